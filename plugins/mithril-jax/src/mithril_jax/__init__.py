@@ -1,0 +1,1 @@
+"""The JAX backend of mithril: generated JAX code, compiled by XLA."""

@@ -1,0 +1,1 @@
+"""The MLX backend of mithril, for Apple silicon, CUDA and the CPU."""

@@ -1,0 +1,1 @@
+"""The standard optimization passes of mithril."""

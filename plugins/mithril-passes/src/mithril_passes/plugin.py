@@ -1,0 +1,1 @@
+"""What mithril-passes adds to mithril; importing this module imports no framework."""

@@ -1,0 +1,1 @@
+"""The PyTorch backend of mithril: generated PyTorch code, eager or through torch.compile."""

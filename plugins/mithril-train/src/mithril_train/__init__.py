@@ -1,0 +1,1 @@
+"""Training for mithril: a step is one graph, on every backend."""
