@@ -1,0 +1,27 @@
+"""Every operation, declared once; a file per family.
+
+``from mithril.ops import exp, matmul`` gives operations by name; calling one with graph values appends a node, with
+NumPy arrays computes the meaning.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mithril.ops import basic  # noqa: F401
+from mithril.ops.declare import binary, composite, op, unary
+from mithril.ops.op import Op
+
+__all__ = ["Op", "binary", "composite", "op", "unary"]
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    from mithril.errors import OperationError
+    from mithril.graph.registry import operation
+
+    try:
+        return operation(name)
+    except OperationError as error:
+        raise AttributeError(str(error)) from None

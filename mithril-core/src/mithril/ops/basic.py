@@ -1,0 +1,57 @@
+"""Constants and changes of dtype: what every other family builds on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mithril.ops.declare import op
+from mithril.ops.rules import attribute_dtype, same
+from mithril.ops.samples import exactly, sample
+from mithril.types import DType, dtype as as_dtype
+
+
+@op(shape=lambda **_: (), dtype=attribute_dtype, samples=[sample(value=2.5, dtype="float32")])
+def constant(*, value: number, dtype: DType) -> Any:  # noqa: F821
+    """A scalar known at compile time."""
+    return np.asarray(value, dtype=dtype.numpy)
+
+
+constant.no_vjp("a constant does not depend on anything")
+
+
+@op(
+    shape=same,
+    dtype=attribute_dtype,
+    samples=[
+        sample((2, 3), dtype="float16"),
+        sample(exactly(300.0, 3e9, float("nan"), -1.5, -129.0), dtype="int8", gradient=False),
+    ],
+)
+def cast(x, *, dtype: DType):
+    """Change the dtype. Floats to integers round towards zero and saturate; nan becomes 0."""
+    return cast_reference(x, dtype)
+
+
+@cast.vjp
+def _(g, y, x, *, dtype):
+    return (cast(g, dtype=x.dtype) if x.dtype.is_float and dtype.is_float else None,)
+
+
+def cast_reference(x: np.ndarray[Any, Any], to: DType) -> np.ndarray[Any, Any]:
+    source = as_dtype(x.dtype)
+    if to.is_bool:
+        return np.asarray(x != 0)
+    if not to.is_integer:
+        return x.astype(to.numpy)
+    low, high = to.limits
+    if source.is_float:
+        wide = np.trunc(np.nan_to_num(x.astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf))
+        inside = np.clip(wide, low, high)
+        made = np.where(inside >= float(high), 0, inside).astype(to.numpy)  # float(high) may round above high
+        return np.where(wide >= float(high), np.asarray(high, to.numpy), made)
+    if source.is_integer:
+        source_low, source_high = source.limits
+        return np.clip(x, max(low, source_low), min(high, source_high)).astype(to.numpy)
+    return x.astype(to.numpy)
