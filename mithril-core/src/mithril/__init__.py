@@ -167,20 +167,19 @@ def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(f"module 'mithril' has no attribute '{name}'")
     from importlib import import_module
+    from importlib.util import find_spec
 
-    if name in _SUBMODULES:
-        return import_module(f"mithril.{name}")
     if module := _MODULE_OF.get(name):
         value = getattr(import_module(f"mithril.{module}"), name)
+    elif find_spec(f"mithril.{name}"):  # also the way of `from mithril import plugins`, which asks here first
+        return import_module(f"mithril.{name}")
     else:
-        from mithril import plugins
-
-        value = plugins.export(name)
+        value = import_module("mithril.plugins").export(name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    from mithril import plugins
+    from mithril.plugins import exports
 
-    return sorted({"__version__", *_MODULE_OF, *_SUBMODULES, *plugins.exports()})
+    return sorted({"__version__", *_MODULE_OF, *_SUBMODULES, *exports()})

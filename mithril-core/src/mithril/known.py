@@ -1,0 +1,60 @@
+"""Which distribution of this project brings a name that is not installed: only ever used to print the pip line."""
+
+from __future__ import annotations
+
+BACKENDS = {
+    "numpy": "mithril-numpy",
+    "jax": "mithril-jax",
+    "torch": "mithril-torch",
+    "mlx": "mithril-mlx",
+    "c": "mithril-cbackend",
+    "ggml": "mithril-ggml",
+}
+
+EXPORTS = {
+    "NumpyBackend": "mithril-numpy",
+    "JaxBackend": "mithril-jax",
+    "TorchBackend": "mithril-torch",
+    "MlxBackend": "mithril-mlx",
+    "CBackend": "mithril-cbackend",
+    "GGMLBackend": "mithril-ggml",
+    "Trainer": "mithril-train",
+    "DataLoader": "mithril-train",
+    "Adam": "mithril-train",
+    "AdamW": "mithril-train",
+    "SGD": "mithril-train",
+    "MlxMemoryOptimizer": "mithril-mlx",
+    "MlxProfiler": "mithril-mlx",
+    "MlxKernelFusion": "mithril-mlx",
+    "MlxTensorCache": "mithril-mlx",
+    "MlxAutoTuner": "mithril-mlx",
+    "MlxBatchOptimizer": "mithril-mlx",
+}
+
+OPTIONS = {
+    "mithril-passes": (
+        "checkpoint_segments",
+        "gradient_checkpointing",
+        "max_memory_gb",
+        "memory_planning",
+        "mixed_precision",
+        "visualize",
+        "viz_options",
+    ),
+    "mithril-jax": ("jax_options", "pjit", "vectorize", "xla_optimization_level"),
+    "mithril-torch": ("torch_dynamo", "torch_fx", "torch_options"),
+    "mithril-cbackend": ("cpu_options", "mobile_options"),
+    "mithril-tpu": (
+        "parallelism",
+        "pipeline_chunks",
+        "pipeline_stages",
+        "tensor_split_dims",
+        "tpu_options",
+        "tpu_replicas",
+    ),
+}
+
+
+def option_owner(name: str) -> str | None:
+    """The distribution that owns an option of ``ml.compile``."""
+    return next((distribution for distribution, names in OPTIONS.items() if name in names), None)

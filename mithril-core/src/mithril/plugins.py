@@ -1,0 +1,576 @@
+"""What installed plugins offer: one typed method per hook, each checking what came back and naming the plugin.
+
+``from mithril import plugins; plugins.backends()``. Nobody else touches pluggy. Listing names imports light plugin
+modules only; asking for one backend imports the module of that plugin and no other.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from mithril import known
+from mithril.discovery import Loader, Plugin, PluginWarning, Problem, missing_requirement, normalized
+from mithril.errors import MithrilError, PluginError, unknown
+from mithril.hookspecs import (
+    BackendSpec,
+    Command,
+    CompileContext,
+    Export,
+    Found,
+    HardwareTarget,
+    Lowering,
+    OpsSpec,
+    Option,
+    PassSpec,
+    PipelineDraft,
+    ProfilerSpec,
+    hookimpl,
+)
+
+if TYPE_CHECKING:
+    from mithril.graph import Graph
+
+S = TypeVar("S")
+Runner = Callable[[Any, "Graph", Any], "Graph"]
+
+
+@dataclass(frozen=True, slots=True)
+class Registered(Generic[S]):
+    """A descriptor and the plugin that answered with it."""
+
+    spec: S
+    plugin: Plugin
+
+    @property
+    def origin(self) -> str:
+        """Distribution and version."""
+        return self.plugin.origin
+
+
+@dataclass(frozen=True, slots=True)
+class Table(Generic[S]):
+    """Everything of one kind by name; ``aliases`` lead to names, ``clashes`` hold names that nobody may use."""
+
+    kind: str
+    entries: Mapping[str, Registered[S]]
+    aliases: Mapping[str, str]
+    clashes: Mapping[str, tuple[Registered[S], ...]]
+
+
+class _Core:
+    """The core's own answers to the two deciding hooks: last in line, doing what the caller handed in."""
+
+    def __init__(self) -> None:
+        self.calls = threading.local()
+
+    @hookimpl(trylast=True)
+    def mithril_run_pass(self, pass_: Any, graph: Graph, context: Any) -> Any:
+        return self._last(pass_, graph, context)
+
+    @hookimpl(trylast=True)
+    def mithril_build(self, graph: Graph, backend: Any, target: HardwareTarget | None) -> Any:
+        return self._last(graph, backend, target)
+
+    def _last(self, *arguments: Any) -> Any:
+        call = self.calls.stack[-1]
+        try:
+            return call.last(*arguments)
+        except BaseException as error:
+            call.raised = error  # so that the caller can tell the pass's own error from a plugin's
+            raise
+
+
+@dataclass(slots=True)
+class _Call:
+    last: Callable[..., Any]
+    raised: BaseException | None = None
+
+
+class Plugins:
+    """The plugins of one process and what they offer. The module's functions are those of one default instance."""
+
+    def __init__(self, disable: Iterable[str] = (), *, strict: bool | None = None, autoload: bool = True) -> None:
+        self._arguments = (tuple(disable), strict, autoload)
+        self.reload()
+
+    def reload(self, disable: Iterable[str] | None = None) -> None:
+        """Forget everything and look again: after installing a plugin in a running process, or to disable some."""
+        if disable is not None:
+            self._arguments = (tuple(disable), *self._arguments[1:])
+        names, strict, autoload = self._arguments
+        self.loader = Loader(names, strict=strict, autoload=autoload)
+        self._core = _Core()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._tables: dict[str, Any] = {}
+        self._hooks: dict[str, Any] = {}
+
+    def register(self, plugin: Any, name: str) -> None:
+        """Use a module or object as a plugin without installing it (tests, notebooks)."""
+        self.loader.add(plugin, name)
+        self._forget()
+
+    def unregister(self, name: str) -> None:
+        """Forget a plugin that was registered by hand."""
+        for plugin in self.loader.named(name):
+            if not plugin.version:
+                self.loader.remove(plugin)
+        self._forget()
+
+    def all(self) -> list[Plugin]:
+        """Every plugin, loaded where that is possible; ``state`` and ``problems`` tell the rest."""
+        self.loader.load_all()
+        self.provided()  # asking every hook is what brings the remaining problems to light
+        return list(self.loader.plugins)
+
+    # ------------------------------------------------------------------------------------------------ collecting
+    def _ask(self, hook: str, kind: type[S], only: Plugin | None = None, **given: Any) -> list[Registered[S]]:
+        """Answers of all plugins (or one), by plugin name; a wrong or raising one is noted and left out."""
+        if only is None:
+            self.loader.load_all()
+        answers = []
+        for plugin, implementation in self.loader.implementations(hook):
+            if only is not None and plugin is not only:
+                continue
+            try:
+                answer = implementation(**given)
+                specs = list(() if answer is None else answer)
+                wrong = next((spec for spec in specs if not isinstance(spec, kind)), None)
+                if wrong is not None:
+                    raise TypeError(f"expected {kind.__name__}, got {type(wrong).__name__}: {wrong!r}")
+            except Exception as cause:
+                self.loader.problem(plugin, _answer_problem(plugin, hook, cause))
+                continue
+            answers += [Registered(spec, plugin) for spec in specs]
+        return answers
+
+    def _table(self, hook: str, kind: type[S], what: str) -> Table[S]:
+        with self.loader.lock:
+            table: Table[S] | None = self._tables.get(hook)
+            if table is None:
+                table = self._tables[hook] = self._settle(what, self._ask(hook, kind))
+        return table
+
+    def _settle(self, what: str, answers: list[Registered[S]]) -> Table[S]:
+        """Give each name to its owner: the plugin of that very name, else the only one that claims it, else nobody."""
+        claims: dict[str, list[Registered[S]]] = {}
+        for answer in answers:
+            for name in (_name(answer.spec), *getattr(answer.spec, "aliases", ())):
+                claims.setdefault(name, []).append(answer)
+        entries: dict[str, Registered[S]] = {}
+        aliases: dict[str, str] = {}
+        clashes: dict[str, tuple[Registered[S], ...]] = {}
+        for name in sorted(claims):
+            rivals = claims[name]
+            owners = (
+                [r for r in rivals if r.plugin.name == name and _name(r.spec) == name] if len(rivals) > 1 else rivals
+            )
+            for loser in rivals if len(owners) != 1 else [r for r in rivals if r is not owners[0]]:
+                self.loader.problem(loser.plugin, _clash_problem(what, name, rivals, owners))
+            if len(owners) != 1:
+                clashes[name] = tuple(rivals)
+            elif _name(owners[0].spec) == name:
+                entries[name] = owners[0]
+            else:
+                aliases[name] = _name(owners[0].spec)
+        usable = {alias: name for alias, name in aliases.items() if name in entries}
+        return Table(what, MappingProxyType(entries), MappingProxyType(usable), MappingProxyType(clashes))
+
+    def _pick(self, table: Table[S], name: str, distribution: str | None = None) -> Registered[S]:
+        """The entry of that name or alias, or the error that says why there is none."""
+        if found := table.entries.get(table.aliases.get(name, name)):
+            return found
+        if rivals := table.clashes.get(name):
+            raise _clash_problem(table.kind, name, list(rivals), []).error()
+        raise self._absent(table.kind, name, [*table.entries, *table.aliases], distribution)
+
+    def _absent(self, kind: str, name: str, names: list[str], distribution: str | None) -> PluginError:
+        for plugin in self.loader.named(distribution or name):
+            if plugin.loaded is None and plugin.problems:
+                return plugin.problems[0].error()
+        what, facts, hint = unknown(kind, name, names)
+        if distribution is not None:
+            installed = self.loader.named(distribution)
+            if installed:
+                what = f"{installed[0].origin} does not offer the {kind} '{name}'"
+                hint = f"pip install --upgrade {distribution}"
+            else:
+                what, hint = f"the {kind} '{name}' is not installed", f"pip install {distribution}"
+        elif not names:
+            hint = f"no plugin that offers a {kind} is installed; see `mithril plugins`"
+        broken = [p for p in self.loader.plugins if p.loaded is None and p.state not in ("disabled", "found")]
+        facts += [f"not loaded: {p.origin} ({p.problems[0].what})" for p in broken]
+        return PluginError(what, facts=facts, hint=hint)
+
+    def _load(self, kind: str, name: str, loads: str, registered: Registered[Any]) -> Any:
+        """Import what a descriptor names; failures say whose they are and what to type."""
+        module, _, path = loads.partition(":")
+        plugin = registered.plugin
+        try:
+            value = importlib.import_module(module)
+            for part in path.split("."):
+                value = getattr(value, part)
+        except MithrilError:
+            raise
+        except Exception as cause:
+            wanted = missing_requirement(plugin.requires) if isinstance(cause, ImportError) else None
+            raise PluginError(
+                f"the {kind} '{name}' of {plugin.origin} failed when it was loaded",
+                facts=[f"{type(cause).__name__}: {cause}", f"loading: {loads}"],
+                hint=f'pip install "{wanted}"' if wanted else f"report it to the authors of {plugin.distribution}",
+            ) from cause
+        return value
+
+    # -------------------------------------------------------------------------------------------------- backends
+    def backends(self) -> Mapping[str, Registered[BackendSpec]]:
+        """Installed backends by name."""
+        return self._table("mithril_backends", BackendSpec, "backend").entries
+
+    def backend(self, name: str) -> Registered[BackendSpec]:
+        """The descriptor of one backend; imports only that plugin's module where plugin and backend share a name."""
+        if "mithril_backends" not in self._tables:
+            for plugin in self.loader.named(name):
+                if plugin.name == name and self.loader.load(plugin):
+                    for answer in self._ask("mithril_backends", BackendSpec, only=plugin):
+                        if answer.spec.name == name:
+                            return answer
+        return self._pick(self._table("mithril_backends", BackendSpec, "backend"), name, known.BACKENDS.get(name))
+
+    def backend_class(self, name: str) -> type[Any]:
+        """The class of one backend, importing its framework."""
+        found = self.backend(name)
+        loaded: type[Any] = self._load("backend", name, found.spec.loads, found)
+        return loaded
+
+    # ---------------------------------------------------------------------------------------------------- passes
+    def passes(self) -> Mapping[str, Registered[PassSpec]]:
+        """Installed passes by name."""
+        return self._table("mithril_passes", PassSpec, "pass").entries
+
+    def pass_aliases(self) -> Mapping[str, str]:
+        """Other names of passes."""
+        return self._table("mithril_passes", PassSpec, "pass").aliases
+
+    def pass_spec(self, name: str) -> Registered[PassSpec]:
+        """The descriptor of one pass, by name or alias."""
+        return self._pick(self._table("mithril_passes", PassSpec, "pass"), name)
+
+    def load_pass(self, name: str) -> Any:
+        """The pass itself: a function ``graph -> graph`` or a pass class."""
+        found = self.pass_spec(name)
+        return self._load("pass", name, found.spec.loads, found)
+
+    def amend_pipeline(self, draft: PipelineDraft, target: HardwareTarget | None, level: str) -> PipelineDraft:
+        """Collect what plugins want changed into ``draft``; contradictions are errors that name both plugins."""
+        self.loader.load_all()
+        said: dict[str, tuple[Plugin, str]] = {}  # pass -> who spoke of its fate, and what they said
+        for plugin, implementation in self.loader.implementations("mithril_amend_pipeline"):
+            own = PipelineDraft(draft.names)
+            try:
+                implementation(draft=own, target=target, level=level)
+            except Exception as cause:
+                raise _decider_error(plugin, "mithril_amend_pipeline", cause) from cause
+            fates = dict.fromkeys(own.removed, "leave it out") | {
+                name: f"run '{by}' instead" for name, by in own.replaced.items()
+            }
+            for name, fate in fates.items():
+                other, other_fate = said.setdefault(name, (plugin, fate))
+                if other_fate != fate:
+                    raise PluginError(
+                        f"two plugins disagree about the pass '{name}'",
+                        facts=[f"{other.origin}: {other_fate}", f"{plugin.origin}: {fate}"],
+                        hint=f"set MITHRIL_DISABLE_PLUGINS={plugin.name} to leave one of them out",
+                    )
+            draft.added += [name for name in own.added if name not in draft.added]
+            draft.removed += [name for name in own.removed if name not in draft.removed]
+            draft.replaced |= own.replaced
+        return draft
+
+    # ------------------------------------------------------------------------------------- targets and profilers
+    def targets(self) -> Mapping[str, Registered[HardwareTarget]]:
+        """Installed hardware targets by name."""
+        return self._table("mithril_targets", HardwareTarget, "hardware target").entries
+
+    def target(self, name: str) -> Registered[HardwareTarget]:
+        """One hardware target by name or alias."""
+        return self._pick(self._table("mithril_targets", HardwareTarget, "hardware target"), name)
+
+    def detect_targets(self) -> list[Registered[Found]]:
+        """Targets that this machine has, best first: by rank, then by name."""
+        found = self._ask("mithril_detect_targets", Found)
+        return sorted(found, key=lambda f: (-f.spec.rank, f.spec.name))
+
+    def profilers(self) -> Mapping[str, Registered[ProfilerSpec]]:
+        """Installed profilers by name."""
+        return self._table("mithril_profilers", ProfilerSpec, "profiler").entries
+
+    def load_profiler(self, name: str) -> Any:
+        """The profiler itself."""
+        found = self._pick(self._table("mithril_profilers", ProfilerSpec, "profiler"), name)
+        return self._load("profiler", name, found.spec.loads, found)
+
+    # ------------------------------------------------------------------------------------ options, ops, lowerings
+    def options(self) -> list[Registered[Option]]:
+        """Options of ``ml.compile`` that plugins declare, by plugin; ``mithril.options`` joins them with the core's."""
+        with self.loader.lock:
+            if "mithril_options" not in self._tables:
+                self._tables["mithril_options"] = self._ask("mithril_options", Option)
+            answers: list[Registered[Option]] = self._tables["mithril_options"]
+        return answers
+
+    def op_names(self) -> tuple[str, ...]:
+        """Names of operations that plugins declare."""
+        return tuple(sorted(self._ops()))
+
+    def import_op(self, name: str) -> bool:
+        """Import the module that declares the operation ``name``; False where no plugin has it."""
+        found = self._ops().get(name)
+        if found is None:
+            return False
+        if len(found) > 1:
+            raise _clash_problem("operation", name, found, []).error()
+        self._load("operation", name, f"{found[0].spec.module}:__name__", found[0])
+        return True
+
+    def _ops(self) -> dict[str, list[Registered[OpsSpec]]]:
+        with self.loader.lock:
+            if "mithril_ops" not in self._tables:
+                table: dict[str, list[Registered[OpsSpec]]] = {}
+                for answer in self._ask("mithril_ops", OpsSpec):
+                    for name in answer.spec.names:
+                        table.setdefault(name, []).append(answer)
+                self._tables["mithril_ops"] = table
+            known_ops: dict[str, list[Registered[OpsSpec]]] = self._tables["mithril_ops"]
+        return known_ops
+
+    def lowerings(self, backend: str, prefer: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+        """Operation -> function, loaded: what plugins offer for ``backend``. ``prefer``: op -> distribution."""
+        offers: dict[str, list[Registered[Lowering]]] = {}
+        for answer in self._ask("mithril_lowerings", Lowering, backend=backend):
+            offers.setdefault(answer.spec.op, []).append(answer)
+        chosen = {}
+        for op, rivals in sorted(offers.items()):
+            if op in prefer:
+                rivals = [r for r in rivals if normalized(r.plugin.distribution) == normalized(prefer[op])]
+                if not rivals:
+                    what, facts, hint = unknown(
+                        f"lowering of '{op}' on '{backend}' by", prefer[op], [r.plugin.distribution for r in offers[op]]
+                    )
+                    raise PluginError(what, facts=facts, hint=hint)
+            if len(rivals) > 1:
+                raise _clash_problem(f"lowering on '{backend}' of", op, rivals, []).error()
+            chosen[op] = self._load("lowering", op, rivals[0].spec.loads, rivals[0])
+        return chosen
+
+    # ------------------------------------------------------------------------------------------ names and commands
+    def exports(self) -> Mapping[str, Registered[Export]]:
+        """Names that plugins add to the public face; each backend's class is one of them."""
+        return self._exports().entries
+
+    def _exports(self) -> Table[Export]:
+        with self.loader.lock:
+            if "mithril_exports" not in self._tables:
+                self._tables["mithril_exports"] = self._settle(
+                    "name", [*map(_class_export, self.backends().values()), *self._ask("mithril_exports", Export)]
+                )
+            table: Table[Export] = self._tables["mithril_exports"]
+        return table
+
+    def export(self, name: str) -> Any:
+        """What ``ml.<name>`` is, loaded; the exact pip line where a known distribution would bring it."""
+        home = known.EXPORTS.get(name)
+        if home and "mithril_exports" not in self._tables:
+            for plugin in self.loader.named(home):
+                if self.loader.load(plugin):
+                    answers = [*map(_class_export, self._ask("mithril_backends", BackendSpec, only=plugin))]
+                    for answer in [*answers, *self._ask("mithril_exports", Export, only=plugin)]:
+                        if answer.spec.name == name:
+                            return self._load("name", f"ml.{name}", answer.spec.loads, answer)
+        table = self._exports()
+        if home is None and name not in table.entries and name not in table.clashes:
+            raise AttributeError(f"module 'mithril' has no attribute '{name}', and no installed plugin brings it")
+        found = self._pick(table, name, home)
+        return self._load("name", f"ml.{name}", found.spec.loads, found)
+
+    def commands(self) -> Mapping[str, Registered[Command]]:
+        """Sub-commands that plugins add to the command line."""
+        return self._table("mithril_commands", Command, "command").entries
+
+    def load_command(self, name: str) -> Any:
+        """The ``click.Command`` of a plugin."""
+        found = self._pick(self._table("mithril_commands", Command, "command"), name)
+        return self._load("command", name, found.spec.loads, found)
+
+    def provided(self) -> list[tuple[str, str, Plugin]]:
+        """Kind, name and plugin of everything that plugins offer, for listings."""
+        tables: dict[str, Mapping[str, Registered[Any]]] = {
+            "backend": self.backends(),
+            "pass": self.passes(),
+            "target": self.targets(),
+            "profiler": self.profilers(),
+            "export": self.exports(),
+            "command": self.commands(),
+        }
+        rows = [(kind, name, entry.plugin) for kind, table in tables.items() for name, entry in table.items()]
+        rows += [("option", answer.spec.name, answer.plugin) for answer in self.options()]
+        rows += [("op", name, found[0].plugin) for name, found in self._ops().items()]
+        return rows
+
+    # ------------------------------------------------------------------------------------- deciders and observers
+    def run_pass(self, pass_: Any, graph: Graph, context: Any, last: Runner) -> Graph:
+        """The graph after ``pass_``: ``last(pass_, graph, context)``, inside whatever plugins wrap around it."""
+        hook = self._hooks.get("mithril_run_pass", self)
+        if hook is self:
+            hook = self._decider("mithril_run_pass")
+        if hook is None:
+            return last(pass_, graph, context)
+        result: Graph = self._decide(hook, last, pass_=pass_, graph=graph, context=context)
+        return result
+
+    def build(
+        self, graph: Graph, backend: Any, target: HardwareTarget | None, last: Callable[[Graph, Any, Any], Any]
+    ) -> Any:
+        """The executable for ``graph``: ``last(graph, backend, target)``, inside whatever plugins wrap around it."""
+        hook = self._hooks.get("mithril_build", self)
+        if hook is self:
+            hook = self._decider("mithril_build")
+        if hook is None:
+            return last(graph, backend, target)
+        return self._decide(hook, last, graph=graph, backend=backend, target=target)
+
+    def _decider(self, name: str) -> Any:
+        with self.loader.lock:
+            self.loader.load_all()
+            manager = self.loader.manager
+            hook = getattr(manager.hook, name)
+            if hook.get_hookimpls() and not manager.is_registered(self._core):
+                manager.register(self._core, "mithril-core")
+            self._hooks[name] = hook if hook.get_hookimpls() else None
+            return self._hooks[name]
+
+    def _decide(self, hook: Any, last: Callable[..., Any], **given: Any) -> Any:
+        stack = self._core.calls.__dict__.setdefault("stack", [])
+        call = _Call(last)
+        stack.append(call)
+        try:
+            return hook(**given)
+        except Exception as error:
+            if call.raised is error:
+                raise
+            plugin = self._culprit(hook, error)
+            if plugin is None:
+                raise
+            raise _decider_error(plugin, hook.name, error) from error
+        finally:
+            stack.pop()
+
+    def _culprit(self, hook: Any, error: BaseException) -> Plugin | None:
+        """The plugin whose implementation of ``hook`` the error came out of."""
+        codes = {i.function.__code__: i.plugin_name for i in hook.get_hookimpls() if hasattr(i.function, "__code__")}
+        trace, name = error.__traceback__, None
+        while trace is not None:
+            name = codes.get(trace.tb_frame.f_code, name)
+            trace = trace.tb_next
+        return next((plugin for plugin in self.loader.plugins if plugin.name == name), None)
+
+    def compile_begin(self, context: CompileContext) -> None:
+        """Tell observers that a compile begins."""
+        self._observe("mithril_compile_begin", context=context)
+
+    def compile_stage(self, context: CompileContext, stage: str, graph: Graph) -> None:
+        """Tell observers that a stage has ended with ``graph``."""
+        self._observe("mithril_compile_stage", context=context, stage=stage, graph=graph)
+
+    def compile_end(self, context: CompileContext, result: Any, error: BaseException | None) -> None:
+        """Tell observers how the compile ended."""
+        self._observe("mithril_compile_end", context=context, result=result, error=error)
+
+    def _observe(self, hook: str, **given: Any) -> None:
+        observers = self._hooks.get(hook)
+        if observers is None:
+            self.loader.load_all()
+            observers = self._hooks[hook] = self.loader.implementations(hook)
+        for plugin, implementation in observers:
+            try:
+                implementation(**given)
+            except TimeoutError:
+                raise  # the compile's own time limit, which may strike anywhere
+            except Exception as cause:
+                problem = _answer_problem(plugin, hook, cause)
+                self.loader.problem(plugin, problem)
+                warnings.warn(str(problem.error()), PluginWarning, stacklevel=3)
+
+
+def _name(spec: Any) -> str:
+    name: str = spec.name
+    return name
+
+
+def _class_export(backend: Registered[BackendSpec]) -> Registered[Export]:
+    return Registered(Export(backend.spec.class_name, backend.spec.loads), backend.plugin)
+
+
+def _answer_problem(plugin: Plugin, hook: str, cause: Exception) -> Problem:
+    return Problem(
+        "broken",
+        f"'{hook}' of plugin '{plugin.name}' ({plugin.origin}) failed",
+        (f"{type(cause).__name__}: {cause}",),
+        f"report it to the authors of {plugin.distribution}; {plugin.silence()}",
+        cause,
+    )
+
+
+def _clash_problem(kind: str, name: str, rivals: list[Registered[Any]], owners: list[Registered[Any]]) -> Problem:
+    origins = sorted({rival.origin for rival in rivals})
+    facts = [f"claimed by: {', '.join(origins)}"]
+    if owners:
+        facts.append(f"it belongs to {owners[0].origin}, whose plugin has that name")
+    silence = next((r for r in rivals if r not in owners), rivals[-1]).plugin
+    what = f"the {kind} '{name}' is claimed " + ("by two plugins" if len(origins) > 1 else "twice")
+    return Problem("clash", what, tuple(facts), f"pip uninstall one of them, or {silence.silence()}")
+
+
+def _decider_error(plugin: Plugin, hook: str, cause: Exception) -> PluginError:
+    return _answer_problem(plugin, hook, cause).error()
+
+
+_default = Plugins()
+
+reload = _default.reload
+register = _default.register
+unregister = _default.unregister
+all = _default.all
+backends = _default.backends
+backend = _default.backend
+backend_class = _default.backend_class
+passes = _default.passes
+pass_aliases = _default.pass_aliases
+pass_spec = _default.pass_spec
+load_pass = _default.load_pass
+amend_pipeline = _default.amend_pipeline
+targets = _default.targets
+target = _default.target
+detect_targets = _default.detect_targets
+profilers = _default.profilers
+load_profiler = _default.load_profiler
+options = _default.options
+op_names = _default.op_names
+import_op = _default.import_op
+lowerings = _default.lowerings
+exports = _default.exports
+export = _default.export
+commands = _default.commands
+load_command = _default.load_command
+provided = _default.provided
+run_pass = _default.run_pass
+build = _default.build
+compile_begin = _default.compile_begin
+compile_stage = _default.compile_stage
+compile_end = _default.compile_end
