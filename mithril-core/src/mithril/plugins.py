@@ -108,7 +108,12 @@ class Plugins:
         self._core = _Core()
         self._forget()
 
+    def generation(self) -> object:
+        """An object that is another one after every reload: what was derived from plugins is stale then."""
+        return self._generation
+
     def _forget(self) -> None:
+        self._generation = object()
         self._tables: dict[str, Any] = {}
         self._hooks: dict[str, Any] = {}
 
@@ -541,36 +546,37 @@ def _decider_error(plugin: Plugin, hook: str, cause: Exception) -> PluginError:
     return _answer_problem(plugin, hook, cause).error()
 
 
-_default = Plugins()
+default = Plugins()
 
-reload = _default.reload
-register = _default.register
-unregister = _default.unregister
-all = _default.all
-backends = _default.backends
-backend = _default.backend
-backend_class = _default.backend_class
-passes = _default.passes
-pass_aliases = _default.pass_aliases
-pass_spec = _default.pass_spec
-load_pass = _default.load_pass
-amend_pipeline = _default.amend_pipeline
-targets = _default.targets
-target = _default.target
-detect_targets = _default.detect_targets
-profilers = _default.profilers
-load_profiler = _default.load_profiler
-options = _default.options
-op_names = _default.op_names
-import_op = _default.import_op
-lowerings = _default.lowerings
-exports = _default.exports
-export = _default.export
-commands = _default.commands
-load_command = _default.load_command
-provided = _default.provided
-run_pass = _default.run_pass
-build = _default.build
-compile_begin = _default.compile_begin
-compile_stage = _default.compile_stage
-compile_end = _default.compile_end
+reload = default.reload
+register = default.register
+unregister = default.unregister
+generation = default.generation
+all = default.all
+backends = default.backends
+backend = default.backend
+backend_class = default.backend_class
+passes = default.passes
+pass_aliases = default.pass_aliases
+pass_spec = default.pass_spec
+load_pass = default.load_pass
+amend_pipeline = default.amend_pipeline
+targets = default.targets
+target = default.target
+detect_targets = default.detect_targets
+profilers = default.profilers
+load_profiler = default.load_profiler
+options = default.options
+op_names = default.op_names
+import_op = default.import_op
+lowerings = default.lowerings
+exports = default.exports
+export = default.export
+commands = default.commands
+load_command = default.load_command
+provided = default.provided
+run_pass = default.run_pass
+build = default.build
+compile_begin = default.compile_begin
+compile_stage = default.compile_stage
+compile_end = default.compile_end
