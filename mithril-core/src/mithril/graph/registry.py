@@ -1,18 +1,17 @@
 """Operations by name, for whoever meets a name before the operation: the text parser, operators, rules.
 
-``mithril.ops`` fills this table when it is imported; ``on_missing`` lets third parties' operations be loaded on first
-mention.
+``mithril.ops`` fills this table when it is imported; a name it does not declare is looked for among the plugins, whose
+module is imported at that first mention.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from mithril.errors import OperationError, unknown
 
 _operations: dict[str, Any] = {}
-on_missing: list[Callable[[], object]] = []  # called once, when a name is not there
 
 
 def register(op: Any) -> None:
@@ -34,8 +33,8 @@ def operation(name: str) -> Any:
         return found
     import mithril.ops  # noqa: F401  (declares the core's operations)
 
-    while name not in _operations and on_missing:
-        on_missing.pop()()
+    if name not in _operations:
+        import_module("mithril.plugins").import_op(name)  # by name: this floor knows no plugins
     if name not in _operations:
         what, facts, hint = unknown("operation", name, list(_operations))
         raise OperationError(what, facts=facts, hint=hint)

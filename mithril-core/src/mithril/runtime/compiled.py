@@ -1,0 +1,461 @@
+"""The compiled model: what ``ml.compile`` returns, the same on every backend."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mithril.decisions import Decisions
+from mithril.errors import InputError, unknown
+from mithril.graph import Graph
+from mithril.runtime import weights
+from mithril.runtime.program import FastPath, Kind, Program, Request
+from mithril.runtime.signature import (
+    InputSpec,
+    adapt,
+    array_type,
+    as_numpy,
+    check_shapes,
+    missing_or_unknown,
+    settle,
+)
+from mithril.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from mithril.runtime.backend import Backend
+
+Arrays = Mapping[str, Any]
+STATE, GRAD = "state/", "grad/"
+
+
+class CompiledModel:
+    """A model made for one backend. Programs are specialised when the shapes of the inputs are known, and kept."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        specs: Mapping[str, InputSpec],
+        specialise: Callable[[Request], Program],
+        probe: Callable[[], Graph],
+        *,
+        decisions: Decisions,
+        options: Mapping[str, Any],
+        name: str = "model",
+    ) -> None:
+        self.backend = backend
+        self.decisions = decisions
+        self.options = options
+        self.name = name
+        self._specs = dict(specs)
+        self._specialise = specialise
+        self._probe = probe
+        self._programs: dict[Request, Program] = {}
+        self._calls: dict[Any, tuple[Program, dict[str, TensorType]]] = {}
+        self._fast: FastPath | None = None
+        self._bound: dict[str, Any] | None = None
+        self._state: dict[str, Any] | None = None
+        self._interface: Graph | None = None
+
+    # -- calling -----------------------------------------------------------------------------------------------------
+    def evaluate(
+        self,
+        params: Arrays | None,
+        inputs: Arrays | None = None,
+        output_gradients: Any = None,
+        *,
+        state: Arrays | None = None,
+        training: bool | None = None,
+        wrt: Collection[str] | None = None,
+    ) -> Any:
+        """Run the model.
+
+        ``evaluate(params, inputs)`` gives the outputs by name; ``evaluate(inputs)`` does so with bound parameters.
+        ``output_gradients`` (arrays by output name, one array for a single output, or the name of a scalar output)
+        gives ``(outputs, gradients)``. With ``state`` the new state comes last. ``training`` decides dropout, batch
+        statistics and ``is_training``; left out, it is True exactly where gradients are asked for.
+        """
+        fast = self._fast
+        if (
+            fast is not None
+            and output_gradients is None
+            and state is None
+            and not training
+            and inputs is not None
+            and fast.accepts(params, inputs)
+        ):
+            return fast.call(params, inputs)
+        if inputs is None:
+            params, inputs = self._bound, params
+            if params is None:
+                if self._param_types():
+                    raise InputError(
+                        "no parameters are bound to this model",
+                        hint="evaluate(params, inputs), or compiled.bind(params) once and then evaluate(inputs)",
+                    )
+                params = {}
+        return self._evaluate(params or {}, inputs or {}, output_gradients, state, training, wrt)
+
+    def __call__(self, inputs: Arrays, **keywords: Any) -> Any:
+        """``evaluate(inputs)`` with bound parameters."""
+        return self.evaluate(inputs, None, **keywords)
+
+    def _evaluate(
+        self,
+        params: Arrays,
+        inputs: Arrays,
+        cotangents: Any,
+        state: Arrays | None,
+        training: bool | None,
+        wrt: Collection[str] | None,
+    ) -> Any:
+        train = bool(cotangents is not None if training is None else training)
+        if train and self.options.get("inference"):
+            if training or cotangents is not None:
+                raise InputError("this model was compiled with inference=True: it has no training mode and no gradients")
+        given = self._with_defaults(inputs, train)
+        of = self._cotangent_names(cotangents, given, train)
+        kind = Kind(train, of, None if wrt is None or not of else tuple(wrt))
+        program, types = self._program(given, kind)
+        arrays = {name: self._convert(name, given[name], t) for name, t in types.items()}
+        checked = self._check_params(program, params)
+        call = dict(arrays)
+        call.update(self._check_state(program, state))
+        if of:
+            call.update(self._cotangents(program, cotangents, of, arrays))
+        results = program.executable(checked, call)
+        plain = not of and state is None and not train and not program.graph.with_role("state")
+        if plain and self._is_native(arrays, inputs) and checked is params and isinstance(params, dict):
+            self._fast = FastPath(program.executable, arrays, params)
+        return self._split(results, of, state, program)
+
+    def _split(self, results: Mapping[str, Any], of: tuple[str, ...], state: Arrays | None, program: Program) -> Any:
+        if not of and state is None and not program.graph.with_role("state"):
+            return results
+        outputs = {n: v for n, v in results.items() if not n.startswith((STATE, GRAD))}
+        parts: list[Any] = [outputs]
+        if of:
+            parts.append({n[len(GRAD) :]: v for n, v in results.items() if n.startswith(GRAD)})
+        if state is not None:
+            new = {n[len(STATE) :]: v for n, v in results.items() if n.startswith(STATE)}
+            parts.append({**state, **new})
+        return parts[0] if len(parts) == 1 else tuple(parts)
+
+    # -- inputs ------------------------------------------------------------------------------------------------------
+    def _with_defaults(self, inputs: Arrays, training: bool) -> dict[str, Any]:
+        if not isinstance(inputs, Mapping):
+            if len(self._specs) == 1:
+                return {next(iter(self._specs)): inputs}
+            raise InputError(
+                "inputs must be a dictionary of arrays by name",
+                facts=[f"expected: {', '.join(self._specs)}", f"got: {type(inputs).__name__}"],
+            )
+        missing_or_unknown("input", self._specs, inputs)
+        return {name: inputs[name] for name in self._specs}
+
+    def _program(self, given: Mapping[str, Any], kind: Kind) -> tuple[Program, dict[str, TensorType]]:
+        """The program for these inputs, and the exact types they are converted to."""
+        actual = {name: array_type(name, x) for name, x in given.items()}
+        key = (tuple(actual.values()), kind)
+        known = self._calls.get(key)
+        if known is not None:
+            return known
+        settled = {name: settle(self._specs[name], t, self.backend.dtype) for name, t in actual.items()}
+        self._check_declared(settled, actual)
+        concrete = {n: TensorType(t.dtype, actual[n].shape) for n, t in settled.items()}
+        types = settled if self.backend.symbolic else concrete
+        program = self._make(Request(tuple(types.items()), kind))
+        if self.backend.symbolic:
+            check_shapes(program.traced, types, {n: t.shape for n, t in actual.items()})  # type: ignore[misc]
+        self._calls[key] = (program, concrete)
+        return program, concrete
+
+    def _check_declared(self, settled: Mapping[str, TensorType], actual: Mapping[str, TensorType]) -> None:
+        """Given shapes against declared ones, before anything is compiled for them."""
+        empty = Graph((), (), ())
+        check_shapes(empty, settled, {n: t.shape for n, t in actual.items()})  # type: ignore[misc]
+
+    def _make(self, request: Request) -> Program:
+        program = self._programs.get(request)
+        if program is None:
+            program = self._programs[request] = self._specialise(request)
+            self._interface = self._interface or program.traced
+            if len(self._programs) > 1:
+                shapes = ", ".join(f"{n}: {t}" for n, t in request.types)
+                what = "training" if request.kind.training else "inference"
+                extra = " with gradients" if request.kind.of else ""
+                self.decisions.record("specialised", f"program {len(self._programs)} for {shapes} ({what}{extra})")
+        return program
+
+    def _convert(self, name: str, x: Any, wanted: TensorType) -> Any:
+        backend = self.backend
+        if backend.is_array(x) and x.dtype == backend.native_dtype(wanted.dtype):
+            return x
+        if hasattr(x, "__dlpack__") and not isinstance(x, np.ndarray) and array_type(name, x).dtype is wanted.dtype:
+            self.decisions.record("cast", f"input '{name}' comes as {type(x).__module__.split('.')[0]} array")
+            return backend.array(x)
+        array = adapt(name, as_numpy(name, weights.to_numpy(x) if hasattr(x, "dtype") else x), wanted.dtype, self.decisions)
+        return backend.array(array)
+
+    def _is_native(self, arrays: Mapping[str, Any], inputs: Arrays) -> bool:
+        return isinstance(inputs, Mapping) and all(arrays[name] is inputs.get(name) for name in arrays)
+
+    # -- parameters and state ----------------------------------------------------------------------------------------
+    def _check_params(self, program: Program, params: Arrays) -> Arrays:
+        wanted = {i.name: i.type for i in program.graph.with_role("param")}
+        if not isinstance(params, Mapping):
+            raise InputError(f"params must be a dictionary of arrays by name, got {type(params).__name__}")
+        missing_or_unknown("parameter", wanted, params)
+        out: dict[str, Any] = {}
+        changed = False
+        for name, t in wanted.items():
+            x = params[name]
+            shape = getattr(x, "shape", None)
+            if shape is None or tuple(shape) != t.shape:
+                raise InputError(
+                    f"parameter '{name}' has shape {_shape(x)}, expected {list(t.shape)}",
+                    facts=[f"expected {t}"],
+                )
+            out[name] = self._convert_param(name, x, t.dtype)
+            changed = changed or out[name] is not x
+        return out if changed else params
+
+    def _convert_param(self, name: str, x: Any, wanted: DType) -> Any:
+        backend = self.backend
+        if backend.is_array(x) and x.dtype == backend.native_dtype(wanted):
+            return x
+        array = weights.to_numpy(x)
+        given = array_type(name, x).dtype
+        if given is not wanted:
+            raise InputError(
+                f"Type mismatch: expected {wanted}, got {given}",
+                facts=[f"parameter '{name}', shape {list(array.shape)}"],
+                hint=f"convert it, for example params['{name}'].astype('{wanted}')",
+            )
+        return backend.array(array)
+
+    def _check_state(self, program: Program, state: Arrays | None) -> Arrays:
+        wanted = {i.name: i.type for i in program.graph.with_role("state")}
+        if not wanted:
+            return {}
+        if state is None:
+            if program.request.kind.training:
+                self.decisions.record(
+                    "assumed", "training without state=: every call starts from the initial state (same dropout, old statistics)"
+                )
+            state = self.initial_state()
+        missing = [n for n in wanted if n not in state]
+        if missing:
+            raise InputError(
+                "the state does not fit the model",
+                facts=[f"missing: {', '.join(missing[:8])}"],
+                hint="start from compiled.initial_state() and pass on what evaluate returns",
+            )
+        return {name: self._convert_param(name, state[name], t.dtype) for name, t in wanted.items()}
+
+    def initial_state(self, seed: int | None = None) -> dict[str, Any]:
+        """The state to begin with: running statistics, random key."""
+        if self._state is None or seed is not None:
+            made = self._initialise("state", seed)
+            if seed is not None:
+                return made
+            self._state = made
+        return self._state
+
+    def randomize_params(self, seed: int | None = None, inputs: Arrays | None = None) -> dict[str, Any]:
+        """Fresh parameters from the portable generator: one seed gives the same numbers on every backend.
+
+        ``inputs`` (sample arrays) are only needed where the parameters' shapes depend on inputs of unknown shape.
+        """
+        if inputs is not None and self._interface is None:
+            self._program(self._with_defaults(inputs, False), Kind())
+        return self._initialise("param", seed)
+
+    def _initialise(self, role: str, seed: int | None) -> dict[str, Any]:
+        from mithril.models.initializers import initialise
+
+        start = self.options.get("seed", 0) if seed is None else seed
+        made = initialise(self.interface.with_role(role), start)
+        return {name: self.backend.array(array) for name, array in made.items()}
+
+    def bind(self, params: Arrays, state: Arrays | None = None) -> CompiledModel:
+        """Keep these parameters, so that ``compiled(inputs)`` needs none. Returns the model."""
+        wanted = self._param_types()
+        missing_or_unknown("parameter", wanted, params)
+        self._bound = dict(params)
+        if state is not None:
+            self._state = dict(state)
+        self._fast = None
+        return self
+
+    @property
+    def params(self) -> dict[str, Any] | None:
+        """The bound parameters."""
+        return self._bound
+
+    def _param_types(self) -> dict[str, TensorType]:
+        return {i.name: i.type for i in self.interface.with_role("param")}
+
+    @property
+    def interface(self) -> Graph:
+        """The graph as traced, before any pass: names, roles and types of everything."""
+        if self._interface is None:
+            self._interface = self._probe()
+        return self._interface
+
+    # -- gradients ---------------------------------------------------------------------------------------------------
+    def _cotangent_names(self, cotangents: Any, given: Mapping[str, Any], training: bool) -> tuple[str, ...]:
+        if cotangents is None:
+            return ()
+        if isinstance(cotangents, str):
+            names = [cotangents]
+        elif isinstance(cotangents, Mapping):
+            names = list(cotangents)
+        else:
+            outputs = self._output_names(given, training)
+            if len(outputs) != 1:
+                raise InputError(
+                    "output_gradients must say which output each belongs to",
+                    facts=[f"outputs: {', '.join(outputs)}"],
+                    hint="output_gradients={'" + outputs[0] + "': g}",
+                )
+            return tuple(outputs)
+        known = self._output_names(given, training)
+        for name in names:
+            if name not in known:
+                what, facts, hint = unknown("output", name, known)
+                raise InputError(what, facts=facts, hint=hint)
+        return tuple(names)
+
+    def _output_names(self, given: Mapping[str, Any], training: bool) -> list[str]:
+        if self._interface is None:
+            self._program(given, Kind(training))
+        return [n for n in self.interface.output_names if not n.startswith(STATE)]
+
+    def _cotangents(self, program: Program, given: Any, of: tuple[str, ...], arrays: Mapping[str, Any]) -> dict[str, Any]:
+        sizes = check_shapes(program.traced, program.types, {n: tuple(a.shape) for n, a in arrays.items()})
+        out = {}
+        for name in of:
+            expected = program.graph.input(GRAD + name).type
+            shape = _concrete(expected, sizes)
+            if isinstance(given, str) or (isinstance(given, Mapping) and isinstance(given[name], (int, float))):
+                scale = 1.0 if isinstance(given, str) else float(given[name])
+                if shape != ():
+                    raise InputError(
+                        f"output '{name}' is no scalar, so its gradient needs an array",
+                        facts=[f"shape {list(shape)}"],
+                        hint=f"output_gradients={{'{name}': array of that shape}}",
+                    )
+                out[GRAD + name] = self.backend.array(np.full(shape, scale, expected.dtype.numpy))
+                continue
+            x = given[name] if isinstance(given, Mapping) else given
+            found = array_type(f"output_gradients['{name}']", x)
+            if found.shape != shape:
+                raise InputError(
+                    f"the gradient of output '{name}' has shape {list(found.shape)}, expected {list(shape)}",
+                )
+            out[GRAD + name] = self._convert(f"output_gradients['{name}']", x, expected)
+        return out
+
+    # -- what is known -----------------------------------------------------------------------------------------------
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """The specialisations made so far."""
+        return tuple(self._programs.values())
+
+    @property
+    def graph(self) -> Graph:
+        """The newest program's graph after the passes; before the first specialisation the traced one."""
+        return self.programs[-1].graph if self._programs else self.interface
+
+    @property
+    def source(self) -> str | None:
+        """The newest program's generated source, where the backend generates one."""
+        return self.programs[-1].executable.source if self._programs else None
+
+    def get_shapes(self) -> dict[str, list[Any]]:
+        """Shape of every named tensor: inputs, parameters, state, inner results, outputs; unknown sizes are dims."""
+        return {name: list(t.shape) for name, t in self._named().items()}
+
+    def get_types(self) -> dict[str, DType]:
+        """Dtype of every named tensor."""
+        return {name: t.dtype for name, t in self._named().items()}
+
+    def _named(self) -> dict[str, TensorType]:
+        graph = self.interface
+        found = {name: value.type for name, value in graph.by_name.items()}
+        found.update((n, v.type) for n, v in zip(graph.output_names, graph.outputs, strict=True))
+        return found
+
+    def explain(self) -> str:
+        """What was decided on the user's behalf, and what the passes did."""
+        parts = [str(self.decisions)]
+        for program in self.programs:
+            types = ", ".join(f"{n}: {t}" for n, t in program.request.types)
+            parts.append(f"program for {types}:\n{program.report}" if program.report is not None else f"program for {types}")
+        return "\n\n".join(parts)
+
+    def summary(self) -> str:
+        """A table of the parameters and programs."""
+        from mithril.runtime.summary import summarise
+
+        return summarise(self)
+
+    def __repr__(self) -> str:
+        return f"<CompiledModel '{self.name}' on {self.backend.name}: {len(self._programs)} programs>"
+
+    # -- weights -----------------------------------------------------------------------------------------------------
+    def save(self, path: str | os.PathLike[str], params: Arrays | None = None, state: Arrays | None = None) -> None:
+        """Write parameters (the bound ones if none are given) and state as safetensors."""
+        chosen = params if params is not None else self._bound
+        if chosen is None:
+            raise InputError("there are no parameters to save", hint="save(path, params), or bind(params) before")
+        missing_or_unknown("parameter", self._param_types(), chosen)
+        tensors = {name: self.backend.to_numpy(x) for name, x in chosen.items()}
+        kept = state if state is not None else self._state
+        for name, x in (kept or {}).items():
+            tensors[name] = self.backend.to_numpy(x)
+        weights.save_file(tensors, path, {"format": "mithril", "states": json.dumps(sorted(kept or {}))})
+
+    def load(self, path: str | os.PathLike[str]) -> CompiledModel:
+        """Read what ``save`` wrote and bind it. Everything must fit."""
+        tensors = weights.load_file(path)
+        states = {i.name: i.type for i in self.interface.with_role("state")}
+        params, report = weights.match(self._param_types(), tensors)
+        if not report.complete:
+            raise InputError(f"'{os.fspath(path)}' does not fit this model", facts=str(report).splitlines())
+        kept, _ = weights.match({n: t for n, t in states.items() if n in tensors}, tensors)
+        array = self.backend.array
+        state = {**self.initial_state(), **{n: array(a) for n, a in kept.items()}} if states else None
+        return self.bind({n: array(a) for n, a in params.items()}, state)
+
+    def load_state_dict(self, tensors: Arrays, *, strict: bool = True) -> weights.LoadReport:
+        """Bind tensors of another framework's state dictionary by name; what did not fit is reported.
+
+        With ``strict=False`` parameters that are missing keep their bound or fresh values.
+        """
+        wanted = self._param_types()
+        states = {i.name: i.type for i in self.interface.with_role("state")}
+        found, report = weights.match({**wanted, **{n: t for n, t in states.items() if n in tensors}}, tensors)
+        if strict and not report.complete:
+            raise InputError("the state dictionary does not fit this model", facts=str(report).splitlines())
+        base = self._bound if self._bound is not None else self.randomize_params()
+        array = self.backend.array
+        params = {n: array(found[n]) if n in found else base[n] for n in wanted}
+        state = {**self.initial_state(), **{n: array(found[n]) for n in states if n in found}} if states else None
+        self.bind(params, state)
+        return report
+
+
+def _shape(x: Any) -> list[int] | str:
+    shape = getattr(x, "shape", None)
+    return list(shape) if shape is not None else f"none: it is a {type(x).__name__}"
+
+
+def _concrete(t: TensorType, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    from mithril.dims import substitute
+
+    return tuple(int(substitute(d, sizes)) for d in t.shape)

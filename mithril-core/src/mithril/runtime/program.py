@@ -1,0 +1,70 @@
+"""One executable of a compiled model: for one signature, forward only or with gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from operator import is_
+from typing import Any
+
+from mithril.graph import Graph
+from mithril.types import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a program computes besides the outputs."""
+
+    training: bool = False
+    of: tuple[str, ...] = ()  # outputs that get a cotangent; empty: no gradients
+    wrt: tuple[str, ...] | None = None  # inputs whose gradients are wanted; None: all parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the compiler is asked for."""
+
+    types: tuple[tuple[str, TensorType], ...]  # of the model's inputs, in order
+    kind: Kind
+    constants: tuple[tuple[str, Any], ...] = field(default=(), compare=False)
+
+
+@dataclass(eq=False, slots=True)
+class Program:
+    """The answer: the graphs before and after the passes, and what runs."""
+
+    request: Request
+    traced: Graph
+    graph: Graph
+    executable: Any
+    report: Any = None  # of the passes
+
+    @property
+    def types(self) -> dict[str, TensorType]:
+        return dict(self.request.types)
+
+
+class FastPath:
+    """The check that a call looks just like the last one: a few attribute reads, no look-ups by name in the graph."""
+
+    __slots__ = ("call", "count", "params", "specs", "values")
+
+    def __init__(self, call: Any, inputs: dict[str, Any], params: dict[str, Any]) -> None:
+        self.call = call
+        self.specs = tuple((name, x.shape, x.dtype) for name, x in inputs.items())
+        self.count = len(inputs)
+        self.params = params
+        self.values = tuple(params.values())
+
+    def accepts(self, params: Any, inputs: Any) -> bool:
+        """Whether these very parameters and inputs of these shapes and dtypes were checked before."""
+        if params is not self.params or len(inputs) != self.count:
+            return False
+        try:
+            for name, shape, dtype in self.specs:
+                x = inputs[name]
+                if x.shape != shape or x.dtype != dtype:
+                    return False
+        except (AttributeError, KeyError, TypeError):
+            return False
+        values = tuple(params.values())
+        return len(values) == len(self.values) and all(map(is_, values, self.values))

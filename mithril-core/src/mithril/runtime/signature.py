@@ -1,0 +1,150 @@
+"""What a compiled model is called with: checking and converting inputs, and the signature a program is made for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mithril.decisions import Decisions
+from mithril.dims import Shape, Size, bind
+from mithril.errors import DTypeError, GuardError, InputError, closest
+from mithril.graph import Graph
+from mithril.types import DType, TensorType, dtype as as_dtype, int32
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """One input of a model as far as it is known before the first call."""
+
+    name: str
+    shape: Shape | None = None  # None: not even the rank is known
+    dtype: DType | None = None
+    where: str = ""  # the layer that reads it first, for messages
+    declared: bool = False  # the user said so: shapes=, types= or IOKey
+
+    @property
+    def type(self) -> TensorType | None:
+        if self.shape is None or self.dtype is None:
+            return None
+        return TensorType(self.dtype, self.shape)
+
+
+def missing_or_unknown(kind: str, wanted: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raise unless ``given`` has exactly the wanted names."""
+    missing = [name for name in wanted if name not in given]
+    extra = [name for name in given if name not in wanted]
+    if not missing and not extra:
+        return
+    facts, hint = [], None
+    for name in missing[:8]:
+        near = closest(name, extra, 1)
+        facts.append(f"missing: '{name}'" + (f" (there is a '{near[0]}')" if near else ""))
+    facts += [f"unknown: '{name}'" for name in extra[:8]]
+    if len(missing) + len(extra) > 8:
+        facts.append(f"({len(missing)} missing, {len(extra)} unknown in all)")
+    facts.append("expected: " + (", ".join(list(wanted)[:20]) + (", ..." if len(wanted) > 20 else "") or "none"))
+    if missing and kind == "parameter":
+        hint = "params = compiled.randomize_params() makes a complete set"
+    raise InputError(f"the {kind}s do not fit the model", facts=facts, hint=hint)
+
+
+def array_type(name: str, x: Any) -> TensorType:
+    """The type of whatever was given for an input."""
+    shape, kind = getattr(x, "shape", None), getattr(x, "dtype", None)
+    if shape is not None and kind is not None:
+        return TensorType(_dtype_of(name, kind), tuple(int(n) for n in shape))
+    array = as_numpy(name, x)
+    return TensorType(as_dtype(array.dtype), array.shape)
+
+
+def _dtype_of(name: str, kind: Any) -> DType:
+    try:
+        return as_dtype(kind)
+    except DTypeError:
+        raise InputError(f"input '{name}' has the dtype {kind}, which no model can take") from None
+
+
+def as_numpy(name: str, x: Any) -> np.ndarray[Any, Any]:
+    """Lists and Python numbers as arrays of the default dtypes; anything ragged or foreign is an error."""
+    if isinstance(x, np.ndarray):
+        return x
+    try:
+        array = np.asarray(x)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InputError(f"input '{name}' is no array: {error}", facts=[f"got {type(x).__name__}"]) from None
+    if array.dtype == object or array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
+        raise InputError(
+            f"input '{name}' is no array of numbers",
+            facts=[f"got {type(x).__name__} with elements of {array.dtype}"],
+            hint="give an array of the backend, a NumPy array, or nested lists of equal lengths",
+        )
+    if not isinstance(x, np.generic) and not hasattr(x, "dtype"):  # Python numbers carry no dtype of their own
+        array = array.astype({"f": np.float32, "i": np.int32}.get(array.dtype.kind, array.dtype), copy=False)
+    return array
+
+
+def adapt(name: str, array: np.ndarray[Any, Any], wanted: DType, decisions: Decisions) -> np.ndarray[Any, Any]:
+    """The array with the wanted dtype where that loses nothing, else an error."""
+    given = as_dtype(array.dtype)
+    if given is wanted:
+        return array
+    if given.is_bool or (given.is_integer and wanted.is_float):
+        decisions.record("cast", f"input '{name}' given as {given} is converted to {wanted}")
+        return array.astype(wanted.numpy)
+    if given.is_integer and wanted.is_integer:
+        low, high = wanted.limits
+        if array.size and (int(array.min()) < low or int(array.max()) > high):
+            raise InputError(
+                f"input '{name}' has values that do not fit {wanted}",
+                facts=[f"given {given} from {array.min()} to {array.max()}", f"{wanted} holds {low} to {high}"],
+            )
+        decisions.record("cast", f"input '{name}' given as {given} is converted to {wanted}")
+        return array.astype(wanted.numpy)
+    raise InputError(
+        f"Type mismatch: expected {wanted}, got {given}",
+        facts=[f"input '{name}', shape {list(array.shape)}"],
+        hint=f"convert it (x.astype('{wanted}')), or compile with types={{'{name}': '{given}'}}",
+    )
+
+
+def settle(spec: InputSpec, given: TensorType, default_float: DType) -> TensorType:
+    """The type a program is made for: what was declared where it was, else what was given."""
+    shape: Shape = spec.shape if spec.shape is not None else given.shape
+    if spec.dtype is not None and (spec.declared or spec.dtype.is_float == given.dtype.is_float):
+        return TensorType(spec.dtype, shape)
+    if given.dtype.is_float:
+        return TensorType(default_float, shape)
+    return TensorType(int32 if given.dtype.name == "int64" else given.dtype, shape)
+
+
+def check_shapes(graph: Graph, types: Mapping[str, TensorType], actual: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """Bind the symbolic sizes to those given and check what was assumed of them."""
+    declared = {name: t.shape for name, t in types.items()}
+    try:
+        values = bind(declared, actual)
+    except GuardError as error:
+        facts = [f"'{n}': expected {_text(declared[n])}, got {_text(actual[n])}" for n in declared]
+        raise InputError(error.what, facts=[*error.facts, *facts], hint=_rank_hint(declared, actual)) from None
+    sources = {
+        str(size): f"axis {axis} of input '{name}'" for name, s in declared.items() for axis, size in enumerate(s)
+    }
+    for guard in graph.guards:
+        try:
+            guard.check(values, sources)
+        except GuardError as error:
+            raise InputError(error.what, facts=error.facts) from None
+    return values
+
+
+def _rank_hint(declared: Mapping[str, Shape], actual: Mapping[str, tuple[int, ...]]) -> str | None:
+    for name, shape in declared.items():
+        if len(actual[name]) == len(shape) - 1:
+            return f"a batch axis may be missing: inputs['{name}'][None]"
+    return None
+
+
+def _text(shape: tuple[Size, ...]) -> str:
+    return "[" + ", ".join(map(str, shape)) + "]"
