@@ -147,9 +147,9 @@ class Plugins:
             try:
                 answer = implementation(**given)
                 specs = list(() if answer is None else answer)
-                wrong = next((spec for spec in specs if not isinstance(spec, kind)), None)
-                if wrong is not None:
-                    raise TypeError(f"expected {kind.__name__}, got {type(wrong).__name__}: {wrong!r}")
+                for spec in specs:
+                    if not isinstance(spec, kind):
+                        raise TypeError(f"expected {kind.__name__}, got {type(spec).__name__}: {spec!r}")
             except Exception as cause:
                 self.loader.problem(plugin, _answer_problem(plugin, hook, cause))
                 continue
