@@ -6,8 +6,9 @@ import sys
 import threading
 import warnings
 
-import mithril
 import pytest
+
+import mithril
 from mithril import (
     BackendSpec,
     Command,
@@ -170,7 +171,7 @@ def test_unknown_export_is_an_attribute_error(plugins):
 
 def test_public_face_asks_the_plugins():
     with pytest.raises(AttributeError):
-        mithril.no_such_name  # noqa: B018
+        mithril.no_such_name
     assert not hasattr(mithril, "no_such_name")
     assert not hasattr(mithril, "__no_such_name__")
 

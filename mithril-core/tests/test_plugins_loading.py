@@ -6,8 +6,9 @@ import importlib.metadata
 import itertools
 import sys
 
-import mithril
 import pytest
+
+import mithril
 from mithril.errors import PluginError
 
 BACKEND = """
@@ -182,7 +183,9 @@ def test_bad_descriptor_is_attributed(site):
 
 def test_malformed_entry_point(site):
     site.install("mithril-bad", "")
-    (next(site.folder.glob("mithril_bad*.dist-info")) / "entry_points.txt").write_text("[mithril]\nbad = some.module:object\n")
+    (next(site.folder.glob("mithril_bad*.dist-info")) / "entry_points.txt").write_text(
+        "[mithril]\nbad = some.module:object\n"
+    )
     assert "has a malformed entry point\n  it reads: bad = some.module:object" in only_problem(site.plugins(), "bad")
 
 
@@ -309,9 +312,7 @@ def test_first_of_two_copies_on_the_path_is_the_one(site, tmp_path, monkeypatch)
     (info / "METADATA").write_text("Name: mithril-good\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[mithril]\nold = {module}\n")
     real = importlib.metadata.distributions
-    monkeypatch.setattr(
-        importlib.metadata, "distributions", lambda: itertools.chain(real(), real(path=[str(second)]))
-    )
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: itertools.chain(real(), real(path=[str(second)])))
     assert [(p.name, p.version) for p in site.plugins().all()] == [("good", "2.0")]
 
 

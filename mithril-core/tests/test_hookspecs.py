@@ -1,0 +1,86 @@
+"""Every hook: documented with its exact signature and a runnable example, without defaults, and tested."""
+
+from __future__ import annotations
+
+import dataclasses
+import doctest
+import inspect
+import itertools
+from pathlib import Path
+
+import pytest
+
+from mithril import hookspecs
+from mithril.discovery import HOOKS
+
+TESTS = Path(__file__).parent
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_no_parameter_has_a_default(hook):
+    signature = inspect.signature(getattr(hookspecs, hook))
+    assert all(p.default is p.empty for p in signature.parameters.values())
+    assert all(p.annotation is not p.empty for p in signature.parameters.values())
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_example_runs_and_fits_the_hook(hook, site):
+    """The example of the docstring is a plugin: it defines the hook, and the loader accepts it."""
+    function = getattr(hookspecs, hook)
+    (test,) = doctest.DocTestFinder(recurse=False).find(function, hook, globs={})
+    assert test.examples, f"{hook} has no example"
+    runner = doctest.DocTestRunner(verbose=False)
+    runner.run(test, clear_globs=False)
+    assert runner.failures == 0
+    assert hook in test.globs, f"the example does not define {hook}"
+    site.plugins().register(type("Example", (), {hook: staticmethod(test.globs[hook])})(), "example")
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_hook_is_tested(hook):
+    """Named in full, or through the helper that prefixes ``mithril_``."""
+    text = (
+        "".join(path.read_text() for path in TESTS.glob("test_plugins*.py")) + (TESTS / "test_options.py").read_text()
+    )
+    assert hook in text or f"{hook.removeprefix('mithril_')}=" in text
+
+
+def specs():
+    members = vars(hookspecs).values()
+    return [m for m in members if dataclasses.is_dataclass(m) and m is not hookspecs.CompileContext]
+
+
+@pytest.mark.parametrize("spec", specs(), ids=lambda s: s.__name__)
+def test_descriptors_are_frozen_and_small(spec):
+    assert spec.__dataclass_params__.frozen
+    assert "__slots__" in vars(spec)
+    assert spec.__doc__
+
+
+@pytest.mark.parametrize(
+    ("spec", "arguments"),
+    [
+        ("BackendSpec", ("two words", "B", "m:B")),
+        ("BackendSpec", ("b", "B", "m.B")),
+        ("BackendSpec", ("b", "B", None)),
+        ("PassSpec", ("p", "m:p", "nowhere", "low")),
+        ("PassSpec", ("p", "m:p", "fuse", "extreme")),
+        ("PassSpec", ("a=b", "m:p", "fuse", "low")),
+        ("HardwareTarget", ("", "cpu")),
+        ("Option", ("x", int, 1, "")),
+        ("OpsSpec", ("not a module", ("a",))),
+        ("Lowering", ("op", "nothing")),
+        ("Export", ("_private", "m:x")),
+        ("Command", ("a b", "m:x")),
+        ("ProfilerSpec", ("p", "m:")),
+    ],
+)
+def test_descriptors_refuse_nonsense(spec, arguments):
+    with pytest.raises(ValueError, match=spec):
+        getattr(hookspecs, spec)(*arguments)
+
+
+def test_stages_and_levels_are_words_apart():
+    assert not set(hookspecs.STAGES) & set(hookspecs.LEVELS)
+    for a, b in itertools.pairwise(hookspecs.LEVELS):
+        assert a != b

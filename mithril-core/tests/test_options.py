@@ -1,0 +1,245 @@
+"""Options of compile: validation, aliases, owners, and the typed signature that editors see."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Literal, TypedDict, get_type_hints
+
+import pytest
+
+from mithril import Option, hookimpl, known
+from mithril import options as options_module
+from mithril.errors import OptionError
+from mithril.options import CompileOptions, Registry, core_options
+
+
+class Tiles(TypedDict, total=False):
+    width: int
+    height: int
+
+
+def registry(site, *declared, **more):
+    plugins = site.plugins()
+    for name, specs in {"one": declared, **more}.items():
+        hook = staticmethod(hookimpl(lambda specs=specs: list(specs)))
+        plugins.register(type("P", (), {"mithril_options": hook})(), name)
+    return Registry(plugins)
+
+
+@pytest.fixture
+def core(site):
+    return Registry(site.plugins())
+
+
+def refused(registry, **given):
+    with pytest.raises(OptionError) as caught:
+        registry.resolve(given)
+    return str(caught.value)
+
+
+def test_defaults(core):
+    settings = core.resolve({})
+    assert settings["optimization_level"] == "medium"
+    assert settings["dynamic_control_flow"] is True
+    assert dict(settings["shapes"]) == {}
+    assert dict(settings.given) == {}
+    assert len(settings) == len(list(settings)) == len(core_options())
+
+
+def test_every_default_fits_its_own_type(core):
+    for option in core_options():
+        assert options_module.mismatch(option.default, option.type) is None, option.name
+
+
+def test_defaults_cannot_be_changed_by_who_reads_them(core):
+    with pytest.raises(TypeError):
+        core.resolve({})["hints"]["x"] = 1
+
+
+def test_unused_are_those_given_and_never_read(core):
+    settings = core.resolve({"jit": True, "seed": 3, "hints": {"inference_priority": "latency"}})
+    settings["jit"]
+    settings.peek()
+    assert settings.unused() == ["seed", "hints.inference_priority"]
+
+
+def test_unknown_with_suggestion(core):
+    assert refused(core, optimisation_level="low") == (
+        "unknown option 'optimisation_level' of ml.compile\n"
+        "  closest: optimization_level, optimizations, graph_optimization\n"
+        "hint: did you mean 'optimization_level'?"
+    )
+
+
+def test_unknown_without_suggestion(core):
+    assert refused(core, qqq=1) == "unknown option 'qqq' of ml.compile\nhint: `mithril options` lists all of them"
+
+
+def test_option_of_a_plugin_that_is_not_installed(core):
+    assert refused(core, torch_fx=True) == (
+        "option 'torch_fx' of ml.compile belongs to mithril-torch, which is not installed\n"
+        "hint: pip install mithril-torch"
+    )
+
+
+def test_option_of_a_plugin_that_is_broken(site):
+    site.install("mithril-torch", "raise RuntimeError('boom')")
+    plugins = site.plugins()
+    plugins.all()
+    assert refused(Registry(plugins), torch_fx=True) == (
+        "option 'torch_fx' of ml.compile belongs to mithril-torch, which is not in use\n"
+        "  plugin 'torch' of mithril-torch 1.0 failed when it was imported\n"
+        "hint: report it to the authors of mithril-torch; set MITHRIL_DISABLE_PLUGINS=torch to leave it out"
+    )
+
+
+def test_option_of_a_plugin_that_is_too_old(site):
+    site.install("mithril-torch", "")
+    assert refused(Registry(site.plugins()), torch_fx=True) == (
+        "option 'torch_fx' of ml.compile belongs to mithril-torch, which does not declare it\n"
+        "  installed: mithril-torch 1.0\n"
+        "hint: pip install --upgrade mithril-torch"
+    )
+
+
+def test_wrong_choice(core):
+    assert refused(core, optimization_level="hihg") == (
+        "option 'optimization_level' of ml.compile: "
+        "expected 'none' or 'low' or 'medium' or 'high', got 'hihg' (str)\n"
+        "  optimization_level: Which passes run; see `mithril passes`.\n"
+        "  default: 'medium', owner: mithril-core\n"
+        "hint: did you mean 'high'?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "wrong"),
+    [
+        ({"jit": "yes"}, "expected bool or None, got 'yes' (str)"),
+        ({"num_threads": True}, "expected int or None, got True (bool)"),
+        ({"num_threads": 1.5}, "expected int or None, got 1.5 (float)"),
+        ({"timeout": "3"}, "expected float or None, got '3' (str)"),
+        ({"custom_passes": len}, "expected a list, got <built-in function len> (builtin_function_or_method)"),
+        ({"code_transformers": [3]}, "at [0]: expected a function, got 3 (int)"),
+        ({"shapes": {"x": [1.5]}}, "at ['x']: at [0]: expected int or str or Dim or None, got 1.5 (float)"),
+        ({"shapes": {"x": "32"}}, "at ['x']: expected a list of int or str or Dim or None, got '32' (str)"),
+        ({"shapes": {3: [1]}}, "at [3]: expected str, got 3 (int)"),
+        ({"outputs": "y"}, "expected a list of str or None, got 'y' (str)"),
+        ({"outputs": ["y", 3]}, "at [1]: expected str, got 3 (int)"),
+        ({"file_path": 3}, "expected str or a path or None, got 3 (int)"),
+    ],
+)
+def test_wrong_types(core, given, wrong):
+    (keyword,) = given
+    assert refused(core, **given).splitlines()[0] == f"option '{keyword}' of ml.compile: {wrong}"
+
+
+def test_right_types(core, tmp_path):
+    import numpy as np
+
+    given = {
+        "shapes": {"a": [32, None, "B"], "b": (np.int64(3),), "c": []},
+        "timeout": 3,
+        "num_threads": np.int32(2),
+        "file_path": tmp_path,
+        "outputs": None,
+        "code_transformers": [str.upper],
+        "trainable": ("a", "b"),
+    }
+    settings = core.resolve(given)
+    assert {name: settings[name] for name in given} == given
+
+
+def test_alias_and_agreement(site):
+    tiling = Option("tiling", Literal["small", "large"], "small", "Size of tiles.", ("tiles", "tile_options.size"))
+    group = Option("tile_options", Tiles, {}, "More about tiles.")
+    both = registry(site, tiling, group)
+    assert both.resolve({"tiles": "large"})["tiling"] == "large"
+    assert both.resolve({"tiles": "large", "tile_options": {"size": "large"}})["tiling"] == "large"
+    settings = both.resolve({"tile_options": {"size": "large", "width": 3}})
+    assert (settings["tiling"], settings["tile_options"]) == ("large", {"width": 3})
+    assert settings.unused() == []
+
+
+def test_conflicting_aliases_name_both(site):
+    tiling = Option("tiling", Literal["small", "large"], "small", "Size of tiles.", ("tiles", "tile_options.size"))
+    group = Option("tile_options", Tiles, {}, "More about tiles.")
+    text = refused(registry(site, tiling, group), tiles="large", tile_options={"size": "small"})
+    assert text == (
+        "options 'tiles' and 'tile_options.size' of ml.compile mean the same thing and contradict each other\n"
+        "  tiles = 'large'\n"
+        "  tile_options.size = 'small'\n"
+        "hint: give only 'tiling'"
+    )
+
+
+def test_keys_of_a_declared_dictionary_are_checked(site):
+    group = registry(site, Option("tile_options", Tiles, {}, "More about tiles."))
+    assert "unknown key 'widht'; did you mean 'width'?" in refused(group, tile_options={"widht": 3})
+    assert "unknown key 'zzz'; known: width, height" in refused(group, tile_options={"zzz": 3})
+    assert "at ['width']: expected int, got 'x' (str)" in refused(group, tile_options={"width": "x"})
+
+
+def test_two_owners_of_one_keyword_is_nobodys(site):
+    option = Option("tiling", int, 1, "Tiles.")
+    both = registry(site, option, two=[option])
+    assert refused(both, tiling=3) == (
+        "option 'tiling' of ml.compile has more than one owner\n"
+        "  declared by: one, two\n"
+        "hint: pip uninstall one of them, or name it in MITHRIL_DISABLE_PLUGINS"
+    )
+
+
+def test_keywords_of_the_core_cannot_be_taken(site):
+    both = registry(site, Option("jit", int, 1, "Mine now."), Option("fine", int, 1, "Fine."))
+    assert both.by_name["jit"].owner == "mithril-core"
+    assert both.by_name["fine"].owner == "one"
+    (problem,) = both._source.loader.plugins[0].problems
+    assert "declared by: mithril-core, one" in problem.facts
+
+
+def test_arrays_that_contradict_do_not_end_in_a_foreign_error(site):
+    import numpy as np
+
+    both = registry(site, Option("offsets", Any, None, "Offsets.", ("shifts",)))
+    assert "contradict each other" in refused(both, offsets=np.arange(3), shifts=np.arange(3))
+
+
+@pytest.mark.parametrize("name", ["two words", "", "a-b", "group.key"])
+def test_names_that_are_no_keywords(name):
+    with pytest.raises(ValueError, match="is not a keyword"):
+        Option(name, int, 1, "help")
+
+
+# ------------------------------------------------------------------------------------------------- what editors see
+def test_typed_signature_holds_the_core_options_and_those_of_this_projects_plugins():
+    typed = set(get_type_hints(CompileOptions))
+    others = set(itertools.chain.from_iterable(known.OPTIONS.values()))
+    assert typed == {option.name for option in core_options()} | others
+
+
+def test_typed_signature_agrees_with_installed_plugins():
+    typed = get_type_hints(CompileOptions)
+    for answer in options_module.plugins.options():
+        if answer.plugin.distribution.startswith("mithril-") and answer.plugin.distribution in known.OPTIONS:
+            assert known.option_owner(answer.spec.name) == answer.plugin.distribution, answer.spec.name
+            assert typed[answer.spec.name] == answer.spec.type, answer.spec.name
+
+
+def test_rows_are_ready_for_a_table(core):
+    row = next(row for row in core.rows() if row["name"] == "optimize_for")
+    assert row == {
+        "name": "optimize_for",
+        "type": "'throughput' or 'latency' or None",
+        "default": "None",
+        "owner": "mithril-core",
+        "aliases": ["hints.inference_priority"],
+        "help": "What matters more: many items per second, or one item soon.",
+    }
+
+
+def test_the_registry_follows_a_reload(monkeypatch):
+    before = options_module.registry()
+    assert options_module.registry() is before
+    options_module.plugins.reload()
+    assert options_module.registry() is not before
