@@ -1,0 +1,140 @@
+"""``mithril plugins``, ``backends``, ``passes`` and ``options``: what is installed, as tables or JSON."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import click
+from rich.markup import escape
+
+from mithril import hookspecs, known
+from mithril import options as declared
+from mithril import plugins as installed
+from mithril.cli.output import console, json_option, print_json, show
+from mithril.discovery import Plugin
+
+
+@click.command()
+@json_option
+def plugins(as_json: bool) -> None:
+    """Installed plugins: what they bring, and their state."""
+    declared.registry()  # two owners of one option come to light here
+    found = installed.all()
+    provides: dict[int, dict[str, list[str]]] = {id(plugin): {} for plugin in found}
+    for kind, name, plugin in installed.provided():
+        provides[id(plugin)].setdefault(kind, []).append(name)
+    if as_json:
+        print_json([_plugin_data(plugin, provides[id(plugin)]) for plugin in found])
+        return
+    out = console()
+    if not found:
+        out.print("No plugins are installed. A backend to begin with: pip install mithril-numpy")
+        return
+    rows = [
+        {
+            "name": plugin.name,
+            "kind": _kinds(provides[id(plugin)]),
+            "distribution": plugin.distribution,
+            "version": plugin.version,
+            "state": plugin.state,
+        }
+        for plugin in found
+    ]
+    show(rows, ["name", "kind", "distribution", "version", "state"], out)
+    for problem in dict.fromkeys(problem for plugin in found for problem in plugin.problems):
+        if problem.state != "disabled":
+            out.print(f"\n{escape(str(problem.error()))}")
+
+
+def _plugin_data(plugin: Plugin, provides: dict[str, list[str]]) -> dict[str, Any]:
+    return {
+        "name": plugin.name,
+        "distribution": plugin.distribution,
+        "version": plugin.version,
+        "module": plugin.module,
+        "state": plugin.state,
+        "provides": provides,
+        "problems": [
+            {"state": p.state, "what": p.what, "facts": list(p.facts), "hint": p.hint} for p in plugin.problems
+        ],
+    }
+
+
+def _kinds(provides: dict[str, list[str]]) -> str:
+    """``backend, 12 passes, 4 options``; the export that every backend has is not worth a word."""
+    words = []
+    for kind, names in provides.items():
+        count = len(names) - len(provides.get("backend", ())) if kind == "export" else len(names)
+        plural = "passes" if kind == "pass" else f"{kind}s"
+        if count == 1:
+            words.append(kind)
+        elif count > 1:
+            words.append(f"{count} {plural}")
+    return ", ".join(words)
+
+
+@click.command()
+@json_option
+def backends(as_json: bool) -> None:
+    """Backends: installed, usable, and how to get the others."""
+    rows = []
+    for name, entry in installed.backends().items():
+        missing = [module for module in entry.spec.requires if find_spec(module) is None]
+        rows.append(
+            {
+                "name": name,
+                "class": f"ml.{entry.spec.class_name}",
+                "distribution": entry.origin,
+                "state": f"needs {', '.join(missing)}" if missing else "ready",
+                "summary": entry.spec.summary,
+            }
+        )
+    have = {row["name"] for row in rows}
+    absent = {name: home for name, home in known.BACKENDS.items() if name not in have}
+    for name, home in absent.items():
+        if not installed.default.loader.named(home):
+            rows.append({"name": name, "class": "", "distribution": "", "state": f"pip install {home}", "summary": ""})
+    if as_json:
+        print_json(rows)
+    else:
+        show(rows, ["name", "class", "distribution", "state", "summary"], console())
+
+
+@click.command()
+@json_option
+def passes(as_json: bool) -> None:
+    """Passes by stage, and the level that includes each."""
+    stages = hookspecs.STAGES
+    entries = sorted(installed.passes().values(), key=lambda e: (stages.index(e.spec.stage), e.spec.name))
+    rows = [
+        {
+            "name": entry.spec.name,
+            "stage": entry.spec.stage,
+            "level": entry.spec.level or "by name",
+            "aliases": ", ".join(entry.spec.aliases),
+            "distribution": entry.origin,
+            "summary": entry.spec.summary,
+        }
+        for entry in entries
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    out = console()
+    if not rows:
+        out.print("No passes are installed, so models compile unoptimised: pip install mithril-passes")
+        return
+    show(rows, ["name", "stage", "level", "aliases", "distribution", "summary"], out)
+
+
+@click.command()
+@json_option
+def options(as_json: bool) -> None:
+    """Every keyword of ml.compile, with its owner."""
+    rows = declared.rows()
+    if as_json:
+        print_json(rows)
+        return
+    texts = [{**row, "aliases": ", ".join(row["aliases"])} for row in rows]
+    show(texts, ["name", "type", "default", "owner", "help"], console())

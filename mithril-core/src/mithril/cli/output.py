@@ -1,0 +1,63 @@
+"""Tables for people and JSON for scripts; a table too wide for the terminal becomes one block per row."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for a script to read.")
+
+_STYLES = {
+    "loaded": "green",
+    "ready": "green",
+    "found": "cyan",
+    "disabled": "dim",
+    "broken": "red",
+    "incompatible": "red",
+    "clash": "red",
+    "failed": "red",
+}
+
+
+def console() -> Console:
+    """A console as wide as the terminal, and wide enough not to cut words where there is none."""
+    made = Console(highlight=False)
+    if not made.is_terminal and "COLUMNS" not in os.environ:
+        made = Console(highlight=False, width=160)
+    return made
+
+
+def print_json(data: Any) -> None:
+    """Data as indented JSON."""
+    click.echo(json.dumps(data, indent=2))
+
+
+def show(rows: Sequence[Mapping[str, str]], columns: Sequence[str], out: Console) -> None:
+    """Rows as a table; where that would cut words, as blocks headed by the first column."""
+    widths = [max([len(column), *(len(word) for row in rows for word in row[column].split())]) for column in columns]
+    if sum(widths) + 2 * len(columns) > out.width or (out.width < 72 and len(columns) > 3):
+        _show_blocks(rows, columns, out)
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=column == columns[0])
+    for row in rows:
+        table.add_row(*(Text(row[column], style=_STYLES.get(row[column], "")) for column in columns))
+    out.print(table)
+
+
+def _show_blocks(rows: Sequence[Mapping[str, str]], columns: Sequence[str], out: Console) -> None:
+    for row in rows:
+        out.print(Text(row[columns[0]], style="bold"))
+        for column in columns[1:]:
+            if row[column]:
+                text = Text.assemble((f"{column}: ", "dim"), (row[column], _STYLES.get(row[column], "")))
+                out.print(Padding(text, (0, 0, 0, 2)))
