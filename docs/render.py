@@ -1,0 +1,119 @@
+"""Writes the reference parts of docs/plugins.md, cli.md and options.md from the code; ``--check`` only compares.
+
+Each page keeps its hand-written beginning, up to the line that marks where the reference starts.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+DESCRIPTORS = (
+    "BackendSpec",
+    "PassSpec",
+    "HardwareTarget",
+    "Found",
+    "ProfilerSpec",
+    "Option",
+    "OpsSpec",
+    "Lowering",
+    "Export",
+    "Command",
+)
+MARK = "<!-- from here on written by docs/render.py -->"
+
+
+def hooks() -> str:
+    """Every hook: its signature, what it is for, its example; then the descriptors."""
+    from mithril import hookspecs
+    from mithril.discovery import HOOKS, WRAPPABLE
+
+    parts = []
+    for name in HOOKS:
+        function = getattr(hookspecs, name)
+        words, example = _split(inspect.getdoc(function) or "")
+        note = "\n\nMay be wrapped with `@hookimpl(wrapper=True)`." if name in WRAPPABLE else ""
+        signature = str(inspect.signature(function)).replace("'", "")
+        parts.append(
+            f"## `{name}`\n\n```python\ndef {name}{signature}\n```\n\n{words}{note}\n\n```python\n{example}\n```"
+        )
+    parts.append("## Descriptors\n\nAll are importable from `mithril`.")
+    for name in DESCRIPTORS:
+        parts.append(f"### `{name}`\n\n```python\n{_declaration(getattr(hookspecs, name))}\n```")
+    return "\n\n".join(parts)
+
+
+def _split(documentation: str) -> tuple[str, str]:
+    words, _, example = documentation.partition(">>> ")
+    lines = [re.sub(r"^(>>> |\.\.\. |\.\.\.$)", "", line) for line in (">>> " + example).splitlines()]
+    return words.strip().replace("``", "`"), "\n".join(lines)
+
+
+def _declaration(cls: type) -> str:
+    source = textwrap.dedent(inspect.getsource(cls))
+    return source.partition("\n    def ")[0].rstrip()
+
+
+def commands() -> str:
+    """The help text of each command of the core."""
+    import click
+
+    from mithril import cli
+
+    def help_of(command: click.Command, name: str) -> str:
+        context = click.Context(command, info_name=name, max_content_width=100, terminal_width=100)
+        return command.get_help(context)
+
+    parts = [
+        f"## `mithril {n}`\n\n```\n{help_of(cli._load(row[0]), f'mithril {n}')}\n```" for n, row in cli.COMMANDS.items()
+    ]
+    return "\n\n".join(parts)
+
+
+def options() -> str:
+    """A table of options per owner, for the owners that are installed."""
+    from mithril.options import rows
+
+    owners: dict[str, list[str]] = {}
+    for row in rows():
+        default = row["default"].replace("|", "\\|")
+        aliases = f" Also: {', '.join(f'`{alias}`' for alias in row['aliases'])}." if row["aliases"] else ""
+        line = f"| `{row['name']}` | {row['type']} | `{default}` | {row['help']}{aliases} |"
+        owners.setdefault(row["owner"], []).append(line)
+    head = "| option | accepts | default | meaning |\n|---|---|---|---|\n"
+    ordered = sorted(owners, key=lambda owner: (owner != "mithril-core", owner))
+    return "\n\n".join(f"## {owner}\n\n{head}" + "\n".join(owners[owner]) for owner in ordered)
+
+
+PAGES = {"plugins.md": hooks, "cli.md": commands, "options.md": options}
+
+
+def page(name: str) -> tuple[Path, str, str]:
+    """A page's path, its text as it stands, and as it should be."""
+    path = DOCS / name
+    text = path.read_text()
+    begin, mark, _ = text.partition(MARK)
+    if not mark:
+        raise SystemExit(f"{path} lacks the line {MARK}")
+    return path, text, f"{begin}{MARK}\n\n{PAGES[name]()}\n"
+
+
+def main() -> int:
+    stale = []
+    for name in PAGES:
+        path, text, wanted = page(name)
+        if text != wanted:
+            stale.append(name)
+            if "--check" not in sys.argv:
+                path.write_text(wanted)
+    if stale:
+        print(("stale: " if "--check" in sys.argv else "written: ") + ", ".join(stale))
+    return 1 if stale and "--check" in sys.argv else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
