@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+from mithril.decisions import Decisions
+
 if TYPE_CHECKING:
     from mithril.graph import Graph
 
@@ -203,7 +205,7 @@ class CompileContext:
     options: Mapping[str, Any]
     level: str = "medium"
     target: HardwareTarget | None = None
-    decisions: list[Any] = field(default_factory=list)
+    decisions: Decisions = field(default_factory=Decisions)
     scratch: dict[str, Any] = field(default_factory=dict)
 
 
@@ -405,13 +407,15 @@ def mithril_compile_begin(context: CompileContext) -> None:
 
 
 @_hookspec
-def mithril_compile_stage(context: CompileContext, stage: str, graph: Graph) -> None:
-    """A stage has ended with ``graph``: flatten, resolve, shapes, types, optimize, generate, build. An observer.
+def mithril_compile_stage(context: CompileContext, stage: str, graph: Graph | None) -> None:
+    """A stage has ended: flatten, resolve (both without a graph yet), shapes, types, optimize, generate, build.
+
+    An observer.
 
     >>> from mithril import hookimpl
     >>> @hookimpl
     ... def mithril_compile_stage(context, stage, graph):
-    ...     context.scratch["my-plugin"].append((stage, len(graph.nodes)))
+    ...     context.scratch["my-plugin"].append((stage, len(graph.nodes) if graph else 0))
     """
 
 

@@ -489,8 +489,8 @@ class Plugins:
         """Tell observers that a compile begins."""
         self._observe("mithril_compile_begin", context=context)
 
-    def compile_stage(self, context: CompileContext, stage: str, graph: Graph) -> None:
-        """Tell observers that a stage has ended with ``graph``."""
+    def compile_stage(self, context: CompileContext, stage: str, graph: Graph | None) -> None:
+        """Tell observers that a stage has ended."""
         self._observe("mithril_compile_stage", context=context, stage=stage, graph=graph)
 
     def compile_end(self, context: CompileContext, result: Any, error: BaseException | None) -> None:

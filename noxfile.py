@@ -1,0 +1,78 @@
+"""The tasks of the project: ``nox -l`` lists them, ``nox -s demo`` runs one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+DISTRIBUTIONS = [ROOT / "mithril-core", *sorted((ROOT / "plugins").glob("mithril-*"))]
+EVERYDAY = ["mithril-core", *(f"plugins/mithril-{name}" for name in ("passes", "numpy", "jax", "mlx", "torch"))]
+PINNED = ["-c", "constraints.txt"]
+
+nox.options.sessions = ["lint", "types", "docs"]
+nox.options.reuse_existing_virtualenvs = True
+
+
+def install(session: nox.Session, *what: str) -> None:
+    session.install(*PINNED, *what)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """One model on every backend: results compared, timings, a picture of the graph."""
+    install(session, *EVERYDAY)
+    session.run("mithril", "demo", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style; ``nox -s lint -- fix`` mends what can be mended."""
+    install(session, "ruff")
+    fix = "fix" in session.posargs
+    session.run("ruff", "check", *(["--fix"] if fix else []), ".")
+    session.run("ruff", "format", *([] if fix else ["--check"]), ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """mypy, strict, on the core."""
+    install(session, "./mithril-core", "mypy")
+    session.run("mypy")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Write the reference pages from the code; ``nox -s docs -- --check`` only compares."""
+    install(session, *EVERYDAY)
+    session.run("python", "docs/render.py", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Every figure the documentation quotes, or those named: ``nox -s bench -- plugins``."""
+    install(session, *EVERYDAY)
+    wanted = session.posargs or sorted(path.stem.removeprefix("bench_") for path in ROOT.glob("benchmarks/bench_*.py"))
+    for name in wanted:
+        session.run("python", f"benchmarks/bench_{name}.py")
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """Build a wheel and an sdist of every distribution into dist/."""
+    install(session, "build")
+    shutil.rmtree(ROOT / "dist", ignore_errors=True)
+    for distribution in DISTRIBUTIONS:
+        session.run("python", "-m", "build", "--outdir", str(ROOT / "dist"), str(distribution))
+
+
+@nox.session(reuse_venv=False)
+def fresh(session: nox.Session) -> None:
+    """The built wheels in an empty environment, and the README's main job there."""
+    if not list((ROOT / "dist").glob("*.whl")):
+        session.error("no wheels in dist/: run `nox -s wheels fresh`")
+    names = [f"mithril-{name}" for name in ("numpy", "jax", "mlx")]
+    session.install(*PINNED, "--find-links", "dist", *names)
+    session.run("mithril", "demo")
