@@ -125,6 +125,30 @@ def test_fitting_core_version_and_foreign_requirements(site):
     assert states(site.plugins()) == {"good": "loaded"}
 
 
+@pytest.mark.parametrize("core", ["0.1.0", "0.1", "0.1.5", "0.2.0", "0.2", "0.10.1", "1.0", "0.2.0rc1", "0.0.9"])
+@pytest.mark.parametrize(
+    "clauses",
+    [">=0.1,<0.2", ">= 0.1.0 , < 0.2", "(>=0.1,<0.10)", "", "~=0.1", ">=0.1,!=0.1.5", "==0.1.*", ">0.1", "<0.2.0"],
+)
+def test_quick_comparison_never_differs_from_packaging(core, clauses):
+    """The short cut may only say yes where packaging does."""
+    from packaging.requirements import Requirement
+
+    from mithril.discovery import Plugin, _plainly_fits, incompatibility
+
+    line = f"mithril-core{clauses}"
+    fits = Requirement(line).specifier.contains(core, prereleases=True)
+    assert not _plainly_fits(line, core) or fits
+    assert (incompatibility(Plugin("p", "mithril-p", "1", "m", (line,)), core) is None) == fits
+
+
+def test_usual_requirement_takes_the_quick_way():
+    from mithril.discovery import _plainly_fits
+
+    assert _plainly_fits("mithril-core<0.2,>=0.1", "0.1.0")
+    assert not _plainly_fits("mithril-core>=0.1; extra == 'x'", "0.1.0")
+
+
 def test_misspelt_hook(site):
     site.install("mithril-bad", "from mithril import hookimpl\n@hookimpl\ndef mithril_backend(): return []")
     text = only_problem(site.plugins(), "bad")

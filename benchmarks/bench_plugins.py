@@ -1,0 +1,165 @@
+"""What plugins cost: importing mithril, the first result of a process, a hook call, discovery with 50 plugins.
+
+``python benchmarks/bench_plugins.py``; ``--json`` for a script. Processes are interleaved and medians shown, so that a
+busy machine slows both sides alike.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROUNDS = 11
+
+FIRST_RESULT = """
+import mithril as ml
+from mithril.models import Linear, Model, Relu
+model = Model()
+model |= Linear(16)(input="input", output="hidden")
+model |= Relu()(input="hidden", output="output")
+compiled = ml.compile(model, "numpy", shapes={"input": [4, 8]})
+params = compiled.randomize_params(seed=0)
+compiled.evaluate(params, {"input": [[1.0] * 8] * 4})
+"""
+
+PLUGIN = """
+from mithril import BackendSpec, PassSpec, hookimpl
+
+@hookimpl
+def mithril_backends():
+    return [BackendSpec("fake{n}", "Fake{n}Backend", "fake{n}.backend:Backend")]
+
+@hookimpl
+def mithril_passes():
+    return [PassSpec(f"fake{n}-pass-{{i}}", "fake{n}.passes:run", "fuse", "low") for i in range(4)]
+"""
+
+DISCOVERY = """
+import sys, time
+sys.path.insert(0, {folder!r})
+from mithril import discovery
+start = time.perf_counter(); found = discovery.find(); print(time.perf_counter() - start)
+from mithril.plugins import Plugins
+one = Plugins()
+start = time.perf_counter(); {one}; print(time.perf_counter() - start)
+everything = Plugins()
+start = time.perf_counter(); everything.backends(); everything.passes(); print(time.perf_counter() - start)
+"""
+
+
+def process(code: str) -> float:
+    """Seconds from starting a process to its end."""
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - start
+
+
+def interleaved(codes: dict[str, str]) -> dict[str, float]:
+    """Median seconds of each process, taking turns."""
+    taken: dict[str, list[float]] = {name: [] for name in codes}
+    for _ in range(ROUNDS):
+        for name, code in codes.items():
+            taken[name].append(process(code))
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
+def starting() -> dict[str, float]:
+    times = interleaved(
+        {
+            "empty": "pass",
+            "numpy": "import numpy",
+            "mithril": "import mithril",
+            "first result": FIRST_RESULT,
+        }
+    )
+    return {
+        "import mithril / import numpy": (times["mithril"] - times["empty"]) / (times["numpy"] - times["empty"]),
+        "import mithril, ms": 1e3 * (times["mithril"] - times["empty"]),
+        "import numpy, ms": 1e3 * (times["numpy"] - times["empty"]),
+        "process start to first result on numpy, ms": 1e3 * times["first result"],
+        "process start to first result / process that imports numpy": times["first result"] / times["numpy"],
+    }
+
+
+def hook_calls(calls: int = 20_000) -> dict[str, float]:
+    """Microseconds per call, in rounds that take turns."""
+    from mithril import hookimpl
+    from mithril.hookspecs import CompileContext
+    from mithril.plugins import Plugins
+
+    class Wrapping:
+        @hookimpl(wrapper=True)
+        def mithril_run_pass(self, pass_):
+            return (yield)
+
+    class Watching:
+        @hookimpl
+        def mithril_compile_stage(self, context, stage, graph):
+            return None
+
+    def last(pass_, graph, context):
+        return graph
+
+    without, wrapped, watched = (Plugins(autoload=False) for _ in range(3))
+    wrapped.register(Wrapping(), "wrapping")
+    watched.register(Watching(), "watching")
+    context = CompileContext(None, None, {})
+    cases = {
+        "calling the pass directly": lambda: last(None, None, None),
+        "run_pass, no plugin wraps it": lambda: without.run_pass(None, None, None, last),
+        "run_pass, one plugin wraps it": lambda: wrapped.run_pass(None, None, None, last),
+        "stage, no observer": lambda: without.compile_stage(context, "types", None),
+        "stage, one observer": lambda: watched.compile_stage(context, "types", None),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(ROUNDS):
+        for name, call in cases.items():
+            start = time.perf_counter()
+            for _ in range(calls):
+                call()
+            taken[name].append(time.perf_counter() - start)
+    return {f"{name}, µs": 1e6 * min(times) / calls for name, times in taken.items()}
+
+
+def discovery(plugins: int = 50) -> dict[str, float]:
+    """Finding, using one and listing all of ``plugins`` more distributions than are installed here."""
+    with tempfile.TemporaryDirectory() as folder:
+        for n in range(plugins):
+            info = Path(folder) / f"mithril_fake{n}-1.0.dist-info"
+            info.mkdir()
+            (info / "METADATA").write_text(
+                f"Metadata-Version: 2.1\nName: mithril-fake{n}\nVersion: 1.0\nRequires-Dist: mithril-core>=0.1\n\n"
+                + "A description of the usual length.\n" * 100
+            )
+            (info / "entry_points.txt").write_text(f"[mithril]\nfake{n} = fake{n}_plugin\n")
+            (Path(folder) / f"fake{n}_plugin.py").write_text(PLUGIN.format(n=n))
+        rows = []
+        for _ in range(ROUNDS):
+            code = DISCOVERY.format(folder=folder, one=f"one.backend('fake{plugins // 2}')")
+            done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+            rows.append([float(line) for line in done.stdout.split()])
+    found, one, everything = (1e3 * statistics.median(column) for column in zip(*rows))
+    return {
+        f"finding {plugins} more plugins, ms": found,
+        f"one backend among {plugins} plugins (second look), ms": one,
+        f"listing all of {plugins} plugins, ms": everything,
+    }
+
+
+def main() -> None:
+    figures = {**starting(), **hook_calls(), **discovery()}
+    if "--json" in sys.argv:
+        print(json.dumps(figures, indent=2))
+        return
+    width = max(map(len, figures))
+    for name, value in figures.items():
+        print(f"{name:<{width}}  {value:8.2f}")
+
+
+if __name__ == "__main__":
+    main()
