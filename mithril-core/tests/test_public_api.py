@@ -77,3 +77,11 @@ def test_names_of_plugins_are_listed_and_unknown_ones_refused():
     assert {*NAMES, "__version__"} <= set(dir(mithril))
     with pytest.raises(AttributeError, match="module 'mithril' has no attribute 'compil'"):
         mithril.compil
+
+
+def test_no_public_name_is_also_a_submodule():
+    """Importing ``mithril.diff`` would otherwise put the module where users expect the function."""
+    import pkgutil
+
+    submodules = {module.name for module in pkgutil.iter_modules(mithril.__path__)}
+    assert not submodules & set(mithril._MODULE_OF)

@@ -1,0 +1,16 @@
+"""The README's test command is what ``.ci/run`` executes, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PROJECT = Path(__file__).parents[2]
+
+
+def test_ci_runs_exactly_the_readmes_test_command():
+    script = (PROJECT / ".ci" / "run").read_text().splitlines()
+    commands = [line for line in script if line and not line.startswith("#")]
+    assert commands[:2] == ["set -e", 'cd "$(dirname "$0")/.."']
+    (command,) = commands[2:]
+    assert f"\n```\n{command}\n```\n" in (PROJECT / "README.md").read_text()
+    assert command.endswith(".venv/bin/tox")
