@@ -59,6 +59,7 @@ def op(
     shape: Callable[..., Any] | None = None,
     dtype: Callable[..., Any] | None = None,
     infer: Callable[..., Any] | None = None,
+    canonical: Callable[..., dict[str, Any]] | None = None,
     flops: Callable[..., Any] | float = 0.0,
     samples: Sequence[Any] = (),
     name: str | None = None,
@@ -70,8 +71,9 @@ def op(
 ) -> Callable[[Callable[..., Any]], Op]:
     """Declare a primitive: the function's name is the operation's, its body on NumPy arrays the meaning.
 
-    Positional parameters are operands (default None: optional), keyword-only ones attributes. A gradient follows with
-    ``@name.vjp`` or ``name.no_vjp("why")``.
+    Positional parameters are operands (default None: optional), keyword-only ones attributes. ``canonical(types,
+    attributes)`` brings attributes to their one form (a ``-1`` in a shape, say) before anything else sees them.
+    A gradient follows with ``@name.vjp`` or ``name.no_vjp("why")``.
     """
     place = _place()
 
@@ -90,6 +92,7 @@ def op(
             shape_rule=shape,
             dtype_rule=dtype,
             infer_rule=infer,
+            canonical_rule=canonical,
             results=results,
             promotes=promotes,
             promoted=promoted,

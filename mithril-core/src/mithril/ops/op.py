@@ -53,6 +53,7 @@ class Op:
     shape_rule: ShapeRule | None = None
     dtype_rule: DTypeRule | None = None
     infer_rule: Callable[..., tuple[TensorType, ...]] | None = None  # instead of the two above: operations with regions
+    canonical_rule: Callable[..., dict[str, Any]] | None = None  # attributes to their one form; twice is as good as once
     results: tuple[str, ...] = ("result",)  # () where the number depends on the attributes
     promotes: str | None = None  # "same": operands get one dtype; "float": and a float one
     promoted: tuple[str, ...] | None = None  # which operands take part; None is all
@@ -218,19 +219,19 @@ class Op:
         return tuple((a.name, a.annotation) for a in self.attributes.values() if a.annotation in ("Axis", "Axes", "Axis | None"))
 
     def canonical(self, types: Sequence[TensorType | None], attributes: dict[str, Any]) -> dict[str, Any]:
-        """Axes made non-negative against the first operand's rank; ``Axes`` None becomes all axes."""
-        if self._axis_names and types and types[0] is not None:
-            rank = types[0].rank
-            try:
+        """Axes made non-negative against the first operand's rank; ``Axes`` None becomes all axes; then the own rule."""
+        try:
+            if self._axis_names and types and types[0] is not None:
+                rank = types[0].rank
                 for name, annotation in self._axis_names:
                     value = attributes[name]
                     if annotation == "Axes":
                         attributes[name] = normalise_axes(value, rank)
                     elif value is not None:
                         attributes[name] = normalise_axis(value, rank)
-            except MithrilError as error:
-                raise error.with_facts(self.call_text(types, attributes)) from None
-        return attributes
+            return attributes if self.canonical_rule is None else self.canonical_rule(types, attributes)
+        except MithrilError as error:
+            raise error.with_facts(self.call_text(types, attributes)) from None
 
     # -- types -------------------------------------------------------------------------------------------------------
     def infer(
@@ -256,7 +257,10 @@ class Op:
         try:
             self._check_operands(types)
             if self.composite and self.shape_rule is None:
-                return tuple(v.type for v in self.decompose(types, attributes).outputs)
+                body = self.decompose(types, attributes)
+                for guard in body.guards:  # what the body had to assume, the whole assumes
+                    assume(guard.left, guard.relation, guard.right, guard.why)
+                return tuple(v.type for v in body.outputs)
             assert self.shape_rule is not None and self.dtype_rule is not None
             shapes = self.shape_rule(*[None if t is None else t.shape for t in types], **attributes)
             dtypes = self.dtype_rule([None if t is None else t.dtype for t in types], attributes)
