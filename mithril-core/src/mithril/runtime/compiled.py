@@ -190,6 +190,10 @@ class CompiledModel:
                 self.decisions.record("specialised", f"program {len(self._programs)} for {shapes} ({what}{extra})")
         return program
 
+    def prepare(self, types: Mapping[str, TensorType]) -> None:
+        """Make the inference program for these input types now, not at the first call."""
+        self._make(Request(tuple(types.items()), Kind()))
+
     def _convert(self, name: str, x: Any, wanted: TensorType) -> Any:
         backend = self.backend
         if backend.is_array(x) and x.dtype == backend.native_dtype(wanted.dtype):

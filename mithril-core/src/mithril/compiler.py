@@ -1,0 +1,320 @@
+"""``ml.compile``: seven steps from a model to something that runs.
+
+flatten -> resolve terminals -> infer shapes -> infer types -> optimize -> generate code -> build functions. The first
+two happen once per model; the others once per program, that is per set of input types a model is called with.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Unpack
+
+from mithril import plugins
+from mithril.autodiff import gradients
+from mithril.decisions import Decisions
+from mithril.errors import BackendError, CompileTimeoutError, OptionError, ShapeError
+from mithril.graph import Graph, Node, verify
+from mithril.hookspecs import CompileContext, HardwareTarget
+from mithril.models.flatten import flatten
+from mithril.models.trace import trace_model
+from mithril.ops.decompose import decompose
+from mithril.options import CompileOptions, Settings, resolve
+from mithril.passes import PassContext
+from mithril.pipeline import make_pipeline, optimization_level
+from mithril.runtime.backend import Backend, BuildOptions
+from mithril.runtime.compiled import CompiledModel
+from mithril.runtime.program import Program, Request
+from mithril.shapes import input_specs, probe_types
+
+if TYPE_CHECKING:
+    from mithril.models import Model
+
+
+def compile(model: Model, backend: Backend | type[Backend] | str, **options: Unpack[CompileOptions]) -> CompiledModel:
+    """Compile ``model`` for ``backend`` (an instance, a class or a name such as ``"jax"``).
+
+    `mithril options` lists the keywords and who owns them. Where the shapes of the inputs are known, compilation
+    happens now; otherwise at the first call, once per signature.
+    """
+    settings = resolve(options)
+    made = make_backend(backend, settings)
+    decisions = Decisions(strict=settings["strict"])
+    context = CompileContext(model, made, settings, optimization_level(settings), None, decisions)
+    plugins.compile_begin(context)
+    try:
+        compiled = Compiler(context, settings).start()
+    except BaseException as error:
+        plugins.compile_end(context, None, error)
+        raise
+    plugins.compile_end(context, compiled, None)
+    unused = settings.unused()
+    if unused:
+        decisions.record("ignored", f"nothing on backend '{made.name}' reads the options {', '.join(unused)}")
+    return compiled
+
+
+def make_backend(backend: Backend | type[Backend] | str, settings: Settings) -> Backend:
+    """The backend instance that was meant."""
+    if isinstance(backend, str):
+        backend = plugins.backend_class(backend)
+    if isinstance(backend, type) and issubclass(backend, Backend):
+        precision = settings["precision"]
+        return backend(precision=precision) if precision else backend()
+    if isinstance(backend, Backend):
+        precision = settings["precision"]
+        if precision and backend.precision not in (None, precision):
+            raise OptionError(
+                f"precision='{precision}' contradicts the backend's own precision '{backend.precision}'",
+                hint="give it in one place",
+            )
+        return backend.with_precision(precision) if precision and backend.precision is None else backend
+    raise BackendError(
+        f"'{backend!r}' is no backend",
+        facts=["accepted: a backend instance such as ml.NumpyBackend(), its class, or its name"],
+    )
+
+
+class Compiler:
+    """One model on one backend: makes programs on request."""
+
+    def __init__(self, context: CompileContext, settings: Settings) -> None:
+        self.context = context
+        self.settings = settings
+        self.backend: Backend = context.backend
+        self.decisions: Decisions = context.decisions  # type: ignore[assignment]
+        self.context.target = self._target()
+        self.deadline = Deadline(settings["timeout"])
+
+    def start(self) -> CompiledModel:
+        """Steps one and two; then, where all input types are known, the rest for the first program."""
+        settings = self.settings
+        with self.deadline:
+            self.inference = settings["inference"] or settings["static_inference"]
+            self.flat = flatten(self.context.model, outputs=settings["outputs"], inference=self.inference)
+            self._stage("flatten", None)
+            self.specs = input_specs(self.flat, settings, self.backend, self.decisions)
+            self._stage("resolve", None)
+            compiled = CompiledModel(
+                self.backend,
+                self.specs,
+                self.specialise,
+                self.probe,
+                decisions=self.decisions,
+                options={**settings.peek(), "inference": self.inference, "seed": settings["seed"] or 0},
+                name=self.flat.name,
+            )
+            types = {name: spec.type for name, spec in self.specs.items()}
+            known = {name: t for name, t in types.items() if t is not None}
+            if len(known) == len(types) and self.backend.accepts(known.values()):
+                compiled.prepare(known)
+            elif settings["static_shapes"]:
+                name = next(n for n, t in types.items() if t is None or not t.is_static)
+                raise ShapeError(
+                    f"Cannot infer shape for tensor '{name}'",
+                    facts=[self.specs[name].where],
+                    hint=f"static_shapes=True needs all of them: shapes={{'{name}': [...]}}",
+                )
+        return compiled
+
+    # -- a program ---------------------------------------------------------------------------------------------------
+    def specialise(self, request: Request) -> Program:
+        """Steps three to seven for one set of input types."""
+        with self.deadline:
+            traced = self.trace(dict(request.types), training=request.kind.training)
+            self._stage("types", traced)
+            graph = traced
+            if request.kind.of:
+                wrt = request.kind.wrt if request.kind.wrt is not None else self._differentiated(traced)
+                graph = gradients(graph, request.kind.of, wrt)
+            graph, report = self.optimize(graph)
+            self._stage("optimize", graph)
+            executable = self.build(graph)
+        return Program(request, traced, graph, executable, report)
+
+    def trace(self, types: Mapping[str, Any], *, training: bool) -> Graph:
+        """Steps three and four: the typed graph."""
+        settings = self.settings
+        graph = trace_model(
+            self.flat,
+            types,
+            training=training and not self.inference,
+            constants=settings["constants"],
+            trainable=settings["trainable"] or (),
+            dtype=self.backend.dtype,
+        )
+        self._stage("shapes", graph)
+        verify(graph)
+        if settings["static_shapes"]:
+            _require_static(graph)
+        if settings["static_types"]:
+            _require_no_promotion(graph)
+        if not settings["dynamic_control_flow"]:
+            _require_no_control_flow(graph)
+        return graph
+
+    def probe(self) -> Graph:
+        """The interface of a model whose input shapes are not known: names, parameters and their shapes."""
+        return self.trace(probe_types(self.specs, self.flat, self.backend), training=not self.inference)
+
+    def optimize(self, graph: Graph) -> tuple[Graph, Any]:
+        """Step five: the passes of the level, as the user and plugins amended them."""
+        manager = make_pipeline(self.settings, self.context)
+        context = PassContext(
+            backend=self.backend,
+            target=self.context.target,
+            level=self.context.level,
+            options=self.settings,
+            decisions=self.decisions,
+        )
+        return manager.run(graph, context, runner=self._run_pass)
+
+    def _run_pass(self, pass_: Any, graph: Graph, context: Any, last: Callable[..., Graph]) -> Graph:
+        self.deadline.check(f"pass '{pass_.name}'")
+        return plugins.run_pass(pass_, graph, context, last)
+
+    def build(self, graph: Graph) -> Any:
+        """Steps six and seven: decompose to what the backend lowers, generate, build."""
+        options = self._build_options()
+
+        def last(graph: Graph, backend: Backend, target: HardwareTarget | None) -> Any:
+            lowered = decompose(graph, lambda node: backend.lowers(node, options))
+            self._stage("generate", lowered)
+            return backend.build(lowered, options)
+
+        executable = plugins.build(graph, self.backend, self.context.target, last)
+        self._stage("build", executable.graph)
+        return executable
+
+    def _build_options(self) -> BuildOptions:
+        s = self.settings
+        return BuildOptions(
+            jit=s["jit"],
+            jit_options=s["jit_options"],
+            num_threads=s["num_threads"],
+            semantics=s["semantics"],
+            checks=s["checks"],
+            static=s["static_inference"],
+            inference=self.inference,
+            file_path=s["file_path"],
+            template_path=s["template_path"],
+            code_transformers=tuple(s["code_transformers"]),
+            decisions=self.decisions,
+            settings=s,
+        )
+
+    # -- small things ------------------------------------------------------------------------------------------------
+    def _differentiated(self, graph: Graph) -> tuple[str, ...]:
+        """What gradients are taken of by default: parameters, and inputs the user made trainable."""
+        return tuple(i.name for i in graph.with_role("param") if i.type.dtype.is_float and i.tags.get("trainable", True))
+
+    def _target(self) -> HardwareTarget | None:
+        name = self.settings["target_hardware"]
+        if name is None:
+            return None
+        target = plugins.target(name).spec
+        families = self.backend.families()
+        if target.family not in families:
+            raise BackendError(
+                f"target_hardware='{name}' contradicts the backend's device",
+                facts=[
+                    f"'{name}' is of the family '{target.family}'",
+                    f"{self.backend!r} runs on: {', '.join(families)}",
+                ],
+                hint="choose a backend and device of that family, or leave target_hardware out",
+            )
+        return target
+
+    def _stage(self, name: str, graph: Graph | None) -> None:
+        self.deadline.check(f"step '{name}'")
+        plugins.compile_stage(self.context, name, graph)  # type: ignore[arg-type]
+
+
+class Deadline:
+    """``timeout=``: checked between steps and passes, and by an alarm where the platform has one."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds = seconds
+        self.depth = 0
+        self.end = 0.0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+        if self.seconds is not None and self.depth == 1:
+            self.end = time.monotonic() + self.seconds
+            self._alarm(self.seconds)
+
+    def __exit__(self, *exc: object) -> None:
+        self.depth -= 1
+        if self.seconds is not None and self.depth == 0:
+            self._alarm(0)
+
+    def check(self, where: str) -> None:
+        if self.seconds is not None and self.depth and time.monotonic() > self.end:
+            raise self._error(where)
+
+    def _error(self, where: str) -> CompileTimeoutError:
+        return CompileTimeoutError(
+            f"Compilation timed out after {self.seconds:g} seconds",
+            facts=[f"in {where}"] if where else [],
+            hint="raise timeout=, lower optimization_level=, or compile a smaller part",
+        )
+
+    def _alarm(self, seconds: float) -> None:
+        import signal
+        import threading
+
+        if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+            return
+
+        def ring(number: int, frame: Any) -> None:
+            raise self._error("")
+
+        if seconds:
+            self._before = signal.signal(signal.SIGALRM, ring)
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+        else:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, self._before)
+
+
+def _origin(node: Node) -> str:
+    return str(node.origin)
+
+
+def _require_static(graph: Graph) -> None:
+    for i in graph.inputs:
+        if not i.type.is_static:
+            raise ShapeError(
+                f"Cannot infer shape for tensor '{i.name}'",
+                facts=[f"static_shapes=True, but it is {i.type}"],
+                hint=f"give numbers: shapes={{'{i.name}': [...]}}",
+            )
+    for node in graph.nodes:
+        for value in node.results:
+            if not value.type.is_static:
+                raise ShapeError(f"Cannot infer shape for tensor '{value.name}'", facts=[f"it is {value.type}", _origin(node)])
+
+
+def _require_no_promotion(graph: Graph) -> None:
+    for node in graph.nodes:
+        if node.op.name == "cast" and node.tags.get("promotion"):
+            source, target = node.operands[0], node.result
+            assert source is not None
+            raise OptionError(
+                f"static_types=True, but '{source.name}' is promoted from {source.dtype} to {target.dtype}",
+                facts=[_origin(node)],
+                hint="give matching dtypes with types=, or write the cast",
+            )
+
+
+def _require_no_control_flow(graph: Graph) -> None:
+    for node in graph.nodes:
+        if node.op.name in ("if", "while"):
+            raise OptionError(
+                f"dynamic_control_flow=False, but an '{node.op.name}' depends on values known only at run time",
+                facts=[_origin(node)],
+                hint="make its condition a constant (constants=, inference=True), or allow dynamic control flow",
+            )
+
+
