@@ -47,7 +47,9 @@ class Operators:
         return operation("abs")(self)
 
     def __getitem__(self, index: Any) -> Any:
-        return operation("index").python(self, index)
+        from mithril.ops.slicing import getitem
+
+        return getitem(self, index)
 
     def __bool__(self) -> bool:
         raise TypeError("a symbolic tensor has no truth value; use where(), If or while_loop for data-dependent choices")

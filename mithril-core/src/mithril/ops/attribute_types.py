@@ -13,8 +13,22 @@ from mithril.types import DType, dtype as as_dtype
 Axis = int
 Axes = tuple[int, ...] | int | None
 Ints = tuple[int, ...]
+Pairs = tuple[tuple[Size, Size], ...]
+number = bool | int | float
 
-__all__ = ["NORMALISERS", "Axes", "Axis", "DType", "Ints", "Shape", "Size", "normalise_axes", "normalise_axis"]
+__all__ = [
+    "NORMALISERS",
+    "Axes",
+    "Axis",
+    "DType",
+    "Ints",
+    "Pairs",
+    "Shape",
+    "Size",
+    "normalise_axes",
+    "normalise_axis",
+    "number",
+]
 
 
 def _int(value: Any) -> int:

@@ -1,0 +1,431 @@
+"""Shapes: reshape, transpose, broadcast, join, reverse, and arrays made from a shape alone.
+
+What takes parts of an array (slice, pad, split, roll, indexing) is in ``slicing.py`` and is offered here as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mithril.dims import Dim, Shape, Size, assume, equal, floordiv, is_static, product
+from mithril.errors import DTypeError, ShapeError
+from mithril.graph.registry import operation
+from mithril.ops.attribute_types import Axes, Axis, Ints, normalise_axis, number
+from mithril.ops.declare import composite, op
+from mithril.ops.rules import always, expect_equal, like, same
+from mithril.ops.samples import sample
+from mithril.ops.slicing import END, getitem, narrow, pad, roll, select, slice, split
+from mithril.types import DType, TensorType, float32, int32
+
+
+def _text(shape: Sequence[Any]) -> str:
+    return "[" + ", ".join(map(str, shape)) + "]"
+
+
+# -- reshape, transpose, broadcast --------------------------------------------------------------------------------
+def _reshape_form(types: Sequence[TensorType | None], attributes: dict[str, Any]) -> dict[str, Any]:
+    shape: Shape = attributes["shape"]
+    unknown = [k for k, d in enumerate(shape) if type(d) is int and d == -1]
+    if not unknown or types[0] is None:
+        return attributes
+    if len(unknown) > 1:
+        raise ShapeError(f"a shape may hold one -1, got {_text(shape)}")
+    total = product(types[0].shape)
+    rest = product(d for k, d in enumerate(shape) if k != unknown[0])
+    if rest == 0:
+        raise ShapeError(f"the -1 in {_text(shape)} is undetermined beside a size 0", hint="write the size out")
+    if type(total) is int and type(rest) is int and total % rest:
+        raise ShapeError(
+            f"cannot reshape {_text(types[0].shape)} to {_text(shape)}",
+            facts=[f"{total} elements are no multiple of {rest}"],
+        )
+    attributes["shape"] = tuple(floordiv(total, rest) if k == unknown[0] else d for k, d in enumerate(shape))
+    return attributes
+
+
+def _reshape_shape(x: Shape, *, shape: Shape) -> Shape:
+    for d in shape:
+        if type(d) is int and d < 0:
+            raise ShapeError(f"a shape cannot hold {d}", facts=[f"got {_text(shape)}"], hint="one -1 is found out")
+    total = product(x)
+    for k, d in enumerate(shape):
+        rest = product(shape[:k] + shape[k + 1 :])
+        if isinstance(d, Dim) and rest != 0 and d == floordiv(total, rest) and equal(total, d * rest) is not True:
+            assume(rest, "divides", total, "a reshape keeps the number of elements")
+            return shape
+    if not assume(total, "==", product(shape), "a reshape keeps the number of elements"):
+        raise ShapeError(
+            f"cannot reshape {_text(x)} to {_text(shape)}", facts=[f"{total} elements do not make {product(shape)}"]
+        )
+    return shape
+
+
+@op(
+    shape=_reshape_shape,
+    dtype=like,
+    canonical=_reshape_form,
+    samples=[
+        sample((2, 6), shape=(3, -1)),
+        sample((2, 3), shape=(6,), label="flat"),
+        sample((1, 1), shape=(), label="scalar"),
+        sample((0, 3), shape=(3, 0), label="empty"),
+    ],
+)
+def reshape(x, *, shape: Shape):
+    """The same elements in row-major order under another shape; one size may be -1 and is found out."""
+    return np.reshape(x, shape)
+
+
+@reshape.vjp
+def _(g, y, x, *, shape):
+    return (reshape(g, shape=x.shape),)
+
+
+def _transpose_form(types: Sequence[TensorType | None], attributes: dict[str, Any]) -> dict[str, Any]:
+    if types[0] is None:
+        return attributes
+    rank, perm = types[0].rank, attributes["perm"]
+    if perm is None:
+        perm = tuple(reversed(range(rank)))
+    found = tuple(normalise_axis(p, rank) for p in perm)
+    if sorted(found) != list(range(rank)):
+        raise ShapeError(
+            f"{list(perm)} is no permutation of the axes of rank {rank}",
+            facts=[f"accepted: each of 0 to {rank - 1} once" if rank else "accepted: no axis, it is a scalar"],
+        )
+    attributes["perm"] = found
+    return attributes
+
+
+@op(
+    shape=lambda x, *, perm: tuple(x[p] for p in perm),
+    dtype=like,
+    canonical=_transpose_form,
+    samples=[sample((2, 3)), sample((2, 3, 4), perm=(1, 2, 0), label="perm"), sample((), label="scalar")],
+)
+def transpose(x, *, perm: Ints | None = None):
+    """Axes in another order: axis k of the result is axis ``perm[k]``; without perm they are reversed."""
+    return np.transpose(x, perm)
+
+
+@transpose.vjp
+def _(g, y, x, *, perm):
+    inverse = [0] * len(perm)
+    for k, p in enumerate(perm):
+        inverse[p] = k
+    return (transpose(g, perm=tuple(inverse)),)
+
+
+def _broadcast_shape(x: Shape, *, shape: Shape) -> Shape:
+    lead = len(shape) - len(x)
+    fits = lead >= 0
+    for n, size in zip(x, shape[max(lead, 0) :], strict=False):
+        fits = fits and (n == 1 or assume(n, "==", size, "an array is broadcast to a shape"))
+    if not fits:
+        raise ShapeError(
+            f"cannot broadcast {_text(x)} to {_text(shape)}",
+            facts=["accepted: trailing sizes equal, or 1 in the operand"],
+        )
+    return shape
+
+
+@op(
+    shape=_broadcast_shape,
+    dtype=like,
+    samples=[
+        sample((3, 1), shape=(2, 3, 4)),
+        sample((), shape=(2, 2), label="scalar"),
+        sample((3,), shape=(0, 3), label="empty"),
+    ],
+)
+def broadcast_to(x, *, shape: Shape):
+    """Repeat along axes of size 1 and new leading axes until the shape is reached."""
+    return np.broadcast_to(x, tuple(map(int, shape)))
+
+
+@broadcast_to.vjp
+def _(g, y, x, *, shape):
+    lead = len(shape) - x.ndim
+    axes = tuple(k for k in range(len(shape)) if k < lead or (x.shape[k - lead] == 1 and shape[k] != 1))
+    if axes:
+        g = operation("sum")(g, axis=axes)
+    return (g if g.shape == x.shape else reshape(g, shape=x.shape),)
+
+
+# -- joining and reversing ----------------------------------------------------------------------------------------
+def _concat_shape(*xs: Shape, axis: int) -> Shape:
+    if not xs:
+        raise ShapeError("concat needs at least one operand")
+    first = list(xs[0])
+    for k, x in enumerate(xs[1:], 1):
+        if len(x) != len(first):
+            raise ShapeError(f"concat: operand {k} has rank {len(x)}, the first has rank {len(first)}")
+        for a, size in enumerate(x):
+            if a != axis:
+                first[a] = expect_equal(f"concat along axis {axis}: axis {a} of operands 0 and {k}", first[a], size)
+    total: Size = 0
+    for x in xs:
+        total = total + x[axis]
+    first[axis] = total
+    return tuple(first)
+
+
+@op(
+    shape=_concat_shape,
+    dtype=like,
+    promotes="same",
+    samples=[
+        sample((2, 3), (1, 3)),
+        sample((2, 1), (2, 2), (2, 3), axis=-1, label="three"),
+        sample((0, 3), (2, 3), label="empty"),
+    ],
+)
+def concat(*xs, axis: Axis = 0):
+    """Operands one after the other along an axis; their other sizes are equal."""
+    return np.concatenate(xs, axis)
+
+
+@concat.vjp
+def _(g, y, *xs, axis):
+    parts, start = [], 0
+    for x in xs:
+        parts.append(narrow(g, axis, start, start + x.shape[axis]) if x.dtype.is_float else None)
+        start = start + x.shape[axis]
+    return tuple(parts)
+
+
+@op(shape=same, dtype=like, samples=[sample((2, 3), axis=None), sample((2, 3, 2), axis=(0, -1), label="two")])
+def flip(x, *, axis: Axes):
+    """Elements in reverse order along axes; None is all of them."""
+    return np.flip(x, axis)
+
+
+@flip.vjp
+def _(g, y, x, *, axis):
+    return (flip(g, axis=axis),)
+
+
+@composite(samples=[sample((2, 1, 3, 1)), sample((1, 2, 1), axis=(-1,), label="axis")])
+def squeeze(x, *, axis: Ints | None = None):
+    """Drop axes of size 1: those named, else all whose size is known to be 1."""
+    if axis is None:
+        gone = {k for k, d in enumerate(x.shape) if d == 1}
+    else:
+        gone = {normalise_axis(a, x.ndim) for a in axis}
+        for k in gone:
+            if equal(x.shape[k], 1) is False:
+                raise ShapeError(f"cannot squeeze axis {k}: its size is {x.shape[k]}, not 1")
+    return reshape(x, shape=tuple(d for k, d in enumerate(x.shape) if k not in gone))
+
+
+@composite(samples=[sample((2, 3), axis=(0,)), sample((2, 3), axis=(1, -1), label="two")])
+def unsqueeze(x, *, axis: Ints):
+    """New axes of size 1, at these places of the result."""
+    rank = x.ndim + len(axis)
+    new = {normalise_axis(a, rank) for a in axis}
+    if len(new) != len(axis):
+        raise ShapeError(f"an axis is named twice in {tuple(axis)}")
+    old = iter(x.shape)
+    return reshape(x, shape=tuple(1 if k in new else next(old) for k in range(rank)))
+
+
+@composite(samples=[sample((2, 3), (2, 3)), sample((3,), (3,), (3,), axis=-1, label="last")])
+def stack(*xs, axis: int = 0):
+    """Operands of one shape along a new axis of the result."""
+    if not xs:
+        raise ShapeError("stack needs at least one operand")
+    at = normalise_axis(axis, xs[0].ndim + 1)
+    for k, x in enumerate(xs[1:], 1):
+        if x.ndim != xs[0].ndim:
+            raise ShapeError(f"stack: operand {k} has shape {_text(x.shape)}, the first {_text(xs[0].shape)}")
+    return concat(*[unsqueeze(x, axis=(at,)) for x in xs], axis=at)
+
+
+@composite(samples=[sample((2, 3), repeats=(2, 1)), sample((3,), repeats=(2, 3), label="more")])
+def tile(x, *, repeats: Ints):
+    """The whole array repeated along axes; more repeats than axes add axes in front."""
+    for count in repeats:
+        if count < 0:
+            raise ShapeError(f"tile cannot repeat {count} times", facts=[f"repeats {list(repeats)}"])
+    rank = max(len(repeats), x.ndim)
+    counts = (1,) * (rank - len(repeats)) + tuple(repeats)
+    sizes = (1,) * (rank - x.ndim) + tuple(x.shape)
+    if all(c == 1 for c in counts):
+        return x if rank == x.ndim else reshape(x, shape=sizes)
+    inner = [(1, d) for d in sizes]
+    wide = reshape(x, shape=tuple(d for pair in inner for d in pair))
+    wide = broadcast_to(wide, shape=tuple(d for c, n in zip(counts, sizes, strict=True) for d in (c, n)))
+    return reshape(wide, shape=tuple(c * n for c, n in zip(counts, sizes, strict=True)))
+
+
+@composite(samples=[sample((2, 3), repeats=2, axis=-1), sample((3,), repeats=3, axis=0, label="vector")])
+def repeat(x, *, repeats: int, axis: Axis):
+    """Each element ``repeats`` times in place along an axis."""
+    if repeats < 0:
+        raise ShapeError(f"repeat cannot repeat {repeats} times")
+    before, size, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+    wide = broadcast_to(reshape(x, shape=(*before, size, 1, *after)), shape=(*before, size, repeats, *after))
+    return reshape(wide, shape=(*before, size * repeats, *after))
+
+
+# -- made from a shape --------------------------------------------------------------------------------------------
+def _made_shape(*, shape: Shape, **_: Any) -> Shape:
+    for d in shape:
+        if type(d) is int and d < 0:
+            raise ShapeError(f"a shape cannot hold {d}", facts=[f"got {_text(shape)}"])
+    return shape
+
+
+def _fills(_: Any, attributes: Mapping[str, Any]) -> DType:
+    kind: DType = attributes["dtype"]
+    value = attributes["value"]
+    if kind.is_integer:
+        low, high = kind.limits
+        if not math.isfinite(value) or int(value) != value or not low <= value <= high:
+            raise DTypeError(f"{value!r} is no {kind}", facts=[f"accepted: whole numbers from {low} to {high}"])
+    return kind
+
+
+@op(
+    shape=_made_shape,
+    dtype=_fills,
+    samples=[sample(shape=(2, 3), value=1.5), sample(shape=(), value=7, dtype="int32", label="scalar")],
+)
+def full(*, shape: Shape, value: number, dtype: DType = float32):
+    """An array whose elements all equal a number."""
+    return np.full(shape, value, dtype.numpy)
+
+
+full.no_vjp("it has no operands")
+
+
+def _iota_shape(*, shape: Shape, axis: int, dtype: DType) -> Shape:
+    if not 0 <= axis < len(shape):
+        raise ShapeError(f"iota counts along axis {axis}, but its shape is {_text(shape)}")
+    return _made_shape(shape=shape)
+
+
+def _iota_form(types: Any, attributes: dict[str, Any]) -> dict[str, Any]:
+    attributes["axis"] = normalise_axis(attributes["axis"], len(attributes["shape"]))
+    return attributes
+
+
+def _countable(dtypes: Any, attributes: Mapping[str, Any]) -> DType:
+    kind: DType = attributes["dtype"]
+    if kind.is_bool:
+        raise DTypeError("iota cannot count in bool", facts=["accepted: integers and floats"])
+    return kind
+
+
+@op(
+    shape=_iota_shape,
+    dtype=_countable,
+    canonical=_iota_form,
+    samples=[sample(shape=(5,)), sample(shape=(2, 3), axis=-1, dtype="float32", label="axis")],
+)
+def iota(*, shape: Shape, axis: int = 0, dtype: DType = int32):
+    """0, 1, 2, ... along an axis, the same for all others."""
+    line = np.arange(int(shape[axis])).astype(dtype.numpy)
+    return np.broadcast_to(line.reshape([-1 if k == axis else 1 for k in range(len(shape))]), tuple(map(int, shape)))
+
+
+iota.no_vjp("it has no operands")
+
+
+def _matrix(x: Shape, *, k: int) -> Shape:
+    if len(x) < 2:
+        raise ShapeError(f"a triangle needs a matrix, got rank {len(x)}", facts=["accepted: rank 2 and more"])
+    return x
+
+
+def _triangle(x: np.ndarray[Any, Any], k: int, *, lower: bool) -> np.ndarray[Any, Any]:
+    mask = np.tri(x.shape[-2], x.shape[-1], k if lower else k - 1, dtype=bool)
+    return np.where(mask if lower else ~mask, x, np.zeros((), x.dtype))
+
+
+@op(shape=_matrix, dtype=like, samples=[sample((3, 4)), sample((2, 3, 3), k=-1, label="batch")])
+def tril(x, *, k: int = 0):
+    """The last two axes on and below diagonal ``k``; zero above."""
+    return _triangle(x, k, lower=True)
+
+
+@tril.vjp
+def _(g, y, x, *, k):
+    return (tril(g, k=k),)
+
+
+@op(shape=_matrix, dtype=like, samples=[sample((3, 4)), sample((2, 3, 3), k=1, label="batch")])
+def triu(x, *, k: int = 0):
+    """The last two axes on and above diagonal ``k``; zero below."""
+    return _triangle(x, k, lower=False)
+
+
+@triu.vjp
+def _(g, y, x, *, k):
+    return (triu(g, k=k),)
+
+
+@composite(samples=[sample(n=3), sample(n=2, m=4, k=1, dtype="int32", label="shifted")])
+def eye(*, n: Size, m: Size | None = None, k: int = 0, dtype: DType = float32):
+    """Ones on diagonal ``k`` of an n by m matrix (m is n unless given), zeros elsewhere."""
+    shape = (n, n if m is None else m)
+    row, column = iota(shape=shape, axis=0), iota(shape=shape, axis=1)
+    return operation("cast")(operation("equal")(row + k if k else row, column), dtype=dtype)
+
+
+# -- shapes as values ---------------------------------------------------------------------------------------------
+@op(shape=lambda *, value: (), dtype=always(int32), samples=[sample(value=3)])
+def size_value(*, value: Size):
+    """A size as an int32 scalar; it is a number once the symbols in it are known."""
+    return np.asarray(value, np.int32)
+
+
+size_value.no_vjp("it has no operands")
+
+
+@composite(samples=[sample((2, 3)), sample((), label="scalar")])
+def shape_of(x):
+    """The sizes as an int32 vector."""
+    if is_static(x.shape):
+        return np.asarray(x.shape, np.int32)
+    return stack(*[size_value(value=d) for d in x.shape])
+
+
+@composite(samples=[sample((2, 3), axis=1)])
+def size_of(x, *, axis: Axis):
+    """The size of one axis as an int32 scalar."""
+    return size_value(value=x.shape[axis])
+
+
+__all__ = [
+    "END",
+    "broadcast_to",
+    "concat",
+    "eye",
+    "flip",
+    "full",
+    "getitem",
+    "iota",
+    "narrow",
+    "pad",
+    "repeat",
+    "reshape",
+    "roll",
+    "select",
+    "shape_of",
+    "size_of",
+    "size_value",
+    "slice",
+    "split",
+    "squeeze",
+    "stack",
+    "tile",
+    "transpose",
+    "tril",
+    "triu",
+    "unsqueeze",
+]

@@ -1,0 +1,470 @@
+"""Slicing, padding and Python indexing.
+
+``slice`` holds its positions in one form, a Python slice as it stands: ``x[start:stop:step]``. Starts and stops are
+counted from the front and lie within the axis; only the stop of a negative step that runs past the beginning is
+``-size - 1``, as Python writes it. Calls may count from the end and overrun with plain numbers, which are clamped as
+Python does; a symbolic position must lie within its axis, which is guarded. ``END`` and ``-END`` stand for "as far as
+the axis goes" where the size is not known yet.
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mithril.dims import Call, Dim, Shape, Size, assume, at_most, bounds, equal, floordiv, maximum, minimum
+from mithril.errors import OperationError, ShapeError
+from mithril.graph.registry import operation
+from mithril.ops.attribute_types import Axis, Ints, Pairs, normalise_axis, number
+from mithril.ops.declare import composite, op
+from mithril.ops.rules import like
+from mithril.ops.samples import sample
+from mithril.types import TensorType
+
+END = 2**63 - 1
+
+
+# -- slice --------------------------------------------------------------------------------------------------------
+def _within(position: Size, size: Size) -> bool:
+    """Whether ``position <= size`` for sure; ``min(k, size)`` is."""
+    if at_most(position, size):
+        return True
+    call = _call(position)
+    if call is None:
+        return False
+    inner = [_within(arg, size) for arg in call.args]
+    return any(inner) if call.function == "min" else call.function == "max" and all(inner)
+
+
+def _call(size: Size) -> Call | None:
+    """The ``min``, ``max``, ... that a size is nothing but."""
+    if isinstance(size, Dim) and len(size.terms) == 1 and size.terms[0][1] == 1 and len(size.terms[0][0]) == 1:
+        atom = size.terms[0][0][0]
+        return atom if isinstance(atom, Call) else None
+    return None
+
+
+def _front(position: Size, size: Size) -> Size:
+    """A position of a positive step, counted from the front and clamped to the axis."""
+    if isinstance(position, Dim):
+        _, high = bounds(position)
+        return size + position if high is not None and high < 0 else position
+    if position >= 0:
+        return size if position == END else minimum(position, size)
+    return 0 if position == -END else maximum(size + position, 0)
+
+
+def _back(position: Size, size: Size) -> Size:
+    """A position of a negative step; before the beginning is ``-size - 1``."""
+    before = -size - 1
+    if isinstance(position, Dim):
+        _, high = bounds(position)
+        if position == before or high is None or high >= 0:
+            return position
+        return size + position
+    if position >= 0:
+        return size - 1 if position == END else minimum(position, size - 1)
+    if position == -END:
+        return before
+    shifted = size + position
+    _, high = bounds(shifted)
+    return before if high is not None and high < 0 else shifted
+
+
+def _one_form(start: Size, stop: Size, step: int, size: Size) -> tuple[Size, Size]:
+    if step > 0:
+        ordered = type(start) is int and type(stop) is int and start <= stop and (start < 0) == (stop < 0)
+        first, last = _front(start, size), _front(stop, size)
+        if ordered or (last == size and type(start) is int) or _within(first, last):
+            return first, last
+        if isinstance(start, Dim) or isinstance(stop, Dim):
+            return first, first if at_most(last, first) else last  # their order is guarded by the shape rule
+        return first, maximum(first, last)
+    first, last = _back(start, size), _back(stop, size)
+    gone = last if last != -size - 1 else -1
+    if first == -size - 1 or at_most(first, gone):
+        return 0, 0
+    return first, last
+
+
+def _slice_form(types: Sequence[TensorType | None], attributes: dict[str, Any]) -> dict[str, Any]:
+    shape = types[0].shape if types[0] is not None else ()
+    starts, stops, steps, axes = (attributes[n] for n in ("starts", "stops", "steps", "axes"))
+    if not len(starts) == len(stops) == len(steps) == len(axes):
+        raise ShapeError(
+            "a slice needs a start, a stop and a step for each axis",
+            facts=[f"got {len(starts)} starts, {len(stops)} stops, {len(steps)} steps, {len(axes)} axes"],
+        )
+    rows = []
+    for start, stop, step, axis in zip(starts, stops, steps, axes, strict=True):
+        k = normalise_axis(axis, len(shape))
+        if step == 0:
+            raise ShapeError(f"the step of axis {k} is 0", hint="use 1 for all elements, -1 for reversed order")
+        rows.append((k, step, *_one_form(start, stop, step, shape[k])))
+    rows.sort(key=lambda row: row[0])
+    if len({row[0] for row in rows}) != len(rows):
+        raise ShapeError(f"an axis is named twice in {tuple(axes)}")
+    return {
+        "starts": tuple(row[2] for row in rows),
+        "stops": tuple(row[3] for row in rows),
+        "steps": tuple(row[1] for row in rows),
+        "axes": tuple(row[0] for row in rows),
+    }
+
+
+def _slice_size(start: Size, stop: Size, step: int, size: Size) -> Size:
+    if step < 0:
+        return floordiv(start - (-1 if stop == -size - 1 else stop) - step - 1, -step)
+    return stop - start if step == 1 else floordiv(stop - start + step - 1, step)
+
+
+def _slice_shape(x: Shape, *, starts: Shape, stops: Shape, steps: Ints, axes: Ints) -> Shape:
+    out = list(x)
+    for start, stop, step, axis in zip(starts, stops, steps, axes, strict=True):
+        size = x[axis]
+        low, high = (start, stop) if step > 0 else (stop, start)
+        fits = True
+        if low != -size - 1:
+            fits = assume(0, "<=", low, f"a slice of axis {axis} starts within it")
+        if not (step < 0 and high == size - 1) and not _within(high, size):
+            fits = fits and assume(high, "<=", size, f"a slice of axis {axis} stops within it")
+        if not fits:
+            raise ShapeError(f"the slice {start}:{stop}:{step} leaves axis {axis} of size {size}")
+        if step > 0 and not _ordered(low, high):
+            assume(low, "<=", high, f"a slice of axis {axis} stops after it starts")
+        out[axis] = _slice_size(start, stop, step, size)
+    return tuple(out)
+
+
+def _ordered(low: Size, high: Size) -> bool:
+    """Whether ``low <= high`` is sure, if only because the one form made it so by clamping."""
+    return _within(low, high) or _call(low) is not None or _call(high) is not None
+
+
+@op(
+    shape=_slice_shape,
+    dtype=like,
+    canonical=_slice_form,
+    samples=[
+        sample((4, 5), starts=(1,), stops=(3,), steps=(1,), axes=(1,)),
+        sample((6, 7), starts=(5, 1), stops=(-100, 7), steps=(-2, 3), axes=(0, 1), label="steps"),
+        sample((3, 4), starts=(-1,), stops=(-END,), steps=(-1,), axes=(-1,), label="reversed"),
+        sample((3, 4), starts=(2,), stops=(2,), steps=(1,), axes=(0,), label="empty"),
+    ],
+)
+def slice(x, *, starts: Shape, stops: Shape, steps: Ints, axes: Ints):
+    """Part of each axis named: ``x[start:stop:step]``; steps may be negative.
+
+    Numbers count from the end where negative and are clamped as in Python. See the head of the file for the form in
+    which positions reach backends.
+    """
+    index = [builtins.slice(None)] * x.ndim
+    for start, stop, step, axis in zip(starts, stops, steps, axes, strict=True):
+        index[axis] = builtins.slice(start, stop, step)
+    return x[tuple(index)]
+
+
+@slice.vjp
+def _(g, y, x, *, starts, stops, steps, axes):
+    widths: list[tuple[Size, Size]] = [(0, 0)] * x.ndim
+    for start, step, axis in zip(starts, steps, axes, strict=True):
+        size, count = x.shape[axis], y.shape[axis]
+        if count == 0:
+            return (operation("full")(shape=x.shape, value=0, dtype=x.dtype),)
+        first = start
+        if step < 0:
+            g = operation("flip")(g, axis=axis)
+            first = start + (count - 1) * step
+        span = (count - 1) * abs(step) + 1
+        g = _spread(g, axis, abs(step), span)
+        widths[axis] = (first, size - first - span)
+    return (pad(g, widths=tuple(widths)),)
+
+
+def _spread(g: Any, axis: int, step: int, span: Size) -> Any:
+    """Elements ``step`` apart, zeros between them, over ``span`` places."""
+    if step == 1:
+        return g
+    shape = g.shape
+    apart = operation("reshape")(g, shape=(*shape[: axis + 1], 1, *shape[axis + 1 :]))
+    widths = [(0, 0)] * (len(shape) + 1)
+    widths[axis + 1] = (0, step - 1)
+    long = (*shape[:axis], shape[axis] * step, *shape[axis + 1 :])
+    apart = operation("reshape")(pad(apart, widths=tuple(widths)), shape=long)
+    return slice(apart, starts=(0,), stops=(span,), steps=(1,), axes=(axis,))
+
+
+def narrow(x: Any, axis: int, start: Size, stop: Size) -> Any:
+    """``x[..., start:stop, ...]`` along one axis."""
+    return slice(x, starts=(start,), stops=(stop,), steps=(1,), axes=(axis,))
+
+
+# -- pad ----------------------------------------------------------------------------------------------------------
+PAD_MODES = ("constant", "reflect", "edge")
+
+
+def _pad_form(types: Sequence[TensorType | None], attributes: dict[str, Any]) -> dict[str, Any]:
+    if attributes["mode"] != "constant":
+        attributes["value"] = 0
+    return attributes
+
+
+def _pad_shape(x: Shape, *, widths: Any, mode: str, value: Any) -> Shape:
+    if mode not in PAD_MODES:
+        raise OperationError(f"pad has no mode '{mode}'", facts=["known: " + ", ".join(PAD_MODES)])
+    if len(widths) != len(x):
+        raise ShapeError(
+            f"pad got widths for {len(widths)} axes, but the operand has rank {len(x)}",
+            hint="give one (before, after) pair per axis, (0, 0) where nothing is added",
+        )
+    for axis, (size, (before, after)) in enumerate(zip(x, widths, strict=True)):
+        for width in (before, after):
+            if at_most(0, width) is False:
+                raise ShapeError(f"pad width {width} of axis {axis} is negative", hint="use slice to remove elements")
+            if width == 0 or mode == "constant":
+                continue
+            if mode == "edge" and not assume(1, "<=", size, f"axis {axis} has an edge"):
+                raise ShapeError(f"axis {axis} is empty: it has no edge to repeat", hint="use mode='constant'")
+            if mode == "reflect" and not assume(width + 1, "<=", size, f"axis {axis} reflects its own elements"):
+                raise ShapeError(
+                    f"pad width {width} of axis {axis} is too large to reflect its {size} elements",
+                    facts=[f"accepted: at most {size - 1}"],
+                )
+    return tuple(before + size + after for size, (before, after) in zip(x, widths, strict=True))
+
+
+@op(
+    shape=_pad_shape,
+    dtype=like,
+    canonical=_pad_form,
+    samples=[
+        sample((2, 3), widths=((1, 0), (2, 3))),
+        sample((2, 3), widths=((0, 1), (1, 1)), value=1.5, label="value"),
+        sample((3, 4), widths=((2, 1), (0, 3)), mode="reflect", label="reflect"),
+        sample((3, 4), widths=((2, 1), (0, 5)), mode="edge", label="edge"),
+    ],
+)
+def pad(x, *, widths: Pairs, mode: str = "constant", value: number = 0):
+    """Add elements before and after along each axis: a constant, the mirrored inside without the edge, or the edge."""
+    if mode == "constant":
+        out = np.full([b + n + a for n, (b, a) in zip(x.shape, widths, strict=True)], value, x.dtype)
+        out[tuple(builtins.slice(b, b + n) for n, (b, _) in zip(x.shape, widths, strict=True))] = x
+        return out
+    for axis, (before, after) in enumerate(widths):
+        if before or after:
+            n = x.shape[axis]
+            at = np.arange(-int(before), n + int(after))
+            inside = np.clip(at, 0, n - 1)
+            x = np.take(x, inside if mode == "edge" else 2 * inside - at, axis)
+    return x
+
+
+@pad.vjp
+def _(g, y, x, *, widths, mode, value):
+    for axis, (before, after) in enumerate(widths):
+        if before == 0 and after == 0:
+            continue
+        size = x.shape[axis]
+        middle = narrow(g, axis, before, before + size)
+        if mode != "constant" and before != 0:
+            middle = middle + _folded(narrow(g, axis, 0, before), axis, size, mode, first=True)
+        if mode != "constant" and after != 0:
+            last = narrow(g, axis, before + size, before + size + after)
+            middle = middle + _folded(last, axis, size, mode, first=False)
+        g = middle
+    return (g,)
+
+
+def _folded(part: Any, axis: int, size: Size, mode: str, *, first: bool) -> Any:
+    """The cotangent of padded elements, brought back to the elements they were copied from."""
+    if mode == "edge":
+        part, offset = operation("sum")(part, axis=axis, keepdims=True), 0
+    else:
+        part, offset = operation("flip")(part, axis=axis), 1
+    rest = size - part.shape[axis] - offset
+    widths: list[tuple[Size, Size]] = [(0, 0)] * part.ndim
+    widths[axis] = (offset, rest) if first else (rest, offset)
+    return pad(part, widths=tuple(widths))
+
+
+# -- composites ---------------------------------------------------------------------------------------------------
+@composite(samples=[sample((3, 4, 5), index=(-1, 2), axes=(0, 2))])
+def select(x, *, index: Shape, axes: Ints):
+    """One element along each axis named; those axes disappear. Negative positions count from the end."""
+    if len(index) != len(axes):
+        raise ShapeError(f"select got {len(index)} positions for {len(axes)} axes")
+    named = [normalise_axis(a, x.ndim) for a in axes]
+    starts: list[Size] = []
+    stops: list[Size] = []
+    for at, axis in zip(index, named, strict=True):
+        size = x.shape[axis]
+        if type(at) is int:
+            lowest: Size = -at if at < 0 else at + 1
+            if at_most(lowest, size) is False:
+                raise ShapeError(
+                    f"index {at} is out of range for axis {axis} of size {size}",
+                    facts=[f"accepted: {-size} to {size - 1}" if size != 0 else "accepted: none, the axis is empty"],
+                )
+            at = at if at >= 0 else size + at
+        starts.append(at)
+        stops.append(at + 1)
+    part = slice(x, starts=tuple(starts), stops=tuple(stops), steps=(1,) * len(named), axes=tuple(named))
+    return operation("reshape")(part, shape=tuple(d for k, d in enumerate(x.shape) if k not in named))
+
+
+@composite(results=(), samples=[sample((6, 2), sizes=(1, 3, 2)), sample((2, 4), sizes=(2, 2), axis=-1, label="axis")])
+def split(x, *, sizes: Shape, axis: Axis = 0):
+    """Consecutive parts of the given sizes along an axis."""
+    parts: list[Any] = []
+    start: Size = 0
+    for size in sizes:
+        parts.append(narrow(x, axis, start, start + size))
+        start = start + size
+    total = x.shape[axis]
+    if equal(start, total) is False:
+        raise ShapeError(f"split sizes {list(sizes)} add up to {start}, but axis {axis} has {total}")
+    if equal(start, total) is None:
+        assume(start, "==", total, f"the parts of a split make up axis {axis}")
+    return tuple(parts)
+
+
+@composite(samples=[sample((3, 4), shift=(1, -2), axis=(0, 1)), sample((5,), shift=(7,), axis=(0,), label="overrun")])
+def roll(x, *, shift: Ints, axis: Ints):
+    """Move elements ``shift`` places along axes; what leaves at one end comes in at the other."""
+    if len(shift) != len(axis):
+        raise ShapeError(f"roll got {len(shift)} shifts for {len(axis)} axes")
+    for places, where in zip(shift, axis, strict=True):
+        k = normalise_axis(where, x.ndim)
+        size = x.shape[k]
+        if size == 0:
+            continue
+        cut = size - places % size
+        if cut != size:
+            x = operation("concat")(narrow(x, k, cut, size), narrow(x, k, 0, cut), axis=k)
+    return x
+
+
+# -- Python indexing ----------------------------------------------------------------------------------------------
+def getitem(x: Any, index: Any) -> Any:
+    """``x[index]`` as in NumPy: integers, slices, None, an Ellipsis, and at most one array of integers (``take``).
+
+    Only operations are called on ``x``, so graph values and model connections are indexed alike. Axes after an Ellipsis
+    are counted from the end, so the rank need not be known.
+    """
+    items = list(index) if isinstance(index, tuple) else [index]
+    at = [k for k, item in enumerate(items) if item is Ellipsis]
+    if len(at) > 1:
+        raise OperationError("an index holds '...' more than once")
+    consuming = builtins.sum(item is not None and item is not Ellipsis for item in items)
+    rank = getattr(x, "ndim", None)
+    if isinstance(rank, int) and consuming > rank:
+        raise ShapeError(f"an index for {consuming} axes, but the operand has rank {rank}", facts=[f"index {index!r}"])
+    split_at = at[0] if at else len(items)
+    steps = _Steps()
+    steps.add(items[:split_at], front=True)
+    steps.add(items[split_at + 1 :][::-1], front=False)
+    return steps.apply(x)
+
+
+class _Steps:
+    """What an index does, in order: slices, selected positions, new axes, one array of positions."""
+
+    def __init__(self) -> None:
+        self.slices: list[tuple[int, Any, Any, int]] = []
+        self.flips: list[int] = []
+        self.selected: list[tuple[int, Any]] = []
+        self.new: list[int] = []
+        self.array: tuple[int, Any] | None = None
+
+    def add(self, items: Sequence[Any], *, front: bool) -> None:
+        """Take items in from the front, or from the back: then axis k is ``-k - 1``."""
+        axis = made = 0
+        for item in items:
+            place, result = (axis, made) if front else (-axis - 1, -made - 1)
+            if item is None:
+                self.new.append(result)
+                made += 1
+                continue
+            axis += 1
+            if isinstance(item, builtins.slice):
+                self._slice(item, place)
+                made += 1
+            elif (position := _position(item)) is not None:
+                self.selected.append((place, position))
+            else:
+                if self.array is not None:
+                    raise OperationError("an index may hold one array of integers", hint="use gather_nd for several")
+                self.array = (result, _array(item))
+                made += 1
+
+    def _slice(self, item: Any, axis: int) -> None:
+        step = 1 if item.step is None else _number(item.step, "step")
+        if type(step) is not int:
+            raise OperationError(f"the step of a slice cannot be the size '{step}'", hint="steps must be known numbers")
+        if item.start is None and item.stop is None and step in (1, -1):
+            if step == -1:
+                self.flips.append(axis)
+            return
+        ends = (0, END) if step > 0 else (END, -END)
+        start = ends[0] if item.start is None else _number(item.start, "start")
+        stop = ends[1] if item.stop is None else _number(item.stop, "stop")
+        self.slices.append((axis, start, stop, step))
+
+    def apply(self, x: Any) -> Any:
+        if self.slices:
+            axes, starts, stops, steps = zip(*self.slices, strict=True)
+            x = slice(x, starts=starts, stops=stops, steps=steps, axes=axes)
+        if self.flips:
+            x = operation("flip")(x, axis=tuple(self.flips))
+        if self.selected:
+            axes, positions = zip(*self.selected, strict=True)
+            x = select(x, index=positions, axes=axes)
+        if self.new:
+            x = operation("unsqueeze")(x, axis=tuple(self.new))
+        if self.array is not None:
+            x = operation("take")(x, self.array[1], axis=self.array[0])
+        return x
+
+
+def _position(item: Any) -> Any:
+    """A single position: an int or a size, else None."""
+    if isinstance(item, Dim):
+        return item
+    if isinstance(item, (bool, np.bool_)):
+        raise OperationError("a bool is no index", hint="use where(mask, x, 0): shapes cannot depend on elements")
+    return operator.index(item) if isinstance(item, (int, np.integer)) else None
+
+
+def _number(item: Any, what: str) -> Size:
+    if isinstance(item, Dim):
+        return item
+    try:
+        return operator.index(item)
+    except TypeError:
+        raise OperationError(
+            f"the {what} of a slice cannot be a {type(item).__name__}",
+            hint="use dynamic_slice for positions that are computed",
+        ) from None
+
+
+def _array(item: Any) -> Any:
+    if isinstance(item, (list, np.ndarray)):
+        item = np.asarray(item, dtype=None if isinstance(item, np.ndarray) or len(item) else np.int32)
+    kind = getattr(item, "dtype", None)
+    if kind is None and not hasattr(item, "__mithril_apply__"):
+        raise OperationError(
+            f"an index cannot hold a {type(item).__name__}",
+            facts=["accepted: integers, slices, None, '...', one integer array"],
+        )
+    if str(kind) == "bool":
+        raise OperationError(
+            "an index cannot be a mask: the shape would depend on elements", hint="use where(mask, x, 0)"
+        )
+    return item
+
+
+__all__ = ["END", "getitem", "narrow", "pad", "roll", "select", "slice", "split"]
