@@ -1,0 +1,146 @@
+"""``ml.DataLoader``: batches of a dataset in a reproducible order, made ahead of time, resumable in the middle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, Literal
+
+import numpy as np
+
+from mithril.errors import OptionError
+from mithril_train.data.datasets import Source, Streamed, as_source
+from mithril_train.data.datasets import collate as default_collate
+from mithril_train.data.order import batch_count, batches, permutation
+from mithril_train.data.workers import ProcessPool, ahead
+
+
+class DataLoader:
+    """Iterate over batches.
+
+    ``dataset``: arrays (a dictionary or tuple of them), an object with ``[]`` and ``len``, an iterable or a generator
+    function. ``shuffle`` gives an order that depends on ``seed`` and the epoch only. ``num_workers`` threads (or
+    processes with ``worker="process"``) make up to ``prefetch_factor`` batches each ahead of time. ``pin_memory`` copies
+    batches to page-locked memory where torch with CUDA is there. ``state_dict`` taken between two batches resumes at the next.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        *,
+        seed: int = 0,
+        num_workers: int = 0,
+        worker: Literal["thread", "process"] = "thread",
+        prefetch_factor: int = 2,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        collate: Callable[[list[Any]], Any] | None = None,
+        sampler: Iterable[int] | None = None,
+    ) -> None:
+        if batch_size < 1 or num_workers < 0 or prefetch_factor < 1:
+            raise OptionError(
+                "batch_size and prefetch_factor must be at least 1, num_workers at least 0",
+                facts=[f"batch_size={batch_size}, prefetch_factor={prefetch_factor}, num_workers={num_workers}"],
+            )
+        if worker not in ("thread", "process"):
+            raise OptionError(f"worker='{worker}' is unknown", facts=["known: thread, process"])
+        self.collate = collate or default_collate
+        self.source: Source = as_source(dataset, self.collate)
+        if self.source.length is None and (shuffle or sampler is not None):
+            raise OptionError("an iterable dataset comes in its own order", hint="leave out shuffle and sampler")
+        if shuffle and sampler is not None:
+            raise OptionError("shuffle and sampler both decide the order", hint="give one of them")
+        self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
+        self.num_workers, self.worker, self.prefetch_factor = num_workers, worker, prefetch_factor
+        self.drop_last, self.sampler = drop_last, sampler
+        self.pin = _pinner() if pin_memory else None
+        self.epoch = 0
+        self._position = 0
+
+    def __len__(self) -> int:
+        if self.source.length is None:
+            raise TypeError("an iterable dataset has no length")
+        n = len(list(self.sampler)) if self.sampler is not None else self.source.length
+        return batch_count(n, self.batch_size, self.drop_last)
+
+    # -- where we are -------------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, int]:
+        """Epoch, and batches of it already given."""
+        return {"epoch": self.epoch, "position": self._position, "seed": self.seed}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on where ``state_dict`` was taken."""
+        if state["seed"] != self.seed:
+            raise OptionError(
+                "the loader's state belongs to another seed", facts=[f"saved {state['seed']}, here {self.seed}"]
+            )
+        self.epoch, self._position = int(state["epoch"]), int(state["position"])
+
+    # -- batches ------------------------------------------------------------------------------------------------------
+    def __iter__(self) -> Iterator[Any]:
+        made = self._stream() if self.source.length is None else self._indexed()
+        for batch in made:
+            self._position += 1
+            yield self.pin(batch) if self.pin else batch
+        self.epoch += 1
+        self._position = 0
+
+    def order(self, epoch: int | None = None) -> np.ndarray[Any, Any]:
+        """The indices of an epoch in the order they are read."""
+        if self.sampler is not None:
+            return np.fromiter(self.sampler, dtype=np.int64)
+        n = self.source.length or 0
+        if not self.shuffle:
+            return np.arange(n)
+        return permutation(n, self.seed, self.epoch if epoch is None else epoch)
+
+    def _indexed(self) -> Iterator[Any]:
+        tasks = batches(self.order(), self.batch_size, self.drop_last, self._position)
+        depth = max(self.num_workers * self.prefetch_factor, 1)
+        if self.num_workers == 0:
+            yield from map(self.source.fetch, tasks)
+        elif self.worker == "thread":
+            yield from ahead(tasks, self.source.fetch, self.num_workers, depth)
+        else:
+            pool = ProcessPool(self.source.fetch, self.num_workers)
+            try:
+                yield from pool.ahead(tasks, depth)
+            finally:
+                pool.close()
+
+    def _stream(self) -> Iterator[Any]:
+        assert isinstance(self.source, Streamed) or self.source.length is None
+        samples = self.source.samples()
+        for _ in islice(samples, self._position * self.batch_size):
+            pass  # resumed: what was read before is read over
+
+        def groups() -> Iterator[list[Any]]:
+            while rows := list(islice(samples, self.batch_size)):
+                if len(rows) == self.batch_size or not self.drop_last:
+                    yield rows
+
+        if self.num_workers == 0:
+            yield from map(self.collate, groups())
+        else:  # reading stays in one place; only collating is spread
+            yield from ahead(groups(), self.collate, self.num_workers, self.num_workers * self.prefetch_factor)
+
+
+def _pinner() -> Callable[[Any], Any] | None:
+    """A function that page-locks a batch, where there is a GPU to copy it to."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    if not torch.cuda.is_available():
+        return None
+
+    def pin(batch: Any) -> Any:
+        if isinstance(batch, dict):
+            return {k: pin(v) for k, v in batch.items()}
+        if isinstance(batch, tuple):
+            return tuple(pin(v) for v in batch)
+        return torch.from_numpy(np.ascontiguousarray(batch)).pin_memory()
+
+    return pin

@@ -1,0 +1,207 @@
+"""Workers that make batches ahead of time: threads, or spawned processes that hand arrays over in shared memory."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing import shared_memory
+from typing import Any
+
+import numpy as np
+
+from mithril.errors import MithrilError
+
+POLL = 0.5  # seconds between looks at whether the workers still live
+
+
+class WorkerError(MithrilError):
+    """A worker failed; the message holds its own traceback."""
+
+
+def ahead(tasks: Iterator[Any], make: Callable[[Any], Any], workers: int, depth: int) -> Iterator[Any]:
+    """``make(task)`` of every task, in order, made by threads up to ``depth`` batches ahead."""
+    todo: queue.Queue[Any] = queue.Queue()
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            slot = todo.get()
+            if slot is None:
+                return
+            task, done = slot
+            try:
+                done.append(("value", make(task)))
+            except BaseException as error:
+                done.append(("error", (error, traceback.format_exc())))
+            done[0].set()
+
+    threads = [threading.Thread(target=work, daemon=True, name=f"loader-{k}") for k in range(workers)]
+    for thread in threads:
+        thread.start()
+    pending: list[list[Any]] = []
+    try:
+        exhausted = False
+        while pending or not exhausted:
+            while not exhausted and len(pending) < depth:
+                try:
+                    task = next(tasks)
+                except StopIteration:
+                    exhausted = True
+                    break
+                done: list[Any] = [threading.Event()]
+                pending.append(done)
+                todo.put((task, done))
+            if not pending:
+                break
+            done = pending.pop(0)
+            while not done[0].wait(POLL):
+                if not any(t.is_alive() for t in threads):
+                    raise WorkerError("all loader threads have died")
+            kind, value = done[1]
+            if kind == "error":
+                error, text = value
+                raise WorkerError("a loader worker failed", facts=text.splitlines()) from error
+            yield value
+    finally:
+        stop.set()
+        for _ in threads:
+            todo.put(None)
+
+
+class ProcessPool:
+    """Spawned workers. They end with the pool, with the parent, and at Ctrl-C; none is left behind."""
+
+    def __init__(self, fetch: Callable[[Any], Any], workers: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.links: list[Any] = []
+        self.processes = []
+        for k in range(workers):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, fetch, os.getpid()), daemon=True, name=f"loader-{k}")
+            process.start()
+            theirs.close()
+            self.links.append(ours)
+            self.processes.append(process)
+
+    def ahead(self, tasks: Iterator[Any], depth: int) -> Iterator[Any]:
+        """Batches in order; task k goes to worker k modulo the number of workers."""
+        sent = received = 0
+        exhausted = False
+        count = len(self.links)
+        while True:
+            while not exhausted and sent - received < depth:
+                try:
+                    task = next(tasks)
+                except StopIteration:
+                    exhausted = True
+                    break
+                self._send(sent % count, task)
+                sent += 1
+            if received == sent:
+                return
+            yield self._receive(received % count)
+            received += 1
+
+    def _send(self, k: int, task: Any) -> None:
+        try:
+            self.links[k].send(task)
+        except (BrokenPipeError, OSError):
+            raise self._dead(k) from None
+
+    def _receive(self, k: int) -> Any:
+        link, process = self.links[k], self.processes[k]
+        while not link.poll(POLL):
+            if not process.is_alive() and not link.poll(0):
+                raise self._dead(k)
+        try:
+            kind, value = link.recv()
+        except (EOFError, OSError):
+            raise self._dead(k) from None
+        if kind == "error":
+            raise WorkerError("a loader worker failed", facts=value.splitlines())
+        return unpack(value)
+
+    def _dead(self, k: int) -> WorkerError:
+        self.processes[k].join(1)
+        code = self.processes[k].exitcode
+        how = f"killed by signal {signal.Signals(-code).name}" if code and code < 0 else f"exit code {code}"
+        return WorkerError(
+            f"loader worker {k} has died ({how})",
+            hint="a script that starts worker processes needs 'if __name__ == \"__main__\":' around its main part",
+        )
+
+    def close(self) -> None:
+        """End all workers and free what they had ready."""
+        for link, process in zip(self.links, self.processes, strict=True):
+            process.terminate()
+            process.join(5)
+            try:
+                while link.poll(0):
+                    kind, value = link.recv()
+                    if kind == "value":
+                        unpack(value)
+            except (EOFError, OSError):
+                continue  # nothing more to free
+            finally:
+                link.close()
+
+
+def _serve(link: Any, fetch: Callable[[Any], Any], parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, which ends the workers
+    while True:
+        while not link.poll(POLL):
+            if os.getppid() != parent:
+                return
+        try:
+            task = link.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            link.send(("value", pack(fetch(task))))
+        except BaseException:
+            link.send(("error", traceback.format_exc()))
+
+
+SHARED = 1 << 14  # bytes; smaller arrays travel through the pipe
+
+
+def pack(batch: Any) -> Any:
+    """The batch with its large arrays in shared memory."""
+    if isinstance(batch, dict):
+        return {k: pack(v) for k, v in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(pack(v) for v in batch)
+    if isinstance(batch, np.ndarray) and batch.nbytes >= SHARED and batch.dtype != object:
+        block = shared_memory.SharedMemory(create=True, size=batch.nbytes)
+        np.ndarray(batch.shape, batch.dtype, block.buf)[...] = batch
+        handle = _Handle(block.name, batch.shape, batch.dtype)
+        block.close()
+        return handle
+    return batch
+
+
+def unpack(packed: Any) -> Any:
+    """The batch back, as arrays of this process; the shared blocks are freed."""
+    if isinstance(packed, dict):
+        return {k: unpack(v) for k, v in packed.items()}
+    if isinstance(packed, tuple):
+        return tuple(unpack(v) for v in packed)
+    if isinstance(packed, _Handle):
+        block = shared_memory.SharedMemory(packed.name)
+        array = np.ndarray(packed.shape, packed.dtype, block.buf).copy()
+        block.close()
+        block.unlink()
+        return array
+    return packed
+
+
+class _Handle:
+    """Where an array stands in shared memory."""
+
+    def __init__(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.name, self.shape, self.dtype = name, shape, dtype

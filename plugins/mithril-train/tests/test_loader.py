@@ -1,0 +1,101 @@
+"""DataLoader: order, batches, workers, resuming, errors."""
+
+import multiprocessing
+import time
+
+import numpy as np
+import pytest
+from loader_datasets import Dying, Squares
+
+from mithril.errors import InputError, OptionError
+from mithril_train.data import DataLoader, permutation
+from mithril_train.data.workers import WorkerError
+
+
+def test_the_order_of_a_seed_never_changes():
+    assert permutation(10, seed=1).tolist() == [3, 5, 2, 4, 1, 9, 0, 6, 8, 7]
+    assert sorted(permutation(1000, 5, 3).tolist()) == list(range(1000))
+    assert (permutation(1000, 5, 3) != permutation(1000, 5, 4)).any()
+    assert (permutation(1000, 5, 3) != permutation(1000, 6, 3)).any()
+
+
+@pytest.mark.parametrize(("workers", "kind"), [(0, "thread"), (3, "thread"), (2, "process")])
+def test_batches_come_in_order_whatever_the_workers(workers, kind):
+    loader = DataLoader(Squares(10), batch_size=4, shuffle=True, seed=3, num_workers=workers, worker=kind)
+    assert len(loader) == 3
+    got = [batch["y"].tolist() for batch in loader]
+    order = permutation(10, 3, 0)
+    assert got == [(order[k : k + 4] ** 2).tolist() for k in (0, 4, 8)]
+    assert [b["y"].tolist() for b in loader] != got, "the next epoch has another order"
+
+
+def test_arrays_tuple_and_drop_last():
+    x, y = np.arange(10), np.arange(10) * 2.0
+    batches = list(DataLoader((x, y), batch_size=3, drop_last=True))
+    assert len(batches) == 3
+    assert batches[2][1].tolist() == [12.0, 14.0, 16.0]
+
+
+def test_iterables_and_generator_functions():
+    assert [b.tolist() for b in DataLoader(iter(range(5)), batch_size=2)] == [[0, 1], [2, 3], [4]]
+
+    def stream():
+        yield from ((k, k + 1) for k in range(4))
+
+    loader = DataLoader(stream, batch_size=2, num_workers=2)
+    assert [b[1].tolist() for b in loader] == [[1, 2], [3, 4]]
+    assert [b[1].tolist() for b in loader] == [[1, 2], [3, 4]], "a generator function can be read again"
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_resume_in_the_middle_of_an_epoch(shuffle):
+    def fresh():
+        return DataLoader(Squares(11), batch_size=2, shuffle=shuffle, seed=9)
+
+    whole = fresh()
+    expected = [b["y"].tolist() for _ in range(2) for b in whole]
+    first = fresh()
+    seen = []
+    for batch in first:
+        seen.append(batch["y"].tolist())
+        if len(seen) == 4:
+            break
+    second = fresh()
+    second.load_state_dict(first.state_dict())
+    seen += [b["y"].tolist() for b in second]
+    seen += [b["y"].tolist() for b in second]
+    assert seen == expected
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_an_error_in_a_worker_surfaces_with_its_traceback(kind):
+    loader = DataLoader(Squares(8, fail=5), batch_size=2, num_workers=2, worker=kind)
+    with pytest.raises(WorkerError) as caught:
+        list(loader)
+    assert "sample 5 is broken" in str(caught.value)
+    assert "__getitem__" in str(caught.value)
+
+
+def test_processes_end_when_the_loop_is_left():
+    for _ in DataLoader(Squares(100, sleep=0.01), batch_size=2, num_workers=2, worker="process"):
+        break
+    deadline = time.monotonic() + 10
+    while multiprocessing.active_children() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not multiprocessing.active_children()
+
+
+def test_a_dead_process_is_an_error_not_a_hang():
+    with pytest.raises(WorkerError, match="has died"):
+        list(DataLoader(Dying(), num_workers=1, worker="process"))
+
+
+def test_bad_arguments():
+    with pytest.raises(OptionError, match="batch_size"):
+        DataLoader(np.zeros(3), batch_size=0)
+    with pytest.raises(OptionError, match="own order"):
+        DataLoader(iter([1]), shuffle=True)
+    with pytest.raises(InputError, match="one leading size"):
+        DataLoader((np.zeros(3), np.zeros(4)))
+    with pytest.raises(InputError, match="different shapes"):
+        list(DataLoader([np.zeros(2), np.zeros(3)], batch_size=2))
