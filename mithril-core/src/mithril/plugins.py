@@ -78,18 +78,7 @@ class _Core:
         return self._last(graph, backend, target)
 
     def _last(self, *arguments: Any) -> Any:
-        call = self.calls.stack[-1]
-        try:
-            return call.last(*arguments)
-        except BaseException as error:
-            call.raised = error  # so that the caller can tell the pass's own error from a plugin's
-            raise
-
-
-@dataclass(slots=True)
-class _Call:
-    last: Callable[..., Any]
-    raised: BaseException | None = None
+        return self.calls.stack[-1](*arguments)
 
 
 class Plugins:
@@ -462,13 +451,10 @@ class Plugins:
 
     def _decide(self, hook: Any, last: Callable[..., Any], **given: Any) -> Any:
         stack = self._core.calls.__dict__.setdefault("stack", [])
-        call = _Call(last)
-        stack.append(call)
+        stack.append(last)
         try:
             return hook(**given)
         except Exception as error:
-            if call.raised is error:
-                raise
             plugin = self._culprit(hook, error)
             if plugin is None:
                 raise
@@ -477,7 +463,7 @@ class Plugins:
             stack.pop()
 
     def _culprit(self, hook: Any, error: BaseException) -> Plugin | None:
-        """The plugin whose implementation of ``hook`` the error came out of."""
+        """The plugin whose implementation of ``hook`` the error came out of; None where it was the pass or backend."""
         codes = {i.function.__code__: i.plugin_name for i in hook.get_hookimpls() if hasattr(i.function, "__code__")}
         trace, name = error.__traceback__, None
         while trace is not None:
