@@ -68,7 +68,8 @@ class Streamed(Source):
         self.dataset = dataset
 
     def samples(self) -> Iterator[Any]:
-        return iter(self.dataset() if callable(self.dataset) and not hasattr(self.dataset, "__iter__") else self.dataset)
+        is_function = callable(self.dataset) and not hasattr(self.dataset, "__iter__")
+        return iter(self.dataset() if is_function else self.dataset)
 
 
 def as_source(dataset: Any, collate: Any) -> Source:

@@ -20,8 +20,9 @@ class DataLoader:
 
     ``dataset``: arrays (a dictionary or tuple of them), an object with ``[]`` and ``len``, an iterable or a generator
     function. ``shuffle`` gives an order that depends on ``seed`` and the epoch only. ``num_workers`` threads (or
-    processes with ``worker="process"``) make up to ``prefetch_factor`` batches each ahead of time. ``pin_memory`` copies
-    batches to page-locked memory where torch with CUDA is there. ``state_dict`` taken between two batches resumes at the next.
+    processes with ``worker="process"``) make up to ``prefetch_factor`` batches each ahead of time. ``pin_memory``
+    copies batches to page-locked memory where torch with CUDA is there. ``state_dict`` taken between two batches
+    resumes at the next.
     """
 
     def __init__(
