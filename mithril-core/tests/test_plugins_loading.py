@@ -44,7 +44,7 @@ def test_working_plugin(site):
 def test_finding_imports_nothing(site):
     module = site.install("mithril-good", backend("good"))
     plugins = site.plugins()
-    assert [p.state for p in plugins.loader.plugins] == ["found"]
+    assert [p.state for p in plugins.found()] == ["found"]
     assert module not in sys.modules
 
 

@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+DISTRIBUTIONS = (
+    "mithril-passes",
+    "mithril-numpy",
+    "mithril-jax",
+    "mithril-torch",
+    "mithril-mlx",
+    "mithril-cbackend",
+    "mithril-ggml",
+    "mithril-tpu",
+    "mithril-train",
+)
+
 BACKENDS = {
     "numpy": "mithril-numpy",
     "jax": "mithril-jax",

@@ -118,6 +118,10 @@ class Plugins:
                 self.loader.remove(plugin)
         self._forget()
 
+    def found(self) -> list[Plugin]:
+        """Every plugin, sorted by name, without importing any."""
+        return list(self.loader.plugins)
+
     def all(self) -> list[Plugin]:
         """Every plugin, loaded where that is possible; ``state`` and ``problems`` tell the rest."""
         self.loader.load_all()
@@ -538,6 +542,7 @@ reload = default.reload
 register = default.register
 unregister = default.unregister
 generation = default.generation
+found = default.found
 all = default.all
 backends = default.backends
 backend = default.backend

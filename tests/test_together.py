@@ -1,0 +1,76 @@
+"""All distributions in one environment: none disturbs another, and what each declares is there."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mithril
+from mithril import known, options, plugins
+
+PROJECT = Path(__file__).parents[1]
+INSTALLED = sorted(plugin.distribution for plugin in plugins.found() if plugin.distribution in known.DISTRIBUTIONS)
+OFFERED = [(kind, name) for kind, name, plugin in plugins.provided() if plugin.distribution in known.DISTRIBUTIONS]
+LOADERS = {
+    "backend": plugins.backend_class,
+    "pass": plugins.load_pass,
+    "profiler": plugins.load_profiler,
+    "export": lambda name: getattr(mithril, name),
+    "command": plugins.load_command,
+    "op": plugins.import_op,
+    "target": plugins.target,
+}
+
+
+def test_nothing_is_wrong_with_any_plugin():
+    options.registry()
+    assert {plugin.name: [str(p.error()) for p in plugin.problems] for plugin in plugins.all() if plugin.problems} == {}
+
+
+def test_versions_are_in_step():
+    assert {name: importlib.metadata.version(name) for name in INSTALLED} == dict.fromkeys(
+        INSTALLED, mithril.__version__
+    )
+
+
+@pytest.mark.parametrize(("kind", "name"), [pair for pair in OFFERED if pair[0] in LOADERS])
+def test_what_is_offered_loads(kind, name):
+    assert LOADERS[kind](name) is not None
+
+
+def test_exports_are_known_for_the_pip_line():
+    """A name that a distribution of this project exports is found in the table that prints the pip line."""
+    exported = {name: entry.plugin.distribution for name, entry in plugins.exports().items()}
+    ours = {name: home for name, home in exported.items() if home in known.DISTRIBUTIONS}
+    assert {name: known.EXPORTS.get(name) for name in ours} == ours
+
+
+def test_backends_are_known_for_the_pip_line():
+    ours = {name: entry.plugin.distribution for name, entry in plugins.backends().items()}
+    assert {n: known.BACKENDS.get(n) for n, home in ours.items() if home in known.DISTRIBUTIONS} == {
+        n: home for n, home in ours.items() if home in known.DISTRIBUTIONS
+    }
+
+
+@pytest.mark.parametrize("name", [plugin.name for plugin in plugins.found()])
+def test_entry_modules_import_no_framework(name):
+    code = f"""
+import json, sys
+from mithril import plugins
+plugin, = [p for p in plugins.found() if p.name == {name!r}]
+plugins.default.loader.load(plugin)
+print(json.dumps(sorted({{m.split('.')[0] for m in sys.modules}})))
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    heavy = {"numpy", "jax", "jaxlib", "torch", "mlx", "tvm", "ggml", "gguf", "scipy"}
+    assert not heavy & set(json.loads(done.stdout))
+
+
+def test_reference_pages_are_complete():
+    done = subprocess.run([sys.executable, "docs/render.py", "--check"], cwd=PROJECT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
