@@ -303,9 +303,9 @@ class Op:
             if len(self._bodies) > 4096:
                 self._bodies.clear()
             names = [self.operand_name(k) for k in range(len(types))]
-            known = self._bodies[key] = trace(
-                lambda *values: self.reference(*values, **attributes), types, names, self.name
-            )
+            with collect_guards() as guards:  # those that the body assumes itself; its nodes' are in the graph
+                body = trace(lambda *values: self.reference(*values, **attributes), types, names, self.name)
+            known = self._bodies[key] = body.replaced(guards=(*body.guards, *guards)) if guards else body
         return known
 
     def evaluate(self, operands: Sequence[Any], attributes: Mapping[str, Any], regions: Sequence[Graph] = ()) -> Any:

@@ -1,0 +1,471 @@
+"""Reading and writing at positions that are computed: take, gather, scatter, dynamic slices.
+
+One rule for every position: a negative one counts from the end, and what is still outside is clamped to the nearest
+element. Writing follows the same rule, so that each scatter is the exact reverse of its gather.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mithril.dims import Shape, Size, assume, product
+from mithril.errors import DTypeError, ShapeError
+from mithril.graph.registry import operation
+from mithril.ops.attribute_types import Axis
+from mithril.ops.declare import composite, op
+from mithril.ops.rules import expect_equal
+from mithril.ops.samples import Arr, exactly, ints, sample
+from mithril.ops.shape import concat, full, iota, reshape, stack, transpose, unsqueeze
+from mithril.types import DType, float32
+from mithril.types import dtype as as_dtype
+
+Array = np.ndarray[Any, Any]
+
+
+# -- what the operations share ------------------------------------------------------------------------------------
+def _text(shape: Sequence[Any]) -> str:
+    return "[" + ", ".join(map(str, shape)) + "]"
+
+
+def _indexed(k: int) -> Any:
+    """The first operand's dtype; operand ``k`` holds positions."""
+
+    def rule(dtypes: Sequence[DType | None], _: Mapping[str, Any]) -> DType:
+        positions, found = dtypes[k], dtypes[0]
+        assert found is not None
+        assert positions is not None
+        if not positions.is_integer:
+            raise DTypeError(
+                f"positions must be integers, not {positions}", hint="cast them: cast(indices, dtype='int32')"
+            )
+        return found
+
+    return rule
+
+
+def _added(dtypes: Sequence[DType | None], attributes: Mapping[str, Any]) -> DType:
+    """As ``_indexed``, of numbers."""
+    found: DType = _indexed(1)(dtypes, attributes)
+    if found.is_bool:
+        raise DTypeError("bool elements do not add up", hint="cast them to an integer")
+    return found
+
+
+def _reaches(x: Shape, axes: Sequence[int], positions: Shape) -> None:
+    """Raise where positions point into an axis without elements."""
+    if 0 in positions:
+        return
+    for axis in axes:
+        if not assume(1, "<=", x[axis], f"axis {axis} has an element to point at"):
+            raise ShapeError(
+                f"axis {axis} is empty, so no position points into it",
+                facts=[f"operand {_text(x)}, positions {_text(positions)}"],
+            )
+
+
+def _expect_updates(updates: Shape, expected: Shape) -> None:
+    if len(updates) != len(expected) or not all(
+        assume(a, "==", b, "updates match the places they go to") for a, b in zip(updates, expected, strict=True)
+    ):
+        raise ShapeError(f"updates have shape {_text(updates)}, expected {_text(expected)}")
+
+
+def positions_in(indices: Array, size: int) -> Array:
+    """Positions counted from the front and clamped, as int64."""
+    if indices.dtype.kind == "u":
+        return np.minimum(indices, indices.dtype.type(min(size - 1, np.iinfo(indices.dtype).max))).astype(np.int64)
+    wide = indices.astype(np.int64)
+    return np.clip(np.where(wide < 0, wide + size, wide), 0, size - 1)
+
+
+def _zeros(like: Any) -> Any:
+    return full(shape=like.shape, value=0, dtype=like.dtype)
+
+
+def _wide(indices: Any) -> Any:
+    """Positions in a dtype that counts any axis: at least 32 bits."""
+    return indices if as_dtype(indices.dtype).bits >= 32 else operation("cast")(indices, dtype="int32")
+
+
+# -- along one axis -----------------------------------------------------------------------------------------------
+def _take_shape(x: Shape, indices: Shape, *, axis: int) -> Shape:
+    _reaches(x, (axis,), indices)
+    return (*x[:axis], *indices, *x[axis + 1 :])
+
+
+@op(
+    shape=_take_shape,
+    dtype=_indexed(1),
+    samples=[
+        sample((5, 3), ints((4,), 0, 4)),
+        sample((3, 4), ints((2, 2), -4, 3), axis=-1, label="matrix of positions"),
+        sample((3, 2), ints((), 0, 2), label="one position"),
+        sample((3, 2), exactly(5, -9, -1, 1, dtype="int32"), label="outside"),
+        sample((3, 2), Arr((0,), "int32"), label="none"),
+    ],
+)
+def take(x, indices, *, axis: Axis = 0):
+    """Elements at integer positions along an axis; the positions' axes take that axis' place."""
+    return np.take(x, positions_in(indices, x.shape[axis]), axis) if indices.size else _none(x, indices, axis)
+
+
+def _none(x: Array, indices: Array, axis: int) -> Array:
+    return np.empty((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype)
+
+
+@take.vjp
+def _(g, y, x, indices, *, axis):
+    return scatter_add(_zeros(x), indices, g, axis=axis), None
+
+
+def _rows(function: Any, x: Any, indices: Any, updates: Any, axis: int) -> Any:
+    """A scatter along ``axis`` by one along the first axis."""
+    count = indices.ndim
+    expected = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    _expect_updates(updates.shape, expected)
+    if axis == 0:
+        return function(x, unsqueeze(indices, axis=(-1,)), updates)
+    rank = x.ndim
+    first = (axis, *(k for k in range(rank) if k != axis))
+    moved = (*range(axis, axis + count), *(k for k in range(rank - 1 + count) if not axis <= k < axis + count))
+    back = (*range(1, axis + 1), 0, *range(axis + 1, rank))
+    made = function(transpose(x, perm=first), unsqueeze(indices, axis=(-1,)), transpose(updates, perm=moved))
+    return transpose(made, perm=back)
+
+
+@composite(
+    promotes="same",
+    promoted=("x", "updates"),
+    samples=[
+        sample((4, 2), exactly(2, 0, 2, dtype="int32"), (3, 2)),
+        sample((2, 5, 2), ints((2, 2), -5, 4), (2, 2, 2, 2), axis=1, label="axis"),
+        sample((3, 2), exactly(7, -8, dtype="int32"), (2, 2), label="outside"),
+    ],
+)
+def scatter(x, indices, updates, *, axis: Axis = 0):
+    """``x`` with rows replaced at integer positions along an axis; of several updates of one row the last wins."""
+    return _rows(scatter_nd, x, indices, updates, axis)
+
+
+@composite(
+    promotes="same",
+    promoted=("x", "updates"),
+    samples=[
+        sample((4, 2), exactly(2, 0, 2, dtype="int32"), (3, 2)),
+        sample((2, 5, 2), ints((2, 2), -5, 4), (2, 2, 2, 2), axis=1, label="axis"),
+        sample((3, 2), exactly(7, -8, dtype="int32"), (2, 2), label="outside"),
+    ],
+)
+def scatter_add(x, indices, updates, *, axis: Axis = 0):
+    """``x`` with updates added at integer positions along an axis; several updates of one row add up."""
+    return _rows(scatter_nd_add, x, indices, updates, axis)
+
+
+# -- along one axis, with positions of their own for every element ------------------------------------------------
+def _along_shape(x: Shape, indices: Shape, *, axis: int) -> Shape:
+    if len(x) != len(indices):
+        raise ShapeError(f"positions along an axis need the operand's rank {len(x)}, got rank {len(indices)}")
+    for k, (n, size) in enumerate(zip(x, indices, strict=True)):
+        if k != axis:
+            expect_equal(f"axis {k} of the operand and of the positions", n, size)
+    _reaches(x, (axis,), indices)
+    return indices
+
+
+@op(
+    shape=_along_shape,
+    dtype=_indexed(1),
+    samples=[
+        sample((3, 4), ints((3, 2), 0, 3), axis=1),
+        sample((3, 4), ints((5, 4), -3, 2), axis=0, label="longer"),
+        sample((2, 3), exactly(9, -9, -1, 0, dtype="int64", shape=(2, 2)), axis=-1, label="outside"),
+    ],
+)
+def take_along_axis(x, indices, *, axis: Axis):
+    """Element by element along an axis: ``result[i, j] = x[i, indices[i, j]]`` for the last of two."""
+    if indices.size == 0:
+        return np.empty(indices.shape, x.dtype)
+    return np.take_along_axis(x, positions_in(indices, x.shape[axis]), axis)
+
+
+@take_along_axis.vjp
+def _(g, y, x, indices, *, axis):
+    return scatter_add_along_axis(_zeros(x), indices, g, axis=axis), None
+
+
+def _along(function: Any, x: Any, indices: Any, updates: Any, axis: int) -> Any:
+    _along_shape(x.shape, indices.shape, axis=axis)
+    _expect_updates(updates.shape, indices.shape)
+    wide = _wide(indices)
+    places = [wide if k == axis else iota(shape=wide.shape, axis=k, dtype=wide.dtype) for k in range(x.ndim)]
+    return function(x, stack(*places, axis=-1), updates)
+
+
+@composite(
+    promotes="same",
+    promoted=("x", "updates"),
+    samples=[
+        sample((3, 4), ints((3, 2), 0, 3), (3, 2), axis=1),
+        sample((3, 2), ints((5, 2), -3, 2, "int64"), (5, 2), axis=0, label="repeated"),
+    ],
+)
+def scatter_along_axis(x, indices, updates, *, axis: Axis):
+    """``x`` with elements replaced: ``x[i, indices[i, j]] = updates[i, j]``; the last of several wins."""
+    return _along(scatter_nd, x, indices, updates, axis)
+
+
+@composite(
+    promotes="same",
+    promoted=("x", "updates"),
+    samples=[
+        sample((3, 4), ints((3, 2), 0, 3), (3, 2), axis=1),
+        sample((3, 2), ints((5, 2), -3, 2, "int8"), (5, 2), axis=0, label="repeated"),
+    ],
+)
+def scatter_add_along_axis(x, indices, updates, *, axis: Axis):
+    """``x`` with elements added: ``x[i, indices[i, j]] += updates[i, j]``, several adding up."""
+    return _along(scatter_nd_add, x, indices, updates, axis)
+
+
+# -- several axes at once -----------------------------------------------------------------------------------------
+def _depth(x: Shape, indices: Shape, batch: int) -> int:
+    """How many axes the positions in the last axis of ``indices`` address."""
+    if not indices:
+        raise ShapeError("positions in several axes need an axis of their own, the last", facts=["got a scalar"])
+    depth = indices[-1]
+    if not isinstance(depth, int):
+        raise ShapeError(f"the last axis of the positions says how many axes they address: '{depth}' is not known")
+    if batch < 0 or batch >= len(indices) or depth + batch > len(x):
+        raise ShapeError(
+            f"positions {_text(indices)} with {batch} batch axes address more axes than the operand {_text(x)} has",
+            facts=[f"accepted: batch_dims from 0 to {min(len(indices) - 1, len(x))}, depth up to {len(x) - batch}"],
+        )
+    return depth
+
+
+def _gather_shape(x: Shape, indices: Shape, *, batch_dims: int) -> Shape:
+    depth = _depth(x, indices, batch_dims)
+    for k in range(batch_dims):
+        expect_equal(f"batch axis {k} of the operand and of the positions", x[k], indices[k])
+    _reaches(x, range(batch_dims, batch_dims + depth), indices[:-1])
+    return (*indices[:-1], *x[batch_dims + depth :])
+
+
+def _flat(x: Array, indices: Array) -> tuple[Array, Array]:
+    """``x`` as rows, and the number of the row that each position means, in row-major order."""
+    depth = indices.shape[-1]
+    row = np.zeros(indices.shape[:-1], np.int64)
+    for k in range(depth):
+        row = row * x.shape[k] + positions_in(indices[..., k], x.shape[k])
+    return x.reshape(math.prod(x.shape[:depth]), math.prod(x.shape[depth:])), np.ascontiguousarray(row).reshape(-1)
+
+
+@op(
+    shape=_gather_shape,
+    dtype=_indexed(1),
+    samples=[
+        sample((3, 4), ints((5, 2), 0, 2)),
+        sample((3, 4, 2), ints((2, 2, 1), -3, 2), label="rows"),
+        sample((2, 3, 4), ints((2, 5, 1), 0, 2), batch_dims=1, label="batch"),
+        sample((3, 4), exactly(9, -9, -1, 4, dtype="int32", shape=(2, 2)), label="outside"),
+    ],
+)
+def gather_nd(x, indices, *, batch_dims: int = 0):
+    """Elements at positions in several axes: the last axis of ``indices`` holds one position per axis addressed."""
+    if indices[..., :1].size == 0 and indices.shape[-1]:
+        return np.empty((*indices.shape[:-1], *x.shape[batch_dims + indices.shape[-1] :]), x.dtype)
+    if batch_dims:
+        grid = np.indices(indices.shape[:-1])[:batch_dims]
+        indices = np.concatenate([*(axis[..., None] for axis in grid), indices.astype(np.int64)], -1)
+    rows, at = _flat(x, indices)
+    return rows[at].reshape(*indices.shape[:-1], *x.shape[indices.shape[-1] :])
+
+
+@gather_nd.vjp
+def _(g, y, x, indices, *, batch_dims):
+    if batch_dims:
+        wide = _wide(indices)
+        lead = (*wide.shape[:-1], 1)
+        grid = [iota(shape=lead, axis=k, dtype=wide.dtype) for k in range(batch_dims)]
+        indices = concat(*grid, wide, axis=-1)
+    return scatter_nd_add(_zeros(x), indices, g), None
+
+
+def _scatter_shape(x: Shape, indices: Shape, updates: Shape) -> Shape:
+    depth = _depth(x, indices, 0)
+    _reaches(x, range(depth), indices[:-1])
+    _expect_updates(updates, (*indices[:-1], *x[depth:]))
+    return x
+
+
+@op(
+    shape=_scatter_shape,
+    dtype=_indexed(1),
+    promotes="same",
+    promoted=("x", "updates"),
+    samples=[
+        sample((3, 4), ints((5, 2), 0, 2), (5,)),
+        sample((3, 4), exactly(2, 0, -1, dtype="int32", shape=(3, 1)), (3, 4), label="rows"),
+        sample((2, 2), exactly(9, -9, -1, 4, dtype="int32", shape=(2, 2)), (2,), label="outside"),
+    ],
+)
+def scatter_nd(x, indices, updates):
+    """``x`` with elements replaced at positions in several axes; of several updates of one place the last wins."""
+    if indices.size == 0 and indices.shape[-1]:
+        return x
+    rows, at = _flat(x.copy(), indices)
+    rows[at] = updates.reshape(at.size, rows.shape[1])
+    return rows.reshape(x.shape)
+
+
+@scatter_nd.vjp
+def _(g, y, x, indices, updates):
+    lead = indices.shape[:-1]
+    depth = indices.shape[-1]
+    untouched = scatter_nd(g, indices, _zeros(updates))
+    order = reshape(iota(shape=(product(lead),)), shape=lead)
+    none = full(shape=x.shape[:depth], value=-1, dtype="int32")
+    winner = operation("equal")(gather_nd(scatter_nd(none, indices, order), indices), order)
+    winner = reshape(winner, shape=(*lead, *[1] * (x.ndim - depth)))
+    return untouched, None, operation("where")(winner, gather_nd(g, indices), _zeros(updates))
+
+
+@op(
+    shape=_scatter_shape,
+    dtype=_added,
+    promotes="same",
+    promoted=("x", "updates"),
+    flops=lambda types, results, attributes: product(types[2].shape),
+    samples=[
+        sample((3, 4), ints((5, 2), 0, 2), (5,)),
+        sample((3, 4), exactly(2, 0, -1, dtype="int32", shape=(3, 1)), (3, 4), label="rows"),
+        sample((2, 2), exactly(9, -9, -1, 4, dtype="int32", shape=(2, 2)), (2,), label="outside"),
+    ],
+)
+def scatter_nd_add(x, indices, updates):
+    """``x`` with updates added at positions in several axes; several updates of one place add up."""
+    if indices.size == 0 and indices.shape[-1]:
+        return x
+    kind = as_dtype(x.dtype)
+    narrow = kind.is_float and kind.bits < 32  # 16-bit floats add up in float32
+    rows, at = _flat(x.astype(np.float32 if narrow else x.dtype), indices)
+    added = updates.reshape(at.size, rows.shape[1]).astype(rows.dtype)
+    np.add.at(rows, at, added)
+    return rows.reshape(x.shape).astype(x.dtype)
+
+
+@scatter_nd_add.vjp
+def _(g, y, x, indices, updates):
+    return g, None, gather_nd(g, indices)
+
+
+# -- slices at computed places ------------------------------------------------------------------------------------
+def _fits(x: Shape, starts: Shape, sizes: Shape) -> None:
+    if len(starts) != 1 or starts[0] != len(x):
+        raise ShapeError(f"starts have shape {_text(starts)}, expected [{len(x)}]: one per axis of {_text(x)}")
+    if len(sizes) != len(x):
+        raise ShapeError(f"a part {_text(sizes)} cannot be taken from {_text(x)}: the ranks differ")
+    for axis, (size, n) in enumerate(zip(sizes, x, strict=True)):
+        if not assume(0, "<=", size, "a size is not negative") or not assume(
+            size, "<=", n, f"a slice fits axis {axis}"
+        ):
+            raise ShapeError(f"a slice of {size} elements does not fit axis {axis} of size {n}")
+
+
+def _dynamic_shape(x: Shape, starts: Shape, *, sizes: Shape) -> Shape:
+    _fits(x, starts, sizes)
+    return sizes
+
+
+def _window(x: Array, starts: Array, sizes: Sequence[Size]) -> tuple[slice, ...]:
+    begin = [
+        min(max(int(s) + (n if s < 0 else 0), 0), n - int(size))
+        for s, n, size in zip(starts, x.shape, sizes, strict=True)
+    ]
+    return tuple(slice(b, b + int(size)) for b, size in zip(begin, sizes, strict=True))
+
+
+@op(
+    shape=_dynamic_shape,
+    dtype=_indexed(1),
+    samples=[
+        sample((4, 5), exactly(1, 2, dtype="int32"), sizes=(2, 3)),
+        sample((4, 5), exactly(9, -2, dtype="int32"), sizes=(2, 1), label="outside"),
+    ],
+)
+def dynamic_slice(x, starts, *, sizes: Shape):
+    """A part of known size at computed starts, one per axis; a part that would overrun is moved inside."""
+    return x[_window(x, starts, sizes)]
+
+
+@dynamic_slice.vjp
+def _(g, y, x, starts, *, sizes):
+    return dynamic_update_slice(_zeros(x), g, starts), None
+
+
+def _update_shape(x: Shape, update: Shape, starts: Shape) -> Shape:
+    _fits(x, starts, update)
+    return x
+
+
+@op(
+    shape=_update_shape,
+    dtype=_indexed(2),
+    promotes="same",
+    promoted=("x", "update"),
+    samples=[
+        sample((4, 5), (2, 3), exactly(1, 2, dtype="int32")),
+        sample((4, 5), (2, 1), exactly(9, -2, dtype="int64"), label="outside"),
+    ],
+)
+def dynamic_update_slice(x, update, starts):
+    """``x`` with a part overwritten at computed starts; a part that would overrun is moved inside."""
+    out = x.copy()
+    out[_window(x, starts, update.shape)] = update
+    return out
+
+
+@dynamic_update_slice.vjp
+def _(g, y, x, update, starts):
+    return (
+        dynamic_update_slice(g, _zeros(update), starts),
+        dynamic_slice(g, starts, sizes=update.shape),
+        None,
+    )
+
+
+# -- one hot ------------------------------------------------------------------------------------------------------
+@composite(
+    samples=[sample(ints((3,), 0, 3), depth=4), sample(ints((2, 2), -1, 3), depth=3, dtype="int32", label="outside")]
+)
+def one_hot(x, *, depth: int, dtype: DType = float32):
+    """A last axis of ``depth`` with 1 at the position that the integer says; all 0 where it is outside."""
+    kind = as_dtype(x.dtype)
+    if not kind.is_integer:
+        raise DTypeError(f"one_hot needs integers, not {kind}", hint="cast them: cast(x, dtype='int32')")
+    if depth < 0:
+        raise ShapeError(f"one_hot cannot have the depth {depth}")
+    wide = _wide(x)
+    places = iota(shape=(*wide.shape, depth), axis=len(wide.shape), dtype=wide.dtype)
+    return operation("cast")(operation("equal")(unsqueeze(wide, axis=(-1,)), places), dtype=dtype)
+
+
+__all__ = [
+    "dynamic_slice",
+    "dynamic_update_slice",
+    "gather_nd",
+    "one_hot",
+    "positions_in",
+    "scatter",
+    "scatter_add",
+    "scatter_add_along_axis",
+    "scatter_along_axis",
+    "scatter_nd",
+    "scatter_nd_add",
+    "take",
+    "take_along_axis",
+]
