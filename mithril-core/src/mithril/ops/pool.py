@@ -1,0 +1,358 @@
+"""Pooling over spatial axes: maximum and average over windows, adaptive and global forms.
+
+Images are ``[batch, channels, *spatial]``. One number given for kernel, stride or dilation, one pair for padding, holds
+for all spatial axes. Padding never wins a maximum: it counts as minus infinity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mithril.dims import Shape, Size, assume, is_static, product
+from mithril.errors import ShapeError
+from mithril.graph.registry import operation
+from mithril.ops.attribute_types import Ints, Pairs
+from mithril.ops.conv import accumulating, cropped, per_axis, places, windows, windows_fit
+from mithril.ops.declare import composite, op
+from mithril.ops.indexing import scatter_add_along_axis, take
+from mithril.ops.rules import always, floating, numeric
+from mithril.ops.samples import exactly, sample
+from mithril.ops.shape import full, reshape, transpose
+from mithril.types import TensorType, int32
+from mithril.types import dtype as as_dtype
+
+Array = np.ndarray[Any, Any]
+
+
+# -- attributes and shapes ----------------------------------------------------------------------------------------
+def _spatial(types: Sequence[TensorType | None], least: int = 1) -> int:
+    rank = types[0].rank - 2 if types[0] is not None else 0
+    if rank < least:
+        raise ShapeError(
+            f"pooling needs spatial axes, but the operand has rank {rank + 2}",
+            facts=["accepted: [batch, channels, *spatial] of rank 3 or more"],
+        )
+    return rank
+
+
+def _pool_form(types: Sequence[TensorType | None], attributes: dict[str, Any]) -> dict[str, Any]:
+    names = [n for n in ("kernel", "stride", "padding", "dilation") if n in attributes]
+    attributes = per_axis(attributes, names, _spatial(types))
+    dilation = attributes.get("dilation", (1,) * len(attributes["kernel"]))
+    for k, (pair, kernel, step) in enumerate(zip(attributes["padding"], attributes["kernel"], dilation, strict=True)):
+        reach = (kernel - 1) * step + 1
+        if any(isinstance(p, int) and p >= reach for p in pair):
+            raise ShapeError(
+                f"padding {pair[0]} and {pair[1]} of spatial axis {k} holds a whole window of {reach}",
+                facts=[f"accepted: at most {reach - 1} on each side"],
+            )
+    return attributes
+
+
+def pool_shape(x: Shape, *, kernel: Ints, stride: Ints, padding: Pairs, dilation: Ints = (), **_: Any) -> Shape:
+    """One result element per window."""
+    rows = zip(x[2:], kernel, stride, padding, dilation or (1,) * len(kernel), strict=True)
+    return (*x[:2], *(windows_fit(k, *row) for k, row in enumerate(rows)))
+
+
+def _expect_cotangent(g: Shape, expected: Shape) -> None:
+    if len(g) != len(expected) or not all(
+        assume(a, "==", b, "a cotangent has the result's shape") for a, b in zip(g, expected, strict=True)
+    ):
+        texts = ["[" + ", ".join(map(str, s)) + "]" for s in (g, expected)]
+        raise ShapeError(f"the cotangent has shape {texts[0]}, expected {texts[1]}")
+
+
+def _cost(operand: int) -> Any:
+    """An operation per element of every window; the windows are those of the result or of an operand."""
+
+    def flops(types: Sequence[Any], results: Sequence[TensorType], attributes: Mapping[str, Any]) -> Size:
+        made = results[0] if operand < 0 else types[operand]
+        return product(made.shape) * math.prod(attributes["kernel"])
+
+    return flops
+
+
+# -- maximum ------------------------------------------------------------------------------------------------------
+def _lowest(x: Array) -> Any:
+    kind = as_dtype(x.dtype)
+    return -np.inf if kind.is_float else kind.limits[0]
+
+
+UNEVEN: dict[str, Any] = {"kernel": (3, 2), "stride": (2, 1), "padding": ((1, 2), (0, 1)), "dilation": (2, 1)}
+MAX_SAMPLES: list[tuple[str, Shape, dict[str, Any]]] = [
+    ("", (2, 3, 8), {"kernel": (2,), "stride": (2,)}),
+    ("2d", (1, 2, 7, 5), UNEVEN),
+    ("overlap", (1, 1, 5, 5), {"kernel": (3, 3), "padding": ((1, 1), (1, 1))}),
+]
+SPECIAL = exactly(1.0, float("nan"), 3.0, 3.0, float("-inf"), float("-inf"), shape=(1, 1, 6))
+
+
+@op(
+    shape=pool_shape,
+    dtype=numeric,
+    canonical=_pool_form,
+    flops=_cost(-1),
+    samples=[
+        *(sample(x, label=label, **attributes) for label, x, attributes in MAX_SAMPLES),
+        sample(SPECIAL, kernel=(2,), stride=(2,), label="special", gradient=False),
+    ],
+)
+def max_pool(x, *, kernel: Ints, stride: Ints = (1,), padding: Pairs = ((0, 0),), dilation: Ints = (1,)):
+    """The largest element of each window; nan propagates."""
+    view = windows(x, kernel, stride, padding, dilation, _lowest(x))
+    return np.max(view, axis=tuple(range(x.ndim, view.ndim)))
+
+
+@max_pool.vjp
+def _(g, y, x, *, kernel, stride, padding, dilation):
+    return (max_pool_grad(g, x, kernel=kernel, stride=stride, padding=padding, dilation=dilation),)
+
+
+@op(
+    shape=pool_shape,
+    dtype=always(int32),
+    canonical=_pool_form,
+    flops=_cost(-1),
+    samples=[
+        *(sample(x, label=label, **attributes) for label, x, attributes in MAX_SAMPLES),
+        sample(SPECIAL, kernel=(2,), stride=(2,), label="special", gradient=False),
+    ],
+)
+def max_pool_positions(x, *, kernel: Ints, stride: Ints = (1,), padding: Pairs = ((0, 0),), dilation: Ints = (1,)):
+    """Where the maximum of each window lies: its number, int32, among the channel's elements in row-major order.
+
+    The first of equal ones counts, nan counts as the largest; -1 where a window meets nothing but padding.
+    """
+    view = windows(x, kernel, stride, padding, dilation, _lowest(x))
+    spatial = x.shape[2:]
+    numbers = np.arange(math.prod(spatial), dtype=np.int64).reshape(1, 1, *spatial)
+    numbers = windows(numbers, kernel, stride, padding, dilation, -1)
+    count = math.prod(kernel)
+    flat, numbers = (v.reshape(*v.shape[: x.ndim], count) for v in (view, numbers))
+    top = np.max(flat, axis=-1, keepdims=True)
+    hits = ((flat == top) | ((flat != flat) & (top != top))) & (numbers >= 0)  # padding may equal -inf, and is no hit
+    first = np.argmax(hits, axis=-1)[..., None]
+    numbers = np.broadcast_to(numbers, flat.shape)
+    found = np.where(np.take_along_axis(hits, first, -1), np.take_along_axis(numbers, first, -1), -1)
+    return found[..., 0].astype(np.int32)
+
+
+max_pool_positions.no_vjp("positions are integers")
+
+
+@composite(
+    canonical=_pool_form,
+    promotes="same",
+    flops=_cost(0),
+    samples=[
+        sample((2, 3, 4), (2, 3, 8), kernel=(2,), stride=(2,)),
+        sample((1, 2, 3, 5), (1, 2, 7, 5), label="2d", **UNEVEN),
+        sample((1, 1, 5, 5), (1, 1, 5, 5), label="overlap", **MAX_SAMPLES[2][2]),
+    ],
+)
+def max_pool_grad(g, x, *, kernel: Ints, stride: Ints = (1,), padding: Pairs = ((0, 0),), dilation: Ints = (1,)):
+    """The cotangent of ``max_pool``'s operand: each window's goes to its first maximum."""
+    at = max_pool_positions(x, kernel=kernel, stride=stride, padding=padding, dilation=dilation)
+    _expect_cotangent(tuple(g.shape), tuple(at.shape))
+    lead, zero = tuple(x.shape[:2]), full(shape=(), value=0, dtype=g.dtype)
+    taken = operation("where")(operation("less")(at, 0), zero, g)
+    flat = [reshape(v, shape=(*lead, product(v.shape[2:]))) for v in (at, taken)]
+    none = full(shape=(*lead, product(x.shape[2:])), value=0, dtype=g.dtype)
+    return reshape(scatter_add_along_axis(none, flat[0], flat[1], axis=2), shape=tuple(x.shape))
+
+
+# -- average ------------------------------------------------------------------------------------------------------
+AVERAGE_SAMPLES: list[tuple[str, Shape, dict[str, Any]]] = [
+    ("", (2, 3, 8), {"kernel": (2,), "stride": (2,)}),
+    ("2d", (1, 2, 7, 5), {"kernel": (3, 2), "stride": (2, 1), "padding": ((1, 2), (0, 1))}),
+    ("without padding", (1, 2, 5, 5), {"kernel": (3,), "padding": ((1, 1),), "count_include_pad": False}),
+]
+
+
+def _counts(shape: Sequence[int], kernel: Ints, stride: Ints, padding: Any, count_include_pad: bool) -> Any:
+    """How many elements each window averages."""
+    if count_include_pad:
+        return math.prod(kernel)
+    counts = windows(np.ones((1, 1, *shape[2:])), kernel, stride, padding, (1,) * len(kernel))
+    return counts.sum(axis=tuple(range(len(shape), counts.ndim)))
+
+
+@op(
+    shape=pool_shape,
+    dtype=floating,
+    canonical=_pool_form,
+    promotes="float",
+    flops=_cost(-1),
+    samples=[sample(x, label=label, **attributes) for label, x, attributes in AVERAGE_SAMPLES],
+)
+def avg_pool(x, *, kernel: Ints, stride: Ints = (1,), padding: Pairs = ((0, 0),), count_include_pad: bool = True):
+    """The mean of each window, padding counted as zeros or not at all. 16-bit floats accumulate in float32."""
+    view = windows(accumulating(x), kernel, stride, padding, (1,) * len(kernel))
+    total = np.sum(view, axis=tuple(range(x.ndim, view.ndim)))
+    return (total / _counts(x.shape, kernel, stride, padding, count_include_pad)).astype(x.dtype)
+
+
+@avg_pool.vjp
+def _(g, y, x, **attributes):
+    return (avg_pool_grad(g, shape=x.shape, **attributes),)
+
+
+def _average_grad_shape(g: Shape, *, shape: Shape, **attributes: Any) -> Shape:
+    if len(shape) != len(g):
+        raise ShapeError(f"the cotangent has rank {len(g)}, the operand's shape has rank {len(shape)}")
+    _expect_cotangent(g, pool_shape(shape, **attributes))
+    return shape
+
+
+@op(
+    shape=_average_grad_shape,
+    dtype=floating,
+    canonical=_pool_form,
+    promotes="float",
+    flops=_cost(0),
+    samples=[
+        sample((2, 3, 4), shape=(2, 3, 8), kernel=(2,), stride=(2,)),
+        sample((1, 2, 4, 5), label="2d", shape=(1, 2, 7, 5), **AVERAGE_SAMPLES[1][2]),
+        sample((1, 2, 5, 5), label="without padding", shape=(1, 2, 5, 5), **AVERAGE_SAMPLES[2][2]),
+    ],
+)
+def avg_pool_grad(
+    g,
+    *,
+    shape: Shape,
+    kernel: Ints,
+    stride: Ints = (1,),
+    padding: Pairs = ((0, 0),),
+    count_include_pad: bool = True,
+):
+    """The cotangent of ``avg_pool``'s operand of the given shape: each window's is shared evenly by its elements."""
+    share = accumulating(g)
+    share = share / np.asarray(_counts(shape, kernel, stride, padding, count_include_pad), share.dtype)
+    out = np.zeros((*shape[:2], *(n + a + b for n, (a, b) in zip(shape[2:], padding, strict=True))), share.dtype)
+    for _, where in places(g.shape[2:], kernel, stride, (1,) * len(kernel)):
+        out[where] += share
+    return cropped(out, padding).astype(g.dtype)
+
+
+@avg_pool_grad.vjp
+def _(gg, y, g, *, shape, **attributes):
+    return (avg_pool(gg, **attributes),)
+
+
+# -- adaptive and global ------------------------------------------------------------------------------------------
+def _adaptive(x: Any, size: Ints) -> Ints:
+    """The result's spatial sizes, one for each axis."""
+    rank = _spatial([TensorType(as_dtype(x.dtype), tuple(x.shape))])
+    sizes = per_axis({"size": size}, ("size",), rank)["size"]
+    if all(n == 1 for n in sizes):
+        return sizes  # the whole axis, whatever its size
+    for k, n in enumerate(x.shape[2:]):
+        if not isinstance(n, int):
+            raise ShapeError(
+                f"adaptive pooling to {sizes[k]} needs the size of spatial axis {k}, which is '{n}'",
+                hint="give its size when compiling; only the size 1 needs none",
+            )
+        if n == 0:
+            raise ShapeError(f"spatial axis {k} is empty: it has nothing to pool")
+    return sizes
+
+
+def _bounds(n: int, size: int) -> list[tuple[int, int]]:
+    """Windows that cover an axis of n with ``size`` pieces: they overlap where size does not divide n."""
+    return [(i * n // size, -(-(i + 1) * n // size)) for i in range(size)]
+
+
+def _last(x: Any, axis: int) -> tuple[int, ...]:
+    """The permutation that exchanges an axis with the last."""
+    perm = list(range(len(x.shape)))
+    perm[axis], perm[-1] = perm[-1], perm[axis]
+    return tuple(perm)
+
+
+@composite(
+    samples=[
+        sample((2, 3, 8), size=(4,)),
+        sample((1, 2, 7, 5), size=(3, 2), label="uneven"),
+        sample((1, 2, 2, 3), size=(3, 1), label="more than there are"),
+    ]
+)
+def adaptive_avg_pool(x, *, size: Ints):
+    """Means over windows chosen so that the result has the given spatial size."""
+    sizes = _adaptive(x, size)
+    if all(n == 1 for n in sizes):
+        return global_avg_pool(x)
+    spatial = x.shape[2:]
+    if all(n % m == 0 for n, m in zip(spatial, sizes, strict=True)):
+        kernel = tuple(n // m for n, m in zip(spatial, sizes, strict=True))
+        return avg_pool(x, kernel=kernel, stride=kernel)
+    kind = as_dtype(x.dtype)
+    wide = operation("cast")(x, dtype="float32") if not kind.is_float or kind.bits < 32 else x
+    for axis, (n, m) in enumerate(zip(spatial, sizes, strict=True), 2):
+        if n == m:
+            continue
+        weights = np.zeros(
+            (n, m), as_dtype(wide.dtype).numpy
+        )  # the mean over a box is the mean of means along its axes
+        for i, (a, b) in enumerate(_bounds(n, m)):
+            weights[a:b, i] = 1 / (b - a)
+        perm = _last(wide, axis)
+        wide = transpose(operation("matmul")(transpose(wide, perm=perm), weights), perm=perm)
+    return operation("cast")(wide, dtype=kind) if kind.is_float and kind.bits < 32 else wide
+
+
+@composite(
+    samples=[
+        sample((2, 3, 8), size=(4,)),
+        sample((1, 2, 7, 5), size=(3, 2), label="uneven"),
+        sample((1, 2, 2, 3), size=(3, 1), label="more than there are"),
+    ]
+)
+def adaptive_max_pool(x, *, size: Ints):
+    """Maxima over windows chosen so that the result has the given spatial size."""
+    sizes = _adaptive(x, size)
+    spatial = x.shape[2:]
+    if not is_static(spatial):
+        return global_max_pool(x)
+    if all(n % m == 0 for n, m in zip(spatial, sizes, strict=True)):
+        kernel = tuple(n // m for n, m in zip(spatial, sizes, strict=True))
+        return max_pool(x, kernel=kernel, stride=kernel)
+    rank = len(spatial)
+    for k, (n, m) in enumerate(zip(spatial, sizes, strict=True)):
+        pieces = _bounds(n, m)
+        longest = max(b - a for a, b in pieces)  # shorter windows repeat their last element
+        at = np.array([min(a + j, b - 1) for a, b in pieces for j in range(longest)], np.int32)
+        kernel = tuple(longest if i == k else 1 for i in range(rank))
+        x = max_pool(take(x, at, axis=2 + k), kernel=kernel, stride=kernel)
+    return x
+
+
+@composite(samples=[sample((2, 3, 4)), sample((1, 2, 3, 3), label="2d")])
+def global_avg_pool(x):
+    """The mean over all spatial axes, which stay with size 1."""
+    _spatial([TensorType(as_dtype(x.dtype), tuple(x.shape))])
+    return operation("mean")(x, axis=tuple(range(2, len(x.shape))), keepdims=True)
+
+
+@composite(samples=[sample((2, 3, 4)), sample((1, 2, 3, 3), label="2d")])
+def global_max_pool(x):
+    """The largest element over all spatial axes, which stay with size 1; equal ones share the cotangent as in ``max``."""
+    _spatial([TensorType(as_dtype(x.dtype), tuple(x.shape))])
+    return operation("max")(x, axis=tuple(range(2, len(x.shape))), keepdims=True)
+
+
+__all__ = [
+    "adaptive_avg_pool",
+    "adaptive_max_pool",
+    "avg_pool",
+    "avg_pool_grad",
+    "global_avg_pool",
+    "global_max_pool",
+    "max_pool",
+    "max_pool_grad",
+    "max_pool_positions",
+]

@@ -1,0 +1,89 @@
+"""Sorting: stable, nan last in either direction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mithril.dims import Size, at_most, product
+from mithril.errors import ShapeError
+from mithril.ops.attribute_types import Axis
+from mithril.ops.declare import composite, op
+from mithril.ops.indexing import take_along_axis
+from mithril.ops.rules import always, like, same
+from mithril.ops.samples import exactly, ints, sample
+from mithril.ops.shape import narrow
+from mithril.types import TensorType, int32
+from mithril.types import dtype as as_dtype
+
+
+def _order(x: np.ndarray[Any, Any], axis: int, descending: bool) -> np.ndarray[Any, Any]:
+    kind = as_dtype(x.dtype)
+    if kind.is_float:
+        key = x if kind.bits > 16 else x.astype(np.float32)
+        key = -key if descending else key  # nan stays nan, and NumPy sorts it last
+    else:
+        key = ~x if descending else x  # reverses the order without overflow
+    return np.argsort(key, axis=axis, kind="stable")
+
+
+def _comparisons(types: Sequence[Any], results: Sequence[TensorType], attributes: Mapping[str, Any]) -> Size:
+    size = types[0].shape[attributes["axis"]]
+    return product(types[0].shape) * (size.bit_length() if isinstance(size, int) else 10)
+
+
+SAMPLES = [
+    sample((3, 5)),
+    sample((5, 2), axis=0, descending=True, label="descending"),
+    sample(exactly(2.0, float("nan"), -0.0, 0.0, float("inf"), 2.0, float("-inf")), label="special", gradient=False),
+    sample(
+        exactly(2.0, float("nan"), -1.0, float("inf"), 2.0, float("nan")),
+        descending=True,
+        label="special descending",
+        gradient=False,
+    ),
+    sample(ints((4, 6), -3, 3), descending=True, label="ties"),
+]
+
+
+@op(shape=same, dtype=like, flops=_comparisons, samples=SAMPLES)
+def sort(x, *, axis: Axis = -1, descending: bool = False):
+    """Elements in order along an axis; equal ones keep theirs, nan comes last in either direction."""
+    return np.take_along_axis(x, _order(x, axis, descending), axis)
+
+
+@sort.vjp
+def _(g, y, x, *, axis, descending):
+    back = argsort(argsort(x, axis=axis, descending=descending), axis=axis)
+    return (take_along_axis(g, back, axis=axis),)
+
+
+@op(shape=same, dtype=always(int32), flops=_comparisons, samples=SAMPLES)
+def argsort(x, *, axis: Axis = -1, descending: bool = False):
+    """The positions, int32, that put the elements in order; equal ones keep theirs, nan comes last."""
+    return _order(x, axis, descending).astype(np.int32)
+
+
+argsort.no_vjp("positions are integers")
+
+
+@composite(
+    results=("values", "indices"),
+    samples=[
+        sample((3, 6), k=2),
+        sample((4, 3), k=4, axis=0, label="axis"),
+        sample(exactly(1.0, float("nan"), 3.0, 3.0, float("-inf")), k=4, label="special", gradient=False),
+    ],
+)
+def top_k(x, *, k: int, axis: Axis = -1):
+    """The k largest elements along an axis, largest first, and their positions (int32); of equal ones the first."""
+    size = x.shape[axis]
+    if k < 0 or at_most(k, size) is False:
+        raise ShapeError(f"top_k cannot take {k} of {size} elements of axis {axis}", facts=[f"accepted: 0 to {size}"])
+    indices = narrow(argsort(x, axis=axis, descending=True), axis, 0, k)
+    return take_along_axis(x, indices, axis=axis), indices
+
+
+__all__ = ["argsort", "sort", "top_k"]
