@@ -77,8 +77,8 @@ def _expect_updates(updates: Shape, expected: Shape) -> None:
 def positions_in(indices: Array, size: int) -> Array:
     """Positions counted from the front and clamped, as int64."""
     if indices.dtype.kind == "u":
-        return np.minimum(indices, indices.dtype.type(min(size - 1, np.iinfo(indices.dtype).max))).astype(np.int64)
-    wide = indices.astype(np.int64)
+        indices = np.minimum(indices, indices.dtype.type(min(size - 1, np.iinfo(indices.dtype).max)))
+    wide: Array = indices.astype(np.int64)
     return np.clip(np.where(wide < 0, wide + size, wide), 0, size - 1)
 
 

@@ -72,7 +72,7 @@ def _cost(operand: int) -> Any:
 
     def flops(types: Sequence[Any], results: Sequence[TensorType], attributes: Mapping[str, Any]) -> Size:
         made = results[0] if operand < 0 else types[operand]
-        return product(made.shape) * math.prod(attributes["kernel"])
+        return product((*made.shape, *attributes["kernel"]))
 
     return flops
 
@@ -174,7 +174,7 @@ AVERAGE_SAMPLES: list[tuple[str, Shape, dict[str, Any]]] = [
 ]
 
 
-def _counts(shape: Sequence[int], kernel: Ints, stride: Ints, padding: Any, count_include_pad: bool) -> Any:
+def _counts(shape: Sequence[Any], kernel: Ints, stride: Ints, padding: Any, count_include_pad: bool) -> Any:
     """How many elements each window averages."""
     if count_include_pad:
         return math.prod(kernel)
@@ -248,7 +248,7 @@ def _(gg, y, g, *, shape, **attributes):
 def _adaptive(x: Any, size: Ints) -> Ints:
     """The result's spatial sizes, one for each axis."""
     rank = _spatial([TensorType(as_dtype(x.dtype), tuple(x.shape))])
-    sizes = per_axis({"size": size}, ("size",), rank)["size"]
+    sizes: Ints = per_axis({"size": size}, ("size",), rank)["size"]
     if all(n == 1 for n in sizes):
         return sizes  # the whole axis, whatever its size
     for k, n in enumerate(x.shape[2:]):
@@ -340,7 +340,7 @@ def global_avg_pool(x):
 
 @composite(samples=[sample((2, 3, 4)), sample((1, 2, 3, 3), label="2d")])
 def global_max_pool(x):
-    """The largest element over all spatial axes, which stay with size 1; equal ones share the cotangent as in ``max``."""
+    """The largest element over all spatial axes, which stay with size 1; equal ones share the cotangent."""
     _spatial([TensorType(as_dtype(x.dtype), tuple(x.shape))])
     return operation("max")(x, axis=tuple(range(2, len(x.shape))), keepdims=True)
 
