@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 from mithril import plugins
 from mithril.autodiff import gradients
 from mithril.decisions import Decisions
-from mithril.errors import BackendError, CompileTimeoutError, OptionError, ShapeError
+from mithril.dims import is_static
+from mithril.errors import BackendError, CompileTimeoutError, DTypeError, OptionError, ShapeError
 from mithril.graph import Graph, Node, verify
 from mithril.hookspecs import CompileContext, HardwareTarget
 from mithril.models.flatten import flatten
@@ -25,7 +26,7 @@ from mithril.pipeline import make_pipeline, optimization_level
 from mithril.runtime.backend import Backend, BuildOptions
 from mithril.runtime.compiled import CompiledModel
 from mithril.runtime.program import Program, Request
-from mithril.shapes import input_specs, probe_types
+from mithril.shapes import input_specs, known_types, probe_types
 
 if TYPE_CHECKING:
     from mithril.models import Model
@@ -93,7 +94,7 @@ class Compiler:
             self.inference = settings["inference"] or settings["static_inference"]
             self.flat = flatten(self.context.model, outputs=settings["outputs"], inference=self.inference)
             self._stage("flatten", None)
-            self.specs = input_specs(self.flat, settings, self.backend, self.decisions)
+            self.specs = input_specs(self.flat, settings)
             self._stage("resolve", None)
             compiled = CompiledModel(
                 self.backend,
@@ -104,18 +105,29 @@ class Compiler:
                 options={**settings.peek(), "inference": self.inference, "seed": settings["seed"] or 0},
                 name=self.flat.name,
             )
-            types = {name: spec.type for name, spec in self.specs.items()}
-            known = {name: t for name, t in types.items() if t is not None}
-            if len(known) == len(types) and self.backend.accepts(known.values()):
-                compiled.prepare(known)
-            elif settings["static_shapes"]:
-                name = next(n for n, t in types.items() if t is None or not t.is_static)
+            self._prepare(compiled)
+        return compiled
+
+    def _prepare(self, compiled: CompiledModel) -> None:
+        """The first program, where enough is known to make it now."""
+        types = known_types(self.specs, self.backend.dtype)
+        if types is None or not (self.backend.symbolic or all(t.is_static for t in types.values())):
+            if self.settings["static_shapes"]:
+                name, spec = next((n, s) for n, s in self.specs.items() if s.shape is None or not is_static(s.shape))
                 raise ShapeError(
                     f"Cannot infer shape for tensor '{name}'",
-                    facts=[self.specs[name].where],
+                    facts=[spec.where],
                     hint=f"static_shapes=True needs all of them: shapes={{'{name}': [...]}}",
                 )
-        return compiled
+            return
+        assumed = [name for name in types if self.specs[name].dtype is None]
+        try:
+            compiled.prepare(types)
+        except DTypeError:
+            if not assumed:
+                raise
+            names = ", ".join(f"'{name}'" for name in assumed)
+            self.decisions.record("assumed", f"the dtype of {names} is taken from the first call")
 
     # -- a program ---------------------------------------------------------------------------------------------------
     def specialise(self, request: Request) -> Program:
@@ -155,7 +167,7 @@ class Compiler:
 
     def probe(self) -> Graph:
         """The interface of a model whose input shapes are not known: names, parameters and their shapes."""
-        return self.trace(probe_types(self.specs, self.flat, self.backend), training=not self.inference)
+        return self.trace(probe_types(self.specs, self.flat, self.backend.dtype), training=not self.inference)
 
     def optimize(self, graph: Graph) -> tuple[Graph, Any]:
         """Step five: the passes of the level, as the user and plugins amended them."""

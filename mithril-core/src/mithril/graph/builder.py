@@ -100,7 +100,8 @@ class Builder:
             from mithril.types import scalar_dtype
 
             kind = as_dtype(dtype) if dtype is not None else scalar_dtype(value)
-            key = (f"{type(value).__name__}:{value!r}", kind)
+            value = float(value) if kind.is_float else bool(value) if kind.is_bool else int(value)
+            key = (repr(value), kind)
             if key not in self._scalars:
                 self._scalars[key] = self.emit(operation("constant"), (), {"value": value, "dtype": kind})[0]
             return self._scalars[key]
@@ -172,6 +173,16 @@ class Builder:
             values = (outputs,) if isinstance(outputs, Value) else tuple(outputs)
             names = ()
         return Graph(tuple(self.inputs), tuple(self.nodes), values, names, self.name, tuple(self.guards))
+
+
+@contextmanager
+def computing() -> Iterator[None]:
+    """Inside, operations on arrays compute even where a graph is being built around them."""
+    outer, _current.builder = _current.builder, None
+    try:
+        yield
+    finally:
+        _current.builder = outer
 
 
 def trace(function: Any, types: Sequence[TensorType | None], names: Sequence[str] = (), name: str = "traced") -> Graph:

@@ -11,7 +11,7 @@ import numpy as np
 
 from mithril.dims import Guard, Shape, Size, assume, collect_guards, is_static, numel
 from mithril.errors import DTypeError, MithrilError, OperationError, unknown
-from mithril.graph.builder import Builder, trace
+from mithril.graph.builder import Builder, computing, trace
 from mithril.graph.core import Graph, Value
 from mithril.ops.attribute_types import NORMALISERS, attribute_error, normalise_axes, normalise_axis
 from mithril.types import (
@@ -324,7 +324,7 @@ class Op:
         complete = self.canonical(types, self.complete(attributes))
         expected = self.infer(types, complete, regions)
         extra = {"regions": regions} if regions else {}
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), computing():
             made = self.reference(*arrays, **complete, **extra)
         results = (made,) if len(self.results) == 1 else tuple(made)
         out = tuple(np.asarray(r, dtype=t.dtype.numpy) for r, t in zip(results, expected, strict=True))

@@ -153,8 +153,12 @@ class CompiledModel:
                 "inputs must be a dictionary of arrays by name",
                 facts=[f"expected: {', '.join(self._specs)}", f"got: {type(inputs).__name__}"],
             )
-        missing_or_unknown("input", self._specs, inputs)
-        return {name: inputs[name] for name in self._specs}
+        given = dict(inputs)
+        if "is_training" in self._specs:
+            given.setdefault("is_training", np.asarray(training))
+        wanted = {n: s for n, s in self._specs.items() if s.required or n in given}
+        missing_or_unknown("input", wanted, given)
+        return {name: given[name] for name in wanted}
 
     def _program(self, given: Mapping[str, Any], kind: Kind) -> tuple[Program, dict[str, TensorType]]:
         """The program for these inputs, and the exact types they are converted to."""

@@ -23,7 +23,8 @@ class InputSpec:
     shape: Shape | None = None  # None: not even the rank is known
     dtype: DType | None = None
     where: str = ""  # the layer that reads it first, for messages
-    declared: bool = False  # the user said so: shapes=, types= or IOKey
+    declared: bool = False  # the user said the dtype: types= or IOKey
+    required: bool = True  # False: the model has a default for it
 
     @property
     def type(self) -> TensorType | None:
