@@ -81,9 +81,7 @@ def _conv_form(types: Sequence[TensorType | None], attributes: dict[str, Any]) -
 def conv_shape(x: Shape, w: Shape, *, stride: Ints, padding: Pairs, dilation: Ints, groups: int) -> Shape:
     """The result's shape, or an error naming what does not fit."""
     if len(w) != len(x):
-        raise ShapeError(
-            f"the kernel has rank {len(w)}, the image has rank {len(x)}", facts=[f"{_text(w)} and {_text(x)}"]
-        )
+        raise ShapeError(f"the kernel {_text(w)} has rank {len(w)}, the image {_text(x)} has rank {len(x)}")
     out_channels, per_group = w[0], w[1]
     if not assume(per_group * groups, "==", x[1], "a kernel's channels match the image's"):
         whole = x[1] % groups == 0

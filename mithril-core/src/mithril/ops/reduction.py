@@ -1,0 +1,271 @@
+"""Reductions over axes, and running sums and products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mithril.dims import Shape, product
+from mithril.ops.attribute_types import Axes, Axis
+from mithril.ops.basic import cast
+from mithril.ops.declare import composite, op
+from mithril.ops.elementwise import div, equal, exp, log, where
+from mithril.ops.rules import always, boolean, floating, like, logical, numeric, per_input, reduced, same
+from mithril.ops.samples import bools, exactly, ints, sample
+from mithril.ops.shape import broadcast_to, full, reshape
+from mithril.types import dtype as as_dtype, float32, int32
+
+Array = np.ndarray[Any, Any]
+REDUCTIONS = (
+    sample((2, 3, 4)),
+    sample((2, 3, 4), axis=1, label="axis"),
+    sample((2, 3, 4), axis=(0, 2), keepdims=True, label="axes"),
+    sample((3, 4), axis=-1, keepdims=True, label="last"),
+    sample((), label="scalar"),
+)
+INTEGERS = (sample(ints((3, 4), -3, 3), axis=1, label="int"),)
+
+
+def wide(x: Array) -> Array:
+    """16-bit floats as float32: what sums are accumulated in."""
+    return x.astype(np.float32) if as_dtype(x.dtype).is_float and x.dtype.itemsize == 2 else x
+
+
+def expand(g: Any, x: Any, axis: tuple[int, ...], keepdims: bool) -> Any:
+    """A reduced value spread over the axes again."""
+    if not keepdims:
+        g = reshape(g, shape=tuple(1 if k in axis else d for k, d in enumerate(x.shape)))
+    return broadcast_to(g, shape=x.shape)
+
+
+def _count(x: Any, axis: tuple[int, ...]) -> Any:
+    """How many elements are reduced, as a number or a symbolic size."""
+    return product(x.shape[k] for k in axis)
+
+
+@op(shape=reduced, dtype=numeric, flops=per_input(1), samples=REDUCTIONS + INTEGERS)
+def sum(x, *, axis: Axes = None, keepdims: bool = False):
+    """Sum over axes, accumulated in float32 at least; the dtype stays that of the operand."""
+    return np.sum(wide(x), axis=axis, keepdims=keepdims, dtype=wide(x).dtype)
+
+
+@sum.vjp
+def _(g, y, x, *, axis, keepdims):
+    return (expand(g, x, axis, keepdims),)
+
+
+@op(shape=reduced, dtype=numeric, flops=per_input(1), tolerance=4.0, samples=REDUCTIONS + INTEGERS)
+def prod(x, *, axis: Axes = None, keepdims: bool = False):
+    """Product over axes."""
+    return np.prod(wide(x), axis=axis, keepdims=keepdims, dtype=wide(x).dtype)
+
+
+@prod.vjp
+def _(g, y, x, *, axis, keepdims):
+    """The product of all others: exclusive running products from both ends, so that zeros do no harm."""
+    kept = tuple(k for k in range(len(x.shape)) if k not in axis)
+    from mithril.ops.shape import transpose
+
+    perm = kept + axis
+    flat = reshape(transpose(x, perm=perm), shape=(*(x.shape[k] for k in kept), _count(x, axis)))
+    others = cumprod(flat, axis=-1, exclusive=True) * cumprod(flat, axis=-1, exclusive=True, reverse=True)
+    back = reshape(others, shape=tuple(x.shape[k] for k in perm))
+    inverse = tuple(perm.index(k) for k in range(len(perm)))
+    return (expand(g, x, axis, keepdims) * transpose(back, perm=inverse),)
+
+
+def _extreme_vjp(g: Any, y: Any, x: Any, axis: tuple[int, ...], keepdims: bool) -> Any:
+    """The gradient goes to the extreme elements; ties share it."""
+    chosen = cast(equal(x, expand(y, x, axis, keepdims)), dtype=g.dtype)
+    share = chosen / expand(sum(chosen, axis=axis, keepdims=True), x, axis, True)
+    return expand(g, x, axis, keepdims) * share
+
+
+def _low(x: Array) -> Any:
+    kind = as_dtype(x.dtype)
+    return -np.inf if kind.is_float else kind.limits[0]
+
+
+def _high(x: Array) -> Any:
+    kind = as_dtype(x.dtype)
+    return np.inf if kind.is_float else kind.limits[1]
+
+
+@op(shape=reduced, dtype=like, flops=per_input(1), samples=REDUCTIONS + INTEGERS)
+def max(x, *, axis: Axes = None, keepdims: bool = False):
+    """Largest element over axes; nan wins; of no elements the smallest value of the dtype."""
+    return np.max(x, axis=axis, keepdims=keepdims, initial=_low(x))
+
+
+@max.vjp
+def _(g, y, x, *, axis, keepdims):
+    return (_extreme_vjp(g, y, x, axis, keepdims),)
+
+
+@op(shape=reduced, dtype=like, flops=per_input(1), samples=REDUCTIONS + INTEGERS)
+def min(x, *, axis: Axes = None, keepdims: bool = False):
+    """Smallest element over axes; nan wins; of no elements the largest value of the dtype."""
+    return np.min(x, axis=axis, keepdims=keepdims, initial=_high(x))
+
+
+@min.vjp
+def _(g, y, x, *, axis, keepdims):
+    return (_extreme_vjp(g, y, x, axis, keepdims),)
+
+
+BOOLS = (sample(bools((2, 3, 4))), sample(bools((2, 3)), axis=1, keepdims=True, label="axis"))
+
+
+@op(shape=reduced, dtype=logical, flops=per_input(1), samples=BOOLS)
+def any(x, *, axis: Axes = None, keepdims: bool = False):
+    """Whether any element over the axes is True."""
+    return np.any(x, axis=axis, keepdims=keepdims)
+
+
+@op(shape=reduced, dtype=logical, flops=per_input(1), samples=BOOLS)
+def all(x, *, axis: Axes = None, keepdims: bool = False):
+    """Whether all elements over the axes are True."""
+    return np.all(x, axis=axis, keepdims=keepdims)
+
+
+any.no_vjp("it gives a bool")
+all.no_vjp("it gives a bool")
+
+
+def _position_shape(x: Shape, *, axis: int, keepdims: bool) -> Shape:
+    return reduced(x, axis=(axis,), keepdims=keepdims)
+
+
+POSITIONS = (
+    sample((3, 5)),
+    sample((3, 5), axis=0, keepdims=True, label="axis"),
+    sample(exactly(1.0, 3.0, 3.0, 2.0), label="tie"),
+    sample(exactly(1.0, float("nan"), 3.0, float("nan")), label="nan"),
+    sample(ints((3, 5), -2, 2), label="int"),
+)
+
+
+@op(shape=_position_shape, dtype=always(int32), flops=per_input(1), samples=POSITIONS)
+def argmax(x, *, axis: Axis = -1, keepdims: bool = False):
+    """Position of the largest element, the first of equals; nan counts as the largest."""
+    return np.argmax(x, axis=axis, keepdims=keepdims)
+
+
+@op(shape=_position_shape, dtype=always(int32), flops=per_input(1), samples=POSITIONS)
+def argmin(x, *, axis: Axis = -1, keepdims: bool = False):
+    """Position of the smallest element, the first of equals; nan counts as the smallest."""
+    return np.argmin(x, axis=axis, keepdims=keepdims)
+
+
+argmax.no_vjp("it gives positions")
+argmin.no_vjp("it gives positions")
+
+# -- running sums and products ------------------------------------------------------------------------------------
+RUNNING = (
+    sample((3, 4)),
+    sample((3, 4), axis=0, reverse=True, label="reverse"),
+    sample((3, 4), exclusive=True, label="exclusive"),
+    sample((3, 4), reverse=True, exclusive=True, label="both"),
+    sample(ints((3, 4), -3, 3), label="int"),
+)
+
+
+def _running(x: Array, accumulate: Any, start: int, axis: int, reverse: bool, exclusive: bool) -> Array:
+    z = np.flip(wide(x), axis) if reverse else wide(x)
+    out = accumulate(z, axis=axis, dtype=z.dtype)
+    if exclusive:
+        out = np.roll(out, 1, axis)
+        first = [slice(None)] * out.ndim
+        first[axis] = slice(0, 1)
+        out[tuple(first)] = start
+    return np.flip(out, axis) if reverse else out
+
+
+@op(shape=same, dtype=numeric, flops=per_input(1), samples=RUNNING)
+def cumsum(x, *, axis: Axis = -1, reverse: bool = False, exclusive: bool = False):
+    """Running sum along an axis, from the end with ``reverse``, without the element itself with ``exclusive``."""
+    return _running(x, np.cumsum, 0, axis, reverse, exclusive)
+
+
+@cumsum.vjp
+def _(g, y, x, *, axis, reverse, exclusive):
+    return (cumsum(g, axis=axis, reverse=not reverse, exclusive=exclusive),)
+
+
+@op(shape=same, dtype=numeric, flops=per_input(1), tolerance=4.0, samples=RUNNING)
+def cumprod(x, *, axis: Axis = -1, reverse: bool = False, exclusive: bool = False):
+    """Running product along an axis, from the end with ``reverse``, without the element itself with ``exclusive``."""
+    return _running(x, np.cumprod, 1, axis, reverse, exclusive)
+
+
+@cumprod.vjp
+def _(g, y, x, *, axis, reverse, exclusive):
+    """Exact with zeros: result j is the product over the elements before it, so dy_j/dx_i leaves x_i out.
+
+    The products are taken in a square of positions (i, j) in which x_i is replaced by one.
+    """
+    from mithril.ops.shape import iota, transpose
+
+    rank, n = len(x.shape), x.shape[axis]
+    perm = (*(k for k in range(rank) if k != axis), axis)
+    inverse = tuple(perm.index(k) for k in range(rank))
+    flat, cotangent = transpose(x, perm=perm), transpose(g, perm=perm)
+    square = (*flat.shape, n)
+    i, j = iota(shape=(n, n), axis=0), iota(shape=(n, n), axis=1)
+    spread = broadcast_to(reshape(flat, shape=(*flat.shape[:-1], 1, n)), shape=square)
+    without = cumprod(where(equal(i, j), 1.0, spread), axis=-1, reverse=reverse, exclusive=exclusive)
+    before = (j > i if exclusive else j >= i) if not reverse else (j < i if exclusive else j <= i)
+    terms = where(before, without * reshape(cotangent, shape=(*flat.shape[:-1], 1, n)), 0.0)
+    return (transpose(sum(terms, axis=-1), perm=inverse),)
+
+
+# -- made of others -----------------------------------------------------------------------------------------------
+def _sized(count: Any, dtype: Any) -> Any:
+    """A number of elements as something to divide by."""
+    return float(count) if type(count) is int else full(shape=(), value=1.0, dtype=dtype) * count_value(count, dtype)
+
+
+def count_value(count: Any, dtype: Any) -> Any:
+    """A symbolic size as a scalar value: the length of a range of it."""
+    return sum(full(shape=(count,), value=1.0, dtype=dtype))
+
+
+@op(shape=reduced, dtype=floating, flops=per_input(1), promotes="float", samples=REDUCTIONS)
+def mean(x, *, axis: Axes = None, keepdims: bool = False):
+    """Arithmetic mean over axes, accumulated in float32 at least."""
+    return np.mean(wide(x), axis=axis, keepdims=keepdims, dtype=wide(x).dtype)
+
+
+@mean.vjp
+def _(g, y, x, *, axis, keepdims):
+    return (div(expand(g, x, axis, keepdims), _sized(_count(x, axis), g.dtype)),)
+
+
+@composite(promotes="float", flops=per_input(4), tolerance=2.0, samples=[*REDUCTIONS[:4], sample((3, 4), axis=1, ddof=1, label="ddof")])
+def var(x, *, axis: Axes = None, keepdims: bool = False, ddof: int = 0):
+    """Variance over axes: the mean square distance from the mean, divided by n - ddof."""
+    kind = as_dtype(x.dtype)
+    z = cast(x, dtype=float32) if kind.bits == 16 else x
+    center = z - mean(z, axis=axis, keepdims=True)
+    total = mean(center * center, axis=axis, keepdims=keepdims)
+    if ddof:
+        n = _sized(_count(z, axis), as_dtype(z.dtype))
+        total = total * (n / (n - float(ddof)))
+    return cast(total, dtype=kind) if kind.bits == 16 else total
+
+
+@composite(promotes="float", flops=per_input(14), samples=[*REDUCTIONS, sample((3, 0), axis=1, label="empty", gradient=False)])
+def logsumexp(x, *, axis: Axes = None, keepdims: bool = False):
+    """log(sum(exp(x))) over axes without overflow; of rows of -inf it is -inf."""
+    top = max(x, axis=axis, keepdims=True)
+    shift = where(equal(top - top, 0.0), top, 0.0)  # infinities and nan are not subtracted
+    total = log(sum(exp(x - shift), axis=axis, keepdims=True)) + shift
+    if keepdims:
+        return total
+    return reshape(total, shape=reduced(tuple(x.shape), axis=axis, keepdims=False))
+
+
+@logsumexp.vjp
+def _(g, y, x, *, axis, keepdims):
+    return (expand(g, x, axis, keepdims) * exp(x - expand(y, x, axis, keepdims)),)
