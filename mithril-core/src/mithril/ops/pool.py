@@ -16,7 +16,7 @@ from mithril.dims import Shape, Size, assume, is_static, product
 from mithril.errors import ShapeError
 from mithril.graph.registry import operation
 from mithril.ops.attribute_types import Ints, Pairs
-from mithril.ops.conv import accumulating, cropped, per_axis, places, windows, windows_fit
+from mithril.ops.convolution import accumulating, cropped, per_axis, places, windows, windows_fit
 from mithril.ops.declare import composite, op
 from mithril.ops.indexing import scatter_add_along_axis, take
 from mithril.ops.rules import always, floating, numeric

@@ -1,0 +1,192 @@
+"""Products: matrices, general contractions, and Einstein sums made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mithril.dims import Shape, Size, product
+from mithril.errors import ShapeError
+from mithril.ops.attribute_types import Ints
+from mithril.ops.declare import composite, op
+from mithril.ops.reduction import sum, wide
+from mithril.ops.rules import broadcast, expect_equal, numeric
+from mithril.ops.samples import ints, sample
+from mithril.ops.shape import broadcast_to, reshape, transpose
+from mithril.types import TensorType
+
+
+# -- matmul -------------------------------------------------------------------------------------------------------
+def _matmul_shape(a: Shape, b: Shape) -> Shape:
+    if not a or not b:
+        raise ShapeError("matmul needs operands of rank 1 at least", hint="multiply scalars with *")
+    rows = a[:-1] if len(a) == 1 else a[-2:-1]
+    columns = () if len(b) == 1 else b[-1:]
+    expect_equal("the inner sizes of a matrix product", a[-1], b[-1] if len(b) == 1 else b[-2])
+    batch = broadcast(a[:-2], b[:-2])
+    return (*batch, *(rows if len(a) > 1 else ()), *columns)
+
+
+def _matmul_flops(types: Sequence[TensorType | None], results: Sequence[TensorType], _: Mapping[str, Any]) -> Size:
+    assert types[0] is not None
+    return product(results[0].shape) * types[0].shape[-1] * 2
+
+
+MATMULS = (
+    sample((3, 4), (4, 5)),
+    sample((2, 3, 4), (2, 4, 5), label="batched"),
+    sample((2, 1, 3, 4), (5, 4, 2), label="broadcast"),
+    sample((4,), (4, 5), label="vector-matrix"),
+    sample((2, 3, 4), (4,), label="matrix-vector"),
+    sample((4,), (4,), label="vectors"),
+    sample((2, 0), (0, 3), label="empty"),
+    sample(ints((3, 4), -3, 3), ints((4, 2), -3, 3), label="int"),
+)
+
+
+@op(shape=_matmul_shape, dtype=numeric, flops=_matmul_flops, promotes="same", samples=MATMULS)
+def matmul(a, b):
+    """Matrix product as NumPy's: vectors count as rows or columns, leading axes broadcast."""
+    return np.matmul(wide(a), wide(b))
+
+
+@matmul.vjp
+def _(g, y, a, b):
+    """Both as products again; a weight shared by a batch gets one product over all rows."""
+    left, right = _matrix(a, row=True), _matrix(b, row=False)
+    cotangent = g
+    if len(b.shape) == 1:
+        cotangent = reshape(cotangent, shape=(*cotangent.shape, 1))
+    if len(a.shape) == 1:
+        shape = cotangent.shape
+        cotangent = reshape(cotangent, shape=(*shape[:-1], 1, shape[-1]))
+    if len(right.shape) == 2 and len(left.shape) > 2:
+        rows = product(left.shape[:-1])
+        flat = reshape(left, shape=(rows, left.shape[-1]))
+        gb = matmul(_swapped(flat), reshape(cotangent, shape=(rows, cotangent.shape[-1])))
+    else:
+        gb = _summed(matmul(_swapped(left), cotangent), right.shape)
+    ga = _summed(matmul(cotangent, _swapped(right)), left.shape)
+    return reshape(ga, shape=a.shape), reshape(gb, shape=b.shape)
+
+
+def _matrix(x: Any, row: bool) -> Any:
+    if len(x.shape) > 1:
+        return x
+    return reshape(x, shape=(1, *x.shape) if row else (*x.shape, 1))
+
+
+def _swapped(x: Any) -> Any:
+    rank = len(x.shape)
+    return transpose(x, perm=(*range(rank - 2), rank - 1, rank - 2))
+
+
+def _summed(g: Any, shape: Shape) -> Any:
+    """g summed over the axes along which an operand of this shape was broadcast."""
+    extra = len(g.shape) - len(shape)
+    if extra:
+        g = sum(g, axis=tuple(range(extra)))
+    axes = tuple(k for k, (d, n) in enumerate(zip(shape, g.shape, strict=True)) if d == 1 and n != 1)
+    return sum(g, axis=axes, keepdims=True) if axes else g
+
+
+# -- dot ----------------------------------------------------------------------------------------------------------
+def _free(rank: int, *used: Ints) -> tuple[int, ...]:
+    taken = {k for axes in used for k in axes}
+    return tuple(k for k in range(rank) if k not in taken)
+
+
+def _dot_form(types: Sequence[TensorType | None], attributes: dict[str, Any]) -> dict[str, Any]:
+    for name, t in zip(("a", "b"), types, strict=True):
+        assert t is not None
+        for kind in ("contract", "batch"):
+            axes = attributes[f"{kind}_{name}"]
+            if any(not -t.rank <= k < t.rank for k in axes):
+                raise ShapeError(f"dot: {kind}_{name}={axes} names an axis that operand '{name}' does not have", facts=[str(t)])
+            attributes[f"{kind}_{name}"] = tuple(k % t.rank for k in axes)
+        both = attributes[f"contract_{name}"] + attributes[f"batch_{name}"]
+        if len(set(both)) != len(both):
+            raise ShapeError(f"dot: an axis of operand '{name}' is named twice", facts=[f"axes: {both}"])
+    return attributes
+
+
+def _dot_shape(a: Shape, b: Shape, *, contract_a: Ints, contract_b: Ints, batch_a: Ints, batch_b: Ints) -> Shape:
+    for kind, left, right in (("contract", contract_a, contract_b), ("batch", batch_a, batch_b)):
+        if len(left) != len(right):
+            raise ShapeError(f"dot: {kind}_a and {kind}_b name {len(left)} and {len(right)} axes")
+    for i, j in zip(contract_a, contract_b, strict=True):
+        expect_equal("contracted axes", a[i], b[j])
+    batch = tuple(expect_equal("batch axes", a[i], b[j]) for i, j in zip(batch_a, batch_b, strict=True))
+    rows = tuple(a[k] for k in _free(len(a), contract_a, batch_a))
+    return (*batch, *rows, *(b[k] for k in _free(len(b), contract_b, batch_b)))
+
+
+def _dot_flops(types: Sequence[TensorType | None], results: Sequence[TensorType], attributes: Mapping[str, Any]) -> Size:
+    assert types[0] is not None
+    return product(results[0].shape) * product(types[0].shape[k] for k in attributes["contract_a"]) * 2
+
+
+@op(
+    shape=_dot_shape,
+    dtype=numeric,
+    canonical=_dot_form,
+    flops=_dot_flops,
+    promotes="same",
+    samples=[
+        sample((3, 4), (5, 4), contract_a=(1,), contract_b=(1,)),
+        sample((2, 3, 4), (4, 2, 5), contract_a=(2,), contract_b=(0,), batch_a=(0,), batch_b=(1,), label="batch"),
+        sample((2, 3, 4), (4, 3), contract_a=(1, 2), contract_b=(1, 0), label="two"),
+        sample((3,), (2,), contract_a=(), contract_b=(), label="outer"),
+    ],
+)
+def dot(a, b, *, contract_a: Ints, contract_b: Ints, batch_a: Ints = (), batch_b: Ints = ()):
+    """General product: sums over the contracted axes; gives batch axes, then a's free axes, then b's."""
+    free_a, free_b = _free(a.ndim, contract_a, batch_a), _free(b.ndim, contract_b, batch_b)
+    left = np.transpose(wide(a), (*batch_a, *free_a, *contract_a))
+    right = np.transpose(wide(b), (*batch_b, *contract_b, *free_b))
+    batch = tuple(a.shape[k] for k in batch_a)
+    rows, columns = tuple(a.shape[k] for k in free_a), tuple(b.shape[k] for k in free_b)
+    inner = int(np.prod([a.shape[k] for k in contract_a], dtype=np.int64))
+    m, n = int(np.prod(rows, dtype=np.int64)), int(np.prod(columns, dtype=np.int64))
+    return np.matmul(left.reshape(*batch, m, inner), right.reshape(*batch, inner, n)).reshape(*batch, *rows, *columns)
+
+
+@dot.vjp
+def _(g, y, a, b, *, contract_a, contract_b, batch_a, batch_b):
+    free_a, free_b = _free(len(a.shape), contract_a, batch_a), _free(len(b.shape), contract_b, batch_b)
+    n, p, q = len(batch_a), len(free_a), len(free_b)
+    batch = tuple(range(n))
+    ga = dot(g, b, contract_a=tuple(range(n + p, n + p + q)), contract_b=free_b, batch_a=batch, batch_b=batch_b)
+    gb = dot(g, a, contract_a=tuple(range(n, n + p)), contract_b=free_a, batch_a=batch, batch_b=batch_a)
+    # what comes back: batch axes, free axes, then the contracted axes in the other operand's order
+    order_a = (*batch_a, *free_a, *(contract_a[contract_b.index(k)] for k in sorted(contract_b)))
+    order_b = (*batch_b, *free_b, *(contract_b[contract_a.index(k)] for k in sorted(contract_a)))
+    return _reordered(ga, order_a), _reordered(gb, order_b)
+
+
+def _reordered(x: Any, order: tuple[int, ...]) -> Any:
+    """x, whose axis k is axis ``order[k]`` of the result."""
+    return transpose(x, perm=tuple(order.index(k) for k in range(len(order))))
+
+
+# -- einsum -------------------------------------------------------------------------------------------------------
+@composite(
+    promotes="same",
+    samples=[
+        sample((3, 4), (4, 5), equation="ij,jk->ik"),
+        sample((2, 3, 4), (2, 5, 4), equation="bij,bkj->bik", label="batch"),
+        sample((3, 3), equation="ii->i", label="diagonal"),
+        sample((3, 3), equation="ii", label="trace"),
+        sample((2, 3, 4), equation="...i->...", label="ellipsis"),
+        sample((3, 4), (4,), (3,), equation="ij,j,i->", label="three"),
+        sample((3, 4), equation="ij->ji", label="transpose"),
+        sample((2, 3), (1, 3), equation="ij,ij->ij", label="broadcast"),
+    ],
+)
+def einsum(*xs, equation: str):
+    """Einstein summation: repeated letters are summed, ``->`` names the result, ``...`` stands for leading axes."""
+    from mithril.ops.contraction import contract
+
+    return contract(xs, equation, dot, sum, transpose, reshape, broadcast_to)
