@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.ops import basic, convolution, elementwise, indexing, pool, products, reduction, shape, slicing, sorting  # noqa: F401
+from mithril.ops import basic, convolution, elementwise, indexing, pool, products, random, reduction, shape, slicing, sorting  # noqa: F401
 from mithril.ops.declare import binary, composite, op, unary
 from mithril.ops.op import Op
 

@@ -17,9 +17,7 @@ def parse(equation: str, ranks: list[int]) -> tuple[list[list[str]], list[str]]:
     left, arrow, right = text.partition("->")
     terms = left.split(",")
     if len(terms) != len(ranks):
-        raise OperationError(
-            f"einsum '{equation}' has {len(terms)} terms for {len(ranks)} operands", hint=HINT
-        )
+        raise OperationError(f"einsum '{equation}' has {len(terms)} terms for {len(ranks)} operands", hint=HINT)
     longest = 0
     for term, rank in zip(terms, ranks, strict=True):
         if "..." in term:
@@ -114,7 +112,9 @@ def _squeezed(x: Any, term: list[str], sizes: dict[str, Size], reshape: Any) -> 
     return reshape(x, shape=tuple(x.shape[k] for k in kept)), [term[k] for k in kept]
 
 
-def _pair(a: Any, left: list[str], b: Any, right: list[str], later: set[str], dot: Any, sum: Any) -> tuple[Any, list[str]]:
+def _pair(
+    a: Any, left: list[str], b: Any, right: list[str], later: set[str], dot: Any, sum: Any
+) -> tuple[Any, list[str]]:
     """Two operands as one; letters nobody needs later are summed."""
     for x, own, other in ((0, left, right), (1, right, left)):
         lonely = tuple(k for k, c in enumerate(own) if c not in other and c not in later)

@@ -190,7 +190,9 @@ logical_xor = _bools("logical_xor", np.logical_xor, "Either a or b, of bools.")
 def _bits(name: str, reference: Any, doc: str, commutative: bool = True) -> Any:
     rule = integral if commutative else integer
     samples = (sample(ints((3, 4), 0, 9), ints((3, 4), 0, 5)),)
-    return binary(name, reference, doc, dtype=rule, commutative=commutative, no_vjp="it gives integers", samples=samples)
+    return binary(
+        name, reference, doc, dtype=rule, commutative=commutative, no_vjp="it gives integers", samples=samples
+    )
 
 
 bitwise_and = _bits("bitwise_and", np.bitwise_and, "Bits set in both.")
@@ -232,7 +234,11 @@ def _(g, y, condition, a, b):
     dtype=numeric,
     flops=2,
     promotes="same",
-    samples=[sample((3, 4), low=-0.5, high=1.0), sample((3, 4), high=0.25, label="high"), sample(ints((3, 4), -5, 5), low=0.0)],
+    samples=[
+        sample((3, 4), low=-0.5, high=1.0),
+        sample((3, 4), high=0.25, label="high"),
+        sample(ints((3, 4), -5, 5), low=0.0),
+    ],
 )
 def clip(x, *, low: float | None = None, high: float | None = None):
     """x kept between low and high; nan stays nan. The gradient at the bounds themselves passes."""

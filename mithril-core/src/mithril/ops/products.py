@@ -104,7 +104,9 @@ def _dot_form(types: Sequence[TensorType | None], attributes: dict[str, Any]) ->
         for kind in ("contract", "batch"):
             axes = attributes[f"{kind}_{name}"]
             if any(not -t.rank <= k < t.rank for k in axes):
-                raise ShapeError(f"dot: {kind}_{name}={axes} names an axis that operand '{name}' does not have", facts=[str(t)])
+                raise ShapeError(
+                    f"dot: {kind}_{name}={axes} names an axis that operand '{name}' does not have", facts=[str(t)]
+                )
             attributes[f"{kind}_{name}"] = tuple(k % t.rank for k in axes)
         both = attributes[f"contract_{name}"] + attributes[f"batch_{name}"]
         if len(set(both)) != len(both):
@@ -123,7 +125,9 @@ def _dot_shape(a: Shape, b: Shape, *, contract_a: Ints, contract_b: Ints, batch_
     return (*batch, *rows, *(b[k] for k in _free(len(b), contract_b, batch_b)))
 
 
-def _dot_flops(types: Sequence[TensorType | None], results: Sequence[TensorType], attributes: Mapping[str, Any]) -> Size:
+def _dot_flops(
+    types: Sequence[TensorType | None], results: Sequence[TensorType], attributes: Mapping[str, Any]
+) -> Size:
     assert types[0] is not None
     return product(results[0].shape) * product(types[0].shape[k] for k in attributes["contract_a"]) * 2
 
@@ -150,7 +154,8 @@ def dot(a, b, *, contract_a: Ints, contract_b: Ints, batch_a: Ints = (), batch_b
     rows, columns = tuple(a.shape[k] for k in free_a), tuple(b.shape[k] for k in free_b)
     inner = int(np.prod([a.shape[k] for k in contract_a], dtype=np.int64))
     m, n = int(np.prod(rows, dtype=np.int64)), int(np.prod(columns, dtype=np.int64))
-    return np.matmul(left.reshape(*batch, m, inner), right.reshape(*batch, inner, n)).reshape(*batch, *rows, *columns)
+    made = np.matmul(left.reshape((*batch, m, inner)), right.reshape((*batch, inner, n)))
+    return made.reshape((*batch, *rows, *columns))
 
 
 @dot.vjp

@@ -242,7 +242,12 @@ def _(g, y, x, *, axis, keepdims):
     return (div(expand(g, x, axis, keepdims), _sized(_count(x, axis), g.dtype)),)
 
 
-@composite(promotes="float", flops=per_input(4), tolerance=2.0, samples=[*REDUCTIONS[:4], sample((3, 4), axis=1, ddof=1, label="ddof")])
+@composite(
+    promotes="float",
+    flops=per_input(4),
+    tolerance=2.0,
+    samples=[*REDUCTIONS[:4], sample((3, 4), axis=1, ddof=1, label="ddof")],
+)
 def var(x, *, axis: Axes = None, keepdims: bool = False, ddof: int = 0):
     """Variance over axes: the mean square distance from the mean, divided by n - ddof."""
     kind = as_dtype(x.dtype)
@@ -255,7 +260,9 @@ def var(x, *, axis: Axes = None, keepdims: bool = False, ddof: int = 0):
     return cast(total, dtype=kind) if kind.bits == 16 else total
 
 
-@composite(promotes="float", flops=per_input(14), samples=[*REDUCTIONS, sample((3, 0), axis=1, label="empty", gradient=False)])
+@composite(
+    promotes="float", flops=per_input(14), samples=[*REDUCTIONS, sample((3, 0), axis=1, label="empty", gradient=False)]
+)
 def logsumexp(x, *, axis: Axes = None, keepdims: bool = False):
     """log(sum(exp(x))) over axes without overflow; of rows of -inf it is -inf."""
     top = max(x, axis=axis, keepdims=True)

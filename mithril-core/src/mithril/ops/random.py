@@ -1,0 +1,182 @@
+"""Random numbers: Threefry-2x32 on counters, so that a key means the same numbers on every backend.
+
+Words, uniforms, splits and folds equal ``jax.random``'s (partitionable form) bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from mithril.dims import Shape
+from mithril.errors import OperationError, ShapeError
+from mithril.ops.basic import cast
+from mithril.ops.declare import composite, op
+from mithril.ops.elementwise import erfinv, less, maximum, shift_right
+from mithril.ops.rules import always, expect_rank
+from mithril.ops.samples import exactly, sample
+from mithril.types import DType, bfloat16, float16, float32, float64, uint32
+
+Array = np.ndarray[Any, Any]
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = 0x1BD11BDA
+KEY = exactly(0, 42, dtype="uint32")
+OTHER_KEY = exactly(123456789, 987654321, dtype="uint32")
+NO_GRADIENT = "random numbers do not depend on anything"
+
+
+def threefry(key: Array, high: Array, low: Array) -> tuple[Array, Array]:
+    """Twenty rounds over pairs of 32-bit words."""
+    k0, k1 = np.uint32(key[0]), np.uint32(key[1])
+    keys = (k0, k1, np.uint32(k0 ^ k1 ^ np.uint32(_PARITY)))
+    with np.errstate(over="ignore"):
+        x0, x1 = high + keys[0], low + keys[1]
+        for block in range(5):
+            for r in _ROTATIONS[block % 2]:
+                x0 = x0 + x1
+                x1 = (x1 << np.uint32(r)) | (x1 >> np.uint32(32 - r))
+                x1 = x1 ^ x0
+            x0 = x0 + keys[(block + 1) % 3]
+            x1 = x1 + np.uint32(keys[(block + 2) % 3] + np.uint32(block + 1))
+    return x0, x1
+
+
+def counters(n: int) -> tuple[Array, Array]:
+    """The 64-bit numbers 0 to n-1 as pairs of words."""
+    count = np.arange(n, dtype=np.uint64)
+    return (count >> np.uint64(32)).astype(np.uint32), count.astype(np.uint32)
+
+
+def _check_key(key: Shape) -> None:
+    expect_rank("key", key, 1)
+    if key[0] != 2:
+        raise ShapeError(f"a random key is two words, got {key[0]}", hint="make one with split_key or fold_in")
+
+
+def _key_dtype(dtypes: Any, _: Any) -> DType:
+    if dtypes[0] is not uint32:
+        raise OperationError(f"a random key is uint32, got {dtypes[0]}")
+    return uint32
+
+
+def _bits_shape(key: Shape, *, shape: Shape) -> Shape:
+    _check_key(key)
+    return shape
+
+
+@op(
+    shape=_bits_shape,
+    dtype=_key_dtype,
+    flops=80,
+    samples=[
+        sample(KEY, shape=(5,), dtypes=False),
+        sample(OTHER_KEY, shape=(2, 3, 7), label="3d", dtypes=False),
+        sample(KEY, shape=(), label="scalar", dtypes=False),
+    ],
+)
+def random_bits(key, *, shape: Shape):
+    """Uniform 32-bit words: element i is Threefry of the counter i."""
+    high, low = counters(math.prod(shape))
+    a, b = threefry(key, high, low)
+    return (a ^ b).reshape(shape)
+
+
+def _split_shape(key: Shape, *, num: int) -> Shape:
+    _check_key(key)
+    return (num, 2)
+
+
+@op(
+    shape=_split_shape,
+    dtype=_key_dtype,
+    flops=80,
+    samples=[sample(KEY, dtypes=False), sample(OTHER_KEY, num=5, label="five", dtypes=False)],
+)
+def split_key(key, *, num: int = 2):
+    """Independent keys from one, as rows."""
+    high, low = counters(num)
+    return np.stack(threefry(key, high, low), axis=1)
+
+
+def _fold_shape(key: Shape, data: Shape) -> Shape:
+    _check_key(key)
+    expect_rank("data", data, 0)
+    return (2,)
+
+
+@op(
+    shape=_fold_shape,
+    dtype=_key_dtype,
+    flops=80,
+    samples=[
+        sample(KEY, exactly(7, dtype="uint32", shape=()), dtypes=False),
+        sample(KEY, exactly(-1, dtype="int32", shape=()), label="int", dtypes=False),
+    ],
+)
+def fold_in(key, data):
+    """The key mixed with an integer scalar."""
+    word = np.asarray(data).astype(np.int64).astype(np.uint32).reshape(1)
+    a, b = threefry(key, np.zeros(1, np.uint32), word)
+    return np.concatenate([a, b])
+
+
+for _op in (random_bits, split_key, fold_in):
+    _op.no_vjp(NO_GRADIENT)
+
+
+# -- distributions ------------------------------------------------------------------------------------------------
+@composite(
+    samples=[
+        sample(KEY, shape=(64,), dtypes=False),
+        sample(KEY, shape=(3, 5), low=-2.0, high=3.0, label="range", dtypes=False),
+    ]
+)
+def uniform(key, *, shape: Shape, low: float = 0.0, high: float = 1.0, dtype: DType = "float32"):
+    """Uniform floats in [low, high)."""
+    unit = _unit(key, shape, dtype)
+    if low == 0.0 and high == 1.0:
+        return unit
+    return maximum(unit * (high - low) + low, low)
+
+
+def _unit(key: Any, shape: Shape, dtype: DType) -> Any:
+    """Multiples of 2**-mantissa in [0, 1)."""
+    if dtype is float64:
+        both = split_key(key)
+        upper = shift_right(random_bits(both[0], shape=shape), 6)
+        lower = shift_right(random_bits(both[1], shape=shape), 6)
+        return cast(upper, dtype=float64) * 2.0**-26 + cast(lower, dtype=float64) * 2.0**-52
+    width = {float16: 10, bfloat16: 7}.get(dtype, 23)
+    bits = random_bits(key, shape=shape)
+    # 24-bit integers are exact in float32, so every backend rounds alike: not at all
+    unit = cast(shift_right(bits, 32 - width), dtype="float32") * 2.0**-width
+    return unit if width == 23 else cast(unit, dtype=dtype)
+
+
+@composite(
+    tolerance=4.0,
+    samples=[
+        sample(KEY, shape=(64,), dtypes=False),
+        sample(OTHER_KEY, shape=(3, 5), dtype="float64", label="f64", dtypes=False),
+    ],
+)
+def normal(key, *, shape: Shape, dtype: DType = "float32"):
+    """Standard normal floats, by the inverse of the error function."""
+    wide = float64 if dtype is float64 else float32
+    smallest = -1.0 + (2.0**-53 if wide is float64 else 2.0**-24)
+    made = erfinv(maximum(_unit(key, shape, wide) * 2.0 + smallest, smallest)) * math.sqrt(2.0)
+    return made if wide is dtype else cast(made, dtype=dtype)
+
+
+@composite(samples=[sample(KEY, shape=(64,), p=0.3, dtypes=False)])
+def bernoulli(key, *, shape: Shape, p: float):
+    """True with probability p."""
+    if not 0.0 <= p <= 1.0:
+        raise OperationError(f"a probability lies between 0 and 1, got {p}")
+    return less(uniform(key, shape=shape), p)
+
+
+for _op in (uniform, normal, bernoulli):
+    _op.no_vjp(NO_GRADIENT)
