@@ -1,9 +1,91 @@
-"""The model language and the layer library."""
+"""The model language and the layer library; every name is loaded when it is first used."""
 
 from __future__ import annotations
 
-from mithril.models.connection import Connection, IOKey
-from mithril.models.layer import Layer
-from mithril.models.model import Model
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Connection", "IOKey", "Layer", "Model"]
+if TYPE_CHECKING:
+    from mithril.models.attention import *  # noqa: F403
+    from mithril.models.blocks import *  # noqa: F403
+    from mithril.models.connection import Connection as Connection
+    from mithril.models.connection import IOKey as IOKey
+    from mithril.models.control import If as If
+    from mithril.models.control import While as While
+    from mithril.models.convolution import *  # noqa: F403
+    from mithril.models.layer import Layer as Layer
+    from mithril.models.linear import *  # noqa: F403
+    from mithril.models.metrics import *  # noqa: F403
+    from mithril.models.model import Model as Model
+    from mithril.models.normalization import *  # noqa: F403
+    from mithril.models.operation_layers import *  # noqa: F403
+    from mithril.models.pooling import *  # noqa: F403
+    from mithril.models.recurrent import *  # noqa: F403
+    from mithril.models.shaping import *  # noqa: F403
+    from mithril.models.transformer import *  # noqa: F403
+
+# Module below ``mithril.models`` -> the names it gives.
+_HOME = {
+    "attention": ("MultiHeadAttention", "PositionalEmbedding", "RotaryEmbedding", "SinusoidalEmbedding"),
+    "blocks": ("Residual", "Sequential"),
+    "connection": ("Connection", "IOKey"),
+    "control": ("If", "While"),
+    "convolution": (
+        *("Conv1d", "Conv2d", "Conv3d"),
+        *("ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "DepthwiseConv2d"),
+    ),
+    "layer": ("Layer",),
+    "linear": ("Embedding", "Linear", "MLP"),
+    "metrics": (
+        *("Accuracy", "ConfusionMatrix", "F1Score", "MeanAbsoluteError", "MeanSquaredError", "Perplexity"),
+        *("Precision", "R2Score", "Recall", "TopKAccuracy"),
+    ),
+    "model": ("Model",),
+    "normalization": (
+        *("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "InstanceNorm1d", "InstanceNorm2d"),
+        *("LayerNorm", "RMSNorm"),
+    ),
+    "operation_layers": (
+        *("Relu", "Relu6", "LeakyRelu", "Elu", "Selu", "Gelu", "Silu", "Mish", "Sigmoid", "HardSigmoid", "HardSwish"),
+        *("HardTanh", "Softplus", "Softsign", "Softmax", "LogSoftmax", "Tanh"),
+        *("Abs", "Negate", "Sign", "Exp", "Log", "Sqrt", "Square", "Sin", "Cos", "Erf", "Floor", "Ceil", "Round"),
+        *("Clip", "Cast", "Add", "Subtract", "Multiply", "Divide", "FloorDivide", "Modulo", "Power", "Maximum"),
+        *("Minimum", "MatMul", "Where"),
+        *("Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual"),
+        *("LogicalAnd", "LogicalOr", "LogicalNot"),
+        *("Sum", "Mean", "Prod", "Max", "Min", "AnyOf", "AllOf", "Variance", "LogSumExp", "ArgMax", "ArgMin", "CumSum"),
+        *("CumProd", "Sort", "TopK", "OneHot"),
+    ),
+    "pooling": (
+        *("MaxPool1d", "MaxPool2d", "MaxPool3d", "AvgPool1d", "AvgPool2d", "AvgPool3d"),
+        *("AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveMaxPool1d", "AdaptiveMaxPool2d"),
+        *("GlobalAvgPool1d", "GlobalAvgPool2d", "GlobalMaxPool1d", "GlobalMaxPool2d"),
+    ),
+    "recurrent": ("GRU", "LSTM", "RNN"),
+    "shaping": (
+        *("Concat", "Dropout", "Flatten", "Identity", "Pad", "PRelu", "Reshape", "Split", "Squeeze", "Stack"),
+        *("Transpose", "Unsqueeze", "Upsample"),
+    ),
+    "transformer": ("TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = sorted(_MODULE_OF)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    module = _MODULE_OF.get(name)
+    if module is None:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        from importlib.util import find_spec
+
+        if find_spec(f"mithril.models.{name}") is not None:
+            return import_module(f"mithril.models.{name}")
+        from mithril.errors import unknown
+
+        what, _, hint = unknown("layer", name, list(_MODULE_OF))
+        raise AttributeError(what + (f"; {hint}" if hint else ""))
+    value = globals()[name] = getattr(import_module(f"mithril.models.{module}"), name)
+    return value

@@ -65,6 +65,7 @@ class Context:
         self.owners: dict[str, int] = {}  # who made a name: two layers must not
         self.homes: dict[int, str] = {}  # the path under which a layer keeps its parameters: that of its first use
         self.states: dict[str, Value] = {}  # current values
+        self.inputs_of_states: dict[str, Value] = {}  # their values before this call
         self.updated: dict[str, Value] = {}
         self.draws = 0
         self._current: Layer | None = None
@@ -205,7 +206,8 @@ class Context:
         home = self.homes[id(layer)]
         full = f"{home}.{name}" if home else name
         if full not in self.states:
-            self.states[full] = self.root.input(full, shape, self._dtype(dtype), "state", tags={"init": init})
+            value = self.root.input(full, shape, self._dtype(dtype), "state", tags={"init": init})
+            self.states[full] = self.inputs_of_states[full] = value
         return self.states[full]
 
     def update_state(self, layer: Layer, name: str, value: Value) -> None:

@@ -10,8 +10,9 @@ from mithril.errors import ModelError
 from mithril.models.connection import NO_DEFAULT, Connection, IOKey
 from mithril.models.layer import Constant, Layer, Step
 from mithril.models.model import Model
-from mithril.models.places import NOWHERE, Place
+from mithril.models.places import Place
 from mithril.types import DType
+from mithril.types import dtype as as_dtype
 
 TRAINING_FLAG = "is_training"
 NO_TAGS: Mapping[str, Any] = {}
@@ -268,11 +269,11 @@ def _slot(flat: FlatModel, frame: _Frame, connection: Connection) -> int:
 
 
 def _input_declarations(flat: FlatModel, top: _Frame) -> tuple[InputDecl, ...]:
-    first: dict[int, str] = {}
+    readers: dict[int, tuple[Leaf, str]] = {}
     for leaf in reversed(flat.leaves):
-        for slot in leaf.operands:
+        for slot, terminal in zip(leaf.operands, leaf.layer.inputs + leaf.layer.optional, strict=False):
             if slot is not None:
-                first[slot] = f"read by layer '{leaf.path}' at {leaf.place}" if leaf.place != NOWHERE else ""
+                readers[slot] = (leaf, terminal)
     found = []
     for name, connection in top.model.inputs_by_name.items():
         slot = top.slots[id(connection)]
@@ -283,5 +284,17 @@ def _input_declarations(flat: FlatModel, top: _Frame) -> tuple[InputDecl, ...]:
             continue
         key = connection.key if connection.key is not None else IOKey(name)
         shape, dtype = key.shape_declared, key.dtype_declared
-        found.append(InputDecl(name, slot, shape, dtype, key.default, first.get(slot, "")))
+        if dtype is None and slot in readers:  # integers for an embedding, say
+            leaf, terminal = readers[slot]
+            expected = leaf.layer.expects(terminal)
+            dtype = as_dtype(expected[1]) if expected is not None and expected[1] is not None else None
+        found.append(InputDecl(name, slot, shape, dtype, key.default, _where(readers.get(slot))))
     return tuple(found)
+
+
+def _where(reader: tuple[Leaf, str] | None) -> str:
+    if reader is None:
+        return ""
+    leaf = reader[0]
+    parts = [f"layer '{leaf.path}'" if leaf.path else f"{leaf.layer!r}", str(leaf.place)]
+    return "read by " + " at ".join(part for part in parts if part)

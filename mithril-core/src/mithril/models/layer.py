@@ -32,10 +32,10 @@ class LayerType(type):
     """Gives every layer ``name=`` and turns wrong constructor arguments into errors with the user's line."""
 
     def __call__(cls, *args: Any, name: str | None = None, **options: Any) -> Any:
-        made = cls.__new__(cls)
+        made: Any = object.__new__(cls)  # type: ignore[arg-type]  # mypy takes the metaclass for the class
         made.__dict__.update(_children={}, tags={}, name=name, arguments=(args, options), place=NOWHERE)
         try:
-            cls.__init__(made, *args, **options)
+            made.__init__(*args, **options)
         except ModelError as error:
             raise error.with_facts(f"in {cls.__name__} at {here()}") from None
         except TypeError as error:
@@ -44,7 +44,7 @@ class LayerType(type):
 
 
 def _constructor_error(cls: type, args: Any, options: Mapping[str, Any], error: TypeError) -> Exception:
-    signature = inspect.signature(cls.__init__)
+    signature = inspect.signature(cls.__dict__.get("__init__") or cls.__init__)  # type: ignore[misc]
     try:
         signature.bind(None, *args, **options)
     except TypeError:
@@ -83,6 +83,10 @@ class Layer(metaclass=LayerType):
     def build(self, *inputs: Any) -> Any:
         """The outputs for these inputs."""
         raise ModelError(f"{type(self).__name__} has no build method", hint="define build(self, ...)")
+
+    def expects(self, terminal: str) -> tuple[tuple[Any, ...] | None, Any] | None:
+        """Shape (None for any size) and dtype that an input should have, as far as the layer knows beforehand."""
+        return None
 
     # -- what build may ask for --------------------------------------------------------------------------------------
     @property
@@ -272,7 +276,7 @@ class Step:
         )
 
     def _checked_output(self, terminal: str, given: Any) -> Any:
-        if isinstance(given, str) or (isinstance(given, IOKey)):
+        if isinstance(given, (str, IOKey)):
             return given
         raise self._error(
             f"output '{terminal}' of {self.layer!r} cannot be a {type(given).__name__}", ["accepted: a name, an IOKey"]

@@ -323,7 +323,7 @@ class Model(Layer):
         types: Mapping[str, Any] | None = None,
         width: int | None = None,
     ) -> str:
-        """A table by depth of layers, shapes, parameters, operations and memory; shapes only where inputs' are known."""
+        """A table by depth: layers and parameters, and with ``shapes`` of the inputs results, operations and memory."""
         from mithril.models.summary import summarise
 
         return summarise(self, shapes, types, width)
