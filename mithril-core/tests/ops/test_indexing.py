@@ -237,5 +237,7 @@ def test_symbolic_shapes():
         assert ops.one_hot(i, depth=3).shape == (m, 3)
         assert ops.dynamic_slice(x, b.input("s", (2,), "int32"), sizes=(1, 2)).shape == (1, 2)
         assert not b.guards
-        ops.take(b.input("y", (m, 4)), i)
-    assert [str(g) for g in b.guards] == ["1 <= M"]
+        ops.take(b.input("y", (m, 4)), i)  # empty together
+        assert not b.guards
+        ops.take(b.input("z", (Dim("K"), 4)), i)
+    assert [str(g) for g in b.guards] == ["1 <= K"]

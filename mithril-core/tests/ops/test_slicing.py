@@ -7,10 +7,11 @@ import itertools
 import numpy as np
 import pytest
 
-from mithril.dims import Dim
+from mithril.dims import Dim, substitute
 from mithril.errors import OperationError, ShapeError
 from mithril.graph import Builder, parse, same, verify
-from mithril.ops.slicing import END, getitem, pad, select, slice as cut, split
+from mithril.ops.evaluate import evaluate
+from mithril.ops.slicing import END, getitem, pad, roll, select, slice as cut, split
 
 X = np.arange(24, dtype=np.float32).reshape(4, 6)
 ENDS = [None, -9, -6, -3, -1, 0, 1, 3, 5, 6, 8]
@@ -187,3 +188,40 @@ def test_select_errors():
         select(X, index=(0, 1), axes=(0,))
     with pytest.raises(ShapeError, match="accepted: none, the axis is empty"):
         select(X[:0], index=(0,), axes=(0,))
+
+
+def test_bounds_of_one_name_do_not_mix():
+    """Two models of a process may use a name with different bounds."""
+    for low, size in [(0, "min(1, Q)"), (2, "1"), (0, "min(1, Q)")]:
+        with Builder() as b:
+            x = b.input("x", (Dim("Q", low), 3))
+            first = split(x, sizes=(1, Dim("Q", low) - 1))[0]
+            graph = b.build({"y": first})
+        assert str(first.shape[0]) == size
+        verify(graph)
+
+
+def test_backward_slices_of_symbolic_axes_are_clamped_when_the_size_is_known():
+    for low in (0, 2, 7):
+        for start, stop, step in itertools.product(ENDS, ENDS, [-1, -3]):
+            with Builder() as b:
+                graph = b.build({"y": b.input("x", (2, Dim("L", low)))[:, slice(start, stop, step)]})
+            verify(graph)
+            for size in (0, 1, 2, 4, 7, 12):
+                if size < low:
+                    continue
+                x = np.arange(2.0 * size, dtype=np.float32).reshape(2, size)
+                made = evaluate(graph, {"x": x})["y"]
+                np.testing.assert_array_equal(made, x[:, start:stop:step], err_msg=f"{size}: {graph}")
+                if all(g.holds({"L": size}) for g in graph.guards):
+                    shape = [substitute(d, {"L": size}) for d in graph.outputs[0].shape]
+                    assert list(made.shape) == shape, graph
+
+
+def test_rolling_a_symbolic_axis():
+    for shift in (2, -2, 0):
+        with Builder() as b:
+            graph = b.build({"y": roll(b.input("x", (Dim("L"), 2)), shift=(shift,), axis=(0,))})
+        assert ("2 <= L" in map(str, graph.guards)) is (shift != 0)
+        x = np.arange(10, dtype=np.float32).reshape(5, 2)
+        np.testing.assert_array_equal(evaluate(graph, {"x": x})["y"], np.roll(x, shift, 0))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.dims import Guard, Shape, Size, assume, collect_guards, is_static, numel
+from mithril.dims import Guard, Shape, Size, assume, collect_guards, is_static, numel, symbols
 from mithril.errors import DTypeError, MithrilError, OperationError, unknown
 from mithril.graph.builder import Builder, computing, trace
 from mithril.graph.core import Graph, Value
@@ -241,7 +241,7 @@ class Op:
         if regions or self.infer_rule is not None:
             assert self.infer_rule is not None
             return self.infer_rule(types, attributes, regions)
-        key = (tuple(types), tuple(attributes.values()))
+        key = (tuple(types), tuple(attributes.values()), _limits(types))
         known = self._inferred.get(key)
         if known is None:
             with collect_guards() as guards:
@@ -297,7 +297,7 @@ class Op:
         """The body of a composite for operands of these types."""
         if not self.composite:
             raise OperationError(f"operation '{self.name}' is primitive: it has no decomposition")
-        key = (tuple(types), tuple(map(repr, attributes.values())))
+        key = (tuple(types), tuple(map(repr, attributes.values())), _limits(types))
         known = self._bodies.get(key)
         if known is None:
             if len(self._bodies) > 4096:
@@ -336,6 +336,13 @@ class Op:
             return self.cost(types, results, attributes)
         elements = numel(results[0].shape)
         return int(self.cost * elements) if is_static((elements,)) else elements * int(self.cost)
+
+
+def _limits(types: Sequence[TensorType | None]) -> tuple[tuple[str, int, int | None], ...]:
+    """The bounds of the symbols in some types: equal sizes of other bounds may have other consequences."""
+    if all(t is None or t.is_static for t in types):
+        return ()
+    return tuple((s.name, s.low, s.high) for s in symbols(*[d for t in types if t is not None for d in t.shape]))
 
 
 def _cast(value: Value, to: DType) -> Value:

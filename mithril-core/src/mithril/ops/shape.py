@@ -57,11 +57,22 @@ def _reshape_shape(x: Shape, *, shape: Shape) -> Shape:
         if isinstance(d, Dim) and rest != 0 and d == floordiv(total, rest) and equal(total, d * rest) is not True:
             assume(rest, "divides", total, "a reshape keeps the number of elements")
             return shape
-    if not assume(total, "==", product(shape), "a reshape keeps the number of elements"):
+    left, right = _without_common(x, shape)
+    if not assume(product(left), "==", product(right), "a reshape keeps the number of elements"):
         raise ShapeError(
             f"cannot reshape {_text(x)} to {_text(shape)}", facts=[f"{total} elements do not make {product(shape)}"]
         )
     return shape
+
+
+def _without_common(a: Shape, b: Shape) -> tuple[Shape, Shape]:
+    """Two shapes without the symbolic sizes that both have: what is left must agree."""
+    left, right = list(a), list(b)
+    for size in a:
+        if isinstance(size, Dim) and size in right:
+            left.remove(size)
+            right.remove(size)
+    return tuple(left), tuple(right)
 
 
 @op(

@@ -1,10 +1,10 @@
 """Slicing, padding and Python indexing.
 
 ``slice`` holds its positions in one form, a Python slice as it stands: ``x[start:stop:step]``. Starts and stops are
-counted from the front and lie within the axis; only the stop of a negative step that runs past the beginning is
-``-size - 1``, as Python writes it. Calls may count from the end and overrun with plain numbers, which are clamped as
-Python does; a symbolic position must lie within its axis, which is guarded. ``END`` and ``-END`` stand for "as far as
-the axis goes" where the size is not known yet.
+counted from the front and lie within the axis, save with a negative step: a stop past the beginning is ``-size - 1``,
+and where the size is not known a position counted from the end stays the negative number it is. Calls may count from
+the end and overrun with plain numbers, which are clamped as Python does; a symbolic position must lie within its axis,
+which is guarded. ``END`` and ``-END`` stand for "as far as the axis goes" where the size is not known yet.
 """
 
 from __future__ import annotations
@@ -70,9 +70,10 @@ def _back(position: Size, size: Size) -> Size:
         return size - 1 if position == END else minimum(position, size - 1)
     if position == -END:
         return before
-    shifted = size + position
-    _, high = bounds(shifted)
-    return before if high is not None and high < 0 else shifted
+    low, high = bounds(size + position)
+    if low is None or low < 0:
+        return before if high is not None and high < 0 else position  # Python clamps it when the size is known
+    return size + position
 
 
 def _one_form(start: Size, stop: Size, step: int, size: Size) -> tuple[Size, Size]:
@@ -85,10 +86,17 @@ def _one_form(start: Size, stop: Size, step: int, size: Size) -> tuple[Size, Siz
             return first, first if at_most(last, first) else last  # their order is guarded by the shape rule
         return first, maximum(first, last)
     first, last = _back(start, size), _back(stop, size)
-    gone = last if last != -size - 1 else -1
-    if first == -size - 1 or at_most(first, gone):
+    if at_most(_literal(first, size), _literal(last, size)):
         return 0, 0
     return first, last
+
+
+def _literal(position: Size, size: Size) -> Size:
+    """A position of a negative step as the number it means: before the beginning is -1."""
+    if position == -size - 1:
+        return -1
+    _, high = bounds(position)
+    return maximum(size + position, -1) if high is not None and high < 0 else position
 
 
 def _slice_form(types: Sequence[TensorType | None], attributes: dict[str, Any]) -> dict[str, Any]:
@@ -118,7 +126,7 @@ def _slice_form(types: Sequence[TensorType | None], attributes: dict[str, Any]) 
 
 def _slice_size(start: Size, stop: Size, step: int, size: Size) -> Size:
     if step < 0:
-        return floordiv(start - (-1 if stop == -size - 1 else stop) - step - 1, -step)
+        return maximum(floordiv(_literal(start, size) - _literal(stop, size) - step - 1, -step), 0)
     return stop - start if step == 1 else floordiv(stop - start + step - 1, step)
 
 
@@ -128,7 +136,7 @@ def _slice_shape(x: Shape, *, starts: Shape, stops: Shape, steps: Ints, axes: In
         size = x[axis]
         low, high = (start, stop) if step > 0 else (stop, start)
         fits = True
-        if low != -size - 1:
+        if step > 0 or _literal(low, size) == low:
             fits = assume(0, "<=", low, f"a slice of axis {axis} starts within it")
         if not (step < 0 and high == size - 1) and not _within(high, size):
             fits = fits and assume(high, "<=", size, f"a slice of axis {axis} stops within it")
@@ -178,7 +186,7 @@ def _(g, y, x, *, starts, stops, steps, axes):
         first = start
         if step < 0:
             g = operation("flip")(g, axis=axis)
-            first = start + (count - 1) * step
+            first = _literal(start, size) + (count - 1) * step
         span = (count - 1) * abs(step) + 1
         g = _spread(g, axis, abs(step), span)
         widths[axis] = (first, size - first - span)
@@ -334,7 +342,10 @@ def split(x, *, sizes: Shape, axis: Axis = 0):
 
 @composite(samples=[sample((3, 4), shift=(1, -2), axis=(0, 1)), sample((5,), shift=(7,), axis=(0,), label="overrun")])
 def roll(x, *, shift: Ints, axis: Ints):
-    """Move elements ``shift`` places along axes; what leaves at one end comes in at the other."""
+    """Move elements ``shift`` places along axes; what leaves at one end comes in at the other.
+
+    An axis of symbolic size must be at least as long as its shift, which is guarded.
+    """
     if len(shift) != len(axis):
         raise ShapeError(f"roll got {len(shift)} shifts for {len(axis)} axes")
     for places, where in zip(shift, axis, strict=True):
@@ -342,8 +353,12 @@ def roll(x, *, shift: Ints, axis: Ints):
         size = x.shape[k]
         if size == 0:
             continue
-        cut = size - places % size
-        if cut != size:
+        if isinstance(size, Dim):
+            assume(abs(places), "<=", size, f"axis {k} is rolled by at most its size")
+            cut = size - places if places > 0 else -places
+        else:
+            cut = size - places % size
+        if places != 0 and cut != size:
             x = operation("concat")(narrow(x, k, cut, size), narrow(x, k, 0, cut), axis=k)
     return x
 
