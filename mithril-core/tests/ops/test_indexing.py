@@ -1,4 +1,4 @@
-"""Computed positions against plain loops: one rule for negative and outside ones, the last of several, sums in float32."""
+"""Computed positions against plain loops: negative and outside ones, the last of several, sums in float32."""
 
 from __future__ import annotations
 
