@@ -1,0 +1,40 @@
+"""Running models by the reference interpreter, for tests of wiring and layers."""
+
+import numpy as np
+
+from mithril.graph import verify
+from mithril.models.flatten import flatten
+from mithril.models.initializers import initialise
+from mithril.models.trace import trace_model
+from mithril.ops.evaluate import evaluate
+from mithril.types import TensorType, dtype
+
+
+def graph_of(model, inputs, outputs=None, inference=False, **options):
+    flat = flatten(model, outputs, inference)
+    types = {n: TensorType(dtype(a.dtype), a.shape) for n, a in arrays(inputs).items()}
+    return verify(trace_model(flat, types, **options))
+
+
+def arrays(inputs):
+    return {n: np.asarray(a) for n, a in inputs.items()}
+
+
+def run(model, inputs, params=None, **options):
+    """Outputs, and the parameters and states they were made with."""
+    graph = graph_of(model, inputs, **options)
+    start = initialise(graph.with_role("param", "state"), 0) | (params or {})
+    given = {n: a for n, a in arrays(inputs).items() if n in {i.name for i in graph.inputs}}
+    return evaluate(graph, {**start, **given}), start
+
+
+def line_of(function, text):
+    """The line of a function's source that holds a text."""
+    import inspect
+
+    lines, first = inspect.getsourcelines(function)
+    return first + next(k for k, line in enumerate(lines) if text in line)
+
+
+def f32(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)

@@ -1,0 +1,327 @@
+"""Wiring: names, connections, blocks, outputs, sharing; against what NumPy computes."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mithril.graph import Value
+from mithril.models import Add, Cast, Connection, IOKey, Layer, Model, Multiply, Negate, Sum, Tanh
+from mithril.models.flatten import flatten
+
+spec = importlib.util.spec_from_file_location("model_test_helpers", Path(__file__).with_name("helpers.py"))
+helpers = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(helpers)
+run, graph_of, f32, line_of = helpers.run, helpers.graph_of, helpers.f32, helpers.line_of
+
+
+class Scale(Layer):
+    """x * weight, one weight per feature."""
+
+    weights = ("weight",)
+
+    def build(self, x):
+        return x * self.param("weight", (x.shape[-1],), "uniform(low=1.0, high=2.0)")
+
+
+def test_explicit_and_implicit_wiring_give_the_same_graph():
+    explicit = Model()
+    explicit |= Scale()(input="input", output="h")
+    explicit |= Tanh()(input="h", output="output")
+    implicit = Model()
+    implicit |= Scale()
+    implicit += Tanh()
+    x = f32(2, 3)
+    a, params = run(explicit, {"input": x})
+    b, _ = run(implicit, {"input": x})
+    np.testing.assert_array_equal(a["output"], b["output"])
+    np.testing.assert_allclose(a["output"], np.tanh(x * params["scale.weight"]), rtol=1e-6)
+
+
+def test_pipe_equals_does_not_chain():
+    model = Model()
+    model |= Negate()(output="a")
+    model |= Tanh()(output="output_b")
+    assert model.inputs == ("input",)
+    out, _ = run(model, {"input": f32(3)})
+    np.testing.assert_allclose(out["output_b"], np.tanh(f32(3)), rtol=1e-6)
+
+
+def test_plus_equals_connects_the_first_free_input_only():
+    model = Model()
+    model |= Tanh()(input="x")
+    model += Add()(right="y", output="output")
+    out, _ = run(model, {"x": f32(3), "y": f32(3, seed=1)})
+    np.testing.assert_allclose(out["output"], np.tanh(f32(3)) + f32(3, seed=1), rtol=1e-6)
+
+
+def test_names_may_be_read_before_they_are_produced():
+    model = Model()
+    model |= Negate()(input="h", output="output")
+    model |= Tanh()(input="x", output="h")
+    assert model.inputs == ("x",)
+    out, _ = run(model, {"x": f32(3)})
+    np.testing.assert_allclose(out["output"], -np.tanh(f32(3)), rtol=1e-6)
+
+
+def test_in_place_makes_a_new_value_for_later_readers():
+    model = Model()
+    model |= Negate()(input="x", output="h")
+    model |= Tanh()(input="h", output="before")
+    model |= Sum(in_place=True)(input="h", output="h")
+    model |= Negate()(input="h", output="output")
+    model.set_outputs("before", "output")
+    out, _ = run(model, {"x": f32(4)})
+    np.testing.assert_allclose(out["before"], np.tanh(-f32(4)), rtol=1e-6)
+    np.testing.assert_allclose(out["output"], f32(4).sum(), rtol=1e-5)
+
+
+def test_in_place_on_an_input():
+    model = Model()
+    model |= Negate(in_place=True)(input="input", output="input")
+    model += Tanh()
+    out, _ = run(model, {"input": f32(4)})
+    np.testing.assert_allclose(out["output"], np.tanh(-f32(4)), rtol=1e-6)
+
+
+def test_functional_style_and_operators():
+    a, b = IOKey("a", shape=["B", 4]), IOKey("b")
+    h = (a + b * 2 - 1) / 2
+    h = -h.reshape(h.shape[0] * 2, -1)[:, 0] ** 2
+    model = Model.create(inputs=[a, b], outputs={"h": h, "smaller": a < b, "same": a == b})
+    x, y = f32(3, 4), f32(3, 4, seed=1)
+    out, _ = run(model, {"a": x, "b": y})
+    expected = -(((x + y * 2 - 1) / 2).reshape(6, 2)[:, 0] ** 2)
+    np.testing.assert_allclose(out["h"], expected, rtol=1e-5)
+    np.testing.assert_array_equal(out["smaller"], x < y)
+    np.testing.assert_array_equal(out["same"], x == y)
+
+
+def test_methods_of_connections():
+    x = IOKey("x")
+    model = Model.create(
+        outputs={
+            "mean": x.mean(axis=1, keepdims=True),
+            "sum": x.sum(),
+            "t": x.transpose(1, 0),
+            "T": x.T,
+            "any": x.tanh(),
+            "half": x.astype("float16"),
+            "scaled": x / x.shape[1] ** 0.5,
+            "kept": x.reshape(x.shape[:1] + (3, 2)),
+        }
+    )
+    a = f32(2, 6)
+    out, _ = run(model, {"x": a})
+    np.testing.assert_allclose(out["mean"], a.mean(1, keepdims=True), rtol=1e-5)
+    np.testing.assert_allclose(out["sum"], a.sum(), rtol=1e-5)
+    np.testing.assert_array_equal(out["t"], a.T)
+    np.testing.assert_array_equal(out["T"], a.T)
+    np.testing.assert_allclose(out["any"], np.tanh(a), rtol=1e-6)
+    assert out["half"].dtype == np.float16
+    np.testing.assert_allclose(out["scaled"], a / np.sqrt(np.float32(6)), rtol=1e-6)
+    assert out["kept"].shape == (2, 3, 2)
+
+
+def test_scalars_and_arrays_as_inputs_of_layers():
+    model = Model()
+    model |= Add()(left="x", right=2.5, output="h")
+    model |= Multiply()(left="h", right=np.array([1, 2], np.float32), output="output")
+    x = np.array([1, 2], np.float16)
+    out, _ = run(model, {"x": x})
+    np.testing.assert_array_equal(out["output"], (x + np.float16(2.5)).astype(np.float32) * [1, 2])
+    assert out["output"].dtype == np.float32
+
+
+def test_connections_of_a_model_extend_it():
+    model = Model()
+    model |= Tanh()(input="x", output="h")
+    h = model["h"]
+    assert isinstance(h, Connection)
+    model.set_outputs(y=h * 2 + model["x"])
+    out, _ = run(model, {"x": f32(3)})
+    np.testing.assert_allclose(out["y"], np.tanh(f32(3)) * 2 + f32(3), rtol=1e-6)
+
+
+def test_blocks_at_any_depth_and_their_paths():
+    block = Model(name="inner")
+    block |= Scale(name="first")(input="x", output="h")
+    block |= Tanh()(input="h", output="out")
+    middle = Model(name="middle")
+    middle |= block(x="a", out="b")
+    model = Model()
+    model |= middle(a="input", b="output")
+    graph = graph_of(model, {"input": f32(2, 3)})
+    assert [i.name for i in graph.with_role("param")] == ["middle.inner.first.weight"]
+    assert [n.origin.path for n in graph.nodes] == ["middle.inner.first", "middle.inner.tanh"]
+
+
+def test_any_named_terminal_of_a_block_can_be_bound():
+    block = Model()
+    block |= Tanh()(input="x", output="hidden")
+    block |= Negate()(input="hidden", output="output")
+    model = Model()
+    model |= block(x="input", hidden="h")
+    model |= Sum()(input="h", output="output")
+    out, _ = run(model, {"input": f32(3)})
+    np.testing.assert_allclose(out["output"], np.tanh(f32(3)).sum(), rtol=1e-5)
+
+
+def test_the_same_layer_twice_shares_its_parameters():
+    shared = Scale()
+    model = Model()
+    model |= shared(input="input", output="h")
+    model |= shared(input="h", output="output")
+    graph = graph_of(model, {"input": f32(2, 3)})
+    assert [i.name for i in graph.with_role("param")] == ["scale.weight"]
+    out, params = run(model, {"input": f32(2, 3)})
+    np.testing.assert_allclose(out["output"], f32(2, 3) * params["scale.weight"] ** 2, rtol=1e-5)
+
+
+def test_one_connection_as_weight_of_two_layers():
+    model = Model()
+    model |= Scale()(input="input", weight=IOKey("w", trainable=True, init="ones"), output="h")
+    model |= Scale()(input="h", weight="w", output="output")
+    graph = graph_of(model, {"input": f32(2, 3)})
+    assert [(i.name, i.tags["init"]) for i in graph.with_role("param")] == [("w", "ones")]
+    assert flatten(model).inputs[0].name == "input"
+
+
+def test_a_shared_block_keeps_its_own_trainable_input():
+    block = Model()
+    block |= Multiply()(left="x", right=IOKey("w", trainable=True, shape=[3]), output="output")
+    model = Model()
+    model |= block(x="input", output="h")
+    model |= block(x="h", output="output")
+    graph = graph_of(model, {"input": f32(2, 3)})
+    assert [i.name for i in graph.with_role("param")] == ["model.w"]
+
+
+@pytest.mark.parametrize(
+    "names, expected",
+    [
+        (("output", "unused"), ["output"]),
+        (("output1", "output2"), ["output1", "output2"]),
+        (("a", "b"), ["a", "b"]),
+    ],
+)
+def test_outputs_by_name(names, expected):
+    model = Model()
+    for name in names:
+        model |= Tanh()(input="input", output=name)
+    assert list(model.outputs) == expected
+
+
+def test_outputs_exposed_chosen_and_asked_for():
+    model = Model()
+    model |= Tanh()(input="input", output=IOKey("h", expose=True))
+    model |= Negate()(input="h", output="output")
+    assert model.outputs == ("h",)
+    model.set_outputs("output", again="h")
+    assert model.outputs == ("output", "again")
+    assert [name for name, _ in flatten(model, outputs=["h", "output"]).outputs] == ["h", "output"]
+
+
+def test_the_last_layer_gives_the_output_where_nothing_is_named():
+    model = Model()
+    model |= Tanh()
+    model += Negate()
+    assert model.outputs == ("output",)
+
+
+def test_defaults_and_declared_inputs():
+    model = Model()
+    model |= Add()(left="x", right=IOKey("bias", default=3.0), output="output")
+    out, _ = run(model, {"x": f32(2)})
+    np.testing.assert_allclose(out["output"], f32(2) + 3, rtol=1e-6)
+    flat = flatten(model)
+    assert [(d.name, d.required) for d in flat.inputs] == [("x", True), ("bias", False)]
+
+
+def test_attributes_are_inherited_and_kept_in_the_graph():
+    inner = Model()
+    inner |= Tanh()
+    inner.set_attribute("backend", "torch")
+    model = Model()
+    model |= inner(input="input", output="h")
+    model |= Negate()(input="h", output="output")
+    model.set_attribute("team", "a")
+    graph = graph_of(model, {"input": f32(2)})
+    assert [dict(n.tags) for n in graph.nodes] == [{"team": "a", "backend": "torch"}, {"team": "a"}]
+
+
+def test_nodes_know_the_users_line():
+    model = Model()
+    model |= Tanh()
+    model += Negate()  # here
+    graph = graph_of(model, {"input": f32(2)})
+    assert graph.nodes[1].origin.file == __file__
+    assert graph.nodes[1].origin.line == line_of(test_nodes_know_the_users_line, "# here")
+
+
+def test_layers_inside_layers_are_named_by_attribute():
+    class Two(Layer):
+        def __init__(self):
+            self.first = Scale()
+            self.rest = [Scale(), Scale()]
+
+        def build(self, x: Value):
+            x = self.first(x)
+            for layer in self.rest:
+                x = layer(x)
+            return x
+
+    model = Model()
+    model |= Two(name="two")
+    graph = graph_of(model, {"input": f32(2, 3)})
+    names = [i.name for i in graph.with_role("param")]
+    assert names == ["two.first.weight", "two.rest.0.weight", "two.rest.1.weight"]
+    assert graph.nodes[1].origin.path == "two.rest.0"
+
+
+def test_depth_is_no_limit():
+    model = Model()
+    for _ in range(3000):
+        model += Tanh()
+    assert len(graph_of(model, {"input": f32(2)}).nodes) == 3000
+    x = h = IOKey("x")
+    for _ in range(3000):
+        h = Tanh()(h)
+    assert len(graph_of(Model.create(inputs=x, outputs=h), {"x": f32(2)}).nodes) == 3000
+
+
+def test_layers_alone_are_models_too():
+    graph = graph_of(Scale(), {"input": f32(2, 3)})
+    assert [i.name for i in graph.inputs] == ["input", "weight"]
+    assert graph.output_names == ("output",)
+
+
+def test_trainable_chooses_parameters_and_inputs():
+    model = Model()
+    model |= Scale(name="a")
+    model += Scale(name="b")
+    graph = graph_of(model, {"input": f32(2, 3)}, trainable=["b.*", "input"])
+    roles = {i.name: (i.role, i.tags.get("trainable", True)) for i in graph.inputs}
+    assert roles == {"input": ("param", True), "a.weight": ("param", False), "b.weight": ("param", True)}
+
+
+def test_constants_are_fixed():
+    model = Model()
+    model |= Add()(left="x", right="c", output="output")
+    graph = graph_of(model, {"x": f32(3)}, constants={"c": np.arange(3, dtype=np.float32)})
+    assert [(i.name, i.role) for i in graph.inputs] == [("x", "input"), ("c", "constant")]
+
+
+def test_dtypes_of_parameters_follow_the_input():
+    for kind in ("float16", "float32", "float64"):
+        graph = graph_of(Scale(), {"input": f32(2, 3).astype(kind)})
+        assert {str(i.type.dtype) for i in graph.inputs} == {kind}
+
+
+def test_repr_and_notebook():
+    model = Model()
+    model |= Cast("float16")(input="x", output="y")
+    assert repr(model) == "<Model: 1 layers, inputs x, outputs y>"
+    assert repr(Cast("float16")) == "Cast('float16')"
+    assert model._repr_html_().startswith("<pre>")
