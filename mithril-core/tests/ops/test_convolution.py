@@ -146,8 +146,10 @@ X, W = np.zeros((1, 4, 5, 5), np.float32), np.zeros((6, 4, 3, 3), np.float32)
             W[:, :3],
             {},
             ShapeError,
-            "the image has 4 channels, the kernel takes 3 in each of 1 groups\n"
-            "  accepted: a kernel [out channels, 4, ...]",
+            (
+                "the image has 4 channels, the kernel takes 3 in each of 1 groups\n"
+                "  accepted: a kernel [out channels, 4, ...]"
+            ),
         ),
         (X, W[:, :1], {"groups": 3}, ShapeError, "hint: groups must divide the 4 channels of the image"),
         (X, W[:3, :2], {"groups": 2}, ShapeError, "2 groups cannot share 3 out channels\n"),
@@ -156,8 +158,10 @@ X, W = np.zeros((1, 4, 5, 5), np.float32), np.zeros((6, 4, 3, 3), np.float32)
             W,
             {"dilation": (3,)},
             ShapeError,
-            "a window of 7 does not fit spatial axis 0 of size 5\n"
-            "  size 5 with padding 0 and 0\n  kernel 3 with dilation 3",
+            (
+                "a window of 7 does not fit spatial axis 0 of size 5\n"
+                "  size 5 with padding 0 and 0\n  kernel 3 with dilation 3"
+            ),
         ),
         (X[0, 0], W, {}, ShapeError, "over 1, 2 or 3 spatial axes, but the operand has rank 2"),
         (X[0], W, {}, ShapeError, "the kernel [6, 4, 3, 3] has rank 4, the image [4, 5, 5] has rank 3"),
