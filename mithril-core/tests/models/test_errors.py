@@ -1,0 +1,209 @@
+"""Mistakes in wiring: each message whole, naming the layer and the user's line."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mithril.errors import DTypeError, MithrilError, ModelError, ShapeError
+from mithril.models import Add, BatchNorm2d, Conv2d, Dropout, IOKey, Linear, Model, Negate, Tanh
+from mithril.models.flatten import flatten
+
+spec = importlib.util.spec_from_file_location("model_test_helpers", Path(__file__).with_name("helpers.py"))
+helpers = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(helpers)
+graph_of, f32, line_of = helpers.graph_of, helpers.f32, helpers.line_of
+
+
+def message(error, test):
+    """The text with this file as FILE and lines relative to the test."""
+    import re
+
+    first = line_of(test, "def ")
+    text = str(error.value).replace(__file__, "FILE")
+    return re.sub(r"FILE:(\d+)", lambda m: f"FILE+{int(m[1]) - first}", text)
+
+
+def test_unknown_terminal():
+    with pytest.raises(ModelError) as error:
+        Tanh()(inptu="x")
+    assert message(error, test_unknown_terminal) == (
+        "Tanh() has no terminal 'inptu'\n  at FILE+2\n  terminals: input, output\nhint: did you mean 'input'?"
+    )
+
+
+def test_two_producers():
+    model = Model()
+    model |= Tanh()(input="x", output="h")
+    with pytest.raises(ModelError) as error:
+        model |= Negate()(input="x", output="h")
+    assert message(error, test_two_producers) == (
+        "'h' has two producers\n"
+        "  layer 'tanh' at FILE+2\n"
+        "  layer 'negate' at FILE+4\n"
+        "hint: give the second output another name"
+    )
+
+
+def test_reading_and_writing_without_in_place():
+    model = Model()
+    with pytest.raises(ModelError) as error:
+        model |= Negate()(input="x", output="x")
+    assert message(error, test_reading_and_writing_without_in_place) == (
+        "layer 'negate' reads and writes 'x'\n  at FILE+3\nhint: give the output another name, or say in_place=True"
+    )
+
+
+def test_cycle():
+    model = Model()
+    model |= Tanh(name="a")(input="q", output="p")
+    model |= Negate(name="b")(input="p", output="q")
+    with pytest.raises(ModelError) as error:
+        flatten(model)
+    assert message(error, test_cycle) == (
+        "the layers depend on each other in a circle: 'b' -> 'a' -> 'b'\n"
+        "  layer 'b' at FILE+3\n"
+        "  layer 'a' at FILE+2\n"
+        "hint: give one of the outputs another name, or use While for a loop"
+    )
+
+
+def test_two_layers_of_one_name():
+    model = Model()
+    model |= Tanh(name="a")
+    with pytest.raises(ModelError) as error:
+        model += Negate(name="a")
+    assert message(error, test_two_layers_of_one_name) == (
+        "two layers are named 'a'\n  Tanh() at FILE+2\n  Negate() at FILE+4"
+    )
+
+
+def test_unknown_output():
+    model = Model()
+    model |= Tanh()(input="x", output="hidden")
+    with pytest.raises(ModelError) as error:
+        flatten(model, outputs=["hiden"])
+    assert message(error, test_unknown_output) == (
+        "the model has no terminal 'hiden'\n  at FILE+4\n  terminals: x, hidden\nhint: did you mean 'hidden'?"
+    )
+
+
+def test_declared_inputs_are_all_there_are():
+    model = Model.create(inputs=IOKey("x"), outputs=Tanh()(IOKey("x")))
+    with pytest.raises(ModelError) as error:
+        model |= Negate()(input="y")
+    assert message(error, test_declared_inputs_are_all_there_are) == "there is no terminal 'y'\n  at FILE+3\n  inputs: x"
+
+
+def test_wrong_constructor_argument():
+    with pytest.raises(ModelError) as error:
+        Linear(dimention=64)
+    assert message(error, test_wrong_constructor_argument) == (
+        "Linear has no argument 'dimention'\n"
+        "  at FILE+2\n"
+        "  accepted: features, dimension, bias, init, name\n"
+        "hint: did you mean 'dimension'?"
+    )
+
+
+def test_dimension_and_position_disagree():
+    with pytest.raises(ModelError) as error:
+        Linear(128, 10, dimension=64)
+    assert message(error, test_dimension_and_position_disagree) == (
+        "Linear: dimension=64 contradicts the features given by position\n"
+        "  got 128, 10: the last one is the out-size\n"
+        "  in Linear at FILE+2\n"
+        "hint: give it in one place"
+    )
+    assert Linear(128, 10, dimension=10).out_features == 10
+
+
+def test_wrong_rank():
+    model = Model()
+    model |= Conv2d(3, 4, kernel_size=3)
+    with pytest.raises(ShapeError) as error:
+        graph_of(model, {"input": f32(3, 8, 8)})
+    assert message(error, test_wrong_rank) == (
+        "the input has rank 3, expected 4\n"
+        "  input f32[3, 8, 8]\n"
+        "  expected [N, C, H, W]\n"
+        "  layer 'conv2d' at FILE+2"
+    )
+
+
+def test_wrong_in_size():
+    model = Model()
+    model += BatchNorm2d(64)
+    with pytest.raises(ShapeError) as error:
+        graph_of(model, {"input": f32(1, 3, 8, 8)})
+    assert message(error, test_wrong_in_size) == (
+        "the input has 3 channels, the layer was made for 64\n"
+        "  input f32[1, 3, 8, 8]\n"
+        "  layer 'batch_norm2d' at FILE+2"
+    )
+
+
+def test_declared_shape_and_dtype_are_checked():
+    model = Model()
+    model |= Tanh()(input=IOKey("x", shape=["B", 4], dtype="float32"), output=IOKey("y", shape=["B", 3]))
+    with pytest.raises(ShapeError) as error:
+        graph_of(model, {"x": f32(2, 4)})
+    assert message(error, test_declared_shape_and_dtype_are_checked) == (
+        "'y' has the shape [2, 4], declared as [B, 3]\n  declared at FILE+2"
+    )
+    with pytest.raises(DTypeError, match="Type mismatch: expected float32, got float64"):
+        graph_of(model, {"x": np.zeros((2, 3))})
+
+
+def test_missing_type():
+    model = Model()
+    model |= Tanh()(input="hidden_1")
+    with pytest.raises(ShapeError) as error:
+        graph_of(model, {})
+    assert message(error, test_missing_type) == (
+        "Cannot infer shape for tensor 'hidden_1'\n"
+        "  read by layer 'tanh' at FILE+2\n"
+        "hint: give it: shapes={'hidden_1': [...]}"
+    )
+
+
+def test_a_connection_of_another_model():
+    first, second = Model(), Model()
+    first |= Tanh()(input="x", output="h")
+    with pytest.raises(ModelError) as error:
+        second |= Add()(left=first["h"], right="y")
+    assert "already belongs to another model" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "make, text",
+    [
+        (lambda: Linear(0), "Linear: features must be a positive int, got 0"),
+        (lambda: Linear(), "Linear needs its number of features"),
+        (lambda: Conv2d(3, 4), "Conv2d needs kernel_size"),
+        (lambda: Conv2d(3, 4, kernel_size=3, groups=2), "Conv2d: groups=2 does not divide the 3 in-channels"),
+        (lambda: Dropout(1.5), "Dropout: p must be at least 0 and less than 1, got 1.5"),
+        (lambda: IOKey("x", shape=[2.5]), "'x' cannot have the size 2.5"),
+        (lambda: Tanh()(3j), "input 'input' of Tanh() cannot be a complex"),
+        (lambda: Tanh()("a", "b"), "Tanh() takes 1 inputs, got 2"),
+        (lambda: Tanh()("a", input="b"), "Tanh() got its input 'input' twice"),
+        (lambda: Tanh().set_attribute("a b", 1), "'a b' cannot name an attribute"),
+        (lambda: Model() + 1, None),
+    ],
+)
+def test_arguments(make, text):
+    with pytest.raises((MithrilError, TypeError)) as error:
+        make()
+    if text is not None:
+        assert isinstance(error.value, MithrilError)
+        assert error.value.what == text
+
+
+def test_a_model_cannot_contain_itself():
+    inner, outer = Model(), Model()
+    inner |= Tanh()
+    outer |= inner
+    inner |= outer
+    with pytest.raises(ModelError, match="contains itself"):
+        flatten(outer)
