@@ -48,7 +48,7 @@ def _decompose(graph: Graph, lowers: Lowers, missing: dict[str, list[Node]]) -> 
     changed = False
     while pending:
         node = pending.pop()
-        operands = tuple(None if v is None else replaced.get(v, v) for v in node.operands)
+        operands = tuple(None if v is None else _final(v, replaced) for v in node.operands)
         if operands != node.operands:
             node = node.replaced(operands=operands)
         if node.regions:
@@ -67,11 +67,17 @@ def _decompose(graph: Graph, lowers: Lowers, missing: dict[str, list[Node]]) -> 
     return Graph(
         tuple(builder.inputs),
         tuple(builder.nodes),
-        tuple(replaced.get(v, v) for v in graph.outputs),
+        tuple(_final(v, replaced) for v in graph.outputs),
         graph.output_names,
         graph.name,
         tuple(builder.guards),
     )
+
+
+def _final(value: Value, replaced: dict[Value, Value]) -> Value:
+    while value in replaced:
+        value = replaced[value]
+    return value
 
 
 def _expand(node: Node, builder: Builder, pending: list[Node], replaced: dict[Value, Value]) -> None:

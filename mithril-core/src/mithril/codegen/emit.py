@@ -1,0 +1,297 @@
+"""From a graph to the text of a Python module: one line per operation, the layer's name beside it."""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import textwrap
+from collections.abc import Callable
+from string import Formatter
+from typing import Any
+
+import numpy as np
+
+from mithril.codegen.call import Call
+from mithril.codegen.names import Names
+from mithril.codegen.source import CLOSING, SIGNATURE
+from mithril.codegen.table import Lowerings, Row
+from mithril.dims import Dim, Symbol, symbols
+from mithril.errors import UnsupportedError
+from mithril.graph import Graph, Node, Value
+from mithril.types import dtype as as_dtype
+
+UNKNOWN = 64  # what a symbolic size counts as there
+LARGE = 1 << 14  # elements: values from here on are dropped after their last use where the table asks for it
+
+
+def emit(graph: Graph, table: Lowerings) -> dict[str, Any]:
+    """The parts of the module: ``imports``, ``helpers``, ``constants`` and the lines of the ``body``; see ``render``."""
+    module = Module(table)
+    writer = Writer(graph, table, module)
+    body = writer.function()
+    return {
+        "backend": table.name,
+        "graph": graph,
+        "imports": [*table.imports, *(["import base64", "import numpy"] if module.constants else [])],
+        "helpers": list(module.helpers.values()),
+        "constants": module.constants,
+        "signature": SIGNATURE,
+        "body": body,
+        "closing": CLOSING,
+    }
+
+
+def render(parts: dict[str, Any]) -> str:
+    """The module's text."""
+    graph: Graph = parts["graph"]
+    blocks = [f'"""{graph.name}: generated for {parts["backend"]}."""', "\n".join(dict.fromkeys(parts["imports"]))]
+    if parts["constants"]:
+        blocks.append("\n\n" + textwrap.dedent(inspect.getsource(_array)).strip())
+    blocks += ["\n\n" + text for text in parts["helpers"]]
+    if parts["constants"]:
+        blocks.append("\n\n" + "\n".join(parts["constants"]))
+    function = [parts["signature"], *("    " + line if line else "" for line in parts["body"]), "    " + parts["closing"]]
+    blocks.append("\n\n" + "\n".join(function))
+    return "\n".join(blocks) + "\n"
+
+
+def _array(text, dtype, shape):
+    """An array from its bytes in base64."""
+    return numpy.frombuffer(base64.b64decode(text), numpy.dtype(dtype)).reshape(shape)  # type: ignore  # noqa: F821
+
+
+class Module:
+    """What stands above the function: helpers and constants, each once."""
+
+    def __init__(self, table: Lowerings) -> None:
+        self.table = table
+        self.names = Names({*table.reserved, "_array", "base64", "numpy"})
+        self.helpers: dict[str, str] = {}
+        self.constants: list[str] = []
+        self._known: dict[Any, str] = {}
+
+    def helper(self, function: Callable[..., Any]) -> str:
+        """Embed a function, and before it those it names in ``__wrapped_helpers__``."""
+        known = self._known.get(function)
+        if known is None:
+            for needed in getattr(function, "needs", ()):
+                self.helper(needed)
+            known = self._known[function] = function.__name__
+            self.names.taken.add(known)
+            text = textwrap.dedent(inspect.getsource(function)).strip()
+            self.helpers[known] = text[text.index("def ") :]
+        return known
+
+    def constant(self, array: np.ndarray[Any, Any], wish: str) -> str:
+        key = id(array)
+        if key not in self._known:
+            name = self._known[key] = self.names.fresh(wish)
+            raw = np.ascontiguousarray(array)
+            text = base64.b64encode(raw.tobytes()).decode()
+            made = f'_array("{text}", "{raw.dtype.name}", {raw.shape!r})'
+            if raw.dtype.name == "bfloat16":
+                made = f'_array("{base64.b64encode(raw.astype(np.float32).tobytes()).decode()}", "float32", {raw.shape!r})'
+            template = self.table.constant_template
+            dtype = self.table.dtype_text(as_dtype(raw.dtype))
+            self.constants.append(f"{name} = {template.format(array=made, dtype=dtype)}")
+        return self._known[key]
+
+
+class Writer:
+    """Writes one function: the program itself, or a region inside it."""
+
+    def __init__(self, graph: Graph, table: Lowerings, module: Module, outer: Writer | None = None) -> None:
+        self.graph = graph
+        self.table = table
+        self.module = module
+        self.outer = outer
+        self.names = Names(module.names.taken) if outer is None else outer.names
+        self.lines: list[str] = []
+        self.text: dict[Value, str] = {}
+        self.scalars: dict[Value, Node] = {}
+        self.symbols: dict[str, Symbol] = {} if outer is None else outer.symbols
+        for symbol in symbols(*(d for i in graph.inputs for d in i.type.shape)):
+            self.names.taken.add(symbol.name)
+        self.last = {v: k for k, node in enumerate(graph.nodes) for v in node.operands if v is not None}
+        self.owned: set[Value] = set()  # values whose memory this function alone holds
+        self.kept = set(graph.outputs)
+
+    # -- the whole ---------------------------------------------------------------------------------------------------
+    def function(self) -> list[str]:
+        """The body of ``forward``, without the last line."""
+        prologue = []
+        for i in self.graph.inputs:
+            if i.data is not None:
+                self.text[i.value] = self.module.constant(i.data, i.name)
+                self.names.taken.add(self.text[i.value])
+                continue
+            if i.value not in self.last and i.value not in self.kept and not _sizes_from(i.type.shape):
+                continue
+            self.text[i.value] = self.names.fresh(i.name)
+            source = "params" if i.role == "param" else "inputs"
+            prologue.append(f'{self.text[i.value]} = {source}["{i.name}"]')
+        self._nodes()
+        pairs = [
+            f"{name!r}: {self.expression(v)}" for name, v in zip(self.graph.output_names, self.graph.outputs, strict=True)
+        ]
+        ending = ["outputs = {" + ", ".join(p.replace("'", '"', 2) for p in pairs) + "}"]
+        return [*prologue, *self._size_lines(), *self.lines, *ending]
+
+    def region(self, graph: Graph, wish: str) -> str:
+        """A nested function for a region; it sees the sizes of the outer one."""
+        name = self.names.fresh(wish)
+        inner = Writer(graph, self.table, self.module, self)
+        arguments = []
+        for i in graph.inputs:
+            if i.data is not None:
+                inner.text[i.value] = self.module.constant(i.data, i.name)
+                self.names.taken.add(inner.text[i.value])
+            else:
+                inner.text[i.value] = self.names.fresh(i.name)
+                arguments.append(inner.text[i.value])
+        inner._nodes()
+        results = ", ".join(inner.expression(v) for v in graph.outputs)
+        comma = "," if len(graph.outputs) == 1 else ""
+        self.lines.append(f"def {name}({', '.join(arguments)}):")
+        self.lines += ["    " + line for line in inner.lines]
+        self.lines.append(f"    return ({results}{comma})")
+        return name
+
+    def _size_lines(self) -> list[str]:
+        """``B = x.shape[0]`` for every symbol the body mentions."""
+        lines, known = [], set[str]()
+        for i in self.graph.inputs:
+            for axis, size in enumerate(i.type.shape):
+                found = _sizes_from((size,))
+                for symbol, coefficient, constant in found:
+                    if symbol.name in self.symbols and symbol.name not in known:
+                        known.add(symbol.name)
+                        text = f"{self.text[i.value]}.shape[{axis}]"
+                        if constant:
+                            text = f"({text} - {constant})" if constant > 0 else f"({text} + {-constant})"
+                        lines.append(f"{symbol.name} = {text}" + (f" // {coefficient}" if coefficient != 1 else ""))
+        missing = set(self.symbols) - known
+        if missing:
+            raise UnsupportedError(f"no input's shape gives the size '{sorted(missing)[0]}'", hint="name it in shapes=")
+        return lines
+
+    # -- one node ----------------------------------------------------------------------------------------------------
+    def _nodes(self) -> None:
+        for step, node in enumerate(self.graph.nodes):
+            if node.op.name == "constant":
+                self.scalars[node.result] = node
+                continue
+            donor = self._node(step, node)
+            if self.table.release:
+                self._release(step, node, donor)
+
+    def _node(self, step: int, node: Node) -> Value | None:
+        """Write one operation; the operand whose memory it took over is given back."""
+        row = self.table.find(node)
+        if row is None:
+            raise UnsupportedError(f"backend '{self.table.name}' does not lower '{node.op.name}'", facts=[str(node.origin)])
+        operands = [None if v is None else self.expression(v, node) for v in node.operands]
+        results = [self.names.fresh(v.name) for v in node.results]
+        call = Call(node, operands, results, self)
+        donor = self._donor(step, node, row) if row.out is not None else None
+        if donor is not None:
+            assert row.out is not None
+            expression: str | None = self._filled(row.out.replace("{out}", self.text[donor]), call)
+        elif row.template is not None:
+            expression = self._filled(row.template, call)
+        else:
+            assert row.function is not None
+            expression = row.function(call)
+        if expression is not None:
+            self.line(f"{', '.join(results)} = {expression}", node)
+        for value, name in zip(node.results, results, strict=True):
+            self.text[value] = name
+        self._ownership(node, row)
+        return donor
+
+    def _filled(self, template: str, call: Call) -> str:
+        parts = []
+        for text, name, _, _ in Formatter().parse(template):
+            parts.append(text)
+            if name is not None:
+                parts.append(call.field(name))
+        return "".join(parts)
+
+    def _ownership(self, node: Node, row: Row) -> None:
+        """Fresh results are ours; once a view of a value exists, its memory is never written again."""
+        if row.view or node.regions:
+            self.owned.difference_update(v for v in node.operands if v is not None)
+        else:
+            self.owned.update(node.results)
+
+    def _donor(self, step: int, node: Node, row: Row) -> Value | None:
+        """An operand that dies here and whose memory fits the result."""
+        result = node.result
+        if not result.shape:
+            return None
+        for v in node.operands:
+            if v in self.owned and self.last[v] == step and v not in self.kept and v.type == result.type:
+                return v
+        return None
+
+    def _release(self, step: int, node: Node, donor: Value | None) -> None:
+        dead = [
+            self.text[v]
+            for v in dict.fromkeys(node.operands)
+            if v is not None and v is not donor and v in self.owned and self.last[v] == step and v not in self.kept
+            if v in self.text and _large(v)
+        ]
+        if dead:
+            self.lines.append(f"del {', '.join(dead)}")
+
+    # -- text --------------------------------------------------------------------------------------------------------
+    def line(self, text: str, node: Node) -> None:
+        self.lines.append(text + (f"  # {node.origin.path}" if node.origin.path else ""))
+
+    def expression(self, value: Value, reader: Node | None = None) -> str:
+        """How a value is written where it is read; scalars beside an array as plain literals."""
+        node = self.scalars.get(value)
+        if node is None:
+            return self.text[value]
+        number, dtype = node.attributes["value"], node.attributes["dtype"]
+        if reader is not None and getattr(reader.op, "elementwise", False):
+            others = [v for v in reader.operands if v is not None and v not in self.scalars and v.dtype is dtype]
+            if others:
+                text = self.literal(number)
+                return f"({text})" if text.startswith("-") else text
+        return self.table.scalar_text(number, dtype)
+
+    def literal(self, value: Any) -> str:
+        self._mention(value)
+        return self.table.literal(value)
+
+    def _mention(self, value: Any) -> None:
+        if isinstance(value, Dim):
+            for symbol in symbols(value):
+                self.symbols[symbol.name] = symbol
+        elif isinstance(value, (tuple, list)):
+            for v in value:
+                self._mention(v)
+
+    def helper(self, function: Callable[..., Any]) -> str:
+        return self.module.helper(function)
+
+
+def _sizes_from(shape: Any) -> list[tuple[Symbol, int, int]]:
+    """Symbols that a shape determines: (symbol, coefficient, constant) of linear sizes."""
+    found = []
+    for size in shape:
+        if isinstance(size, Dim):
+            linear = [(m[0], c) for m, c in size.terms if len(m) == 1]
+            rest = [m for m, _ in size.terms if len(m) > 1]
+            if len(linear) == 1 and not rest and isinstance(linear[0][0], Symbol):
+                constant = next((c for m, c in size.terms if not m), 0)
+                found.append((linear[0][0], linear[0][1], constant))
+    return found
+
+
+def _large(value: Value) -> bool:
+    size = 1
+    for d in value.shape:
+        size *= d if isinstance(d, int) else UNKNOWN
+    return size >= LARGE

@@ -1,0 +1,1 @@
+"""Running: backends, the compiled model, memory plan, profile, benchmark."""

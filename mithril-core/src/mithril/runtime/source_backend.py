@@ -1,0 +1,75 @@
+"""Backends that run generated Python source: a lowering table, and what is done to the function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from mithril import plugins
+from mithril.codegen.emit import emit, render
+from mithril.codegen.source import Source, from_template, transformed
+from mithril.codegen.table import Lowerings
+from mithril.graph import Graph, Node, iterate
+from mithril.runtime.backend import Backend, BuildOptions
+
+Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
+
+
+class SourceExecutable:
+    """A generated function and what it was generated from."""
+
+    __slots__ = ("call", "forward", "graph", "lowered", "source")
+
+    def __init__(self, graph: Graph, source: str, forward: Forward, call: Forward | None = None) -> None:
+        self.graph = graph
+        self.source = source
+        self.forward = forward  # the bare generated function
+        self.call = call or forward  # what runs: compiled, where there is a compiler
+        self.lowered = frozenset(node.op.name for node, _ in iterate(graph))
+
+    def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        return self.call(params, inputs)
+
+
+class SourceBackend(Backend):
+    """Subclasses give ``tables`` (by semantics) and may override ``finish``."""
+
+    tables: ClassVar[Mapping[str, Lowerings]] = {}
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._made_tables: dict[Any, Lowerings] = {}
+
+    def table(self, options: BuildOptions | None = None) -> Lowerings:
+        """The lowering table for the chosen semantics, third parties' rows on top."""
+        semantics = options.semantics if options is not None else "portable"
+        key = (semantics, plugins.generation())
+        made = self._made_tables.get(key)
+        if made is None:
+            base = self.tables.get(semantics) or self.tables["portable"]
+            extra = plugins.lowerings(self.name)
+            made = self._made_tables[key] = base.extend(extra, "a plugin") if extra else base
+        return made
+
+    def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
+        return self.table(options).lowers(node)
+
+    def build(self, graph: Graph, options: BuildOptions | None = None) -> SourceExecutable:
+        options = options or BuildOptions()
+        self.check(graph)
+        text = self.generate(graph, options)
+        source = Source(text)
+        if options.file_path is not None:
+            source.write(options.file_path)
+        forward = source.function()
+        return SourceExecutable(graph, text, forward, self.finish(forward, graph, options))
+
+    def generate(self, graph: Graph, options: BuildOptions) -> str:
+        """The module's text: by the template if one is given, then through the transformers."""
+        parts = emit(graph, self.table(options))
+        text = from_template(options.template_path, parts) if options.template_path is not None else render(parts)
+        return transformed(text, options.code_transformers) if options.code_transformers else text
+
+    def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward | None:
+        """What is called instead of the bare function: jitted, say. None: the function itself."""
+        return None
