@@ -137,10 +137,10 @@ class Model(Layer):
         self.layer_names.add(name)
         return name
 
-    def _named(self, name: str) -> Connection:
+    def _named(self, name: str, optional: bool = False) -> Connection:
         found = self.connections.get(name)
         if found is None:
-            if self.declared_inputs is not None and name not in self.declared_inputs:
+            if self.declared_inputs is not None and name not in self.declared_inputs and not optional:
                 near = closest(name, self.connections, 1)
                 raise ModelError(
                     f"there is no terminal '{name}'",
@@ -157,7 +157,7 @@ class Model(Layer):
         """The input that an IOKey declares."""
         if not key.name:
             key.name = self._numbered("input")
-        found = self._named(key.name)
+        found = self._named(key.name, optional=key.trainable or key.default is not NO_DEFAULT)
         found.key = key if found.key is None else found.key.merged(key)
         key.alias = found if found is not key else None
         return found
