@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,9 @@ from mithril.types import TensorType, dtype as as_dtype
 
 _HEAD = re.compile(r"graph (\S+) \{$")
 _DIM = re.compile(r"dim (\w+) in (\d+)\.\.(\d+|any)$")
-_INPUT = re.compile(r"(input|param|state|constant) (%\S+): (\w+)\[([^\]]*)\](?: = (base64:\S*|\[[^\]]*\]))?(?: \{(.*)\})?$")
+_INPUT = re.compile(
+    r"(input|param|state|constant) (%\S+): (\w+)\[([^\]]*)\](?: = (base64:\S*|\[[^\]]*\]))?(?: \{(.*)\})?$"
+)
 _GUARD = re.compile(r"guard (.+) (==|<=|divides) (.+?)(?:  # (.*))?$")
 _ORIGIN = re.compile(r"^ *(?P<path>.*?)(?: ?@ (?P<file>.+):(?P<line>\d+))?$")
 _RESULT = re.compile(r"(%\S+): (\w+)\[([^\]]*)\]")
@@ -60,7 +63,7 @@ class _Reader:
     def error(self, what: str, line: str = "") -> ParseError:
         return ParseError(what, facts=[f"line {self.at}: {line or self.lines[self.at - 1].strip()}"])
 
-    def graph(self, depth: int) -> Graph:
+    def graph(self, depth: int, known: Mapping[str, tuple[int, int | None]] | None = None) -> Graph:
         if depth > MAX_DEPTH:
             raise self.error("regions nested too deeply")
         head = self.next()
@@ -69,7 +72,7 @@ class _Reader:
             raise self.error("expected 'graph NAME {'", head)
         name = match[1]
         self_values: dict[str, Value] = {}
-        limits: dict[str, tuple[int, int | None]] = {}
+        limits = dict(known or {})  # a region may speak of sizes that only the graph around it takes in
         inputs: list[Input] = []
         guards: list[Guard] = []
         nodes: list[Node] = []
@@ -164,14 +167,16 @@ class _Reader:
         if tags and not (tags.startswith("{") and tags.endswith("}")):
             raise self.error("cannot read this node", line)
         parts = _split(text[match.end() : end])
-        count = next((k for k, p in enumerate(parts) if not p.strip().startswith("%") and p.strip() != "none"), len(parts))
+        count = next(
+            (k for k, p in enumerate(parts) if not p.strip().startswith("%") and p.strip() != "none"), len(parts)
+        )
         operands = tuple(None if p.strip() == "none" else values[p.strip()] for p in parts[:count])
         op = operation(match[1])
         attributes = op.complete(parse_attributes(",".join(parts[count:]), limits))
         regions: list[Graph] = []
         if opens:
             while not self._at_close():
-                regions.append(self.graph(depth + 1))
+                regions.append(self.graph(depth + 1, limits))
             self.next()
         heads = _RESULT.findall(text[: match.start()])
         results = tuple(self._define(n, TensorType(as_dtype(d), self._shape(s, limits)), values) for n, d, s in heads)

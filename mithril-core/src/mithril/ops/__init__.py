@@ -8,11 +8,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.ops import basic, convolution, elementwise, indexing, pool, products, random, reduction, shape, slicing, sorting  # noqa: F401
+from mithril.ops import (  # noqa: F401
+    basic,
+    convolution,
+    elementwise,
+    indexing,
+    pool,
+    products,
+    random,
+    reduction,
+    shape,
+    slicing,
+    sorting,
+)
+from mithril.ops.control import cond, scan, while_loop
 from mithril.ops.declare import binary, composite, op, unary
 from mithril.ops.op import Op
 
-__all__ = ["Op", "binary", "composite", "op", "unary"]
+__all__ = ["Op", "binary", "composite", "cond", "op", "scan", "unary", "while_loop"]
 
 
 def __getattr__(name: str) -> Any:
