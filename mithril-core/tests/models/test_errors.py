@@ -93,7 +93,9 @@ def test_declared_inputs_are_all_there_are():
     model = Model.create(inputs=IOKey("x"), outputs=Tanh()(IOKey("x")))
     with pytest.raises(ModelError) as error:
         model |= Negate()(input="y")
-    assert message(error, test_declared_inputs_are_all_there_are) == "there is no terminal 'y'\n  at FILE+3\n  inputs: x"
+    assert (
+        message(error, test_declared_inputs_are_all_there_are) == "there is no terminal 'y'\n  at FILE+3\n  inputs: x"
+    )
 
 
 def test_wrong_constructor_argument():
@@ -125,10 +127,7 @@ def test_wrong_rank():
     with pytest.raises(ShapeError) as error:
         graph_of(model, {"input": f32(3, 8, 8)})
     assert message(error, test_wrong_rank) == (
-        "the input has rank 3, expected 4\n"
-        "  input f32[3, 8, 8]\n"
-        "  expected [N, C, H, W]\n"
-        "  layer 'conv2d' at FILE+2"
+        "the input has rank 3, expected 4\n  input f32[3, 8, 8]\n  expected [N, C, H, W]\n  layer 'conv2d' at FILE+2"
     )
 
 
@@ -138,9 +137,7 @@ def test_wrong_in_size():
     with pytest.raises(ShapeError) as error:
         graph_of(model, {"input": f32(1, 3, 8, 8)})
     assert message(error, test_wrong_in_size) == (
-        "the input has 3 channels, the layer was made for 64\n"
-        "  input f32[1, 3, 8, 8]\n"
-        "  layer 'batch_norm2d' at FILE+2"
+        "the input has 3 channels, the layer was made for 64\n  input f32[1, 3, 8, 8]\n  layer 'batch_norm2d' at FILE+2"
     )
 
 

@@ -88,7 +88,7 @@ def test_in_place_on_an_input():
 def test_functional_style_and_operators():
     a, b = IOKey("a", shape=["B", 4]), IOKey("b")
     h = (a + b * 2 - 1) / 2
-    h = -h.reshape(h.shape[0] * 2, -1)[:, 0] ** 2
+    h = -(h.reshape(h.shape[0] * 2, -1)[:, 0] ** 2)
     model = Model.create(inputs=[a, b], outputs={"h": h, "smaller": a < b, "same": a == b})
     x, y = f32(3, 4), f32(3, 4, seed=1)
     out, _ = run(model, {"a": x, "b": y})

@@ -292,10 +292,10 @@ class While(Layer):
         states = updated_states(context, lambda: round_(tuple(start)))
         start += [context.states[name] for name in states]
 
-        def test(*carried: Any) -> Any:
+        def test(carried: tuple[Any, ...]) -> Any:
             return context.as_value(self.condition.value(named(carried)))
 
-        def body(*carried: Any) -> tuple[Any, ...]:
+        def body(carried: tuple[Any, ...]) -> tuple[Any, ...]:
             kept = dict(context.states)
             context.states.update(zip(states, carried[len(self.variables) :], strict=True))
             made = tuple(with_states(context, states, lambda: round_(carried)))
