@@ -7,8 +7,7 @@ from typing import Any, Literal, TypedDict, get_type_hints
 
 import pytest
 
-from mithril import Option, hookimpl, known
-from mithril import options as options_module
+from mithril import Option, hookimpl, known, options as options_module
 from mithril.errors import OptionError
 from mithril.options import CompileOptions, Registry, core_options
 
