@@ -1,0 +1,8 @@
+"""The whole conformance kit on a backend that lives outside mithril's tree."""
+
+from mithril.testing import BackendConformance
+
+
+class TestStepper(BackendConformance):
+    backend = "stepper"
+    distribution = "mithril-backend-example"
