@@ -188,9 +188,9 @@ class While(Layer):
     """A loop: ``body`` runs while ``condition`` holds.
 
     ``initial_state`` gives each loop variable its first value (the name of a terminal, a connection, a number, an
-    array), ``loop_vars`` what it becomes after a round: an expression of loop variables, terminals of the
-    body and other names. ``output_vars`` names results and the variables they are. Whatever else the body or an expression reads is
-    an input, the same in every round. ``max_trips`` bounds the rounds, which a gradient needs.
+    array), ``loop_vars`` what it becomes after a round: an expression of loop variables, of terminals of the body and
+    of other names. ``output_vars`` names results and the variables they are. Whatever else the body or an expression
+    reads is an input, the same in every round. ``max_trips`` bounds the rounds, which a gradient needs.
     """
 
     scalars = True

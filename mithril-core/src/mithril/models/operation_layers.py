@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from mithril.errors import ModelError
 from mithril.graph.registry import operation
@@ -45,8 +45,7 @@ class OperationLayer(Layer):
 def layer_of(title: str, op_name: str) -> type[OperationLayer]:
     """The layer class of an operation."""
     body = {"op_name": op_name, "__doc__": f"The operation ``{op_name}`` as a layer.", "__module__": __name__}
-    made: type[OperationLayer] = LayerType(title, (OperationLayer,), body)
-    return made
+    return cast("type[OperationLayer]", LayerType(title, (OperationLayer,), body))
 
 
 # activations
