@@ -23,7 +23,7 @@ GOOD = """
         return [
             PassSpec("zip", "good_impl:zip", "fuse", "high", summary="Zips."),
             PassSpec("tidy", "good_impl:tidy", "clean", "low", aliases=("clean-up",), summary="Tidies."),
-            PassSpec("rare", "good_impl:rare", "fuse", None, summary="Rarely wanted."),
+            PassSpec("rare", "good_impl:rare", "fuse", None, after=("zip",), summary="Rarely wanted."),
         ]
 
     @hookimpl
@@ -132,16 +132,18 @@ def test_backends(mithril, good):
     assert "needs frobnicate" in mithril("backends")
 
 
-def test_passes_by_stage(mithril, good):
-    rows = json.loads(mithril("passes", "--json"))
-    assert [(r["name"], r["stage"], r["level"]) for r in rows] == [
+def test_passes_in_running_order(mithril, good):
+    data = json.loads(mithril("passes", "--json"))
+    assert [(r["name"], r["stage"], r["level"]) for r in data["passes"]] == [
         ("tidy", "clean", "low"),
-        ("rare", "fuse", "by name"),
         ("zip", "fuse", "high"),
+        ("rare", "fuse", "by name"),
     ]
-    assert mithril("passes").splitlines()[1].split() == [
-        "tidy", "clean", "low", "clean-up", "mithril-good", "1.0", "Tidies.",
-    ]  # fmt: skip
+    assert data["pipelines"] == {"low": ["tidy"], "medium": ["tidy"], "high": ["tidy", "zip"]}
+    text = mithril("passes")
+    first = ["tidy", "clean", "low", "clean-up", "mithril-good", "1.0", "Tidies."]
+    assert text.splitlines()[1].split() == first
+    assert text.endswith("\nlow: tidy\nmedium: tidy\nhigh: tidy, zip\n")
 
 
 def test_options(mithril, good):

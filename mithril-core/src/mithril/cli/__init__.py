@@ -14,8 +14,12 @@ from mithril.errors import MithrilError, closest
 COMMANDS = {
     "backends": ("mithril.cli.listing:backends", "Backends: installed, usable, and how to get the others."),
     "doctor": ("mithril.cli.doctor:doctor", "This machine: versions, devices, threads, and why a plugin did not load."),
+    "new-plugin": (
+        "mithril.cli.new_plugin:new_plugin",
+        "Write a complete distribution with tests: pass, backend, target, profiler or op.",
+    ),
     "options": ("mithril.cli.listing:options", "Every keyword of ml.compile, with its owner."),
-    "passes": ("mithril.cli.listing:passes", "Passes by stage, and the level that includes each."),
+    "passes": ("mithril.cli.listing:passes", "Passes in the order in which they run, and the pipeline of each level."),
     "plugins": ("mithril.cli.listing:plugins", "Installed plugins: what they bring, and their state."),
 }
 

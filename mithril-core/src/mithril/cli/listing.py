@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.markup import escape
 
-from mithril import hookspecs, known
-from mithril import options as declared
-from mithril import plugins as installed
+from mithril import hookspecs, known, options as declared, plugins as installed
 from mithril.cli.output import console, json_option, print_json, show
 from mithril.discovery import Plugin
+from mithril.hookspecs import PassSpec
+from mithril.plugins import Registered
+
+if TYPE_CHECKING:
+    from mithril.graph import Graph
 
 
 @click.command()
@@ -104,9 +108,8 @@ def backends(as_json: bool) -> None:
 @click.command()
 @json_option
 def passes(as_json: bool) -> None:
-    """Passes by stage, and the level that includes each."""
-    stages = hookspecs.STAGES
-    entries = sorted(installed.passes().values(), key=lambda e: (stages.index(e.spec.stage), e.spec.name))
+    """Passes in the order in which they run, and the pipeline of each level."""
+    entries = _in_order(installed.passes())
     rows = [
         {
             "name": entry.spec.name,
@@ -118,14 +121,37 @@ def passes(as_json: bool) -> None:
         }
         for entry in entries
     ]
+    levels = hookspecs.LEVELS
+    pipelines = {
+        level: [e.spec.name for e in entries if e.spec.level and levels.index(e.spec.level) <= levels.index(level)]
+        for level in levels
+    }
     if as_json:
-        print_json(rows)
+        print_json({"passes": rows, "pipelines": pipelines})
         return
     out = console()
     if not rows:
         out.print("No passes are installed, so models compile unoptimised: pip install mithril-passes")
         return
     show(rows, ["name", "stage", "level", "aliases", "distribution", "summary"], out)
+    out.print()
+    for level, names in pipelines.items():
+        out.print(f"[bold]{level}[/bold]: {escape(', '.join(names)) or 'nothing'}")
+
+
+def _in_order(entries: Mapping[str, Registered[PassSpec]]) -> list[Registered[PassSpec]]:
+    """As the pass manager would run them all."""
+    from mithril.passes import Pass, ordered
+
+    placed = [
+        Pass(name, _unused, e.spec.stage, e.spec.level, e.spec.before, e.spec.after) for name, e in entries.items()
+    ]
+    return [entries[one.name] for one in ordered(placed)]
+
+
+def _unused(graph: Graph) -> Graph:
+    """Stands for a pass whose place alone matters: listing loads no pass."""
+    return graph
 
 
 @click.command()
