@@ -74,8 +74,8 @@ def test_generated_code_is_clean(kind, tmp_path):
         pytest.skip("ruff is not installed")
     generate(tmp_path, kind, "shiny-thing")
     for arguments in (["check", "--select", "E,F,I,B,UP,W"], ["format", "--check"]):
-        command = [sys.executable, "-m", "ruff", *arguments, "--isolated", "--line-length", "120", str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        command = [sys.executable, "-m", "ruff", *arguments, "--isolated", "--line-length", "120", "."]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path / "mithril-shiny-thing")
         assert done.returncode == 0, done.stdout
 
 
