@@ -325,3 +325,20 @@ def test_repr_and_notebook():
     assert repr(model) == "<Model: 1 layers, inputs x, outputs y>"
     assert repr(Cast("float16")) == "Cast('float16')"
     assert model._repr_html_().startswith("<pre>")
+
+
+def test_a_model_inside_a_layer():
+    block = Model()
+    block |= Scale(name="s")(input="x", output="h")
+    block |= Multiply()(left="h", right=IOKey("w", trainable=True, shape=[3]), output="y")
+
+    class Twice(Layer):
+        def __init__(self):
+            self.block = block
+
+        def build(self, x):
+            return self.block(self.block(x))
+
+    graph = graph_of(Model(Twice(name="t")), {"input": f32(2, 3)})
+    assert [i.name for i in graph.with_role("param")] == ["t.block.s.weight", "t.block.w"]
+    assert len(graph.nodes) == 4

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mithril.models.attention import *  # noqa: F403
     from mithril.models.blocks import *  # noqa: F403
-    from mithril.models.connection import Connection as Connection
-    from mithril.models.connection import IOKey as IOKey
-    from mithril.models.control import If as If
-    from mithril.models.control import While as While
+    from mithril.models.connection import Connection as Connection, IOKey as IOKey
+    from mithril.models.control import If as If, While as While
     from mithril.models.convolution import *  # noqa: F403
     from mithril.models.layer import Layer as Layer
     from mithril.models.linear import *  # noqa: F403
@@ -54,6 +52,8 @@ _HOME = {
         *("LogicalAnd", "LogicalOr", "LogicalNot"),
         *("Sum", "Mean", "Prod", "Max", "Min", "AnyOf", "AllOf", "Variance", "LogSumExp", "ArgMax", "ArgMin", "CumSum"),
         *("CumProd", "Sort", "TopK", "OneHot"),
+        *("CrossEntropy", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "NLLLoss", "MSELoss", "L1Loss"),
+        *("HuberLoss", "KLDivergence", "CosineSimilarity"),
     ),
     "pooling": (
         *("MaxPool1d", "MaxPool2d", "MaxPool3d", "AvgPool1d", "AvgPool2d", "AvgPool3d"),

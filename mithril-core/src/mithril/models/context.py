@@ -12,8 +12,7 @@ from mithril.errors import MithrilError, ModelError, ShapeError
 from mithril.graph import Builder, Origin, Value
 from mithril.models.connection import IOKey
 from mithril.models.places import Place
-from mithril.types import DEFAULT_FLOAT, DType
-from mithril.types import dtype as as_dtype
+from mithril.types import DEFAULT_FLOAT, DType, dtype as as_dtype
 
 if TYPE_CHECKING:
     from mithril.models.layer import Layer
@@ -78,6 +77,11 @@ class Context:
         finally:
             _active.context = before
 
+    @property
+    def home(self) -> str:
+        """The path under which the layer that is being built keeps its parameters."""
+        return self.homes[id(self._current)]
+
     # -- running a layer ---------------------------------------------------------------------------------------------
     def run(
         self,
@@ -99,7 +103,9 @@ class Context:
         try:
             return layer.build(*operands)
         except MithrilError as error:
-            raise error.with_facts(str(origin)) if not _located(error) else error from error.__cause__
+            if not _located(error):
+                error.with_facts(str(origin))
+            raise
         finally:
             builder.origin, builder.tags = outer
             self.path, self.place, self.tags, self.operands, self.bound, self._current = before

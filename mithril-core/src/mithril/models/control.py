@@ -63,7 +63,8 @@ class Block:
         slots: list[Any] = [None] * flat.slots
         for decl in flat.inputs:
             slots[decl.slot] = known.get(decl.name, decl.default)
-        return run_flat(context, flat, slots, f"{context.path}.{part}" if context.path else part)
+        path, home = (f"{p}.{part}" if p else part for p in (context.path, context.home))
+        return run_flat(context, flat, slots, path, home)
 
 
 def updated_states(context: Context, build: Callable[[], Any]) -> list[str]:

@@ -11,8 +11,7 @@ from mithril.models.connection import NO_DEFAULT, Connection, IOKey
 from mithril.models.layer import Constant, Layer, Step
 from mithril.models.model import Model
 from mithril.models.places import Place
-from mithril.types import DType
-from mithril.types import dtype as as_dtype
+from mithril.types import DType, dtype as as_dtype
 
 TRAINING_FLAG = "is_training"
 NO_TAGS: Mapping[str, Any] = {}

@@ -222,7 +222,8 @@ def orthogonal(draws: Draws, shape: tuple[int, ...], gain: float = 1.0) -> Array
     flat = draws.normal(rows * columns).astype(np.float64).reshape(max(rows, columns), min(rows, columns))
     q, r = np.linalg.qr(flat)
     q = q * np.sign(np.diagonal(r))
-    return gain * (q if rows >= columns else q.T)
+    made: Array = gain * (q if rows >= columns else q.T)
+    return made
 
 
 @initialiser

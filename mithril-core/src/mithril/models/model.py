@@ -315,6 +315,23 @@ class Model(Layer):
             model.connections.setdefault(label, c.origin)
         return model
 
+    def build(self, *values: Any) -> Any:
+        """The model as a layer inside another layer's build."""
+        from mithril.models.flatten import flatten
+        from mithril.models.trace import run_flat
+
+        context = self.context
+        flat = flatten(self)
+        slots: list[Any] = [None] * flat.slots
+        given = dict(zip(self.inputs + self.optional, values, strict=True))
+        for decl in flat.inputs:
+            found = given.get(decl.name)
+            slots[decl.slot] = decl.default if found is None else found
+        for slot, param in flat.params.items():
+            slots[slot] = context.bound.get(param.name)
+        made = tuple(run_flat(context, flat, slots, context.path, context.home).values())
+        return made[0] if len(made) == 1 else made
+
     # -- looking -----------------------------------------------------------------------------------------------------
     def summary(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mithril import ops
-from mithril.dims import is_static, numel
+from mithril.dims import is_static, numel, product
 from mithril.errors import ModelError, ShapeError
 from mithril.graph import Value
 from mithril.models.arguments import expect_rank, expect_size, positive
@@ -54,11 +54,7 @@ def _unbiased(x: Value) -> Any:
     if is_static(tuple(sizes)):
         n = int(numel(tuple(sizes)))
         return n / (n - 1) if n > 1 else 1.0
-    count: Any = None
-    for axis in range(x.ndim):
-        if axis != 1:
-            size = ops.cast(ops.size_of(x, axis=axis), dtype="float32")
-            count = size if count is None else count * size
+    count = ops.cast(ops.size_value(value=product(sizes)), dtype="float32")
     return count / ops.maximum(count - 1.0, 1.0)
 
 

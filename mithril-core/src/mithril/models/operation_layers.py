@@ -8,6 +8,7 @@ from mithril.errors import ModelError
 from mithril.graph.registry import operation
 from mithril.models.layer import Layer, LayerType
 
+INTEGER_LABELS = ("cross_entropy", "nll_loss")
 TERMINALS = {("x",): ("input",), ("a", "b"): ("left", "right")}
 
 
@@ -33,6 +34,9 @@ class OperationLayer(Layer):
         self.inputs = tuple(n for k, n in enumerate(names) if k not in optional)
         self.optional = tuple(names[k] for k in optional)
         self.outputs = ("output",) if len(op.results) == 1 else op.results
+
+    def expects(self, terminal: str) -> Any:
+        return (None, "int32") if terminal == "labels" and self.op_name in INTEGER_LABELS else None
 
     def build(self, *values: Any) -> Any:
         from mithril.graph import Value
@@ -123,3 +127,14 @@ CumProd = layer_of("CumProd", "cumprod")
 Sort = layer_of("Sort", "sort")
 TopK = layer_of("TopK", "top_k")
 OneHot = layer_of("OneHot", "one_hot")
+
+# losses; labels are integers, predictions and targets floats
+CrossEntropy = layer_of("CrossEntropy", "cross_entropy")
+BinaryCrossEntropy = layer_of("BinaryCrossEntropy", "binary_cross_entropy")
+BinaryCrossEntropyWithLogits = layer_of("BinaryCrossEntropyWithLogits", "binary_cross_entropy_with_logits")
+NLLLoss = layer_of("NLLLoss", "nll_loss")
+MSELoss = layer_of("MSELoss", "mse_loss")
+L1Loss = layer_of("L1Loss", "l1_loss")
+HuberLoss = layer_of("HuberLoss", "huber_loss")
+KLDivergence = layer_of("KLDivergence", "kl_div")
+CosineSimilarity = layer_of("CosineSimilarity", "cosine_similarity")

@@ -22,6 +22,7 @@ ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "div": operator.truediv,
     "pow": operator.pow,
 }
+SYMBOLIC = {"add", "sub", "mul", "floordiv", "mod"}  # what unknown sizes can do and stay sizes
 
 
 def _formula(name: str, *, swap: bool = False) -> Any:
@@ -166,7 +167,12 @@ def resolve(value: Any, values: dict[int, Value]) -> Any:
             raise ShapeError(f"'{value}' does not exist: the rank is {len(shape)}")
         return shape[value.axis]
     if isinstance(value, Formula):
-        return ARITHMETIC[value.name](resolve(value.left, values), resolve(value.right, values))
+        left, right = resolve(value.left, values), resolve(value.right, values)
+        if value.name not in SYMBOLIC and (isinstance(left, Dim) or isinstance(right, Dim)):
+            raise ShapeError(
+                f"'{value}' needs sizes that are not known yet", hint="give numbers for them in shapes=..., or use //"
+            )
+        return ARITHMETIC[value.name](left, right)
     if isinstance(value, ShapeOf):
         out: list[Any] = []
         for part in value.parts:
@@ -184,14 +190,12 @@ def resolve(value: Any, values: dict[int, Value]) -> Any:
 
 def as_operand(value: Any, values: dict[int, Value]) -> Any:
     """A size used as a number in the computation: a Python number where it is known, else computed at run time."""
-    if isinstance(value, Formula):
+    if isinstance(value, Formula) and value.name not in SYMBOLIC:
         left, right = as_operand(value.left, values), as_operand(value.right, values)
         return ARITHMETIC[value.name](left, right)
     known = resolve(value, values)
     if isinstance(known, Dim):
-        if not isinstance(value, SizeOf):
-            raise ShapeError(f"the size '{known}' cannot be computed with at run time")
-        from mithril.ops import size_of
+        from mithril.ops import size_value
 
-        return size_of(values[id(value.connection)], axis=value.axis)
+        return size_value(value=known)
     return known

@@ -12,8 +12,7 @@ from mithril.errors import ModelError, closest
 from mithril.graph import Graph, Node
 from mithril.models.flatten import FlatModel, flatten
 from mithril.models.trace import trace_model
-from mithril.types import TensorType
-from mithril.types import dtype as as_dtype
+from mithril.types import TensorType, dtype as as_dtype
 
 if TYPE_CHECKING:
     from mithril.models.layer import Layer

@@ -101,13 +101,19 @@ def _input(
     return builder.input(name, t.shape, t.dtype)
 
 
-def run_flat(context: Context, flat: FlatModel, slots: list[Any], path: str = "") -> dict[str, Any]:
-    """Run every leaf; ``slots`` holds the inputs and receives the rest. Gives the outputs by name."""
+def run_flat(
+    context: Context, flat: FlatModel, slots: list[Any], path: str = "", home: str | None = None
+) -> dict[str, Any]:
+    """Run every leaf; ``slots`` holds the inputs and receives the rest. Gives the outputs by name.
+
+    ``path`` is where the model stands, ``home`` where its parameters do, if it is used more than once.
+    """
+    home = path if home is None else home
     for slot, data in flat.constants.items():
         slots[slot] = data
     for slot, param in flat.params.items():
         if slots[slot] is None:
-            slots[slot] = LazyParam(f"{path}.{param.name}" if path else param.name, param.key)
+            slots[slot] = LazyParam(f"{home}.{param.name}" if home else param.name, param.key)
     sizes: dict[str, Any] = {}
     declared = flat.declared
     for slot, key in declared.items():
