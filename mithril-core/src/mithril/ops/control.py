@@ -223,7 +223,7 @@ def _scan_infer(types: Types, attributes: Mapping[str, Any], regions: Sequence[G
 
 @op(name="scan", infer=_scan_infer, results=())
 def scan_op(*operands, carries: int, sequences: int, length: Size, reverse: bool = False, regions):
-    """The body once per step: carries go from step to step, sequences give their elements, further results are stacked."""
+    """The body once per step: carries go from step to step, sequences give elements, further results are stacked."""
     states = operands[:carries]
     inputs, rest = operands[carries : carries + sequences], operands[carries + sequences :]
     rows: list[tuple[Array, ...]] = []
@@ -368,9 +368,7 @@ def stop_gradient(x):
     return x
 
 
-@stop_gradient.vjp
-def _(g, y, x):
-    return (None,)
+stop_gradient.no_vjp("that is what it is for")
 
 
 __all__ = ["barrier", "cond", "if_op", "scan", "scan_op", "stop_gradient", "while_loop", "while_op"]

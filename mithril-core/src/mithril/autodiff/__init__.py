@@ -1,0 +1,101 @@
+"""Gradients: reverse mode, from a graph to a graph that computes the outputs and the gradients.
+
+The forward nodes stay the very same (a ``scan`` additionally keeps what its gradient needs); backward nodes follow
+them, each with the origin of the node it belongs to and the tag ``phase="backward"``. New inputs ``grad/<output>`` are
+the cotangents, new outputs ``grad/<input>`` the gradients; where a name is taken, as it is in gradients of gradients,
+``grad/`` is put before it once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mithril.autodiff.reverse import PREFIX, differentiate
+from mithril.errors import GradientError, unknown
+from mithril.graph import Graph, Input, Node, Value
+from mithril.graph.registry import operation
+
+
+def gradients(graph: Graph, of: Iterable[str] | None = None, wrt: Iterable[str] | None = None) -> Graph:
+    """The graph with gradients of the outputs ``of`` (default: all of a float dtype) for the inputs ``wrt``
+    (default: all parameters of a float dtype)."""
+    return _with_gradients(graph, _outputs(graph, of), _inputs(graph, wrt))
+
+
+def value_and_gradients(graph: Graph, loss: str | None = None, wrt: Iterable[str] | None = None) -> Graph:
+    """As ``gradients`` of one scalar output whose cotangent is 1, so that there is no further input."""
+    scalars = [n for n, v in zip(graph.output_names, graph.outputs, strict=True) if v.dtype.is_float and v.shape == ()]
+    if loss is None:
+        if len(scalars) != 1:
+            raise GradientError(
+                "which output is the loss?", facts=[f"scalar outputs: {', '.join(scalars) or 'none'}"], hint="name it"
+            )
+        loss = scalars[0]
+    chosen = _outputs(graph, [loss])
+    if chosen[loss].shape != ():
+        raise GradientError(
+            f"the loss '{loss}' is {chosen[loss].type}, not a scalar",
+            hint="reduce it with sum(x) or mean(x), or give a cotangent: gradients(graph, of=[...])",
+        )
+    made = _with_gradients(graph, chosen, _inputs(graph, wrt))
+    cotangent = made.arguments[-1]
+    one = operation("constant")
+    node = Node(one, (), one.complete({"value": 1.0, "dtype": cotangent.type.dtype}), (cotangent.value,))
+    return made.replaced(inputs=tuple(i for i in made.inputs if i is not cotangent), nodes=(node, *made.nodes))
+
+
+def _with_gradients(graph: Graph, chosen: dict[str, Value], targets: Sequence[Input]) -> Graph:
+    taken = {i.name for i in graph.inputs}
+    names = [_free(name, taken) for name in chosen]
+    made = differentiate(graph, list(zip(names, chosen.values(), strict=True)), [i.value for i in targets])
+    taken = set(graph.output_names)
+    found = [_free(i.name, taken) for i in targets]
+    return Graph(
+        made.inputs,
+        (*made.forward, *made.backward),
+        (*made.outputs, *made.found),
+        (*graph.output_names, *found),
+        graph.name,
+        made.guards,
+    )
+
+
+def _free(name: str, taken: set[str]) -> str:
+    name = PREFIX + name
+    while name in taken:
+        name = PREFIX + name
+    taken.add(name)
+    return name
+
+
+def _outputs(graph: Graph, of: Iterable[str] | None) -> dict[str, Value]:
+    known = dict(zip(graph.output_names, graph.outputs, strict=True))
+    if of is None:
+        return {n: v for n, v in known.items() if v.dtype.is_float}
+    chosen = {}
+    for name in of:
+        if name not in known:
+            what, facts, hint = unknown("output", name, list(known))
+            raise GradientError(what, facts=facts, hint=hint)
+        if not known[name].dtype.is_float:
+            raise GradientError(f"output '{name}' is {known[name].dtype}: only floats have gradients")
+        chosen[name] = known[name]
+    return chosen
+
+
+def _inputs(graph: Graph, wrt: Iterable[str] | None) -> list[Input]:
+    if wrt is None:
+        return [i for i in graph.with_role("param") if i.type.dtype.is_float]
+    by_name = {i.name: i for i in graph.arguments}
+    chosen = []
+    for name in dict.fromkeys(wrt):
+        if name not in by_name:
+            what, facts, hint = unknown("input to differentiate by", name, list(by_name))
+            raise GradientError(what, facts=facts, hint=hint)
+        if not by_name[name].type.dtype.is_float:
+            raise GradientError(f"input '{name}' is {by_name[name].type.dtype}: only floats have gradients")
+        chosen.append(by_name[name])
+    return chosen
+
+
+__all__ = ["PREFIX", "gradients", "value_and_gradients"]

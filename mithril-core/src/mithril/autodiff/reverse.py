@@ -1,0 +1,212 @@
+"""One reverse walk over a graph: from cotangents of its outputs to those of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mithril.autodiff.regions import RULES
+from mithril.dims import Guard, Shape, collect_guards
+from mithril.errors import GradientError, MithrilError
+from mithril.graph import NOWHERE, Builder, Graph, Input, Node, Value, iterate
+from mithril.graph.registry import operation
+from mithril.ops.decompose import decompose
+from mithril.ops.rules import broadcast
+from mithril.types import TensorType
+
+PREFIX = "grad/"
+BACKWARD = {"phase": "backward"}
+
+
+@dataclass(frozen=True)
+class Derivative:
+    """A graph taken apart into what it computed before and what computes the gradients."""
+
+    inputs: tuple[Input, ...]  # those of the graph, constants of expanded composites, cotangents
+    forward: tuple[Node, ...]
+    backward: tuple[Node, ...]
+    outputs: tuple[Value, ...]  # of the graph
+    given: tuple[Value, ...]  # the cotangents, an input for each output asked for
+    found: tuple[Value, ...]  # the gradients
+    guards: tuple[Guard, ...]
+
+
+def differentiate(graph: Graph, of: Sequence[tuple[str, Value]], wrt: Sequence[Value]) -> Derivative:
+    """The gradients of some outputs (each with the name of its cotangent) for some inputs."""
+    expanded = decompose(graph, _Whole(graph, [v for _, v in of], wrt))
+    outputs = dict(zip(graph.outputs, expanded.outputs, strict=True))
+    return Reverse(expanded, [(name, outputs[v]) for name, v in of], wrt).run()
+
+
+def depending(graph: Graph, sources: Iterable[Value]) -> set[Value]:
+    """Float values through which gradients flow to the sources."""
+    active = set(sources)
+    for node in graph.nodes:
+        if any(v in active for v in node.operands) and not _is_constant(node.op):
+            active.update(v for v in node.results if v.dtype.is_float)
+    return active
+
+
+def _is_constant(op: Any) -> bool:
+    """Declared to have no gradient: nothing flows through it."""
+    return op.gradient is None and bool(op.gradient_reason)
+
+
+class _Whole:
+    """Which nodes stay as they are: all but composites on the way that have no gradient of their own."""
+
+    def __init__(self, graph: Graph, outputs: Sequence[Value], wrt: Sequence[Value]) -> None:
+        active = depending(graph, wrt)
+        way = {v for v in outputs if v in active}
+        for node in reversed(graph.nodes):
+            if any(v in way for v in node.results):
+                way.update(v for v in node.operands if v is not None and v in active)
+        self.aside = {v for node, _ in iterate(graph) for v in node.results if v not in way}
+
+    def __call__(self, node: Node) -> bool:
+        op: Any = node.op
+        if not op.composite or op.gradient is not None or op.gradient_reason:
+            return True
+        return bool(node.results) and all(v in self.aside for v in node.results)
+
+
+class Reverse:
+    """The walk. Only nodes between the chosen inputs and outputs are visited; each cotangent is added up once."""
+
+    def __init__(self, graph: Graph, of: Sequence[tuple[str, Value]], wrt: Sequence[Value]) -> None:
+        self.graph, self.of, self.wrt = graph, of, wrt
+        self.active = depending(graph, wrt)
+        self.cotangents: dict[Value, list[Value]] = {}
+        self.exchanged: dict[Node, Sequence[Node]] = {}  # forward nodes that must keep more than they did
+        self.builder = Builder(graph.name)
+        self.builder.inputs = list(graph.inputs)
+        self.builder.guards = dict.fromkeys(graph.guards)
+        for i in graph.inputs:
+            self.builder.unique(i.name)
+        for node in graph.nodes:
+            for v in node.results:
+                self.builder.unique(v.name)
+
+    def run(self) -> Derivative:
+        given = []
+        with self.builder as builder:
+            cotangents = []
+            for name, value in self.of:
+                cotangent = Value(builder.unique(name), value.type)
+                cotangents.append(Input(cotangent))
+                given.append(cotangent)
+                if value in self.active:
+                    self.cotangents.setdefault(value, []).append(cotangent)
+            for node in reversed(self.graph.nodes):
+                if any(v in self.cotangents for v in node.results) and any(v in self.active for v in node.operands):
+                    with builder.at(node.origin, {**node.tags, **BACKWARD}):
+                        self._visit(node)
+            with builder.at(NOWHERE, BACKWARD):
+                found = [self.sum(v) if v in self.cotangents else zeros(v.type) for v in self.wrt]
+        forward: Sequence[Node] = self.graph.nodes
+        if self.exchanged:
+            forward = [made for node in forward for made in self.exchanged.get(node, (node,))]
+        return Derivative(
+            (*builder.inputs, *cotangents),
+            tuple(forward),
+            tuple(living(builder.nodes, found)),
+            self.graph.outputs,
+            tuple(given),
+            tuple(found),
+            tuple(builder.guards),
+        )
+
+    # -- one node ----------------------------------------------------------------------------------------------------
+    def _visit(self, node: Node) -> None:
+        op: Any = node.op
+        cotangents = [self.sum(v) if v in self.cotangents else None for v in node.results]
+        try:
+            if op.name in RULES:
+                for operand, cotangent in RULES[op.name](self, node, cotangents):
+                    self._add(op, operand, cotangent)
+            elif op.gradient is None:
+                raise GradientError(f"operation '{op.name}' has no gradient", hint=_way_out(op))
+            else:
+                self._apply(op, node, cotangents)
+        except MithrilError as error:
+            where = f"from {node.origin}" if str(node.origin) else ""
+            raise error.with_facts(f"in the gradient of '{op.name}'", where) from error.__cause__
+
+    def _apply(self, op: Any, node: Node, cotangents: Sequence[Value | None]) -> None:
+        if len(op.results) == 1:
+            made = op.gradient(cotangents[0], node.results[0], *node.operands, **node.attributes)
+        else:
+            filled = tuple(zeros(v.type) if c is None else c for c, v in zip(cotangents, node.results, strict=True))
+            made = op.gradient(filled, node.results, *node.operands, **node.attributes)
+        made = made if isinstance(made, (tuple, list)) else (made,)
+        if len(made) != len(node.operands):
+            raise GradientError(
+                f"the gradient of '{op.name}' gave {len(made)} cotangents for {len(node.operands)} operands",
+                facts=[f"declared at {op.declared_at}"],
+            )
+        for operand, cotangent in zip(node.operands, made, strict=True):
+            if cotangent is not None and operand is not None:
+                self._add(op, operand, cotangent)
+
+    def _add(self, op: Any, operand: Value, cotangent: Any) -> None:
+        """A cotangent of an operand, summed back over the axes along which the operand was broadcast."""
+        if operand not in self.active:
+            return
+        if not isinstance(cotangent, Value):
+            cotangent = self.builder.constant(cotangent, operand.dtype)
+        if cotangent.shape != operand.shape:
+            cotangent = reduce_to(cotangent, operand.shape)
+        if cotangent.type != operand.type:
+            raise GradientError(
+                f"the gradient of '{op.name}' for %{operand.name} is {cotangent.type}, expected {operand.type}",
+                facts=[f"declared at {op.declared_at}"],
+            )
+        self.cotangents.setdefault(operand, []).append(cotangent)
+
+    def sum(self, value: Value) -> Value:
+        """All that reached a value, added up as a balanced tree."""
+        parts = self.cotangents[value]
+        add = operation("add")
+        while len(parts) > 1:
+            parts = [add(*parts[k : k + 2]) if k + 1 < len(parts) else parts[k] for k in range(0, len(parts), 2)]
+        self.cotangents[value] = parts
+        if not parts[0].name.startswith(PREFIX) and parts[0] not in self.active:
+            parts[0].name = self.builder.unique(PREFIX + value.name)
+        return parts[0]
+
+
+def _way_out(op: Any) -> str:
+    return f"declare one with @{op.name}.vjp, or put stop_gradient(x) before it"
+
+
+def living(nodes: Sequence[Node], wanted: Collection[Value | None]) -> list[Node]:
+    """The nodes that some values need, in order."""
+    needed = set(wanted)
+    kept = []
+    for node in reversed(nodes):
+        if any(v in needed for v in node.results):
+            needed.update(node.operands)
+            kept.append(node)
+    kept.reverse()
+    return kept
+
+
+def zeros(t: TensorType) -> Value:
+    """Zeros of a type, in the current graph."""
+    return operation("full")(shape=t.shape, value=0.0, dtype=t.dtype)  # type: ignore[no-any-return]
+
+
+def reduce_to(x: Value, shape: Shape) -> Value:
+    """x summed to a shape that broadcasts to its own; a cotangent smaller than its operand is spread first."""
+    with collect_guards():  # the operation itself has assumed them already
+        wide = broadcast(x.shape, shape)
+    if wide != x.shape:
+        x = operation("broadcast_to")(x, shape=wide)
+    extra = len(wide) - len(shape)
+    if extra:
+        x = operation("sum")(x, axis=tuple(range(extra)))
+    axes = tuple(k for k, (d, w) in enumerate(zip(x.shape, shape, strict=True)) if w == 1 and d != 1)
+    if axes:
+        x = operation("sum")(x, axis=axes, keepdims=True)
+    return x if x.shape == shape else operation("reshape")(x, shape=shape)  # sizes assumed equal, differently written
