@@ -45,6 +45,7 @@ _HOME = {
     "operation_layers": (
         *("Relu", "Relu6", "LeakyRelu", "Elu", "Selu", "Gelu", "Silu", "Mish", "Sigmoid", "HardSigmoid", "HardSwish"),
         *("HardTanh", "Softplus", "Softsign", "Softmax", "LogSoftmax", "Tanh"),
+        *("Celu", "Softshrink", "LogSigmoid", "Glu", "SwiGlu", "PixelShuffle", "Normalize"),
         *("Abs", "Negate", "Sign", "Exp", "Log", "Sqrt", "Square", "Sin", "Cos", "Erf", "Floor", "Ceil", "Round"),
         *("Clip", "Cast", "Add", "Subtract", "Multiply", "Divide", "FloorDivide", "Modulo", "Power", "Maximum"),
         *("Minimum", "MatMul", "Where"),
@@ -53,7 +54,7 @@ _HOME = {
         *("Sum", "Mean", "Prod", "Max", "Min", "AnyOf", "AllOf", "Variance", "LogSumExp", "ArgMax", "ArgMin", "CumSum"),
         *("CumProd", "Sort", "TopK", "OneHot"),
         *("CrossEntropy", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "NLLLoss", "MSELoss", "L1Loss"),
-        *("HuberLoss", "KLDivergence", "CosineSimilarity"),
+        *("HuberLoss", "KLDivergence", "CosineSimilarity", "SmoothL1Loss", "HingeLoss", "TripletLoss"),
     ),
     "pooling": (
         *("MaxPool1d", "MaxPool2d", "MaxPool3d", "AvgPool1d", "AvgPool2d", "AvgPool3d"),
