@@ -1,0 +1,76 @@
+"""Batch norm after a convolution is another convolution: its scale goes into the weights, its shift into the bias."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mithril as ml
+from mithril import Graph, Node, Value
+from mithril.dims import is_static, numel
+from mithril.graph.editor import Editor
+from mithril.passes import PassContext
+
+
+@ml.pass_(name="example-fold-batch-norm", stage="fuse", level="high", exact=False)
+def fold_batch_norm(graph: Graph, context: PassContext) -> Graph:
+    """Multiply the scale of a batch norm into the convolution before it."""
+    editor = graph.edit()
+    for node in editor.nodes():
+        found = match(editor, node) if node.op.name == "batch_norm" else None
+        if found is not None:
+            fold(editor, node, *found)
+            context.record("choice", "batch norm folded into the convolution before it", node.origin)
+    return editor.freeze()
+
+
+def match(editor: Editor, norm: Node) -> tuple[Node, Value | None] | None:
+    """The convolution whose result only this batch norm reads, and what is added to it per channel in between."""
+    normalised = norm.operands[0]
+    before = editor.producer(normalised)
+    if before is None or editor.use_count(normalised) > 1:
+        return None
+    added = None
+    if before.op.name == "add":
+        for data, other in (before.operands, before.operands[::-1]):
+            source = editor.producer(data)
+            if source is not None and source.op.name == "conv" and is_per_channel(other, data):
+                if editor.use_count(data) > 1:
+                    return None
+                before, added = source, other
+                break
+    if before.op.name != "conv" or not pays(before):
+        return None
+    return before, added
+
+
+def is_per_channel(value: Value, data: Value) -> bool:
+    """Whether a value is one number per channel (axis 1), ready to broadcast."""
+    return value.shape == (1, data.shape[1], *[1] * (data.ndim - 2))
+
+
+def pays(conv: Node) -> bool:
+    """Scaling the weights costs as much as they are large; what is saved is one pass over the activations."""
+    weights, result = conv.operands[1], conv.result
+    return not is_static((*weights.shape, *result.shape)) or numel(weights.shape) < numel(result.shape)
+
+
+def fold(editor: Editor, norm: Node, conv: Node, added: Value | None) -> None:
+    """Write the folded convolution in place of both."""
+    x, weights = conv.operands
+    _, scale, bias, mean, variance = norm.operands
+    data, ops = norm.result, ml.ops
+    with editor.before(norm):
+        factor = scale * ops.rsqrt(variance + norm.attributes["eps"])
+        per_channel = (1, data.shape[1], *[1] * (data.ndim - 2))
+        per_output = (data.shape[1], *[1] * (weights.ndim - 1))
+        folded = ops.conv(x, weights * shaped(factor, per_output), **conv.attributes)
+        shift = shaped(bias - mean * factor, per_channel)
+        if added is not None:
+            shift = shift + added * shaped(factor, per_channel)
+        result = folded + shift
+    editor.replace_value(data, result)
+    editor.erase_dead(norm)
+
+
+def shaped(value: Any, shape: tuple[Any, ...]) -> Any:
+    return ml.ops.reshape(value, shape=shape)
