@@ -218,7 +218,9 @@ class Compiler:
     # -- small things ------------------------------------------------------------------------------------------------
     def _differentiated(self, graph: Graph) -> tuple[str, ...]:
         """What gradients are taken of by default: parameters, and inputs the user made trainable."""
-        return tuple(i.name for i in graph.with_role("param") if i.type.dtype.is_float and i.tags.get("trainable", True))
+        return tuple(
+            i.name for i in graph.with_role("param") if i.type.dtype.is_float and i.tags.get("trainable", True)
+        )
 
     def _target(self) -> HardwareTarget | None:
         name = self.settings["target_hardware"]
@@ -305,7 +307,9 @@ def _require_static(graph: Graph) -> None:
     for node in graph.nodes:
         for value in node.results:
             if not value.type.is_static:
-                raise ShapeError(f"Cannot infer shape for tensor '{value.name}'", facts=[f"it is {value.type}", _origin(node)])
+                raise ShapeError(
+                    f"Cannot infer shape for tensor '{value.name}'", facts=[f"it is {value.type}", _origin(node)]
+                )
 
 
 def _require_no_promotion(graph: Graph) -> None:
@@ -328,5 +332,3 @@ def _require_no_control_flow(graph: Graph) -> None:
                 facts=[_origin(node)],
                 hint="make its condition a constant (constants=, inference=True), or allow dynamic control flow",
             )
-
-

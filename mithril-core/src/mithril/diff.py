@@ -104,7 +104,9 @@ def diff(
     compiled = [compile_model(model, b, **options) for b in backends]
     first = compiled[0]
     weights = params if params is not None else first.randomize_params(seed, inputs)
-    plain = {name: first.backend.to_numpy(p) if first.backend.is_array(p) else np.asarray(p) for name, p in weights.items()}
+    plain = {
+        name: first.backend.to_numpy(p) if first.backend.is_array(p) else np.asarray(p) for name, p in weights.items()
+    }
     results = [_outputs(c, plain, inputs) for c in compiled]
     graph = compiled[0].programs[-1].traced
     arguments = {**plain, **_inputs(first, inputs), **{n: first.backend.to_numpy(a) for n, a in _state(first).items()}}
@@ -153,7 +155,14 @@ def _until(graph: Graph, values: Sequence[Value]) -> Graph:
             kept.append(node)
             needed.update(v for v in node.operands if v is not None)
     inputs = tuple(i for i in graph.inputs if i.value in needed)
-    return Graph(inputs, tuple(reversed(kept)), tuple(values), tuple(f"v{k}" for k in range(len(values))), graph.name, graph.guards)
+    return Graph(
+        inputs,
+        tuple(reversed(kept)),
+        tuple(values),
+        tuple(f"v{k}" for k in range(len(values))),
+        graph.name,
+        graph.guards,
+    )
 
 
 def _alone(graph: Graph, node: Node) -> Graph:
@@ -168,7 +177,11 @@ def _alone(graph: Graph, node: Node) -> Graph:
 def _operands(graph: Graph, node: Node, arguments: Arrays, backend: Backend) -> Arrays:
     values = list(dict.fromkeys(v for v in node.operands if v is not None and v not in graph.input_of))
     made = run_on(backend, _until(graph, values), arguments) if values else {}
-    given = {v.name: arguments[v.name] for v in node.operands if v is not None and v.name in arguments and v in graph.input_of}
+    given = {
+        v.name: arguments[v.name]
+        for v in node.operands
+        if v is not None and v.name in arguments and v in graph.input_of
+    }
     return {**given, **{v.name: made[f"v{k}"] for k, v in enumerate(values)}}
 
 
@@ -213,7 +226,9 @@ def _across_passes(compiled: CompiledModel, graph: Graph, arguments: Arrays) -> 
         got = evaluate(after, arguments)
         worst = {n: relative_error(expected[n], got[n]) for n in expected}
         report.outputs = worst
-        changed = [n for n, e in worst.items() if e > _allowed(dict(zip(graph.output_names, graph.outputs, strict=True))[n])]
+        changed = [
+            n for n, e in worst.items() if e > _allowed(dict(zip(graph.output_names, graph.outputs, strict=True))[n])
+        ]
         if changed:
             report.culprit_pass = one.name
             report.notes.append(f"pass '{one.name}' changes output '{changed[0]}' by {worst[changed[0]]:.3g}")

@@ -130,7 +130,9 @@ def as_pass(given: Any, **placing: Any) -> Pass:
         made = as_pass(given())
     elif callable(given):
         name = getattr(given, "name", None) or getattr(given, "__name__", type(given).__name__)
-        known = {n: getattr(given, n) for n in ("stage", "level", "before", "after", "version", "exact") if hasattr(given, n)}
+        known = {
+            n: getattr(given, n) for n in ("stage", "level", "before", "after", "version", "exact") if hasattr(given, n)
+        }
         known["keeps_interface"] = getattr(given, "keeps_interface", True)
         made = Pass(str(name).replace("_", "-"), given, origin=_place(given), **known)
     else:
@@ -171,7 +173,9 @@ def parse_pipeline(text: str, lookup: Callable[[str], Any]) -> list[Pass]:
     while at < len(text):
         match = _ITEM.match(text, at)
         if not match or match.end() == at:
-            raise PassError(f"cannot read the pipeline at '{text[at : at + 30]}'", hint="it looks like a, b{option=1}, c")
+            raise PassError(
+                f"cannot read the pipeline at '{text[at : at + 30]}'", hint="it looks like a, b{option=1}, c"
+            )
         made = lookup(match[1])
         if match[2]:
             options = parse_attributes(re.sub(r"([\w\-]+)=", lambda m: m[1].replace("-", "_") + "=", match[2]), {})
@@ -334,7 +338,10 @@ class PassManager:
 
 
 def _who(one: Pass, done: Sequence[str]) -> list[str]:
-    return [f"pass '{one.name}' from {one.origin}" if one.origin else "", f"passes before: {', '.join(done)}" if done else ""]
+    return [
+        f"pass '{one.name}' from {one.origin}" if one.origin else "",
+        f"passes before: {', '.join(done)}" if done else "",
+    ]
 
 
 def _same_interface(one: Pass, before: Graph, after: Graph, done: Sequence[str]) -> None:
@@ -365,7 +372,9 @@ def _same_results(one: Pass, before: Graph, after: Graph, done: Sequence[str]) -
             same = np.array_equal(array, other, equal_nan=array.dtype.kind == "f")
         else:
             scale = float(np.max(np.abs(array.astype(np.float64)), initial=1.0)) if array.size else 1.0
-            same = np.allclose(array.astype(np.float64), other.astype(np.float64), rtol=1e-4, atol=1e-5 * scale, equal_nan=True)
+            same = np.allclose(
+                array.astype(np.float64), other.astype(np.float64), rtol=1e-4, atol=1e-5 * scale, equal_nan=True
+            )
         if not same:
             difference = np.max(np.abs(array.astype(np.float64) - other.astype(np.float64)), initial=0.0)
             raise PassError(

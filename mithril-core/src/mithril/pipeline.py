@@ -55,7 +55,9 @@ def switches(given: Mapping[str, bool]) -> dict[str, bool]:
             known = [*names, *aliases]
             what, facts, hint = unknown("optimization", word, known)
             raise OptionError(
-                what, facts=facts, hint=hint or (None if known else "pip install mithril-passes brings the standard passes")
+                what,
+                facts=facts,
+                hint=hint or (None if known else "pip install mithril-passes brings the standard passes"),
             )
         if out.setdefault(name, bool(wanted)) != bool(wanted):
             raise OptionError(f"optimizations switch '{name}' both on and off", facts=[f"given: {dict(given)}"])

@@ -50,7 +50,11 @@ def render(parts: dict[str, Any]) -> str:
     blocks += ["\n\n" + text for text in parts["helpers"]]
     if parts["constants"]:
         blocks.append("\n\n" + "\n".join(parts["constants"]))
-    function = [parts["signature"], *("    " + line if line else "" for line in parts["body"]), "    " + parts["closing"]]
+    function = [
+        parts["signature"],
+        *("    " + line if line else "" for line in parts["body"]),
+        "    " + parts["closing"],
+    ]
     blocks.append("\n\n" + "\n".join(function))
     return "\n".join(blocks) + "\n"
 
@@ -90,7 +94,9 @@ class Module:
             text = base64.b64encode(raw.tobytes()).decode()
             made = f'_array("{text}", "{raw.dtype.name}", {raw.shape!r})'
             if raw.dtype.name == "bfloat16":
-                made = f'_array("{base64.b64encode(raw.astype(np.float32).tobytes()).decode()}", "float32", {raw.shape!r})'
+                made = (
+                    f'_array("{base64.b64encode(raw.astype(np.float32).tobytes()).decode()}", "float32", {raw.shape!r})'
+                )
             template = self.table.constant_template
             dtype = self.table.dtype_text(as_dtype(raw.dtype))
             self.constants.append(f"{name} = {template.format(array=made, dtype=dtype)}")
@@ -132,7 +138,8 @@ class Writer:
             prologue.append(f'{self.text[i.value]} = {source}["{i.name}"]')
         self._nodes()
         pairs = [
-            f"{name!r}: {self.expression(v)}" for name, v in zip(self.graph.output_names, self.graph.outputs, strict=True)
+            f"{name!r}: {self.expression(v)}"
+            for name, v in zip(self.graph.output_names, self.graph.outputs, strict=True)
         ]
         ending = ["outputs = {" + ", ".join(p.replace("'", '"', 2) for p in pairs) + "}"]
         return [*prologue, *self._size_lines(), *self.lines, *ending]
@@ -189,7 +196,9 @@ class Writer:
         """Write one operation; the operand whose memory it took over is given back."""
         row = self.table.find(node)
         if row is None:
-            raise UnsupportedError(f"backend '{self.table.name}' does not lower '{node.op.name}'", facts=[str(node.origin)])
+            raise UnsupportedError(
+                f"backend '{self.table.name}' does not lower '{node.op.name}'", facts=[str(node.origin)]
+            )
         operands = [None if v is None else self.expression(v, node) for v in node.operands]
         results = [self.names.fresh(v.name) for v in node.results]
         call = Call(node, operands, results, self)

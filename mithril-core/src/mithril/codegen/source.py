@@ -28,7 +28,9 @@ class Source:
         try:
             code = compile(self.text, self.filename, "exec")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise BackendError(f"the generated source does not compile: {error}", facts=_around(self.text, error)) from None
+            raise BackendError(
+                f"the generated source does not compile: {error}", facts=_around(self.text, error)
+            ) from None
         linecache.cache[self.filename] = (len(self.text), None, self.text.splitlines(keepends=True), self.filename)
         space: dict[str, Any] = {"__name__": "mithril_generated"}
         exec(code, space)
@@ -49,7 +51,9 @@ def _around(text: str, error: Exception) -> list[str]:
     if at is None:
         return []
     lines = text.splitlines()
-    return [f"{'>' if k + 1 == at else ' '} {k + 1}: {lines[k]}" for k in range(max(0, at - 3), min(len(lines), at + 2))]
+    return [
+        f"{'>' if k + 1 == at else ' '} {k + 1}: {lines[k]}" for k in range(max(0, at - 3), min(len(lines), at + 2))
+    ]
 
 
 def transformed(text: str, transformers: Sequence[Callable[[str], str]]) -> str:
@@ -90,7 +94,9 @@ def _indent(line: str) -> str:
 
 
 def _broken(before: str, after: str, name: str, error: SyntaxError | None) -> OptionError:
-    changes = difflib.unified_diff(before.splitlines(), after.splitlines(), "generated", "transformed", lineterm="", n=1)
+    changes = difflib.unified_diff(
+        before.splitlines(), after.splitlines(), "generated", "transformed", lineterm="", n=1
+    )
     return OptionError(
         f"code transformer '{name}' made source that Python cannot read: {error.msg if error else 'indentation'}",
         facts=list(changes)[:40],

@@ -9,12 +9,18 @@ from __future__ import annotations
 from typing import Any
 
 from mithril.ops import (  # noqa: F401
+    activations,
+    attending,
     basic,
     convolution,
     elementwise,
     indexing,
+    losses,
+    nn,
+    norms,
     pool,
     products,
+    quantization,
     random,
     reduction,
     shape,

@@ -27,6 +27,7 @@ from mithril.types import (
 ShapeRule = Callable[..., Any]
 DTypeRule = Callable[[Sequence[DType | None], Mapping[str, Any]], Any]
 NOTHING = object()
+SCALARS = (bool, int, float)  # exactly these: NumPy's own scalars carry a dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,7 @@ class Op:
         for k, operand in enumerate(operands):
             if operand is None or not self._takes_part(k):
                 continue
-            if isinstance(operand, (bool, int, float)):
+            if type(operand) in SCALARS:
                 scalars.append(operand)
             else:
                 kind = operand.dtype if isinstance(operand, Value) else as_dtype(np.asarray(operand).dtype)
@@ -318,7 +319,7 @@ class Op:
                 arrays.append(None)
                 continue
             wanted = target if target is not None and self._takes_part(k) else None
-            kind = wanted or (scalar_dtype(operand) if isinstance(operand, (bool, int, float)) else None)
+            kind = wanted or (scalar_dtype(operand) if type(operand) in SCALARS else None)
             arrays.append(np.asarray(operand, dtype=kind.numpy if kind else None))
         types = [None if a is None else TensorType(as_dtype(a.dtype), a.shape) for a in arrays]
         complete = self.canonical(types, self.complete(attributes))

@@ -13,7 +13,7 @@ from mithril.ops.declare import composite, op
 from mithril.ops.elementwise import div, equal, exp, log, where
 from mithril.ops.rules import always, boolean, floating, like, logical, numeric, per_input, reduced, same
 from mithril.ops.samples import bools, exactly, ints, sample
-from mithril.ops.shape import broadcast_to, full, reshape
+from mithril.ops.shape import broadcast_to, reshape, size_value
 from mithril.types import dtype as as_dtype, float32, int32
 
 Array = np.ndarray[Any, Any]
@@ -221,14 +221,9 @@ def _(g, y, x, *, axis, reverse, exclusive):
 
 
 # -- made of others -----------------------------------------------------------------------------------------------
-def _sized(count: Any, dtype: Any) -> Any:
+def sized(count: Any, dtype: Any) -> Any:
     """A number of elements as something to divide by."""
-    return float(count) if type(count) is int else full(shape=(), value=1.0, dtype=dtype) * count_value(count, dtype)
-
-
-def count_value(count: Any, dtype: Any) -> Any:
-    """A symbolic size as a scalar value: the length of a range of it."""
-    return sum(full(shape=(count,), value=1.0, dtype=dtype))
+    return float(count) if type(count) is int else cast(size_value(value=count), dtype=dtype)
 
 
 @op(shape=reduced, dtype=floating, flops=per_input(1), promotes="float", samples=REDUCTIONS)
@@ -239,7 +234,7 @@ def mean(x, *, axis: Axes = None, keepdims: bool = False):
 
 @mean.vjp
 def _(g, y, x, *, axis, keepdims):
-    return (div(expand(g, x, axis, keepdims), _sized(_count(x, axis), g.dtype)),)
+    return (div(expand(g, x, axis, keepdims), sized(_count(x, axis), g.dtype)),)
 
 
 @composite(
@@ -255,7 +250,7 @@ def var(x, *, axis: Axes = None, keepdims: bool = False, ddof: int = 0):
     center = z - mean(z, axis=axis, keepdims=True)
     total = mean(center * center, axis=axis, keepdims=keepdims)
     if ddof:
-        n = _sized(_count(z, axis), as_dtype(z.dtype))
+        n = sized(_count(z, axis), as_dtype(z.dtype))
         total = total * (n / (n - float(ddof)))
     return cast(total, dtype=kind) if kind.bits == 16 else total
 

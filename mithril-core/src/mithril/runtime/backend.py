@@ -94,12 +94,7 @@ class Backend:
 
     def check(self, graph: Graph) -> None:
         """Raise where a graph holds a dtype that the backend does not have."""
-        missing = {
-            v.dtype: (v.name, node)
-            for node in graph.nodes
-            for v in node.results
-            if v.dtype not in self.dtypes
-        }
+        missing = {v.dtype: (v.name, node) for node in graph.nodes for v in node.results if v.dtype not in self.dtypes}
         for i in graph.inputs:
             if i.type.dtype not in self.dtypes:
                 self.require(i.type.dtype)
@@ -188,5 +183,3 @@ def as_numpy(data: Any, default: DType) -> np.ndarray[Any, Any]:
         elif array.dtype == np.int64:
             array = array.astype(np.int32)
     return array
-
-

@@ -115,7 +115,9 @@ class CompiledModel:
         train = bool(cotangents is not None if training is None else training)
         if train and self.options.get("inference"):
             if training or cotangents is not None:
-                raise InputError("this model was compiled with inference=True: it has no training mode and no gradients")
+                raise InputError(
+                    "this model was compiled with inference=True: it has no training mode and no gradients"
+                )
         given = self._with_defaults(inputs, train)
         of = self._cotangent_names(cotangents, given, train)
         kind = Kind(train, of, None if wrt is None or not of else tuple(wrt))
@@ -205,7 +207,9 @@ class CompiledModel:
         if hasattr(x, "__dlpack__") and not isinstance(x, np.ndarray) and array_type(name, x).dtype is wanted.dtype:
             self.decisions.record("cast", f"input '{name}' comes as {type(x).__module__.split('.')[0]} array")
             return backend.array(x)
-        array = adapt(name, as_numpy(name, weights.to_numpy(x) if hasattr(x, "dtype") else x), wanted.dtype, self.decisions)
+        array = adapt(
+            name, as_numpy(name, weights.to_numpy(x) if hasattr(x, "dtype") else x), wanted.dtype, self.decisions
+        )
         return backend.array(array)
 
     def _is_native(self, arrays: Mapping[str, Any], inputs: Arrays) -> bool:
@@ -252,7 +256,8 @@ class CompiledModel:
         if state is None:
             if program.request.kind.training:
                 self.decisions.record(
-                    "assumed", "training without state=: every call starts from the initial state (same dropout, old statistics)"
+                    "assumed",
+                    "training without state=: every call starts from the initial state (same dropout, old statistics)",
                 )
             state = self.initial_state()
         missing = [n for n in wanted if n not in state]
@@ -343,7 +348,9 @@ class CompiledModel:
             self._program(given, Kind(training))
         return [n for n in self.interface.output_names if not n.startswith(STATE)]
 
-    def _cotangents(self, program: Program, given: Any, of: tuple[str, ...], arrays: Mapping[str, Any]) -> dict[str, Any]:
+    def _cotangents(
+        self, program: Program, given: Any, of: tuple[str, ...], arrays: Mapping[str, Any]
+    ) -> dict[str, Any]:
         sizes = check_shapes(program.traced, program.types, {n: tuple(a.shape) for n, a in arrays.items()})
         out = {}
         for name in of:
@@ -403,7 +410,9 @@ class CompiledModel:
         parts = [str(self.decisions)]
         for program in self.programs:
             types = ", ".join(f"{n}: {t}" for n, t in program.request.types)
-            parts.append(f"program for {types}:\n{program.report}" if program.report is not None else f"program for {types}")
+            parts.append(
+                f"program for {types}:\n{program.report}" if program.report is not None else f"program for {types}"
+            )
         return "\n\n".join(parts)
 
     def summary(self) -> str:

@@ -205,7 +205,15 @@ def parse_bytes(limit: float | str) -> int:
     if isinstance(limit, (int, float)):
         return int(limit * 10**9)
     text = limit.strip()
-    for suffix, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3), ("B", 1)):
+    for suffix, factor in (
+        ("GiB", 2**30),
+        ("MiB", 2**20),
+        ("KiB", 2**10),
+        ("GB", 10**9),
+        ("MB", 10**6),
+        ("kB", 10**3),
+        ("B", 1),
+    ):
         if text.endswith(suffix):
             try:
                 return int(float(text[: -len(suffix)]) * factor)

@@ -121,7 +121,9 @@ def settle(spec: InputSpec, given: TensorType, default_float: DType) -> TensorTy
     return TensorType(int32 if given.dtype.name == "int64" else given.dtype, shape)
 
 
-def check_shapes(graph: Graph, types: Mapping[str, TensorType], actual: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+def check_shapes(
+    graph: Graph, types: Mapping[str, TensorType], actual: Mapping[str, tuple[int, ...]]
+) -> dict[str, int]:
     """Bind the symbolic sizes to those given and check what was assumed of them."""
     declared = {name: t.shape for name, t in types.items()}
     try:

@@ -16,7 +16,9 @@ def summarise(model: CompiledModel) -> str:
     """Layers with the shape they give, their parameters and floating-point operations, then the totals."""
     graph = model.interface
     rows = layer_rows(graph)
-    table = columns(["layer", "output", "parameters", "flops"], [[r.path, r.output, si(r.params), si(r.flops)] for r in rows])
+    table = columns(
+        ["layer", "output", "parameters", "flops"], [[r.path, r.output, si(r.params), si(r.flops)] for r in rows]
+    )
     params = sum(r.params for r in rows)
     size = sum(_count(i.type.shape) * i.type.dtype.itemsize for i in graph.with_role("param"))
     totals = [
@@ -85,7 +87,10 @@ def columns(head: Sequence[str], rows: Iterable[Sequence[str]], width: int = 100
     lines = []
     for row in table:
         first = row[0] if len(row[0]) <= widths[0] else "…" + row[0][-(widths[0] - 1) :]
-        cells = [first.ljust(widths[0]), *(c.ljust(w) if k == 0 else c.rjust(w) for k, (c, w) in enumerate(zip(row[1:], widths[1:], strict=True)))]
+        cells = [
+            first.ljust(widths[0]),
+            *(c.ljust(w) if k == 0 else c.rjust(w) for k, (c, w) in enumerate(zip(row[1:], widths[1:], strict=True))),
+        ]
         lines.append("  ".join(cells).rstrip())
     lines.insert(1, "-" * min(width, sum(widths) + 2 * (len(head) - 1)))
     return lines

@@ -14,7 +14,9 @@ from mithril.errors import InputError, closest
 from mithril.types import TensorType, dtype as as_dtype
 
 
-def save_file(tensors: Mapping[str, np.ndarray[Any, Any]], path: str | os.PathLike[str], metadata: Mapping[str, str]) -> None:
+def save_file(
+    tensors: Mapping[str, np.ndarray[Any, Any]], path: str | os.PathLike[str], metadata: Mapping[str, str]
+) -> None:
     """Write a safetensors file; the old file stays whole until the new one is complete."""
     from safetensors.numpy import save_file as save
 
@@ -65,7 +67,9 @@ class LoadReport:
         return "\n".join(rows)
 
 
-def match(wanted: Mapping[str, TensorType], given: Mapping[str, Any]) -> tuple[dict[str, np.ndarray[Any, Any]], LoadReport]:
+def match(
+    wanted: Mapping[str, TensorType], given: Mapping[str, Any]
+) -> tuple[dict[str, np.ndarray[Any, Any]], LoadReport]:
     """Tensors of a state dictionary that fit the model by name and shape, and a report of the rest."""
     report = LoadReport()
     out: dict[str, np.ndarray[Any, Any]] = {}

@@ -12,7 +12,25 @@ from mithril.ops.samples import Arr, Sample
 from mithril.types import DType, dtype as as_dtype
 
 # What goes wrong first: signed zeros, infinities, nan, the neighbours of one, extremes of the dtype.
-SPECIAL_FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.0, -7.0, 1e-3, 87.0, -87.0, np.inf, -np.inf, np.nan)
+SPECIAL_FLOATS = (
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    -0.5,
+    1.5,
+    2.5,
+    -2.5,
+    3.0,
+    -7.0,
+    1e-3,
+    87.0,
+    -87.0,
+    np.inf,
+    -np.inf,
+    np.nan,
+)
 
 
 def make_array(spec: Arr, seed: str, dtype: DType | None = None) -> np.ndarray[Any, Any]:
@@ -50,7 +68,9 @@ def special_array(dtype: DType) -> np.ndarray[Any, Any]:
         return np.array([False, True])
     if dtype.is_integer:
         low, high = dtype.limits
-        return np.unique(np.array([low, low + 1, 0, 1, 2, 5, high - 1, high, *([-1, -7] if low else [7])], dtype=dtype.numpy))
+        return np.unique(
+            np.array([low, low + 1, 0, 1, 2, 5, high - 1, high, *([-1, -7] if low else [7])], dtype=dtype.numpy)
+        )
     return np.array(SPECIAL_FLOATS, dtype=dtype.numpy)
 
 

@@ -171,7 +171,9 @@ class BackendConformance:
 
         def what() -> None:
             kind = _accepted_kind(elementwise)
-            spec = elementwise.samples[0].operands[0] if elementwise.samples and elementwise.samples[0].operands else None
+            spec = (
+                elementwise.samples[0].operands[0] if elementwise.samples and elementwise.samples[0].operands else None
+            )
             low, high = (spec.low, spec.high) if spec is not None else (-2.0, 2.0)
             from mithril.ops.samples import Arr
 
@@ -320,7 +322,7 @@ def _elementwise_graph(op: Op, kind: DType, shapes: Any = None) -> Graph | None:
             operands = []
             for k, name in enumerate(op.operands):
                 dtype = as_dtype("bool") if name == "condition" else kind
-                shape = ((Dim("N"),) if shapes is None else shapes[k % len(shapes)])
+                shape = (Dim("N"),) if shapes is None else shapes[k % len(shapes)]
                 operands.append(builder.input(f"x{k}", shape, dtype))
             first = op.samples[0].attributes if op.samples else {}
             made = op(*operands, **first)

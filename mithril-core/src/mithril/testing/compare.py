@@ -26,7 +26,9 @@ def tolerance(dtype: DType, factor: float = 1.0) -> Tolerance:
     return Tolerance(base, base / 4)
 
 
-def assert_close(got: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], allowed: Tolerance, what: str = "result") -> None:
+def assert_close(
+    got: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], allowed: Tolerance, what: str = "result"
+) -> None:
     """Same dtype, same shape, nan and infinities in the same places, everything else within the tolerance."""
     assert got.dtype == expected.dtype, f"{what}: dtype {got.dtype}, expected {expected.dtype}"
     assert got.shape == expected.shape, f"{what}: shape {list(got.shape)}, expected {list(expected.shape)}"

@@ -31,7 +31,14 @@ def erf(x):
         p = p * s
         p += np.float32(c)
     q = np.float32(-1.1791602954361697e-7)
-    for c in (0.000023547966471313185, 0.0010179625278914885, 0.014070470171167667, 0.11098505178285362, 0.49746925110067538, 1.0):
+    for c in (
+        0.000023547966471313185,
+        0.0010179625278914885,
+        0.014070470171167667,
+        0.11098505178285362,
+        0.49746925110067538,
+        1.0,
+    ):
         q = q * s
         q += np.float32(c)
     return (z * p / q).astype(x.dtype)
@@ -46,9 +53,27 @@ def erfinv(x):
         w = -np.log1p(-z * z)
         a, b = w - kind(2.5), np.sqrt(np.maximum(w, 0)) - kind(3)
         inner, outer = kind(2.81022636e-08), kind(-2.00214257e-04)
-        for c in (3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 2.1858087e-04, -1.25372503e-03, -4.17768164e-03, 2.46640727e-01, 1.50140941):
+        for c in (
+            3.43273939e-07,
+            -3.5233877e-06,
+            -4.39150654e-06,
+            2.1858087e-04,
+            -1.25372503e-03,
+            -4.17768164e-03,
+            2.46640727e-01,
+            1.50140941,
+        ):
             inner = kind(c) + inner * a
-        for c in (1.00950558e-04, 1.34934322e-03, -3.67342844e-03, 5.73950773e-03, -7.6224613e-03, 9.43887047e-03, 1.00167406, 2.83297682):
+        for c in (
+            1.00950558e-04,
+            1.34934322e-03,
+            -3.67342844e-03,
+            5.73950773e-03,
+            -7.6224613e-03,
+            9.43887047e-03,
+            1.00167406,
+            2.83297682,
+        ):
             outer = kind(c) + outer * b
         y = np.where(w < 5, inner, outer) * z
         if kind is np.float64:
@@ -150,7 +175,12 @@ def take(x, indices, axis):
 def take_along_axis(x, indices, axis):
     """Elements at positions of their own along an axis."""
     if not indices.size:
-        shape = list(np.broadcast_shapes(tuple(1 if k == axis else n for k, n in enumerate(x.shape)), tuple(1 if k == axis else n for k, n in enumerate(indices.shape))))
+        shape = list(
+            np.broadcast_shapes(
+                tuple(1 if k == axis else n for k, n in enumerate(x.shape)),
+                tuple(1 if k == axis else n for k, n in enumerate(indices.shape)),
+            )
+        )
         shape[axis] = indices.shape[axis]
         return np.empty(shape, x.dtype)
     return np.take_along_axis(x, positions(indices, x.shape[axis]), axis)
@@ -370,7 +400,9 @@ def avg_pool_grad(g, shape, kernel, stride, padding, count_include_pad):
     """The cotangent of an average pool's operand."""
     share = single(g)
     share = share / pool_counts(shape, kernel, stride, padding, count_include_pad, share.dtype)
-    parts = np.broadcast_to(share[(slice(None), slice(None), *[None] * len(kernel))], (*g.shape[:2], *kernel, *g.shape[2:]))
+    parts = np.broadcast_to(
+        share[(slice(None), slice(None), *[None] * len(kernel))], (*g.shape[:2], *kernel, *g.shape[2:])
+    )
     return spread(parts, shape, kernel, stride, padding, (1,) * len(kernel)).astype(g.dtype, copy=False)
 
 

@@ -91,7 +91,9 @@ def constant_folding(graph: Graph) -> Graph:
             made = np.array(array, order="C")
             made.setflags(write=False)
             inputs.append(Input(_renamed(value, builder), "constant", made))
-    replaced = {value: i.value for value, i in zip([v for v in folded if v in read and folded[v].ndim], inputs, strict=True)}
+    replaced = {
+        value: i.value for value, i in zip([v for v in folded if v in read and folded[v].ndim], inputs, strict=True)
+    }
     return _substituted(graph, constants + nodes, inputs, replaced)
 
 

@@ -1,0 +1,253 @@
+"""Activations: composites, with gradients of their own where a training graph should keep them whole."""
+
+from __future__ import annotations
+
+import math
+
+from mithril.ops.attribute_types import Axis
+from mithril.ops.declare import composite
+from mithril.ops.elementwise import clip, erf, exp, greater, less, log, log1p, maximum, minimum, reciprocal, tanh, where
+from mithril.ops.elementwise import abs as abs_
+from mithril.ops.reduction import max as max_
+from mithril.ops.reduction import sum as sum_
+from mithril.ops.rules import per_input
+from mithril.ops.samples import Arr, exactly, sample
+from mithril.ops.shape import reshape, split
+from mithril.ops.wide import down, up
+
+ANY = (sample((3, 4)), sample(Arr((2, 5), low=-12.0, high=12.0), label="wide"))
+
+
+# -- rectifiers ---------------------------------------------------------------------------------------------------
+@composite(elementwise=True, promotes="same", flops=1, samples=ANY)
+def relu(x):
+    """max(x, 0); the gradient at 0 is 0."""
+    return maximum(x, 0)
+
+
+@relu.vjp
+def _(g, y, x):
+    return (where(greater(x, 0), g, 0.0),)
+
+
+@composite(elementwise=True, promotes="same", flops=2, samples=ANY)
+def relu6(x):
+    """x between 0 and 6."""
+    return clip(x, low=0.0, high=6.0)
+
+
+@relu6.vjp
+def _(g, y, x):
+    return (where(greater(x, 0), where(less(x, 6.0), g, 0.0), 0.0),)
+
+
+@composite(elementwise=True, promotes="float", flops=2, samples=[*ANY, sample((3, 4), slope=0.2, label="slope")])
+def leaky_relu(x, *, slope: float = 0.01):
+    """x, times slope where negative."""
+    return where(greater(x, 0.0), x, x * slope)
+
+
+@leaky_relu.vjp
+def _(g, y, x, *, slope):
+    return (where(greater(x, 0.0), g, g * slope),)
+
+
+@composite(promotes="float", flops=2, samples=[sample((2, 3, 4), (3,)), sample((2, 3), (), label="one slope")])
+def prelu(x, slope):
+    """x, times a learnt slope where negative: one slope, or one per channel (axis 1)."""
+    if len(slope.shape) == 1 and len(x.shape) > 2:
+        slope = reshape(slope, shape=(slope.shape[0], *[1] * (len(x.shape) - 2)))
+    return where(greater(x, 0.0), x, x * slope)
+
+
+@composite(elementwise=True, promotes="float", flops=14, samples=[*ANY, sample((3, 4), alpha=0.5, label="alpha")])
+def elu(x, *, alpha: float = 1.0):
+    """x, or alpha * (exp(x) - 1) where negative."""
+    from mithril.ops.elementwise import expm1
+
+    return where(greater(x, 0.0), x, expm1(minimum(x, 0.0)) * alpha)
+
+
+@elu.vjp
+def _(g, y, x, *, alpha):
+    return (where(greater(x, 0.0), g, g * exp(minimum(x, 0.0)) * alpha),)
+
+
+@composite(elementwise=True, promotes="float", flops=14, samples=[*ANY, sample((3, 4), alpha=0.5, label="alpha")])
+def celu(x, *, alpha: float = 1.0):
+    """x, or alpha * (exp(x / alpha) - 1) where negative: smooth for every alpha."""
+    from mithril.ops.elementwise import expm1
+
+    return where(greater(x, 0.0), x, expm1(minimum(x, 0.0) * (1.0 / alpha)) * alpha)
+
+
+@composite(elementwise=True, promotes="float", flops=15, samples=ANY)
+def selu(x):
+    """The self-normalising elu."""
+    return elu(x, alpha=1.6732632423543772) * 1.0507009873554805
+
+
+@composite(elementwise=True, promotes="float", flops=3, samples=ANY)
+def hard_tanh(x, *, low: float = -1.0, high: float = 1.0):
+    """x between two bounds."""
+    return clip(x, low=low, high=high)
+
+
+@composite(elementwise=True, promotes="float", flops=4, samples=ANY)
+def hard_sigmoid(x):
+    """clip(x / 6 + 1/2, 0, 1)"""
+    return clip(x * (1.0 / 6.0) + 0.5, low=0.0, high=1.0)
+
+
+@composite(elementwise=True, promotes="float", flops=5, samples=ANY)
+def hard_swish(x):
+    """x times hard_sigmoid(x)."""
+    return x * clip(x * (1.0 / 6.0) + 0.5, low=0.0, high=1.0)
+
+
+@composite(elementwise=True, promotes="float", flops=4, samples=[sample((3, 4), bound=0.5)])
+def softshrink(x, *, bound: float = 0.5):
+    """x moved towards 0 by the bound, and no further."""
+    return where(greater(x, bound), x - bound, where(less(x, -bound), x + bound, 0.0))
+
+
+# -- sigmoids -----------------------------------------------------------------------------------------------------
+@composite(elementwise=True, promotes="float", flops=16, samples=ANY)
+def sigmoid(x):
+    """1 / (1 + exp(-x)); exp never overflows into the result."""
+    return reciprocal(exp(-x) + 1.0)
+
+
+@sigmoid.vjp
+def _(g, y, x):
+    return (g * y * (1.0 - y),)
+
+
+@composite(elementwise=True, promotes="float", flops=28, samples=ANY)
+def log_sigmoid(x):
+    """log(sigmoid(x)), exact for large negative x."""
+    return -softplus(-x)
+
+
+@composite(elementwise=True, promotes="float", flops=28, samples=ANY)
+def softplus(x):
+    """log(1 + exp(x)) without overflow."""
+    return maximum(x, 0.0) + log1p(exp(-abs_(x)))
+
+
+@softplus.vjp
+def _(g, y, x):
+    return (g * sigmoid(x),)
+
+
+@composite(elementwise=True, promotes="float", flops=6, samples=ANY)
+def softsign(x):
+    """x / (1 + |x|)"""
+    return x / (abs_(x) + 1.0)
+
+
+@composite(elementwise=True, promotes="float", flops=18, samples=ANY)
+def silu(x):
+    """x times sigmoid(x)."""
+    return x * sigmoid(x)
+
+
+@silu.vjp
+def _(g, y, x):
+    s = sigmoid(x)
+    return (g * (s + y * (1.0 - s)),)
+
+
+@composite(elementwise=True, promotes="float", flops=45, samples=ANY)
+def mish(x):
+    """x times tanh(softplus(x))."""
+    return x * tanh(softplus(x))
+
+
+@composite(
+    elementwise=True,
+    promotes="float",
+    flops=26,
+    tolerance=2.0,
+    samples=[*ANY, sample((3, 4), approximate="tanh", label="tanh")],
+)
+def gelu(x, *, approximate: str = "none"):
+    """x times the normal distribution function: exact by erf, or approximately by tanh."""
+    from mithril.errors import OperationError, unknown
+
+    if approximate == "none":
+        return down(up(x) * (erf(up(x) * math.sqrt(0.5)) + 1.0) * 0.5, x)
+    if approximate != "tanh":
+        what, facts, hint = unknown("approximation of gelu", approximate, ["none", "tanh"])
+        raise OperationError(what, facts=facts, hint=hint)
+    z = up(x)
+    inner = (z + z * z * z * 0.044715) * math.sqrt(2.0 / math.pi)
+    return down(z * (tanh(inner) + 1.0) * 0.5, x)
+
+
+@gelu.vjp
+def _(g, y, x, *, approximate):
+    z = up(x)
+    if approximate == "none":
+        phi = (erf(z * math.sqrt(0.5)) + 1.0) * 0.5
+        slope = phi + z * exp(z * z * -0.5) * (1.0 / math.sqrt(2.0 * math.pi))
+    else:
+        t = tanh((z + z * z * z * 0.044715) * math.sqrt(2.0 / math.pi))
+        inner = (z * z * (3.0 * 0.044715) + 1.0) * math.sqrt(2.0 / math.pi)
+        slope = (t + 1.0) * 0.5 + z * (1.0 - t * t) * inner * 0.5
+    return (down(up(g) * slope, x),)
+
+
+# -- over an axis -------------------------------------------------------------------------------------------------
+ROWS = (
+    sample((3, 5)),
+    sample((2, 3, 4), axis=1, label="axis"),
+    sample(Arr((2, 6), low=-60.0, high=60.0), label="wide"),
+    sample(exactly(float("-inf"), float("-inf"), shape=(1, 2)), label="all -inf", gradient=False),
+    sample(exactly(float("-inf"), 1.0, 2.0, shape=(1, 3)), label="-inf", gradient=False),
+)
+
+
+@composite(promotes="float", flops=per_input(17), samples=ROWS)
+def softmax(x, *, axis: Axis = -1):
+    """exp(x) normalised to sum one along an axis; of a row of -inf it is nan."""
+    z = up(x)
+    e = exp(z - max_(z, axis=axis, keepdims=True))
+    return down(e / sum_(e, axis=axis, keepdims=True), x)
+
+
+@softmax.vjp
+def _(g, y, x, *, axis):
+    p, c = up(y), up(g)
+    t = c * p
+    return (down(t - p * sum_(t, axis=axis, keepdims=True), x),)
+
+
+@composite(promotes="float", flops=per_input(17), samples=ROWS)
+def log_softmax(x, *, axis: Axis = -1):
+    """log(softmax(x)) without underflow."""
+    z = up(x)
+    shifted = z - max_(z, axis=axis, keepdims=True)
+    return down(shifted - log(sum_(exp(shifted), axis=axis, keepdims=True)), x)
+
+
+@log_softmax.vjp
+def _(g, y, x, *, axis):
+    c = up(g)
+    return (down(c - exp(up(y)) * sum_(c, axis=axis, keepdims=True), x),)
+
+
+@composite(promotes="float", flops=per_input(9), samples=[sample((3, 4)), sample((4, 3), axis=0, label="axis")])
+def glu(x, *, axis: Axis = -1):
+    """One half of an axis, gated by the sigmoid of the other."""
+    half = x.shape[axis] // 2
+    a, b = split(x, sizes=(half, half), axis=axis)
+    return a * sigmoid(b)
+
+
+@composite(promotes="float", flops=per_input(10), samples=[sample((3, 4))])
+def swiglu(x, *, axis: Axis = -1):
+    """One half of an axis, gated by the silu of the other."""
+    half = x.shape[axis] // 2
+    a, b = split(x, sizes=(half, half), axis=axis)
+    return silu(a) * b

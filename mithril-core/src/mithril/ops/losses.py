@@ -1,0 +1,232 @@
+"""Losses. ``reduction`` is "mean", "sum" or "none"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mithril.errors import OperationError, ShapeError, unknown
+from mithril.ops.activations import log_softmax, softplus
+from mithril.ops.attribute_types import Axis
+from mithril.ops.basic import cast
+from mithril.ops.declare import composite
+from mithril.ops.elementwise import abs as abs_
+from mithril.ops.elementwise import equal, exp, greater, less, log, maximum, minimum, sqrt, where
+from mithril.ops.indexing import take_along_axis
+from mithril.ops.reduction import mean, sum
+from mithril.ops.samples import Arr, exactly, ints, positive, sample
+from mithril.ops.shape import squeeze, unsqueeze
+from mithril.ops.wide import down, kind, up
+
+REDUCTIONS = ("mean", "sum", "none")
+PAIR = (
+    sample((3, 4), (3, 4)),
+    sample((3, 4), (3, 4), reduction="sum", label="sum"),
+    sample((5,), (5,), reduction="none", label="none"),
+)
+
+
+def _reduced(x: Any, reduction: str, like: Any) -> Any:
+    if reduction not in REDUCTIONS:
+        what, facts, hint = unknown("reduction", reduction, REDUCTIONS)
+        raise OperationError(what, facts=facts, hint=hint)
+    made = mean(x) if reduction == "mean" else sum(x) if reduction == "sum" else x
+    return down(made, like)
+
+
+# -- classes ------------------------------------------------------------------------------------------------------
+@composite(
+    promotes="float",
+    promoted=("logits",),
+    tolerance=2.0,
+    samples=[
+        sample((4, 5), ints((4,), 0, 4)),
+        sample((2, 3, 4), ints((2, 4), 0, 2), axis=1, label="axis"),
+        sample((4, 5), ints((4,), 0, 4), label_smoothing=0.1, reduction="sum", label="smoothing"),
+        sample((4, 3), exactly(0, 2, -100, 1, dtype="int32"), ignore_index=-100, label="ignored"),
+        sample((4, 5), positive((4, 5), 0.1, 0.9), label="probabilities"),
+        sample((4, 5), ints((4,), 0, 4), reduction="none", label="none"),
+    ],
+)
+def cross_entropy(
+    logits,
+    labels,
+    *,
+    axis: Axis = -1,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    ignore_index: int | None = None,
+):
+    """Negative log likelihood of labels (class numbers without the axis, or probabilities with it) under logits."""
+    p = log_softmax(up(logits), axis=axis)
+    classes = p.shape[axis]
+    if kind(labels).is_float:
+        if len(labels.shape) != len(logits.shape):
+            raise ShapeError(f"probabilities need the logits' rank {len(logits.shape)}, got {len(labels.shape)}")
+        target = up(labels)
+        if label_smoothing:
+            target = target * (1.0 - label_smoothing) + label_smoothing / _number(classes)
+        return _reduced(-sum(p * target, axis=axis), reduction, logits)
+    if len(labels.shape) != len(logits.shape) - 1:
+        raise ShapeError(f"labels have rank {len(labels.shape)}, expected {len(logits.shape) - 1}: one class per row")
+    kept = None if ignore_index is None else equal(labels, ignore_index) ^ True
+    classed = labels if kept is None else where(kept, labels, 0)
+    picked = squeeze(take_along_axis(p, unsqueeze(classed, axis=(axis,)), axis=axis), axis=(axis,))
+    loss = -picked
+    if label_smoothing:
+        loss = loss * (1.0 - label_smoothing) - mean(p, axis=axis) * label_smoothing
+    if kept is None:
+        return _reduced(loss, reduction, logits)
+    loss = where(kept, loss, 0.0)
+    if reduction == "mean":
+        return down(sum(loss) / sum(cast(kept, dtype=kind(loss))), logits)
+    return _reduced(loss, reduction, logits)
+
+
+def _number(n: Any) -> float:
+    if type(n) is not int:
+        raise ShapeError(f"the number of classes must be known, got {n}")
+    return float(n)
+
+
+@cross_entropy.vjp
+def _(g, y, logits, labels, *, axis, reduction, label_smoothing, ignore_index):
+    """softmax minus the target, scaled: one pass over the logits."""
+    z = log_softmax(up(logits), axis=axis)
+    p, classes, cotangent = exp(z), z.shape[axis], up(g)
+    weight, gl = None, None
+    if labels.dtype.is_float:
+        target = up(labels)
+        if label_smoothing:
+            target = target * (1.0 - label_smoothing) + label_smoothing / _number(classes)
+        gz = p * sum(target, axis=axis, keepdims=True) - target
+    else:
+        kept = None if ignore_index is None else equal(labels, ignore_index) ^ True
+        classed = labels if kept is None else where(kept, labels, 0)
+        target = _one_hot(classed, axis, z)
+        if label_smoothing:
+            target = target * (1.0 - label_smoothing) + label_smoothing / _number(classes)
+        gz = p - target
+        weight = None if kept is None else cast(kept, dtype=z.dtype)
+    rows = tuple(d for k, d in enumerate(z.shape) if k != axis)
+    if reduction == "mean":
+        from mithril.dims import product
+        from mithril.ops.reduction import sized
+
+        cotangent = cotangent / (sum(weight) if weight is not None else sized(product(rows), z.dtype))
+    if reduction == "none":
+        cotangent = unsqueeze(cotangent, axis=(axis,))
+    if weight is not None:
+        cotangent = cotangent * unsqueeze(weight, axis=(axis,))
+    if labels.dtype.is_float:
+        gl = down(-(cotangent * z) * (1.0 - label_smoothing), labels)
+        if gl.shape != labels.shape:
+            from mithril.ops.shape import broadcast_to
+
+            gl = broadcast_to(gl, shape=labels.shape)
+    return down(gz * cotangent, logits), gl
+
+
+def _one_hot(labels: Any, axis: int, like: Any) -> Any:
+    """Class numbers as rows of zeros and a one, along the axis."""
+    from mithril.ops.shape import iota
+
+    rank = len(like.shape)
+    numbers = iota(shape=tuple(like.shape[axis] if k == axis else 1 for k in range(rank)), axis=axis)
+    return cast(equal(unsqueeze(cast(labels, dtype="int32"), axis=(axis,)), numbers), dtype=like.dtype)
+
+
+@composite(
+    promotes="float",
+    promoted=("log_probabilities",),
+    samples=[
+        sample((4, 5), ints((4,), 0, 4)),
+        sample((2, 3, 4), ints((2, 4), 0, 2), axis=1, reduction="sum", label="axis"),
+    ],
+)
+def nll_loss(log_probabilities, labels, *, axis: Axis = -1, reduction: str = "mean"):
+    """Negative log likelihood of class numbers, from log probabilities."""
+    picked = take_along_axis(up(log_probabilities), unsqueeze(labels, axis=(axis,)), axis=axis)
+    return _reduced(-squeeze(picked, axis=(axis,)), reduction, log_probabilities)
+
+
+@composite(promotes="float", samples=[sample(Arr((3, 4), low=0.1, high=0.9), Arr((3, 4), low=0.0, high=1.0))])
+def binary_cross_entropy(probabilities, targets, *, reduction: str = "mean", eps: float = 1e-12):
+    """Of probabilities; a logarithm is cut off at log(eps)."""
+    p, t = up(probabilities), up(targets)
+    loss = -(t * log(maximum(p, eps)) + (1.0 - t) * log(maximum(1.0 - p, eps)))
+    return _reduced(loss, reduction, probabilities)
+
+
+@composite(promotes="float", tolerance=2.0, samples=[sample((3, 4), Arr((3, 4), low=0.0, high=1.0)), *PAIR[1:]])
+def binary_cross_entropy_with_logits(logits, targets, *, reduction: str = "mean"):
+    """Of logits: stable where the probability is 0 or 1."""
+    z, t = up(logits), up(targets)
+    return _reduced(softplus(z) - z * t, reduction, logits)
+
+
+# -- distances ----------------------------------------------------------------------------------------------------
+@composite(promotes="float", samples=PAIR)
+def mse_loss(predictions, targets, *, reduction: str = "mean"):
+    """Squared difference."""
+    d = up(predictions) - up(targets)
+    return _reduced(d * d, reduction, predictions)
+
+
+@composite(promotes="float", samples=PAIR)
+def l1_loss(predictions, targets, *, reduction: str = "mean"):
+    """Absolute difference."""
+    return _reduced(abs_(up(predictions) - up(targets)), reduction, predictions)
+
+
+@composite(promotes="float", samples=PAIR)
+def huber_loss(predictions, targets, *, delta: float = 1.0, reduction: str = "mean"):
+    """Half the squared difference up to delta, linear beyond."""
+    d = abs_(up(predictions) - up(targets))
+    inside = minimum(d, delta)
+    return _reduced(inside * inside * 0.5 + (d - inside) * delta, reduction, predictions)
+
+
+@composite(promotes="float", samples=PAIR)
+def smooth_l1_loss(predictions, targets, *, beta: float = 1.0, reduction: str = "mean"):
+    """Absolute difference, rounded off below beta."""
+    d = abs_(up(predictions) - up(targets))
+    small = less(d, beta)
+    return _reduced(where(small, d * d * (0.5 / beta), d - 0.5 * beta), reduction, predictions)
+
+
+@composite(
+    promotes="float",
+    samples=[
+        sample((3, 4), positive((3, 4), 0.1, 0.9)),
+        sample((3, 4), positive((3, 4)), reduction="sum", label="sum"),
+    ],
+)
+def kl_div(log_predictions, targets, *, reduction: str = "mean"):
+    """Target times (log target minus the prediction, which is a logarithm); a target of 0 adds nothing."""
+    t = up(targets)
+    inside = greater(t, 0.0)
+    loss = where(inside, t * (log(where(inside, t, 1.0)) - up(log_predictions)), 0.0)
+    return _reduced(loss, reduction, log_predictions)
+
+
+@composite(promotes="float", samples=[sample((3, 4), exactly(1.0, -1.0, 1.0, -1.0))])
+def hinge_loss(predictions, targets, *, reduction: str = "mean"):
+    """max(0, 1 - prediction * target) for targets of -1 and 1."""
+    return _reduced(maximum(1.0 - up(predictions) * up(targets), 0.0), reduction, predictions)
+
+
+@composite(promotes="float", samples=[sample((3, 4), (3, 4)), sample((4, 3), (4, 3), axis=0, label="axis")])
+def cosine_similarity(a, b, *, axis: Axis = -1, eps: float = 1e-8):
+    """The cosine of the angle between vectors along an axis."""
+    u, v = up(a), up(b)
+    lengths = maximum(sqrt(sum(u * u, axis=axis)), eps) * maximum(sqrt(sum(v * v, axis=axis)), eps)
+    return down(sum(u * v, axis=axis) / lengths, a)
+
+
+@composite(promotes="float", samples=[sample((3, 4), (3, 4), (3, 4))])
+def triplet_loss(anchor, positive, negative, *, margin: float = 1.0, reduction: str = "mean"):
+    """max(0, margin + distance to the positive - distance to the negative)."""
+    a = up(anchor)
+    near, far = a - up(positive), a - up(negative)
+    d = sqrt(sum(near * near, axis=-1) + 1e-12) - sqrt(sum(far * far, axis=-1) + 1e-12)
+    return _reduced(maximum(d + margin, 0.0), reduction, anchor)

@@ -1,0 +1,202 @@
+"""Layers' operations: linear, embedding, dropout, resize, and rearrangements of images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mithril.dims import Shape, product
+from mithril.errors import OperationError, ShapeError, unknown
+from mithril.ops import activations
+from mithril.ops.declare import composite
+from mithril.ops.elementwise import greater_equal, tanh, where
+from mithril.ops.indexing import scatter_add, take
+from mithril.ops.products import matmul
+from mithril.ops.random import KEY, uniform
+from mithril.ops.reduction import sum
+from mithril.ops.samples import exactly, ints, sample
+from mithril.ops.shape import full, reshape, transpose
+from mithril.ops.wide import down, kind, up
+
+ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "none": lambda x: x,
+    "relu": activations.relu,
+    "gelu": activations.gelu,
+    "gelu_tanh": lambda x: activations.gelu(x, approximate="tanh"),
+    "silu": activations.silu,
+    "sigmoid": activations.sigmoid,
+    "tanh": tanh,
+}
+
+
+def _linear_flops(types: Any, results: Any, attributes: Any) -> Any:
+    return product(results[0].shape) * (types[0].shape[-1] * 2 + 1)
+
+
+@composite(
+    promotes="same",
+    flops=_linear_flops,
+    tolerance=2.0,
+    samples=[
+        sample((3, 4), (5, 4), (5,)),
+        sample((2, 3, 4), (5, 4), None, label="no bias"),
+        sample((3, 4), (5, 4), (5,), activation="gelu", label="gelu"),
+        sample((4,), (2, 4), (2,), activation="tanh", label="vector"),
+        sample((2, 3, 4), (5, 4), (5,), activation="relu", label="relu", gradient=False),
+    ],
+)
+def linear(x, w, b=None, *, activation: str = "none"):
+    """x times the transpose of w [out, in], plus b, through an activation."""
+    if len(w.shape) != 2:
+        raise ShapeError(f"the weight of linear has rank {len(w.shape)}, expected [out, in]")
+    if activation not in ACTIVATIONS:
+        what, facts, hint = unknown("activation of linear", activation, list(ACTIVATIONS))
+        raise OperationError(what, facts=facts, hint=hint)
+    y = matmul(x, transpose(w, perm=(1, 0)))
+    if b is not None:
+        y = y + b
+    return ACTIVATIONS[activation](y)
+
+
+@linear.vjp
+def _(g, y, x, w, b, *, activation):
+    """One product over all rows for the weight; activations whose slope follows from y are not computed again."""
+    g = _through(activation, g, y, x, w, b)
+    rows = product(x.shape[:-1])
+    flat, cotangent = reshape(x, shape=(rows, x.shape[-1])), reshape(g, shape=(rows, w.shape[0]))
+    gx = reshape(matmul(cotangent, w), shape=x.shape)
+    gw = matmul(transpose(cotangent, perm=(1, 0)), flat)
+    return gx, gw, None if b is None else sum(cotangent, axis=0)
+
+
+def _through(activation: str, g: Any, y: Any, x: Any, w: Any, b: Any) -> Any:
+    if activation == "none":
+        return g
+    if activation == "relu":
+        return where(greater_equal(0.0, y), 0.0, g)
+    if activation == "sigmoid":
+        return g * y * (1.0 - y)
+    if activation == "tanh":
+        return g * (1.0 - y * y)
+    inner = linear(x, w, b)
+    op = activations.silu if activation == "silu" else activations.gelu
+    attributes = {} if activation == "silu" else {"approximate": "tanh" if activation == "gelu_tanh" else "none"}
+    return op.gradient(g, y, inner, **attributes)[0]
+
+
+@composite(
+    samples=[sample(ints((2, 3), 0, 4), (5, 4)), sample(exactly(1, 4, 4, dtype="int32"), (5, 2), label="repeated")]
+)
+def embedding(indices, table):
+    """Rows of a table [entries, size] by integer index."""
+    if not (kind(indices).is_integer):
+        from mithril.errors import DTypeError
+
+        raise DTypeError(f"embedding looks up integers, got {kind(indices)}", hint="cast the indices")
+    if len(table.shape) != 2:
+        raise ShapeError(f"the table of embedding has rank {len(table.shape)}, expected [entries, size]")
+    return take(table, indices, axis=0)
+
+
+@embedding.vjp
+def _(g, y, indices, table):
+    rows = product(indices.shape)
+    flat = reshape(g, shape=(rows, table.shape[1]))
+    none = full(shape=table.shape, value=0.0, dtype=table.dtype)
+    return None, scatter_add(none, reshape(indices, shape=(rows,)), flat, axis=0)
+
+
+@composite(
+    samples=[
+        sample((4, 5), KEY, p=0.5, dtypes=False),
+        sample((4, 5), KEY, p=0.0, label="none", dtypes=False),
+        sample((4, 5), KEY, p=1.0, label="all", dtypes=False),
+    ]
+)
+def dropout(x, key, *, p: float):
+    """Elements zero with probability p, the others divided by 1 - p; one key gives one mask on every backend."""
+    return _dropped(x, x, key, p)
+
+
+def _dropped(x: Any, like: Any, key: Any, p: float) -> Any:
+    if not 0.0 <= p <= 1.0:
+        raise OperationError(f"dropout p={p} is no probability", facts=["accepted: 0 to 1"])
+    if p == 0.0:
+        return x * 1.0
+    if p == 1.0:
+        return x * 0.0
+    kept = greater_equal(uniform(key, shape=tuple(like.shape)), p)
+    return where(kept, x * (1.0 / (1.0 - p)), 0.0)
+
+
+@dropout.vjp
+def _(g, y, x, key, *, p):
+    return _dropped(g, x, key, p), None
+
+
+# -- resize -------------------------------------------------------------------------------------------------------
+MODES = ("nearest", "bilinear")
+RESIZE = (
+    sample((1, 2, 3, 4), size=(6, 8)),
+    sample((1, 1, 4, 5), size=(3, 2), label="smaller"),
+    sample((1, 2, 3, 4), size=(5, 7), mode="bilinear", label="bilinear"),
+    sample((1, 2, 4, 4), size=(2, 3), mode="bilinear", label="bilinear smaller"),
+    sample((1, 1, 3, 3), size=(5, 5), mode="bilinear", align_corners=True, label="corners"),
+    sample((2, 3, 5), size=(8,), mode="bilinear", label="1d"),
+)
+
+
+@composite(promotes="float", flops=8, samples=RESIZE)
+def resize(x, *, size: Shape, mode: str = "nearest", align_corners: bool = False):
+    """The spatial axes of [batch, channels, ...] brought to a size, by the nearest element or linearly.
+
+    Positions are those of pixel centres; with ``align_corners`` the outer pixels' centres coincide.
+    """
+    if mode not in MODES:
+        what, facts, hint = unknown("mode of resize", mode, MODES)
+        raise OperationError(what, facts=facts, hint=hint)
+    if len(size) != len(x.shape) - 2:
+        raise ShapeError(f"resize to {list(size)} needs an image of rank {len(size) + 2}, got rank {len(x.shape)}")
+    for axis, n in enumerate(size, start=2):
+        old = x.shape[axis]
+        if type(old) is not int or type(n) is not int:
+            raise ShapeError("resize needs static spatial sizes", facts=[f"axis {axis}: {old} to {n}"])
+        if old != n:
+            x = _nearest(x, axis, old, n) if mode == "nearest" else _linear(x, axis, old, n, align_corners)
+    return x
+
+
+def _nearest(x: Any, axis: int, old: int, new: int) -> Any:
+    at = np.minimum(np.floor(np.arange(new) * (old / new)).astype(np.int32), old - 1)
+    return take(x, at, axis=axis)
+
+
+def _linear(x: Any, axis: int, old: int, new: int, align_corners: bool) -> Any:
+    """One product with a small matrix that holds two weights per row."""
+    if align_corners:
+        at = np.linspace(0, old - 1, new) if new > 1 else np.zeros(1)
+    else:
+        at = np.clip((np.arange(new) + 0.5) * (old / new) - 0.5, 0, old - 1)
+    low = np.minimum(np.floor(at).astype(int), old - 1)
+    high = np.minimum(low + 1, old - 1)
+    share = at - low
+    weights = np.zeros((new, old))
+    np.add.at(weights, (np.arange(new), low), 1 - share)
+    np.add.at(weights, (np.arange(new), high), share)
+    wide = up(x)
+    matrix = weights.astype(kind(wide).numpy)
+    last = len(x.shape) - 1
+    swap = tuple(last if k == axis else axis if k == last else k for k in range(last + 1))
+    moved = wide if axis == last else transpose(wide, perm=swap)
+    y = matmul(moved, matrix.T)
+    return down(y if axis == last else transpose(y, perm=swap), x)
+
+
+@composite(samples=[sample((1, 8, 2, 3), factor=2)])
+def pixel_shuffle(x, *, factor: int):
+    """[N, C * f * f, H, W] to [N, C, H * f, W * f]: channels laid out as pixels."""
+    n, c, h, w = x.shape
+    y = reshape(x, shape=(n, c // (factor * factor), factor, factor, h, w))
+    return reshape(transpose(y, perm=(0, 1, 4, 2, 5, 3)), shape=(n, c // (factor * factor), h * factor, w * factor))
