@@ -13,6 +13,10 @@ from mithril.errors import MithrilError, closest
 # name: (where it lives, one line of help). A new command of the core is one row here.
 COMMANDS = {
     "backends": ("mithril.cli.listing:backends", "Backends: installed, usable, and how to get the others."),
+    "demo": (
+        "mithril.cli.demo:demo",
+        "One model on every installed backend: results compared, timings, a picture of the graph.",
+    ),
     "doctor": ("mithril.cli.doctor:doctor", "This machine: versions, devices, threads, and why a plugin did not load."),
     "new-plugin": (
         "mithril.cli.new_plugin:new_plugin",
