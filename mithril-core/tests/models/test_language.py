@@ -1,6 +1,7 @@
 """Wiring: names, connections, blocks, outputs, sharing; against what NumPy computes."""
 
 import importlib.util
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -325,6 +326,23 @@ def test_repr_and_notebook():
     assert repr(model) == "<Model: 1 layers, inputs x, outputs y>"
     assert repr(Cast("float16")) == "Cast('float16')"
     assert model._repr_html_().startswith("<pre>")
+
+
+def test_copies_have_parameters_of_their_own():
+    class Two(Layer):
+        def __init__(self):
+            self.parts = [Scale(), Scale()]
+
+        def build(self, x):
+            return self.parts[1](self.parts[0](x))
+
+    first = Two()
+    model = Model(first, deepcopy(first))
+    names = [i.name for i in graph_of(model, {"input": f32(2, 3)}).with_role("param")]
+    assert names == ["two.parts.0.weight", "two.parts.1.weight", "two_1.parts.0.weight", "two_1.parts.1.weight"]
+    block = Model(Scale())
+    names = [i.name for i in graph_of(Model(block, deepcopy(block)), {"input": f32(2, 3)}).with_role("param")]
+    assert names == ["model.scale.weight", "model_1.scale.weight"]
 
 
 def test_a_model_inside_a_layer():

@@ -165,7 +165,7 @@ def test_batch_norm(layer, shape):
     axes = tuple(k for k in range(len(shape)) if k != 1)
     view = (1, 3, *(1,) * (len(shape) - 2))
     n = x.size / 3
-    out, p = run(layer, {"input": x}, {"running_mean": f32(3), "running_var": abs(f32(3)) + 1}, training=False)
+    out, _ = run(layer, {"input": x}, {"running_mean": f32(3), "running_var": abs(f32(3)) + 1}, training=False)
     start = (f32(3).reshape(view), (abs(f32(3)) + 1).reshape(view))
     close(out["output"], (x - start[0]) / np.sqrt(start[1] + 1e-5))
     assert list(out) == ["output"]

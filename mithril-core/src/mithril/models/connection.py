@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from mithril.errors import ModelError, OperationError
@@ -17,7 +18,14 @@ if TYPE_CHECKING:
     from mithril.models.model import Model
     from mithril.types import DType
 
-NO_DEFAULT = object()
+
+class _Nothing(Enum):
+    """An enum's member stays itself when copied or pickled."""
+
+    NO_DEFAULT = "no default"
+
+
+NO_DEFAULT = _Nothing.NO_DEFAULT
 
 
 class Connection(Operators):

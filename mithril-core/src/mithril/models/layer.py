@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -138,6 +139,14 @@ class Layer(metaclass=LayerType):
                 if isinstance(item, Layer):
                     self._children[id(item)] = f"{name}.{k}"
         self.__dict__[name] = value
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Layer:
+        """A layer of the same kind with parameters of its own; the layers inside keep their names."""
+        made = object.__new__(type(self))
+        memo[id(self)] = made
+        made.__dict__.update({n: deepcopy(v, memo) for n, v in self.__dict__.items() if n != "_children"})
+        made.__dict__["_children"] = {id(memo[old]): name for old, name in self._children.items() if old in memo}
+        return made
 
     def child_name(self, child: Layer) -> str:
         """The name under which another layer is kept here."""
