@@ -43,6 +43,9 @@ def _decompose(graph: Graph, lowers: Lowers, missing: dict[str, list[Node]]) -> 
         builder.guards[guard] = None
     for i in graph.inputs:
         builder.unique(i.name)
+    for node in graph.nodes:  # what comes from bodies must not take the names of what follows
+        for v in node.results:
+            builder.unique(v.name)
     replaced: dict[Value, Value] = {}
     pending = list(reversed(graph.nodes))
     changed = False
