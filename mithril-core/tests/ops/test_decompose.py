@@ -8,8 +8,7 @@ import pytest
 import mithril.ops as ops
 from mithril.dims import Dim
 from mithril.errors import UnsupportedError
-from mithril.graph import Builder, Origin, iterate, same, verify
-from mithril.graph import registry
+from mithril.graph import Builder, Origin, iterate, registry, same, verify
 from mithril.ops.declare import composite
 from mithril.ops.decompose import decompose
 from mithril.ops.evaluate import evaluate
