@@ -44,7 +44,9 @@ def emit(graph: Graph, table: Lowerings) -> dict[str, Any]:
 def render(parts: dict[str, Any]) -> str:
     """The module's text."""
     graph: Graph = parts["graph"]
-    blocks = [f'"""{graph.name}: generated for {parts["backend"]}."""', "\n".join(dict.fromkeys(parts["imports"]))]
+    body = "\n".join([*parts["body"], *parts["constants"]])
+    extra = ["import ml_dtypes"] if "ml_dtypes." in body else []
+    blocks = [f'"""{graph.name}: generated for {parts["backend"]}."""', "\n".join(dict.fromkeys([*parts["imports"], *extra]))]
     if parts["constants"]:
         blocks.append("\n\n" + textwrap.dedent(inspect.getsource(_array)).strip())
     blocks += ["\n\n" + text for text in parts["helpers"]]
@@ -263,7 +265,7 @@ class Writer:
         if node is None:
             return self.text[value]
         number, dtype = node.attributes["value"], node.attributes["dtype"]
-        if reader is not None and getattr(reader.op, "elementwise", False):
+        if reader is not None and getattr(reader.op, "elementwise", False) and self.table.is_weak(dtype):
             others = [v for v in reader.operands if v is not None and v not in self.scalars and v.dtype is dtype]
             if others:
                 text = self.literal(number)

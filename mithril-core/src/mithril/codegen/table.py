@@ -43,6 +43,7 @@ class Lowerings:
         *,
         dtype: str = "np.{name}",
         scalar: str = "np.{name}({value})",
+        bfloat16: str | None = None,
         constant: str = "{array}",
         reserved: Iterable[str] = (),
         release: bool = False,
@@ -52,6 +53,7 @@ class Lowerings:
         self.imports = tuple(imports)
         self.dtype_template = dtype  # how a dtype is written
         self.scalar_template = scalar  # how a scalar of a dtype is written
+        self.bfloat16 = bfloat16  # where NumPy's extension dtype stands in for it
         self.constant_template = constant  # how a NumPy array becomes an array of the backend
         self.reserved = frozenset(reserved) | {word for line in self.imports for word in line.replace(",", " ").split()}
         self.release = release  # drop large values after their last use
@@ -95,6 +97,7 @@ class Lowerings:
             self.imports,
             dtype=self.dtype_template,
             scalar=self.scalar_template,
+            bfloat16=self.bfloat16,
             constant=self.constant_template,
             reserved=self.reserved,
             release=self.release,
@@ -124,6 +127,8 @@ class Lowerings:
 
     # -- text of values ----------------------------------------------------------------------------------------------
     def dtype_text(self, dtype: DType) -> str:
+        if dtype.name == "bfloat16" and self.bfloat16 is not None:
+            return self.bfloat16
         return self.dtype_template.format(name="bool_" if dtype.is_bool else dtype.name)
 
     def literal(self, value: Any, dtype_text: Callable[[DType], str] | None = None) -> str:
@@ -142,6 +147,12 @@ class Lowerings:
             return repr(value)
         raise OperationError(f"an attribute of the type {type(value).__name__} cannot be written as source")
 
+    def is_weak(self, dtype: DType) -> bool:
+        """Whether a plain Python number beside an array of this dtype leaves the dtype alone."""
+        return dtype.name != "bfloat16" or self.bfloat16 is None
+
     def scalar_text(self, value: Any, dtype: DType) -> str:
         """A typed scalar."""
+        if dtype.name == "bfloat16" and self.bfloat16 is not None:
+            return f"{self.bfloat16}({self.literal(value)})"
         return self.scalar_template.format(name="bool_" if dtype.is_bool else dtype.name, value=self.literal(value))

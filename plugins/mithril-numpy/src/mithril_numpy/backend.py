@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mithril.codegen import Lowerings
-from mithril.runtime.backend import as_numpy
-from mithril.runtime.source_backend import SourceBackend
+from mithril.graph import Graph
+from mithril.runtime.backend import BuildOptions, as_numpy
+from mithril.runtime.source_backend import Forward, SourceBackend
 from mithril.types import dtype as as_dtype
 from mithril_numpy.lowering import table
 
@@ -19,6 +20,15 @@ class NumpyBackend(SourceBackend):
 
     name = "numpy"
     tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table}
+
+    def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
+        """The function itself, without NumPy's warnings: inf and nan are results like any other."""
+
+        def call(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+            with np.errstate(all="ignore"):
+                return forward(params, inputs)
+
+        return call
 
     def array(self, data: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
         made = as_numpy(data, self.dtype)

@@ -41,7 +41,8 @@ def erf(x):
     ):
         q = q * s
         q += np.float32(c)
-    return (z * p / q).astype(x.dtype)
+    y = np.where(np.abs(z) < np.float32(3.8325), z * p / q, np.sign(z))
+    return y.astype(x.dtype)
 
 
 @needs(erf)

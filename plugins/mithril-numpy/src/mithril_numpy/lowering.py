@@ -8,7 +8,7 @@ from mithril.codegen import Call, Lowerings
 from mithril.graph import Node
 from mithril_numpy import helpers
 
-table = Lowerings("numpy", ["import numpy as np"], reserved=vars(helpers), release=True)
+table = Lowerings("numpy", ["import numpy as np"], bfloat16="ml_dtypes.bfloat16", reserved=vars(helpers), release=True)
 
 
 def dtype_of(node: Node, k: int = 0) -> Any:
@@ -115,9 +115,9 @@ def _clip(call: Call) -> str:
     limits = call.type.dtype.limits if integer else (0, 0)
     text = call.x
     if low is not None:
-        text = f"np.maximum({text}, {max(int(low), limits[0]) if integer else call.literal(low)})"
+        text = f"np.maximum({text}, {max(int(low), limits[0]) if integer else call.number(low)})"
     if high is not None:
-        text = f"np.minimum({text}, {min(int(high), limits[1]) if integer else call.literal(high)})"
+        text = f"np.minimum({text}, {min(int(high), limits[1]) if integer else call.number(high)})"
     return str(text)
 
 
@@ -228,7 +228,7 @@ def _barrier(call: Call) -> str:
     return ", ".join(str(x) for x in call.operands)
 
 
-@table.function("iota")
+@table.function("iota", view=True)
 def _iota(call: Call) -> str:
     if len(call.type.shape) == 1:
         return f"np.arange({call.literal(call.type.shape[0])}).astype({call.dtype()})"

@@ -1,0 +1,7 @@
+"""The NumPy backend on the whole conformance kit."""
+
+from mithril.testing import BackendConformance
+
+
+class TestNumpy(BackendConformance):
+    backend = "numpy"
