@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mithril.codegen import Call, Lowerings
+from mithril.codegen.control import python_control
 from mithril.graph import Node
 from mithril_numpy import helpers
 
@@ -336,3 +337,7 @@ def _split_key(call: Call) -> str:
 @table.function("fold_in")
 def _fold_in(call: Call) -> str:
     return f"{call.helper(helpers.fold_in)}({call.key}, {call.data})"
+
+
+# -- control flow -------------------------------------------------------------------------------------------------
+python_control(table, "np.stack({rows})", "np.empty({shape}, {dtype})")
