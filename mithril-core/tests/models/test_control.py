@@ -53,6 +53,11 @@ def test_a_constant_decides():
     assert [n.op.name for n in graph.nodes] == ["tanh", "neg", "constant", "mul"]
 
 
+def test_inference_and_training_contradict():
+    with pytest.raises(ModelError, match="is_training=True contradicts inference=True"):
+        graph_of(choice(), {"input": f32(3)}, inference=True, constants={"is_training": True})
+
+
 def test_uncalled_branches_chain_and_hold_parameters():
     model = Model()
     model |= Tanh()

@@ -13,7 +13,7 @@ from mithril.errors import DTypeError, ModelError, ShapeError, closest
 from mithril.graph import Builder, Graph, Value
 from mithril.models.connection import NO_DEFAULT, IOKey
 from mithril.models.context import Context, LazyParam
-from mithril.models.flatten import FlatModel, Leaf
+from mithril.models.flatten import TRAINING_FLAG, FlatModel, Leaf
 from mithril.types import DType, TensorType
 
 
@@ -67,7 +67,10 @@ def _matches(name: str, patterns: Collection[str]) -> bool:
 def _check_names(kind: str, given: Mapping[str, Any], flat: FlatModel) -> None:
     known = [d.name for d in flat.inputs]
     for name in given:
-        if name not in known and not (flat.inference and name == "is_training"):
+        if flat.inference and name == TRAINING_FLAG:
+            if given[name]:
+                raise ModelError(f"{name}=True contradicts inference=True", hint="leave one of them out")
+        elif name not in known:
             near = closest(name, known, 1)
             raise ModelError(
                 f"the {kind} '{name}' is no input of the model",
