@@ -1,11 +1,14 @@
 """What is folded, what is left alone, and that results stay what they were."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
 import mithril as ml
 from mithril import plugins
 from mithril.models import BatchNorm2d, Conv2d, Model, Relu
+from mithril.testing import PassConformance
 from mithril_pass_example.folding import fold_batch_norm
 
 
@@ -74,6 +77,11 @@ def test_left_alone(function):
 def test_left_alone_where_the_weights_are_larger_than_the_activations():
     graph = graph_of(lambda y, norm, bias: norm(y), size=3, padding=((0, 0), (0, 0)))
     assert folded(graph) is graph
+
+
+class TestFoldBatchNorm(PassConformance):
+    pass_ = "example-fold-batch-norm"
+    graphs: ClassVar = {"convolution and batch norm": graph_of(lambda y, norm, bias: norm(y + bias))}
 
 
 def test_by_name_in_a_whole_model():
