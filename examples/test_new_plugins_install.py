@@ -12,7 +12,7 @@ from mithril.cli.new_plugin import KINDS
 
 
 def run(*command, **settings):
-    done = subprocess.run(list(map(str, command)), text=True, capture_output=True, **settings)
+    done = subprocess.run(list(map(str, command)), check=False, text=True, capture_output=True, **settings)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
