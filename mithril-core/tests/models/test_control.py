@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mithril.errors import ModelError
-from mithril.models import Add, Identity, If, IOKey, Layer, Model, Multiply, Negate, Tanh, While
+from mithril.models import Add, Dropout, Identity, If, IOKey, Layer, Model, Multiply, Negate, Tanh, While
 from mithril.models.expressions import Expression
 
 spec = importlib.util.spec_from_file_location("model_test_helpers", Path(__file__).with_name("helpers.py"))
@@ -51,6 +51,15 @@ def test_inference_leaves_no_choice():
 def test_a_constant_decides():
     graph = graph_of(choice(), {"input": f32(3)}, constants={"is_training": True})
     assert [n.op.name for n in graph.nodes] == ["tanh", "neg", "constant", "mul"]
+
+
+def test_the_training_side_of_a_choice_is_in_training():
+    model = Model()
+    model += If("is_training", Dropout(0.5), Identity())
+    x = np.ones(1000, np.float32)
+    for training in (True, False):
+        out, _ = run(model, {"input": x, "is_training": np.asarray(training)})
+        assert (out["output"] == 0).any() == training
 
 
 def test_inference_and_training_contradict():

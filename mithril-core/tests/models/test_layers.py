@@ -92,6 +92,11 @@ def test_linear(layer):
     close(out["output"], x @ p["weight"].T + p["bias"])
 
 
+def test_the_in_size_of_linear_is_checked():
+    with pytest.raises(ShapeError, match="the input has 3 features, the layer was made for 128"):
+        run(Linear(128, 10), {"input": f32(2, 3)})
+
+
 def test_linear_without_bias_and_mlp():
     out, p = run(MLP([6, 3], activation="tanh"), {"input": f32(2, 4)})
     close(
@@ -324,6 +329,15 @@ def test_a_cache_gives_what_the_whole_sequence_gives():
     close(np.concatenate(parts, 1), whole["output"])
 
 
+def test_a_mask_and_a_cache_hide_alike():
+    x, mask = f32(1, 4, 8), np.array([True, False, True, True, True, True])
+    model = Model()
+    model |= MultiHeadAttention(8, 2, cache=6, name="a")("query", "position", mask="mask", output="output")
+    out, p = run(model, {"query": x, "position": np.int32(0), "mask": mask})
+    seen = np.tril(np.ones((4, 4), bool)) & mask[:4]
+    close(out["output"], attention(p, x, x, x, 2, 2, seen, "a."))
+
+
 def test_positions():
     x = f32(2, 5, 6)
     out, p = run(PositionalEmbedding(9), {"input": x})
@@ -349,7 +363,8 @@ def test_rotary_keeps_norms_and_depends_on_differences_only():
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_transformer_encoder(norm_first):
     x = f32(2, 4, 8)
-    out, p = run(TransformerEncoder(1, 8, 2, feedforward=16, norm_first=norm_first), {"input": x})
+    norms = {f"layers.0.norm{k}.{n}": f32(8, seed=k) + 1 for k in (1, 2) for n in ("weight", "bias")}
+    out, p = run(TransformerEncoder(1, 8, 2, feedforward=16, norm_first=norm_first), {"input": x}, norms)
 
     def attend(y):
         return attention(p, y, y, y, 2, 2, prefix="layers.0.self_attn.")
@@ -358,15 +373,15 @@ def test_transformer_encoder(norm_first):
         h = np.maximum(y @ p["layers.0.linear1.weight"].T + p["layers.0.linear1.bias"], 0)
         return h @ p["layers.0.linear2.weight"].T + p["layers.0.linear2.bias"]
 
-    def norm(y):
-        return normalised(y, (-1,), 1e-5)
+    def norm(y, k):
+        return normalised(y, (-1,), 1e-5) * p[f"layers.0.norm{k}.weight"] + p[f"layers.0.norm{k}.bias"]
 
     if norm_first:
-        h = x + attend(norm(x))
-        expected = h + feed(norm(h))
+        h = x + attend(norm(x, 1))
+        expected = h + feed(norm(h, 2))
     else:
-        h = norm(x + attend(x))
-        expected = norm(h + feed(h))
+        h = norm(x + attend(x), 1)
+        expected = norm(h + feed(h), 2)
     close(out["output"], expected, 1e-4)
 
 
@@ -451,6 +466,12 @@ def test_metrics():
     np.testing.assert_array_equal(run(ConfusionMatrix(3), given)[0]["output"], matrix)
     binary = {"predictions": np.array([0.9, 0.8, 0.2, 0.1], np.float32), "labels": np.array([1, 0, 1, 0], np.int32)}
     assert run(F1Score(), binary)[0]["output"] == 0.5
+    said = {"predictions": np.array([0.9, 0.8, 0.7, 0.1], np.float32), "labels": np.array([1, 1, 0, 1], np.int32)}
+    close(run(models.Precision(), said)[0]["output"], 2 / 3)
+    close(run(models.Recall(0.75), said)[0]["output"], 2 / 3)
+    chances = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    expected = np.exp(-np.log(chances[np.arange(4), labels]).mean())
+    close(run(models.Perplexity(), given)[0]["output"], expected)
     x, y = f32(9), f32(9, seed=1)
     close(
         run(R2Score(), {"predictions": x, "targets": y})[0]["output"],
