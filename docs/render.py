@@ -64,13 +64,14 @@ def commands() -> str:
 
     from mithril import cli
 
-    def help_of(command: click.Command, name: str) -> str:
-        context = click.Context(command, info_name=name, max_content_width=100, terminal_width=100)
+    group = click.Context(cli.main, info_name="mithril", **cli.main.context_settings)
+
+    def help_of(name: str, loads: str) -> str:
+        command = cli._load(loads)
+        context = click.Context(command, info_name=name, parent=group, max_content_width=100, terminal_width=100)
         return command.get_help(context)
 
-    parts = [
-        f"## `mithril {n}`\n\n```\n{help_of(cli._load(row[0]), f'mithril {n}')}\n```" for n, row in cli.COMMANDS.items()
-    ]
+    parts = [f"## `mithril {name}`\n\n```\n{help_of(name, row[0])}\n```" for name, row in cli.COMMANDS.items()]
     return "\n\n".join(parts)
 
 
