@@ -71,12 +71,22 @@ def test_branches_read_what_is_outside():
     ("then", "other", "error", "text"),
     [
         (lambda v: (v, v), lambda v: v, OperationError, "then gives 2 results, else 1"),
-        (lambda v: v, lambda v: ops.cast(v, dtype="float64"), DTypeError, "result 0 of else is float64, but then gives float32"),
-        (lambda v: (v, v), lambda v: (v, v[:2]), ShapeError, "result 1 of else has another shape: it is f32[2], but then gives f32[3]"),
+        (
+            lambda v: v,
+            lambda v: ops.cast(v, dtype="float64"),
+            DTypeError,
+            "result 0 of else is float64, but then gives float32",
+        ),
+        (
+            lambda v: (v, v),
+            lambda v: (v, v[:2]),
+            ShapeError,
+            "result 1 of else has another shape: it is f32[2], but then gives f32[3]",
+        ),
         (lambda v: "no", lambda v: v, OperationError, "the then of a control flow operation returned a str"),
         (lambda v: None, lambda v: v, OperationError, "returned a NoneType"),
     ],
-)  # fmt: skip
+)
 def test_branches_that_differ(then, other, error, text):
     with Builder() as b:
         p, x = b.input("p", (), "bool"), b.input("x", (3,))
@@ -138,14 +148,29 @@ def test_while_reads_what_is_outside():
 @pytest.mark.parametrize(
     ("cond", "body", "error", "text"),
     [
-        (lambda s: s[1] < 3.0, lambda s: (s[0], s[1]), ShapeError, "the condition of 'while' is bool[3], expected a scalar"),
+        (
+            lambda s: s[1] < 3.0,
+            lambda s: (s[0], s[1]),
+            ShapeError,
+            "the condition of 'while' is bool[3], expected a scalar",
+        ),
         (lambda s: s[0], lambda s: s, DTypeError, "the condition of 'while' is int32, expected bool"),
         (lambda s: (s[0] < 3, s[0] < 4), lambda s: s, OperationError, "gives 2 results, expected one bool"),
         (lambda s: s[0] < 3, lambda s: s[0], OperationError, "the body of 'while' gives 1 states, but it was given 2"),
-        (lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1][:1]), ShapeError, "state 1 of 'while' after the body has another shape"),
-        (lambda s: s[0] < 3, lambda s: (s[0] * 0.5, s[1]), DTypeError, "state 0 of 'while' after the body is float32, but before it is int32"),
+        (
+            lambda s: s[0] < 3,
+            lambda s: (s[0] + 1, s[1][:1]),
+            ShapeError,
+            "state 1 of 'while' after the body has another shape",
+        ),
+        (
+            lambda s: s[0] < 3,
+            lambda s: (s[0] * 0.5, s[1]),
+            DTypeError,
+            "state 0 of 'while' after the body is float32, but before it is int32",
+        ),
     ],
-)  # fmt: skip
+)
 def test_states_that_change_their_type(cond, body, error, text):
     with Builder() as b:
         x = b.input("x", (3,))
@@ -229,14 +254,26 @@ def test_lengths_that_cannot_be_compared_become_a_guard():
     [
         (lambda x: ops.scan(lambda c, r: (c, r), 0.0), OperationError, "'scan' without sequences needs a length"),
         (lambda x: ops.scan(lambda c, r: c, 0.0, x), OperationError, "the body of 'scan' returns a pair"),
-        (lambda x: ops.scan(lambda c, r: (c, r), 0.0, x, length=5), ShapeError, "sequence 0 of 'scan' has 4 steps, but the length is 5"),
-        (lambda x: ops.scan(lambda c, r: (c, r), 0.0, (x, x[:2])), ShapeError, "sequence 1 of 'scan' has 2 steps, but the length is 4"),
+        (
+            lambda x: ops.scan(lambda c, r: (c, r), 0.0, x, length=5),
+            ShapeError,
+            "sequence 0 of 'scan' has 4 steps, but the length is 5",
+        ),
+        (
+            lambda x: ops.scan(lambda c, r: (c, r), 0.0, (x, x[:2])),
+            ShapeError,
+            "sequence 1 of 'scan' has 2 steps, but the length is 4",
+        ),
         (lambda x: ops.scan(lambda c, r: (c, r), 0.0, (x, 1.0)), ShapeError, "sequence 1 of 'scan' is a scalar"),
-        (lambda x: ops.scan(lambda c, r: (c + r, r), 0.0, x), ShapeError, "state 0 of 'scan' after the body has another shape: it is f32[3], but before it is f32[]"),
+        (
+            lambda x: ops.scan(lambda c, r: (c + r, r), 0.0, x),
+            ShapeError,
+            "state 0 of 'scan' after the body has another shape: it is f32[3], but before it is f32[]",
+        ),
         (lambda x: ops.scan(lambda c, r: (c, r), 0.0, "text"), OperationError, "control flow cannot work on a str"),
         (lambda x: ops.scan(lambda c, r: (c, r), 0.0, length=-2), ShapeError, "'scan' cannot have the length -2"),
     ],
-)  # fmt: skip
+)
 def test_scans_that_do_not_fit(call, error, text):
     with Builder() as b:
         x = b.input("x", (4, 3))
