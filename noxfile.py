@@ -71,8 +71,9 @@ def wheels(session: nox.Session) -> None:
 @nox.session(reuse_venv=False)
 def fresh(session: nox.Session) -> None:
     """The built wheels in an empty environment, and the README's main job there."""
-    if not list((ROOT / "dist").glob("*.whl")):
-        session.error("no wheels in dist/: run `nox -s wheels fresh`")
-    names = [f"mithril-{name}" for name in ("numpy", "jax", "mlx")]
-    session.install(*PINNED, "--find-links", "dist", *names)
+    names = ["core", "passes", "numpy", "jax", "mlx"]
+    wheels = [str(path) for name in names for path in ROOT.glob(f"dist/mithril_{name}-*.whl")]
+    if len(wheels) != len(names):
+        session.error("dist/ does not hold one wheel of each distribution: run `nox -s wheels fresh`")
+    install(session, *wheels)  # by path, so that no index is asked for them
     session.run("mithril", "demo")

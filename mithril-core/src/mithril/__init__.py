@@ -41,9 +41,9 @@ if TYPE_CHECKING:
         Node as Node,
         Origin as Origin,
         Value as Value,
-        parse as parse,
-        verify as verify,
     )
+    from mithril.graph.parse import parse as parse
+    from mithril.graph.verify import verify as verify
     from mithril.hookspecs import (
         BackendSpec as BackendSpec,
         Command as Command,
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
         hookimpl as hookimpl,
     )
     from mithril.models import Connection as Connection, IOKey as IOKey, Model as Model
-    from mithril.ops import composite as composite, op as op
+    from mithril.ops.declare import composite as composite, op as op
     from mithril.passes import Pass as Pass, PassManager as PassManager, pass_ as pass_
     from mithril.rewrite import Rule as Rule, RuleSet as RuleSet, rule as rule
     from mithril.runtime import (
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
         profile as profile,
         run_benchmark as run_benchmark,
     )
+    from mithril.runtime.backend import Backend as Backend
     from mithril.types import (
         DType as DType,
         TensorType as TensorType,
@@ -119,7 +120,9 @@ _HOME = {
         "UnsupportedError",
         "VerificationError",
     ),
-    "graph": ("Builder", "Graph", "Node", "Origin", "Value", "parse", "verify"),
+    "graph": ("Builder", "Graph", "Node", "Origin", "Value"),
+    "graph.parse": ("parse",),
+    "graph.verify": ("verify",),
     "hookspecs": (
         "BackendSpec",
         "Command",
@@ -136,9 +139,10 @@ _HOME = {
         "hookimpl",
     ),
     "models": ("Connection", "IOKey", "Model"),
-    "ops": ("composite", "op"),
+    "ops.declare": ("composite", "op"),
     "passes": ("Pass", "PassManager", "pass_"),
     "rewrite": ("Rule", "RuleSet", "rule"),
+    "runtime.backend": ("Backend",),
     "runtime": ("BenchmarkConfig", "diff", "load", "profile", "run_benchmark"),
     "types": (
         "DType",
