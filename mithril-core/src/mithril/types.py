@@ -171,20 +171,17 @@ def scalar_dtype(scalar: Any) -> DType:
 class TensorType:
     """What is known of a value before it exists: element type and shape (ints and dims)."""
 
-    __slots__ = ("_hash", "dtype", "shape")
+    __slots__ = ("_hash", "dtype", "is_static", "shape")
 
     def __init__(self, dtype: DType, shape: Shape) -> None:
         self.dtype = dtype
         self.shape = shape
         self._hash = hash((id(dtype), shape))
+        self.is_static = all(type(d) is int for d in shape)
 
     @property
     def rank(self) -> int:
         return len(self.shape)
-
-    @property
-    def is_static(self) -> bool:
-        return all(type(d) is int for d in self.shape)
 
     def __eq__(self, other: object) -> bool:
         if self is other:

@@ -174,7 +174,7 @@ def scan_rule(reverse: Reverse, node: Node, cotangents: Sequence[Value | None]) 
     start = [_zeros(inputs[k].type) if (c := cotangents[k]) is None else c for k in moving]
     start += [_zeros(v.type) for v in totals]
     sequences = [*(cotangents[k] for k in stacked), *stacks.values()]
-    captured = [node.operands[inputs.index(v)] for v in kept.shared]
+    captured = [node.operands[kept.place[v]] for v in kept.shared]
     counts = {
         "carries": len(start),
         "sequences": len(sequences),
@@ -210,7 +210,7 @@ class _Kept:
     def __init__(self, body: Graph, made: Derivative, carries: int, last: int) -> None:
         inputs = _values(body)
         self.body, self.made, self.carries = body, made, carries
-        place = {v: k for k, v in enumerate(inputs)}
+        self.place = {v: k for k, v in enumerate(inputs)}
         constant = {i.value for i in made.inputs if i.role == "constant"}
         same = set(inputs[last:]) | constant  # in every step
         producer: dict[Value, int] = {}
@@ -230,7 +230,7 @@ class _Kept:
             if v in available:
                 continue
             available.add(v)
-            k = place.get(v)
+            k = self.place.get(v)
             if k is not None:
                 if k < carries:
                     self.stacked.append(v)
