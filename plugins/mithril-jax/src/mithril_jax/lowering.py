@@ -1,0 +1,403 @@
+"""The lowering table of the JAX backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mithril.codegen import Call, Lowerings
+from mithril.graph import Node
+from mithril_jax import helpers
+
+table = Lowerings(
+    "jax",
+    ["import jax", "import jax.numpy as jnp", "from jax import lax"],
+    dtype="jnp.{name}",
+    scalar="jnp.{name}({value})",
+    constant="jnp.asarray({array}, {dtype})",
+    reserved=vars(helpers),
+)
+
+
+def dtype_of(node: Node, k: int = 0) -> Any:
+    operand = node.operands[k]
+    assert operand is not None
+    return operand.dtype
+
+
+def is_integer(node: Node) -> bool:
+    return bool(dtype_of(node).is_integer)
+
+
+def is_half(node: Node) -> bool:
+    return bool(dtype_of(node).is_float and dtype_of(node).bits == 16)
+
+
+# -- element-wise -------------------------------------------------------------------------------------------------
+for _name, _sign in {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "equal": "==",
+    "not_equal": "!=",
+    "less": "<",
+    "less_equal": "<=",
+    "greater": ">",
+    "greater_equal": ">=",
+    "bitwise_and": "&",
+    "bitwise_or": "|",
+    "bitwise_xor": "^",
+}.items():
+    table.row(_name, f"{{a}} {_sign} {{b}}")
+for _name, _function in {
+    "maximum": "maximum",
+    "minimum": "minimum",
+    "pow": "power",
+    "floordiv": "floor_divide",
+    "mod": "mod",
+    "atan2": "arctan2",
+    "logical_and": "logical_and",
+    "logical_or": "logical_or",
+    "logical_xor": "logical_xor",
+}.items():
+    table.row(_name, f"jnp.{_function}({{a}}, {{b}})")
+for _name, _function in {
+    "abs": "abs",
+    "sign": "sign",
+    "exp": "exp",
+    "expm1": "expm1",
+    "log": "log",
+    "log1p": "log1p",
+    "log2": "log2",
+    "sqrt": "sqrt",
+    "sin": "sin",
+    "cos": "cos",
+    "tan": "tan",
+    "asin": "arcsin",
+    "acos": "arccos",
+    "atan": "arctan",
+    "sinh": "sinh",
+    "cosh": "cosh",
+    "tanh": "tanh",
+    "asinh": "arcsinh",
+    "acosh": "arccosh",
+    "atanh": "arctanh",
+    "floor": "floor",
+    "ceil": "ceil",
+    "round": "round",
+    "trunc": "trunc",
+    "isnan": "isnan",
+    "isinf": "isinf",
+    "isfinite": "isfinite",
+    "logical_not": "logical_not",
+    "bitwise_not": "invert",
+    "square": "square",
+}.items():
+    table.row(_name, f"jnp.{_function}({{x}})")
+table.rows(
+    {
+        "neg": "-{x}",
+        "erf": "lax.erf({x})",
+        "erfinv": "lax.erf_inv({x})",
+        "rsqrt": "lax.rsqrt({x})",
+        "where": "jnp.where({condition}, {a}, {b})",
+    }
+)
+
+
+for _name in ("floor", "ceil", "round", "trunc"):
+    table.row(_name, "{x}", when=is_integer)
+for _name, _helper in (("floordiv", helpers.floordiv_int), ("mod", helpers.mod_int), ("pow", helpers.pow_int)):
+
+    def _integer(call: Call, _helper: Any = _helper) -> str:
+        return f"{call.helper(_helper)}(jnp.asarray({call.a}), jnp.asarray({call.b}))"
+
+    table.function(_name, when=is_integer)(_integer)
+
+
+@table.function("shift_left", "shift_right")
+def _shift(call: Call) -> str:
+    return f"{call.helper(getattr(helpers, call.node.op.name))}(jnp.asarray({call.a}), jnp.asarray({call.b}))"
+
+
+@table.function("clip")
+def _clip(call: Call) -> str:
+    integer, text = not call.type.dtype.is_float, str(call.x)
+    limits = call.type.dtype.limits if integer else (0, 0)
+    if call.low is not None:
+        text = f"jnp.maximum({text}, {max(int(call.low), limits[0]) if integer else call.literal(call.low)})"
+    if call.high is not None:
+        text = f"jnp.minimum({text}, {min(int(call.high), limits[1]) if integer else call.literal(call.high)})"
+    return text
+
+
+@table.function("cast")
+def _cast(call: Call) -> str:
+    if call.type.dtype.is_bool:
+        return f"{call.x} != 0"
+    if call.type.dtype.is_integer:
+        return f"{call.helper(helpers.cast_to_int)}(jnp.asarray({call.x}), {call.dtype()})"
+    return f"jnp.asarray({call.x}).astype({call.dtype()})"
+
+
+# -- reductions ---------------------------------------------------------------------------------------------------
+def _axes(call: Call) -> str:
+    axes = call.axis
+    if axes == tuple(range(len(call.operand_type("x").shape))):
+        return "None"
+    return str(axes[0]) if len(axes) == 1 else call.literal(axes)
+
+
+@table.function("sum", "prod")
+def _sum(call: Call) -> str:
+    kept = ", keepdims=True" if call.keepdims else ""
+    name = call.node.op.name
+    if is_half(call.node):
+        return f"jnp.{name}({call.x}, axis={_axes(call)}, dtype=jnp.float32{kept}).astype({call.dtype()})"
+    return f"jnp.{name}({call.x}, axis={_axes(call)}, dtype={call.dtype()}{kept})"
+
+
+@table.function("mean")
+def _mean(call: Call) -> str:
+    kept = ", keepdims=True" if call.keepdims else ""
+    if is_half(call.node):
+        return f"jnp.mean({call.x}, axis={_axes(call)}, dtype=jnp.float32{kept}).astype({call.dtype()})"
+    return f"jnp.mean({call.x}, axis={_axes(call)}{kept})"
+
+
+@table.function("max", "min")
+def _extreme(call: Call) -> str:
+    kept = ", keepdims=True" if call.keepdims else ""
+    kind, name = call.type.dtype, call.node.op.name
+    if kind.is_float:
+        start = "-jnp.inf" if name == "max" else "jnp.inf"
+    else:
+        start = str(kind.limits[0 if name == "max" else 1])
+    return f"jnp.{name}({call.x}, axis={_axes(call)}{kept}, initial={start})"
+
+
+@table.function("any", "all")
+def _logic(call: Call) -> str:
+    kept = ", keepdims=True" if call.keepdims else ""
+    return f"jnp.{call.node.op.name}({call.x}, axis={_axes(call)}{kept})"
+
+
+table.rows(
+    {
+        "argmax": "jnp.argmax({x}, axis={axis}, keepdims={keepdims}).astype(jnp.int32)",
+        "argmin": "jnp.argmin({x}, axis={axis}, keepdims={keepdims}).astype(jnp.int32)",
+    }
+)
+
+
+@table.function("cumsum", "cumprod")
+def _running(call: Call) -> str:
+    start = 0 if call.node.op.name == "cumsum" else 1
+    flags = f"{call.axis}, {call.reverse}, {call.exclusive}"
+    return f"{call.helper(helpers.running)}({call.x}, jnp.{call.node.op.name}, {start}, {flags})"
+
+
+# -- products -----------------------------------------------------------------------------------------------------
+@table.function("matmul")
+def _matmul(call: Call) -> str:
+    if is_half(call.node):
+        return f"jnp.matmul({call.a}, {call.b}, preferred_element_type=jnp.float32).astype({call.dtype()})"
+    return f"jnp.matmul({call.a}, {call.b})"
+
+
+@table.function("dot")
+def _dot(call: Call) -> str:
+    contract = f"({call.literal(call.contract_a)}, {call.literal(call.contract_b)})"
+    batch = f"({call.literal(call.batch_a)}, {call.literal(call.batch_b)})"
+    wide = ", preferred_element_type=jnp.float32" if is_half(call.node) else ""
+    text = f"lax.dot_general({call.a}, {call.b}, ({contract}, {batch}){wide})"
+    return f"{text}.astype({call.dtype()})" if wide else text
+
+
+# -- shapes -------------------------------------------------------------------------------------------------------
+table.rows(
+    {
+        "reshape": "jnp.reshape({x}, {shape})",
+        "transpose": "jnp.transpose({x}, {perm})",
+        "broadcast_to": "jnp.broadcast_to({x}, {shape})",
+        "flip": "jnp.flip({x}, {axis})",
+        "concat": "jnp.concatenate([{xs}], axis={axis})",
+        "full": "jnp.full({shape}, {value}, {dtype})",
+        "tril": "jnp.tril({x}, {k})",
+        "triu": "jnp.triu({x}, {k})",
+        "size_value": "jnp.asarray({value}, {dtype})",
+    }
+)
+
+
+@table.function("barrier")
+def _barrier(call: Call) -> str:
+    operands = ", ".join(str(x) for x in call.operands)
+    return f"lax.optimization_barrier(({operands},))" + ("[0]" if len(call.results) == 1 else "")
+
+
+@table.function("iota")
+def _iota(call: Call) -> str:
+    if call.type.dtype.is_bool:
+        return f"lax.broadcasted_iota(jnp.int32, {call.shape()}, {call.axis}) != 0"
+    return f"lax.broadcasted_iota({call.dtype()}, {call.shape()}, {call.axis})"
+
+
+@table.function("slice")
+def _slice(call: Call) -> str:
+    parts = [":"] * len(call.operand_type("x").shape)
+    for start, stop, step, axis in zip(call.starts, call.stops, call.steps, call.axes, strict=True):
+        parts[axis] = f"{call.literal(start)}:{call.literal(stop)}" + (f":{step}" if step != 1 else "")
+    return f"{call.x}[{', '.join(parts)}]"
+
+
+@table.function("pad")
+def _pad(call: Call) -> str:
+    if call.mode == "constant":
+        return f"jnp.pad({call.x}, {call.literal(call.widths)}, constant_values={call.literal(call.value)})"
+    return f"{call.helper(helpers.pad_inside)}({call.x}, {call.literal(call.widths)}, {call.mode!r})"
+
+
+# -- places -------------------------------------------------------------------------------------------------------
+@table.function("take", "take_along_axis")
+def _take(call: Call) -> str:
+    name = call.helper(getattr(helpers, call.node.op.name))
+    return f"{name}({call.x}, jnp.asarray({call.indices}), {call.axis})"
+
+
+@table.function("gather_nd")
+def _gather(call: Call) -> str:
+    return f"{call.helper(helpers.gather_nd)}({call.x}, {call.indices}, {call.batch_dims})"
+
+
+@table.function("scatter_nd", "scatter_nd_add")
+def _scatter(call: Call) -> str:
+    return f"{call.helper(getattr(helpers, call.node.op.name))}({call.x}, {call.indices}, {call.updates})"
+
+
+@table.function("dynamic_slice")
+def _dynamic_slice(call: Call) -> str:
+    return f"{call.helper(helpers.dynamic_slice)}({call.x}, {call.starts}, {call.literal(call.sizes)})"
+
+
+@table.function("dynamic_update_slice")
+def _dynamic_update(call: Call) -> str:
+    return f"{call.helper(helpers.dynamic_update_slice)}({call.x}, {call.update}, {call.starts})"
+
+
+@table.function("argsort", "sort")
+def _sort(call: Call) -> str:
+    order = f"{call.helper(helpers.argsort)}({call.x}, {call.axis}, {call.descending})"
+    if call.node.op.name == "argsort":
+        return f"{order}.astype(jnp.int32)"
+    return f"jnp.take_along_axis({call.x}, {order}, {call.axis})"
+
+
+# -- windows ------------------------------------------------------------------------------------------------------
+def _exceeds(call: Call) -> bool:
+    """XLA's convolution on a CPU is up to a hundred times slower where the kernel exceeds the image."""
+    image, kernel = call.operand_type("x").shape[2:], call.operand_type("w").shape[2:]
+    return any(isinstance(n, int) and isinstance(k, int) and k > n for n, k in zip(image, kernel, strict=True))
+
+
+@table.function("conv")
+def _conv(call: Call) -> str:
+    rest = ", ".join(call.literal(getattr(call, n)) for n in ("stride", "padding", "dilation", "groups"))
+    if _exceeds(call):
+        return f"{call.helper(helpers.conv_by_columns)}({call.x}, {call.w}, {call.shape()}, {rest})"
+    return f"{call.helper(helpers.conv)}({call.x}, {call.w}, {rest})"
+
+
+@table.function("conv_input_grad")
+def _conv_input_grad(call: Call) -> str:
+    rest = ", ".join(call.literal(call.attributes[n]) for n in ("shape", "stride", "padding", "dilation", "groups"))
+    return f"{call.helper(helpers.conv_input_grad)}({call.g}, {call.w}, {rest})"
+
+
+@table.function("conv_weight_grad")
+def _conv_weight_grad(call: Call) -> str:
+    rest = ", ".join(call.literal(call.attributes[n]) for n in ("shape", "stride", "padding", "dilation", "groups"))
+    return f"{call.helper(helpers.conv_weight_grad)}({call.x}, {call.g}, {rest})"
+
+
+@table.function("max_pool", "max_pool_positions")
+def _max_pool(call: Call) -> str:
+    rest = ", ".join(call.literal(call.attributes[n]) for n in ("kernel", "stride", "padding", "dilation"))
+    return f"{call.helper(getattr(helpers, call.node.op.name))}({call.x}, {rest})"
+
+
+@table.function("avg_pool")
+def _avg_pool(call: Call) -> str:
+    rest = ", ".join(call.literal(call.attributes[n]) for n in ("kernel", "stride", "padding", "count_include_pad"))
+    return f"{call.helper(helpers.avg_pool)}({call.x}, {rest})"
+
+
+@table.function("avg_pool_grad")
+def _avg_pool_grad(call: Call) -> str:
+    names = ("shape", "kernel", "stride", "padding", "count_include_pad")
+    rest = ", ".join(call.literal(call.attributes[n]) for n in names)
+    return f"{call.helper(helpers.avg_pool_grad)}({call.g}, {rest})"
+
+
+# -- random -------------------------------------------------------------------------------------------------------
+@table.function("random_bits")
+def _random_bits(call: Call) -> str:
+    return f"{call.helper(helpers.random_bits)}({call.key}, {call.shape()})"
+
+
+@table.function("split_key")
+def _split_key(call: Call) -> str:
+    return f"{call.helper(helpers.split_key)}({call.key}, {call.num})"
+
+
+@table.function("fold_in")
+def _fold_in(call: Call) -> str:
+    return f"{call.helper(helpers.fold_in)}({call.key}, {call.data})"
+
+
+# -- control flow -------------------------------------------------------------------------------------------------
+def _assigned(names: list[str]) -> str:
+    return f"({', '.join(names)},)"
+
+
+@table.function("if")
+def _if(call: Call) -> None:
+    then, other = call.region(0), call.region(1)
+    inside = "".join(f", {o}" for o in call.operands[1:])
+    call.line(f"{_assigned(call.results)} = lax.cond({call.operands[0]}, {then}, {other}{inside})")
+
+
+@table.function("while")
+def _while(call: Call) -> None:
+    test, step, state = call.region(0), call.region(1), call.temp("state")
+    rest = "".join(f", {o}" for o in call.operands[call.states :])
+    states = ", ".join(f"jnp.asarray({o})" for o in call.operands[: call.states])
+    if call.max_trips is None:
+        call.line(
+            f"{_assigned(call.results)} = lax.while_loop("
+            f"lambda {state}: {test}(*{state}{rest})[0], lambda {state}: {step}(*{state}{rest}), ({states},))"
+        )
+        return
+    n = call.states
+    call.line(
+        f"{_assigned([*call.results, call.temp('trips')])} = lax.while_loop("
+        f"lambda {state}: ({state}[{n}] < {call.max_trips}) & {test}(*{state}[:{n}]{rest})[0], "
+        f"lambda {state}: (*{step}(*{state}[:{n}]{rest}), {state}[{n}] + 1), ({states}{', ' if n else ''}0))"
+    )
+
+
+@table.function("scan")
+def _scan(call: Call) -> None:
+    body, n, m = call.region(0), call.carries, call.sequences
+    carry, element, made = call.temp("carry"), call.temp("element"), call.temp("step")
+    rest = "".join(f", {o}" for o in call.operands[n + m :])
+    start = ", ".join(f"jnp.asarray({o})" for o in call.operands[:n])
+    xs = ", ".join(str(o) for o in call.operands[n : n + m])
+    call.line(f"def {made}({carry}, {element}):")
+    call.line(f"    {made}_results = {body}(*{carry}, *{element}{rest})")
+    call.line(f"    return {made}_results[:{n}], {made}_results[{n}:]")
+    carries, stacked = call.results[:n], call.results[n:]
+    left = f"({', '.join(carries)}{',' if carries else ''})"
+    right = f"({', '.join(stacked)}{',' if stacked else ''})"
+    arguments = f"{made}, ({start}{',' if start else ''}), ({xs}{',' if xs else ''})"
+    call.line(f"{left}, {right} = lax.scan({arguments}, length={call.literal(call.length)}, reverse={call.reverse})")

@@ -1,0 +1,7 @@
+"""The JAX backend on the whole conformance kit."""
+
+from mithril.testing import BackendConformance
+
+
+class TestJax(BackendConformance):
+    backend = "jax"
