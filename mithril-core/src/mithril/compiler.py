@@ -27,6 +27,7 @@ from mithril.runtime.backend import Backend, BuildOptions
 from mithril.runtime.compiled import CompiledModel
 from mithril.runtime.program import Program, Request
 from mithril.shapes import input_specs, known_types, probe_types
+from mithril.types import TensorType
 
 if TYPE_CHECKING:
     from mithril.models import Model
@@ -165,9 +166,10 @@ class Compiler:
             _require_no_control_flow(graph)
         return graph
 
-    def probe(self) -> Graph:
-        """The interface of a model whose input shapes are not known: names, parameters and their shapes."""
-        return self.trace(probe_types(self.specs, self.flat, self.backend.dtype), training=not self.inference)
+    def probe(self, types: Mapping[str, TensorType] | None) -> Graph:
+        """The interface: names, parameters and their shapes. Without types, with what the layers expect."""
+        chosen = types if types is not None else probe_types(self.specs, self.flat, self.backend.dtype)
+        return self.trace(chosen, training=not self.inference)
 
     def optimize(self, graph: Graph) -> tuple[Graph, Any]:
         """Step five: the passes of the level, as the user and plugins amended them."""

@@ -61,10 +61,11 @@ def dequantize(x, scale, zero_point=None, *, axis: Axis | None = None):
 
 
 @composite(
+    tolerance=64.0,  # the gradient of the scale is a sum of rounding errors, which cancel
     samples=[
         sample((3, 4), exactly(0.02, shape=())),
         sample((3, 4), positive((4,), 0.01, 0.02), axis=1, bits=4, label="axis"),
-    ]
+    ],
 )
 def fake_quantize(x, scale, *, bits: int = 8, axis: Axis | None = None):
     """x on the grid of signed integers of so many bits times scale; the gradient passes straight through inside."""

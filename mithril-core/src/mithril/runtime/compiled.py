@@ -40,7 +40,7 @@ class CompiledModel:
         backend: Backend,
         specs: Mapping[str, InputSpec],
         specialise: Callable[[Request], Program],
-        probe: Callable[[], Graph],
+        probe: Callable[[Mapping[str, TensorType] | None], Graph],
         *,
         decisions: Decisions,
         options: Mapping[str, Any],
@@ -59,6 +59,8 @@ class CompiledModel:
         self._bound: dict[str, Any] | None = None
         self._state: dict[str, Any] | None = None
         self._interface: Graph | None = None
+        self._types: dict[str, TensorType] | None = None  # of the first program's inputs
+        self._inference = bool(options.get("inference"))
 
     # -- calling -----------------------------------------------------------------------------------------------------
     def evaluate(
@@ -113,11 +115,8 @@ class CompiledModel:
         wrt: Collection[str] | None,
     ) -> Any:
         train = bool(cotangents is not None if training is None else training)
-        if train and self.options.get("inference"):
-            if training or cotangents is not None:
-                raise InputError(
-                    "this model was compiled with inference=True: it has no training mode and no gradients"
-                )
+        if train and self._inference:
+            raise InputError("this model was compiled with inference=True: it has no training mode and no gradients")
         given = self._with_defaults(inputs, train)
         of = self._cotangent_names(cotangents, given, train)
         kind = Kind(train, of, None if wrt is None or not of else tuple(wrt))
@@ -137,12 +136,12 @@ class CompiledModel:
     def _split(self, results: Mapping[str, Any], of: tuple[str, ...], state: Arrays | None, program: Program) -> Any:
         if not of and state is None and not program.graph.with_role("state"):
             return results
-        outputs = {n: v for n, v in results.items() if not n.startswith((STATE, GRAD))}
-        parts: list[Any] = [outputs]
+        names = program.graph.output_names  # their order, which not every backend's dictionaries keep
+        parts: list[Any] = [{n: results[n] for n in names if not n.startswith((STATE, GRAD))}]
         if of:
-            parts.append({n[len(GRAD) :]: v for n, v in results.items() if n.startswith(GRAD)})
+            parts.append({n[len(GRAD) :]: results[n] for n in names if n.startswith(GRAD)})
         if state is not None:
-            new = {n[len(STATE) :]: v for n, v in results.items() if n.startswith(STATE)}
+            new = {n[len(STATE) :]: results[n] for n in names if n.startswith(STATE)}
             parts.append({**state, **new})
         return parts[0] if len(parts) == 1 else tuple(parts)
 
@@ -188,7 +187,7 @@ class CompiledModel:
         program = self._programs.get(request)
         if program is None:
             program = self._programs[request] = self._specialise(request)
-            self._interface = self._interface or program.traced
+            self._types = self._types or dict(request.types)
             if len(self._programs) > 1:
                 shapes = ", ".join(f"{n}: {t}" for n, t in request.types)
                 what = "training" if request.kind.training else "inference"
@@ -283,8 +282,9 @@ class CompiledModel:
 
         ``inputs`` (sample arrays) are only needed where the parameters' shapes depend on inputs of unknown shape.
         """
-        if inputs is not None and self._interface is None:
+        if inputs is not None and self._types is None:
             self._program(self._with_defaults(inputs, False), Kind())
+            self._interface = None
         return self._initialise("param", seed)
 
     def _initialise(self, role: str, seed: int | None) -> dict[str, Any]:
@@ -314,9 +314,12 @@ class CompiledModel:
 
     @property
     def interface(self) -> Graph:
-        """The graph as traced, before any pass: names, roles and types of everything."""
+        """The graph as traced, before any pass: names, roles and types of everything.
+
+        It is the training graph wherever there is one, because only that knows every state, the random key among them.
+        """
         if self._interface is None:
-            self._interface = self._probe()
+            self._interface = self._probe(self._types)
         return self._interface
 
     # -- gradients ---------------------------------------------------------------------------------------------------
@@ -344,7 +347,7 @@ class CompiledModel:
         return tuple(names)
 
     def _output_names(self, given: Mapping[str, Any], training: bool) -> list[str]:
-        if self._interface is None:
+        if self._types is None:
             self._program(given, Kind(training))
         return [n for n in self.interface.output_names if not n.startswith(STATE)]
 
@@ -400,9 +403,14 @@ class CompiledModel:
         return {name: t.dtype for name, t in self._named().items()}
 
     def _named(self) -> dict[str, TensorType]:
+        """Inputs, what the user named inside, outputs; names that operations gave themselves are left out."""
         graph = self.interface
-        found = {name: value.type for name, value in graph.by_name.items()}
-        found.update((n, v.type) for n, v in zip(graph.output_names, graph.outputs, strict=True))
+        found = {i.name: i.type for i in graph.arguments}
+        for node in graph.nodes:
+            stem = node.op.name.rpartition(".")[2]
+            found.update((v.name, v.type) for v in node.results if v.name.rstrip("0123456789_") != stem)
+        pairs = zip(graph.output_names, graph.outputs, strict=True)
+        found.update((n, v.type) for n, v in pairs if not n.startswith(STATE))
         return found
 
     def explain(self) -> str:

@@ -76,7 +76,7 @@ def as_numpy(name: str, x: Any) -> np.ndarray[Any, Any]:
         array = np.asarray(x)
     except (ValueError, TypeError, RuntimeError) as error:
         raise InputError(f"input '{name}' is no array: {error}", facts=[f"got {type(x).__name__}"]) from None
-    if array.dtype == object or array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
+    if array.dtype == object or (array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16"):
         raise InputError(
             f"input '{name}' is no array of numbers",
             facts=[f"got {type(x).__name__} with elements of {array.dtype}"],

@@ -21,8 +21,9 @@ def summarise(model: CompiledModel) -> str:
     )
     params = sum(r.params for r in rows)
     size = sum(_count(i.type.shape) * i.type.dtype.itemsize for i in graph.with_role("param"))
+    flops = sum(r.flops for r in rows)
     totals = [
-        f"{model.name} on {model.backend.name}: {params:,} parameters ({si(size)}B), {si(sum(r.flops for r in rows))} flops",
+        f"{model.name} on {model.backend.name}: {params:,} parameters ({si(size)}B), {si(flops)} flops",
         f"programs: {len(model.programs)}",
     ]
     return "\n".join([*table, *totals])

@@ -28,12 +28,15 @@ def mod_int(a, b):
 
 
 def pow_int(a, b):
-    """Integer power; a negative exponent gives 0, except of 1 and -1."""
-    whole = jnp.power(a, jnp.maximum(b, 0))
+    """Integer power by squaring, wrapping as it overflows; a negative exponent gives 0, except of 1 and -1."""
+    whole, base, rest = jnp.ones_like(a * b), a, jnp.maximum(b, 0)
+    for _ in range(a.dtype.itemsize * 8):
+        whole = jnp.where(rest & 1, whole * base, whole)
+        base, rest = base * base, rest >> 1
     if not jnp.issubdtype(a.dtype, jnp.signedinteger):
-        return whole.astype(a.dtype)
-    unit = jnp.where(a == 1, 1, jnp.where(a == -1, 1 - 2 * (b & 1), 0))
-    return jnp.where(b < 0, unit, whole).astype(a.dtype)
+        return whole
+    unit = jnp.where(a == 1, 1, jnp.where(a == -1, 1 - 2 * (b & 1), 0)).astype(a.dtype)
+    return jnp.where(b < 0, unit, whole)
 
 
 def cast_to_int(x, dtype):
