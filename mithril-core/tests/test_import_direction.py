@@ -24,7 +24,6 @@ FLOORS = [
     {"codegen"},
     # The compiler ends in runtime objects, which come back to it for more.
     {"compiler", "pipeline", "runtime", "shapes"},
-    {"diff"},
     {"cli", "__main__", "testing"},
 ]
 LEVEL = {name: level for level, floor in enumerate(FLOORS) for name in floor}

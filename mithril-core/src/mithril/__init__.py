@@ -63,14 +63,8 @@ if TYPE_CHECKING:
     from mithril.ops.declare import composite as composite, op as op
     from mithril.passes import Pass as Pass, PassManager as PassManager, pass_ as pass_
     from mithril.rewrite import Rule as Rule, RuleSet as RuleSet, rule as rule
-    from mithril.runtime import (
-        BenchmarkConfig as BenchmarkConfig,
-        diff as diff,
-        load as load,
-        profile as profile,
-        run_benchmark as run_benchmark,
-    )
     from mithril.runtime.backend import Backend as Backend
+    from mithril.runtime.divergence import diff as diff
     from mithril.types import (
         DType as DType,
         TensorType as TensorType,
@@ -143,7 +137,7 @@ _HOME = {
     "passes": ("Pass", "PassManager", "pass_"),
     "rewrite": ("Rule", "RuleSet", "rule"),
     "runtime.backend": ("Backend",),
-    "runtime": ("BenchmarkConfig", "diff", "load", "profile", "run_benchmark"),
+    "runtime.divergence": ("diff",),
     "types": (
         "DType",
         "TensorType",

@@ -21,9 +21,9 @@ from mithril.models.flatten import flatten
 from mithril.models.trace import trace_model
 from mithril.ops.decompose import decompose
 from mithril.options import CompileOptions, Settings, resolve
-from mithril.passes import PassContext
+from mithril.passes import PassContext, PassManager, PipelineReport
 from mithril.pipeline import make_pipeline, optimization_level
-from mithril.runtime.backend import Backend, BuildOptions
+from mithril.runtime.backend import Backend, BuildOptions, Executable
 from mithril.runtime.compiled import CompiledModel
 from mithril.runtime.program import Program, Request
 from mithril.shapes import input_specs, known_types, probe_types
@@ -31,6 +31,9 @@ from mithril.types import TensorType
 
 if TYPE_CHECKING:
     from mithril.models import Model
+
+
+Names = tuple[str, ...]
 
 
 def compile(model: Model, backend: Backend | type[Backend] | str, **options: Unpack[CompileOptions]) -> CompiledModel:
@@ -84,7 +87,7 @@ class Compiler:
         self.context = context
         self.settings = settings
         self.backend: Backend = context.backend
-        self.decisions: Decisions = context.decisions  # type: ignore[assignment]
+        self.decisions: Decisions = context.decisions
         self.context.target = self._target()
         self.deadline = Deadline(settings["timeout"])
 
@@ -100,8 +103,7 @@ class Compiler:
             compiled = CompiledModel(
                 self.backend,
                 self.specs,
-                self.specialise,
-                self.probe,
+                self,
                 decisions=self.decisions,
                 options={**settings.peek(), "inference": self.inference, "seed": settings["seed"] or 0},
                 name=self.flat.name,
@@ -136,14 +138,19 @@ class Compiler:
         with self.deadline:
             traced = self.trace(dict(request.types), training=request.kind.training)
             self._stage("types", traced)
-            graph = traced
-            if request.kind.of:
-                wrt = request.kind.wrt if request.kind.wrt is not None else self._differentiated(traced)
-                graph = gradients(graph, request.kind.of, wrt)
+            kind, graph = request.kind, traced
+            names = traced.output_names
+            wrt = kind.wrt if kind.wrt is not None else self._differentiated(traced) if kind.of else ()
+            native = bool(kind.of) and self.settings["autodiff"] == "native"
+            if kind.of:
+                names = (*names, *(f"grad/{name}" for name in wrt))
+                if not native:
+                    # Fusion first: a composite's own gradient is better than that of its parts.
+                    graph = gradients(self.optimize(graph, only="fuse")[0], kind.of, wrt)
             graph, report = self.optimize(graph)
             self._stage("optimize", graph)
-            executable = self.build(graph)
-        return Program(request, traced, graph, executable, report)
+            executable = self.build(graph, (kind.of, wrt) if native else None)
+        return Program(request, traced, graph, executable, names, report)
 
     def trace(self, types: Mapping[str, Any], *, training: bool) -> Graph:
         """Steps three and four: the typed graph."""
@@ -171,9 +178,8 @@ class Compiler:
         chosen = types if types is not None else probe_types(self.specs, self.flat, self.backend.dtype)
         return self.trace(chosen, training=not self.inference)
 
-    def optimize(self, graph: Graph) -> tuple[Graph, Any]:
-        """Step five: the passes of the level, as the user and plugins amended them."""
-        manager = make_pipeline(self.settings, self.context)
+    def pipeline(self) -> tuple[PassManager, PassContext]:
+        """The passes of the level, as the user and plugins amended them, and what they may know."""
         context = PassContext(
             backend=self.backend,
             target=self.context.target,
@@ -181,22 +187,34 @@ class Compiler:
             options=self.settings,
             decisions=self.decisions,
         )
+        return make_pipeline(self.settings, self.context), context
+
+    def optimize(self, graph: Graph, only: str | None = None) -> tuple[Graph, PipelineReport]:
+        """Step five: the passes; or those of one stage."""
+        manager, context = self.pipeline()
+        if only is not None:
+            manager = PassManager([p for p in manager.passes if p.stage == only], check=manager.check)
         return manager.run(graph, context, runner=self._run_pass)
 
     def _run_pass(self, pass_: Any, graph: Graph, context: Any, last: Callable[..., Graph]) -> Graph:
         self.deadline.check(f"pass '{pass_.name}'")
         return plugins.run_pass(pass_, graph, context, last)
 
-    def build(self, graph: Graph) -> Any:
-        """Steps six and seven: decompose to what the backend lowers, generate, build."""
+    def build(self, graph: Graph, native: tuple[Names, Names] | None = None) -> Executable:
+        """Steps six and seven: decompose to what the backend lowers, generate, build.
+
+        ``native`` (outputs with cotangents, inputs to differentiate by) leaves gradients to the backend's framework.
+        """
         options = self._build_options()
 
         def last(graph: Graph, backend: Backend, target: HardwareTarget | None) -> Any:
             lowered = decompose(graph, lambda node: backend.lowers(node, options))
             self._stage("generate", lowered)
+            if native is not None:
+                return backend.build_with_gradients(lowered, *native, options)
             return backend.build(lowered, options)
 
-        executable = plugins.build(graph, self.backend, self.context.target, last)
+        executable: Executable = plugins.build(graph, self.backend, self.context.target, last)
         self._stage("build", executable.graph)
         return executable
 
@@ -243,7 +261,7 @@ class Compiler:
 
     def _stage(self, name: str, graph: Graph | None) -> None:
         self.deadline.check(f"step '{name}'")
-        plugins.compile_stage(self.context, name, graph)  # type: ignore[arg-type]
+        plugins.compile_stage(self.context, name, graph)
 
 
 class Deadline:

@@ -39,7 +39,7 @@ class PassContext:
 
     def option(self, name: str, default: Any = None) -> Any:
         """An option of ``ml.compile``, or the default where nobody declares it."""
-        return self.options[name] if name in self.options else default
+        return self.options.get(name, default)
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def pass_(
 
 
 def _place(run: Any) -> str:
-    code = getattr(run, "__code__", None) or getattr(getattr(type(run), "__call__", None), "__code__", None)
+    code = getattr(run, "__code__", None) or getattr(type(run).__call__, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
 
 
@@ -276,7 +276,7 @@ class PassManager:
     def run(
         self, graph: Graph, context: PassContext | None = None, runner: Runner | None = None
     ) -> tuple[Graph, PipelineReport]:
-        """The graph after all passes, and what they did. ``runner`` wraps each: ``runner(pass, graph, context, run)``."""
+        """The graph after all passes, and what they did. ``runner(pass, graph, context, run)`` wraps each."""
         context = context or PassContext()
         report = PipelineReport()
         for one in self.passes:

@@ -28,12 +28,15 @@ def input_specs(flat: FlatModel, settings: Mapping[str, Any]) -> dict[str, Input
         if name in fixed:
             continue
         shape = _merged(name, _shape(name, d.shape), _shape(name, shapes.get(name)))
-        if shape and batch is not None and isinstance(shape[0], Dim) and shape[0].symbol is not None:
-            if shape[0].symbol.high is None:
-                shape = (Dim(shape[0].symbol.name, *batch), *shape[1:])
+        if shape and batch is not None and _is_unbounded(shape[0]):
+            shape = (Dim(str(shape[0]), *batch), *shape[1:])
         kind = as_dtype(types[name]) if name in types else d.dtype
         specs[name] = InputSpec(name, shape, kind, d.where, kind is not None, d.required)
     return specs
+
+
+def _is_unbounded(size: Size) -> bool:
+    return isinstance(size, Dim) and size.symbol is not None and size.symbol.high is None
 
 
 def _batch_range(hints: Mapping[str, Any]) -> tuple[int, int] | None:

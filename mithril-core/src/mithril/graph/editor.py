@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from mithril.errors import GraphError
 from mithril.graph.builder import Builder
@@ -31,6 +32,7 @@ class Editor:
         self.guards = dict.fromkeys(graph.guards)
         self.changed = False
         self._names: dict[str, int] = {i.name: 1 for i in graph.inputs}
+        self._constants = {i.value: i.data for i in graph.inputs if i.data is not None}
         self._ends = Slot(None)  # a ring: its successor is the first node, its predecessor the last
         self._slots: dict[Value, Slot] = {}
         self._uses: dict[Value, dict[Slot, None]] = {}
@@ -65,6 +67,10 @@ class Editor:
 
     def is_output(self, value: Value) -> bool:
         return value in self._output_uses
+
+    def data_of(self, value: Value) -> Any:
+        """The elements of a constant input, None for every other value."""
+        return self._constants.get(value)
 
     def holds(self, node: Node) -> bool:
         slot = self._slots.get(node.result) if node.results else None
@@ -124,6 +130,8 @@ class Editor:
             yield builder
         for i in builder.inputs:
             self.inputs.append(i)
+            if i.data is not None:
+                self._constants[i.value] = i.data
         for made in builder.nodes:
             self._link(Slot(made), anchor)
         self.guards.update(builder.guards)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from mithril.decisions import Decisions
-from mithril.errors import BackendError, DTypeError, OptionError, unknown
+from mithril.errors import BackendError, DTypeError, OptionError, UnsupportedError, unknown
 from mithril.graph import Graph, Node
 from mithril.types import ALL, DType, dtype as as_dtype
 
@@ -39,9 +39,14 @@ class BuildOptions:
 class Executable(Protocol):
     """A built program."""
 
-    graph: Graph  # what really runs
-    source: str | None  # generated source, where there is one
-    lowered: frozenset[str]  # operations that the backend runs itself
+    @property
+    def graph(self) -> Graph: ...  # what really runs
+
+    @property
+    def source(self) -> str | None: ...  # generated source, where there is one
+
+    @property
+    def lowered(self) -> frozenset[str]: ...  # operations that the backend runs itself
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]: ...
 
@@ -112,6 +117,18 @@ class Backend:
     def build(self, graph: Graph, options: BuildOptions | None = None) -> Executable:
         """The executable for a decomposed graph."""
         raise BackendError(f"backend '{self.name}' cannot build")
+
+    def build_with_gradients(
+        self, graph: Graph, of: Sequence[str], wrt: Sequence[str], options: BuildOptions | None = None
+    ) -> Executable:
+        """The executable for a forward graph that its framework differentiates (``autodiff="native"``).
+
+        It takes ``grad/<output>`` for each name in ``of`` among its inputs, and gives ``grad/<input>`` for each in
+        ``wrt``.
+        """
+        raise UnsupportedError(
+            f"backend '{self.name}' has no automatic differentiation of its own", hint='leave autodiff="graph"'
+        )
 
     # -- arrays ------------------------------------------------------------------------------------------------------
     def native_dtype(self, dtype: DType) -> Any:

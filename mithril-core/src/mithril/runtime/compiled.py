@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -26,10 +26,21 @@ from mithril.runtime.signature import (
 from mithril.types import DType, TensorType
 
 if TYPE_CHECKING:
+    from mithril.passes import PassContext, PassManager
     from mithril.runtime.backend import Backend
 
 Arrays = Mapping[str, Any]
 STATE, GRAD = "state/", "grad/"
+
+
+class Compiler(Protocol):
+    """What makes programs on request: ``mithril.compiler.Compiler``."""
+
+    def specialise(self, request: Request) -> Program: ...
+
+    def probe(self, types: Mapping[str, TensorType] | None) -> Graph: ...
+
+    def pipeline(self) -> tuple[PassManager, PassContext]: ...
 
 
 class CompiledModel:
@@ -39,8 +50,7 @@ class CompiledModel:
         self,
         backend: Backend,
         specs: Mapping[str, InputSpec],
-        specialise: Callable[[Request], Program],
-        probe: Callable[[Mapping[str, TensorType] | None], Graph],
+        compiler: Compiler,
         *,
         decisions: Decisions,
         options: Mapping[str, Any],
@@ -51,8 +61,7 @@ class CompiledModel:
         self.options = options
         self.name = name
         self._specs = dict(specs)
-        self._specialise = specialise
-        self._probe = probe
+        self.compiler = compiler
         self._programs: dict[Request, Program] = {}
         self._calls: dict[Any, tuple[Program, dict[str, TensorType]]] = {}
         self._fast: FastPath | None = None
@@ -136,7 +145,7 @@ class CompiledModel:
     def _split(self, results: Mapping[str, Any], of: tuple[str, ...], state: Arrays | None, program: Program) -> Any:
         if not of and state is None and not program.graph.with_role("state"):
             return results
-        names = program.graph.output_names  # their order, which not every backend's dictionaries keep
+        names = program.names  # in their order, which not every backend's dictionaries keep
         parts: list[Any] = [{n: results[n] for n in names if not n.startswith((STATE, GRAD))}]
         if of:
             parts.append({n[len(GRAD) :]: results[n] for n in names if n.startswith(GRAD)})
@@ -186,7 +195,7 @@ class CompiledModel:
     def _make(self, request: Request) -> Program:
         program = self._programs.get(request)
         if program is None:
-            program = self._programs[request] = self._specialise(request)
+            program = self._programs[request] = self.compiler.specialise(request)
             self._types = self._types or dict(request.types)
             if len(self._programs) > 1:
                 shapes = ", ".join(f"{n}: {t}" for n, t in request.types)
@@ -319,7 +328,7 @@ class CompiledModel:
         It is the training graph wherever there is one, because only that knows every state, the random key among them.
         """
         if self._interface is None:
-            self._interface = self._probe(self._types)
+            self._interface = self.compiler.probe(self._types)
         return self._interface
 
     # -- gradients ---------------------------------------------------------------------------------------------------
@@ -355,9 +364,10 @@ class CompiledModel:
         self, program: Program, given: Any, of: tuple[str, ...], arrays: Mapping[str, Any]
     ) -> dict[str, Any]:
         sizes = check_shapes(program.traced, program.types, {n: tuple(a.shape) for n, a in arrays.items()})
+        types = {n: v.type for n, v in zip(program.traced.output_names, program.traced.outputs, strict=True)}
         out = {}
         for name in of:
-            expected = program.graph.input(GRAD + name).type
+            expected = types[name]
             shape = _concrete(expected, sizes)
             if isinstance(given, str) or (isinstance(given, Mapping) and isinstance(given[name], (int, float))):
                 scale = 1.0 if isinstance(given, str) else float(given[name])
@@ -388,6 +398,11 @@ class CompiledModel:
     def graph(self) -> Graph:
         """The newest program's graph after the passes; before the first specialisation the traced one."""
         return self.programs[-1].graph if self._programs else self.interface
+
+    @property
+    def pipeline(self) -> PassManager:
+        """The passes that programs go through; print it."""
+        return self.compiler.pipeline()[0]
 
     @property
     def source(self) -> str | None:

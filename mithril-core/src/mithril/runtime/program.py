@@ -36,6 +36,7 @@ class Program:
     traced: Graph
     graph: Graph
     executable: Any
+    names: tuple[str, ...]  # of the results, in order
     report: Any = None  # of the passes
 
     @property

@@ -16,7 +16,6 @@ from mithril.errors import InputError, OptionError
 from mithril.graph import Graph, Node, Value, to_text
 from mithril.ops.decompose import decompose
 from mithril.ops.evaluate import evaluate
-from mithril.passes import PassContext
 from mithril.runtime.backend import Backend, BuildOptions
 from mithril.runtime.compiled import CompiledModel
 from mithril.runtime.weights import save_file
@@ -44,7 +43,10 @@ class Divergence:
         lines = [
             f"%{self.value.name} = {self.node.op.name if self.node else 'input'}: {self.value.type}"
             + (f", {where}" if where else ""),
-            f"  {self.between[1]} departs from {self.between[0]} by {self.error:.3g} of the largest element, {self.ulp:.3g} ulp",
+            (
+                f"  {self.between[1]} departs from {self.between[0]} by {self.error:.3g} of the largest element, "
+                f"{self.ulp:.3g} ulp"
+            ),
             "  " + ", ".join(f"{name}: {n}" for name, n in self.histogram if n),
         ]
         if self.local is not None:
@@ -98,7 +100,8 @@ def diff(
     """
     if not backends or (across == "backends" and len(backends) < 2):
         raise OptionError(
-            f"diff across {across} needs {'one backend' if across == 'passes' else 'at least two backends'}, got {len(backends)}",
+            f"diff across {across} needs {'one backend' if across == 'passes' else 'two backends'} at least",
+            facts=[f"got {len(backends)}"],
             hint='ml.diff(model, [ml.NumpyBackend(), "jax"], inputs)',
         )
     compiled = [compile_model(model, b, **options) for b in backends]
@@ -212,23 +215,17 @@ def _write(graph: Graph, node: Node, arguments: Arrays, backend: Backend, folder
 # -- across passes ------------------------------------------------------------------------------------------------
 def _across_passes(compiled: CompiledModel, graph: Graph, arguments: Arrays) -> DiffReport:
     """Evaluate the graph after each pass; the first change of the result names the pass."""
-    from mithril.pipeline import make_pipeline
-
-    program = compiled.programs[-1]
-    context = program.context
-    manager = make_pipeline(context.options, context)
+    manager, context = compiled.compiler.pipeline()
     expected = evaluate(graph, arguments)
+    types = dict(zip(graph.output_names, graph.outputs, strict=True))
     report = DiffReport((compiled.backend.name, *manager.names), {})
-    pass_context = PassContext.of(context)
     current = graph
     for one in manager.passes:
-        after = manager.run_one(one, current, pass_context)
+        after = manager.run_one(one, current, context)
         got = evaluate(after, arguments)
         worst = {n: relative_error(expected[n], got[n]) for n in expected}
         report.outputs = worst
-        changed = [
-            n for n, e in worst.items() if e > _allowed(dict(zip(graph.output_names, graph.outputs, strict=True))[n])
-        ]
+        changed = [n for n, e in worst.items() if e > _allowed(types[n])]
         if changed:
             report.culprit_pass = one.name
             report.notes.append(f"pass '{one.name}' changes output '{changed[0]}' by {worst[changed[0]]:.3g}")

@@ -1,0 +1,7 @@
+"""Rewriting graphs by rules: a rule is a pair of functions, ``before`` and ``after``."""
+
+from mithril.rewrite.driver import rewrite
+from mithril.rewrite.matching import Match
+from mithril.rewrite.rule import Explanation, Rule, RuleSet, rule
+
+__all__ = ["Explanation", "Match", "Rule", "RuleSet", "rewrite", "rule"]
