@@ -239,7 +239,9 @@ class Compiler:
     def _differentiated(self, graph: Graph) -> tuple[str, ...]:
         """What gradients are taken of by default: parameters, and inputs the user made trainable."""
         return tuple(
-            i.name for i in graph.with_role("param") if i.type.dtype.is_float and i.tags.get("trainable", True)
+            i.name
+            for i in graph.with_role("param", "input")
+            if i.type.dtype.is_float and i.tags.get("trainable", i.role == "param")
         )
 
     def _target(self) -> HardwareTarget | None:

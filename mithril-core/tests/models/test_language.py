@@ -304,7 +304,7 @@ def test_trainable_chooses_parameters_and_inputs():
     model += Scale(name="b")
     graph = graph_of(model, {"input": f32(2, 3)}, trainable=["b.*", "input"])
     roles = {i.name: (i.role, i.tags.get("trainable", True)) for i in graph.inputs}
-    assert roles == {"input": ("param", True), "a.weight": ("param", False), "b.weight": ("param", True)}
+    assert roles == {"input": ("input", True), "a.weight": ("param", False), "b.weight": ("param", True)}
 
 
 def test_constants_are_fixed():

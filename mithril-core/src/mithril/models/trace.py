@@ -29,8 +29,8 @@ def trace_model(
     """The graph of a flat model for inputs of these types.
 
     Inputs in ``constants`` are fixed to their values (a bool or number there decides ``If`` now). With ``trainable``,
-    only what matches these names or patterns is: inputs that match become parameters, other parameters are marked
-    ``trainable=False``. ``dtype`` is that of parameters which no input decides.
+    only what matches these names or patterns is: inputs that match are marked ``trainable=True``, parameters that do
+    not ``trainable=False``. ``dtype`` is that of parameters which no input decides.
     """
     builder = Builder(flat.name)
     constants = constants or {}
@@ -99,9 +99,8 @@ def _input(
             f"Cannot infer shape for tensor '{name}'", facts=[decl.where], hint=f"give it: shapes={{'{name}': [...]}}"
         )
     t = types[name]
-    if trainable and _matches(name, trainable):
-        return builder.param(name, t.shape, t.dtype, init="normal(std=0.02)")
-    return builder.input(name, t.shape, t.dtype)
+    tags = {"trainable": True} if trainable and _matches(name, trainable) else None
+    return builder.input(name, t.shape, t.dtype, tags=tags)
 
 
 def run_flat(
