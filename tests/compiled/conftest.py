@@ -9,7 +9,9 @@ from mithril import plugins
 
 def pytest_generate_tests(metafunc):
     if "backend" in metafunc.fixturenames:
-        metafunc.parametrize("backend", [name for name in ("numpy", "jax", "torch", "mlx", "c", "ggml") if usable(name)])
+        metafunc.parametrize(
+            "backend", [name for name in ("numpy", "jax", "torch", "mlx", "c", "ggml") if usable(name)]
+        )
 
 
 def usable(name):

@@ -53,9 +53,6 @@ def compile(model: Model, backend: Backend | type[Backend] | str, **options: Unp
         plugins.compile_end(context, None, error)
         raise
     plugins.compile_end(context, compiled, None)
-    unused = settings.unused()
-    if unused:
-        decisions.record("ignored", f"nothing on backend '{made.name}' reads the options {', '.join(unused)}")
     return compiled
 
 
@@ -98,6 +95,7 @@ class Compiler:
             self.inference = settings["inference"] or settings["static_inference"]
             self.flat = flatten(self.context.model, outputs=settings["outputs"], inference=self.inference)
             self._stage("flatten", None)
+            self.pipeline()  # what is wrong with the passes' names is said now, not at the first call
             self.specs = input_specs(self.flat, settings)
             self._stage("resolve", None)
             compiled = CompiledModel(
@@ -141,7 +139,7 @@ class Compiler:
             kind, graph = request.kind, traced
             names = traced.output_names
             wrt = kind.wrt if kind.wrt is not None else self._differentiated(traced) if kind.of else ()
-            native = bool(kind.of) and self.settings["autodiff"] == "native"
+            native = self.settings["autodiff"] == "native" and bool(kind.of)
             if kind.of:
                 names = (*names, *(f"grad/{name}" for name in wrt))
                 if not native:
@@ -150,7 +148,15 @@ class Compiler:
             graph, report = self.optimize(graph)
             self._stage("optimize", graph)
             executable = self.build(graph, (kind.of, wrt) if native else None)
+        self._report_unused()
         return Program(request, traced, graph, executable, names, report)
+
+    def _report_unused(self) -> None:
+        """Options that nobody has read once there is a program: said, never silently dropped."""
+        unused = self.settings.unused()
+        if unused:
+            what = f"nothing on backend '{self.backend.name}' reads the option {', '.join(unused)}"
+            self.decisions.record("ignored", what)
 
     def trace(self, types: Mapping[str, Any], *, training: bool) -> Graph:
         """Steps three and four: the typed graph."""
@@ -205,7 +211,7 @@ class Compiler:
 
         ``native`` (outputs with cotangents, inputs to differentiate by) leaves gradients to the backend's framework.
         """
-        options = self._build_options()
+        options = BuildOptions(self.settings, inference=self.inference, decisions=self.decisions)
 
         def last(graph: Graph, backend: Backend, target: HardwareTarget | None) -> Any:
             lowered = decompose(graph, lambda node: backend.lowers(node, options))
@@ -217,23 +223,6 @@ class Compiler:
         executable: Executable = plugins.build(graph, self.backend, self.context.target, last)
         self._stage("build", executable.graph)
         return executable
-
-    def _build_options(self) -> BuildOptions:
-        s = self.settings
-        return BuildOptions(
-            jit=s["jit"],
-            jit_options=s["jit_options"],
-            num_threads=s["num_threads"],
-            semantics=s["semantics"],
-            checks=s["checks"],
-            static=s["static_inference"],
-            inference=self.inference,
-            file_path=s["file_path"],
-            template_path=s["template_path"],
-            code_transformers=tuple(s["code_transformers"]),
-            decisions=self.decisions,
-            settings=s,
-        )
 
     # -- small things ------------------------------------------------------------------------------------------------
     def _differentiated(self, graph: Graph) -> tuple[str, ...]:

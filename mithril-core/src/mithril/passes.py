@@ -130,9 +130,8 @@ def as_pass(given: Any, **placing: Any) -> Pass:
         made = as_pass(given())
     elif callable(given):
         name = getattr(given, "name", None) or getattr(given, "__name__", type(given).__name__)
-        known = {
-            n: getattr(given, n) for n in ("stage", "level", "before", "after", "version", "exact") if hasattr(given, n)
-        }
+        words = ("stage", "level", "before", "after", "version", "exact")  # a rule's before and after are functions
+        known = {n: getattr(given, n) for n in words if hasattr(given, n) and not callable(getattr(given, n))}
         known["keeps_interface"] = getattr(given, "keeps_interface", True)
         made = Pass(str(name).replace("_", "-"), given, origin=_place(given), **known)
     else:

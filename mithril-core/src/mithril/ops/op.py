@@ -347,9 +347,13 @@ def _limits(types: Sequence[TensorType | None]) -> tuple[tuple[str, int, int | N
 
 
 def _cast(value: Value, to: DType) -> Value:
+    """A cast nobody wrote, marked as such: ``static_types`` refuses these."""
     from mithril.graph.registry import operation
 
-    return operation("cast")(value, dtype=to)  # type: ignore[no-any-return]
+    made: Value = operation("cast")(value, dtype=to)
+    nodes = Builder.current().nodes
+    nodes[-1] = nodes[-1].replaced(tags={**nodes[-1].tags, "promotion": True})
+    return made
 
 
 __all__ = ["NOTHING", "Attribute", "Op", "Shape"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
@@ -18,22 +17,75 @@ from mithril.types import ALL, DType, dtype as as_dtype
 PRECISIONS = ("float32", "float16", "bfloat16")
 
 
-@dataclass(frozen=True)
-class BuildOptions:
-    """What ``ml.compile`` was told that concerns making the executable."""
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "jit": None,  # the backend's best choice
+        "jit_options": MappingProxyType({}),
+        "num_threads": None,
+        "semantics": "portable",
+        "checks": False,
+        "static_inference": False,
+        "file_path": None,
+        "template_path": None,
+        "code_transformers": (),
+    }
+)
 
-    jit: bool | None = None  # None: the backend's best choice
-    jit_options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    num_threads: int | None = None
-    semantics: str = "portable"
-    checks: bool = False
-    static: bool = False
-    inference: bool = False
-    file_path: str | Path | None = None
-    template_path: str | Path | None = None
-    code_transformers: Sequence[Callable[[str], str]] = ()
-    decisions: Decisions = field(default_factory=Decisions)
-    settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))  # options other plugins own
+
+class BuildOptions:
+    """What ``ml.compile`` was told that concerns making the executable.
+
+    ``settings`` holds all options, those that plugins own among them. An option is read from there when a backend asks
+    for it, so that what nobody asked for can be reported as ignored. Without settings: defaults, and what is given.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        inference: bool = False,
+        decisions: Decisions | None = None,
+        **given: Any,
+    ) -> None:
+        self.settings = {**DEFAULTS, **given} if settings is None else settings
+        self.inference = inference
+        self.decisions = decisions if decisions is not None else Decisions()
+
+    @property
+    def jit(self) -> bool | None:
+        return self.settings["jit"]  # type: ignore[no-any-return]
+
+    @property
+    def jit_options(self) -> Mapping[str, Any]:
+        return self.settings["jit_options"]  # type: ignore[no-any-return]
+
+    @property
+    def num_threads(self) -> int | None:
+        return self.settings["num_threads"]  # type: ignore[no-any-return]
+
+    @property
+    def semantics(self) -> str:
+        return self.settings["semantics"]  # type: ignore[no-any-return]
+
+    @property
+    def checks(self) -> bool:
+        return self.settings["checks"]  # type: ignore[no-any-return]
+
+    @property
+    def static(self) -> bool:
+        return self.settings["static_inference"]  # type: ignore[no-any-return]
+
+    @property
+    def file_path(self) -> str | Path | None:
+        return self.settings["file_path"]  # type: ignore[no-any-return]
+
+    @property
+    def template_path(self) -> str | Path | None:
+        return self.settings["template_path"]  # type: ignore[no-any-return]
+
+    @property
+    def code_transformers(self) -> Sequence[Callable[[str], str]]:
+        return self.settings["code_transformers"]  # type: ignore[no-any-return]
 
 
 class Executable(Protocol):

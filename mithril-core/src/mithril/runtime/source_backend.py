@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from mithril import plugins
 from mithril.codegen.emit import emit, render
 from mithril.codegen.source import Source, from_template, transformed
 from mithril.codegen.table import Lowerings
+from mithril.errors import UnsupportedError
 from mithril.graph import Graph, Node, iterate
 from mithril.runtime.backend import Backend, BuildOptions
 
@@ -56,13 +57,30 @@ class SourceBackend(Backend):
 
     def build(self, graph: Graph, options: BuildOptions | None = None) -> SourceExecutable:
         options = options or BuildOptions()
+        source = self._source(graph, options)
+        forward = source.function()
+        return SourceExecutable(graph, source.text, forward, self.finish(forward, graph, options))
+
+    def build_with_gradients(
+        self, graph: Graph, of: Sequence[str], wrt: Sequence[str], options: BuildOptions | None = None
+    ) -> SourceExecutable:
+        options = options or BuildOptions()
+        source = self._source(graph, options)
+        forward = self.differentiated(source.function(), tuple(of), tuple(wrt))
+        return SourceExecutable(graph, source.text, forward, self.finish(forward, graph, options))
+
+    def differentiated(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
+        """The generated function with gradients by the framework; its cotangents come as inputs ``grad/<output>``."""
+        raise UnsupportedError(
+            f"backend '{self.name}' has no automatic differentiation of its own", hint='leave autodiff="graph"'
+        )
+
+    def _source(self, graph: Graph, options: BuildOptions) -> Source:
         self.check(graph)
-        text = self.generate(graph, options)
-        source = Source(text)
+        source = Source(self.generate(graph, options))
         if options.file_path is not None:
             source.write(options.file_path)
-        forward = source.function()
-        return SourceExecutable(graph, text, forward, self.finish(forward, graph, options))
+        return source
 
     def generate(self, graph: Graph, options: BuildOptions) -> str:
         """The module's text: by the template if one is given, then through the transformers."""

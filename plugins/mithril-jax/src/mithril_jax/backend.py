@@ -78,6 +78,22 @@ class JaxBackend(SourceBackend):
 
         return in_64_bits
 
+    def differentiated(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
+        def with_gradients(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+            def outputs(wanted: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+                made = forward(
+                    {name: wanted.get(name, x) for name, x in params.items()},
+                    {name: wanted.get(name, x) for name, x in inputs.items()},
+                )
+                return {name: made[name] for name in of}, made
+
+            wanted = {name: params[name] if name in params else inputs[name] for name in wrt}
+            _, pull, made = jax.vjp(outputs, wanted, has_aux=True)
+            (found,) = pull({name: inputs[f"grad/{name}"] for name in of})
+            return {**made, **{f"grad/{name}": found[name] for name in wrt}}
+
+        return with_gradients
+
     # -- arrays ------------------------------------------------------------------------------------------------------
     def array(self, data: Any, dtype: Any = None) -> jax.Array:
         if isinstance(data, jax.Array) and dtype is None:

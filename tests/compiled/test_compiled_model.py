@@ -1,0 +1,345 @@
+"""The compiled model: calling it, its gradients, its state, what it knows of itself, its weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril.errors import InputError
+from mithril.models import (
+    GRU,
+    BatchNorm1d,
+    BatchNorm2d,
+    Conv2d,
+    CrossEntropy,
+    Dropout,
+    Embedding,
+    LayerNorm,
+    Linear,
+    Model,
+    MSELoss,
+    MultiHeadAttention,
+    Relu,
+)
+
+
+def mlp(hidden=8):
+    model = Model()
+    model |= Linear(hidden, name="first")(input="x", output="h")
+    model += Relu()(input="h", output="r")
+    model += Linear(2, name="second")(input="r", output="y")
+    return model
+
+
+def with_loss():
+    model = mlp()
+    model |= MSELoss()(predictions="y", targets="t", output="loss")
+    model.set_outputs("y", "loss")
+    return model
+
+
+def random(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def numbers(compiled, arrays):
+    return {n: compiled.backend.to_numpy(v) for n, v in arrays.items()}
+
+
+# -- calling ------------------------------------------------------------------------------------------------------
+def test_three_forms_of_evaluate(backend):
+    compiled = ml.compile(mlp(), backend, shapes={"x": [4, 3]})
+    params = compiled.randomize_params(0)
+    x = random(4, 3)
+    first = numbers(compiled, compiled.evaluate(params, {"x": x}))
+    outputs, gradients = compiled.evaluate(params, {"x": x}, output_gradients={"y": np.ones((4, 2), np.float32)})
+    assert sorted(gradients) == sorted(params)
+    compiled.bind(params)
+    third = numbers(compiled, compiled.evaluate({"x": x}))
+    fourth = numbers(compiled, compiled({"x": x}))
+    for made in (numbers(compiled, outputs), third, fourth):
+        np.testing.assert_allclose(made["y"], first["y"], rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_are_right(backend):
+    compiled = ml.compile(mlp(), backend, shapes={"x": [4, 3]})
+    params = numbers(compiled, compiled.randomize_params(0))
+    x, g = random(4, 3), random(4, 2, seed=1)
+    _, gradients = compiled.evaluate(params, {"x": x}, g)
+    h = x @ params["first.weight"].T + params["first.bias"]
+    r = np.maximum(h, 0)
+    expected = {"second.weight": g.T @ r, "second.bias": g.sum(0)}
+    gh = (g @ params["second.weight"]) * (h > 0)
+    expected |= {"first.weight": gh.T @ x, "first.bias": gh.sum(0)}
+    for name, gradient in numbers(compiled, gradients).items():
+        np.testing.assert_allclose(gradient, expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_a_named_loss(backend):
+    compiled = ml.compile(with_loss(), backend, shapes={"x": [4, 3], "t": [4, 2]})
+    params = compiled.randomize_params(0)
+    inputs = {"x": random(4, 3), "t": random(4, 2, seed=1)}
+    outputs, by_name = compiled.evaluate(params, inputs, output_gradients="loss")
+    assert set(outputs) == {"y", "loss"}
+    _, twice = compiled.evaluate(params, inputs, output_gradients={"loss": 2.0})
+    _, one = compiled.evaluate(params, inputs, output_gradients="loss", wrt=["second.bias"])
+    a, b = numbers(compiled, by_name), numbers(compiled, twice)
+    for name in a:
+        np.testing.assert_allclose(2 * a[name], b[name], rtol=1e-5, atol=1e-6)
+    assert list(one) == ["second.bias"]
+    with pytest.raises(InputError, match="'y' is no scalar"):
+        compiled.evaluate(params, inputs, output_gradients="y")
+    with pytest.raises(InputError, match="'los'"):
+        compiled.evaluate(params, inputs, output_gradients="los")
+    with pytest.raises(InputError, match="which output"):
+        compiled.evaluate(params, inputs, output_gradients=np.ones((4, 2), np.float32))
+
+
+def test_inputs_may_be_lists_numpy_or_native(backend):
+    compiled = ml.compile(mlp(), backend, shapes={"x": [2, 3]})
+    params = compiled.randomize_params(0)
+    x = np.float32([[1, 2, 3], [4, 5, 6]])
+    made = [
+        numbers(compiled, compiled.evaluate(params, {"x": given}))["y"]
+        for given in (x, x.tolist(), compiled.backend.array(x), x.astype(np.float64).tolist())
+    ]
+    for other in made[1:]:
+        np.testing.assert_array_equal(made[0], other)
+
+
+def test_arrays_of_another_framework_are_taken(backend):
+    torch = pytest.importorskip("torch")
+    compiled = ml.compile(mlp(), backend, shapes={"x": [2, 3]})
+    params = compiled.randomize_params(0)
+    x = random(2, 3)
+    a = numbers(compiled, compiled.evaluate(params, {"x": x}))["y"]
+    b = numbers(compiled, compiled.evaluate(params, {"x": torch.from_numpy(x)}))["y"]
+    np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"z": np.ones((2, 3), np.float32)}, "there is a 'z'|unknown: 'z'"),
+        ({"x": np.ones((2, 4), np.float32)}, r"expected \[2, 3\], got \[2, 4\]"),
+        ({"x": np.ones((3,), np.float32)}, r"inputs\['x'\]\[None\]|\[3\]"),
+        ({"x": np.ones((2, 3), np.complex64)}, "complex64"),
+        ({"x": [["a", "b", "c"]] * 2}, "x"),
+        ({"x": None}, "x"),
+        ({}, "missing: 'x'"),
+    ],
+    ids=["key", "shape", "rank", "complex", "text", "none", "nothing"],
+)
+def test_wrong_inputs_are_refused(backend, inputs, message):
+    compiled = ml.compile(mlp(), backend, shapes={"x": [2, 3]})
+    params = compiled.randomize_params(0)
+    with pytest.raises(InputError, match=message):
+        compiled.evaluate(params, inputs)
+
+
+def test_wrong_parameters_are_refused(backend):
+    compiled = ml.compile(mlp(), backend, shapes={"x": [2, 3]})
+    params = dict(compiled.randomize_params(0))
+    x = {"x": random(2, 3)}
+    with pytest.raises(InputError, match=r"'first.weight' has shape \[3, 8\], expected \[8, 3\]"):
+        compiled.evaluate({**params, "first.weight": random(3, 8)}, x)
+    with pytest.raises(InputError, match="unknown: 'third.weight'"):
+        compiled.evaluate({**params, "third.weight": random(3, 8)}, x)
+    with pytest.raises(InputError, match="expected float32, got int64"):
+        compiled.evaluate({**params, "first.bias": np.zeros(8, np.int64)}, x)
+    with pytest.raises(InputError, match="bind"):
+        compiled.evaluate(x)
+
+
+def test_a_changed_parameter_is_seen_by_the_fast_path(backend):
+    """The short cut for repeated calls must notice whatever may change between two calls."""
+    compiled = ml.compile(mlp(), backend, shapes={"x": [None, 3]})
+    params = dict(compiled.randomize_params(0))
+    x = compiled.backend.array(random(2, 3))
+    first = numbers(compiled, compiled.evaluate(params, {"x": x}))["y"]
+    params["second.bias"] = compiled.backend.array(np.float32([5, 5]))
+    second = numbers(compiled, compiled.evaluate(params, {"x": x}))["y"]
+    old = numbers(compiled, compiled.randomize_params(0))["second.bias"]
+    np.testing.assert_allclose(second - first, np.broadcast_to(5 - old, (2, 2)), rtol=1e-4)
+    params["second.bias"] = compiled.backend.array(np.ones(3, np.float32))
+    with pytest.raises(InputError):
+        compiled.evaluate(params, {"x": x})
+    del params["second.bias"]
+    with pytest.raises(InputError):
+        compiled.evaluate(params, {"x": x})
+
+
+# -- parameters ---------------------------------------------------------------------------------------------------
+def test_one_seed_gives_the_same_parameters_on_every_backend(backend):
+    here = ml.compile(mlp(), backend, shapes={"x": [2, 3]})
+    there = ml.compile(mlp(), "numpy", shapes={"x": [2, 3]})
+    a, b = numbers(here, here.randomize_params(5)), there.randomize_params(5)
+    assert list(a) == list(b)
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name])
+    other = numbers(here, here.randomize_params(6))
+    assert not np.array_equal(a["first.weight"], other["first.weight"])
+
+
+# -- state --------------------------------------------------------------------------------------------------------
+def test_dropout_draws_from_the_state(backend):
+    model = Model()
+    model |= Dropout(0.5)(input="x", output="y")
+    compiled = ml.compile(model, backend, shapes={"x": [4, 100]})
+    x, state = np.ones((4, 100), np.float32), compiled.initial_state()
+    made = []
+    for _ in range(2):
+        outputs, state = compiled.evaluate({}, {"x": x}, state=state, training=True)
+        made.append(numbers(compiled, outputs)["y"])
+    assert not np.array_equal(*made)
+    assert all(set(np.unique(m)) == {0.0, 2.0} for m in made)
+    again, _ = compiled.evaluate({}, {"x": x}, state=compiled.initial_state(), training=True)
+    np.testing.assert_array_equal(numbers(compiled, again)["y"], made[0])
+    quiet = compiled.evaluate({}, {"x": x})
+    np.testing.assert_array_equal(numbers(compiled, quiet)["y"], x)
+
+
+def test_batch_norm_keeps_running_statistics(backend):
+    model = Model()
+    model |= BatchNorm1d(name="bn")(input="x", output="y")
+    compiled = ml.compile(model, backend, shapes={"x": [None, 3]})
+    params, state = compiled.randomize_params(0), compiled.initial_state()
+    x = random(64, 3) * 2 + 5
+    out, new = compiled.evaluate(params, {"x": x}, state=state, training=True)
+    np.testing.assert_allclose(numbers(compiled, out)["y"].mean(0), 0, atol=1e-4)
+    before, after = numbers(compiled, state), numbers(compiled, new)
+    mean = next(n for n in after if "mean" in n)
+    np.testing.assert_allclose(after[mean], 0.9 * before[mean] + 0.1 * x.mean(0), rtol=1e-4)
+    resting = numbers(compiled, compiled.evaluate(params, {"x": x}))["y"]
+    np.testing.assert_allclose(resting, x, rtol=1e-3, atol=1e-3)  # fresh statistics: mean 0, variance 1
+
+
+def test_gradients_with_state_come_in_order(backend):
+    model = Model()
+    model |= Linear(4, name="l")(input="x", output="h")
+    model += Dropout(0.5)(input="h", output="y")
+    compiled = ml.compile(model, backend, shapes={"x": [4, 3]})
+    params, state = compiled.randomize_params(0), compiled.initial_state()
+    outputs, gradients, new = compiled.evaluate(params, {"x": random(4, 3)}, np.ones((4, 4), np.float32), state=state)
+    assert list(outputs) == ["y"]
+    assert sorted(gradients) == ["l.bias", "l.weight"]
+    assert set(new) == set(state)
+
+
+def test_a_state_that_does_not_fit(backend):
+    model = Model()
+    model |= Dropout(0.5)(input="x", output="y")
+    compiled = ml.compile(model, backend, shapes={"x": [4, 3]})
+    with pytest.raises(InputError, match="the state does not fit"):
+        compiled.evaluate({}, {"x": random(4, 3)}, state={}, training=True)
+
+
+# -- what it knows ------------------------------------------------------------------------------------------------
+def test_shapes_types_and_summary(backend):
+    compiled = ml.compile(mlp(), backend, shapes={"x": ["B", 3]})
+    shapes, types = compiled.get_shapes(), compiled.get_types()
+    assert shapes["first.weight"] == [8, 3]
+    assert str(shapes["x"][0]) == "B"
+    assert str(shapes["y"][0]) == "B"
+    assert shapes["y"][1] == 2
+    assert types["h"] is ml.float32
+    text = compiled.summary()
+    for word in ("first", "second", "50 parameters"):
+        assert word in text
+    assert "x" in compiled.explain() or compiled.explain()
+    assert backend in repr(compiled)
+
+
+# -- weights ------------------------------------------------------------------------------------------------------
+def test_saved_weights_come_back(backend, tmp_path):
+    model = Model()
+    model |= Conv2d(4, kernel_size=3, name="conv")(input="x", output="h")
+    model += BatchNorm2d(name="bn")(input="h", output="y")
+    compiled = ml.compile(model, backend, shapes={"x": [2, 3, 6, 6]})
+    params = compiled.randomize_params(1)
+    compiled.save(tmp_path / "w.safetensors", params, compiled.initial_state())
+    other = ml.compile(model, "numpy", shapes={"x": [2, 3, 6, 6]}).load(tmp_path / "w.safetensors")
+    x = random(2, 3, 6, 6)
+    np.testing.assert_allclose(
+        other({"x": x})["y"], numbers(compiled, compiled.evaluate(params, {"x": x}))["y"], rtol=1e-3, atol=1e-4
+    )
+    with pytest.raises(InputError, match="does not fit this model"):
+        ml.compile(mlp(), "numpy", shapes={"x": [2, 3]}).load(tmp_path / "w.safetensors")
+    (tmp_path / "bad.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0garbage!")
+    with pytest.raises(ml.MithrilError):
+        other.load(tmp_path / "bad.safetensors")
+    with pytest.raises(ml.MithrilError):
+        other.load(tmp_path / "none.safetensors")
+
+
+def test_torch_state_dictionaries_load_by_name():
+    torch = pytest.importorskip("torch")
+    theirs = torch.nn.Sequential()
+    theirs.add_module("conv", torch.nn.Conv2d(3, 4, 3))
+    theirs.add_module("bn", torch.nn.BatchNorm2d(4))
+    model = Model()
+    model |= Conv2d(4, kernel_size=3, name="conv")(input="x", output="h")
+    model += BatchNorm2d(name="bn")(input="h", output="y")
+    compiled = ml.compile(model, "numpy", shapes={"x": [2, 3, 6, 6]})
+    report = compiled.load_state_dict(theirs.state_dict())
+    assert report.complete, str(report)
+    x = random(2, 3, 6, 6)
+    with torch.no_grad():
+        expected = theirs.eval()(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(compiled({"x": x})["y"], expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["embedding", "layer_norm", "gru"])
+def test_names_match_torch_for_the_common_layers(kind):
+    torch = pytest.importorskip("torch")
+    theirs, ours, shape = {
+        "embedding": (torch.nn.Embedding(7, 4), Embedding(7, 4, name="m"), [2]),
+        "layer_norm": (torch.nn.LayerNorm(4), LayerNorm(name="m"), [2, 4]),
+        "gru": (torch.nn.GRU(3, 4, batch_first=True), GRU(4, name="m"), [2, 5, 3]),
+    }[kind]
+    model = Model()
+    model |= ours(input="x", output="y")
+    types = {"x": "int32"} if kind == "embedding" else {}
+    compiled = ml.compile(model, "numpy", shapes={"x": shape}, types=types)
+    report = compiled.load_state_dict({f"m.{n}": p for n, p in theirs.state_dict().items()})
+    assert report.complete, str(report)
+    x = np.array([1, 6], np.int32) if kind == "embedding" else random(*shape)
+    with torch.no_grad():
+        made = theirs(torch.from_numpy(x))
+        made = made[0] if isinstance(made, tuple) else made
+    np.testing.assert_allclose(compiled({"x": x})["y"], made.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_report_says_what_did_not_fit():
+    compiled = ml.compile(mlp(), "numpy", shapes={"x": [2, 3]})
+    given = {"first.weight": random(8, 3), "second.weight": random(9, 9), "other": random(1)}
+    with pytest.raises(InputError) as caught:
+        compiled.load_state_dict(given)
+    for word in ("second.weight", "first.bias", "other"):
+        assert word in str(caught.value)
+    report = compiled.load_state_dict(given, strict=False)
+    assert not report.complete
+    np.testing.assert_array_equal(compiled.params["first.weight"], given["first.weight"])
+
+
+# -- whole -------------------------------------------------------------------------------------------------------
+def test_attention_with_a_loss_trains(backend):
+    model = Model()
+    model |= Embedding(11, 8)(input="tokens", output="e")
+    model += MultiHeadAttention(8, heads=2, causal=True)(query="e", output="a")
+    model += Linear(11)(input="a", output="logits")
+    model |= CrossEntropy()(logits="logits", labels="t", output="loss")
+    model.set_outputs("loss")
+    compiled = ml.compile(
+        model, backend, shapes={"tokens": [2, 5], "t": [2, 5]}, types={"tokens": "int32", "t": "int32"}
+    )
+    params = numbers(compiled, compiled.randomize_params(0))
+    rng = np.random.default_rng(0)
+    inputs = {"tokens": rng.integers(0, 11, (2, 5), np.int32), "t": rng.integers(0, 11, (2, 5), np.int32)}
+    losses = []
+    for _ in range(20):
+        outputs, gradients = compiled.evaluate(params, inputs, output_gradients="loss")
+        losses.append(float(numbers(compiled, outputs)["loss"]))
+        params = {n: p - 0.5 * numbers(compiled, gradients)[n] for n, p in params.items()}
+    assert losses[-1] < 0.7 * losses[0]
