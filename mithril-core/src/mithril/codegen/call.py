@@ -51,6 +51,14 @@ class Call:
             raise OperationError(f"operand '{name}' of '{op.name}' is missing")
         return value.type
 
+    def array(self, name: str) -> str:
+        """An operand as an array, typed even where it would be read as a plain number."""
+        op: Any = self.node.op
+        value = self.node.operands[op.operands.index(name)]
+        if value is None:
+            raise OperationError(f"operand '{name}' of '{op.name}' is missing")
+        return self._writer.expression(value)
+
     def literal(self, value: Any) -> str:
         """An attribute, size or dtype as source text."""
         return self._writer.literal(value)

@@ -1,0 +1,418 @@
+"""The lowering table of the PyTorch backend: primitives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mithril.codegen import Call, Lowerings
+from mithril.codegen.control import python_control
+from mithril.graph import Node
+from mithril_torch import helpers
+
+table = Lowerings(
+    "torch",
+    ["import torch", "import torch.nn.functional as F"],
+    dtype="torch.{name}",
+    scalar="torch.tensor({value}, dtype=torch.{name})",
+    constant="torch.from_numpy({array}.copy()).to({dtype})",
+    reserved=vars(helpers),
+    release=True,
+)
+
+
+def dtype_of(node: Node, k: int = 0) -> Any:
+    operand = node.operands[k]
+    assert operand is not None
+    return operand.dtype
+
+
+def is_integer(node: Node) -> bool:
+    return bool(dtype_of(node).is_integer)
+
+
+def is_half(node: Node) -> bool:
+    return bool(dtype_of(node).is_float and dtype_of(node).bits == 16)
+
+
+def is_inexact(node: Node) -> bool:
+    return bool(dtype_of(node).is_float)
+
+
+def is_words(node: Node) -> bool:
+    """uint32 operands, for which PyTorch lacks most operations."""
+    return any(v is not None and v.dtype.name == "uint32" for v in node.operands)
+
+
+# -- element-wise -------------------------------------------------------------------------------------------------
+OPERATORS = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "equal": "==",
+    "not_equal": "!=",
+    "less": "<",
+    "less_equal": "<=",
+    "greater": ">",
+    "greater_equal": ">=",
+    "bitwise_and": "&",
+    "bitwise_or": "|",
+    "bitwise_xor": "^",
+}
+for _name, _sign in OPERATORS.items():
+    table.row(_name, f"{{a}} {_sign} {{b}}")
+UNARY = {
+    "abs": "abs",
+    "exp": "exp",
+    "expm1": "expm1",
+    "log": "log",
+    "log1p": "log1p",
+    "log2": "log2",
+    "sqrt": "sqrt",
+    "sin": "sin",
+    "cos": "cos",
+    "tan": "tan",
+    "asin": "asin",
+    "acos": "acos",
+    "atan": "atan",
+    "sinh": "sinh",
+    "cosh": "cosh",
+    "tanh": "tanh",
+    "asinh": "asinh",
+    "acosh": "acosh",
+    "atanh": "atanh",
+    "erf": "erf",
+    "erfinv": "erfinv",
+    "floor": "floor",
+    "ceil": "ceil",
+    "round": "round",
+    "trunc": "trunc",
+    "isnan": "isnan",
+    "isinf": "isinf",
+    "isfinite": "isfinite",
+    "logical_not": "logical_not",
+    "bitwise_not": "bitwise_not",
+    "square": "square",
+    "rsqrt": "rsqrt",
+}
+for _name, _function in UNARY.items():
+    table.row(_name, f"torch.{_function}({{x}})")
+table.row("neg", "-{x}")
+
+
+@table.function("sign")
+def _sign(call: Call) -> str:
+    return f"{call.helper(helpers.sign)}({call.x})"
+
+
+for _name in ("floor", "ceil", "round", "trunc"):
+    table.row(_name, "{x}", when=is_integer, view=True)
+
+
+@table.function("maximum", "minimum", "pow", "atan2", "logical_and", "logical_or", "logical_xor")
+def _pairs(call: Call) -> str:
+    name = call.node.op.name
+    return f"torch.{name}({call.array('a')}, {call.array('b')})"
+
+
+@table.function("floordiv", "mod")
+def _division(call: Call) -> str:
+    kind = "int" if is_integer(call.node) else "float"
+    helper = getattr(helpers, f"{call.node.op.name}_{kind}")
+    return f"{call.helper(helper)}({call.array('a')}, {call.array('b')})"
+
+
+@table.function("pow", when=is_integer)
+def _pow_int(call: Call) -> str:
+    return f"{call.helper(helpers.pow_int)}({call.array('a')}, {call.array('b')})"
+
+
+@table.function("shift_left", "shift_right")
+def _shift(call: Call) -> str:
+    return f"{call.helper(getattr(helpers, call.node.op.name))}({call.array('a')}, {call.array('b')})"
+
+
+@table.function("where")
+def _where(call: Call) -> str:
+    return f"torch.where({call.array('condition')}, {call.array('a')}, {call.array('b')})"
+
+
+def _words(function: str, narrow: bool) -> Any:
+    def lower(call: Call) -> str:
+        op: Any = call.node.op
+        operands = ", ".join(call.array(name) for name in op.operands)
+        text = f"{call.helper(helpers.on_words)}({function}, {operands})"
+        return f"{text}.to(torch.uint32)" if narrow else text
+
+    return lower
+
+
+for _name, _function, _narrow in (
+    ("add", "torch.add", True),
+    ("sub", "torch.sub", True),
+    ("mul", "torch.mul", True),
+    ("maximum", "torch.maximum", True),
+    ("minimum", "torch.minimum", True),
+    ("bitwise_not", "torch.bitwise_not", True),
+    ("less", "torch.lt", False),
+    ("less_equal", "torch.le", False),
+    ("greater", "torch.gt", False),
+    ("greater_equal", "torch.ge", False),
+):
+    table.function(_name, when=is_words)(_words(_function, _narrow))
+
+
+@table.function("shift_left", "shift_right", "floordiv", "mod", when=is_words)
+def _words_helped(call: Call) -> str:
+    name = call.node.op.name
+    helper = call.helper(getattr(helpers, f"{name}_int" if name in ("floordiv", "mod") else name))
+    return f"{call.helper(helpers.on_words)}({helper}, {call.array('a')}, {call.array('b')}).to(torch.uint32)"
+
+
+@table.function("clip")
+def _clip(call: Call) -> str:
+    integer = not call.type.dtype.is_float
+    limits = call.type.dtype.limits if integer else (0, 0)
+    bounds = []
+    for name, value, edge, better in (("min", call.low, limits[0], max), ("max", call.high, limits[1], min)):
+        if value is not None:
+            bounds.append(f"{name}={better(int(value), edge) if integer else call.literal(value)}")
+    return f"torch.clamp({call.x}, {', '.join(bounds)})" if bounds else str(call.x)
+
+
+@table.function("cast")
+def _cast(call: Call) -> str:
+    source, target = call.operand_type("x").dtype, call.type.dtype
+    if target.is_bool:
+        return f"{call.array('x')} != 0"
+    if target.is_integer and not source.is_bool:
+        return f"{call.helper(helpers.cast_to_int)}({call.array('x')}, {call.dtype()})"
+    return f"{call.array('x')}.to({call.dtype()})"
+
+
+# -- reductions ---------------------------------------------------------------------------------------------------
+def _reduced(call: Call) -> str:
+    return f"{call.array('x')}, {call.literal(call.axis)}, {call.keepdims}"
+
+
+@table.function("sum", "prod")
+def _sum(call: Call) -> str:
+    name = call.helper(helpers.total if call.node.op.name == "sum" else helpers.product)
+    if is_half(call.node):
+        return f"{name}({_reduced(call)}, torch.float32).to({call.dtype()})"
+    return f"{name}({_reduced(call)}, {call.dtype()})"
+
+
+@table.function("sum", when=lambda node: bool(dtype_of(node).bits == 32 and node.attributes["axis"]))
+def _sum_plain(call: Call) -> str:
+    kept = ", keepdim=True" if call.keepdims else ""
+    wide = f", dtype={call.dtype()}" if is_integer(call.node) else ""
+    return f"torch.sum({call.array('x')}, {call.literal(call.axis)}{kept}{wide})"
+
+
+@table.function("mean")
+def _mean(call: Call) -> str:
+    name = call.helper(helpers.average)
+    if is_half(call.node):
+        x, axes = call.array("x"), call.literal(call.axis)
+        return f"{name}({x}.to(torch.float32), {axes}, {call.keepdims}).to({call.dtype()})"
+    return f"{name}({_reduced(call)})"
+
+
+@table.function("max", "min")
+def _extreme(call: Call) -> str:
+    kind, largest = call.type.dtype, call.node.op.name == "max"
+    if kind.is_float:
+        start = 'float("-inf")' if largest else 'float("inf")'
+    else:
+        start = str(kind.limits[0 if largest else 1])
+    return f"{call.helper(helpers.extreme)}({_reduced(call)}, {largest}, {start})"
+
+
+@table.function("any", "all")
+def _logic(call: Call) -> str:
+    return f"{call.helper(helpers.logic)}({_reduced(call)}, torch.{call.node.op.name})"
+
+
+@table.function("argmax", "argmin")
+def _position(call: Call) -> str:
+    largest = call.node.op.name == "argmax"
+    return f"{call.helper(helpers.position)}({call.array('x')}, {call.axis}, {call.keepdims}, {largest})"
+
+
+@table.function("cumsum", "cumprod")
+def _running(call: Call) -> str:
+    name = call.node.op.name
+    flags = f"{0 if name == 'cumsum' else 1}, {call.axis}, {call.reverse}, {call.exclusive}"
+    return f"{call.helper(helpers.running)}({call.array('x')}, torch.{name}, {flags})"
+
+
+# -- products -----------------------------------------------------------------------------------------------------
+@table.function("matmul")
+def _matmul(call: Call) -> str:
+    name = "torch.matmul" if is_inexact(call.node) else call.helper(helpers.matmul_int)
+    return f"{name}({call.array('a')}, {call.array('b')})"
+
+
+@table.function("dot")
+def _dot(call: Call) -> str:
+    axes = ", ".join(call.literal(call.attributes[n]) for n in ("contract_a", "contract_b", "batch_a", "batch_b"))
+    return f"{call.helper(helpers.dot)}({call.array('a')}, {call.array('b')}, {axes})"
+
+
+# -- shapes -------------------------------------------------------------------------------------------------------
+table.row("reshape", "torch.reshape({x}, {shape})", view=True)
+table.row("transpose", "{x}.permute({perm})", view=True)
+table.row("broadcast_to", "{x}.expand({shape})", view=True)
+table.row("flip", "torch.flip({x}, {axis})")
+table.row("concat", "torch.cat([{xs}], {axis})")
+table.row("full", "torch.full({shape}, {value}, dtype={dtype})")
+table.row("tril", "torch.tril({x}, {k})")
+table.row("triu", "torch.triu({x}, {k})")
+table.row("size_value", "torch.tensor({value}, dtype={dtype})")
+
+
+def is_scalar(node: Node) -> bool:
+    operand = node.operands[0]
+    return operand is not None and not operand.type.shape
+
+
+@table.function("reshape", "transpose", "broadcast_to", when=is_scalar, view=True)
+def _of_scalar(call: Call) -> str:
+    return f"{call.array('x')}.expand({call.shape()})" if call.type.shape else call.array("x")
+
+
+@table.function("barrier", view=True)
+def _barrier(call: Call) -> str:
+    return ", ".join(str(x) for x in call.operands)
+
+
+@table.function("iota")
+def _iota(call: Call) -> str:
+    shape = call.type.shape
+    place = ["1"] * len(shape)
+    place[call.axis] = "-1"
+    text = f"torch.arange({call.literal(shape[call.axis])}, dtype=torch.int64)"
+    if len(shape) > 1:
+        text = f"{text}.reshape({', '.join(place)}).expand({call.shape()})"
+    return f"({text} != 0)" if call.type.dtype.is_bool else f"{text}.to({call.dtype()})"
+
+
+@table.function("slice", view=True)
+def _slice(call: Call) -> str:
+    text = call.array("x")
+    parts = [":"] * len(call.operand_type("x").shape)
+    for start, stop, step, axis in zip(call.starts, call.stops, call.steps, call.axes, strict=True):
+        if step < 0:
+            ends = f"{call.literal(start)}, {call.literal(stop)}, {step}"
+            text = f"{call.helper(helpers.part)}({text}, {axis}, {ends})"
+        else:
+            parts[axis] = f"{call.literal(start)}:{call.literal(stop)}" + (f":{step}" if step != 1 else "")
+    return f"{text}[{', '.join(parts)}]" if any(p != ":" for p in parts) else text
+
+
+@table.function("pad")
+def _pad(call: Call) -> str:
+    if call.mode == "constant":
+        flat = [n for pair in reversed(call.widths) for n in pair]
+        return f"F.pad({call.array('x')}, {call.literal(flat)}, value={call.literal(call.value)})"
+    return f"{call.helper(helpers.pad_inside)}({call.array('x')}, {call.literal(call.widths)}, {call.mode!r})"
+
+
+# -- places -------------------------------------------------------------------------------------------------------
+@table.function("take", "take_along_axis")
+def _take(call: Call) -> str:
+    name = call.helper(getattr(helpers, call.node.op.name))
+    return f"{name}({call.array('x')}, {call.array('indices')}, {call.axis})"
+
+
+@table.function("gather_nd")
+def _gather(call: Call) -> str:
+    return f"{call.helper(helpers.gather_nd)}({call.array('x')}, {call.array('indices')}, {call.batch_dims})"
+
+
+@table.function("scatter_nd", "scatter_nd_add")
+def _scatter(call: Call) -> str:
+    operands = ", ".join(call.array(name) for name in ("x", "indices", "updates"))
+    return f"{call.helper(getattr(helpers, call.node.op.name))}({operands})"
+
+
+@table.function("dynamic_slice")
+def _dynamic_slice(call: Call) -> str:
+    sizes = call.literal(call.sizes)
+    return f"{call.helper(helpers.dynamic_slice)}({call.array('x')}, {call.array('starts')}, {sizes})"
+
+
+@table.function("dynamic_update_slice")
+def _dynamic_update(call: Call) -> str:
+    operands = ", ".join(call.array(name) for name in ("x", "update", "starts"))
+    return f"{call.helper(helpers.dynamic_update_slice)}({operands})"
+
+
+@table.function("argsort", "sort")
+def _sort(call: Call) -> str:
+    x = call.array("x")
+    order = f"{call.helper(helpers.argsort)}({x}, {call.axis}, {call.descending})"
+    if call.node.op.name == "argsort":
+        return f"{order}.to(torch.int32)"
+    return f"torch.take_along_dim({x}, {order}, {call.axis})"
+
+
+# -- windows ------------------------------------------------------------------------------------------------------
+def _settings(call: Call, *names: str) -> str:
+    return ", ".join(call.literal(call.attributes[n]) for n in names)
+
+
+@table.function("conv")
+def _conv(call: Call) -> str:
+    rest = _settings(call, "stride", "padding", "dilation", "groups")
+    return f"{call.helper(helpers.conv)}({call.x}, {call.w}, {rest})"
+
+
+@table.function("conv_input_grad")
+def _conv_input_grad(call: Call) -> str:
+    rest = _settings(call, "shape", "stride", "padding", "dilation", "groups")
+    return f"{call.helper(helpers.conv_input_grad)}({call.g}, {call.w}, {rest})"
+
+
+@table.function("conv_weight_grad")
+def _conv_weight_grad(call: Call) -> str:
+    rest = _settings(call, "shape", "stride", "padding", "dilation", "groups")
+    return f"{call.helper(helpers.conv_weight_grad)}({call.x}, {call.g}, {rest})"
+
+
+@table.function("max_pool", "max_pool_positions")
+def _max_pool(call: Call) -> str:
+    rest = _settings(call, "kernel", "stride", "padding", "dilation")
+    return f"{call.helper(getattr(helpers, call.node.op.name))}({call.x}, {rest})"
+
+
+@table.function("avg_pool")
+def _avg_pool(call: Call) -> str:
+    rest = _settings(call, "kernel", "stride", "padding", "count_include_pad")
+    return f"{call.helper(helpers.avg_pool)}({call.x}, {rest})"
+
+
+@table.function("avg_pool_grad")
+def _avg_pool_grad(call: Call) -> str:
+    rest = _settings(call, "shape", "kernel", "stride", "padding", "count_include_pad")
+    return f"{call.helper(helpers.avg_pool_grad)}({call.g}, {rest})"
+
+
+# -- random -------------------------------------------------------------------------------------------------------
+@table.function("random_bits")
+def _random_bits(call: Call) -> str:
+    return f"{call.helper(helpers.random_bits)}({call.array('key')}, {call.shape()})"
+
+
+@table.function("split_key")
+def _split_key(call: Call) -> str:
+    return f"{call.helper(helpers.split_key)}({call.array('key')}, {call.num})"
+
+
+@table.function("fold_in")
+def _fold_in(call: Call) -> str:
+    return f"{call.helper(helpers.fold_in)}({call.array('key')}, {call.array('data')})"
+
+
+python_control(table, "torch.stack({rows})", "torch.empty({shape}, dtype={dtype})")

@@ -1,0 +1,5 @@
+from mithril.testing import BackendConformance
+
+
+class TestTorch(BackendConformance):
+    backend = "torch"
