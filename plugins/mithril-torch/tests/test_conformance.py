@@ -1,3 +1,5 @@
+"""The PyTorch backend on the whole conformance kit."""
+
 from mithril.testing import BackendConformance
 
 

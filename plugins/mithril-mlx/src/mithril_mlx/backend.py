@@ -1,0 +1,112 @@
+"""``ml.MlxBackend``: generated MLX source, run lazily and evaluated at the end of a call, or compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import ml_dtypes
+import mlx.core as mx
+import numpy as np
+
+from mithril.codegen import Lowerings
+from mithril.errors import BackendError
+from mithril.graph import Graph, iterate
+from mithril.runtime.backend import BuildOptions, as_numpy
+from mithril.runtime.source_backend import Forward, SourceBackend
+from mithril.types import ALL, DType, dtype as as_dtype
+from mithril_mlx.lowering import table
+
+
+class MlxBackend(SourceBackend):
+    """Arrays are MLX's. On Apple silicon they live on the GPU, elsewhere on the CPU."""
+
+    name = "mlx"
+    devices = ("cpu", "gpu")
+    # MLX stores float64 but computes exp, sin, convolutions and more of it in float32's precision only.
+    dtypes: ClassVar[frozenset[DType]] = frozenset(d for d in ALL if d.name != "float64")
+    tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table}
+
+    def __init__(self, *, device: str | None = None, dtype: Any = None, precision: str | None = None) -> None:
+        super().__init__(device=device or mx.default_device().type.name, dtype=dtype, precision=precision)
+        if self.device == "gpu" and not mx.is_available(mx.gpu):
+            raise BackendError(
+                "MLX has no device 'gpu' here",
+                facts=[f"there is: {mx.default_device()}"],
+                hint="MLX computes on GPUs of Apple silicon, and of NVIDIA with its CUDA build",
+            )
+
+    def families(self) -> tuple[str, ...]:
+        return ("gpu", "apple") if self.device == "gpu" else ("cpu",)
+
+    # -- building ----------------------------------------------------------------------------------------------------
+    def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
+        run: Any = forward
+        if options.jit:
+            branching = next((n for n, _ in iterate(graph) if n.op.name in ("if", "while")), None)
+            if branching is None:
+                run = mx.compile(forward)
+            else:
+                options.decisions.record(
+                    "fallback", f"jit: MLX cannot compile '{branching.op.name}'; it runs uncompiled", branching.origin
+                )
+        device = getattr(mx, self.device)
+
+        def call(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+            with mx.stream(device):
+                outputs = run(params, inputs)
+                mx.eval(outputs)
+            return outputs  # type: ignore[no-any-return]
+
+        return call
+
+    def differentiated(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
+        def with_gradients(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+            made: dict[str, Any] = {}
+
+            def outputs(*given: Any) -> list[Any]:
+                wanted = dict(zip(wrt, given, strict=True))
+                made.update(
+                    forward(
+                        {name: wanted.get(name, x) for name, x in params.items()},
+                        {name: wanted.get(name, x) for name, x in inputs.items()},
+                    )
+                )
+                return [made[name] for name in of]
+
+            arguments = [params[n] if n in params else inputs[n] for n in wrt]
+            values, found = mx.vjp(outputs, arguments, [inputs[f"grad/{name}"] for name in of])
+            made.update(zip(of, values, strict=True))
+            return {**made, **{f"grad/{name}": g for name, g in zip(wrt, found, strict=True)}}
+
+        return with_gradients
+
+    # -- arrays ------------------------------------------------------------------------------------------------------
+    def native_dtype(self, dtype: DType) -> Any:
+        return getattr(mx, "bool_" if dtype.is_bool else dtype.name)
+
+    def array(self, data: Any, dtype: Any = None) -> mx.array:
+        if isinstance(data, mx.array):
+            return data if dtype is None else data.astype(self.native_dtype(as_dtype(dtype)))
+        made = as_numpy(data, self.dtype)
+        kind = self.native_dtype(as_dtype(made.dtype))
+        if made.dtype == ml_dtypes.bfloat16:
+            array = mx.array(np.ascontiguousarray(made).view(np.uint16)).view(mx.bfloat16)
+        else:
+            with mx.stream(mx.cpu):
+                array = mx.array(np.ascontiguousarray(made).reshape(made.shape), kind)
+        return array if dtype is None else array.astype(self.native_dtype(as_dtype(dtype)))
+
+    def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
+        if array.dtype == mx.bfloat16:
+            return np.array(array.view(mx.uint16)).view(ml_dtypes.bfloat16)  # type: ignore[no-any-return]
+        return np.array(array)
+
+    def is_array(self, x: Any) -> bool:
+        return isinstance(x, mx.array)
+
+    def synchronize(self, value: Any = None) -> None:
+        if value is None:
+            mx.synchronize()
+        else:
+            mx.eval(value)

@@ -1,0 +1,388 @@
+"""The lowering table of the MLX backend: primitives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mithril.codegen import Call, Lowerings
+from mithril.codegen.control import python_control
+from mithril.graph import Node
+from mithril_mlx import helpers
+
+table = Lowerings(
+    "mlx",
+    ["import mlx.core as mx"],
+    dtype="mx.{name}",
+    scalar="mx.array({value}, mx.{name})",
+    constant="mx.array({array}, {dtype})",
+    reserved=vars(helpers),
+    release=True,
+)
+
+
+def dtype_of(node: Node, k: int = 0) -> Any:
+    operand = node.operands[k]
+    assert operand is not None
+    return operand.dtype
+
+
+def is_integer(node: Node) -> bool:
+    return bool(dtype_of(node).is_integer)
+
+
+def is_half(node: Node) -> bool:
+    return bool(dtype_of(node).is_float and dtype_of(node).bits == 16)
+
+
+# -- element-wise -------------------------------------------------------------------------------------------------
+for _name, _sign in {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "equal": "==",
+    "not_equal": "!=",
+    "less": "<",
+    "less_equal": "<=",
+    "greater": ">",
+    "greater_equal": ">=",
+    "bitwise_and": "&",
+    "bitwise_or": "|",
+    "bitwise_xor": "^",
+}.items():
+    table.row(_name, f"{{a}} {_sign} {{b}}")
+for _name, _function in {
+    "abs": "abs",
+    "exp": "exp",
+    "expm1": "expm1",
+    "log": "log",
+    "log1p": "log1p",
+    "log2": "log2",
+    "sqrt": "sqrt",
+    "rsqrt": "rsqrt",
+    "square": "square",
+    "sin": "sin",
+    "cos": "cos",
+    "tan": "tan",
+    "asin": "arcsin",
+    "acos": "arccos",
+    "atan": "arctan",
+    "sinh": "sinh",
+    "cosh": "cosh",
+    "tanh": "tanh",
+    "asinh": "arcsinh",
+    "acosh": "arccosh",
+    "atanh": "arctanh",
+    "erf": "erf",
+    "erfinv": "erfinv",
+    "floor": "floor",
+    "ceil": "ceil",
+    "round": "round",
+    "isnan": "isnan",
+    "isinf": "isinf",
+    "isfinite": "isfinite",
+    "logical_not": "logical_not",
+    "bitwise_not": "bitwise_invert",
+}.items():
+    table.row(_name, f"mx.{_function}({{x}})")
+table.rows(
+    {
+        "neg": "-{x}",
+        "maximum": "mx.maximum({a}, {b})",
+        "minimum": "mx.minimum({a}, {b})",
+        "pow": "mx.power({a}, {b})",
+        "atan2": "mx.arctan2({a}, {b})",
+        "where": "mx.where({condition}, {a}, {b})",
+        "logical_and": "mx.logical_and({a}, {b})",
+        "logical_or": "mx.logical_or({a}, {b})",
+    }
+)
+
+
+@table.function("logical_xor")
+def _xor(call: Call) -> str:
+    return f"({call.array('a')} != 0) != ({call.array('b')} != 0)"
+
+
+@table.function("trunc")
+def _trunc(call: Call) -> str:
+    x = call.array("x")
+    return f"mx.where({x} < 0, mx.ceil({x}), mx.floor({x}))"
+
+
+@table.function("sign")
+def _sign(call: Call) -> str:
+    return f"{call.helper(helpers.sign)}({call.array('x')})"
+
+
+for _name in ("floor", "ceil", "round", "trunc"):
+    table.row(_name, "{x}", when=is_integer, view=True)
+
+
+@table.function("floordiv", "mod")
+def _division(call: Call) -> str:
+    kind = "int" if is_integer(call.node) else "float"
+    helper = getattr(helpers, f"{call.node.op.name}_{kind}")
+    return f"{call.helper(helper)}({call.array('a')}, {call.array('b')})"
+
+
+@table.function("pow", when=is_integer)
+def _pow_int(call: Call) -> str:
+    return f"{call.helper(helpers.pow_int)}({call.array('a')}, {call.array('b')})"
+
+
+@table.function("shift_left", "shift_right")
+def _shift(call: Call) -> str:
+    return f"{call.helper(getattr(helpers, call.node.op.name))}({call.array('a')}, {call.array('b')})"
+
+
+@table.function("clip")
+def _clip(call: Call) -> str:
+    integer, text = not call.type.dtype.is_float, call.array("x")
+    limits = call.type.dtype.limits if integer else (0, 0)
+    for name, value, edge, better in (("maximum", call.low, limits[0], max), ("minimum", call.high, limits[1], min)):
+        if value is not None:
+            bound = better(int(value), edge) if integer else call.literal(value)
+            text = f"mx.{name}({text}, mx.array({bound}, {call.dtype()}))"
+    return text
+
+
+@table.function("cast")
+def _cast(call: Call) -> str:
+    source, target = call.operand_type("x").dtype, call.type.dtype
+    if target.is_bool:
+        return f"{call.array('x')} != 0"
+    if target.is_integer and not source.is_bool:
+        low, high = target.limits
+        return f"{call.helper(helpers.cast_to_int)}({call.array('x')}, {call.dtype()}, {low}, {high})"
+    return f"{call.array('x')}.astype({call.dtype()})"
+
+
+# -- reductions ---------------------------------------------------------------------------------------------------
+def _reduced(call: Call, widened: str = "") -> str:
+    return f"{call.array('x')}{widened}, {call.literal(call.axis)}, {call.keepdims}"
+
+
+@table.function("sum", "prod")
+def _sum(call: Call) -> str:
+    name = call.node.op.name
+    widened = ".astype(mx.float32)" if is_half(call.node) else f".astype({call.dtype()})"
+    if call.type.dtype is call.operand_type("x").dtype and not is_half(call.node):
+        widened = ""
+    made = f"{call.helper(helpers.reduced)}({_reduced(call, widened)}, mx.{name}, {0 if name == 'sum' else 1})"
+    return made if not widened and call.type.dtype.is_float else f"{made}.astype({call.dtype()})"
+
+
+@table.function("mean")
+def _mean(call: Call) -> str:
+    widened = ".astype(mx.float32)" if is_half(call.node) else ""
+    made = f'{call.helper(helpers.reduced)}({_reduced(call, widened)}, mx.mean, float("nan"))'
+    return f"{made}.astype({call.dtype()})" if widened else made
+
+
+@table.function("max", "min")
+def _extreme(call: Call) -> str:
+    kind, largest = call.type.dtype, call.node.op.name == "max"
+    if kind.is_float:
+        start = 'float("-inf")' if largest else 'float("inf")'
+    else:
+        start = str(kind.limits[0 if largest else 1])
+    return f"{call.helper(helpers.extreme)}({_reduced(call)}, {largest}, {start})"
+
+
+@table.function("any", "all")
+def _logic(call: Call) -> str:
+    if not call.axis:
+        return f"{call.array('x')} != 0"
+    kept = ", keepdims=True" if call.keepdims else ""
+    return f"mx.{call.node.op.name}({call.array('x')}, axis={call.literal(call.axis)}{kept})"
+
+
+@table.function("argmax", "argmin")
+def _position(call: Call) -> str:
+    largest = call.node.op.name == "argmax"
+    return f"{call.helper(helpers.position)}({call.array('x')}, {call.axis}, {call.keepdims}, {largest})"
+
+
+@table.function("cumsum", "cumprod")
+def _running(call: Call) -> str:
+    flags = f"{call.axis}, {call.reverse}, {call.exclusive}"
+    return f"{call.helper(helpers.running)}({call.array('x')}, mx.{call.node.op.name}, {flags})"
+
+
+# -- products -----------------------------------------------------------------------------------------------------
+def _product(call: Call) -> str:
+    kind = dtype_of(call.node)
+    if not kind.is_float:
+        return call.helper(helpers.matmul_int)
+    return call.helper(helpers.matmul) if is_half(call.node) else "mx.matmul"
+
+
+@table.function("matmul")
+def _matmul(call: Call) -> str:
+    return f"{_product(call)}({call.array('a')}, {call.array('b')})"
+
+
+@table.function("dot")
+def _dot(call: Call) -> str:
+    axes = ", ".join(call.literal(call.attributes[n]) for n in ("contract_a", "contract_b", "batch_a", "batch_b"))
+    return f"{call.helper(helpers.dot)}({call.array('a')}, {call.array('b')}, {axes}, {_product(call)})"
+
+
+# -- shapes -------------------------------------------------------------------------------------------------------
+@table.function("reshape", "transpose", "broadcast_to", view=True)
+def _shaped(call: Call) -> str:
+    name, x = call.node.op.name, call.array("x")
+    wanted = call.literal(call.perm) if name == "transpose" else call.shape()
+    return f"mx.{name}({x}, {wanted})"
+
+
+@table.function("flip")
+def _flip(call: Call) -> str:
+    return f"{call.helper(helpers.flip)}({call.array('x')}, {call.literal(call.axis)})"
+
+
+table.row("concat", "mx.concatenate([{xs}], {axis})")
+table.row("full", "mx.full({shape}, {value}, {dtype})")
+table.row("size_value", "mx.array({value}, {dtype})")
+
+
+@table.function("tril", "triu")
+def _triangle(call: Call) -> str:
+    return f"{call.helper(helpers.triangle)}({call.array('x')}, mx.{call.node.op.name}, {call.k})"
+
+
+@table.function("barrier", view=True)
+def _barrier(call: Call) -> str:
+    return ", ".join(str(x) for x in call.operands)
+
+
+@table.function("iota")
+def _iota(call: Call) -> str:
+    shape = call.type.shape
+    place = ["1"] * len(shape)
+    place[call.axis] = "-1"
+    text = f"mx.arange({call.literal(shape[call.axis])}, dtype=mx.int32)"
+    if len(shape) > 1:
+        text = f"mx.broadcast_to({text}.reshape({', '.join(place)}), {call.shape()})"
+    return f"({text} != 0)" if call.type.dtype.is_bool else f"{text}.astype({call.dtype()})"
+
+
+@table.function("slice", view=True)
+def _slice(call: Call) -> str:
+    text = call.array("x")
+    parts = [":"] * len(call.operand_type("x").shape)
+    for start, stop, step, axis in zip(call.starts, call.stops, call.steps, call.axes, strict=True):
+        if step < 0:
+            text = f"{call.helper(helpers.part)}({text}, {axis}, {call.literal(start)}, {call.literal(stop)}, {step})"
+        else:
+            parts[axis] = f"{call.literal(start)}:{call.literal(stop)}" + (f":{step}" if step != 1 else "")
+    return f"{text}[{', '.join(parts)}]" if any(p != ":" for p in parts) else text
+
+
+@table.function("pad")
+def _pad(call: Call) -> str:
+    if call.mode == "constant":
+        fill = f"mx.array({call.literal(call.value)}, {call.dtype()})"
+        return f"mx.pad({call.array('x')}, {call.literal(call.widths)}, constant_values={fill})"
+    return f"{call.helper(helpers.pad_inside)}({call.array('x')}, {call.literal(call.widths)}, {call.mode!r})"
+
+
+# -- places -------------------------------------------------------------------------------------------------------
+@table.function("take", "take_along_axis")
+def _take(call: Call) -> str:
+    name = call.helper(getattr(helpers, call.node.op.name))
+    return f"{name}({call.array('x')}, {call.array('indices')}, {call.axis})"
+
+
+@table.function("gather_nd")
+def _gather(call: Call) -> str:
+    return f"{call.helper(helpers.gather_nd)}({call.array('x')}, {call.array('indices')}, {call.batch_dims})"
+
+
+@table.function("scatter_nd", "scatter_nd_add")
+def _scatter(call: Call) -> str:
+    operands = ", ".join(call.array(name) for name in ("x", "indices", "updates"))
+    return f"{call.helper(getattr(helpers, call.node.op.name))}({operands})"
+
+
+@table.function("dynamic_slice")
+def _dynamic_slice(call: Call) -> str:
+    sizes = call.literal(call.sizes)
+    return f"{call.helper(helpers.dynamic_slice)}({call.array('x')}, {call.array('starts')}, {sizes})"
+
+
+@table.function("dynamic_update_slice")
+def _dynamic_update(call: Call) -> str:
+    operands = ", ".join(call.array(name) for name in ("x", "update", "starts"))
+    return f"{call.helper(helpers.dynamic_update_slice)}({operands})"
+
+
+@table.function("argsort", "sort")
+def _sort(call: Call) -> str:
+    x = call.array("x")
+    order = f"{call.helper(helpers.argsort)}({x}, {call.axis}, {call.descending})"
+    if call.node.op.name == "argsort":
+        return f"{order}.astype(mx.int32)"
+    return f"mx.take_along_axis({x}, {order}, {call.axis})" if call.type.shape else x
+
+
+# -- windows ------------------------------------------------------------------------------------------------------
+def _settings(call: Call, *names: str) -> str:
+    return ", ".join(call.literal(call.attributes[n]) for n in names)
+
+
+@table.function("conv")
+def _conv(call: Call) -> str:
+    return f"{call.helper(helpers.conv)}({call.x}, {call.w}, {_settings(call, 'stride', 'padding', 'dilation', 'groups')})"
+
+
+@table.function("conv_input_grad")
+def _conv_input_grad(call: Call) -> str:
+    rest = _settings(call, "shape", "stride", "padding", "dilation", "groups")
+    return f"{call.helper(helpers.conv_input_grad)}({call.g}, {call.w}, {rest})"
+
+
+@table.function("conv_weight_grad")
+def _conv_weight_grad(call: Call) -> str:
+    rest = _settings(call, "shape", "stride", "padding", "dilation", "groups")
+    return f"{call.helper(helpers.conv_weight_grad)}({call.x}, {call.g}, {rest})"
+
+
+@table.function("max_pool", "max_pool_positions")
+def _max_pool(call: Call) -> str:
+    kind = call.operand_type("x").dtype
+    lowest = 'float("-inf")' if kind.is_float else str(kind.limits[0])
+    rest = _settings(call, "kernel", "stride", "padding", "dilation")
+    return f"{call.helper(getattr(helpers, call.node.op.name))}({call.x}, {rest}, {lowest})"
+
+
+@table.function("avg_pool")
+def _avg_pool(call: Call) -> str:
+    rest = _settings(call, "kernel", "stride", "padding", "count_include_pad")
+    return f"{call.helper(helpers.avg_pool)}({call.x}, {rest})"
+
+
+@table.function("avg_pool_grad")
+def _avg_pool_grad(call: Call) -> str:
+    rest = _settings(call, "shape", "kernel", "stride", "padding", "count_include_pad")
+    return f"{call.helper(helpers.avg_pool_grad)}({call.g}, {rest})"
+
+
+# -- random -------------------------------------------------------------------------------------------------------
+@table.function("random_bits")
+def _random_bits(call: Call) -> str:
+    return f"{call.helper(helpers.random_bits)}({call.array('key')}, {call.shape()})"
+
+
+@table.function("split_key")
+def _split_key(call: Call) -> str:
+    return f"{call.helper(helpers.split_key)}({call.array('key')}, {call.num})"
+
+
+@table.function("fold_in")
+def _fold_in(call: Call) -> str:
+    return f"{call.helper(helpers.fold_in)}({call.array('key')}, {call.array('data')})"
+
+
+python_control(table, "mx.stack({rows})", "mx.zeros({shape}, {dtype})")
