@@ -441,7 +441,9 @@ class Guard:
     def check(self, values: Mapping[str, int], where: Mapping[str, str]) -> None:
         """Raise unless the guard holds; ``where`` names the input and axis that each symbol was read from."""
         if not self.holds(values):
-            facts = [f"{s.name} = {values[s.name]} ({where.get(s.name, 'given')})" for s in symbols(self.left, self.right)]
+            facts = [
+                f"{s.name} = {values[s.name]} ({where.get(s.name, 'given')})" for s in symbols(self.left, self.right)
+            ]
             raise GuardError(f"these sizes must satisfy {self}", facts=[self.why, *facts])
 
     def __str__(self) -> str:
@@ -505,7 +507,9 @@ def bind(declared: Mapping[str, Shape], actual: Mapping[str, tuple[int, ...]]) -
             if isinstance(known, int):
                 if known != n:
                     sources = [f"{s.name} = {values[s.name]} ({where[s.name]})" for s in symbols(size)]
-                    raise GuardError(f"axis {axis} of input '{name}' is {n}, expected {size if sources else known}", facts=sources)
+                    raise GuardError(
+                        f"axis {axis} of input '{name}' is {n}, expected {size if sources else known}", facts=sources
+                    )
             elif (solved := _solve(known, n)) is not None:
                 symbol, value = solved
                 if value < symbol.low or (symbol.high is not None and value > symbol.high):
@@ -525,10 +529,12 @@ def bind(declared: Mapping[str, Shape], actual: Mapping[str, tuple[int, ...]]) -
 def _solve(size: Dim, n: int) -> tuple[Symbol, int] | None:
     """The one symbol of a linear size that equals n."""
     linear = [(m[0], c) for m, c in size.terms if len(m) == 1]
-    if len(linear) != 1 or any(len(m) > 1 for m, _ in size.terms) or not isinstance(linear[0][0], Symbol):
+    if len(linear) != 1 or any(len(m) > 1 for m, _ in size.terms):
+        return None
+    symbol, coefficient = linear[0]
+    if not isinstance(symbol, Symbol):
         return None
     constant = next((c for m, c in size.terms if not m), 0)
-    symbol, coefficient = linear[0]
     value, rest = divmod(n - constant, coefficient)
     return (symbol, value) if rest == 0 else None
 

@@ -30,7 +30,8 @@ class DType:
         if self.name == "bfloat16":
             import ml_dtypes
 
-            return np.dtype(ml_dtypes.bfloat16)
+            made: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+            return made
         return np.dtype(self.name)
 
     @property

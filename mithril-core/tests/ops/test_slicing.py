@@ -11,8 +11,7 @@ from mithril.dims import Dim, substitute
 from mithril.errors import OperationError, ShapeError
 from mithril.graph import Builder, parse, same, verify
 from mithril.ops.evaluate import evaluate
-from mithril.ops.slicing import END, getitem, pad, roll, select, split
-from mithril.ops.slicing import slice as cut
+from mithril.ops.slicing import END, getitem, pad, roll, select, slice as cut, split
 
 X = np.arange(24, dtype=np.float32).reshape(4, 6)
 ENDS = [None, -9, -6, -3, -1, 0, 1, 3, 5, 6, 8]

@@ -49,7 +49,8 @@ class Call:
         value = self.node.operands[op.operands.index(name)]
         if value is None:
             raise OperationError(f"operand '{name}' of '{op.name}' is missing")
-        return value.type
+        found: TensorType = value.type
+        return found
 
     def array(self, name: str) -> str:
         """An operand as an array, typed even where it would be read as a plain number."""

@@ -25,7 +25,7 @@ LARGE = 1 << 14  # elements: values from here on are dropped after their last us
 
 
 def emit(graph: Graph, table: Lowerings) -> dict[str, Any]:
-    """The parts of the module: ``imports``, ``helpers``, ``constants`` and the lines of the ``body``; see ``render``."""
+    """The parts of the module: ``imports``, ``helpers``, ``constants``, the lines of the ``body``; see ``render``."""
     module = Module(table)
     writer = Writer(graph, table, module)
     body = writer.function()
@@ -46,9 +46,12 @@ def render(parts: dict[str, Any]) -> str:
     graph: Graph = parts["graph"]
     body = "\n".join([*parts["body"], *parts["constants"]])
     extra = ["import ml_dtypes"] if "ml_dtypes." in body else []
-    blocks = [f'"""{graph.name}: generated for {parts["backend"]}."""', "\n".join(dict.fromkeys([*parts["imports"], *extra]))]
+    blocks = [
+        f'"""{graph.name}: generated for {parts["backend"]}."""',
+        "\n".join(dict.fromkeys([*parts["imports"], *extra])),
+    ]
     if parts["constants"]:
-        blocks.append("\n\n" + textwrap.dedent(inspect.getsource(_array)).strip())
+        blocks.append("\n\n" + ARRAY_FROM_TEXT.strip())
     blocks += ["\n\n" + text for text in parts["helpers"]]
     if parts["constants"]:
         blocks.append("\n\n" + "\n".join(parts["constants"]))
@@ -61,9 +64,12 @@ def render(parts: dict[str, Any]) -> str:
     return "\n".join(blocks) + "\n"
 
 
+# Written into files that hold constants: an array from its bytes.
+ARRAY_FROM_TEXT = '''
 def _array(text, dtype, shape):
     """An array from its bytes in base64."""
-    return numpy.frombuffer(base64.b64decode(text), numpy.dtype(dtype)).reshape(shape)  # type: ignore  # noqa: F821
+    return numpy.frombuffer(base64.b64decode(text), numpy.dtype(dtype)).reshape(shape)
+'''
 
 
 class Module:
@@ -113,7 +119,7 @@ class Writer:
         self.table = table
         self.module = module
         self.outer = outer
-        self.names = Names(module.names.taken) if outer is None else outer.names
+        self.names: Names = Names(module.names.taken) if outer is None else outer.names
         self.lines: list[str] = []
         self.text: dict[Value, str] = {}
         self.scalars: dict[Value, Node] = {}

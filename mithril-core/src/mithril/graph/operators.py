@@ -52,6 +52,8 @@ class Operators:
         return getitem(self, index)
 
     def __bool__(self) -> bool:
-        raise TypeError("a symbolic tensor has no truth value; use where(), If or while_loop for data-dependent choices")
+        raise TypeError(
+            "a symbolic tensor has no truth value; use where(), If or while_loop for data-dependent choices"
+        )
 
     __array_ufunc__ = None  # numpy arrays on the left let these operators win

@@ -142,7 +142,7 @@ class _Reader:
         else:
             numbers = parse_attributes(f"data={text}", {})["data"]
             array = np.array(numbers, dtype=type.dtype.numpy)
-        array = array.reshape(type.shape)  # type: ignore[arg-type]
+        array = array.reshape(type.shape)
         array.setflags(write=False)
         return array
 
@@ -156,7 +156,7 @@ class _Reader:
 
     def _node(self, line: str, limits: Any, values: dict[str, Value], depth: int) -> Node:
         text, origin = _origin(line)
-        opens = text.endswith(") {") or (text.endswith("} {"))
+        opens = text.endswith((") {", "} {"))
         if opens:
             text = text[:-2]
         match = _OPNAME.search(text)

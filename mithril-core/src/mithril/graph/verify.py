@@ -27,7 +27,9 @@ def _verify_one(graph: Graph, trusted: set[int]) -> None:
     names: set[str] = set()
     for i in graph.inputs:
         if i.role not in ROLES:
-            raise VerificationError(f"input '{i.name}' has the unknown role '{i.role}'", facts=[f"known: {', '.join(ROLES)}"])
+            raise VerificationError(
+                f"input '{i.name}' has the unknown role '{i.role}'", facts=[f"known: {', '.join(ROLES)}"]
+            )
         if i.name in names or i.value in defined:
             raise VerificationError(f"two inputs are named '{i.name}'")
         if (i.role == "constant") != (i.data is not None):
@@ -62,7 +64,9 @@ def _check_types(graph: Graph, node: Node) -> None:
         with collect_guards():
             types = node.op.infer([None if v is None else v.type for v in node.operands], node.attributes, node.regions)
     except MithrilError as error:
-        raise _broken(graph, node, f"'{node.op.name}' does not accept its operands: {error.what}", *error.facts) from error
+        raise _broken(
+            graph, node, f"'{node.op.name}' does not accept its operands: {error.what}", *error.facts
+        ) from error
     if len(types) != len(node.results):
         raise _broken(graph, node, f"'{node.op.name}' has {len(node.results)} results, expected {len(types)}")
     for value, expected in zip(node.results, types, strict=True):

@@ -6,10 +6,22 @@ import math
 
 from mithril.ops.attribute_types import Axis
 from mithril.ops.declare import composite
-from mithril.ops.elementwise import clip, erf, exp, greater, less, log, log1p, maximum, minimum, reciprocal, tanh, where
-from mithril.ops.elementwise import abs as abs_
-from mithril.ops.reduction import max as max_
-from mithril.ops.reduction import sum as sum_
+from mithril.ops.elementwise import (
+    abs as abs_,
+    clip,
+    erf,
+    exp,
+    greater,
+    less,
+    log,
+    log1p,
+    maximum,
+    minimum,
+    reciprocal,
+    tanh,
+    where,
+)
+from mithril.ops.reduction import max as max_, sum as sum_
 from mithril.ops.rules import per_input
 from mithril.ops.samples import Arr, exactly, sample
 from mithril.ops.shape import reshape, split

@@ -13,7 +13,7 @@ from mithril.types import DType, dtype as as_dtype
 
 
 @op(shape=lambda **_: (), dtype=attribute_dtype, samples=[sample(value=2.5, dtype="float32")])
-def constant(*, value: number, dtype: DType) -> Any:  # noqa: F821
+def constant(*, value: number, dtype: DType):  # noqa: F821
     """A scalar known at compile time."""
     return np.asarray(value, dtype=dtype.numpy)
 

@@ -39,7 +39,7 @@ def parse(equation: str, ranks: list[int]) -> tuple[list[list[str]], list[str]]:
             for c in term:
                 counts[c] = counts.get(c, 0) + 1
         named = sorted(c for c, n in counts.items() if n == 1 and not c.startswith("..."))
-        result = [f"...{k}" for k in range(longest)] + named
+        result = [*(f"...{k}" for k in range(longest)), *named]
     return letters, result
 
 

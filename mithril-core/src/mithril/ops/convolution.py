@@ -21,8 +21,7 @@ from mithril.ops.attribute_types import Ints, Pairs
 from mithril.ops.declare import composite, op
 from mithril.ops.rules import numeric
 from mithril.ops.samples import sample
-from mithril.types import TensorType
-from mithril.types import dtype as as_dtype
+from mithril.types import TensorType, dtype as as_dtype
 
 Array = np.ndarray[Any, Any]
 

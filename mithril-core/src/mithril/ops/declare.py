@@ -14,7 +14,9 @@ from mithril.ops.op import NOTHING, Attribute, Op
 from mithril.ops.rules import broadcast, floating, like
 
 
-def _read(function: Callable[..., Any], name: str) -> tuple[tuple[str, ...], frozenset[str], bool, dict[str, Attribute]]:
+def _read(
+    function: Callable[..., Any], name: str
+) -> tuple[tuple[str, ...], frozenset[str], bool, dict[str, Attribute]]:
     """Operands and attributes of a declaration, from its signature."""
     operands: list[str] = []
     optional: set[str] = set()

@@ -20,8 +20,9 @@ def decompose(graph: Graph, lowers: Lowers) -> Graph:
     made = _decompose(graph, lowers, missing)
     if missing:
         facts = [_where(name, nodes) for name, nodes in sorted(missing.items())]
+        count = f"{len(missing)} operation{'s' if len(missing) > 1 else ''}"
         raise UnsupportedError(
-            f"the backend has no way to run {len(missing)} operation{'s' if len(missing) > 1 else ''}: {', '.join(sorted(missing))}",
+            f"the backend has no way to run {count}: {', '.join(sorted(missing))}",
             facts=facts,
             hint="choose another backend, or give it a lowering for them (mithril_lowerings)",
         )

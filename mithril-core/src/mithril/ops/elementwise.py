@@ -12,7 +12,7 @@ from mithril.ops.declare import binary, composite, op, unary
 from mithril.ops.rules import boolean, broadcast, floating, integer, integral, logical, numeric, operand, same
 from mithril.ops.samples import Arr, bools, exactly, ints, positive, sample
 
-Array = np.ndarray[Any, Any]
+Array = Any  # a NumPy array; its operators are typed too narrowly for dtypes chosen at run time
 ANY = (sample((3, 4)), sample((), label="scalar"))
 POSITIVE = (sample(positive((3, 4))),)
 INSIDE = (sample(Arr((3, 4), low=-0.9, high=0.9)),)
@@ -133,8 +133,14 @@ trunc = unary("trunc", np.trunc, "The integer part.", no_vjp=NO_STEPS, samples=A
 isnan = unary("isnan", np.isnan, "Whether x is nan.", dtype=boolean, no_vjp="it gives a bool", samples=ANY)
 logical_not = unary("logical_not", np.logical_not, "not x, of bools.", dtype=logical, no_vjp="it gives a bool",
                     samples=(sample(bools((3, 4))),))  # fmt: skip
-bitwise_not = unary("bitwise_not", np.invert, "All bits flipped; not x of bools.", dtype=integral,
-                    no_vjp="it gives integers", samples=(sample(ints((3, 4), -9, 9)), sample(bools((3, 4)))))  # fmt: skip
+bitwise_not = unary(
+    "bitwise_not",
+    np.invert,
+    "All bits flipped; not x of bools.",
+    dtype=integral,
+    no_vjp="it gives integers",
+    samples=(sample(ints((3, 4), -9, 9)), sample(bools((3, 4)))),
+)
 
 # -- two operands -------------------------------------------------------------------------------------------------
 add = binary("add", np.add, "a + b", dtype=numeric, commutative=True, vjp=lambda g, y, a, b: (g, g),

@@ -20,8 +20,7 @@ from mithril.ops.declare import composite, op
 from mithril.ops.rules import expect_equal
 from mithril.ops.samples import Arr, exactly, ints, sample
 from mithril.ops.shape import concat, full, iota, reshape, stack, transpose, unsqueeze
-from mithril.types import DType, float32
-from mithril.types import dtype as as_dtype
+from mithril.types import DType, dtype as as_dtype, float32
 
 Array = np.ndarray[Any, Any]
 

@@ -9,8 +9,7 @@ from mithril.ops.activations import log_softmax, softplus
 from mithril.ops.attribute_types import Axis
 from mithril.ops.basic import cast
 from mithril.ops.declare import composite
-from mithril.ops.elementwise import abs as abs_
-from mithril.ops.elementwise import equal, exp, greater, less, log, maximum, minimum, sqrt, where
+from mithril.ops.elementwise import abs as abs_, equal, exp, greater, less, log, maximum, minimum, sqrt, where
 from mithril.ops.indexing import take_along_axis
 from mithril.ops.reduction import mean, sum
 from mithril.ops.samples import Arr, exactly, ints, positive, sample

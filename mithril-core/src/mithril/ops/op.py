@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.dims import Guard, Shape, Size, assume, collect_guards, is_static, numel, symbols
+from mithril.dims import Guard, Shape, Size, assume, collect_guards, numel, symbols
 from mithril.errors import DTypeError, MithrilError, OperationError, unknown
 from mithril.graph.builder import Builder, computing, trace
 from mithril.graph.core import Graph, Value
@@ -54,7 +54,9 @@ class Op:
     shape_rule: ShapeRule | None = None
     dtype_rule: DTypeRule | None = None
     infer_rule: Callable[..., tuple[TensorType, ...]] | None = None  # instead of the two above: operations with regions
-    canonical_rule: Callable[..., dict[str, Any]] | None = None  # attributes to their one form; twice is as good as once
+    canonical_rule: Callable[..., dict[str, Any]] | None = (
+        None  # attributes to their one form; twice is as good as once
+    )
     results: tuple[str, ...] = ("result",)  # () where the number depends on the attributes
     promotes: str | None = None  # "same": operands get one dtype; "float": and a float one
     promoted: tuple[str, ...] | None = None  # which operands take part; None is all
@@ -217,10 +219,12 @@ class Op:
 
     @cached_property
     def _axis_names(self) -> tuple[tuple[str, str], ...]:
-        return tuple((a.name, a.annotation) for a in self.attributes.values() if a.annotation in ("Axis", "Axes", "Axis | None"))
+        return tuple(
+            (a.name, a.annotation) for a in self.attributes.values() if a.annotation in ("Axis", "Axes", "Axis | None")
+        )
 
     def canonical(self, types: Sequence[TensorType | None], attributes: dict[str, Any]) -> dict[str, Any]:
-        """Axes made non-negative against the first operand's rank; ``Axes`` None becomes all axes; then the own rule."""
+        """Axes made non-negative against the first operand's rank, ``Axes`` None all axes; then the own rule."""
         try:
             if self._axis_names and types and types[0] is not None:
                 rank = types[0].rank
@@ -262,7 +266,8 @@ class Op:
                 for guard in body.guards:  # what the body had to assume, the whole assumes
                     assume(guard.left, guard.relation, guard.right, guard.why)
                 return tuple(v.type for v in body.outputs)
-            assert self.shape_rule is not None and self.dtype_rule is not None
+            assert self.shape_rule is not None
+            assert self.dtype_rule is not None
             shapes = self.shape_rule(*[None if t is None else t.shape for t in types], **attributes)
             dtypes = self.dtype_rule([None if t is None else t.dtype for t in types], attributes)
         except MithrilError as error:
@@ -331,12 +336,16 @@ class Op:
         out = tuple(np.asarray(r, dtype=t.dtype.numpy) for r, t in zip(results, expected, strict=True))
         return out[0] if len(self.results) == 1 else out
 
-    def flops(self, types: Sequence[TensorType | None], results: Sequence[TensorType], attributes: Mapping[str, Any]) -> Size:
+    def flops(
+        self, types: Sequence[TensorType | None], results: Sequence[TensorType], attributes: Mapping[str, Any]
+    ) -> Size:
         """Floating-point operations; a plain number is meant per result element."""
         if callable(self.cost):
             return self.cost(types, results, attributes)
         elements = numel(results[0].shape)
-        return int(self.cost * elements) if is_static((elements,)) else elements * int(self.cost)
+        if isinstance(elements, int):
+            return int(self.cost * elements)
+        return elements * int(self.cost)
 
 
 def _limits(types: Sequence[TensorType | None]) -> tuple[tuple[str, int, int | None], ...]:

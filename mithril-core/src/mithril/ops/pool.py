@@ -22,8 +22,7 @@ from mithril.ops.indexing import scatter_add_along_axis, take
 from mithril.ops.rules import always, floating, numeric
 from mithril.ops.samples import exactly, sample
 from mithril.ops.shape import full, reshape, transpose
-from mithril.types import TensorType, int32
-from mithril.types import dtype as as_dtype
+from mithril.types import TensorType, dtype as as_dtype, int32
 
 Array = np.ndarray[Any, Any]
 

@@ -15,7 +15,7 @@ from mithril.errors import OperationError, ShapeError
 from mithril.ops.basic import cast
 from mithril.ops.declare import composite, op
 from mithril.ops.elementwise import erfinv, less, maximum, shift_right
-from mithril.ops.rules import always, expect_rank
+from mithril.ops.rules import expect_rank
 from mithril.ops.samples import exactly, sample
 from mithril.types import DType, bfloat16, float16, float32, float64, uint32
 
@@ -78,7 +78,7 @@ def _bits_shape(key: Shape, *, shape: Shape) -> Shape:
 )
 def random_bits(key, *, shape: Shape):
     """Uniform 32-bit words: element i is Threefry of the counter i."""
-    high, low = counters(math.prod(shape))
+    high, low = counters(math.prod(map(int, shape)))
     a, b = threefry(key, high, low)
     return (a ^ b).reshape(shape)
 

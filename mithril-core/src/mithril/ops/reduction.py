@@ -11,7 +11,7 @@ from mithril.ops.attribute_types import Axes, Axis
 from mithril.ops.basic import cast
 from mithril.ops.declare import composite, op
 from mithril.ops.elementwise import div, equal, exp, log, where
-from mithril.ops.rules import always, boolean, floating, like, logical, numeric, per_input, reduced, same
+from mithril.ops.rules import always, floating, like, logical, numeric, per_input, reduced, same
 from mithril.ops.samples import bools, exactly, ints, sample
 from mithril.ops.shape import broadcast_to, reshape, size_value
 from mithril.types import dtype as as_dtype, float32, int32
@@ -39,7 +39,7 @@ def expand(g: Any, x: Any, axis: tuple[int, ...], keepdims: bool) -> Any:
     return broadcast_to(g, shape=x.shape)
 
 
-def _count(x: Any, axis: tuple[int, ...]) -> Any:
+def _count(x: Any, axis: Any) -> Any:
     """How many elements are reduced, as a number or a symbolic size."""
     return product(x.shape[k] for k in axis)
 

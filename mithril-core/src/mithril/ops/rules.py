@@ -43,7 +43,7 @@ def same(x: Shape, *_: Any, **__: Any) -> Shape:
     return x
 
 
-def reduced(x: Shape, *, axis: tuple[int, ...], keepdims: bool = False, **_: Any) -> Shape:
+def reduced(x: Shape, *, axis: Any, keepdims: bool = False, **_: Any) -> Shape:
     """The shape after reducing over axes."""
     if keepdims:
         return tuple(1 if k in axis else d for k, d in enumerate(x))
@@ -59,7 +59,9 @@ def expect_rank(what: str, shape: Shape, *ranks: int) -> None:
     """Raise unless the shape's rank is among those given."""
     if len(shape) not in ranks:
         accepted = " or ".join(map(str, ranks))
-        raise ShapeError(f"'{what}' has rank {len(shape)}, expected {accepted}", facts=[f"shape [{', '.join(map(str, shape))}]"])
+        raise ShapeError(
+            f"'{what}' has rank {len(shape)}, expected {accepted}", facts=[f"shape [{', '.join(map(str, shape))}]"]
+        )
 
 
 def expect_equal(what: str, a: Size, b: Size) -> Size:
@@ -108,7 +110,7 @@ def logical(dtypes: Dtypes, _: Attrs) -> DType:
 
 def attribute_dtype(_: Dtypes, attributes: Attrs) -> DType:
     """What the attribute ``dtype`` says."""
-    return attributes["dtype"]  # type: ignore[no-any-return]
+    return attributes["dtype"]
 
 
 def always(dtype: DType) -> Callable[[Dtypes, Attrs], DType]:

@@ -30,7 +30,9 @@ class Sample:
     dtypes: bool = True  # whether the kit may also run it with other dtypes of the same kind
 
 
-def sample(*operands: Arr | Shape | None, label: str = "", gradient: bool = True, dtypes: bool = True, **attributes: Any) -> Sample:
+def sample(
+    *operands: Arr | Shape | None, label: str = "", gradient: bool = True, dtypes: bool = True, **attributes: Any
+) -> Sample:
     """``sample((2, 3), axis=1)``: plain shapes are float32 arrays in [-2, 2]."""
     made = tuple(o if o is None or isinstance(o, Arr) else Arr(tuple(o)) for o in operands)
     return Sample(made, attributes, label, gradient, dtypes)

@@ -15,8 +15,7 @@ from mithril.ops.indexing import take_along_axis
 from mithril.ops.rules import always, like, same
 from mithril.ops.samples import exactly, ints, sample
 from mithril.ops.shape import narrow
-from mithril.types import TensorType, int32
-from mithril.types import dtype as as_dtype
+from mithril.types import TensorType, dtype as as_dtype, int32
 
 
 def _order(x: np.ndarray[Any, Any], axis: int, descending: bool) -> np.ndarray[Any, Any]:

@@ -2,6 +2,6 @@
 
 from mithril.rewrite.driver import rewrite
 from mithril.rewrite.matching import Match
-from mithril.rewrite.rule import Explanation, Rule, RuleSet, rule
+from mithril.rewrite.rules import Explanation, Rule, RuleSet, rule
 
 __all__ = ["Explanation", "Match", "Rule", "RuleSet", "rewrite", "rule"]

@@ -11,7 +11,7 @@ from mithril.graph import Graph, Node, Value
 from mithril.graph.editor import Editor
 
 if TYPE_CHECKING:
-    from mithril.rewrite.rule import Rule
+    from mithril.rewrite.rules import Rule
 
 Observer = Callable[["Rule", Node, Value], None]
 FUEL = 8  # applications per node of the graph before rules are taken to undo each other

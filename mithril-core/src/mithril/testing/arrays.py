@@ -36,7 +36,7 @@ SPECIAL_FLOATS = (
 def make_array(spec: Arr, seed: str, dtype: DType | None = None) -> np.ndarray[Any, Any]:
     """The array that a sample means, in its own or another dtype of the kind."""
     kind = dtype or as_dtype(spec.dtype)
-    shape = tuple(int(n) for n in spec.shape)  # type: ignore[arg-type]
+    shape = tuple(int(n) for n in spec.shape)
     if spec.values is not None:
         return np.array(spec.values, dtype=kind.numpy).reshape(shape)
     rng = np.random.default_rng(zlib.crc32(seed.encode()))

@@ -30,7 +30,7 @@ from mithril.types import DType, bfloat16, dtype as as_dtype, float16, float32, 
 class BackendConformance:
     """Inherit, set ``backend``, and every operation of the table is checked.
 
-    ``xfail`` maps the id of a case (``cumsum[int8]``, ``softmax``, ``special:floor``) to the reason why it fails; a case
+    ``xfail`` maps the id of a case (``cumsum[int8]``, ``softmax``, ``special:floor``) to why it fails; a case
     listed there that passes is a failure. ``ops`` narrows the operations, for trying things out.
     """
 
@@ -78,7 +78,7 @@ class BackendConformance:
         wanted = {node.op.name for node in executable.graph.nodes}
         assert wanted <= ran, f"the backend did not run {sorted(wanted - ran)} itself"
         arrays = {name: backend.array(a) for name, a in inputs.items()}
-        with forbidden_reference():
+        with ForbiddenReference():
             results = executable({}, arrays)
         out = {}
         for name, value in results.items():
@@ -183,7 +183,7 @@ class BackendConformance:
                     return
                 inputs = {}
                 for k, i in enumerate(graph.inputs):
-                    shape = tuple(int(d) for d in i.type.shape)  # type: ignore[arg-type]
+                    shape = tuple(int(d) for d in i.type.shape)
                     made = make_array(Arr(shape[::-1], i.type.dtype.name, low, high), f"{elementwise.name}/{k}")
                     inputs[i.name] = made.T  # a view with strides that run backwards
                 self.compare(graph, inputs, elementwise.tolerance)
@@ -251,7 +251,7 @@ class BackendConformance:
         assert done.stdout.strip() == "[]", f"importing {module} imports {done.stdout.strip()}"
 
 
-class forbidden_reference:
+class ForbiddenReference:
     """While active, evaluating an operation by its reference raises: a backend that falls back is found out."""
 
     def __enter__(self) -> None:
@@ -260,7 +260,7 @@ class forbidden_reference:
         def refuse(op: Op, *_: Any, **__: Any) -> Any:
             raise AssertionError(f"the backend ran the reference of '{op.name}' instead of its own lowering")
 
-        Op.evaluate = refuse  # type: ignore[method-assign]
+        Op.evaluate = refuse  # type: ignore[method-assign, assignment]
 
     def __exit__(self, *exc: object) -> None:
         Op.evaluate = self.before  # type: ignore[method-assign]
@@ -297,7 +297,7 @@ def _resized(graph: Graph, case: Case) -> dict[str, np.ndarray[Any, Any]] | None
         if any(isinstance(d, Dim) for d in declared):
             if spec.values is not None:
                 return None
-            spec = replace(spec, shape=(int(spec.shape[0]) + 1, *spec.shape[1:]))  # type: ignore[arg-type]
+            spec = replace(spec, shape=(int(spec.shape[0]) + 1, *spec.shape[1:]))
         inputs[f"x{k}"] = make_array(spec, f"{case.id}/again/{k}")
     sizes = {a.shape[0] for a, i in zip(inputs.values(), graph.inputs, strict=False) if not i.type.is_static}
     try:

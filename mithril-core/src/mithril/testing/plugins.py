@@ -57,7 +57,8 @@ class ProfilerConformance:
         with made as running:
             total = sum(range(1000))
         assert total == 499500
-        assert isinstance(running.summary(), str) and running.summary()
+        assert isinstance(running.summary(), str)
+        assert running.summary()
 
     def test_can_be_used_twice(self) -> None:
         kind = plugins.load_profiler(self.profiler)

@@ -75,7 +75,7 @@ class PassConformance:
         assert same(parse(str(made)), made)
 
     def test_comes_to_rest(self, graph: Graph) -> None:
-        """Run on its own result it changes nothing, or at least ends after a few runs; then it gives the same object."""
+        """Run on its own result it changes nothing, after a few runs at most; then it gives the same object."""
         current = graph
         for _ in range(5):
             following = self.run(current)
@@ -114,7 +114,7 @@ class RuleConformance:
             rng = np.random.default_rng(seed)
             for i in before.arguments:
                 values = special_array(i.type.dtype)
-                arguments[i.name] = rng.choice(values, i.type.shape).astype(i.type.dtype.numpy)  # type: ignore[arg-type]
+                arguments[i.name] = rng.choice(values, i.type.shape).astype(i.type.dtype.numpy)
             expected, got = evaluate(before, arguments), evaluate(after, arguments)
             if self.rule.exact:
                 self.compare(expected, got)

@@ -63,7 +63,11 @@ def shift_right(a, b):
     """Bits moved down, the sign copied in."""
     bits = a.dtype.itemsize * 8
     inside = (b >= 0) & (b < bits)
-    past = jnp.right_shift(a, jnp.asarray(bits - 1, a.dtype)) if jnp.issubdtype(a.dtype, jnp.signedinteger) else jnp.zeros_like(a)
+    past = (
+        jnp.right_shift(a, jnp.asarray(bits - 1, a.dtype))
+        if jnp.issubdtype(a.dtype, jnp.signedinteger)
+        else jnp.zeros_like(a)
+    )
     return jnp.where(inside, jnp.right_shift(a, jnp.where(inside, b, 0).astype(a.dtype)), past).astype(a.dtype)
 
 
@@ -77,7 +81,11 @@ def running(x, accumulate, start, axis, reverse, exclusive):
         shape = list(out.shape)
         shape[axis] = 1
         first = jnp.full(shape, start, out.dtype)
-        out = jnp.concatenate([first, lax.slice_in_dim(out, 0, out.shape[axis] - 1, axis=axis)], axis) if out.shape[axis] else out
+        out = (
+            jnp.concatenate([first, lax.slice_in_dim(out, 0, out.shape[axis] - 1, axis=axis)], axis)
+            if out.shape[axis]
+            else out
+        )
     return (jnp.flip(out, axis) if reverse else out).astype(x.dtype)
 
 
@@ -204,7 +212,6 @@ def pad_inside(x, widths, mode):
 # -- windows ------------------------------------------------------------------------------------------------------
 def conv_by_columns(x, w, shape, stride, padding, dilation, groups):
     """Convolution as one product: XLA's own is very slow on a CPU where the kernel exceeds the image."""
-    rank = w.ndim - 2
     padded = jnp.pad(x, ((0, 0), (0, 0), *padding))
     parts = []
     grid = [()]
@@ -228,7 +235,14 @@ def conv(x, w, stride, padding, dilation, groups):
     numbers = ("NC" + spatial, "OI" + spatial, "NC" + spatial)
     wide = jnp.float32 if x.dtype in (jnp.float16, jnp.bfloat16) else None
     made = lax.conv_general_dilated(
-        x, w, stride, padding, rhs_dilation=dilation, dimension_numbers=numbers, feature_group_count=groups, preferred_element_type=wide
+        x,
+        w,
+        stride,
+        padding,
+        rhs_dilation=dilation,
+        dimension_numbers=numbers,
+        feature_group_count=groups,
+        preferred_element_type=wide,
     )
     return made.astype(x.dtype)
 

@@ -16,13 +16,17 @@ def needs(*functions):
 
 # -- element-wise -------------------------------------------------------------------------------------------------
 def floordiv_int(a, b):
-    """Integer division towards minus infinity; by zero gives zero."""
+    """Integer division towards minus infinity; by zero gives zero. MLX dies of the smallest integer over -1."""
     a, b = mx.broadcast_arrays(a, b)
-    safe = mx.where(b == 0, mx.ones_like(b), b)
+    one = mx.ones_like(b)
+    safe = mx.where(b == 0, one, b)
+    if not mx.issubdtype(a.dtype, mx.signedinteger):
+        return mx.where(b == 0, mx.zeros_like(a), a // safe)
+    safe = mx.where(b == -1, one, safe)
     whole = a // safe
     rest = a - whole * safe
-    down = mx.where((rest != 0) & ((rest < 0) != (safe < 0)), mx.ones_like(b), mx.zeros_like(b))
-    return mx.where(b == 0, mx.zeros_like(a), whole - down)
+    down = mx.where((rest != 0) & ((rest < 0) != (safe < 0)), one, mx.zeros_like(b))
+    return mx.where(b == 0, mx.zeros_like(a), mx.where(b == -1, -a, whole - down))
 
 
 @needs(floordiv_int)
@@ -114,11 +118,6 @@ def shift_right(a, b):
 def sign(x):
     """-1, 0 or 1; nan stays."""
     return mx.where(mx.isnan(x), x, mx.sign(x)) if mx.issubdtype(x.dtype, mx.floating) else mx.sign(x)
-
-
-def pairwise(x, y, largest):
-    """The larger or smaller; nan wins."""
-    return mx.maximum(x, y) if largest else mx.minimum(x, y)
 
 
 # -- reductions ---------------------------------------------------------------------------------------------------
@@ -370,7 +369,9 @@ def argsort(x, axis, descending):
         bad = mx.isnan(key)
         key = mx.where(bad, mx.array(float("inf"), key.dtype), key)
         order = mx.argsort(key, axis=axis)
-        return mx.take_along_axis(order, mx.argsort(mx.take_along_axis(bad, order, axis).astype(mx.int32), axis=axis), axis)
+        return mx.take_along_axis(
+            order, mx.argsort(mx.take_along_axis(bad, order, axis).astype(mx.int32), axis=axis), axis
+        )
     key = x.astype(mx.int32) if x.dtype == mx.bool_ else x
     return mx.argsort(~key if descending else key, axis=axis)
 
@@ -410,12 +411,19 @@ def spread(g, shape, stride, kernel, dilation, padding):
         reach = (k - 1) * d
         left = reach - before
         if left < 0:
-            g = mx.slice(g, mx.array([-left]), (axis + 2,), [*g.shape[: axis + 2], g.shape[axis + 2] + left, *g.shape[axis + 3 :]])
+            g = mx.slice(
+                g,
+                mx.array([-left]),
+                (axis + 2,),
+                [*g.shape[: axis + 2], g.shape[axis + 2] + left, *g.shape[axis + 3 :]],
+            )
             left = 0
         need = shape[axis + 2] + reach
         right = need - left - g.shape[axis + 2]
         if right < 0:
-            g = mx.slice(g, mx.array([0]), (axis + 2,), [*g.shape[: axis + 2], g.shape[axis + 2] + right, *g.shape[axis + 3 :]])
+            g = mx.slice(
+                g, mx.array([0]), (axis + 2,), [*g.shape[: axis + 2], g.shape[axis + 2] + right, *g.shape[axis + 3 :]]
+            )
             right = 0
         widths.append((left, right))
     return mx.pad(g, widths)

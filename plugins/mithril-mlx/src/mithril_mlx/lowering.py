@@ -334,7 +334,9 @@ def _settings(call: Call, *names: str) -> str:
 
 @table.function("conv")
 def _conv(call: Call) -> str:
-    return f"{call.helper(helpers.conv)}({call.x}, {call.w}, {_settings(call, 'stride', 'padding', 'dilation', 'groups')})"
+    return (
+        f"{call.helper(helpers.conv)}({call.x}, {call.w}, {_settings(call, 'stride', 'padding', 'dilation', 'groups')})"
+    )
 
 
 @table.function("conv_input_grad")

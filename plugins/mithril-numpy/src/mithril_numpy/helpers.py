@@ -279,7 +279,6 @@ def pad(x, widths, mode, value):
 # -- windows ------------------------------------------------------------------------------------------------------
 def windows(x, kernel, stride, padding, dilation, fill=0):
     """[batch, channels, *windows, *kernel], a view of the padded image."""
-    rank = len(kernel)
     if any(a or b for a, b in padding):
         padded = np.full((*x.shape[:2], *(n + a + b for n, (a, b) in zip(x.shape[2:], padding))), fill, x.dtype)
         padded[(slice(None), slice(None), *(slice(a, a + n) for n, (a, _) in zip(x.shape[2:], padding)))] = x
