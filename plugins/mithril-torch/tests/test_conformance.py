@@ -5,3 +5,6 @@ from mithril.testing import BackendConformance
 
 class TestTorch(BackendConformance):
     backend = "torch"
+    xfail = {
+        "special:gelu": "PyTorch's kernel gives nan at infinity and overflows at half the largest float",
+    }

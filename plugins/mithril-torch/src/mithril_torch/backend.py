@@ -15,23 +15,46 @@ from mithril.graph import Graph
 from mithril.runtime.backend import BuildOptions, as_numpy
 from mithril.runtime.source_backend import Forward, SourceBackend
 from mithril.types import ALL, DType, dtype as as_dtype
+from mithril_torch import native  # noqa: F401  # adds its rows to the table
 from mithril_torch.lowering import table
+from mithril_torch.running import read, runner
 
 MISSING = ("uint16", "uint64")  # PyTorch stores these but computes hardly anything with them
 
 
 class TorchBackend(SourceBackend):
-    """Arrays are PyTorch's tensors, on one device."""
+    """Arrays are PyTorch's tensors, on one device.
+
+    Programs run as they are unless ``jit=True``: on a CPU ``torch.compile`` takes seconds and gains little.
+    """
 
     name = "torch"
     devices = ("cpu", "cuda", "mps")
     dtypes: ClassVar[frozenset[DType]] = frozenset(d for d in ALL if d.name not in MISSING)
     tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table}
 
-    def __init__(self, *, device: str | None = None, dtype: Any = None, precision: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        device: str | None = None,
+        dtype: Any = None,
+        precision: str | None = None,
+        cudnn_benchmark: bool | None = None,
+        enable_amp: bool | None = None,
+    ) -> None:
         chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
         super().__init__(device={"gpu": "cuda"}.get(chosen, chosen), dtype=dtype, precision=precision)
         self.torch_device = self._find(self.device)
+        self.cudnn_benchmark = cudnn_benchmark
+        self.enable_amp = enable_amp
+
+    def with_precision(self, precision: str) -> TorchBackend:
+        return type(self)(
+            device=self.device,
+            precision=precision,
+            cudnn_benchmark=self.cudnn_benchmark,
+            enable_amp=self.enable_amp,
+        )
 
     def _find(self, device: str) -> torch.device:
         try:
@@ -50,17 +73,8 @@ class TorchBackend(SourceBackend):
 
     # -- building ----------------------------------------------------------------------------------------------------
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
-        device = self.torch_device
-
-        def call(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-            with torch.no_grad():
-                return forward(params, inputs)
-
-        def call_there(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-            with torch.no_grad(), device:
-                return forward(params, inputs)
-
-        return call if device.type == "cpu" else call_there
+        running = read(options, self.torch_device, cudnn_benchmark=self.cudnn_benchmark, enable_amp=self.enable_amp)
+        return runner(forward, graph, running, options)
 
     def differentiated(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
         def with_gradients(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,6 +38,12 @@ def is_inexact(node: Node) -> bool:
     return bool(dtype_of(node).is_float)
 
 
+def has_onednn() -> bool:
+    import torch
+
+    return bool(torch.backends.mkldnn.is_available())
+
+
 def is_words(node: Node) -> bool:
     """uint32 operands, for which PyTorch lacks most operations."""
     return any(v is not None and v.dtype.name == "uint32" for v in node.operands)
@@ -257,7 +263,11 @@ def _matmul(call: Call) -> str:
 @table.function("dot")
 def _dot(call: Call) -> str:
     axes = ", ".join(call.literal(call.attributes[n]) for n in ("contract_a", "contract_b", "batch_a", "batch_b"))
-    return f"{call.helper(helpers.dot)}({call.array('a')}, {call.array('b')}, {axes})"
+    kind = dtype_of(call.node)
+    multiply = call.helper(helpers.times) if kind.name == "float32" and has_onednn() else "torch.matmul"
+    if not kind.is_float:
+        multiply = call.helper(helpers.matmul_int)
+    return f"{call.helper(helpers.dot)}({call.array('a')}, {call.array('b')}, {axes}, {multiply})"
 
 
 # -- shapes -------------------------------------------------------------------------------------------------------

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from mithril import BackendSpec, hookimpl
+from mithril import BackendSpec, Option, hookimpl
 
 
 @hookimpl
@@ -18,4 +19,19 @@ def mithril_backends() -> Sequence[BackendSpec]:
             requires=("torch",),
             summary="generated PyTorch source, eager or torch.compile",
         )
+    ]
+
+
+@hookimpl
+def mithril_options() -> Sequence[Option]:
+    """How the generated function is run."""
+    return [
+        Option("torch_dynamo", bool, False, "Compile with torch.compile(fullgraph=True); the same as jit=True."),
+        Option("torch_fx", bool, False, "Capture the program as a torch.fx.GraphModule and run that."),
+        Option(
+            "torch_options",
+            Mapping[str, Any],
+            {},
+            "enable_amp, enable_cudnn, benchmark_mode, graph_mode, script_optimization (0 to 3).",
+        ),
     ]

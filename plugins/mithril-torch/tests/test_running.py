@@ -1,0 +1,149 @@
+"""Options of the PyTorch backend: what they do, that they are restored, and which contradict each other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import mithril as ml
+from mithril.errors import OptionError, StrictError
+from mithril.models import Gelu, If, LayerNorm, Linear, Model, Relu
+
+# torch.compile's own parts warn of each other.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+
+def mlp():
+    model = Model()
+    model |= Linear(16, name="first")(input="x", output="h")
+    model += Gelu()(input="h", output="r")
+    model += LayerNorm(name="norm")(input="r", output="n")
+    model += Linear(2, name="second")(input="n", output="y")
+    return model
+
+
+def random(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def run(compiled, x, params=None):
+    params = compiled.randomize_params(0) if params is None else params
+    return compiled.evaluate(params, {"x": x})["y"].numpy()
+
+
+def test_compiled_programs_give_the_same_for_every_batch():
+    eager = ml.compile(mlp(), "torch", shapes={"x": [None, 8]})
+    made = ml.compile(mlp(), "torch", shapes={"x": [None, 8]}, jit=True)
+    for n in (2, 3, 17):
+        np.testing.assert_allclose(run(made, random(n, 8)), run(eager, random(n, 8)), rtol=1e-5, atol=1e-6)
+    assert len(made.programs) == 1
+
+
+def test_gradients_of_compiled_programs():
+    x, g = random(4, 8), np.ones((4, 2), np.float32)
+    found = []
+    for options in ({}, {"jit": True, "jit_options": {"backend": "aot_eager"}}, {"autodiff": "native"}):
+        compiled = ml.compile(mlp(), "torch", shapes={"x": [4, 8]}, **options)
+        found.append(compiled.evaluate(compiled.randomize_params(0), {"x": x}, g)[1])
+    for other in found[1:]:
+        for name, gradient in found[0].items():
+            np.testing.assert_allclose(other[name], gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_jit_and_file_go_together(tmp_path):
+    compiled = ml.compile(
+        mlp(), "torch", shapes={"x": [2, 8]}, jit=True, jit_options={"backend": "eager"}, file_path=tmp_path / "g.py"
+    )
+    run(compiled, random(2, 8))
+    assert "def forward(params, inputs):" in (tmp_path / "g.py").read_text()
+
+
+def test_captured_programs(tmp_path):
+    compiled = ml.compile(mlp(), "torch", shapes={"x": [2, 8]}, torch_fx=True)
+    expected = run(ml.compile(mlp(), "torch", shapes={"x": [2, 8]}), random(2, 8))
+    np.testing.assert_allclose(run(compiled, random(2, 8)), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_autocast_computes_in_half_and_gives_what_was_declared():
+    compiled = ml.compile(mlp(), ml.TorchBackend(enable_amp=True), shapes={"x": [64, 8]})
+    plain = ml.compile(mlp(), "torch", shapes={"x": [64, 8]})
+    made, expected = run(compiled, random(64, 8)), run(plain, random(64, 8))
+    assert made.dtype == np.float32
+    np.testing.assert_allclose(made, expected, rtol=0.1, atol=0.1)
+
+
+def test_threads_are_set_for_the_call_only():
+    seen = []
+    before = torch.get_num_threads()
+
+    def watch(code):
+        return code.replace("def forward(params, inputs):", "def forward(params, inputs):\n    SEEN(torch)")
+
+    torch.SEEN = lambda t: seen.append(t.get_num_threads())
+    compiled = ml.compile(
+        mlp(),
+        "torch",
+        shapes={"x": [2, 8]},
+        num_threads=before + 1,
+        code_transformers=[lambda c: watch(c).replace("SEEN(torch)", "torch.SEEN(torch)")],
+    )
+    run(compiled, random(2, 8))
+    del torch.SEEN
+    assert seen == [before + 1]
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"torch_dynamo": True, "jit": False}, "contradicts jit=False"),
+        ({"torch_fx": True, "jit": True}, "leave one of them out"),
+        ({"jit": True, "jit_options": {"backend": "inducto"}}, "inductor"),
+        ({"jit": True, "jit_options": {"modes": "x"}}, "mode"),
+        ({"jit": True, "jit_options": {"mode": "default", "options": {}}}, "not both"),
+        ({"torch_options": {"amp": True}}, "enable_amp"),
+        ({"torch_options": {"script_optimization": 7}}, "0 to 3"),
+    ],
+)
+def test_what_cannot_be_is_said(options, message):
+    with pytest.raises(OptionError) as caught:
+        ml.compile(mlp(), "torch", shapes={"x": [2, 8]}, **options)
+    assert message in str(caught.value)
+
+
+def test_two_places_must_agree():
+    with pytest.raises(OptionError, match="the backend says"):
+        ml.compile(mlp(), ml.TorchBackend(enable_amp=True), shapes={"x": [2, 8]}, torch_options={"enable_amp": False})
+
+
+def test_control_flow_stays_python_and_says_so():
+    model = Model()
+    model |= If("flag", Relu(), Linear(3))(input="x", flag="flag", output="y")
+    options = {"shapes": {"x": [2, 3], "flag": []}, "types": {"flag": "bool"}, "jit": True}
+    compiled = ml.compile(model, "torch", **options)
+    assert [d.kind for d in compiled.decisions] == ["fallback"]
+    with pytest.raises(StrictError):
+        ml.compile(model, "torch", strict=True, **options)
+
+
+def test_devices_that_are_not_there():
+    with pytest.raises(ml.BackendError, match="PyTorch has no device 'mps' here"):
+        ml.TorchBackend(device="mps")
+
+
+def test_tensors_are_shared_not_copied():
+    backend = ml.TorchBackend()
+    x = torch.ones(3)
+    assert backend.array(x).data_ptr() == x.data_ptr()
+
+
+@pytest.mark.gpu
+def test_runs_on_a_gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    here = ml.compile(mlp(), ml.TorchBackend(device="cpu"), shapes={"x": [2, 8]})
+    there = ml.compile(mlp(), ml.TorchBackend(device="cuda"), shapes={"x": [2, 8]})
+    made = there.evaluate(there.randomize_params(0), {"x": random(2, 8)})["y"]
+    assert made.device.type == "cuda"
+    np.testing.assert_allclose(made.cpu(), run(here, random(2, 8)), rtol=1e-3, atol=1e-4)
