@@ -1,0 +1,134 @@
+"""Dead code, constant folding, common subexpressions: on the kit's graphs, and what each must and must not do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mithril.graph import Builder, verify
+from mithril.ops import exp, iota, neg, relu, uniform, while_loop
+from mithril.ops.evaluate import evaluate
+from mithril.testing import PassConformance
+from mithril_passes.cleaning import (
+    FOLD_LIMIT,
+    common_subexpression,
+    constant_folding,
+    dead_code_elimination,
+)
+
+
+class TestDeadCode(PassConformance):
+    pass_ = "dead-code"
+
+
+class TestConstantFolding(PassConformance):
+    pass_ = "constant-folding"
+
+
+class TestCommonSubexpression(PassConformance):
+    pass_ = "common-subexpression"
+
+
+def names(graph):
+    return [node.op.name for node in graph.nodes]
+
+
+def built(write, *shapes):
+    with Builder() as b:
+        made = write(b, *[b.input(f"x{k}", shape) for k, shape in enumerate(shapes)])
+    return b.build(made if isinstance(made, dict) else {"y": made})
+
+
+def test_what_nothing_reads_goes():
+    def write(b, x):
+        exp(neg(x))
+        b.constant(np.ones(3, np.float32))
+        return relu(x)
+
+    made = dead_code_elimination(built(write, (3,)))
+    assert names(made) == ["relu"]
+    assert [i.name for i in made.inputs] == ["x0"]
+
+
+def test_inputs_stay_even_unread():
+    assert len(dead_code_elimination(built(lambda b, x, y: neg(x), (3,), (3,))).inputs) == 2
+
+
+def test_a_clean_graph_is_the_same_object():
+    graph = built(lambda b, x: neg(x), (3,))
+    for one in (dead_code_elimination, constant_folding, common_subexpression):
+        assert one(graph) is graph
+
+
+def test_equal_expressions_are_computed_once():
+    made = common_subexpression(built(lambda b, x: exp(x + 1.0) * exp(x + 1.0), (3,)))
+    assert names(made).count("exp") == 1
+    verify(made)
+
+
+def test_commuted_operands_are_equal():
+    assert names(common_subexpression(built(lambda b, x, y: (x + y) * (y + x), (3,), (3,)))).count("add") == 1
+    assert names(common_subexpression(built(lambda b, x, y: (x - y) * (y - x), (3,), (3,)))).count("sub") == 2
+
+
+def test_signed_zeros_are_not_equal():
+    graph = built(lambda b, x: {"y": x * 0.0, "z": x * -0.0}, (3,))
+    assert names(common_subexpression(graph)).count("mul") == 2
+
+
+def test_equal_parameters_stay_apart():
+    with Builder() as b:
+        x, v, w = b.input("x", (2, 3)), b.param("v", (3, 3)), b.param("w", (3, 3))
+        y = (x @ v) + (x @ w)
+    assert names(common_subexpression(b.build({"y": y}))).count("matmul") == 2
+
+
+def test_draws_of_two_keys_stay_apart_and_of_one_merge():
+    with Builder() as b:
+        first, second = (b.input(n, (2,), "uint32") for n in ("k1", "k2"))
+        made = uniform(first, shape=(4,)) + uniform(second, shape=(4,)) + uniform(first, shape=(4,))
+    assert names(common_subexpression(b.build({"y": made}))).count("uniform") == 2
+
+
+def test_constants_are_computed_now():
+    graph = built(lambda b, x: x + exp(b.constant(np.zeros(3, np.float32))) * 2.0, (3,))
+    made = dead_code_elimination(constant_folding(graph))
+    assert names(made) == ["add"]
+    np.testing.assert_array_equal(evaluate(made, {"x0": np.ones(3, np.float32)})["y"], [3, 3, 3])
+
+
+def test_scalars_stay_scalars():
+    made = dead_code_elimination(constant_folding(built(lambda b, x: x * (b.constant(2.0) * 3.0), (3,))))
+    assert names(made) == ["constant", "mul"]
+    assert made.nodes[0].attributes["value"] == 6.0
+
+
+def test_what_depends_on_inputs_or_parameters_is_left():
+    with Builder() as b:
+        w = b.param("w", (3,))
+        y = exp(w)
+    graph = b.build({"y": y})
+    assert constant_folding(graph) is graph
+
+
+@pytest.mark.parametrize("size", [FOLD_LIMIT, FOLD_LIMIT + 1])
+def test_large_constants_are_not_made(size):
+    small, wide = np.zeros(1, np.float32), np.zeros(size, np.float32)
+    made = constant_folding(built(lambda b, x: x + exp(b.constant(small)) + exp(b.constant(wide)), (1,)))
+    assert names(made).count("exp") == (size > FOLD_LIMIT)
+
+
+def test_bodies_of_loops_are_left_to_run():
+    def write(b, x):
+        return while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * 2.0), (b.constant(0), x))[1]
+
+    graph = built(write, (3,))
+    made = constant_folding(graph)
+    verify(made)
+    np.testing.assert_array_equal(evaluate(made, {"x0": np.ones(3, np.float32)})["y"], [8, 8, 8])
+
+
+def test_made_of_nothing_is_left_to_the_backend():
+    """iota and full cost less to make than to keep."""
+    graph = built(lambda b, x: x + iota(shape=(3,), dtype="float32"), (3,))
+    assert constant_folding(graph) is graph
