@@ -250,6 +250,8 @@ def _divide(a: Size, b: Dim) -> Size | None:
 
 def mod(a: Size, b: Size) -> Size:
     """``a % b`` with the sign of b."""
+    if isinstance(b, int) and b == 0:
+        raise ShapeError(f"division of the size '{a}' by zero")
     if isinstance(a, int) and isinstance(b, int):
         return a % b
     if isinstance(b, int):
@@ -271,10 +273,13 @@ def minimum(a: Size, b: Size) -> Size:
 def _extreme(function: str, a: Size, b: Size) -> Size:
     if isinstance(a, int) and isinstance(b, int):
         return max(a, b) if function == "max" else min(a, b)
-    ordered = at_most(a, b)
-    if ordered is None:
+    if at_most(a, b):
+        small, large = a, b
+    elif at_most(b, a):
+        small, large = b, a
+    else:
         return _call(function, *sorted((a, b), key=str))
-    return (b if ordered else a) if function == "max" else (a if ordered else b)
+    return large if function == "max" else small
 
 
 def product(sizes: Iterable[Size]) -> Size:

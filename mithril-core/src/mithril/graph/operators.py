@@ -56,4 +56,7 @@ class Operators:
             "a symbolic tensor has no truth value; use where(), If or while_loop for data-dependent choices"
         )
 
+    def __iter__(self) -> Any:
+        raise TypeError("a symbolic tensor cannot be iterated; slice it, split it, or loop over it with scan()")
+
     __array_ufunc__ = None  # numpy arrays on the left let these operators win

@@ -1,0 +1,314 @@
+"""Building, checking and editing graphs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mithril.dims import Dim
+from mithril.errors import GraphError, OperationError, VerificationError
+from mithril.graph import Builder, Graph, Input, Node, Origin, Value, iterate, operation, same, structural_hash, verify
+from mithril.ops import cond, exp, neg, relu, sum
+from mithril.types import TensorType, float32
+
+
+def small():
+    with Builder() as b:
+        x, w = b.input("x", (2, 3)), b.param("w", (3, 4), init="zeros")
+        y = relu(x @ w) + 1.0
+    return b.build({"y": y})
+
+
+# -- building -----------------------------------------------------------------------------------------------------
+def test_inputs_have_roles_and_outputs_names():
+    graph = small()
+    assert [(i.name, i.role) for i in graph.inputs] == [("x", "input"), ("w", "param")]
+    assert graph.output_names == ("y",)
+    assert graph.input("w").tags == {"init": "zeros"}
+    assert [n.op.name for n in graph.nodes] == ["matmul", "relu", "constant", "add"]
+
+
+def test_names_are_unique():
+    with Builder() as b:
+        x = b.input("x", (2,))
+        made = [neg(x) for _ in range(3)]
+        again = b.input("x", (2,))
+    assert [v.name for v in (*made, again)] == ["neg", "neg_1", "neg_2", "x_1"]
+
+
+def test_scalars_are_shared():
+    with Builder() as b:
+        x = b.input("x", (2,))
+        y = (x + 1.0) * 1.0 - 2.0
+    assert [n.op.name for n in b.build({"y": y}).nodes].count("constant") == 2
+
+
+def test_constants_cannot_be_changed_from_outside():
+    data = np.ones(3, np.float32)
+    with Builder() as b:
+        y = b.input("x", (3,)) + data
+    data[:] = 7
+    (constant,) = b.build({"y": y}).with_role("constant")
+    assert constant.data.tolist() == [1, 1, 1]
+    with pytest.raises(ValueError, match="read-only"):
+        constant.data[0] = 5
+
+
+def test_origin_and_tags_go_to_every_node():
+    b = Builder()
+    with b, b.at(Origin("encoder.0", "model.py", 3), {"phase": "forward"}):
+        y = neg(b.input("x", (2,)))
+    node = b.build({"y": y}).nodes[0]
+    assert str(node.origin) == "layer 'encoder.0' at model.py:3"
+    assert node.tags == {"phase": "forward"}
+
+
+def test_errors_name_operation_operands_and_origin():
+    b = Builder()
+    with b, b.at(Origin("head", "model.py", 9)), pytest.raises(OperationError) as caught:
+        b.input("x", (2, 3)) @ b.input("y", (4, 5))
+    text = str(caught.value)
+    for part in ("matmul", "f32[2, 3]", "f32[4, 5]", "layer 'head' at model.py:9"):
+        assert part in text
+
+
+def test_without_a_builder_values_have_nowhere_to_go():
+    x = Value("x", TensorType(float32, (2,)))
+    with pytest.raises(GraphError, match="no graph is being built here"):
+        neg(x)
+
+
+def test_lookups():
+    graph = small()
+    matmul, relu_node = graph.nodes[0], graph.nodes[1]
+    assert graph.producers[matmul.result] is matmul
+    assert graph.users[matmul.result] == (relu_node,)
+    assert graph.by_name["w"] is graph.inputs[1].value
+    with pytest.raises(KeyError):
+        graph.input("q")
+
+
+def test_symbolic_tensors_have_no_truth_value_and_cannot_be_iterated():
+    with Builder() as b:
+        x = b.input("x", (2,))
+    with pytest.raises(TypeError, match="no truth value"):
+        bool(x)
+    with pytest.raises(TypeError, match="cannot be iterated"):
+        list(x)
+
+
+def test_regions_are_walked_without_recursion():
+    def nest(x, depth):
+        return x if not depth else cond(sum(x) > 0.0, lambda: nest(x * 2.0, depth - 1), lambda: x)
+
+    with Builder() as b:
+        y = nest(b.input("x", (2,)), 5)
+    graph = b.build({"y": y})
+    assert [n.op.name for n, _ in iterate(graph)].count("if") == 5
+
+
+# -- equality -----------------------------------------------------------------------------------------------------
+def test_equal_graphs_have_equal_hashes_whatever_the_inner_names():
+    def build(name):
+        with Builder() as b:
+            x = b.input("x", (2,))
+            b.unique("neg")
+            y = exp(neg(x)) if name else exp(operation("neg")(x))
+        return b.build({"y": y})
+
+    assert same(build(True), build(False))
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [(0.0, -0.0), (1.0, 1.0 + 1e-7), (float("nan"), 0.0), (2, 3)],
+)
+def test_numbers_count(left, right):
+    def build(number):
+        with Builder() as b:
+            x = b.input("x", (2,), "float64" if isinstance(number, float) else "int32")
+            y = x * number
+        return b.build({"y": y})
+
+    assert not same(build(left), build(right))
+    assert same(build(left), build(left))
+
+
+def test_attributes_operands_and_types_count():
+    def build(write, shape=(2, 3)):
+        with Builder() as b:
+            y = write(b.input("x", shape), b.input("z", shape))
+        return structural_hash(b.build({"y": y}))
+
+    made = [
+        build(lambda x, z: sum(x, axis=0)),
+        build(lambda x, z: sum(x, axis=1)),
+        build(lambda x, z: sum(z, axis=0)),
+        build(lambda x, z: sum(x, axis=0), (2, 4)),
+        build(lambda x, z: sum(x, axis=0, keepdims=True)),
+    ]
+    assert len(set(made)) == len(made)
+
+
+# -- the verifier -------------------------------------------------------------------------------------------------
+def broken(graph, **changes):
+    return graph.replaced(**changes)
+
+
+def test_a_sound_graph_is_returned():
+    graph = small()
+    assert verify(graph) is graph
+
+
+def test_use_before_definition():
+    graph = small()
+    with pytest.raises(VerificationError, match=r"operand %matmul of 'relu' is used before it is defined") as caught:
+        verify(broken(graph, nodes=(graph.nodes[1], graph.nodes[0], *graph.nodes[2:])))
+    assert "> %relu: f32[2, 4] = relu(%matmul)" in str(caught.value)
+
+
+def test_defined_twice():
+    graph = small()
+    with pytest.raises(VerificationError, match="%matmul is defined twice"):
+        verify(broken(graph, nodes=(graph.nodes[0], *graph.nodes)))
+
+
+def test_wrong_result_type():
+    graph = small()
+    node = graph.nodes[1]
+    wrong = node.replaced(results=(Value("relu", TensorType(float32, (9,))),))
+    with pytest.raises(VerificationError, match=r"%relu says f32\[9\], but 'relu' gives f32\[2, 4\]"):
+        verify(broken(graph, nodes=(graph.nodes[0], wrong), outputs=(wrong.result,), output_names=("y",)))
+
+
+def test_operands_that_do_not_fit():
+    graph = small()
+    node = graph.nodes[0]
+    wrong = node.replaced(operands=(node.operands[1], node.operands[0]))
+    with pytest.raises(VerificationError, match="'matmul' does not accept its operands"):
+        verify(broken(graph, nodes=(wrong, *graph.nodes[1:])))
+
+
+def test_outputs_must_exist_and_be_named_apart():
+    graph = small()
+    with pytest.raises(VerificationError, match="which nothing defines"):
+        verify(broken(graph, outputs=(Value("q", TensorType(float32, ())),), output_names=("y",)))
+    with pytest.raises(VerificationError, match="name of its own"):
+        verify(broken(graph, outputs=graph.outputs * 2, output_names=("y", "y")))
+
+
+def test_inputs_must_be_sound():
+    x = Value("x", TensorType(float32, (2,)))
+    with pytest.raises(VerificationError, match="unknown role 'weight'"):
+        verify(Graph((Input(x, "weight"),), (), (x,)))
+    with pytest.raises(VerificationError, match="constants, and only they, have data"):
+        verify(Graph((Input(x, "constant"),), (), (x,)))
+    with pytest.raises(VerificationError, match=r"holds float64\[3\] but says it is f32\[2\]"):
+        verify(Graph((Input(x, "constant", np.zeros(3)),), (), (x,)))
+    with pytest.raises(VerificationError, match="two inputs are named 'x'"):
+        verify(Graph((Input(x), Input(Value("x", x.type))), (), (x,)))
+
+
+def test_what_is_wrong_inside_a_region_is_found():
+    with Builder() as b:
+        x = b.input("x", (2,))
+        y = cond(sum(x) > 0.0, lambda: neg(x), lambda: x)
+    graph = b.build({"y": y})
+    node = graph.nodes[-1]
+    region = node.regions[0]
+    bad = region.replaced(nodes=())
+    with pytest.raises(VerificationError, match="which nothing defines"):
+        verify(graph.replaced(nodes=(*graph.nodes[:-1], node.replaced(regions=(bad, node.regions[1])))))
+
+
+# -- the editor ---------------------------------------------------------------------------------------------------
+def test_an_untouched_graph_comes_back_itself():
+    graph = small()
+    assert graph.edit().freeze() is graph
+
+
+def test_values_are_replaced_everywhere():
+    graph = small()
+    editor = graph.edit()
+    relu_node = graph.nodes[1]
+    touched = editor.replace_value(relu_node.result, relu_node.operands[0])
+    assert [n.op.name for n in touched] == ["add"]
+    editor.erase_dead(relu_node)
+    made = verify(editor.freeze())
+    assert [n.op.name for n in made.nodes] == ["matmul", "constant", "add"]
+    assert [n.op.name for n in graph.nodes] == ["matmul", "relu", "constant", "add"]  # the old one is as it was
+
+
+def test_outputs_are_replaced_too():
+    graph = small()
+    editor = graph.edit()
+    editor.replace_value(graph.outputs[0], graph.nodes[0].result)
+    made = verify(editor.freeze())
+    assert made.outputs == (graph.nodes[0].result,)
+    assert made.output_names == ("y",)
+
+
+def test_nodes_are_inserted_before_others():
+    graph = small()
+    editor = graph.edit()
+    node = graph.nodes[1]
+    with editor.before(node) as b:
+        new = exp(node.operands[0]) * b.constant(np.ones(4, np.float32))
+    editor.replace_value(node.result, new)
+    editor.erase_dead(node)
+    made = verify(editor.freeze())
+    assert [n.op.name for n in made.nodes] == ["matmul", "exp", "mul", "constant", "add"]
+    assert len(made.with_role("constant")) == 1
+
+
+def test_an_error_while_inserting_inserts_nothing():
+    graph = small()
+    editor = graph.edit()
+    with pytest.raises(OperationError), editor.before(graph.nodes[1]):
+        exp(graph.nodes[0].result)
+        graph.nodes[0].result @ graph.nodes[0].result
+    assert editor.freeze() is graph
+
+
+def test_what_is_read_cannot_be_erased():
+    graph = small()
+    with pytest.raises(GraphError, match="%matmul is still read"):
+        graph.edit().erase(graph.nodes[0])
+
+
+def test_dead_chains_go_together():
+    with Builder() as b:
+        x = b.input("x", (2,))
+        last = exp(neg(exp(neg(x))))
+        y = relu(x)
+    graph = b.build({"y": y})
+    editor = graph.edit()
+    editor.erase_dead(graph.producers[last])
+    assert [n.op.name for n in editor.freeze().nodes] == ["relu"]
+
+
+def test_use_counts_follow():
+    graph = small()
+    editor = graph.edit()
+    value = graph.nodes[0].result
+    assert (editor.use_count(value), editor.is_output(value)) == (1, False)
+    editor.replace_value(graph.outputs[0], value)
+    assert (editor.use_count(value), editor.is_output(value)) == (2, True)
+
+
+def test_a_node_that_is_gone_is_refused():
+    graph = small()
+    editor = graph.edit()
+    node = graph.nodes[3]
+    editor.replace_value(node.result, graph.nodes[0].result)
+    editor.erase(node)
+    with pytest.raises(GraphError, match="no longer in the graph"):
+        editor.replace_node(node, node)
+
+
+def test_symbolic_sizes_print_where_they_stand():
+    with Builder() as b:
+        x = b.input("x", (Dim("B", 1, 8), 3))
+        y = sum(x, axis=1)
+    assert repr(y) == "%sum: f32[B]"
+    assert isinstance(b.build({"y": y}).nodes[0], Node)
