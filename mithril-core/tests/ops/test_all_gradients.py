@@ -92,7 +92,7 @@ SECOND = (
 def test_second_order(name):
     case = next(c for c in CASES if c.op.name == name)
     backward, _, wrt = differentiated(case.graph())
-    inputs = {**case.inputs(), **cotangents(case.graph(), [n for n in case.graph().output_names])}
+    inputs = {**case.inputs(), **cotangents(case.graph(), list(case.graph().output_names))}
     again = backward.replaced(
         outputs=tuple(v for n, v in zip(backward.output_names, backward.outputs) if n == f"grad/{wrt[0]}"),
         output_names=("s",),
