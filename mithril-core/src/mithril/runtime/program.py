@@ -67,5 +67,4 @@ class FastPath:
                     return False
         except (AttributeError, KeyError, TypeError):
             return False
-        values = tuple(params.values())
-        return len(values) == len(self.values) and all(map(is_, values, self.values))
+        return len(params) == len(self.values) and all(map(is_, params.values(), self.values))

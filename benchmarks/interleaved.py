@@ -1,0 +1,44 @@
+"""Timing several ways to do the same in turns, so that a busy machine disturbs all of them alike."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def interleaved(ways: Mapping[str, Callable[[], Any]], seconds: float = 1.0, least: int = 15) -> dict[str, float]:
+    """Best seconds per call of each way; each round calls every way once, or often enough to be measurable."""
+    repeats = {}
+    for name, call in ways.items():
+        call()
+        start = time.perf_counter()
+        call()
+        repeats[name] = max(1, int(2e-4 / max(time.perf_counter() - start, 1e-9)))
+    best = dict.fromkeys(ways, float("inf"))
+    gc.collect()
+    gc.disable()
+    try:
+        begin, rounds = time.perf_counter(), 0
+        while rounds < least or time.perf_counter() - begin < seconds:
+            for name, call in ways.items():
+                n = repeats[name]
+                start = time.perf_counter()
+                for _ in range(n):
+                    call()
+                best[name] = min(best[name], (time.perf_counter() - start) / n)
+            rounds += 1
+    finally:
+        gc.enable()
+    return best
+
+
+def table(title: str, rows: Mapping[str, Mapping[str, float]], base: str) -> None:
+    """Microseconds of each way, and its ratio to ``base``."""
+    names = list(next(iter(rows.values())))
+    width = max(len(title), *(len(r) for r in rows))
+    print(f"{title:<{width}}" + "".join(f"{n:>22}" for n in names))
+    for row, found in rows.items():
+        cells = "".join(f"{found[n] * 1e6:>12.1f} ({found[n] / found[base]:>6.2f}x)" for n in names)
+        print(f"{row:<{width}}{cells}")
