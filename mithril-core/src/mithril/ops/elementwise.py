@@ -30,9 +30,9 @@ def _erf(x: Array) -> Array:
 
 
 # Giles' approximation of the inverse error function for single precision: central and tail polynomial.
-_CENTRAL = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 2.1858087e-04, -1.25372503e-03,
+CENTRAL = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 2.1858087e-04, -1.25372503e-03,
             -4.17768164e-03, 2.46640727e-01, 1.50140941e00)  # fmt: skip
-_TAIL = (-2.00214257e-04, 1.00950558e-04, 1.34934322e-03, -3.67342844e-03, 5.73950773e-03, -7.6224613e-03,
+TAIL = (-2.00214257e-04, 1.00950558e-04, 1.34934322e-03, -3.67342844e-03, 5.73950773e-03, -7.6224613e-03,
          9.43887047e-03, 1.00167406e00, 2.83297682e00)  # fmt: skip
 
 
@@ -41,8 +41,8 @@ def _erfinv(x: Array) -> Array:
     z = x.astype(kind)
     w = -np.log1p(-z * z)
     central, tail = w - kind(2.5), np.sqrt(np.maximum(w, 0)) - kind(3)
-    inner, outer = np.full_like(z, _CENTRAL[0]), np.full_like(z, _TAIL[0])
-    for a, b in zip(_CENTRAL[1:], _TAIL[1:], strict=True):
+    inner, outer = np.full_like(z, CENTRAL[0]), np.full_like(z, TAIL[0])
+    for a, b in zip(CENTRAL[1:], TAIL[1:], strict=True):
         inner, outer = kind(a) + inner * central, kind(b) + outer * tail
     y = np.where(w < 5, inner, outer) * z
     if kind is np.float64:

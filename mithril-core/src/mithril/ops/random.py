@@ -14,7 +14,7 @@ from mithril.dims import Shape
 from mithril.errors import OperationError, ShapeError
 from mithril.ops.basic import cast
 from mithril.ops.declare import composite, op
-from mithril.ops.elementwise import erfinv, less, maximum, shift_right
+from mithril.ops.elementwise import CENTRAL, TAIL, erfinv, less, log, maximum, shift_right, sqrt, where
 from mithril.ops.rules import expect_rank
 from mithril.ops.samples import exactly, sample
 from mithril.types import DType, bfloat16, float16, float32, float64, uint32
@@ -166,8 +166,19 @@ def normal(key, *, shape: Shape, dtype: DType = "float32"):
     """Standard normal floats, by the inverse of the error function."""
     wide = float64 if dtype is float64 else float32
     smallest = -1.0 + (2.0**-53 if wide is float64 else 2.0**-24)
-    made = erfinv(maximum(_unit(key, shape, wide) * 2.0 + smallest, smallest)) * math.sqrt(2.0)
+    z = maximum(_unit(key, shape, wide) * 2.0 + smallest, smallest)
+    made = (erfinv(z) if wide is float64 else _single_erfinv(z)) * math.sqrt(2.0)
     return made if wide is dtype else cast(made, dtype=dtype)
+
+
+def _single_erfinv(z: Any) -> Any:
+    """erfinv by its polynomials, spelled out: every library has its own, and one seed shall give one set of weights."""
+    w = -log((1.0 - z) * (1.0 + z))
+    central, tail = w - 2.5, sqrt(maximum(w, 5.0)) - 3.0
+    inner, outer = central * CENTRAL[0] + CENTRAL[1], tail * TAIL[0] + TAIL[1]
+    for a, b in zip(CENTRAL[2:], TAIL[2:], strict=True):
+        inner, outer = inner * central + a, outer * tail + b
+    return where(less(w, 5.0), inner, outer) * z
 
 
 @composite(samples=[sample(KEY, shape=(64,), p=0.3, dtypes=False)])
