@@ -39,7 +39,7 @@ def relu(x):
 
 @relu.vjp
 def _(g, y, x):
-    return (where(greater(x, 0), g, 0.0),)
+    return (where(greater(y, 0), g, 0.0),)  # of the result, so that x need not be kept
 
 
 @composite(elementwise=True, promotes="same", flops=2, samples=ANY)

@@ -128,6 +128,25 @@ def cast_to_int(x, dtype):
     return np.where(wide >= float(info.max), dtype(info.max), made)
 
 
+def masked(condition, x):
+    """x where the condition holds, else 0: on bits, because np.where takes twenty times as long on mixed conditions."""
+    word = np.dtype(f"i{x.dtype.itemsize}")
+    mask = condition.view(np.int8).astype(word)
+    np.negative(mask, out=mask)
+    return np.bitwise_and(mask, x.view(word), out=mask).view(x.dtype)
+
+
+def chosen(condition, a, b):
+    """a where the condition holds, else b, on bits."""
+    word = np.dtype(f"i{a.dtype.itemsize}")
+    mask = condition.view(np.int8).astype(word)
+    np.negative(mask, out=mask)
+    other = b.view(word)
+    difference = a.view(word) ^ other
+    np.bitwise_and(difference, mask, out=difference)
+    return np.bitwise_xor(difference, other, out=difference).view(a.dtype)
+
+
 # -- reductions ---------------------------------------------------------------------------------------------------
 def running(x, accumulate, start, axis, reverse, exclusive):
     """A running sum or product, from either end, with or without the element itself."""

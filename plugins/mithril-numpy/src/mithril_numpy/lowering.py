@@ -92,6 +92,25 @@ table.rows({"isnan": "np.isnan({x})", "isinf": "np.isinf({x})", "isfinite": "np.
 for _name in ("floor", "ceil", "round", "trunc"):
     table.row(_name, "{x}.copy()", when=is_integer)
 table.row("where", "np.where({condition}, {a}, {b})")
+
+
+def _is_whole(node: Node) -> bool:
+    """A condition of the result's shape, over elements of four bytes or more."""
+    condition, result = node.operands[0], node.result
+    wide = result.dtype.bits >= 32 and not result.dtype.is_bool
+    return condition is not None and wide and bool(result.shape) and condition.type.shape == result.shape
+
+
+@table.function("where", when=_is_whole)
+def _where(call: Call) -> str:
+    shapes = [None if t is None else t.shape for t in call.types]
+    if shapes[1] == call.type.shape and call.b in ("0", "0.0"):
+        return f"{call.helper(helpers.masked)}({call.condition}, {call.a})"
+    if shapes[1] == shapes[2] == call.type.shape:
+        return f"{call.helper(helpers.chosen)}({call.condition}, {call.a}, {call.b})"
+    return f"np.where({call.condition}, {call.a}, {call.b})"
+
+
 for _name, _helper in (("floordiv", helpers.floordiv_int), ("mod", helpers.mod_int), ("pow", helpers.pow_int)):
 
     def _integer(call: Call, _helper: Any = _helper) -> str:
