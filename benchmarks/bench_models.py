@@ -21,8 +21,8 @@ import mithril as ml
 from mithril.models import Linear, Model, MSELoss, Relu
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-from gpt import gpt  # noqa: E402
-from resnet18 import resnet18  # noqa: E402
+from gpt import gpt
+from resnet18 import resnet18
 
 RNG = np.random.default_rng(0)
 

@@ -1,6 +1,6 @@
 """Generated NumPy code against the same computation typed by hand, and what calling a compiled model adds.
 
-``python benchmarks/bench_numpy.py``: microseconds, the best of many rounds in turns, and ratios to the hand-written code.
+``python benchmarks/bench_numpy.py``: microseconds, the best of many rounds in turns, and ratios to the code by hand.
 """
 
 from __future__ import annotations

@@ -1,0 +1,161 @@
+"""Algebra that holds bit for bit, and, apart from it, algebra that does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mithril.graph import Value
+from mithril.ops import (
+    abs as abs_,
+    add,
+    broadcast_to,
+    cast,
+    exp,
+    log,
+    maximum,
+    minimum,
+    mul,
+    neg,
+    relu,
+    reshape,
+    rsqrt,
+    slice as slice_,
+    sqrt,
+    square,
+    sub,
+    transpose,
+    where,
+)
+from mithril.rewrite import RuleSet, rule
+from mithril.types import DType
+
+
+def _holds_all(wide: DType, narrow: DType) -> bool:
+    """Whether every value of the narrow dtype is one of the wide."""
+    if narrow.is_bool:
+        return True
+    if wide.is_float and narrow.is_float:
+        return wide.bits > narrow.bits or wide is narrow
+    if wide.is_integer and narrow.is_integer:
+        low, high = narrow.limits
+        return wide.limits[0] <= low and high <= wide.limits[1]
+    return wide.is_float and narrow.is_integer and narrow.bits <= {16: 8, 32: 16, 64: 32}[wide.bits]
+
+
+def _survives(x: Value, *, first: Any, second: Any) -> bool:
+    return second is x.dtype and _holds_all(first, x.dtype)
+
+
+def _power_of_two(x: Value, *, c: float) -> bool:
+    """Such divisors have exact reciprocals."""
+    from math import frexp, isfinite
+
+    return isfinite(c) and c != 0 and abs(frexp(c)[0]) == 0.5 and 2.0**-10 <= abs(c) <= 2.0**10 and x.dtype.is_float
+
+
+def _composed(x: Value, *, inner: Any, outer: Any) -> Any:
+    return transpose(x, perm=tuple(inner[k] for k in outer))
+
+
+# A rule whose two sides have different types is not applied: x * 1 only goes where nothing is broadcast.
+EXACT = RuleSet(
+    "simplify",
+    [
+        rule(lambda x, *, shape=(2, 3): reshape(x, shape=shape), lambda x: x, exact=True, name="reshape to itself"),
+        rule(
+            lambda x, *, a=(6,), b=(3, 2): reshape(reshape(x, shape=a), shape=b),
+            lambda x, *, b: reshape(x, shape=b),
+            exact=True,
+            name="reshape twice",
+        ),
+        rule(
+            lambda x, *, perm=(0, 1): transpose(x, perm=perm),
+            lambda x: x,
+            when=lambda x, *, perm: tuple(perm) == tuple(range(len(perm))),
+            exact=True,
+            name="transpose to itself",
+        ),
+        rule(
+            lambda x, *, inner=(1, 0), outer=(1, 0): transpose(transpose(x, perm=inner), perm=outer),
+            _composed,
+            exact=True,
+            name="transpose twice",
+        ),
+        rule(
+            lambda x, *, shape=(2, 3): broadcast_to(x, shape=shape), lambda x: x, exact=True, name="broadcast to itself"
+        ),
+        rule(
+            lambda x, *, starts=(0,), stops=(9,), steps=(1,), axes=(0,): slice_(
+                x, starts=starts, stops=stops, steps=steps, axes=axes
+            ),
+            lambda x: x,
+            when=lambda x, *, steps, starts, stops, axes: all(s == 1 for s in steps),
+            exact=True,
+            name="slice of everything",
+        ),
+        rule(
+            lambda x, *, dtype="float32": cast(x, dtype=dtype),
+            lambda x: x,
+            when=lambda x, *, dtype: x.dtype is dtype,
+            exact=True,
+            name="cast to itself",
+        ),
+        rule(
+            lambda x, *, first="float64", second="float32": cast(cast(x, dtype=first), dtype=second),
+            lambda x: x,
+            when=_survives,
+            exact=True,
+            name="cast there and back",
+        ),
+        rule(lambda x: neg(neg(x)), lambda x: x, exact=True, name="neg twice"),
+        rule(lambda x: abs_(neg(x)), lambda x: abs_(x), exact=True, name="abs of neg"),
+        rule(lambda x: abs_(abs_(x)), lambda x: abs_(x), exact=True, name="abs twice"),
+        rule(lambda x: relu(relu(x)), lambda x: relu(x), exact=True, name="relu twice"),
+        rule(lambda x: mul(x, 1.0), lambda x: x, exact=True, name="times one"),
+        rule(lambda x: x / 1.0, lambda x: x, exact=True, name="over one"),
+        rule(lambda x: x - 0.0, lambda x: x, exact=True, name="minus zero"),
+        rule(lambda x: add(x, -0.0), lambda x: x, exact=True, name="plus minus zero"),
+        rule(
+            lambda x: add(x, 0),
+            lambda x: x,
+            when=lambda x: x.dtype.is_integer,
+            exact=True,
+            name="plus zero, of integers",
+        ),
+        rule(lambda x: mul(x, -1.0), lambda x: neg(x), exact=True, name="times minus one"),
+        rule(lambda x: x**1.0, lambda x: x, exact=True, name="to the first"),
+        rule(lambda x, y: add(x, neg(y)), lambda x, y: sub(x, y), exact=True, name="plus a negative"),
+        rule(lambda x, y: sub(x, neg(y)), lambda x, y: add(x, y), exact=True, name="minus a negative"),
+        rule(lambda x: mul(x, x), lambda x: square(x), exact=True, name="times itself"),
+        rule(lambda c, x: where(c, x, x), lambda c, x: x, exact=True, name="a choice of one"),
+        rule(lambda x: maximum(x, x), lambda x: x, exact=True, name="the larger of one"),
+        rule(lambda x: minimum(x, x), lambda x: x, exact=True, name="the smaller of one"),
+        rule(
+            lambda x, *, c=4.0: x / c,
+            lambda x, *, c: x * (1.0 / c),
+            when=_power_of_two,
+            exact=True,
+            name="over a power of two",
+        ),
+    ],
+)
+
+APPROXIMATE = RuleSet(
+    "fast-math",
+    [
+        rule(lambda x: add(x, 0.0), lambda x: x, exact=False, name="plus zero"),
+        rule(lambda x: log(exp(x)), lambda x: x, exact=False, name="log of exp"),
+        rule(lambda x: 1.0 / sqrt(x), lambda x: rsqrt(x), exact=False, name="reciprocal root"),
+        rule(lambda x, y: y / sqrt(x), lambda x, y: y * rsqrt(x), exact=False, name="over a root"),
+        rule(
+            lambda x, *, c=3.0: x / c,
+            lambda x, *, c: x * (1.0 / c),
+            when=lambda x, *, c: x.dtype.is_float and 1e-30 < abs(c) < 1e30,
+            exact=False,
+            name="over a constant",
+        ),
+        rule(
+            lambda x, y, z: add(mul(x, y), mul(x, z)), lambda x, y, z: mul(x, add(y, z)), exact=False, name="factored"
+        ),
+    ],
+)

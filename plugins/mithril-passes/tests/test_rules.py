@@ -1,0 +1,149 @@
+"""Every rule of the standard passes against itself: both sides agree, bit for bit where it says so; and it fires."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril import ops
+from mithril.graph import Builder, verify
+from mithril.models import Linear, Model, Relu
+from mithril.ops.evaluate import evaluate
+from mithril.passes import random_arguments
+from mithril.testing import PassConformance, RuleConformance
+from mithril_passes import merging, raising, simplify
+
+SHAPES = {
+    "slice of everything": [("float32", (9,))],
+    "plus zero, of integers": [("int32", (2, 3))],
+    "a choice of one": [("bool", (2, 3)), ("float32", (2, 3))],
+    "linear": [("float32", (2, 3)), ("float32", (4, 3)), ("float32", (4,))],
+    "bias of a linear": [("float32", (2, 3)), ("float32", (4, 3)), ("float32", (4,))],
+    "layer norm": [("float32", (2, 3)), ("float32", (3,)), ("float32", (3,))],
+    "parameters of a layer norm": [("float32", (2, 3)), ("float32", (3,)), ("float32", (3,))],
+    "RMS norm": [("float32", (2, 3)), ("float32", (3,))],
+    "attention": [*[("float32", (1, 2, 4, 3))] * 3, ("float32", (1, 1, 4, 4))],
+}
+ALL = [r for s in (simplify.EXACT, simplify.APPROXIMATE, raising.RULES, merging.RULES) for r in s.rules]
+
+
+def kit(rule):
+    linear = [("float32", (2, 3)), ("float32", (4, 3)), ("float32", (4,))]
+    default = linear if rule.name.startswith("linear") else [("float32", (2, 3))] * 4
+    made = type(
+        "Kit",
+        (RuleConformance,),
+        {"rule": rule, "types": SHAPES.get(rule.name, default)[: len(rule.pattern.variables)]},
+    )
+    return made()
+
+
+@pytest.mark.parametrize("rule", ALL, ids=lambda r: r.name)
+def test_both_sides_agree(rule):
+    one = kit(rule)
+    one.test_both_sides_fit()
+    one.test_both_sides_agree_on_random_values()
+    with np.errstate(all="ignore"):
+        one.test_both_sides_agree_on_special_values()
+
+
+@pytest.mark.parametrize("rule", ALL, ids=lambda r: r.name)
+def test_it_fires_on_what_it_describes(rule):
+    before, _ = kit(rule).sides()
+    made = rule(before)
+    assert made is not before, "\n".join(map(str, rule.explain(before)))
+    verify(made)
+
+
+class TestSimplify(PassConformance):
+    pass_ = "simplify"
+
+
+class TestFastMath(PassConformance):
+    pass_ = "fast-math"
+
+
+class TestOperatorFusion(PassConformance):
+    pass_ = "operator-fusion"
+
+
+class TestLinearActivation(PassConformance):
+    pass_ = "linear-activation"
+
+
+def fused(write, *shapes):
+    with Builder() as b:
+        made = write(*[b.input(f"x{k}", s) for k, s in enumerate(shapes)])
+    graph = b.build({"y": made})
+    after = raising.RULES(graph)
+    verify(after)
+    arguments = random_arguments(graph)
+    expected, got = evaluate(graph, arguments)["y"], evaluate(after, arguments)["y"]
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+    return [n.op.name for n in after.nodes if n.op.name != "constant"]
+
+
+def test_hand_written_attention_becomes_one():
+    def write(q, k, v):
+        scores = q @ ops.transpose(k, perm=(0, 1, 3, 2)) * (1 / math.sqrt(8))
+        e = ops.exp(scores - ops.max(scores, axis=-1, keepdims=True))
+        return (e / ops.sum(e, axis=-1, keepdims=True)) @ v
+
+    assert fused(write, *[(2, 4, 6, 8)] * 3) == ["attention"]
+
+
+def test_hand_written_attention_with_a_mask():
+    def write(q, k, v, m):
+        return ops.softmax(q @ ops.transpose(k, perm=(0, 1, 3, 2)) / math.sqrt(8) + m) @ v
+
+    assert fused(write, *[(2, 4, 6, 8)] * 3, (6, 6)) == ["attention"]
+
+
+def test_a_softmax_over_another_axis_is_no_attention():
+    def write(q, k, v):
+        return ops.softmax(q @ ops.transpose(k, perm=(0, 1, 3, 2)) * 0.5, axis=2) @ v
+
+    assert fused(write, *[(2, 4, 6, 8)] * 3)[-1] == "matmul"
+
+
+def test_hand_written_norm_and_activation():
+    def write(x, w, b):
+        mean = ops.mean(x, axis=-1, keepdims=True)
+        var = ops.mean((x - mean) * (x - mean), axis=-1, keepdims=True)
+        y = (x - mean) / ops.sqrt(var + 1e-6) * w + b
+        return y * (1.0 / (1.0 + ops.exp(-y)))
+
+    graph_ops = fused(write, (3, 8), (8,), (8,))
+    assert "silu" in graph_ops or "sigmoid" in graph_ops
+
+
+def test_weights_of_other_shapes_are_left():
+    def write(x, w, b):
+        c = x - ops.mean(x, axis=-1, keepdims=True)
+        return c * ops.rsqrt(ops.mean(c * c, axis=-1, keepdims=True) + 1e-5) * w + b
+
+    assert "layer_norm" in fused(write, (3, 8), (3, 8), (8,))
+
+
+def test_activations_join_linears_unless_others_read_them():
+    model = Model()
+    model |= Linear(4, name="l")(input="x", output="h")
+    model += Relu()(input="h", output="y")
+    compiled = ml.compile(model, "numpy", shapes={"x": [2, 3]})
+    assert [n.op.name for n in compiled.graph.nodes] == ["linear"]
+    assert compiled.graph.nodes[0].attributes["activation"] == "relu"
+    both = ml.compile(model, "numpy", shapes={"x": [2, 3]}, outputs=["h", "y"])
+    assert [n.op.name for n in both.graph.nodes] == ["linear", "relu"]
+
+
+def test_gradients_go_through_what_was_raised():
+    """Fusion runs before differentiation, so that a composite's own gradient is used."""
+    model = Model()
+    model |= Linear(4, name="l")(input="x", output="h")
+    compiled = ml.compile(model, "numpy", shapes={"x": [2, 3]})
+    params = compiled.randomize_params(0)
+    _, gradients = compiled.evaluate(params, {"x": np.ones((2, 3), np.float32)}, np.ones((2, 4), np.float32))
+    np.testing.assert_allclose(gradients["l.bias"], [2, 2, 2, 2])
