@@ -13,11 +13,20 @@ from mithril.errors import MithrilError, closest
 # name: (where it lives, one line of help). A new command of the core is one row here.
 COMMANDS = {
     "backends": ("mithril.cli.listing:backends", "Backends: installed, usable, and how to get the others."),
+    "compile": ("mithril.cli.models:compile_command", "Compile a model and print what was generated."),
     "demo": (
         "mithril.cli.demo:demo",
         "One model on every installed backend: results compared, timings, a picture of the graph.",
     ),
+    "diff": (
+        "mithril.cli.models:diff_command",
+        "A model on several backends, or after each pass: the first operation that departs.",
+    ),
     "doctor": ("mithril.cli.doctor:doctor", "This machine: versions, devices, threads, and why a plugin did not load."),
+    "explain": (
+        "mithril.cli.models:explain_command",
+        "What was decided while a model was compiled, and why a fusion did not fire.",
+    ),
     "new-plugin": (
         "mithril.cli.new_plugin:new_plugin",
         "Write a complete distribution with tests: pass, backend, target, profiler or op.",
