@@ -1,0 +1,29 @@
+"""Reading small files and commands of the operating system, where a missing one is an ordinary answer."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+
+def read(path: str | Path) -> str | None:
+    """The stripped text of a file of /proc or /sys; None where there is none."""
+    try:
+        return Path(path).read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def whole(path: str | Path) -> int | None:
+    """A file that holds one whole number."""
+    text = read(path)
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def told(*command: str, seconds: float = 2.0) -> str | None:
+    """What a command prints; None where it is missing, fails or takes too long."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
