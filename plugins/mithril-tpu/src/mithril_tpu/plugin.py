@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal
 
-from mithril import Found, HardwareTarget, hookimpl
+from mithril import CompileContext, Found, HardwareTarget, Option, hookimpl
 
 
 @hookimpl
@@ -21,3 +23,59 @@ def mithril_detect_targets() -> Sequence[Found]:
     from mithril_tpu.targets import detected
 
     return detected()
+
+
+@hookimpl
+def mithril_options() -> Sequence[Option]:
+    """Keywords about TPUs and many devices."""
+    nothing: Mapping[str, Any] = MappingProxyType({})
+    return [
+        Option(
+            "tpu_options",
+            Mapping[str, Any],
+            nothing,
+            "About a TPU target: replicas (all devices), model_parallelism, precision, topology, effort (0 to 3), "
+            "simulate.",
+        ),
+        Option(
+            "tpu_replicas",
+            int | None,
+            None,
+            "Number of TPU devices to compile for; None is one.",
+            aliases=("tpu_options.replicas",),
+        ),
+        Option(
+            "parallelism",
+            Literal["data", "model", "pipeline"] | None,
+            None,
+            "What many devices share: the batch, the weights, or the layers; None follows tpu_options.",
+        ),
+        Option(
+            "tensor_split_dims",
+            Mapping[str, int],
+            nothing,
+            "Axis to split over devices: 'weights', 'activations', a parameter's name or a pattern -> axis.",
+        ),
+    ]
+
+
+@hookimpl
+def mithril_compile_begin(context: CompileContext) -> None:
+    """For a TPU target the JAX backend makes way for one that compiles for TPUs, here or not.
+
+    The check of the target against the backend's device comes after this; every other backend fails it, and says so.
+    """
+    name = context.options["target_hardware"]
+    if name is None or context.backend.name != "jax" or not _is_tpu(name):
+        return
+    from mithril_jax.backend import JaxBackend
+    from mithril_tpu.backend import TpuBackend
+
+    if type(context.backend) is JaxBackend and context.backend.device.split(":")[0] in TpuBackend.devices:
+        context.backend = TpuBackend.in_place_of(context.backend, context.options)
+
+
+def _is_tpu(name: str) -> bool:
+    from mithril_tpu.targets import tpu
+
+    return any(name == target.name or name in target.aliases for target in tpu.targets())

@@ -1,0 +1,1 @@
+"""Compiling ahead of time with the compiler of hardware that need not be here."""

@@ -1,0 +1,108 @@
+"""What a compiler says of its program: memory per device, operations, bytes, collectives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+_CALL = re.compile(r"=\s+(?P<shape>\(.*?\)|\S+)\s+(?P<kind>" + "|".join(KINDS) + r")(?P<start>-start)?\(")
+_ARRAY = re.compile(r"(?P<dtype>pred|bf16|[a-z]+\d+\w*)\[(?P<dims>[\d,]*)\]")
+_BITS = {"pred": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes on one device. ``peak`` is what the device must have at once."""
+
+    arguments: int
+    outputs: int
+    aliased: int  # outputs that take over arguments' buffers
+    temporaries: int
+    code: int
+    peak: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """How often one kind of exchange stands in the program, and the bytes of its results on one device."""
+
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """Numbers of one device. None: the compiler does not say."""
+
+    memory: Memory
+    flops: float | None
+    bytes_accessed: float | None
+    seconds: float | None  # the compiler's own estimate
+    collectives: Mapping[str, Collective] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def memory(compiled: Any) -> Memory:
+    """Of a ``jax.stages.Compiled``."""
+    stats = compiled.memory_analysis()
+    return Memory(
+        arguments=stats.argument_size_in_bytes,
+        outputs=stats.output_size_in_bytes,
+        aliased=stats.alias_size_in_bytes,
+        temporaries=stats.temp_size_in_bytes,
+        code=stats.generated_code_size_in_bytes,
+        peak=stats.peak_memory_in_bytes,
+    )
+
+
+def analyse(compiled: Any, hlo: str | None) -> Analysis:
+    """All that a ``jax.stages.Compiled`` and its text tell."""
+    cost = compiled.cost_analysis() or {}
+    if isinstance(cost, list):
+        cost = cost[0] if cost else {}
+    seconds = cost.get("optimal_seconds")
+    return Analysis(
+        memory(compiled),
+        _positive(cost.get("flops")),
+        _positive(cost.get("bytes accessed")),
+        # Instructions without a cost count -1 each, so that a negative sum means nothing.
+        _positive(seconds),
+        collectives(hlo) if hlo is not None else {},
+    )
+
+
+def _positive(x: float | None) -> float | None:
+    return float(x) if x is not None and x > 0 else None
+
+
+def collectives(hlo: str) -> dict[str, Collective]:
+    """Exchanges between devices in an optimized program's text; one in a loop's body counts once."""
+    counts: dict[str, list[int]] = {}
+    for kind, size in _calls(hlo):
+        counts.setdefault(kind, []).append(size)
+    return {kind: Collective(len(counts[kind]), sum(counts[kind])) for kind in KINDS if kind in counts}
+
+
+def _calls(hlo: str) -> Iterator[tuple[str, int]]:
+    for line in hlo.splitlines():
+        found = _CALL.search(line)
+        if found is None:
+            continue
+        sizes = [_size(m) for m in _ARRAY.finditer(found["shape"])]
+        # A start's result holds its operand, its result, and counters: the largest is what travels.
+        yield found["kind"], max(sizes, default=0) if found["start"] else sum(sizes)
+
+
+def _size(array: re.Match[str]) -> int:
+    dtype = array["dtype"]
+    bits = _BITS.get(dtype) or int(next(iter(re.findall(r"\d+", dtype)), "8"))
+    count = 1
+    for n in array["dims"].split(","):
+        count *= int(n) if n else 1
+    return count * bits // 8

@@ -1,0 +1,60 @@
+"""What to do where a program does not fit: the smallest mesh, or the smallest TPU, that should hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from mithril.errors import MithrilError
+from mithril.graph import Graph
+from mithril.hookspecs import HardwareTarget
+from mithril_tpu.ahead.topology import dims
+from mithril_tpu.options import Wanted
+from mithril_tpu.placing.choose import choose
+from mithril_tpu.placing.layout import DATA, MODEL, Mesh
+from mithril_tpu.placing.propagate import propagate
+from mithril_tpu.targets.tpu import GENERATIONS, generation
+
+MARGIN = 0.85  # the compiler's peak is not known before it has run
+
+
+def remedy(graph: Graph, wanted: Wanted, target: HardwareTarget, needed: float, there: float) -> str | None:
+    """What to type instead. ``needed`` bytes on each device shrink as the values of the graph do."""
+    now = _bytes(graph, Mesh({DATA: wanted.data, MODEL: wanted.model}), wanted)
+    found = generation(target.name)
+    if now and found is not None:
+        for data, model in _meshes(wanted):
+            try:
+                dims(found, data * model)
+                then = _bytes(graph, Mesh({DATA: data, MODEL: model}), wanted)
+            except MithrilError:  # not sold in this size, or the batch cannot be divided so
+                continue
+            if then and needed * then / now < MARGIN * there:
+                parts = [f"'replicas': {data * model}", *([f"'model_parallelism': {model}"] if model > 1 else [])]
+                return f"tpu_options={{{', '.join(parts)}}}"
+    for larger in sorted(GENERATIONS, key=lambda g: g.usable):
+        if needed < MARGIN * larger.usable * (1 << 30) and wanted.devices % larger.devices_per_chip == 0:
+            return f"target_hardware='{larger.name}'"
+    return None
+
+
+def _meshes(wanted: Wanted) -> Iterator[tuple[int, int]]:
+    """Meshes in the order in which they are tried: the same devices split otherwise, then more of them."""
+    devices = wanted.devices
+    while devices <= 256:
+        model = 1
+        while model <= devices:
+            if devices % model == 0 and (devices, model) != (wanted.devices, wanted.model):
+                yield devices // model, model
+            model *= 2
+        devices *= 2
+
+
+def _bytes(graph: Graph, mesh: Mesh, wanted: Wanted) -> int:
+    """Bytes of one device's parts of all arguments and of all values."""
+    choice = choose(graph, mesh, wanted.splits)
+    placed = propagate(graph, mesh, choice.splits)
+    arguments = sum(prod(placed.local(i.value)) * i.type.dtype.itemsize for i in graph.arguments)
+    outputs = sum(placed.bytes(v) for v in set(graph.outputs))
+    largest = max((placed.bytes(v) for n in graph.nodes for v in n.results), default=0)
+    return arguments + outputs + largest

@@ -1,0 +1,152 @@
+"""The JAX backend compiling for TPUs: the same generated code, placed on a mesh, compiled by libtpu."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from mithril import plugins
+from mithril.errors import BackendError
+from mithril.graph import Graph, Input, Value, iterate
+from mithril.runtime.backend import BuildOptions
+from mithril.runtime.source_backend import Forward, SourceExecutable
+from mithril_jax.backend import JaxBackend
+from mithril_tpu import options as asked
+from mithril_tpu.ahead import topology
+from mithril_tpu.ahead.program import AheadProgram, SimulatedProgram
+from mithril_tpu.ahead.remedy import remedy
+from mithril_tpu.options import Wanted
+from mithril_tpu.placing.choose import Choice, choose
+from mithril_tpu.placing.layout import DATA, MODEL, Mesh
+from mithril_tpu.targets.tpu import Generation, generation
+
+
+class TpuExecutable(SourceExecutable):
+    """What a TPU program is to the compiled model. ``ahead`` is the TPU compiler's program, where there was one."""
+
+    __slots__ = ()
+
+    @property
+    def ahead(self) -> AheadProgram | None:
+        call: Any = self.call
+        return call if isinstance(call, AheadProgram) else call.ahead
+
+    @property
+    def choice(self) -> Choice:
+        """How arguments are split."""
+        call: Any = self.call
+        return call.choice  # type: ignore[no-any-return]
+
+
+class TpuBackend(JaxBackend):
+    """What ``ml.compile(model, ml.JaxBackend(), target_hardware="tpu_...")`` works with.
+
+    Arrays stay where the JAX backend has them; programs are compiled for the target, which this machine need not have.
+    """
+
+    symbolic: ClassVar[bool] = False  # the TPU compiler wants numbers
+    devices = ("cpu", "tpu")  # type: ignore[assignment]  # fewer than its base has
+
+    def __init__(
+        self,
+        *,
+        device: str | None = None,
+        dtype: Any = None,
+        precision: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.settings = settings
+        super().__init__(device=device, dtype=dtype, precision=precision)
+
+    @classmethod
+    def in_place_of(cls, backend: JaxBackend, settings: Mapping[str, Any]) -> TpuBackend:
+        """This backend with another one's device and precision, and with what ``ml.compile`` was told."""
+        return cls(
+            device=backend.device,
+            dtype=backend.dtype if backend.precision is None else None,
+            precision=backend.precision,
+            settings=settings,
+        )
+
+    def families(self) -> tuple[str, ...]:
+        """TPUs. The core asks this first of all, so what is wrong with the options is said here and at once."""
+        if self.settings is not None:
+            wanted = asked.read(self.settings)
+            self._apply_precision(asked.precision_of(self.settings))
+            found = generation(plugins.target(self.settings["target_hardware"]).spec.name)
+            if found is not None:
+                topology.dims(found, wanted.devices, wanted.topology)
+        return ("tpu",)
+
+    def _apply_precision(self, precision: str | None) -> None:
+        if precision is not None and self.precision is None:
+            fresh = JaxBackend(device=self.device, precision=precision)
+            self.precision, self.dtype = fresh.precision, fresh.dtype
+
+    # -- building ----------------------------------------------------------------------------------------------------
+    def build(self, graph: Graph, options: BuildOptions | None = None) -> TpuExecutable:
+        made = super().build(graph, options)
+        return TpuExecutable(made.graph, made.source, made.forward, made.call)
+
+    def build_with_gradients(
+        self, graph: Graph, of: Sequence[str], wrt: Sequence[str], options: BuildOptions | None = None
+    ) -> TpuExecutable:
+        # The cotangents are arguments of the differentiated function, so the graph that describes it has them too.
+        outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
+        cotangents = tuple(Input(Value(f"grad/{name}", outputs[name].type)) for name in of)
+        described = graph.replaced(inputs=graph.inputs + cotangents)
+        made = super().build_with_gradients(described, of, wrt, options)
+        return TpuExecutable(made.graph, made.source, made.forward, made.call)
+
+    def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
+        """The program of the TPU compiler; with ``simulate`` the same on CPU devices."""
+        wanted = asked.read(options.settings)
+        target = plugins.target(options.settings["target_hardware"]).spec
+        found = generation(target.name)
+        if found is None:
+            raise BackendError(f"nothing is known about compiling for '{target.name}'")
+        mesh = Mesh({DATA: wanted.data, MODEL: wanted.model})
+        choice = choose(graph, mesh, wanted.splits)
+        for name, why in choice.left.items():
+            options.decisions.record("choice", f"'{name}' is whole on every device: {why}")
+        wide = _has_64_bits(graph)
+        ahead = self._ahead(forward, graph, choice, found, wanted, options, wide)
+        if wanted.simulate and (ahead is None or not ahead.present):
+            options.decisions.record("choice", f"programs for {target.name} run on {mesh.devices} device(s) of the CPU")
+            return SimulatedProgram(forward, graph, choice, wide=wide, ahead=ahead)
+        assert ahead is not None
+        return ahead
+
+    def _ahead(
+        self,
+        forward: Forward,
+        graph: Graph,
+        choice: Choice,
+        found: Generation,
+        wanted: Wanted,
+        options: BuildOptions,
+        wide: bool,
+    ) -> AheadProgram | None:
+        local = topology.local_devices(found, wanted.devices)
+        if local is None and wanted.simulate and not topology.has_compiler():
+            options.decisions.record("ignored", "libtpu is not installed: the program was not compiled for the TPU")
+            return None
+        devices = local or topology.described_devices(found, wanted.devices, wanted.topology)
+        target = plugins.target(found.name).spec
+        return AheadProgram(
+            forward,
+            graph,
+            choice,
+            target,
+            devices,
+            present=local is not None,
+            effort=wanted.effort,
+            wide=wide,
+            remedy=lambda needed, there: remedy(graph, wanted, target, needed, there),
+        )
+
+
+def _has_64_bits(graph: Graph) -> bool:
+    dtypes = [i.type.dtype for i in graph.inputs]
+    dtypes += [v.dtype for node, _ in iterate(graph) for v in node.results]
+    return any(d.bits == 64 for d in dtypes)

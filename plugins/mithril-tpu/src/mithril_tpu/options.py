@@ -1,0 +1,111 @@
+"""What ``ml.compile`` is told about TPUs and many devices: one schema, checked as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mithril.errors import OptionError, UnsupportedError, unknown
+
+KNOWN = ("effort", "model_parallelism", "precision", "replicas", "simulate", "topology")
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "effort": int,
+    "model_parallelism": int,
+    "precision": str,
+    "simulate": bool,
+    "topology": str,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The devices asked for, and how the program is compiled for them.
+
+    ``data`` x ``model`` devices; ``topology`` (``"2x4"``) is how the chips stand, found from their number if None.
+    ``effort`` 0 to 3 is how long the TPU compiler may think; None leaves its default.
+    """
+
+    data: int = 1
+    model: int = 1
+    topology: str | None = None
+    effort: int | None = None
+    simulate: bool = False
+    splits: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def devices(self) -> int:
+        return self.data * self.model
+
+
+def precision_of(settings: Mapping[str, Any]) -> str | None:
+    """``tpu_options["precision"]``, which must not contradict ``precision=``."""
+    inner: str | None = settings["tpu_options"].get("precision")
+    outer: str | None = settings["precision"]
+    if inner is not None and outer is not None and inner != outer:
+        raise OptionError(
+            "options 'precision' and 'tpu_options' of ml.compile contradict each other",
+            facts=[f"precision = {outer!r}", f"tpu_options['precision'] = {inner!r}"],
+            hint="give only precision=",
+        )
+    return inner if inner is not None else outer
+
+
+def read(settings: Mapping[str, Any]) -> Wanted:
+    """The options, checked for sense; every one of them counts as read."""
+    given = dict(settings["tpu_options"])
+    for key, value in given.items():
+        if key not in KNOWN:
+            what, facts, hint = unknown("key of tpu_options", key, KNOWN)
+            raise OptionError(what, facts=facts, hint=hint)
+        kind = _TYPES[key]
+        if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+            raise OptionError(
+                f"tpu_options['{key}'] must be of type {getattr(kind, '__name__', kind)}",
+                facts=[f"got {value!r}"],
+            )
+    effort = given.get("effort")
+    if effort is not None and not 0 <= effort <= 3:
+        raise OptionError("tpu_options['effort'] must be 0, 1, 2 or 3", facts=[f"got {effort!r}"])
+    data, model = _axes(settings["tpu_replicas"], given.get("model_parallelism"), settings["parallelism"])
+    return Wanted(
+        data,
+        model,
+        given.get("topology"),
+        _effort(settings["optimization_level"]) if effort is None else effort,
+        bool(given.get("simulate", False)),
+        dict(settings["tensor_split_dims"]),
+    )
+
+
+def _effort(level: str) -> int | None:
+    """A low level asks for a quick answer, a high one for a good one; the middle is the compiler's own."""
+    return {"none": 0, "low": 1, "high": 3}.get(level)
+
+
+def _axes(replicas: int | None, model: int | None, parallelism: str | None) -> tuple[int, int]:
+    """Sizes of the axes ``data`` and ``model``; ``replicas`` is the number of all devices."""
+    if parallelism == "pipeline":
+        raise UnsupportedError(
+            "parallelism='pipeline' has no TPU program yet",
+            hint="parallelism='data' or 'model', or both with tpu_options={'replicas': ..., 'model_parallelism': ...}",
+        )
+    for name, value in (("tpu_replicas", replicas), ("tpu_options['model_parallelism']", model)):
+        if value is not None and value < 1:
+            raise OptionError(f"{name} must be at least 1", facts=[f"got {value}"])
+    if parallelism == "data" and model not in (None, 1):
+        raise OptionError(
+            "parallelism='data' contradicts tpu_options['model_parallelism']",
+            facts=[f"model_parallelism = {model} splits the model"],
+            hint="leave one of them out",
+        )
+    total = replicas if replicas is not None else (model or 1)
+    if model is None:
+        model = total if parallelism == "model" else 1
+    if total % model:
+        raise OptionError(
+            f"{total} devices cannot be divided into groups of {model}",
+            facts=[f"tpu_replicas = {total} counts all devices, model_parallelism = {model} those that share a model"],
+            hint=f"tpu_replicas={model * -(-total // model)}",
+        )
+    return total // model, model

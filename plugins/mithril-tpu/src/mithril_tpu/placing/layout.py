@@ -1,0 +1,40 @@
+"""A mesh of devices with named axes, and the layout of one tensor on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+DATA, MODEL = "data", "model"
+Split = tuple[str | None, ...]  # for each axis of a tensor the mesh axis that divides it
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Named axes and their sizes, outermost first."""
+
+    axes: Mapping[str, int]
+
+    @property
+    def devices(self) -> int:
+        return prod(self.axes.values())
+
+    def size(self, axis: str | None) -> int:
+        """Devices along an axis; 1 for None and for an axis that the mesh does not have."""
+        return 1 if axis is None else self.axes.get(axis, 1)
+
+    def divides(self, axis: str | None, length: int) -> bool:
+        return length % self.size(axis) == 0
+
+    def local(self, shape: Iterable[int], split: Split) -> tuple[int, ...]:
+        """The shape of one device's part."""
+        return tuple(-(-n // self.size(a)) for n, a in zip(shape, split, strict=True))
+
+    def __str__(self) -> str:
+        return " x ".join(f"{axis}={n}" for axis, n in self.axes.items())
+
+
+def whole(rank: int) -> Split:
+    """Every device has all of it."""
+    return (None,) * rank

@@ -1,0 +1,92 @@
+"""Asking a compiled model for its TPU programs: for inference, for gradients, for a whole training step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from mithril.errors import BackendError, InputError, unknown
+from mithril.runtime.compiled import CompiledModel
+from mithril.runtime.program import Kind, Program, Request
+from mithril_tpu.ahead.program import AheadProgram
+from mithril_tpu.backend import TpuBackend, TpuExecutable
+
+Update = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
+
+
+def simulate_devices(count: int) -> None:
+    """Make JAX show ``count`` devices of the CPU; only before JAX is first used.
+
+    XLA gives the exchanges between them one thread each from a pool that is as large as the machine has cores: with
+    fewer threads than devices they wait for each other forever, hence the second setting.
+    """
+    os.environ.setdefault("NPROC", str(max(os.cpu_count() or 1, 2 * count + 8)))
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError as error:
+        if len(jax.devices("cpu")) >= count:
+            return
+        raise BackendError(
+            f"JAX already runs with {len(jax.devices('cpu'))} CPU device(s), so there cannot be {count}",
+            hint="call simulate_devices before anything makes a JaxBackend or uses JAX",
+        ) from error
+
+
+def ahead_of(compiled: CompiledModel | Program) -> AheadProgram:
+    """The TPU compiler's program of a compiled model (its newest), or of one of its programs."""
+    program = compiled.programs[-1] if isinstance(compiled, CompiledModel) and compiled.programs else compiled
+    if isinstance(program, CompiledModel):
+        raise InputError(
+            "this model has no program yet, since the shapes of its inputs are not known",
+            hint="shapes={...} with numbers when compiling",
+        )
+    executable = program.executable
+    if not isinstance(executable, TpuExecutable) or executable.ahead is None:
+        raise InputError(
+            "this model was not compiled by the TPU compiler",
+            facts=[f"it runs by {type(executable).__name__}"],
+            hint="target_hardware='tpu_v5e', and pip install 'mithril-tpu[compiler]'",
+        )
+    return executable.ahead
+
+
+def training_program(compiled: CompiledModel, of: str | Sequence[str], update: Update | None = None) -> AheadProgram:
+    """The program that also computes gradients of the outputs ``of``.
+
+    ``update(params, gradients) -> params``, of JAX operations, makes a whole step of it: its results are the outputs
+    and ``param/<name>``, and the old parameters' memory is taken for the new.
+    """
+    backend = compiled.backend
+    if not isinstance(backend, TpuBackend):
+        raise InputError(
+            "a training program ahead of time needs a model compiled for a TPU", facts=[f"its backend is {backend!r}"]
+        )
+    if not compiled.programs:
+        ahead_of(compiled)
+    types = compiled.programs[0].request.types
+    names = (of,) if isinstance(of, str) else tuple(of)
+    known = [n for n in compiled.interface.output_names if not n.startswith("state/")]
+    for name in names:
+        if name not in known:
+            what, facts, hint = unknown("output", name, known)
+            raise InputError(what, facts=facts, hint=hint)
+    made = ahead_of(compiled.compiler.specialise(Request(types, Kind(True, names))))
+    return made if update is None else _with_update(made, update)
+
+
+def _with_update(program: AheadProgram, update: Update) -> AheadProgram:
+    forward = program.forward
+
+    def step(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        made = forward(params, inputs)
+        gradients = {n.removeprefix("grad/"): g for n, g in made.items() if n.startswith("grad/")}
+        new = update(params, gradients)
+        return {
+            **{n: x for n, x in made.items() if not n.startswith("grad/")},
+            **{f"param/{n}": x for n, x in new.items()},
+        }
+
+    return program.derived(step, donate=True)

@@ -1,0 +1,238 @@
+"""Programs of the real TPU compiler, without a TPU: for one device, for meshes, forward and training."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from tpu_models import block, perceptron, scalar_loss
+
+import mithril as ml
+import mithril_tpu
+from mithril_tpu.ahead.analysis import collectives
+from mithril_tpu.targets.tpu import GENERATIONS
+
+pytest.importorskip("libtpu")
+QUICK = {"effort": 0}
+
+
+def compiled(model, target="tpu_v5e", shapes=None, **options):
+    tpu = {**QUICK, **options.pop("tpu_options", {})}
+    return ml.compile(
+        model, ml.JaxBackend(), target_hardware=target, tpu_options=tpu, shapes=shapes or {"x": [16, 128]}, **options
+    )
+
+
+# ----------------------------------------------------------------------------------------------------- one device
+@pytest.mark.parametrize("g", GENERATIONS, ids=lambda g: g.name)
+def test_every_generation_compiles(g):
+    program = mithril_tpu.ahead_of(compiled(perceptron(), g.name))
+    assert program.target.name == g.name
+    assert program.analysis.memory.peak > 0
+    assert program.analysis.flops >= 2 * 16 * (128 * 32 + 32 * 8)
+
+
+def test_what_a_program_tells():
+    program = mithril_tpu.ahead_of(compiled(perceptron(256, 128)))
+    a = program.analysis
+    assert a.memory.arguments >= 4 * (16 * 128 + 128 * 256 + 256 + 256 * 128 + 128)
+    assert a.flops == pytest.approx(2 * 16 * (128 * 256 + 256 * 128), rel=0.1)
+    assert a.collectives == {}
+    assert "ENTRY" in program.hlo
+    assert "stablehlo.dot_general" in program.stablehlo
+    assert "tpu_v5e" in program.report()
+
+
+def test_an_artefact_is_saved(tmp_path):
+    program = mithril_tpu.ahead_of(compiled(perceptron()))
+    out = program.save(tmp_path / "made")
+    told = json.loads((out / "analysis.json").read_text())
+    assert told["target"] == "tpu_v5e"
+    assert told["analysis"]["memory"]["peak"] == program.analysis.memory.peak
+    assert (out / "program.bin").stat().st_size > 1000
+    assert "stablehlo" in (out / "program.stablehlo.mlir").read_text()
+
+
+def test_running_without_a_tpu_says_what_to_do():
+    model = compiled(perceptron())
+    with pytest.raises(ml.BackendError, match="no TPU here") as caught:
+        model.evaluate(model.randomize_params(0), {"x": np.ones((16, 128), np.float32)})
+    assert "simulate" in caught.value.hint
+
+
+def test_bfloat16_from_either_place():
+    for options in ({"precision": "bfloat16"}, {"tpu_options": {"precision": "bfloat16"}}):
+        program = mithril_tpu.ahead_of(compiled(perceptron(), **options))
+        assert "bf16" in program.stablehlo
+
+
+# ---------------------------------------------------------------------------------------------------------- meshes
+def test_the_work_is_divided_by_the_mesh():
+    shapes = {"x": [8, 64, 256]}
+    model = block(256, 8, 1024)
+    alone = mithril_tpu.ahead_of(compiled(model, shapes=shapes)).analysis
+    for mesh in ({"replicas": 8}, {"replicas": 8, "model_parallelism": 8}, {"replicas": 8, "model_parallelism": 2}):
+        a = mithril_tpu.ahead_of(compiled(model, shapes=shapes, tpu_options=mesh)).analysis
+        assert a.flops == pytest.approx(alone.flops / 8, rel=0.1), mesh
+
+
+def test_a_megatron_pair_costs_one_sum_forward_per_pair():
+    made = compiled(block(), shapes={"x": [8, 64, 128]}, parallelism="model", tpu_replicas=4)
+    program = mithril_tpu.ahead_of(made)
+    assert {kind: c.count for kind, c in program.analysis.collectives.items()} == {"all-reduce": 2}
+    assert program.choice.splits["fc.weight"] == ("model", None)
+    assert program.choice.splits["proj.weight"] == (None, "model")
+
+
+def test_data_parallelism_exchanges_nothing_forward_and_gradients_in_training():
+    made = compiled(scalar_loss(), parallelism="data", tpu_replicas=4)
+    assert mithril_tpu.ahead_of(made).analysis.collectives.keys() <= {"all-reduce"}  # of the loss
+    step = mithril_tpu.training_program(made, "loss")
+    assert step.analysis.collectives["all-reduce"].count >= 1
+
+
+def test_a_training_step_takes_the_old_parameters_memory():
+    made = compiled(scalar_loss(256))
+    step = mithril_tpu.training_program(made, "loss", lambda p, g: {n: p[n] - 0.1 * g[n] for n in p})
+    parameters = sum(4 * np.prod(shape) for n, shape in made.get_shapes().items() if "weight" in n or "bias" in n)
+    assert step.analysis.memory.aliased >= parameters * 0.9
+
+
+def test_gradients_by_jax_itself_compile_too():
+    made = compiled(scalar_loss(), autodiff="native")
+    step = mithril_tpu.training_program(made, "loss")
+    assert step.analysis.flops > mithril_tpu.ahead_of(made).analysis.flops
+
+
+@pytest.mark.parametrize("name", ["tpu_v4", "tpu_v3", "tpu_v7x", "tpu_v6e"])
+def test_meshes_of_other_generations(name):
+    program = mithril_tpu.ahead_of(compiled(perceptron(), name, tpu_options={"replicas": 8, "model_parallelism": 2}))
+    assert program.analysis.memory.peak > 0
+    assert program.mesh.devices.shape == (4, 2)
+
+
+# ------------------------------------------------------------------------------------------------------- not fitting
+def test_what_does_not_fit_is_a_memory_error_whose_remedy_compiles():
+    x = ml.models.IOKey("x")
+    for k in range(6):
+        x = ml.models.Linear(16384, bias=False, name=f"up{k}")(x)
+        x = ml.models.Linear(16384, bias=False, name=f"down{k}")(ml.models.Relu()(x))
+    model = ml.Model.create(outputs={"y": x})
+    shapes = {"x": [8, 16384]}
+    with pytest.raises(MemoryError) as caught:
+        compiled(model, "tpu_v5e", shapes)  # 12 weights of 1 GiB each, and as many transposed
+        mithril_tpu.training_program(compiled(model, "tpu_v5e", shapes), "y")
+    error = caught.value
+    assert isinstance(error, ml.MemoryLimitError)
+    assert error.what.count("GiB") == 2, error.what
+    assert "15.75 GiB" in error.what
+    options = eval(f"dict({error.hint})")
+    assert (
+        mithril_tpu.training_program(compiled(model, shapes=shapes, **options), "y").analysis.memory.peak
+        < 15.75 * 2**30
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- options
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tpu_options": {"replica": 8}}, "replica"),
+        ({"tpu_options": {"replicas": 4}, "tpu_replicas": 8}, "contradict"),
+        ({"tpu_options": {"precision": "bfloat16"}, "precision": "float16"}, "contradict"),
+        ({"tpu_options": {"replicas": 8, "model_parallelism": 3}}, "cannot be divided"),
+        ({"tpu_options": {"effort": 7}}, "effort"),
+        ({"tpu_options": {"model_parallelism": "2"}}, "int"),
+        ({"tpu_options": {"topology": "2x4"}}, "8 devices"),
+        ({"tpu_options": {"topology": "2by4"}}, "no topology"),
+        ({"tpu_replicas": 3}, "there is no tpu_v5e of 3"),
+        ({"parallelism": "data", "tpu_options": {"replicas": 4, "model_parallelism": 2}}, "contradicts"),
+        ({"tpu_replicas": 32}, "cannot be divided over 32"),
+    ],
+)
+def test_wrong_options_are_said_at_once(options, words):
+    with pytest.raises(ml.OptionError, match=words):
+        compiled(perceptron(), **options)
+
+
+def test_other_backends_and_devices_contradict():
+    with pytest.raises(ml.BackendError, match="contradicts"):
+        ml.compile(perceptron(), "numpy", target_hardware="tpu_v5e")
+    with pytest.raises(ml.BackendError, match="contradicts"):
+        ml.compile(perceptron(), ml.JaxBackend(), target_hardware="nvidia_a100")
+
+
+def test_splits_by_hand():
+    made = compiled(
+        perceptron(32, 6), parallelism="model", tpu_replicas=4, tensor_split_dims={"first.*": 0, "second.weight": 0}
+    )
+    program = mithril_tpu.ahead_of(made)
+    assert program.choice.splits["first.weight"] == ("model", None)
+    assert program.choice.splits["first.bias"] == ("model",)
+    assert "second.weight" in program.choice.left
+    assert "cannot be divided by 4" in str(made.decisions)
+    with pytest.raises(ml.OptionError, match="no parameter is called"):
+        compiled(perceptron(), parallelism="model", tpu_replicas=4, tensor_split_dims={"third": 0})
+
+
+# -------------------------------------------------------------------------------------------------------- simulating
+@pytest.mark.parametrize(
+    "mesh", [{}, {"replicas": 8}, {"replicas": 4, "model_parallelism": 4}, {"replicas": 8, "model_parallelism": 2}]
+)
+def test_simulated_meshes_equal_one_device(mesh):
+    model, shapes = block(), {"x": [8, 16, 128]}
+    plain = ml.compile(model, "jax", shapes=shapes)
+    made = compiled(model, shapes=shapes, tpu_options={**mesh, "simulate": True})
+    params = plain.randomize_params(1)
+    x = np.random.default_rng(0).normal(size=(8, 16, 128)).astype(np.float32)
+    g = np.random.default_rng(1).normal(size=(8, 16, 128)).astype(np.float32)
+    expected, gradients = plain.evaluate(params, {"x": x}, {"y": g})
+    for _ in range(3):
+        found, others = made.evaluate(params, {"x": x}, {"y": g})
+    np.testing.assert_allclose(np.asarray(found["y"]), np.asarray(expected["y"]), rtol=2e-5, atol=2e-5)
+    for name, a in gradients.items():
+        np.testing.assert_allclose(np.asarray(others[name]), np.asarray(a), rtol=2e-4, atol=2e-4, err_msg=name)
+    assert "of the CPU" in str(made.decisions)
+    assert mithril_tpu.ahead_of(made).analysis.memory.peak > 0
+
+
+# ---------------------------------------------------------------------------------------------------- many processes
+SCRIPT = """
+import mithril as ml, mithril_tpu
+from mithril.models import IOKey, Linear, Model
+model = Model.create(outputs={"y": Linear(8)(IOKey("x"))})
+made = ml.compile(model, ml.JaxBackend(), target_hardware="tpu_v5e", tpu_options={"effort": 0}, shapes={"x": [8, 8]})
+print(mithril_tpu.ahead_of(made).analysis.memory.peak)
+"""
+
+
+def test_processes_compile_at_the_same_time_and_say_nothing():
+    import os
+
+    quiet = {k: v for k, v in os.environ.items() if not k.startswith("TPU_")} | {"JAX_PLATFORMS": "cpu"}
+    running = [
+        subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=-1, stderr=-1, text=True, env=quiet) for _ in range(3)
+    ]
+    told = [p.communicate(timeout=120) for p in running]
+    assert [p.returncode for p in running] == [0, 0, 0], told
+    assert len({out for out, _ in told}) == 1
+    assert all(err == "" for _, err in told)
+
+
+# ------------------------------------------------------------------------------------------------- reading HLO text
+def test_collectives_are_counted_in_text():
+    text = """
+      %all-reduce.1 = f32[64,4096]{1,0:T(8,128)} all-reduce(f32[64,4096]{1,0} %x), channel_id=1
+      %all-reduce.2 = (f32[8]{0}, bf16[4,2]{1,0}) all-reduce(%a, %b), channel_id=2
+      %all-gather-start = (f32[4]{0}, f32[16]{0}) all-gather-start(f32[4]{0} %p), dimensions={0}
+      %all-gather-done = f32[16]{0} all-gather-done(%all-gather-start)
+      %fusion = f32[2]{0} fusion(%all-reduce.1), calls=%c
+    """
+    found = collectives(text)
+    assert {k: (c.count, c.bytes) for k, c in found.items()} == {
+        "all-reduce": (2, 64 * 4096 * 4 + 32 + 16),
+        "all-gather": (1, 64),
+    }
