@@ -1,0 +1,100 @@
+"""``ml.GGMLBackend``: programs of ggml nodes and NumPy calls on one planned arena; quantized weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mithril import plugins
+from mithril.errors import OptionError
+from mithril.graph import Graph, Node
+from mithril.runtime.backend import Backend, BuildOptions, as_numpy
+from mithril.runtime.memory import parse_bytes
+from mithril.types import dtype as as_dtype
+from mithril_ggml import lowering
+from mithril_ggml.executable import GGMLExecutable
+from mithril_ggml.library import features
+from mithril_ggml.program import build
+from mithril_ggml.quantize import Recipe
+
+
+class GGMLBackend(Backend):
+    """Arrays are NumPy's. ``quantize`` names the kind of weights in inference programs (``"q8_0"``, ``"q4_k"``, ...), or
+    maps patterns of parameter names to kinds; ``mem_size`` (bytes, or text such as ``"2GiB"``) limits each program;
+    ``num_threads`` is ggml's.
+    """
+
+    name = "ggml"
+    symbolic = False  # memory is planned for sizes that are known
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+
+    def __init__(
+        self,
+        device: str | None = None,
+        dtype: Any = None,
+        precision: str | None = None,
+        *,
+        quantize: str | Mapping[str, str | None] | None = None,
+        mem_size: int | str | None = None,
+        num_threads: int | None = None,
+    ) -> None:
+        super().__init__(device=device, dtype=dtype, precision=precision)
+        self.recipe = Recipe.of(quantize)
+        self.mem_size = _bytes(mem_size)
+        self.num_threads = _threads(num_threads)
+        self._given = {"quantize": quantize, "mem_size": mem_size, "num_threads": num_threads}
+
+    def with_precision(self, precision: str) -> GGMLBackend:
+        return type(self)(self.device, precision=precision, **self._given)  # type: ignore[arg-type]
+
+    # -- building ----------------------------------------------------------------------------------------------------
+    def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
+        return lowering.lowers(node, plugins.lowerings(self.name))
+
+    def build(self, graph: Graph, options: BuildOptions | None = None) -> GGMLExecutable:
+        options = options or BuildOptions()
+        self.check(graph)
+        threads = _threads(options.num_threads) or self.num_threads or 1
+        return build(
+            graph,
+            options,
+            recipe=self.recipe,
+            threads=threads,
+            limit=self.mem_size,
+            extra=plugins.lowerings(self.name),
+        )
+
+    # -- arrays ------------------------------------------------------------------------------------------------------
+    def array(self, data: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
+        made = as_numpy(data, self.dtype)
+        return made if dtype is None else made.astype(as_dtype(dtype).numpy)
+
+    def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
+        return np.asarray(array)
+
+    def is_array(self, x: Any) -> bool:
+        return isinstance(x, (np.ndarray, np.generic))
+
+    @classmethod
+    def diagnose(cls) -> dict[str, str]:
+        """What this build of ggml can do, for ``mithril doctor``."""
+        return features()
+
+
+def _bytes(limit: int | str | None) -> int | None:
+    if limit is None:
+        return None
+    found = parse_bytes(limit) if isinstance(limit, str) else limit
+    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+        raise OptionError(
+            f"mem_size={limit!r} is no number of bytes", hint='write mem_size=512 * 2**20, or mem_size="512MiB"'
+        )
+    return found
+
+
+def _threads(count: int | None) -> int | None:
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 512):
+        raise OptionError(f"num_threads={count!r} is no number of threads", facts=["accepted: 1 to 512"])
+    return count

@@ -1,0 +1,391 @@
+"""A program that runs: ggml graphs and NumPy calls in turn, on memory planned once."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mithril.errors import BackendError, InputError, MemoryLimitError
+from mithril.graph import Graph
+from mithril.runtime.memory import ALIGNMENT, human
+from mithril_ggml.draft import Draft, Step
+from mithril_ggml.guard import guarded
+from mithril_ggml.kinds import stored
+from mithril_ggml.library import compute, ggml
+from mithril_ggml.planner import Plan
+from mithril_ggml.tensors import Storage, Tensor
+
+STAGED = 1 << 15  # inputs up to so many bytes are copied into the arena, others are read where they are
+Array = np.ndarray[Any, Any]
+_SPARE = 8  # tensors that one function of ggml may make besides its result
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a program needs, known before any of them is asked for."""
+
+    arena: int
+    work: int  # scratch of ggml
+    graphs: int  # descriptions of tensors and nodes
+    fixed: int  # constants and packed weights
+
+    @property
+    def total(self) -> int:
+        return self.arena + self.work + self.graphs + self.fixed
+
+
+class Segment:
+    """Steps of ggml that follow each other: one ggml graph."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.steps = steps
+        self.headers: dict[Any, Any] = {}  # by place
+        self.owners: list[tuple[Storage, int, Any]] = []  # storage, offset in it, address of the header's data field
+        self.context: Any = None
+        self.bytes = 0
+
+    def build(self, threads: int) -> None:
+        """Make the graph. Runs guarded: whatever ggml does not like becomes an error."""
+        places = {t.place for step in self.steps for t in (*step.reads, *step.writes)}
+        count = len(places) + len(self.steps) * (1 + _SPARE)
+        nodes = len(self.steps) * (1 + _SPARE) + len(places) + 1
+        size = count * ggml.ggml_tensor_overhead() + ggml.ggml_graph_overhead_custom(nodes, False)
+        self.bytes = size
+        self.context = ggml.ggml_init(ggml.ggml_init_params(mem_size=size, mem_buffer=None, no_alloc=True))
+        if not self.context:
+            raise MemoryLimitError(f"no memory for the description of {len(self.steps)} operations")
+        self.graph = ggml.ggml_new_graph_custom(self.context, nodes, False)
+        for step in self.steps:
+            self._node(step)
+        if ggml.ggml_graph_n_nodes(self.graph) != len(self.steps):
+            raise BackendError("ggml made other nodes than were asked for", hint="please report this graph")
+        self.plan = ggml.ggml_graph_plan(self.graph, threads, None)
+        self.arguments = (
+            ctypes.c_void_p(ctypes.cast(self.graph, ctypes.c_void_p).value),
+            ctypes.c_void_p(ctypes.addressof(self.plan)),
+        )
+
+    def _node(self, step: Step) -> None:
+        (result,) = step.writes
+        made = step.run(self.context, *[self.header(t) for t in step.reads])
+        found = made.contents
+        shape = tuple(found.ne[k] for k in range(4))
+        if math.prod(shape) != result.size or found.type != _code(result):
+            raise BackendError(
+                f"ggml's '{step.name}' gives {list(reversed(shape))} of type {found.type}, expected {result.shape}",
+                facts=[str(step.node.origin)] if step.node is not None else [],
+                hint="please report this graph",
+            )
+        self._bind(found, result)
+        ggml.ggml_build_forward_expand(self.graph, made)
+
+    def header(self, t: Tensor) -> Any:
+        """ggml's description of a view."""
+        known = self.headers.get(t.place)
+        if known is None:
+            known = self.headers[t.place] = describe(self.context, t)
+            self._bind(known.contents, t)
+        return known
+
+    def _bind(self, struct: Any, t: Tensor) -> None:
+        root = t.storage.root
+        field = ctypes.c_void_p.from_address(ctypes.addressof(struct) + ggml.ggml_tensor.data.offset)
+        field.value = root.address + t.offset
+        self.owners.append((root, t.offset, field))
+
+    def free(self) -> None:
+        if self.context:
+            ggml.ggml_free(self.context)
+            self.context = None
+
+
+def _code(t: Tensor) -> int:
+    return t.packed.code if t.packed is not None else stored(t.dtype)
+
+
+def describe(context: Any, t: Tensor) -> Any:
+    """A tensor without an operation, of this view's sizes and strides."""
+    ne = [*reversed(t.shape), 1, 1, 1, 1][:4]
+    made = ggml.ggml_new_tensor_4d(context, _code(t), *ne)
+    if t.packed is None:
+        nb = made.contents.nb
+        for k, stride in enumerate(reversed(t.strides)):
+            if ne[k] != 1 or k == 0:
+                nb[k] = stride if ne[k] != 1 else t.dtype.itemsize
+        for k in range(t.rank, 4):
+            nb[k] = nb[k - 1] * ne[k - 1] if k else nb[0]
+        for k in range(1, t.rank):
+            if ne[k] == 1:
+                nb[k] = nb[k - 1] * ne[k - 1]
+    return made
+
+
+@dataclass(eq=False)
+class Given:
+    """An input, and what must be told when it comes as another array."""
+
+    name: str
+    role: str
+    tensor: Tensor
+    shape: tuple[int, ...]
+    dtype: Any
+    staged: Tensor | None = None  # its place in the arena
+    convert: Callable[[Array], Array] | None = None  # to what the program reads: packed rows
+    last: Any = None  # the object that is bound
+    held: Any = None  # the memory that is read
+    fields: tuple[tuple[Any, int], ...] = ()  # headers' data fields and offsets
+    views: tuple[tuple[str, Tensor], ...] = ()  # names in the generated function, and what they show
+
+
+class GGMLExecutable:
+    """One program: a generated function that computes on the arena. Calls from several threads wait for each other."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        draft: Draft,
+        inputs: Sequence[Given],
+        outputs: Sequence[Tensor],
+        plan: Plan,
+        *,
+        threads: int,
+        limit: int | None,
+        copy: bool,
+        lowered: frozenset[str],
+        safe: bool,
+    ) -> None:
+        self.graph = graph
+        self.lowered = lowered
+        self.plan = plan
+        self.steps = draft.steps
+        self.lock = threading.Lock()
+        self.copy = copy
+        self.safe = safe
+        self.inputs = list(inputs)
+        self._storages = draft.storages
+        self.segments: list[Segment] = []
+        self._make(outputs, threads, limit)
+
+    # -- making ------------------------------------------------------------------------------------------------------
+    def _make(self, outputs: Sequence[Tensor], threads: int, limit: int | None) -> None:
+        parts = _parts(self.steps)
+        self.segments = [Segment(part) for part in parts if part[0].native]
+        fixed = sum(s.size for s in self._storages if s.role == "fixed")
+        _check(limit, Memory(self.plan.size, 0, 0, fixed))
+        self.arena = aligned(self.plan.size)
+        self._addresses()
+        if self.segments:
+            guarded(lambda: [s.build(threads) for s in self.segments])
+        work = max((s.plan.work_size for s in self.segments), default=0)
+        self.memory = Memory(self.plan.size, work, sum(s.bytes for s in self.segments), fixed)
+        _check(limit, self.memory)
+        self.work = aligned(work)
+        pointer = ctypes.cast(self.work.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
+        for s in self.segments:
+            s.plan.work_data = pointer
+        self._write(parts, outputs)
+
+    def _addresses(self) -> None:
+        base = self.arena.ctypes.data
+        for s in self._storages:
+            if s.merged is None:
+                if s.role == "planned":
+                    s.address = base + s.offset
+                elif s.array is not None:
+                    s.address = s.array.ctypes.data
+
+    def _write(self, parts: Sequence[Sequence[Step]], outputs: Sequence[Tensor]) -> None:
+        """Generate the function, and find out what each input must be told to."""
+        names: dict[Any, str] = {}
+        space: dict[str, Any] = {"compute": compute, "failed": failed, "copyto": np.copyto}
+        views: dict[Storage, list[tuple[str, Tensor]]] = {}
+        functions: dict[Any, str] = {}
+
+        def name(t: Tensor) -> str:
+            known = names.get(t.place)
+            if known is None:
+                known = names[t.place] = f"t{len(names)}"
+                root = t.storage.root
+                if root.role == "given":
+                    space[known] = None
+                    views.setdefault(root, []).append((known, t))
+                else:
+                    space[known] = self._array(t)
+            return known
+
+        lines = ["def run():"]
+        count = 0
+        for part in parts:
+            if part[0].native:
+                segment = self.segments[count]
+                space[f"graph{count}"], space[f"plan{count}"] = segment.arguments
+                lines.append(f"    if compute(graph{count}, plan{count}):  # {_listed(part)}")
+                lines.append(f"        failed({count})")
+                count += 1
+                continue
+            (step,) = part
+            key = _identity(step.run)
+            if key not in functions:
+                functions[key] = f"{_plain(step.name)}_{len(functions)}"
+                space[functions[key]] = step.run
+            where = f"  # {step.node.origin.path}" if step.node is not None and step.node.origin.path else ""
+            lines.append(f"    {functions[key]}({', '.join(map(name, (*step.reads, *step.writes)))}){where}")
+        made = ", ".join(name(t) + (".copy()" if self.copy else "") for t in outputs)
+        lines.append(f"    return [{made}]")
+        self.source = "\n".join(lines) + "\n"
+        exec(compile(self.source, "<ggml program>", "exec"), space)
+        self._space, self._run = space, space["run"]
+        self._numpy = any(not part[0].native for part in parts)
+        self._names = self.graph.output_names
+        for given in self.inputs:
+            root = given.tensor.storage
+            given.fields = tuple(
+                (field, offset) for s in self.segments for owner, offset, field in s.owners if owner is root
+            )
+            given.views = tuple(views.get(root, ()))
+        self._staged = [(g, self._array(g.staged)) for g in self.inputs if g.staged is not None]
+        self._direct = [g for g in self.inputs if g.staged is None]
+
+    def _array(self, t: Tensor, base: Array | None = None) -> Array:
+        """A NumPy view of planned or fixed memory; of ``base`` for an input."""
+        root = t.storage.root
+        memory = base if base is not None else root.array if root.role == "fixed" else self.arena
+        assert memory is not None
+        start = t.offset + (root.offset if root.role == "planned" else 0)
+        if t.size == 0:
+            return np.empty(t.shape, t.dtype.numpy)
+        flat = memory.reshape(-1).view(np.uint8)
+        low = start + sum(s * (n - 1) for n, s in zip(t.shape, t.strides) if s < 0)
+        view = flat[low : low + _reach(t)].view(t.dtype.numpy) if _whole_elements(t, low) else None
+        if view is None:
+            raise BackendError(f"a view of {t.dtype}{list(t.shape)} does not lie on elements")
+        first = (start - low) // t.dtype.itemsize
+        return np.lib.stride_tricks.as_strided(view[first:], t.shape, t.strides)
+
+    # -- running -----------------------------------------------------------------------------------------------------
+    def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        with self.lock:
+            for given in self._direct:
+                x = (params if given.role == "param" else inputs)[given.name]
+                if x is not given.last:
+                    self._rebind(given, x)
+            for given, place in self._staged:
+                x = (params if given.role == "param" else inputs)[given.name]
+                if type(x) is not np.ndarray or x.shape != given.shape or x.dtype != given.dtype:
+                    x = _checked(given, x)
+                place[...] = x
+            if self.safe:
+                results = guarded(self._compute)
+            else:
+                results = self._compute()
+            return dict(zip(self._names, results))
+
+    def _compute(self) -> list[Array]:
+        if not self._numpy:
+            return self._run()  # type: ignore[no-any-return]
+        with np.errstate(all="ignore"):
+            return self._run()  # type: ignore[no-any-return]
+
+    def run(self, arguments: Sequence[Array]) -> list[Array]:
+        """The outputs for arrays in the order of the graph's arguments; the caller holds whatever lock is needed."""
+        for given, x in zip(self.inputs, arguments):
+            if given.staged is None:
+                self._rebind(given, x)
+        for (_, place), x in zip(self._staged, (x for g, x in zip(self.inputs, arguments) if g.staged is not None)):
+            place[...] = x
+        return self._run()  # type: ignore[no-any-return]
+
+    def _rebind(self, given: Given, x: Any) -> None:
+        """Read this array from now on, where it is."""
+        array = _checked(given, x)
+        if given.convert is not None:
+            array = given.convert(array)
+        elif not array.flags.c_contiguous:
+            array = np.ascontiguousarray(array)
+        address = array.__array_interface__["data"][0]
+        for field, offset in given.fields:
+            field.value = address + offset
+        for name, t in given.views:
+            self._space[name] = self._array(t, array) if t.shape != array.shape or t.offset else array
+        given.held = array
+        given.last = x if array is x or given.convert is not None else None
+
+    def __del__(self) -> None:
+        for s in getattr(self, "segments", ()):
+            s.free()
+
+
+def aligned(size: int) -> Array:
+    """Memory that begins at a multiple of the alignment."""
+    try:
+        raw = np.empty(size + ALIGNMENT, np.uint8)
+    except MemoryError:
+        raise MemoryLimitError(f"the system gives no {human(size)} for this program") from None
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size]
+
+
+def _check(limit: int | None, memory: Memory) -> None:
+    if limit is not None and memory.total > limit:
+        raise MemoryLimitError(
+            f"this program needs {human(memory.total)}, but mem_size allows {human(limit)}",
+            facts=[
+                f"intermediate values {human(memory.arena)}, scratch {human(memory.work)}, "
+                f"graphs {human(memory.graphs)}, constants and packed weights {human(memory.fixed)}"
+            ],
+            hint="raise mem_size, or make the batch smaller",
+        )
+
+
+def _checked(given: Given, x: Any) -> Array:
+    array = np.asarray(x)
+    if array.shape != given.shape or array.dtype != given.dtype:
+        raise InputError(
+            f"'{given.name}' is {array.dtype}{list(array.shape)}, but this program was made for "
+            f"{given.dtype}{list(given.shape)}"
+        )
+    return array
+
+
+def failed(number: int) -> None:
+    raise BackendError(f"ggml stopped in graph {number}: out of memory, or a kernel that this build lacks")
+
+
+def _parts(steps: Sequence[Step]) -> list[list[Step]]:
+    """Runs of ggml steps, and NumPy steps one by one."""
+    parts: list[list[Step]] = []
+    for step in steps:
+        if step.native and parts and parts[-1][0].native:
+            parts[-1].append(step)
+        else:
+            parts.append([step])
+    return parts
+
+
+def _listed(steps: Sequence[Step]) -> str:
+    names = [s.name for s in steps]
+    return ", ".join(names) if len(names) <= 12 else ", ".join([*names[:10], f"... ({len(names)} operations)"])
+
+
+def _plain(name: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in name)
+
+
+def _identity(function: Any) -> Any:
+    return id(function)
+
+
+def _reach(t: Tensor) -> int:
+    """Bytes from the first to after the last element."""
+    return sum(abs(s) * (n - 1) for n, s in zip(t.shape, t.strides)) + t.dtype.itemsize
+
+
+def _whole_elements(t: Tensor, low: int) -> bool:
+    size = t.dtype.itemsize
+    return low % size == 0 and all(s % size == 0 for s in t.strides)

@@ -1,0 +1,92 @@
+"""Calls into ggml that survive its assertions.
+
+A failed assertion in ggml ends the process. The only way out is not to return from the callback that it makes first:
+guarded calls run on a thread of their own, and where one fails, the thread is left standing in the callback for ever
+while the caller goes on with an error. That costs one thread and one half-built graph per failure, and nothing else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+from mithril.errors import BackendError
+from mithril_ggml.library import ggml
+
+
+class _Job:
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.work = work
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.done = threading.Event()
+
+
+class _Worker:
+    """One thread that does jobs until one of them fails an assertion."""
+
+    def __init__(self) -> None:
+        self.jobs: SimpleQueue[_Job] = SimpleQueue()
+        self.current: _Job | None = None
+        self.thread = threading.Thread(target=self._loop, name="mithril-ggml-guard", daemon=True)
+        self.thread.start()
+
+    def _loop(self) -> None:
+        while True:
+            job = self.jobs.get()
+            self.current = job
+            try:
+                job.result = job.work()
+            except BaseException as error:  # handed to the caller, whatever it is
+                job.error = error
+            self.current = None
+            job.done.set()
+
+
+_lock = threading.Lock()
+_worker: _Worker | None = None
+
+
+def guarded(work: Callable[[], Any]) -> Any:
+    """The result of ``work()``; what it raises is raised, and a failed assertion of ggml is a ``BackendError``."""
+    global _worker
+    with _lock:
+        if _worker is not None and threading.current_thread() is _worker.thread:
+            return work()
+        if _worker is None:
+            _worker = _Worker()
+        job = _Job(work)
+        _worker.jobs.put(job)
+        job.done.wait()
+        if isinstance(job.error, _AssertionFailed):
+            _worker = None
+            raise BackendError(
+                "ggml refused this graph",
+                facts=[str(job.error)],
+                hint="a check of mithril-ggml is missing: please report this graph",
+            )
+    if job.error is not None:
+        raise job.error
+    return job.result
+
+
+class _AssertionFailed(Exception):
+    pass
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+def _on_abort(message: bytes) -> None:
+    """Called by ggml before it ends the process, on the thread that failed: a guarded one or one of its helpers."""
+    worker = _worker
+    job = worker.current if worker is not None else None
+    if job is None:
+        return  # nobody waits for an answer: let the process end with ggml's message
+    job.error = _AssertionFailed(message.decode("utf-8", "replace").strip())
+    job.done.set()
+    threading.Event().wait()
+
+
+ggml.ggml_set_abort_callback(_on_abort)

@@ -1,0 +1,309 @@
+"""Element-wise operations: nodes of ggml where that is quick, else NumPy's ufuncs writing into the arena."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mithril.graph import Node
+from mithril_ggml.draft import DIMS, Draft
+from mithril_ggml.library import ggml
+from mithril_ggml.lowering.table import Array, by_declaration, dtype_of, is_integer, is_single, row
+from mithril_ggml.tensors import Tensor, simplified
+
+# ggml calls the C library element by element for most functions: beyond so many elements NumPy's vectors win.
+SCALAR = 2048
+ROW = 64  # shorter rows cost ggml more in loops than in arithmetic, once there are many of them
+
+
+def _maximum(a: Array, b: Any, out: Array) -> None:
+    np.maximum(a, b, out=out)  # this and the next do not take it by position
+
+
+def _minimum(a: Array, b: Any, out: Array) -> None:
+    np.minimum(a, b, out=out)
+
+
+UFUNCS: dict[str, Any] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "maximum": _maximum,
+    "minimum": _minimum,
+    "pow": np.power,
+    "floordiv": np.floor_divide,
+    "mod": np.mod,
+    "atan2": np.arctan2,
+    "bitwise_and": np.bitwise_and,
+    "bitwise_or": np.bitwise_or,
+    "bitwise_xor": np.bitwise_xor,
+    "logical_and": np.logical_and,
+    "logical_or": np.logical_or,
+    "logical_xor": np.logical_xor,
+    "equal": np.equal,
+    "not_equal": np.not_equal,
+    "less": np.less,
+    "less_equal": np.less_equal,
+    "greater": np.greater,
+    "greater_equal": np.greater_equal,
+    "neg": np.negative,
+    "abs": np.absolute,
+    "sign": np.sign,
+    "exp": np.exp,
+    "expm1": np.expm1,
+    "log": np.log,
+    "log1p": np.log1p,
+    "sqrt": np.sqrt,
+    "sin": np.sin,
+    "cos": np.cos,
+    "asin": np.arcsin,
+    "acos": np.arccos,
+    "atan": np.arctan,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
+    "tanh": np.tanh,
+    "asinh": np.arcsinh,
+    "acosh": np.arccosh,
+    "atanh": np.arctanh,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": np.rint,
+    "trunc": np.trunc,
+    "logical_not": np.logical_not,
+    "bitwise_not": np.invert,
+    "isnan": np.isnan,
+}
+NOT_OF_INTEGERS = {"floordiv", "mod", "pow", "floor", "ceil", "round", "trunc"}  # they have meanings of their own
+BINARY: dict[str, Callable[..., Any]] = {
+    "add": ggml.ggml_add,
+    "sub": ggml.ggml_sub,
+    "mul": ggml.ggml_mul,
+    "div": ggml.ggml_div,
+}
+UNARY: dict[str, Callable[..., Any]] = {
+    "neg": ggml.ggml_neg,
+    "abs": ggml.ggml_abs,
+    "exp": ggml.ggml_exp,
+    "expm1": ggml.ggml_expm1,
+    "log": ggml.ggml_log,
+    "sqrt": ggml.ggml_sqrt,
+    "sin": ggml.ggml_sin,
+    "cos": ggml.ggml_cos,
+    "tanh": ggml.ggml_tanh,
+    "floor": ggml.ggml_floor,
+    "ceil": ggml.ggml_ceil,
+    "trunc": ggml.ggml_trunc,
+}
+
+
+def ufunc(draft: Draft, node: Node, *operands: Tensor) -> Tensor:
+    """NumPy's ufunc, into the result's place."""
+    out = draft.like(node.result)
+    donors = [t for t in operands if t.dtype is out.dtype and t.shape == out.shape]
+    draft.numpy(node.op.name, UFUNCS[node.op.name], operands, [out], donors)
+    return out
+
+
+def _unary(draft: Draft, node: Node, x: Tensor) -> Tensor:
+    if node.op.name in UNARY and is_single(node) and x.size <= SCALAR:
+        return pointwise(draft, node.op.name, UNARY[node.op.name], x)
+    return ufunc(draft, node, x)
+
+
+def pointwise(draft: Draft, name: str, function: Callable[..., Any], x: Tensor) -> Tensor:
+    """A function of ggml of each element, on one row of all elements."""
+    source = draft.dense(x)
+    out = draft.new(source.shape)
+    flat, target = source.reshaped((source.size,)), out.reshaped((source.size,))
+    assert flat is not None
+    assert target is not None
+    draft.ggml(name, function, [flat], target, [flat])
+    return out
+
+
+def _binary(draft: Draft, node: Node, a: Tensor, b: Tensor) -> Tensor:
+    if is_single(node):
+        made = arithmetic(draft, node.op.name, a, b, tuple(node.result.shape))  # type: ignore[arg-type]
+        if made is not None:
+            return made
+    return ufunc(draft, node, a, b)
+
+
+def arithmetic(draft: Draft, name: str, a: Tensor, b: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+    """A node of ggml, where one operand has the result's shape and the other fits it; None where NumPy must do it."""
+    scaled = _by_number(draft, name, a, b)
+    if scaled is not None:
+        return scaled
+    a, b = a.expanded(shape).core(), b.expanded(shape).core()
+    if a.shape != shape and b.shape == shape and name in ("add", "mul"):
+        a, b = b, a
+    if a.shape != shape:
+        return None
+    out = draft.new(shape)
+    left, right, target = simplified(a, b, out)
+    if left.rank > DIMS or not _plain(left) or not _plain(right):
+        return None
+    inner = right.shape[-1] if right.rank else 1
+    row_length = target.shape[-1] if target.rank else 1
+    if target.size > SCALAR and (inner != row_length or row_length < ROW):
+        return None  # single elements of the second operand, or many short rows
+    draft.ggml(name, BINARY[name], [left, right], target, [t for t in (left, right) if t.shape == target.shape])
+    return out
+
+
+def _plain(t: Tensor) -> bool:
+    """Rows without gaps, which is what ggml's loops take."""
+    return t.rank == 0 or ((t.shape[-1] == 1 or t.strides[-1] == t.dtype.itemsize) and all(s > 0 for s in t.strides))
+
+
+def _by_number(draft: Draft, name: str, a: Tensor, b: Tensor) -> Tensor | None:
+    """A product with or a sum with a number known now."""
+    if a.scalar is not None and a.size == 1 and name in ("add", "mul") and b.scalar is None:
+        a, b = b, a
+    if b.scalar is None or b.size != 1 or a.rank < b.rank or name == "div" or a.size <= 1:
+        return None
+    number = float(b.scalar)
+    if name == "mul":
+        return pointwise(draft, "scale", lambda ctx, x: ggml.ggml_scale(ctx, x, number), a)
+    shift = number if name == "add" else -number
+    return pointwise(draft, "shift", lambda ctx, x: ggml.ggml_scale_bias(ctx, x, 1.0, shift), a)
+
+
+def _known(name: str) -> Callable[[Node], bool]:
+    def when(node: Node) -> bool:
+        return not (name in NOT_OF_INTEGERS and is_integer(node))
+
+    return when
+
+
+for _name in UFUNCS:
+    _function = _binary if _name in BINARY else _unary if _name in UNARY else ufunc
+    row(_name, when=_known(_name))(_function)
+
+
+@row("floor", "ceil", "round", "trunc")
+def _whole(draft: Draft, node: Node, x: Tensor) -> Tensor:
+    """Integers are whole already."""
+    return x if is_integer(node) else _unary(draft, node, x)
+
+
+@row("where")
+def _where(draft: Draft, node: Node, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    out = draft.like(node.result)
+    donors = [b] if b.shape == out.shape else []
+    same_memory = a.storage is b.storage
+    draft.numpy("where", _choose, [condition, a, b], [out], [] if same_memory else donors)
+    return out
+
+
+def _choose(condition: Array, a: Array, b: Array, out: Array) -> None:
+    if out is not b:
+        np.copyto(out, b)
+    np.copyto(out, a, where=condition)
+
+
+@row("cast")
+def _cast(draft: Draft, node: Node, x: Tensor) -> Tensor:
+    """Between floats NumPy's own; to integers the declaration, which saturates."""
+    source, target = dtype_of(node), node.result.dtype
+    if source is target:
+        return x
+    if target.is_integer and not source.is_bool:
+        return by_declaration(draft, node, x)[0]
+    out = draft.like(node.result)
+    draft.numpy("cast", _is_not_zero if target.is_bool else _assign, [x], [out])
+    return out
+
+
+def _assign(x: Array, out: Array) -> None:
+    out[...] = x
+
+
+def _is_not_zero(x: Array, out: Array) -> None:
+    np.not_equal(x, 0, out=out)
+
+
+@row("clip", when=is_single)
+def _clip(draft: Draft, node: Node, x: Tensor) -> Tensor:
+    """ggml's clamp overwrites its operand: NumPy's does not."""
+    low, high = node.attributes["low"], node.attributes["high"]
+    out = draft.like(node.result)
+
+    def clip(x: Array, out: Array) -> None:
+        if low is not None:
+            _maximum(x, np.float32(low), out)
+            x = out
+        if high is not None:
+            _minimum(x, np.float32(high), out)
+        elif low is None:
+            np.copyto(out, x)
+
+    draft.numpy("clip", clip, [x], [out], [x])
+    return out
+
+
+# -- composites that ggml or a few passes of NumPy do at once ---------------------------------------------------------
+def _sigmoid(x: Array, out: Array) -> None:
+    np.negative(x, out)
+    np.exp(out, out)
+    np.add(out, 1, out)
+    np.reciprocal(out, out)
+
+
+def _tanh(x: Array, out: Array) -> None:
+    np.tanh(x, out)
+
+
+# By name: ggml's function, and NumPy's for many elements where that is the quicker.
+ACTIVATIONS: dict[str, tuple[Callable[..., Any], Callable[[Array, Array], None] | None]] = {
+    "sigmoid": (ggml.ggml_sigmoid, _sigmoid),
+    "tanh": (ggml.ggml_tanh, _tanh),
+    "silu": (ggml.ggml_silu, None),
+    "relu": (ggml.ggml_relu, None),
+    "gelu": (ggml.ggml_gelu_erf, None),
+    "square": (ggml.ggml_sqr, None),
+}
+
+
+def activated(draft: Draft, name: str, x: Tensor) -> Tensor:
+    """An activation, by the quicker of the two for so many elements."""
+    if name == "gelu_tanh":
+        return _gelu_tanh(draft, x)
+    small, large = ACTIVATIONS[name]
+    if large is None or x.size <= SCALAR:
+        return pointwise(draft, name, small, x)
+    out = draft.new(x.shape)
+    draft.numpy(name, large, [x], [out], [x])
+    return out
+
+
+def _gelu_tanh(draft: Draft, x: Tensor) -> Tensor:
+    """ggml's own looks it up in a table of 16-bit floats."""
+    out, inner = draft.new(x.shape), draft.new(x.shape)
+
+    def gelu(x: Array, out: Array, t: Array) -> None:
+        np.multiply(x, x, t)
+        np.multiply(t, np.float32(0.044715), t)
+        np.add(t, 1, t)
+        np.multiply(t, x, t)
+        np.multiply(t, np.float32(0.7978845608028654), t)
+        np.tanh(t, t)
+        np.add(t, 1, t)
+        np.multiply(t, np.float32(0.5), t)
+        np.multiply(t, x, out)
+
+    draft.numpy("gelu_tanh", gelu, [x], [out, inner])
+    return out
+
+
+@row("sigmoid", "silu", "square", "relu", when=is_single)
+def _activation(draft: Draft, node: Node, x: Tensor) -> Tensor:
+    return activated(draft, node.op.name, x)
+
+
+@row("gelu", when=is_single)
+def _gelu(draft: Draft, node: Node, x: Tensor) -> Tensor:
+    return activated(draft, "gelu_tanh" if node.attributes["approximate"] == "tanh" else "gelu", x)

@@ -1,0 +1,81 @@
+"""Look-ups: indices are counted from the front and clamped before anything reads them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mithril.graph import Node
+from mithril.types import int32
+from mithril_ggml.draft import Draft
+from mithril_ggml.library import ggml
+from mithril_ggml.lowering.table import Array, is_filled, row
+from mithril_ggml.tensors import Tensor
+
+
+def positions(indices: Array, size: int) -> Array:
+    """Negative indices count from the end; what lies outside is moved to the nearest inside."""
+    wide = np.minimum(indices, np.iinfo(np.int64).max).astype(np.int64) if indices.dtype == np.uint64 else indices
+    return np.clip(np.where(wide < 0, wide.astype(np.int64) + size, wide), 0, size - 1)
+
+
+@row("take", "embedding", when=lambda node: is_filled(node))
+def _take(draft: Draft, node: Node, *operands: Tensor) -> Tensor:
+    x, indices = operands if node.op.name == "take" else (operands[1], operands[0])
+    axis = node.attributes.get("axis", 0)
+    size = x.shape[axis]
+    out = draft.like(node.result)
+    packed = draft.settings.packed(node, 0 if node.op.name == "take" else 1)
+    if packed is not None:
+        return _rows_of(draft, packed, indices, out)
+
+    def take(x: Array, indices: Array, out: Array) -> None:
+        np.take(x, positions(indices, size), axis, out, "clip")
+
+    draft.numpy("take", take, [x, indices], [out])
+    return out
+
+
+def _rows_of(draft: Draft, table: Tensor, indices: Tensor, out: Tensor) -> Tensor:
+    """Rows of a packed table, by ggml, which ends the process for an index outside: so they are clamped first."""
+    at = draft.new((indices.size,), int32)
+    size = table.shape[0]
+
+    def clamp(indices: Array, out: Array) -> None:
+        out[...] = positions(indices, size).reshape(-1)
+
+    draft.numpy("positions", clamp, [indices], [at])
+    target = out.reshaped((indices.size, table.shape[1]))
+    assert target is not None
+    draft.ggml("get_rows", ggml.ggml_get_rows, [table, at], target)
+    return out
+
+
+@row("dynamic_update_slice", when=is_filled)
+def _dynamic_update(draft: Draft, node: Node, x: Tensor, update: Tensor, starts: Tensor) -> Tensor:
+    """In place where nobody reads the operand later."""
+    out = draft.like(node.result)
+
+    def write(x: Array, update: Array, starts: Array, out: Array) -> None:
+        if x.__array_interface__["data"] != out.__array_interface__["data"]:
+            np.copyto(out, x)
+        out[_window(x.shape, starts, update.shape)] = update
+
+    draft.numpy("dynamic_update_slice", write, [x, update, starts], [out], [x])
+    return out
+
+
+@row("dynamic_slice", when=is_filled)
+def _dynamic_slice(draft: Draft, node: Node, x: Tensor, starts: Tensor) -> Tensor:
+    out = draft.like(node.result)
+
+    def read(x: Array, starts: Array, out: Array) -> None:
+        np.copyto(out, x[_window(x.shape, starts, out.shape)])
+
+    draft.numpy("dynamic_slice", read, [x, starts], [out])
+    return out
+
+
+def _window(shape: tuple[int, ...], starts: Array, sizes: tuple[int, ...]) -> tuple[slice, ...]:
+    """A part at computed starts, moved inside."""
+    begin = [min(max(int(s) + (n if s < 0 else 0), 0), n - z) for s, n, z in zip(starts, shape, sizes)]
+    return tuple(slice(b, b + z) for b, z in zip(begin, sizes))

@@ -1,0 +1,118 @@
+"""Products: ggml for few rows and for packed weights, NumPy's BLAS for the rest."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from mithril.graph import Node
+from mithril_ggml.draft import Draft
+from mithril_ggml.library import ggml
+from mithril_ggml.lowering.elementwise import activated
+from mithril_ggml.lowering.norms import combined
+from mithril_ggml.lowering.table import Array, by_declaration, dtype_of, is_filled, is_single, row
+from mithril_ggml.tensors import Tensor
+
+FEW = 16  # rows up to which ggml's dot products beat a BLAS that packs its operands first
+TINY = 1 << 15  # multiplications that cost less than leaving ggml
+GREEDY = 1 << 20  # elements of a weight from which one row is bound by memory, where BLAS reads faster
+
+
+@row("matmul", when=is_filled)
+def _matmul(draft: Draft, node: Node, a: Tensor, b: Tensor) -> Tensor:
+    if not dtype_of(node).is_float or dtype_of(node).bits == 16:
+        return by_declaration(draft, node, a, b)[0]
+    out = draft.like(node.result)
+    packed = draft.settings.packed(node, 1)
+    if packed is not None:
+        return by_rows_of(draft, a, packed, out)
+    if is_single(node) and _suits_ggml(a, b):
+        return by_rows_of(draft, a, _flipped(b), out)
+    multiply(draft, a, b, out)
+    return out
+
+
+def multiply(draft: Draft, a: Tensor, b: Tensor, out: Tensor) -> None:
+    """By NumPy, which hands matrices with unit stride in either axis to the BLAS as they are."""
+    draft.numpy("matmul", _product, [_for_blas(draft, a), _for_blas(draft, b)], [out])
+
+
+def _product(a: Array, b: Array, out: Array) -> None:
+    np.matmul(a, b, out=out) if out.ndim else out.__setitem__((), np.matmul(a, b))
+
+
+def _for_blas(draft: Draft, t: Tensor) -> Tensor:
+    """A matrix of which one axis has unit stride; others NumPy multiplies element by element."""
+    if t.rank < 2:
+        return t
+    unit = t.dtype.itemsize
+    rows, columns = t.strides[-2:]
+    fits = (columns == unit and rows >= unit * t.shape[-1]) or (rows == unit and columns >= unit * t.shape[-2])
+    return t if fits else draft.copied(t)
+
+
+def _suits_ggml(a: Tensor, b: Tensor) -> bool:
+    """One matrix whose columns lie in memory as rows, times few rows, or little work altogether."""
+    if b.rank != 2 or a.rank < 1 or not _flipped(b).dense:
+        return False
+    rows = a.size // a.shape[-1]
+    work = rows * b.size
+    return work <= TINY or (rows <= FEW and not (rows == 1 and b.size >= GREEDY))
+
+
+def _flipped(t: Tensor) -> Tensor:
+    return t.transposed((*range(t.rank - 2), t.rank - 1, t.rank - 2))
+
+
+def by_rows_of(draft: Draft, x: Tensor, w: Tensor, out: Tensor) -> Tensor:
+    """x times the transpose of w [out, in], by ggml's dot products of rows."""
+    k = w.shape[1]
+    rows = x.size // k
+    flat = draft.shaped(draft.dense(x), (rows, k))
+    target = out.reshaped((rows, w.shape[0]))
+    assert target is not None
+    draft.ggml("mul_mat", lambda ctx, x, w: ggml.ggml_mul_mat(ctx, w, x), [flat, w], target)
+    return out
+
+
+@row("linear", when=is_single)
+def _linear(draft: Draft, node: Node, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    shape = tuple(node.result.shape)
+    y = draft.new(shape)  # type: ignore[arg-type]
+    packed = draft.settings.packed(node, 1)
+    rows = x.size // w.shape[1]
+    if packed is not None:
+        by_rows_of(draft, x, packed, y)
+    elif _suits_ggml(x, _flipped(w)):
+        by_rows_of(draft, x, w, y)
+    else:
+        flat = draft.shaped(x, (rows, w.shape[1]))
+        target = y.reshaped((rows, w.shape[0]))
+        assert target is not None
+        multiply(draft, flat, _flipped(w), target)
+    if b is not None:
+        y = combined(draft, "add", y, b)
+    activation = node.attributes["activation"]
+    return y if activation == "none" else activated(draft, activation, y)
+
+
+@row("dot", when=lambda node: is_filled(node) and dtype_of(node).is_float and dtype_of(node).bits > 16)
+def _dot(draft: Draft, node: Node, a: Tensor, b: Tensor) -> Tensor:
+    """A general product as one batched product of matrices."""
+    at = node.attributes
+    contract_a, contract_b, batch_a, batch_b = (at[n] for n in ("contract_a", "contract_b", "batch_a", "batch_b"))
+    free_a = tuple(k for k in range(a.rank) if k not in contract_a + batch_a)
+    free_b = tuple(k for k in range(b.rank) if k not in contract_b + batch_b)
+    batch = tuple(a.shape[k] for k in batch_a)
+    m, n = (math.prod(t.shape[k] for k in free) for t, free in ((a, free_a), (b, free_b)))
+    inner = math.prod(a.shape[k] for k in contract_a)
+    left = draft.shaped(a.transposed(batch_a + free_a + contract_a), (*batch, m, inner))
+    right = draft.shaped(b.transposed(batch_b + contract_b + free_b), (*batch, inner, n))
+    out = draft.like(node.result)
+    target = out.reshaped((*batch, m, n))
+    assert target is not None
+    multiply(draft, left, right, target)
+    return out
+
+

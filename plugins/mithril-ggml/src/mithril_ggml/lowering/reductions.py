@@ -1,0 +1,71 @@
+"""Reductions: rows by ggml where they are few, else NumPy's reductions into the arena."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from mithril.graph import Node
+from mithril_ggml.draft import Draft
+from mithril_ggml.library import ggml
+from mithril_ggml.lowering.table import Array, is_single, row
+from mithril_ggml.tensors import Tensor
+
+SMALL = 2048  # ggml adds one after the other, in double precision
+
+
+def _axes(node: Node) -> tuple[int, ...]:
+    return tuple(node.attributes["axis"])
+
+
+def _last(x: Tensor, axes: tuple[int, ...]) -> int | None:
+    """How many elements are reduced, where they follow each other."""
+    if not axes or axes != tuple(range(x.rank - len(axes), x.rank)):
+        return None
+    return math.prod(x.shape[k] for k in axes)
+
+
+@row("sum", "mean", when=is_single)
+def _sum(draft: Draft, node: Node, x: Tensor) -> Tensor:
+    axes, name = _axes(node), node.op.name
+    out = draft.like(node.result)
+    if not axes:
+        return x
+    length = _last(x, axes)
+    if length is not None and x.size <= SMALL:
+        rows = draft.shaped(draft.dense(x), (x.size // length, length))
+        target = out.reshaped((x.size // length, 1))
+        assert target is not None
+        return _into(draft, name, ggml.ggml_sum_rows if name == "sum" else ggml.ggml_mean, rows, target, out)
+    count = np.float32(math.prod(x.shape[k] for k in axes))
+    keep = bool(node.attributes["keepdims"])
+
+    def total(x: Array, out: Array) -> None:
+        np.add.reduce(x, axes, None, out, keep)
+
+    def mean(x: Array, out: Array) -> None:
+        np.add.reduce(x, axes, None, out, keep)
+        np.divide(out, count, out)
+
+    draft.numpy(name, total if name == "sum" else mean, [x], [out])
+    return out
+
+
+def _into(draft: Draft, name: str, function: Any, rows: Tensor, target: Tensor, out: Tensor) -> Tensor:
+    draft.ggml(name, function, [rows], target)
+    return out
+
+
+@row("max", "min", when=is_single)
+def _extreme(draft: Draft, node: Node, x: Tensor) -> Tensor:
+    axes, keep = _axes(node), bool(node.attributes["keepdims"])
+    reduce = (np.maximum if node.op.name == "max" else np.minimum).reduce
+    out = draft.like(node.result)
+
+    def extreme(x: Array, out: Array) -> None:
+        reduce(x, axes, None, out, keep)
+
+    draft.numpy(node.op.name, extreme, [x], [out])
+    return out

@@ -1,0 +1,99 @@
+"""The lowering table: rows by operation, each with a condition; the declaration itself for what has no row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mithril.graph import Node
+from mithril.types import DType, float32
+from mithril_ggml.draft import Draft
+from mithril_ggml.tensors import Tensor
+
+Operand = Tensor | None
+Row = Callable[..., Any]  # (draft, node, *operands) -> Tensor | tuple of them
+When = Callable[[Node], bool]
+
+TABLE: dict[str, tuple[Row, When | None]] = {}
+
+
+def row(*names: str, when: When | None = None) -> Callable[[Row], Row]:
+    """Say how operations are lowered, where the condition holds."""
+
+    def register(function: Row) -> Row:
+        for name in names:
+            TABLE[name] = (function, when)
+        return function
+
+    return register
+
+
+def lowers(node: Node, extra: Any = ()) -> bool:
+    """Whether a node is run as it is: every primitive, and composites with a row."""
+    return not getattr(node.op, "composite", False) or node.op.name in extra or _row(node) is not None
+
+
+def _row(node: Node) -> Row | None:
+    found = TABLE.get(node.op.name)
+    if found is None or (found[1] is not None and not found[1](node)):
+        return None
+    return found[0]
+
+
+def emit(draft: Draft, node: Node, operands: Sequence[Operand], extra: Any) -> None:
+    """Write the steps of a node."""
+    draft.node = node
+    chosen = extra.get(node.op.name) or _row(node) or by_declaration
+    made = chosen(draft, node, *operands)
+    results = (made,) if isinstance(made, Tensor) else tuple(made)
+    draft.values.update(zip(node.results, results, strict=True))
+
+
+def by_declaration(draft: Draft, node: Node, *operands: Operand) -> tuple[Tensor, ...]:
+    """The NumPy function that declares the operation, on arrays in the arena."""
+    results = tuple(draft.like(v) for v in node.results)
+    given = [t is not None for t in operands]
+    function = declared(node.op, dict(node.attributes), given, len(node.op.results))  # type: ignore[attr-defined]
+    draft.numpy(node.op.name, function, [t for t in operands if t is not None], results)
+    draft.settings.declared.add(node.op.name)
+    return results
+
+
+def declared(op: Any, attributes: dict[str, Any], given: Sequence[bool], count: int) -> Callable[..., None]:
+    """A step that calls the declaration and puts what it returns where it belongs."""
+    reference, present = op.reference, sum(given)
+
+    def run(*arrays: Any) -> None:
+        left = iter(arrays[:present])
+        made = reference(*[next(left) if there else None for there in given], **attributes)
+        for out, value in zip(arrays[present:], (made,) if count == 1 else made):
+            out[...] = value
+
+    return run
+
+
+# -- conditions ---------------------------------------------------------------------------------------------------
+def dtype_of(node: Node, k: int = 0) -> DType:
+    operand = node.operands[k]
+    assert operand is not None
+    return operand.dtype
+
+
+def is_single(node: Node) -> bool:
+    """All operands and results are float32, and none is empty."""
+    values = [*(v for v in node.operands if v is not None), *node.results]
+    return all(v.dtype is float32 and not any(type(n) is int and n == 0 for n in v.shape) for v in values)
+
+
+def is_integer(node: Node) -> bool:
+    return bool(dtype_of(node).is_integer)
+
+
+def is_filled(node: Node) -> bool:
+    """No operand is without elements."""
+    return not any(type(n) is int and n == 0 for v in (*node.operands, *node.results) if v is not None for n in v.shape)
+
+
+Array = np.ndarray[Any, Any]

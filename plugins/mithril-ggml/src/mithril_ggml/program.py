@@ -1,0 +1,117 @@
+"""From a graph to an executable: inputs get places, nodes become steps, memory is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mithril.decisions import Decisions
+from mithril.graph import Graph, Node, iterate, verify
+from mithril.runtime.backend import BuildOptions
+from mithril_ggml import lowering
+from mithril_ggml.draft import Draft, static
+from mithril_ggml.executable import STAGED, Array, GGMLExecutable, Given
+from mithril_ggml.packing import Packing
+from mithril_ggml.planner import plan
+from mithril_ggml.quantize import Recipe
+from mithril_ggml.tensors import Tensor
+
+
+class Settings:
+    """What lowerings may ask about."""
+
+    def __init__(self, packing: Packing | None, region: Callable[[Graph], Any]) -> None:
+        self.packing = packing
+        self.region = region
+        self.declared: set[str] = set()  # operations that run as their declaration
+
+    def packed(self, node: Node, operand: int) -> Tensor | None:
+        """The packed form of a weight, where it has one."""
+        return self.packing.tensor(node, operand) if self.packing is not None else None
+
+
+def build(
+    graph: Graph,
+    options: BuildOptions,
+    *,
+    recipe: Recipe | None,
+    threads: int,
+    limit: int | None,
+    extra: Mapping[str, Any],
+) -> GGMLExecutable:
+    """The executable of a whole program."""
+    verify(graph)
+    decisions = options.decisions
+    packing = None
+    if recipe is not None:
+        packing = Packing.of(graph, recipe, decisions)
+    declared: set[str] = set()
+    copy = not options.static
+    executable = _program(graph, packing, threads, limit, extra, declared, copy=copy, safe=bool(options.checks))
+    if declared:
+        decisions.record("choice", f"computed by NumPy as declared, ggml has nothing better: {', '.join(sorted(declared))}")
+    if not copy:
+        decisions.record("choice", "static_inference: results are views of the arena, valid until the next call")
+    return executable
+
+
+def _program(
+    graph: Graph,
+    packing: Packing | None,
+    threads: int,
+    limit: int | None,
+    extra: Mapping[str, Any],
+    declared: set[str],
+    *,
+    copy: bool = True,
+    safe: bool = False,
+) -> GGMLExecutable:
+    def region(body: Graph) -> Callable[[Sequence[Array]], list[Array]]:
+        return _program(body, None, threads, limit, extra, declared).run
+
+    settings = Settings(packing, region)
+    draft = Draft(graph, settings)
+    inputs = [_given(draft, i) for i in graph.inputs if i.role != "constant"]
+    for i in graph.with_role("constant"):
+        assert i.data is not None
+        draft.values[i.value] = draft.fixed(i.data, i.type.dtype, i.name)
+    if packing is not None:
+        inputs = packing.place(draft, inputs)
+    for node in graph.nodes:
+        for value in node.results:
+            static(value)
+        operands = [None if v is None else draft.values[v] for v in node.operands]
+        lowering.emit(draft, node, operands, extra)
+    declared |= settings.declared
+    outputs = [draft.values[v] for v in graph.outputs]
+    made = plan(draft, outputs, [g.staged for g in inputs if g.staged is not None])
+    return GGMLExecutable(
+        graph,
+        draft,
+        inputs,
+        outputs,
+        made,
+        threads=threads,
+        limit=limit,
+        copy=copy,
+        safe=safe,
+        lowered=frozenset(node.op.name for node, _ in iterate(graph)),
+    )
+
+
+def _given(draft: Draft, i: Any) -> Given:
+    """A place for an input: small ones are copied into the arena at each call, others are read where they are."""
+    shape, dtype = static(i.value), i.type.dtype
+    size = dtype.itemsize
+    for n in shape:
+        size *= n
+    if i.role != "param" and size <= STAGED:
+        t = draft.new(shape, dtype)
+        draft.values[i.value] = t
+        return Given(i.name, i.role, t, shape, dtype.numpy, staged=t)
+    t = draft.given(i.name, shape, dtype)
+    draft.values[i.value] = t
+    return Given(i.name, i.role, t, shape, dtype.numpy)
+
+
+__all__ = ["Decisions", "build"]

@@ -1,0 +1,7 @@
+"""The GGML backend on the whole conformance kit."""
+
+from mithril.testing import BackendConformance
+
+
+class TestGGML(BackendConformance):
+    backend = "ggml"
