@@ -18,6 +18,7 @@ from mithril_ggml.executable import GGMLExecutable
 from mithril_ggml.library import features
 from mithril_ggml.program import build
 from mithril_ggml.quantize import Recipe
+from mithril_ggml.sizing import SizedExecutable
 
 
 class GGMLBackend(Backend):
@@ -27,7 +28,6 @@ class GGMLBackend(Backend):
     """
 
     name = "ggml"
-    symbolic = False  # memory is planned for sizes that are known
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
 
     def __init__(
@@ -53,7 +53,7 @@ class GGMLBackend(Backend):
     def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
         return lowering.lowers(node, plugins.lowerings(self.name))
 
-    def build(self, graph: Graph, options: BuildOptions | None = None) -> GGMLExecutable:
+    def build(self, graph: Graph, options: BuildOptions | None = None) -> GGMLExecutable | SizedExecutable:
         options = options or BuildOptions()
         self.check(graph)
         threads = _threads(options.num_threads) or self.num_threads or 1

@@ -14,14 +14,16 @@ from mithril_ggml.executable import STAGED, Array, GGMLExecutable, Given
 from mithril_ggml.packing import Packing
 from mithril_ggml.planner import plan
 from mithril_ggml.quantize import Recipe
+from mithril_ggml.sizing import SizedExecutable, is_static
 from mithril_ggml.tensors import Tensor
 
 
 class Settings:
     """What lowerings may ask about."""
 
-    def __init__(self, packing: Packing | None, region: Callable[[Graph], Any]) -> None:
+    def __init__(self, packing: Packing | None, region: Callable[[Graph], Any], native: bool) -> None:
         self.packing = packing
+        self.native = native  # ggml's own meaning where it is faster
         self.region = region
         self.declared: set[str] = set()  # operations that run as their declaration
 
@@ -38,7 +40,7 @@ def build(
     threads: int,
     limit: int | None,
     extra: Mapping[str, Any],
-) -> GGMLExecutable:
+) -> GGMLExecutable | SizedExecutable:
     """The executable of a whole program."""
     verify(graph)
     decisions = options.decisions
@@ -46,8 +48,14 @@ def build(
     if recipe is not None:
         packing = Packing.of(graph, recipe, decisions)
     declared: set[str] = set()
-    copy = not options.static
-    executable = _program(graph, packing, threads, limit, extra, declared, copy=copy, safe=bool(options.checks))
+    native = options.semantics == "native"
+    copy, safe = not options.static, bool(options.checks)
+
+    def make(sized: Graph) -> GGMLExecutable:
+        return _program(sized, packing, threads, limit, extra, declared, native=native, copy=copy, safe=safe)
+
+    lowered = frozenset(node.op.name for node, _ in iterate(graph))
+    executable = make(graph) if is_static(graph) else SizedExecutable(graph, lowered, make)
     if declared:
         decisions.record("choice", f"computed by NumPy as declared, ggml has nothing better: {', '.join(sorted(declared))}")
     if not copy:
@@ -63,13 +71,14 @@ def _program(
     extra: Mapping[str, Any],
     declared: set[str],
     *,
+    native: bool,
     copy: bool = True,
     safe: bool = False,
 ) -> GGMLExecutable:
     def region(body: Graph) -> Callable[[Sequence[Array]], list[Array]]:
-        return _program(body, None, threads, limit, extra, declared).run
+        return _program(body, None, threads, limit, extra, declared, native=native).run
 
-    settings = Settings(packing, region)
+    settings = Settings(packing, region, native)
     draft = Draft(graph, settings)
     inputs = [_given(draft, i) for i in graph.inputs if i.role != "constant"]
     for i in graph.with_role("constant"):

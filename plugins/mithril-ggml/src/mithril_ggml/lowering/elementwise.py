@@ -262,7 +262,6 @@ ACTIVATIONS: dict[str, tuple[Callable[..., Any], Callable[[Array, Array], None] 
     "sigmoid": (ggml.ggml_sigmoid, _sigmoid),
     "tanh": (ggml.ggml_tanh, _tanh),
     "silu": (ggml.ggml_silu, None),
-    "relu": (ggml.ggml_relu, None),
     "gelu": (ggml.ggml_gelu_erf, None),
     "square": (ggml.ggml_sqr, None),
 }
@@ -272,11 +271,22 @@ def activated(draft: Draft, name: str, x: Tensor) -> Tensor:
     """An activation, by the quicker of the two for so many elements."""
     if name == "gelu_tanh":
         return _gelu_tanh(draft, x)
+    if name == "relu":
+        return _relu(draft, x)
     small, large = ACTIVATIONS[name]
     if large is None or x.size <= SCALAR:
         return pointwise(draft, name, small, x)
     out = draft.new(x.shape)
     draft.numpy(name, large, [x], [out], [x])
+    return out
+
+
+def _relu(draft: Draft, x: Tensor) -> Tensor:
+    """ggml's own gives 0 for nan, which only ``semantics="native"`` allows."""
+    if draft.settings.native:
+        return pointwise(draft, "relu", ggml.ggml_relu, x)
+    out = draft.new(x.shape)
+    draft.numpy("relu", lambda x, out: np.maximum(x, 0, out=out), [x], [out], [x])
     return out
 
 
