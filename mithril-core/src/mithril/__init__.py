@@ -64,7 +64,9 @@ if TYPE_CHECKING:
     from mithril.passes import Pass as Pass, PassManager as PassManager, pass_ as pass_
     from mithril.rewrite import Rule as Rule, RuleSet as RuleSet, rule as rule
     from mithril.runtime.backend import Backend as Backend
+    from mithril.runtime.benchmark import BenchmarkConfig as BenchmarkConfig, run_benchmark as run_benchmark
     from mithril.runtime.divergence import diff as diff
+    from mithril.runtime.profile import profile as profile
     from mithril.types import (
         DType as DType,
         TensorType as TensorType,
@@ -137,7 +139,9 @@ _HOME = {
     "passes": ("Pass", "PassManager", "pass_"),
     "rewrite": ("Rule", "RuleSet", "rule"),
     "runtime.backend": ("Backend",),
+    "runtime.benchmark": ("BenchmarkConfig", "run_benchmark"),
     "runtime.divergence": ("diff",),
+    "runtime.profile": ("profile",),
     "types": (
         "DType",
         "TensorType",

@@ -7,8 +7,9 @@ two happen once per model; the others once per program, that is per set of input
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Unpack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from mithril import plugins
 from mithril.autodiff import gradients
@@ -19,6 +20,7 @@ from mithril.graph import Graph, Node, verify
 from mithril.hookspecs import CompileContext, HardwareTarget
 from mithril.models.flatten import flatten
 from mithril.models.trace import trace_model
+from mithril.observers import Observers
 from mithril.ops.decompose import decompose
 from mithril.options import CompileOptions, Settings, resolve
 from mithril.passes import PassContext, PassManager, PipelineReport
@@ -46,12 +48,15 @@ def compile(model: Model, backend: Backend | type[Backend] | str, **options: Unp
     made = make_backend(backend, settings)
     decisions = Decisions(strict=settings["strict"])
     context = CompileContext(model, made, settings, optimization_level(settings), None, decisions)
+    observers = Observers(context)
     plugins.compile_begin(context)
     try:
-        compiled = Compiler(context, settings).start()
+        compiled = Compiler(context, settings, observers).start()
     except BaseException as error:
+        observers.end(None, error)
         plugins.compile_end(context, None, error)
         raise
+    observers.end(compiled, None)
     plugins.compile_end(context, compiled, None)
     return compiled
 
@@ -77,16 +82,29 @@ def make_backend(backend: Backend | type[Backend] | str, settings: Settings) -> 
     )
 
 
+class _Optimized(NamedTuple):
+    """What steps three to five make."""
+
+    traced: Graph
+    graph: Graph
+    names: Names
+    wrt: Names
+    native: bool  # whether gradients are left to the backend's framework
+    report: PipelineReport
+
+
 class Compiler:
     """One model on one backend: makes programs on request."""
 
-    def __init__(self, context: CompileContext, settings: Settings) -> None:
+    def __init__(self, context: CompileContext, settings: Settings, observers: Observers) -> None:
+        self.observers = observers
         self.context = context
         self.settings = settings
         self.backend: Backend = context.backend
         self.decisions: Decisions = context.decisions
         self.context.target = self._target()
         self.deadline = Deadline(settings["timeout"])
+        self._quiet = 0  # depth of work that is no step of making a program, which observers do not see
 
     def start(self) -> CompiledModel:
         """Steps one and two; then, where all input types are known, the rest for the first program."""
@@ -105,6 +123,7 @@ class Compiler:
                 decisions=self.decisions,
                 options={**settings.peek(), "inference": self.inference, "seed": settings["seed"] or 0},
                 name=self.flat.name,
+                recorder=self.observers.recorder,
             )
             self._prepare(compiled)
         return compiled
@@ -134,22 +153,35 @@ class Compiler:
     def specialise(self, request: Request) -> Program:
         """Steps three to seven for one set of input types."""
         with self.deadline:
-            traced = self.trace(dict(request.types), training=request.kind.training)
-            self._stage("types", traced)
-            kind, graph = request.kind, traced
-            names = traced.output_names
-            wrt = kind.wrt if kind.wrt is not None else self._differentiated(traced) if kind.of else ()
-            native = self.settings["autodiff"] == "native" and bool(kind.of)
-            if kind.of:
-                names = (*names, *(f"grad/{name}" for name in wrt))
-                if not native:
-                    # Fusion first: a composite's own gradient is better than that of its parts.
-                    graph = gradients(self.optimize(graph, only="fuse")[0], kind.of, wrt)
-            graph, report = self.optimize(graph)
-            self._stage("optimize", graph)
-            executable = self.build(graph, (kind.of, wrt) if native else None)
+            made = self._optimized(request)
+            executable = self.build(made.graph, (request.kind.of, made.wrt) if made.native else None)
         self._report_unused()
-        return Program(request, traced, graph, executable, names, report)
+        return Program(request, made.traced, made.graph, executable, made.names, made.report)
+
+    def lowered(self, request: Request) -> Graph:
+        """Steps three to five, and what the backend would be given to generate code from."""
+        with self.deadline, self._quietly():
+            graph = self._optimized(request).graph
+            options = BuildOptions(self.settings, inference=self.inference, decisions=self.decisions)
+            return decompose(graph, lambda node: self.backend.lowers(node, options))
+
+    def _optimized(self, request: Request) -> _Optimized:
+        self.observers.begin()
+        traced = self.trace(dict(request.types), training=request.kind.training)
+        self._stage("types", traced)
+        kind, graph = request.kind, traced
+        names = traced.output_names
+        wrt = kind.wrt if kind.wrt is not None else self._differentiated(traced) if kind.of else ()
+        native = self.settings["autodiff"] == "native" and bool(kind.of)
+        if kind.of:
+            names = (*names, *(f"grad/{name}" for name in wrt))
+            if not native:
+                # Fusion first: a composite's own gradient is better than that of its parts.
+                graph = gradients(self.optimize(graph, only="fuse")[0], kind.of, wrt)
+                self._stage("gradients", graph)
+        graph, report = self.optimize(graph)
+        self._stage("optimize", graph)
+        return _Optimized(traced, graph, names, wrt, native, report)
 
     def _report_unused(self) -> None:
         """Options that nobody has read once there is a program: said, never silently dropped."""
@@ -182,7 +214,8 @@ class Compiler:
     def probe(self, types: Mapping[str, TensorType] | None) -> Graph:
         """The interface: names, parameters and their shapes. Without types, with what the layers expect."""
         chosen = types if types is not None else probe_types(self.specs, self.flat, self.backend.dtype)
-        return self.trace(chosen, training=not self.inference)
+        with self._quietly():
+            return self.trace(chosen, training=not self.inference)
 
     def pipeline(self) -> tuple[PassManager, PassContext]:
         """The passes of the level, as the user and plugins amended them, and what they may know."""
@@ -204,7 +237,11 @@ class Compiler:
 
     def _run_pass(self, pass_: Any, graph: Graph, context: Any, last: Callable[..., Graph]) -> Graph:
         self.deadline.check(f"pass '{pass_.name}'")
-        return plugins.run_pass(pass_, graph, context, last)
+        start = time.perf_counter()
+        after = plugins.run_pass(pass_, graph, context, last)
+        if not self._quiet:
+            self.observers.passed(pass_.name, graph, after, start, time.perf_counter() - start)
+        return after
 
     def build(self, graph: Graph, native: tuple[Names, Names] | None = None) -> Executable:
         """Steps six and seven: decompose to what the backend lowers, generate, build.
@@ -252,7 +289,17 @@ class Compiler:
 
     def _stage(self, name: str, graph: Graph | None) -> None:
         self.deadline.check(f"step '{name}'")
-        plugins.compile_stage(self.context, name, graph)
+        if not self._quiet:
+            self.observers.stage(name, graph)
+            plugins.compile_stage(self.context, name, graph)
+
+    @contextmanager
+    def _quietly(self) -> Iterator[None]:
+        self._quiet += 1
+        try:
+            yield
+        finally:
+            self._quiet -= 1
 
 
 class Deadline:

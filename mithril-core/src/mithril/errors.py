@@ -30,6 +30,11 @@ class MithrilError(Exception):
         self.facts += tuple(fact for fact in facts if fact and fact not in self.facts)
         return self
 
+    def with_hint(self, hint: str) -> MithrilError:
+        """Say what to type, where only somebody further out knows it, and return the same error."""
+        self.hint = hint
+        return self
+
 
 class GraphError(MithrilError):
     """The graph is malformed or was used wrongly."""

@@ -64,6 +64,7 @@ class PassSpec:
     stage: str
     level: str | None
     aliases: tuple[str, ...] = ()
+    option: str | None = None  # an option of ml.compile that brings it in where the option is set
     before: tuple[str, ...] = ()  # passes of the same stage that must come later
     after: tuple[str, ...] = ()  # passes of the same stage that must come earlier
     version: int = 1  # raise it when the pass's result changes: it is part of every cache key
@@ -397,7 +398,8 @@ def mithril_build(graph: Graph, backend: Any, target: HardwareTarget | None) -> 
 
 @_hookspec
 def mithril_compile_begin(context: CompileContext) -> None:
-    """``ml.compile`` begins. An observer: what it raises is reported with its name and does not stop compiling.
+    """``ml.compile`` begins. An observer: what it raises is reported with its name and does not stop compiling;
+    only an ``OptionError`` does, which says that the user asked for something wrong.
 
     >>> from mithril import hookimpl
     >>> @hookimpl
@@ -408,7 +410,7 @@ def mithril_compile_begin(context: CompileContext) -> None:
 
 @_hookspec
 def mithril_compile_stage(context: CompileContext, stage: str, graph: Graph | None) -> None:
-    """A stage has ended: flatten, resolve (both without a graph yet), shapes, types, optimize, generate, build.
+    """A stage has ended: flatten, resolve (no graph yet), shapes, types, gradients, optimize, generate, build.
 
     An observer.
 

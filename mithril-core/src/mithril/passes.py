@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -55,6 +55,7 @@ class Pass:
     version: int = 1
     summary: str = ""
     exact: bool = True  # whether results stay equal bit for bit
+    tolerance: float = 1e-4  # of one that is not exact: how far results may part, relative to the largest element
     keeps_interface: bool = True  # whether inputs and outputs stay as they are
     origin: str = ""  # distribution, or the user's file and line
 
@@ -82,6 +83,25 @@ def _takes_context(run: Callable[..., Any]) -> bool:
     return len(positional) >= 2
 
 
+@overload
+def pass_(function: Callable[..., Graph]) -> Pass: ...
+
+
+@overload
+def pass_(
+    *,
+    name: str | None = None,
+    stage: str = "canonical",
+    level: str | None = "low",
+    before: Iterable[str] = (),
+    after: Iterable[str] = (),
+    version: int = 1,
+    exact: bool = True,
+    tolerance: float = 1e-4,
+    keeps_interface: bool = True,
+) -> Callable[[Callable[..., Graph]], Pass]: ...
+
+
 def pass_(
     function: Callable[..., Graph] | None = None,
     *,
@@ -92,11 +112,12 @@ def pass_(
     after: Iterable[str] = (),
     version: int = 1,
     exact: bool = True,
+    tolerance: float = 1e-4,
     keeps_interface: bool = True,
 ) -> Any:
     """Decorator: a function ``graph -> graph`` (or ``(graph, context) -> graph``) as a pass.
 
-    ``exact=False`` says that results may differ in the last places.
+    ``exact=False`` says that results may differ in the last places, or by ``tolerance`` of the largest element.
     """
 
     def declare(run: Callable[..., Graph]) -> Pass:
@@ -110,6 +131,7 @@ def pass_(
             version,
             (inspect.getdoc(run) or "").split("\n")[0],
             exact,
+            tolerance,
             keeps_interface,
             _place(run),
         )
@@ -130,7 +152,15 @@ def as_pass(given: Any, **placing: Any) -> Pass:
         made = as_pass(given())
     elif callable(given):
         name = getattr(given, "name", None) or getattr(given, "__name__", type(given).__name__)
-        words = ("stage", "level", "before", "after", "version", "exact")  # a rule's before and after are functions
+        words = (
+            "stage",
+            "level",
+            "before",
+            "after",
+            "version",
+            "exact",
+            "tolerance",
+        )  # a rule's before and after are functions
         known = {n: getattr(given, n) for n in words if hasattr(given, n) and not callable(getattr(given, n))}
         known["keeps_interface"] = getattr(given, "keeps_interface", True)
         made = Pass(str(name).replace("_", "-"), given, origin=_place(given), **known)
@@ -372,7 +402,11 @@ def _same_results(one: Pass, before: Graph, after: Graph, done: Sequence[str]) -
         else:
             scale = float(np.max(np.abs(array.astype(np.float64)), initial=1.0)) if array.size else 1.0
             same = np.allclose(
-                array.astype(np.float64), other.astype(np.float64), rtol=1e-4, atol=1e-5 * scale, equal_nan=True
+                array.astype(np.float64),
+                other.astype(np.float64),
+                rtol=one.tolerance,
+                atol=0.1 * one.tolerance * scale,
+                equal_nan=True,
             )
         if not same:
             difference = np.max(np.abs(array.astype(np.float64) - other.astype(np.float64)), initial=0.0)

@@ -24,6 +24,7 @@ def optimization_level(settings: Mapping[str, Any]) -> str:
 def make_pipeline(settings: Mapping[str, Any], context: CompileContext) -> PassManager:
     """The passes of one compilation, in order."""
     names = level_passes(context.level)
+    names += [n for n in asked_for(settings) if n not in names]
     for name, wanted in switches(settings["optimizations"]).items():
         if wanted and name not in names:
             names.append(name)
@@ -43,6 +44,11 @@ def level_passes(level: str) -> list[str]:
     return sorted(
         name for name, found in plugins.passes().items() if found.spec.level and LEVELS.index(found.spec.level) <= rank
     )
+
+
+def asked_for(settings: Mapping[str, Any]) -> list[str]:
+    """Names of the installed passes whose own option is set."""
+    return sorted(n for n, found in plugins.passes().items() if found.spec.option and settings[found.spec.option])
 
 
 def switches(given: Mapping[str, bool]) -> dict[str, bool]:

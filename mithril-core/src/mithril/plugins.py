@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mithril import known
 from mithril.discovery import Loader, Plugin, PluginWarning, Problem, missing_requirement, normalized
-from mithril.errors import MithrilError, PluginError, unknown
+from mithril.errors import MithrilError, OptionError, PluginError, unknown
 from mithril.hookspecs import (
     BackendSpec,
     Command,
@@ -495,8 +495,8 @@ class Plugins:
         for plugin, implementation in observers:
             try:
                 implementation(**given)
-            except TimeoutError:
-                raise  # the compile's own time limit, which may strike anywhere
+            except (TimeoutError, OptionError):
+                raise  # the compile's own time limit, which may strike anywhere; what the user asked for is wrong
             except Exception as cause:
                 problem = _answer_problem(plugin, hook, cause)
                 self.loader.problem(plugin, problem)

@@ -21,7 +21,7 @@ from mithril.graph import Graph, Node, Value
 from mithril.types import dtype as as_dtype
 
 UNKNOWN = 64  # what a symbolic size counts as there
-LARGE = 1 << 14  # elements: values from here on are dropped after their last use where the table asks for it
+LARGE = 1 << 10  # elements: values from here on are dropped after their last use where the table asks for it
 
 
 def emit(graph: Graph, table: Lowerings) -> dict[str, Any]:
@@ -127,6 +127,7 @@ class Writer:
         for symbol in symbols(*(d for i in graph.inputs for d in i.type.shape)):
             self.names.taken.add(symbol.name)
         self.last = {v: k for k, node in enumerate(graph.nodes) for v in node.operands if v is not None}
+        self.made = {v for node in graph.nodes for v in node.results}
         self.owned: set[Value] = set()  # values whose memory this function alone holds
         self.kept = set(graph.outputs)
 
@@ -196,12 +197,12 @@ class Writer:
             if node.op.name == "constant":
                 self.scalars[node.result] = node
                 continue
-            donor = self._node(step, node)
+            self._node(step, node)
             if self.table.release:
-                self._release(step, node, donor)
+                self._release(step, node)
 
-    def _node(self, step: int, node: Node) -> Value | None:
-        """Write one operation; the operand whose memory it took over is given back."""
+    def _node(self, step: int, node: Node) -> None:
+        """Write one operation."""
         row = self.table.find(node)
         if row is None:
             raise UnsupportedError(
@@ -224,7 +225,6 @@ class Writer:
         for value, name in zip(node.results, results, strict=True):
             self.text[value] = name
         self._ownership(node, row)
-        return donor
 
     def _filled(self, template: str, call: Call) -> str:
         parts = []
@@ -251,11 +251,12 @@ class Writer:
                 return v
         return None
 
-    def _release(self, step: int, node: Node, donor: Value | None) -> None:
+    def _release(self, step: int, node: Node) -> None:
+        """Drop the names of large values that nothing reads any more, also of those whose memory lives on in others."""
         dead = [
             self.text[v]
             for v in dict.fromkeys(node.operands)
-            if v is not None and v is not donor and v in self.owned and self.last[v] == step and v not in self.kept
+            if v is not None and v in self.made and self.last[v] == step and v not in self.kept
             if v in self.text and _large(v)
         ]
         if dead:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mithril.dims import Size, substitute, symbols
 from mithril.errors import MithrilError, RewriteError
-from mithril.graph import Graph, Node, Value, trace
+from mithril.graph import Graph, Node, Origin, Value, trace
 from mithril.graph.editor import Editor
 from mithril.rewrite.matching import Attempt, Match
 from mithril.rewrite.pattern import Pattern
@@ -98,7 +99,7 @@ class Rule:
             return found
         old = node.result
         try:
-            with editor.before(node):
+            with editor.before(node) as builder, builder.at(_origin(found), node.tags):
                 new = self.after(*found.values.values(), **{n: found.captures[n] for n in self._after_takes})
                 _fits(new, old)
         except MithrilError as error:
@@ -157,6 +158,19 @@ class Rule:
 
     def __repr__(self) -> str:
         return f"<rule {self.name}>"
+
+
+def _origin(found: Match) -> Origin:
+    """Of the operation that did most of the work: merged with an activation, a product is still its own layer's."""
+
+    def work(node: Node) -> int:
+        flops: Any = getattr(node.op, "flops", None)
+        types = [None if v is None else v.type for v in node.operands]
+        count: Size = flops(types, [v.type for v in node.results], node.attributes) if flops is not None else 0
+        return int(substitute(count, {s.name: 1 << 10 for s in symbols(count)}))
+
+    origins = {node.origin for node in found.nodes}
+    return found.root.origin if len(origins) == 1 else max(found.nodes, key=work).origin
 
 
 def _fits(new: Any, old: Value) -> None:

@@ -170,6 +170,10 @@ class Backend:
         """The executable for a decomposed graph."""
         raise BackendError(f"backend '{self.name}' cannot build")
 
+    def build_step(self, graph: Graph) -> Executable:
+        """The executable for a single operation, to be timed or looked at on its own."""
+        return self.build(graph, BuildOptions(jit=False))
+
     def build_with_gradients(
         self, graph: Graph, of: Sequence[str], wrt: Sequence[str], options: BuildOptions | None = None
     ) -> Executable:

@@ -12,7 +12,7 @@ import numpy as np
 from mithril.decisions import Decisions
 from mithril.errors import InputError, unknown
 from mithril.graph import Graph
-from mithril.runtime import weights
+from mithril.runtime import profile, weights
 from mithril.runtime.program import FastPath, Kind, Program, Request
 from mithril.runtime.signature import (
     InputSpec,
@@ -28,6 +28,8 @@ from mithril.types import DType, TensorType
 if TYPE_CHECKING:
     from mithril.passes import PassContext, PassManager
     from mithril.runtime.backend import Backend
+    from mithril.runtime.recording import Recorder
+    from mithril.runtime.report import MemoryReport
 
 Arrays = Mapping[str, Any]
 STATE, GRAD = "state/", "grad/"
@@ -42,6 +44,8 @@ class Compiler(Protocol):
 
     def pipeline(self) -> tuple[PassManager, PassContext]: ...
 
+    def lowered(self, request: Request) -> Graph: ...
+
 
 class CompiledModel:
     """A model made for one backend. Programs are specialised when the shapes of the inputs are known, and kept."""
@@ -55,8 +59,11 @@ class CompiledModel:
         decisions: Decisions,
         options: Mapping[str, Any],
         name: str = "model",
+        recorder: Recorder | None = None,
     ) -> None:
         self.backend = backend
+        self.recorder = recorder  # of profile=True
+        self.stages: dict[str, Graph] = {}  # of save_intermediates=True: the graph after each stage and pass
         self.decisions = decisions
         self.options = options
         self.name = name
@@ -97,6 +104,7 @@ class CompiledModel:
             and not training
             and inputs is not None
             and fast.accepts(params, inputs)
+            and not profile.ACTIVE
         ):
             return fast.call(params, inputs)
         if inputs is None:
@@ -129,18 +137,39 @@ class CompiledModel:
         given = self._with_defaults(inputs, train)
         of = self._cotangent_names(cotangents, given, train)
         kind = Kind(train, of, None if wrt is None or not of else tuple(wrt))
-        program, types = self._program(given, kind)
-        arrays = {name: self._convert(name, given[name], t) for name, t in types.items()}
-        checked = self._check_params(program, params)
-        call = dict(arrays)
-        call.update(self._check_state(program, state))
+        program, arrays, checked, call = self._prepared(given, params, state, kind)
         if of:
             call.update(self._cotangents(program, cotangents, of, arrays))
-        results = program.executable(checked, call)
-        plain = not of and state is None and not train and not program.graph.with_role("state")
+        results = self._run(program, checked, call)
+        plain = not of and state is None and not train and not program.graph.with_role("state") and not self.recorder
         if plain and self._is_native(arrays, inputs) and checked is params and isinstance(params, dict):
             self._fast = FastPath(program.executable, arrays, params)
         return self._split(results, of, state, program)
+
+    def _prepared(
+        self, given: Arrays, params: Arrays, state: Arrays | None, kind: Kind
+    ) -> tuple[Program, dict[str, Any], Arrays, dict[str, Any]]:
+        """The program for a call, its inputs as the backend's arrays, and what it is called with."""
+        program, types = self._program(given, kind)
+        arrays = {name: self._convert(name, given[name], t) for name, t in types.items()}
+        checked = self._check_params(program, params)
+        return program, arrays, checked, {**arrays, **self._check_state(program, state)}
+
+    def bound_call(
+        self, params: Arrays | None, inputs: Arrays, *, state: Arrays | None = None, training: bool = False
+    ) -> tuple[Program, dict[str, Any]]:
+        """The program that a call without gradients runs, and all of its arguments by name."""
+        chosen = params if params is not None else self._bound or {}
+        given = self._with_defaults(inputs, training)
+        program, _, checked, call = self._prepared(given, chosen, state, Kind(training))
+        return program, {**checked, **call}
+
+    def _run(self, program: Program, params: Arrays, inputs: Arrays) -> Mapping[str, Any]:
+        if not profile.ACTIVE and self.recorder is None:
+            made: Mapping[str, Any] = program.executable(params, inputs)
+            return made
+        own = [self.recorder] if self.recorder is not None else []
+        return profile.measured(self, program, params, inputs, [*profile.ACTIVE, *own])
 
     def _split(self, results: Mapping[str, Any], of: tuple[str, ...], state: Arrays | None, program: Program) -> Any:
         if not of and state is None and not program.graph.with_role("state"):
@@ -427,6 +456,42 @@ class CompiledModel:
         pairs = zip(graph.output_names, graph.outputs, strict=True)
         found.update((n, v.type) for n, v in pairs if not n.startswith(STATE))
         return found
+
+    def get_profile_stats(self) -> profile.ProfileStats:
+        """Times of compiling and of all calls so far, of a model compiled with ``profile=True``."""
+        if self.recorder is None:
+            raise InputError(
+                "this model keeps no profile",
+                hint="compile it with profile=True, or run it inside `with ml.profile() as prof:`",
+            )
+        if self.recorder.path is not None:
+            self.recorder.write()
+        return profile.ProfileStats(self.recorder)
+
+    def memory_report(self, inputs: Arrays | Mapping[str, Collection[int]] | None = None) -> MemoryReport:
+        """Bytes per layer and at the peak, of the newest program. ``inputs`` (arrays or shapes) fix unknown sizes."""
+        from mithril.runtime.report import memory_report
+
+        return memory_report(self, inputs)
+
+    def capture(
+        self, params: Arrays | None, inputs: Arrays, names: Collection[str] | None = None, **options: Any
+    ) -> dict[str, Any]:
+        """Values inside the model at run time, by name; all that have names of their own, unless ``names`` says which.
+
+        With ``save_intermediates=True`` and ``intermediate_dir`` they are also written there as safetensors.
+        """
+        from mithril.runtime.capture import capture
+
+        return capture(self, params, inputs, names, **options)
+
+    def concrete(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
+        """The graph that a program runs, with the sizes that its inputs have."""
+        graph: Graph = program.executable.graph
+        if all(v.type.is_static for node in graph.nodes for v in node.results):
+            return graph
+        types = tuple((name, TensorType(t.dtype, shapes.get(name, t.shape))) for name, t in program.request.types)
+        return self.compiler.lowered(Request(types, program.request.kind, program.request.constants))
 
     def explain(self) -> str:
         """What was decided on the user's behalf, and what the passes did."""

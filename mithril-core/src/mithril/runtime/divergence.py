@@ -17,6 +17,7 @@ from mithril.graph import Graph, Node, Value, to_text
 from mithril.ops.decompose import decompose
 from mithril.ops.evaluate import evaluate
 from mithril.runtime.backend import Backend, BuildOptions
+from mithril.runtime.capture import until
 from mithril.runtime.compiled import CompiledModel
 from mithril.runtime.weights import save_file
 from mithril.types import dtype as as_dtype
@@ -152,20 +153,7 @@ def _locate(graph: Graph, arguments: Arrays, a: Backend, b: Backend, between: tu
 
 def _until(graph: Graph, values: Sequence[Value]) -> Graph:
     """The part of the graph that computes some values, as outputs ``v0, v1, ...``."""
-    needed, kept = set(values), []
-    for node in reversed(graph.nodes):
-        if any(r in needed for r in node.results):
-            kept.append(node)
-            needed.update(v for v in node.operands if v is not None)
-    inputs = tuple(i for i in graph.inputs if i.value in needed)
-    return Graph(
-        inputs,
-        tuple(reversed(kept)),
-        tuple(values),
-        tuple(f"v{k}" for k in range(len(values))),
-        graph.name,
-        graph.guards,
-    )
+    return until(graph, values, [f"v{k}" for k in range(len(values))])
 
 
 def _alone(graph: Graph, node: Node) -> Graph:

@@ -38,6 +38,8 @@ class Program:
     executable: Any
     names: tuple[str, ...]  # of the results, in order
     report: Any = None  # of the passes
+    timed: bool = False  # whether a profile has run it before
+    stepped: dict[Any, Any] = field(default_factory=dict)  # by shapes: ways to run it operation by operation
 
     @property
     def types(self) -> dict[str, TensorType]:

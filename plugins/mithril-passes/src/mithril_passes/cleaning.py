@@ -102,7 +102,7 @@ def _foldable(node: Node, known: dict[Value, Any]) -> bool:
         return False
     if not all(v is None or v in known for v in node.operands):
         return False
-    return all(is_static(v.shape) and int(numel(v.shape)) <= FOLD_LIMIT for v in node.results)  # type: ignore[arg-type]
+    return all(is_static(v.shape) and int(numel(v.shape)) <= FOLD_LIMIT for v in node.results)
 
 
 def _compute(node: Node, known: dict[Value, Any]) -> Iterable[np.ndarray[Any, Any]]:

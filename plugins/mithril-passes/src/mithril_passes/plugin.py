@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
-from mithril import PassSpec, hookimpl
+from mithril import CompileContext, Option, PassSpec, hookimpl
+
+if TYPE_CHECKING:
+    from mithril import Graph
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @hookimpl
@@ -71,4 +78,65 @@ def mithril_passes() -> Sequence[PassSpec]:
             aliases=("linear_activation",),
             summary="Merge an activation into the linear before it.",
         ),
+        PassSpec(
+            "mixed-precision",
+            "mithril_passes.precision:mixed_precision",
+            stage="precision",
+            level=None,
+            option="mixed_precision",
+            aliases=("mixed_precision",),
+            summary="Products in 16 bits, what needs range or accuracy in 32.",
+        ),
+        PassSpec(
+            "gradient-checkpointing",
+            "mithril_passes.checkpointing:gradient_checkpointing",
+            stage="memory",
+            level=None,
+            option="gradient_checkpointing",
+            aliases=("gradient_checkpointing", "rematerialisation"),
+            summary="Forget values the backward part needs, and compute them again.",
+        ),
+        PassSpec(
+            "memory-planning",
+            "mithril_passes.limits:memory_planning",
+            stage="memory",
+            level="low",
+            aliases=("memory_planning",),
+            after=("gradient-checkpointing",),
+            summary="Lifetimes and offsets of all values; refuse what does not fit max_memory_gb.",
+        ),
     ]
+
+
+@hookimpl
+def mithril_options() -> Sequence[Option]:
+    """Keywords of ``ml.compile`` that the passes and the picture answer to."""
+    return [
+        Option("gradient_checkpointing", bool, False, "Recompute in the backward part instead of keeping values."),
+        Option("checkpoint_segments", int | None, None, "Segments to recompute; None chooses what needs least memory."),
+        Option("memory_planning", bool | str, True, "Strategy of the memory plan: 'greedy', 'best_fit', or off."),
+        Option("max_memory_gb", float | str | None, None, "Refuse programs that need more: 8, '8GB', '512MiB'."),
+        Option(
+            "mixed_precision",
+            bool | Mapping[str, Any],
+            False,
+            "Products in 16 bits; {'dtype': 'float16', 'keep': ['layer.*'], 'low': [ops], 'full': [ops]}.",
+        ),
+        Option("visualize", bool, False, "Draw the optimized graph into a file."),
+        Option(
+            "viz_options",
+            Mapping[str, Any],
+            NOTHING,
+            "format (svg, html, dot), output_path, show_shapes, show_types, show_memory, depth.",
+        ),
+    ]
+
+
+@hookimpl
+def mithril_compile_stage(context: CompileContext, stage: str, graph: Graph | None) -> None:
+    """Draw the first program's graph."""
+    if stage == "optimize" and graph is not None and context.options["visualize"]:
+        from mithril_passes.drawing.observer import draw
+
+        if "mithril-passes" not in context.scratch:
+            context.scratch["mithril-passes"] = draw(context, graph)

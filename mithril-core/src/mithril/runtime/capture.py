@@ -1,0 +1,61 @@
+"""Named values inside a model, taken while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mithril.errors import InputError, unknown
+from mithril.graph import Graph, Input, Value
+from mithril.ops.decompose import decompose
+from mithril.runtime.backend import BuildOptions
+from mithril.runtime.weights import save_file
+
+if TYPE_CHECKING:
+    from mithril.runtime.compiled import CompiledModel
+
+
+def capture(
+    model: CompiledModel,
+    params: Mapping[str, Any] | None,
+    inputs: Mapping[str, Any],
+    names: Collection[str] | None,
+    *,
+    state: Mapping[str, Any] | None = None,
+    training: bool = False,
+) -> dict[str, Any]:
+    """The model's own graph, before any pass, run with these values as its outputs."""
+    program, arguments = model.bound_call(params, inputs, state=state, training=training)
+    graph = program.traced
+    given = {i.name for i in graph.inputs}
+    inner = {v.name: v for node in graph.nodes for v in node.results if v.name not in given}
+    inner |= {n: v for n, v in zip(graph.output_names, graph.outputs, strict=True) if n not in given}
+    wanted = list(names) if names is not None else [n for n in model.get_shapes() if n in inner]
+    for name in wanted:
+        if name not in inner:
+            what, facts, hint = unknown("value of the model", name, list(inner))
+            raise InputError(what, facts=facts, hint=hint)
+    part = until(graph, [inner[n] for n in wanted], wanted)
+    options = BuildOptions(jit=False)
+    executable = model.backend.build(decompose(part, lambda node: model.backend.lowers(node, options)), options)
+    needed = {i.name: i.role for i in part.arguments}
+    own = {n: arguments[n] for n, role in needed.items() if role == "param"}
+    made: dict[str, Any] = executable(own, {n: arguments[n] for n, role in needed.items() if role != "param"})
+    folder = model.options.get("intermediate_dir")
+    if model.options.get("save_intermediates") and folder is not None:
+        arrays = {n: model.backend.to_numpy(a) for n, a in made.items()}
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        save_file(arrays, Path(folder) / "values.safetensors", {"format": "mithril"})
+    return made
+
+
+def until(graph: Graph, values: Collection[Value], names: Collection[str]) -> Graph:
+    """The part of the graph that computes some values, as its outputs."""
+    needed, kept = set(values), []
+    for node in reversed(graph.nodes):
+        if any(r in needed for r in node.results):
+            kept.append(node)
+            needed.update(v for v in node.operands if v is not None)
+    inputs: tuple[Input, ...] = tuple(i for i in graph.inputs if i.value in needed)
+    return Graph(inputs, tuple(reversed(kept)), tuple(values), tuple(names), graph.name, graph.guards)

@@ -1,0 +1,122 @@
+"""Mixed precision: what runs small, what stays full, what a user may change, and that models stay right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril.graph import Builder, verify
+from mithril.models import Linear, Model, MSELoss, Relu, TransformerEncoderLayer
+from mithril.ops import exp, linear, matmul, relu, softmax, sum
+from mithril.passes import PassContext, PassManager
+from mithril_passes.precision import FOLLOW, LOW, mixed_precision
+
+X = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
+
+
+def small(graph, given=True):
+    return PassManager([mixed_precision]).run(graph, PassContext(options={"mixed_precision": given}))[0]
+
+
+def dtypes(graph):
+    return {n.op.name: n.result.dtype.name for n in graph.nodes if n.op.name != "cast"}
+
+
+def chain():
+    with Builder() as b:
+        x = b.input("x", (4, 8))
+        w, c = b.param("w", (8, 8)), b.param("c", (8,))
+        y = sum(exp(relu(matmul(x, w) + c)), axis=1)
+    return b.build({"y": y})
+
+
+def test_products_are_small_followers_follow_and_the_rest_is_full():
+    made = small(chain())
+    verify(made)
+    assert dtypes(made) == {
+        "matmul": "bfloat16",
+        "add": "bfloat16",
+        "relu": "bfloat16",
+        "exp": "float32",
+        "sum": "float32",
+    }
+    assert made.outputs[0].dtype is ml.float32
+
+
+def test_parameters_stay_full_and_are_cast_once():
+    with Builder() as b:
+        x, w = b.input("x", (4, 8)), b.param("w", (8, 8))
+        y = matmul(matmul(x, w), w)
+    made = small(b.build({"y": y}))
+    assert made.input("w").type.dtype is ml.float32
+    casts = [n for n in made.nodes if n.op.name == "cast" and n.operands[0] is made.input("w").value]
+    assert len(casts) == 1
+
+
+def test_a_graph_without_products_is_left_alone():
+    with Builder() as b:
+        y = exp(b.input("x", (4,)) + 1.0)
+    graph = b.build({"y": y})
+    assert small(graph) is graph
+
+
+def test_the_user_chooses_dtype_layers_and_operations():
+    assert dtypes(small(chain(), {"dtype": "float16"}))["matmul"] == "float16"
+    assert dtypes(small(chain(), {"full": ["relu"]}))["relu"] == "float32"
+    assert dtypes(small(chain(), {"low": ["exp"]}))["exp"] == "bfloat16"
+    with pytest.raises(ml.OptionError, match="no small float"):
+        small(chain(), {"dtype": "float64"})
+    with pytest.raises(ml.OptionError, match="unknown key of mixed_precision 'keeps'"):
+        small(chain(), {"keeps": []})
+
+
+def test_layers_can_be_kept():
+    model = Model()
+    model |= Linear(8, name="first")(input="x", output="h")
+    model |= Linear(8, name="head")(input="h", output="output")
+    compiled = ml.compile(model, "numpy", shapes={"x": [4, 8]}, mixed_precision={"keep": ["head"]})
+    kinds = {n.origin.path: n.result.dtype.name for n in compiled.graph.nodes if n.op.name == "linear"}
+    assert kinds == {"first": "bfloat16", "head": "float32"}
+
+
+def test_everything_in_the_table_is_an_operation():
+    from mithril.graph.registry import operations
+
+    assert not (LOW | FOLLOW) - set(operations())
+    assert not LOW & FOLLOW
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_transformer_and_its_gradients_stay_near(dtype):
+    model = Model()
+    model |= TransformerEncoderLayer(16, 2, 32, name="block")(input="x", output="h")
+    model |= MSELoss()(predictions="h", targets="t", output="loss")
+    model.set_outputs("loss")
+    x = np.random.default_rng(1).standard_normal((2, 5, 16)).astype(np.float32)
+    shapes = {"x": [2, 5, 16], "t": [2, 5, 16]}
+    results = []
+    for given in (False, {"dtype": dtype}):
+        compiled = ml.compile(model, "numpy", shapes=shapes, mixed_precision=given)
+        params = compiled.randomize_params(0)
+        results.append(compiled.evaluate(params, {"x": x, "t": 0.1 * x}, "loss", training=False))
+    (full, exact), (near, rough) = results
+    assert abs(float(full["loss"] - near["loss"])) < 0.02 * abs(float(full["loss"]))
+    largest = max(float(np.abs(g).max()) for g in exact.values())
+    for name, g in exact.items():
+        assert rough[name].dtype == g.dtype
+        np.testing.assert_allclose(rough[name], g, atol=0.05 * largest, err_msg=name)
+
+
+def test_numeric_verification_knows_its_tolerance():
+    model = Model()
+    model |= Linear(8)(input="x", output="h")
+    model |= Relu()(input="h", output="output")
+    ml.compile(model, "numpy", shapes={"x": [4, 8]}, mixed_precision=True, verify="numeric")
+
+
+def test_softmax_and_linear_with_activation():
+    with Builder() as b:
+        x, w = b.input("x", (4, 8)), b.param("w", (8, 8))
+        y = softmax(linear(x, w, activation="relu"))
+    assert dtypes(small(b.build({"y": y}))) == {"linear": "bfloat16", "softmax": "float32"}
