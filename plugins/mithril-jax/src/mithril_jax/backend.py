@@ -15,7 +15,7 @@ from mithril.codegen import Lowerings
 from mithril.errors import BackendError, OptionError
 from mithril.graph import Graph, iterate
 from mithril.runtime.backend import BuildOptions, as_numpy
-from mithril.runtime.source_backend import Forward, SourceBackend
+from mithril.runtime.source_backend import Forward, SourceBackend, SourceExecutable
 from mithril.types import DType, dtype as as_dtype
 from mithril_jax.lowering import table
 
@@ -109,6 +109,10 @@ class JaxBackend(SourceBackend):
 
     def is_array(self, x: Any) -> bool:
         return isinstance(x, jax.Array)
+
+    def build_step(self, graph: Graph) -> SourceExecutable:
+        """Jitted, as one dispatch per primitive would be measured otherwise."""
+        return self.build(graph, BuildOptions(jit=True))
 
     def synchronize(self, value: Any = None) -> None:
         if value is not None:
