@@ -6,22 +6,24 @@ backend that runs the model runs the update as well.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from typing import Any
 
 from mithril.errors import OptionError
-from mithril.ops import cast, matmul, maximum, mean, minimum, rsqrt, sign, sqrt, unsqueeze
+from mithril.ops import exp, expm1, log, matmul, maximum, mean, minimum, rsqrt, sign, sqrt, unsqueeze
 from mithril.types import TensorType, float32
 from mithril_train.schedules import Schedule, as_schedule
 
 Slots = dict[str, Any]
+Wanted = dict[str, tuple[TensorType, float]]  # slots by name: type and initial value
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """Base of all optimizers. ``groups`` overrides fields for parameters by name pattern:
+    """Base of all optimizers. ``groups`` changes fields for parameters by name pattern:
     ``{"*.bias": {"weight_decay": 0.0}}``; the first pattern that matches counts."""
 
     weight_decay: float = 0.0
@@ -29,33 +31,46 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         as_schedule(self.learning_rate)  # type: ignore[attr-defined]
-        names = {f.name for f in fields(self)}
+        names = [f.name for f in fields(self) if f.name != "groups"]
         for pattern, changes in self.groups.items():
-            wrong = [n for n in changes if n not in names or n == "groups"]
-            if wrong:
+            wrong = next((n for n in changes if n not in names), None)
+            if wrong is not None:
                 raise OptionError(
-                    f"group '{pattern}' sets '{wrong[0]}', which {type(self).__name__} does not have",
-                    facts=["known: " + ", ".join(sorted(names - {"groups"}))],
+                    f"group '{pattern}' sets '{wrong}', which {type(self).__name__} does not have",
+                    facts=["known: " + ", ".join(sorted(names))],
                 )
+        self.check()
 
-    def for_parameter(self, name: str) -> Optimizer:
-        """This optimizer as it treats one parameter."""
-        for pattern, changes in self.groups.items():
-            if fnmatchcase(name, pattern):
-                kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "groups"}
-                return type(self)(**{**kept, **changes})
-        return self
+    def check(self) -> None:
+        """Raise where a setting makes no sense."""
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, float) and f.name in _SHARES and not 0.0 <= value < 1.0:
+                raise OptionError(f"{type(self).__name__}: {f.name}={value} must be at least 0 and less than 1")
+            if isinstance(value, float) and f.name in ("weight_decay", "eps") and value < 0:
+                raise OptionError(f"{type(self).__name__}: {f.name}={value} must not be negative")
 
-    def rate(self, step: Any) -> Any:
-        """The learning rate at a step (counted from 0)."""
-        return as_schedule(self.learning_rate)(step)  # type: ignore[attr-defined]
+    def group_of(self, name: str) -> str:
+        """The pattern of the group a parameter belongs to; empty where it belongs to none."""
+        return next((pattern for pattern in self.groups if fnmatchcase(name, pattern)), "")
 
-    def slots(self, parameter: TensorType) -> dict[str, tuple[TensorType, float]]:
-        """What is kept between steps for a parameter: type and initial value by name."""
+    def in_group(self, pattern: str) -> Optimizer:
+        """This optimizer as it treats the parameters of one group."""
+        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "groups"}
+        return type(self)(**{**kept, **self.groups[pattern]}) if pattern else self
+
+    def rates(self, step: int) -> dict[str, float]:
+        """The learning rates at a step: the common one under the empty name, those of groups under their patterns."""
+        own = {"": self.learning_rate}  # type: ignore[attr-defined]
+        own.update((p, changes["learning_rate"]) for p, changes in self.groups.items() if "learning_rate" in changes)
+        return {pattern: as_schedule(rate)(step) for pattern, rate in own.items()}
+
+    def slots(self, parameter: TensorType) -> Wanted:
+        """What is kept between steps for a parameter."""
         return {}
 
-    def update(self, p: Any, g: Any, slots: Slots, step: Any, rate: Any) -> tuple[Any, Slots]:
-        """The new parameter and slots. ``step`` counts from 0."""
+    def update(self, p: Any, g: Any, slots: Slots, t: Any, rate: Any) -> tuple[Any, Slots]:
+        """The new parameter and slots. ``t`` is the number of the step, a float32 scalar counted from 1."""
         raise TypeError(f"{type(self).__name__} has no update rule")
 
     def _decayed(self, p: Any, g: Any) -> Any:
@@ -67,9 +82,17 @@ class Optimizer:
         return p * (1.0 - rate * self.weight_decay) if self.weight_decay else p
 
 
-def _like(parameter: TensorType) -> TensorType:
+_SHARES = ("momentum", "beta1", "beta2", "alpha")
+
+
+def like(parameter: TensorType) -> TensorType:
     """Slots are float32 at least, whatever the parameter is stored in."""
     return parameter if parameter.dtype.bits >= 32 else TensorType(float32, parameter.shape)
+
+
+def rest(beta: float, t: Any) -> Any:
+    """1 - beta**t. Written like this because 1 - 0.999 in float32 is wrong in the fifth place."""
+    return -expm1(t * math.log(beta)) if beta else 1.0
 
 
 @dataclass(frozen=True)
@@ -80,10 +103,15 @@ class SGD(Optimizer):
     momentum: float = 0.0
     nesterov: bool = False
 
-    def slots(self, parameter: TensorType) -> dict[str, tuple[TensorType, float]]:
-        return {"momentum": (_like(parameter), 0.0)} if self.momentum else {}
+    def check(self) -> None:
+        super().check()
+        if self.nesterov and not self.momentum:
+            raise OptionError("SGD: nesterov=True needs a momentum")
 
-    def update(self, p: Any, g: Any, slots: Slots, step: Any, rate: Any) -> tuple[Any, Slots]:
+    def slots(self, parameter: TensorType) -> Wanted:
+        return {"momentum": (like(parameter), 0.0)} if self.momentum else {}
+
+    def update(self, p: Any, g: Any, slots: Slots, t: Any, rate: Any) -> tuple[Any, Slots]:
         g = self._decayed(p, g)
         if not self.momentum:
             return p - rate * g, slots
@@ -101,19 +129,18 @@ class Adam(Optimizer):
     beta2: float = 0.999
     eps: float = 1e-8
 
-    def slots(self, parameter: TensorType) -> dict[str, tuple[TensorType, float]]:
-        return {"m": (_like(parameter), 0.0), "v": (_like(parameter), 0.0)}
+    def slots(self, parameter: TensorType) -> Wanted:
+        return {"m": (like(parameter), 0.0), "v": (like(parameter), 0.0)}
 
-    def update(self, p: Any, g: Any, slots: Slots, step: Any, rate: Any) -> tuple[Any, Slots]:
-        return self._adam(p, self._decayed(p, g), slots, step, rate)
+    def update(self, p: Any, g: Any, slots: Slots, t: Any, rate: Any) -> tuple[Any, Slots]:
+        return self._adam(p, self._decayed(p, g), slots, t, rate)
 
-    def _adam(self, p: Any, g: Any, slots: Slots, step: Any, rate: Any) -> tuple[Any, Slots]:
+    def _adam(self, p: Any, g: Any, slots: Slots, t: Any, rate: Any) -> tuple[Any, Slots]:
         m = slots["m"] * self.beta1 + g * (1.0 - self.beta1)
         v = slots["v"] * self.beta2 + (g * g) * (1.0 - self.beta2)
-        t = step + 1.0
-        size = rate / (1.0 - self.beta1**t)
-        scale = sqrt(1.0 - self.beta2**t)
-        return p - size * m / (sqrt(v) / scale + self.eps), {"m": m, "v": v}
+        size = rate / rest(self.beta1, t)
+        unbias = rsqrt(rest(self.beta2, t)) if self.beta2 else 1.0
+        return p - size * (m / (sqrt(v) * unbias + self.eps)), {"m": m, "v": v}
 
 
 @dataclass(frozen=True)
@@ -122,8 +149,8 @@ class AdamW(Adam):
 
     weight_decay: float = field(default=1e-2, kw_only=True)
 
-    def update(self, p: Any, g: Any, slots: Slots, step: Any, rate: Any) -> tuple[Any, Slots]:
-        return self._adam(self._shrunk(p, rate), g, slots, step, rate)
+    def update(self, p: Any, g: Any, slots: Slots, t: Any, rate: Any) -> tuple[Any, Slots]:
+        return self._adam(self._shrunk(p, rate), g, slots, t, rate)
 
 
 @dataclass(frozen=True)
@@ -135,13 +162,14 @@ class Adagrad(Optimizer):
     initial: float = 0.0
     eps: float = 1e-10
 
-    def slots(self, parameter: TensorType) -> dict[str, tuple[TensorType, float]]:
-        return {"sum": (_like(parameter), self.initial)}
+    def slots(self, parameter: TensorType) -> Wanted:
+        return {"sum": (like(parameter), self.initial)}
 
-    def update(self, p: Any, g: Any, slots: Slots, step: Any, rate: Any) -> tuple[Any, Slots]:
+    def update(self, p: Any, g: Any, slots: Slots, t: Any, rate: Any) -> tuple[Any, Slots]:
         g = self._decayed(p, g)
         total = slots["sum"] + g * g
-        return p - (rate / (1.0 + step * self.lr_decay)) * g / (sqrt(total) + self.eps), {"sum": total}
+        size = rate / (1.0 + (t - 1.0) * self.lr_decay) if self.lr_decay else rate
+        return p - size * (g / (sqrt(total) + self.eps)), {"sum": total}
 
 
 @dataclass(frozen=True)
@@ -154,11 +182,11 @@ class RMSprop(Optimizer):
     momentum: float = 0.0
     centered: bool = False
 
-    def slots(self, parameter: TensorType) -> dict[str, tuple[TensorType, float]]:
+    def slots(self, parameter: TensorType) -> Wanted:
         names = ["square", *(["momentum"] if self.momentum else []), *(["mean"] if self.centered else [])]
-        return {name: (_like(parameter), 0.0) for name in names}
+        return {name: (like(parameter), 0.0) for name in names}
 
-    def update(self, p: Any, g: Any, slots: Slots, step: Any, rate: Any) -> tuple[Any, Slots]:
+    def update(self, p: Any, g: Any, slots: Slots, t: Any, rate: Any) -> tuple[Any, Slots]:
         g = self._decayed(p, g)
         new: Slots = {"square": slots["square"] * self.alpha + (g * g) * (1.0 - self.alpha)}
         spread = new["square"]
@@ -179,10 +207,10 @@ class Lion(Optimizer):
     beta1: float = 0.9
     beta2: float = 0.99
 
-    def slots(self, parameter: TensorType) -> dict[str, tuple[TensorType, float]]:
-        return {"m": (_like(parameter), 0.0)}
+    def slots(self, parameter: TensorType) -> Wanted:
+        return {"m": (like(parameter), 0.0)}
 
-    def update(self, p: Any, g: Any, slots: Slots, step: Any, rate: Any) -> tuple[Any, Slots]:
+    def update(self, p: Any, g: Any, slots: Slots, t: Any, rate: Any) -> tuple[Any, Slots]:
         direction = sign(slots["m"] * self.beta1 + g * (1.0 - self.beta1))
         m = slots["m"] * self.beta2 + g * (1.0 - self.beta2)
         return self._shrunk(p, rate) - rate * direction, {"m": m}
@@ -198,19 +226,19 @@ class Adafactor(Optimizer):
     eps2: float = 1e-3
     clip: float = 1.0
 
-    def slots(self, parameter: TensorType) -> dict[str, tuple[TensorType, float]]:
-        kept = _like(parameter)
-        if parameter.rank < 2:
-            return {"variance": (kept, 0.0)}
-        rows, columns = parameter.shape[:-1], (*parameter.shape[:-2], parameter.shape[-1])
-        return {"row": (TensorType(kept.dtype, rows), 0.0), "column": (TensorType(kept.dtype, columns), 0.0)}
+    def slots(self, parameter: TensorType) -> Wanted:
+        dtype, shape = like(parameter).dtype, parameter.shape
+        if len(shape) < 2:
+            return {"variance": (TensorType(dtype, shape), 0.0)}
+        return {
+            "row": (TensorType(dtype, shape[:-1]), 0.0),
+            "column": (TensorType(dtype, (*shape[:-2], shape[-1])), 0.0),
+        }
 
-    def update(self, p: Any, g: Any, slots: Slots, step: Any, rate: Any) -> tuple[Any, Slots]:
+    def update(self, p: Any, g: Any, slots: Slots, t: Any, rate: Any) -> tuple[Any, Slots]:
         eps1 = self.eps1 if self.eps1 is not None else (2.0**-52 if p.dtype.bits == 64 else 2.0**-23)
-        t = step + 1.0
-        share = t**self.beta2_decay
-        rho = minimum(rate, rsqrt(t))
-        size = maximum(sqrt(mean(p * p)), self.eps2) * rho
+        share = exp(log(t) * self.beta2_decay)
+        size = maximum(sqrt(mean(p * p)), self.eps2) * minimum(rate, rsqrt(t))
         square = g * g
         if "variance" in slots:
             variance = slots["variance"] + (square - slots["variance"]) * share
@@ -225,13 +253,3 @@ class Adafactor(Optimizer):
         direction = g * rsqrt(maximum(variance, eps1 * eps1))
         limit = maximum(sqrt(mean(direction * direction)) / self.clip, 1.0)
         return self._shrunk(p, rate) - (size / limit) * direction, new
-
-
-def apply(optimizer: Optimizer, name: str, p: Any, g: Any, slots: Slots, step: Any) -> tuple[Any, Slots]:
-    """One parameter's update in float32, the parameter given back in its own dtype."""
-    mine = optimizer.for_parameter(name)
-    narrow = p.dtype.bits < 32
-    wide = cast(p, dtype=float32) if narrow else p
-    gradient = cast(g, dtype=wide.dtype) if g.dtype is not wide.dtype else g
-    new, kept = mine.update(wide, gradient, slots, step, mine.rate(step))
-    return (cast(new, dtype=p.dtype) if narrow else new), kept

@@ -1,19 +1,17 @@
-"""Learning-rate schedules: functions of the step, written with operations, so that they run inside the step's graph."""
+"""Learning-rate schedules: functions of the step, computed in double precision and handed to the step as an input."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from mithril.errors import OptionError
-from mithril.ops import cos, less, maximum, minimum, where
 
 
 class Schedule:
-    """``schedule(step)``: the learning rate of the step (a float32 scalar counted from 0)."""
+    """``schedule(step)``: the learning rate of a step, counted from 0."""
 
-    def __call__(self, step: Any) -> Any:
+    def __call__(self, step: int) -> float:
         raise TypeError(f"{type(self).__name__} does not say what its rate is")
 
 
@@ -23,20 +21,23 @@ class Constant(Schedule):
 
     rate: float
 
-    def __call__(self, step: Any) -> Any:
+    def __call__(self, step: int) -> float:
         return self.rate
 
 
 @dataclass(frozen=True)
-class Step(Schedule):
+class StepDecay(Schedule):
     """``rate`` times ``gamma`` after every ``every`` steps."""
 
     rate: float
     every: int
     gamma: float = 0.1
 
-    def __call__(self, step: Any) -> Any:
-        return self.rate * self.gamma ** (step // float(self.every))
+    def __post_init__(self) -> None:
+        _at_least("StepDecay", "every", self.every, 1)
+
+    def __call__(self, step: int) -> float:
+        return float(self.rate * self.gamma ** (step // self.every))
 
 
 @dataclass(frozen=True)
@@ -47,28 +48,35 @@ class Cosine(Schedule):
     steps: int
     final: float = 0.0
 
-    def __call__(self, step: Any) -> Any:
-        done = minimum(step / float(self.steps), 1.0)
-        return self.final + (self.rate - self.final) * 0.5 * (1.0 + cos(done * math.pi))
+    def __post_init__(self) -> None:
+        _at_least("Cosine", "steps", self.steps, 1)
+
+    def __call__(self, step: int) -> float:
+        return _between(self.rate, self.final, min(step / self.steps, 1.0))
 
 
 @dataclass(frozen=True)
 class WarmUp(Schedule):
-    """Linearly from ``start`` to the inner schedule's rate over ``steps`` steps, then the inner schedule."""
+    """Linearly from ``start`` to where the inner schedule begins, over ``steps`` steps; then the inner schedule."""
 
     inner: Schedule | float
     steps: int
     start: float = 0.0
 
-    def __call__(self, step: Any) -> Any:
-        after = as_schedule(self.inner)(maximum(step - float(self.steps), 0.0))
-        share = minimum(step / float(max(self.steps, 1)), 1.0)
-        return self.start + (after - self.start) * share
+    def __post_init__(self) -> None:
+        _at_least("WarmUp", "steps", self.steps, 1)
+        as_schedule(self.inner)
+
+    def __call__(self, step: int) -> float:
+        inner = as_schedule(self.inner)
+        if step >= self.steps:
+            return inner(step - self.steps)
+        return self.start + (inner(0) - self.start) * step / self.steps
 
 
 @dataclass(frozen=True)
 class OneCycle(Schedule):
-    """Up from ``rate / start_factor`` to ``rate`` and down to ``rate / final_factor``, both along cosines."""
+    """Up from ``rate / start_factor`` to ``rate``, then down to that start over ``final_factor``, both along cosines."""
 
     rate: float
     steps: int
@@ -76,22 +84,48 @@ class OneCycle(Schedule):
     start_factor: float = 25.0
     final_factor: float = 1e4
 
-    def __call__(self, step: Any) -> Any:
-        start, final = self.rate / self.start_factor, self.rate / (self.start_factor * self.final_factor)
-        up = float(self.warm * self.steps) - 1.0
-        rising = _between(start, self.rate, minimum(step / up, 1.0))
-        falling = _between(self.rate, final, minimum(maximum(step - up, 0.0) / (self.steps - 1 - up), 1.0))
-        return where(less(step, up), rising, falling)
+    def __post_init__(self) -> None:
+        _at_least("OneCycle", "steps", self.steps, 2)
+        if not 0.0 < self.warm < 1.0:
+            raise OptionError(f"OneCycle: warm={self.warm} is no share between 0 and 1")
+
+    def __call__(self, step: int) -> float:
+        start, last = self.rate / self.start_factor, self.steps - 1
+        top = self.warm * self.steps - 1.0
+        if step <= top:
+            return _between(start, self.rate, step / top if top > 0 else 1.0)
+        return _between(self.rate, start / self.final_factor, min((step - top) / (last - top), 1.0))
 
 
-def _between(a: float, b: float, share: Any) -> Any:
-    return b + (a - b) * 0.5 * (1.0 + cos(share * math.pi))
+def _between(a: float, b: float, share: float) -> float:
+    """From a (share 0) to b (share 1) along half a cosine."""
+    return b + (a - b) * 0.5 * (1.0 + math.cos(math.pi * share))
+
+
+def _at_least(kind: str, name: str, value: int, least: int) -> None:
+    if not isinstance(value, int) or value < least:
+        raise OptionError(f"{kind}: {name}={value!r} must be an integer of at least {least}")
 
 
 def as_schedule(rate: Schedule | float) -> Schedule:
-    """A number is a constant rate."""
+    """A number is a constant rate; any function of the step is a schedule."""
     if isinstance(rate, Schedule):
         return rate
-    if isinstance(rate, (int, float)) and rate >= 0:
+    if isinstance(rate, (int, float)) and not isinstance(rate, bool) and rate >= 0:
         return Constant(float(rate))
-    raise OptionError(f"learning_rate={rate!r} is neither a number of at least 0 nor a schedule")
+    if callable(rate):
+        return _Function(rate)
+    raise OptionError(
+        f"learning_rate={rate!r} is no learning rate",
+        facts=["accepted: a number of at least 0, a schedule, a function of the step"],
+    )
+
+
+@dataclass(frozen=True)
+class _Function(Schedule):
+    """A function of the user's."""
+
+    function: object
+
+    def __call__(self, step: int) -> float:
+        return float(self.function(step))  # type: ignore[operator]

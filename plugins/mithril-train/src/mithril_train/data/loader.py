@@ -87,6 +87,15 @@ class DataLoader:
         self.epoch += 1
         self._position = 0
 
+    def once(self) -> Iterator[Any]:
+        """All batches of the current epoch without going on to the next: for evaluating."""
+        epoch, position = self.epoch, self._position
+        self._position = 0
+        try:
+            yield from self
+        finally:
+            self.epoch, self._position = epoch, position
+
     def order(self, epoch: int | None = None) -> np.ndarray[Any, Any]:
         """The indices of an epoch in the order they are read."""
         if self.sampler is not None:

@@ -1,0 +1,113 @@
+"""Which values a loss or a metric reads: its parameters are looked up by name among outputs, inputs and the batch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mithril.errors import MithrilError, OperationError, OptionError
+from mithril.graph import Value
+from mithril.graph.registry import operation
+from mithril.models import Layer
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A loss or a metric: a function of some values of the step."""
+
+    name: str
+    wants: tuple[str, ...]  # parameter names, in order
+    function: Callable[..., Any]
+
+    def __call__(self, outputs: Mapping[str, Value], columns: Mapping[str, Value], inputs: Sequence[str]) -> Value:
+        """The measured scalar. ``columns`` is the whole batch, ``inputs`` the names among it that the model reads."""
+        made = self.function(*self._operands(outputs, columns, inputs))
+        if not isinstance(made, Value):
+            raise OptionError(f"'{self.name}' gave {type(made).__name__}, expected a value of the graph")
+        if made.shape != ():
+            raise OptionError(
+                f"'{self.name}' is {made.type}, not a scalar", hint="reduce it with ops.mean(x) or ops.sum(x)"
+            )
+        return made
+
+    def _operands(
+        self, outputs: Mapping[str, Value], columns: Mapping[str, Value], inputs: Sequence[str]
+    ) -> list[Value]:
+        known = {**columns, **outputs}
+        if all(name in known for name in self.wants):
+            return [known[name] for name in self.wants]
+        targets = [name for name in columns if name not in inputs]
+        if len(self.wants) == 2 and len(outputs) == 1 and len(targets) == 1:
+            return [next(iter(outputs.values())), columns[targets[0]]]
+        missing = next(name for name in self.wants if name not in known)
+        raise OptionError(
+            f"'{self.name}' reads '{missing}', which is neither an output of the model nor in the batch",
+            facts=[f"outputs: {', '.join(outputs)}", f"batch: {', '.join(columns)}"],
+            hint="name the parameters after outputs and columns of the batch; a function of two values may leave the "
+            "names open where the model has one output and the batch one target",
+        )
+
+
+def as_measure(given: Any, name: str = "") -> Measure:
+    """A measure from the name of an operation, an operation, a layer such as ``ml.models.Accuracy()``, or a function."""
+    if isinstance(given, Measure):
+        return given
+    if isinstance(given, str):
+        try:
+            return as_measure(operation(given), name or given)
+        except OperationError as error:
+            raise OptionError(f"there is no loss or metric '{given}'", facts=error.facts, hint=error.hint) from None
+    if isinstance(given, Layer):
+        return Measure(name or type(given).__name__, tuple(given.inputs), _built(given))
+    operands = getattr(given, "operands", None)
+    if operands is not None and callable(given):
+        optional = getattr(given, "optional", frozenset())
+        return Measure(name or given.name, tuple(o for o in operands if o not in optional), given)
+    if callable(given):
+        wanted = [
+            p.name
+            for p in inspect.signature(given).parameters.values()
+            if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        return Measure(name or getattr(given, "__name__", type(given).__name__), tuple(wanted), given)
+    raise OptionError(
+        f"'{given!r}' is no loss or metric",
+        facts=["accepted: a function of values, an operation or its name, a layer without parameters"],
+    )
+
+
+def _built(layer: Layer) -> Callable[..., Any]:
+    def run(*operands: Value) -> Any:
+        try:
+            return layer.build(*operands)
+        except MithrilError as error:
+            raise error.with_facts(f"in {layer!r} as a loss or metric") from None
+
+    return run
+
+
+def as_metrics(given: Any) -> dict[str, Measure]:
+    """Metrics by name: from a mapping, a list, or a single one."""
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        return {name: as_measure(m, name) for name, m in given.items()}
+    many = given if isinstance(given, (list, tuple)) else [given]
+    made = [as_measure(m, _short(m)) for m in many]
+    names = [m.name for m in made]
+    if len(set(names)) != len(names):
+        raise OptionError(
+            f"two metrics are named '{next(n for n in names if names.count(n) > 1)}'",
+            hint="give them names: metrics={'a': ..., 'b': ...}",
+        )
+    return {m.name: m for m in made}
+
+
+def _short(given: Any) -> str:
+    if isinstance(given, Layer):
+        from mithril.models.layer import snake_case
+
+        return snake_case(type(given).__name__)
+    return ""

@@ -1,0 +1,292 @@
+"""Makes and runs the executables of training: one per shapes of the batch, with everything a step carries on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mithril import plugins
+from mithril.errors import BackendError, InputError, OptionError
+from mithril.graph import Graph
+from mithril.models.initializers import initialise
+from mithril.options import Settings
+from mithril.passes import PassManager
+from mithril.runtime.backend import Backend, Executable
+from mithril.runtime.compiled import CompiledModel
+from mithril.runtime.signature import InputSpec, adapt, array_type, as_numpy, missing_or_unknown, settle
+from mithril.runtime.weights import to_numpy
+from mithril.types import DType, TensorType
+from mithril_train.recipe import Recipe
+from mithril_train.step import Carried, carried, ema_name, trained_names, with_gradients, with_loss, with_update
+
+Converters = tuple[tuple[str, Callable[[Any], Any]], ...]
+FLAG = "is_training"
+DONATING = ("jax", "tpu")  # backends whose compiler writes results over arguments, where they are told which
+
+
+@dataclass(frozen=True)
+class Step:
+    """The executables for batches of one set of shapes, and how a batch is brought into them."""
+
+    graph: Graph  # of the whole step, after the passes
+    run: Executable  # a whole step
+    add: Executable | None  # adds gradients up, where several batches make a step
+    convert: Converters
+    reports: tuple[str, ...]
+    fixed: Mapping[str, Any]  # further inputs that are always the same
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Loss and metrics without training."""
+
+    graph: Graph
+    run: Executable
+    convert: Converters
+    fixed: Mapping[str, Any]
+
+
+class Engine:
+    """One model, one recipe, one backend."""
+
+    def __init__(self, compiled: CompiledModel, recipe: Recipe) -> None:
+        self.compiled = compiled
+        self.recipe = recipe
+        self.backend: Backend = compiled.backend
+        self.compiler: Any = compiled.compiler
+        self.decisions = compiled.decisions
+        if self.compiler.inference:
+            raise OptionError(
+                "this model was compiled with inference=True: it cannot be trained",
+                hint="compile it without inference=True",
+            )
+        if self.compiler.settings["autodiff"] == "native":
+            self.decisions.record("ignored", "autodiff='native': a training step differentiates the graph")
+        self.arrays: dict[str, Any] = {}  # everything carried, by name
+        self.parameters: tuple[str, ...] = ()
+        self.states: tuple[str, ...] = ()
+        self.trained: tuple[str, ...] = ()
+        self.extra: dict[str, Carried] = {}
+        self._steps: dict[Any, Step] = {}
+        self._evaluations: dict[Any, Evaluation] = {}
+        self._rates: dict[str, tuple[float, Any]] = {}
+
+    # -- running -----------------------------------------------------------------------------------------------------
+    def step(self, batch: Mapping[str, Any], rates: Mapping[str, float], *, last: bool = True) -> dict[str, Any]:
+        """One step, or with ``last=False`` one batch of several that make a step. Gives what the step reports."""
+        made = self.prepare(batch)
+        inputs = {n: convert(batch[n]) for n, convert in made.convert}
+        inputs.update(made.fixed)
+        if last:
+            inputs.update(self._rate_arrays(rates))
+            results = made.run(self.arrays, inputs)
+        else:
+            assert made.add is not None
+            results = made.add(self.arrays, inputs)
+        reports = {n: results.pop(n) for n in made.reports if n in results}
+        self.arrays = results
+        return reports
+
+    def evaluate(self, batch: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Loss and metrics of a batch."""
+        key = signature(batch)
+        made = self._evaluations.get(key) or self._new_evaluation(key, batch)
+        inputs = {n: convert(batch[n]) for n, convert in made.convert}
+        inputs.update(made.fixed)
+        inputs.update({n: self.arrays[n] for n in self.states})
+        return dict(made.run(self.live(parameters), inputs))
+
+    def live(self, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The parameters as they are now; they may be overwritten by the next step."""
+        given = parameters or {}
+        return {n: given.get(n, self.arrays[n]) for n in self.parameters}
+
+    def _rate_arrays(self, rates: Mapping[str, float]) -> dict[str, Any]:
+        out = {}
+        for name, rate in rates.items():
+            known = self._rates.get(name)
+            if known is None or known[0] != rate:
+                known = self._rates[name] = (rate, self.backend.array(np.float32(rate)))
+            out[name] = known[1]
+        return out
+
+    def prepare(self, batch: Mapping[str, Any]) -> Step:
+        """The executables for such batches, made now."""
+        key = signature(batch)
+        return self._steps.get(key) or self._new_step(key, batch)
+
+    # -- what is carried ---------------------------------------------------------------------------------------------
+    def begin(self, traced: Graph, seed: int, given: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        """Fresh arrays for everything carried, those in ``given`` and ``state`` instead of drawn ones."""
+        params, states = traced.with_role("param"), traced.with_role("state")
+        self.parameters = tuple(i.name for i in params)
+        self.states = tuple(i.name for i in states)
+        self.trained = trained_names(traced, self.recipe)
+        self.extra = carried(traced, self.recipe, self.trained)
+        if given:
+            missing_or_unknown("parameter", {i.name: i for i in params}, given)
+        known = {*self.parameters, *self.states}
+        arrays = {n: self._own(self._numpy(x)) for n, x in {**given, **state}.items() if n in known}
+        drawn = initialise([i for i in (*params, *states) if i.name not in arrays], seed)
+        arrays.update({n: self._own(x) for n, x in drawn.items()})
+        for i in (*params, *states):
+            if tuple(arrays[i.name].shape) != i.type.shape:
+                raise InputError(
+                    f"'{i.name}' has shape {list(arrays[i.name].shape)}, expected {list(i.type.shape)}",
+                )
+        for name, made in self.extra.items():
+            arrays[name] = self._own(np.full(made.type.shape, made.initial, made.type.dtype.numpy))
+        if self.recipe.ema is not None:
+            for name in self.trained:
+                kind = self.extra[ema_name(name)].type.dtype.numpy
+                arrays[ema_name(name)] = self._own(self.backend.to_numpy(arrays[name]).astype(kind))
+        self.arrays = arrays
+
+    def _own(self, array: np.ndarray[Any, Any]) -> Any:
+        """An array of the backend that nobody else holds, because steps write over it."""
+        return self.backend.array(np.array(array, order="C", copy=True))
+
+    def _numpy(self, x: Any) -> np.ndarray[Any, Any]:
+        return self.backend.to_numpy(x) if self.backend.is_array(x) else to_numpy(x)
+
+    def to_numpy(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Everything carried, copied."""
+        return {n: np.array(self.backend.to_numpy(x)) for n, x in self.arrays.items()}
+
+    def restore(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Put back what ``to_numpy`` gave. Everything must fit."""
+        missing_or_unknown("tensor of the checkpoint", self.arrays, tensors)
+        for name, x in self.arrays.items():
+            if tuple(x.shape) != tensors[name].shape:
+                raise InputError(
+                    f"the checkpoint's '{name}' has shape {list(tensors[name].shape)}, expected {list(x.shape)}"
+                )
+        self.arrays = {n: self._own(tensors[n]) for n in self.arrays}
+
+    # -- making executables ------------------------------------------------------------------------------------------
+    def types(self, batch: Mapping[str, Any], *, training: bool) -> tuple[dict[str, TensorType], dict[str, TensorType]]:
+        """Types of the model's inputs among the batch, and of the whole batch, with the dtypes they are converted to."""
+        specs: Mapping[str, InputSpec] = self.compiler.specs
+        actual = {n: array_type(n, x) for n, x in batch.items()}
+        columns = {}
+        for name, t in actual.items():
+            settled = settle(specs.get(name, InputSpec(name)), t, self.backend.dtype)
+            columns[name] = TensorType(settled.dtype, t.shape)
+        inputs = {n: t for n, t in columns.items() if n in specs}
+        if FLAG in specs:
+            inputs.setdefault(FLAG, array_type(FLAG, np.asarray(training)))
+        missing = [n for n, s in specs.items() if s.required and n not in inputs]
+        if missing:
+            raise InputError(
+                f"the batch lacks '{missing[0]}', an input of the model",
+                facts=[f"inputs: {', '.join(specs)}", f"batch: {', '.join(batch)}"],
+            )
+        return inputs, columns
+
+    def traced(self, batch: Mapping[str, Any], *, training: bool) -> tuple[Graph, Graph, dict[str, TensorType]]:
+        """The model's graph, the same with loss and metrics, and the types of the batch."""
+        inputs, columns = self.types(batch, training=training)
+        traced = self.compiler.trace(inputs, training=training)
+        return traced, with_loss(traced, columns, self.recipe), columns
+
+    def differentiated(self, forward: Graph) -> Graph:
+        """Forward and backward, before the passes."""
+        fused, _ = self.compiler.optimize(forward, only="fuse")
+        return with_gradients(fused, self.recipe, self.trained)
+
+    def _new_step(self, key: Any, batch: Mapping[str, Any]) -> Step:
+        _, forward, columns = self.traced(batch, training=True)
+        inner = self._passes(self.differentiated(forward), first=True)
+        graph = self._passes(with_update(inner, self.recipe, self.trained), first=False)
+        add = None
+        if self.recipe.accumulate > 1:
+            add = self._build(self._passes(with_update(inner, self.recipe, self.trained, last=False), first=False))
+        made = Step(
+            graph,
+            self._build(graph),
+            add,
+            self._converters(graph, columns),
+            tuple(n for n in graph.output_names if n.startswith("report/")),
+            self._fixed(graph, batch, training=True),
+        )
+        self._steps[key] = made
+        if len(self._steps) > 1:
+            shapes = ", ".join(f"{n}: {t}" for n, t in columns.items())
+            self.decisions.record("specialised", f"training step {len(self._steps)} for {shapes}")
+        return made
+
+    def _new_evaluation(self, key: Any, batch: Mapping[str, Any]) -> Evaluation:
+        _, graph, columns = self.traced(batch, training=False)
+        kept = [k for k, n in enumerate(graph.output_names) if not n.startswith("state/")]
+        graph = graph.replaced(
+            outputs=tuple(graph.outputs[k] for k in kept), output_names=tuple(graph.output_names[k] for k in kept)
+        )
+        graph, _ = self.compiler.optimize(graph)
+        made = Evaluation(
+            graph,
+            self.compiler.build(graph),
+            self._converters(graph, columns),
+            self._fixed(graph, batch, training=False),
+        )
+        self._evaluations[key] = made
+        return made
+
+    def _passes(self, graph: Graph, *, first: bool) -> Graph:
+        """The pipeline on forward and backward; then on the whole step what cleans and what plans memory.
+
+        The update is kept from the passes that choose dtypes: parameters and moments stay as exact as they are stored.
+        """
+        manager, context = self.compiler.pipeline()
+        late = ("final",)
+        planning = "memory-planning"
+        if first:
+            chosen = [p for p in manager.passes if p.stage not in late and p.name != planning]
+        else:
+            chosen = [p for p in manager.passes if p.stage in ("clean", "canonical", *late) or p.name == planning]
+        return PassManager(chosen, check=manager.check).run(graph, context, runner=plugins.run_pass)[0]
+
+    def _build(self, graph: Graph) -> Executable:
+        """The executable, with what it carries on given over to it where the backend can use that."""
+        compiler = self.compiler
+        if self.backend.name in DONATING and compiler.settings["jit"] is not False:
+            settings = compiler.settings
+            options = {**settings["jit_options"], "donate_argnums": (0,)}
+            compiler = copy.copy(compiler)
+            compiler.settings = Settings({**settings.peek(), "jit_options": options}, settings.given)
+        made: Executable = compiler.build(graph)
+        return made
+
+    def _fixed(self, graph: Graph, batch: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
+        if FLAG in batch or FLAG not in {i.name for i in graph.inputs}:
+            return {}
+        return {FLAG: self.backend.array(np.asarray(training))}
+
+    def _converters(self, graph: Graph, columns: Mapping[str, TensorType]) -> Converters:
+        """For every column that the graph reads, what brings it to the backend."""
+        read = {i.name for i in graph.arguments}
+        return tuple((n, self._converter(n, t.dtype)) for n, t in columns.items() if n in read)
+
+    def _converter(self, name: str, wanted: DType) -> Callable[[Any], Any]:
+        backend, native, decisions = self.backend, self.backend.native_dtype(wanted), self.decisions
+
+        def convert(x: Any) -> Any:
+            if backend.is_array(x) and x.dtype == native:
+                return x
+            array = x if isinstance(x, np.ndarray) else as_numpy(name, to_numpy(x) if hasattr(x, "dtype") else x)
+            if array.dtype.kind == "f" and wanted.is_float:
+                array = array.astype(wanted.numpy, copy=False)
+            return backend.array(adapt(name, array, wanted, decisions))
+
+        return convert
+
+
+def signature(batch: Mapping[str, Any]) -> Any:
+    """What decides which executable a batch needs."""
+    try:
+        return tuple([(n, x.shape, x.dtype) for n, x in batch.items()])
+    except AttributeError:
+        raise BackendError("a batch must be made of arrays") from None

@@ -1,0 +1,299 @@
+"""The training step as one graph: forward, loss, backward, clipping, the optimizer's update, metrics.
+
+What a step carries on (parameters, the model's state, the optimizer's slots and counters) are inputs of the role
+``param`` and outputs of the same names, so that a backend may write the new ones over the old. The batch and the
+learning rates are inputs of the role ``input``. What a step tells are outputs ``report/...``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mithril import ops
+from mithril.autodiff import value_and_gradients
+from mithril.errors import GradientError, OptionError, unknown
+from mithril.graph import Builder, Graph, Input, Value
+from mithril.types import TensorType, bool_, float32, int32
+from mithril_train.recipe import Recipe
+
+REPORT, RATE = "report/", "learning_rate"
+LOSS, FINITE, NORM = REPORT + "loss", REPORT + "finite", REPORT + "gradient_norm"
+STEP, COUNT = "training/step", "training/accumulated"
+SCALE, GOOD = "training/loss_scale", "training/good_steps"
+SOUND = "training/finite"  # carried: whether all steps so far were finite
+GRAD = "grad/"
+UPDATE = {"phase": "update"}
+
+
+@dataclass(frozen=True)
+class Carried:
+    """Something a step reads and gives back: its type and what it begins with."""
+
+    type: TensorType
+    initial: float
+
+
+def rate_name(pattern: str) -> str:
+    """The input that holds the learning rate of a group."""
+    return f"{RATE}/{pattern}" if pattern else RATE
+
+
+def slot_name(slot: str, parameter: str) -> str:
+    return f"optimizer/{slot}/{parameter}"
+
+
+def ema_name(parameter: str) -> str:
+    return f"ema/{parameter}"
+
+
+def sum_name(parameter: str) -> str:
+    return f"accumulated/{parameter}"
+
+
+# -- forward ---------------------------------------------------------------------------------------------------------
+def continued(graph: Graph) -> Builder:
+    """A builder that goes on where a graph ends."""
+    builder = Builder(graph.name)
+    builder.inputs = list(graph.inputs)
+    builder.nodes = list(graph.nodes)
+    builder.guards = dict.fromkeys(graph.guards)
+    for i in graph.inputs:
+        builder.unique(i.name)
+    for node in graph.nodes:
+        for v in node.results:
+            builder.unique(v.name)
+    return builder
+
+
+def with_loss(traced: Graph, columns: Mapping[str, TensorType], recipe: Recipe) -> Graph:
+    """The model's graph with loss and metrics as outputs ``report/...`` beside its state; its own outputs go.
+
+    ``columns`` are the types of the batch; those that the model does not read become further inputs.
+    """
+    outputs = dict(zip(traced.output_names, traced.outputs, strict=True))
+    state = {n: v for n, v in outputs.items() if n.startswith("state/")}
+    outputs = {n: v for n, v in outputs.items() if n not in state}
+    builder = continued(traced)
+    read = {i.name: i.value for i in traced.with_role("input")}
+    with builder:
+        batch = {n: read[n] if n in read else builder.input(n, t.shape, t.dtype) for n, t in columns.items()}
+        with builder.at(builder.origin, {"phase": "loss"}):
+            named = {LOSS: _loss(recipe, outputs, batch, read)}
+            for name, measure in recipe.metrics.items():
+                named[REPORT + name] = measure(outputs, batch, list(read))
+    return builder.build({**named, **state})
+
+
+def _loss(recipe: Recipe, outputs: Mapping[str, Value], batch: Mapping[str, Value], read: Mapping[str, Value]) -> Value:
+    if recipe.loss is not None and not isinstance(recipe.loss, str):
+        loss = recipe.loss(outputs, batch, list(read))
+    else:
+        scalars = {n: v for n, v in outputs.items() if v.shape == () and v.dtype.is_float}
+        name = recipe.loss or (next(iter(scalars)) if len(scalars) == 1 else "loss")
+        if name not in scalars:
+            if recipe.loss is None:
+                raise OptionError(
+                    "which value is the loss?",
+                    facts=[f"scalar outputs of the model: {', '.join(scalars) or 'none'}"],
+                    hint='give one: Trainer(loss="cross_entropy"), or a function of the model\'s outputs and the batch',
+                )
+            what, facts, hint = unknown("scalar output", name, list(scalars))
+            raise OptionError(what, facts=facts, hint=hint)
+        loss = scalars[name]
+    if not loss.dtype.is_float:
+        raise GradientError(f"the loss is {loss.type}: only floats have gradients")
+    return loss if loss.dtype is float32 else ops.cast(loss, dtype=float32)
+
+
+# -- backward --------------------------------------------------------------------------------------------------------
+def trained_names(graph: Graph, recipe: Recipe) -> tuple[str, ...]:
+    """Parameters that the step changes."""
+    names = tuple(
+        i.name
+        for i in graph.with_role("param", "input")
+        if i.type.dtype.is_float and i.tags.get("trainable", i.role == "param") and recipe.trains(i.name)
+    )
+    if not names:
+        raise GradientError("there is nothing to train: the model has no parameters, or all of them are frozen")
+    return names
+
+
+def with_gradients(graph: Graph, recipe: Recipe, trained: Iterable[str]) -> Graph:
+    """The graph with outputs ``grad/<parameter>``, of the scaled loss where there is a loss scale."""
+    scaled = graph
+    if recipe.loss_scale is not None:
+        builder = continued(graph)
+        with builder, builder.at(builder.origin, {"phase": "loss"}):
+            scale = builder.input(SCALE, (), float32, "state")
+            loss = dict(zip(graph.output_names, graph.outputs, strict=True))[LOSS]
+            scaled = builder.build(
+                {**dict(zip(graph.output_names, graph.outputs, strict=True)), REPORT + "scaled": loss * scale}
+            )
+    made = value_and_gradients(scaled, REPORT + "scaled" if scaled is not graph else LOSS, trained)
+    kept = [k for k, n in enumerate(made.output_names) if n != REPORT + "scaled"]
+    return made.replaced(
+        outputs=tuple(made.outputs[k] for k in kept), output_names=tuple(made.output_names[k] for k in kept)
+    )
+
+
+# -- update ----------------------------------------------------------------------------------------------------------
+def carried(graph: Graph, recipe: Recipe, trained: Iterable[str]) -> dict[str, Carried]:
+    """What the step carries besides the model's parameters and state."""
+    types = {i.name: i.type for i in graph.arguments}
+    made = {STEP: Carried(TensorType(int32, ()), 0)}
+    for name in trained:
+        optimizer = recipe.optimizer.in_group(recipe.optimizer.group_of(name))
+        for slot, (kind, initial) in optimizer.slots(types[name]).items():
+            made[slot_name(slot, name)] = Carried(kind, initial)
+        if recipe.ema is not None:
+            made[ema_name(name)] = Carried(_wide(types[name]), 0.0)  # the trainer begins it with the parameter
+        if recipe.accumulate > 1:
+            made[sum_name(name)] = Carried(_wide(types[name]), 0.0)
+    if recipe.accumulate > 1:
+        made[COUNT] = Carried(TensorType(int32, ()), 0)
+    if recipe.loss_scale is not None:
+        made[SCALE] = Carried(TensorType(float32, ()), recipe.loss_scale.initial)
+        made[GOOD] = Carried(TensorType(int32, ()), 0)
+    if recipe.stops:
+        made[SOUND] = Carried(TensorType(bool_, ()), 1)
+    return made
+
+
+def _wide(t: TensorType) -> TensorType:
+    return t if t.dtype.bits >= 32 else TensorType(float32, t.shape)
+
+
+def with_update(graph: Graph, recipe: Recipe, trained: tuple[str, ...], *, last: bool = True) -> Graph:
+    """The whole step. ``last=False`` only adds the gradients up: all but the last of the batches accumulated."""
+    return _Update(graph, recipe, trained, last).run()
+
+
+class _Update:
+    """Writes what comes after the backward part."""
+
+    def __init__(self, graph: Graph, recipe: Recipe, trained: tuple[str, ...], last: bool) -> None:
+        self.graph, self.recipe, self.trained, self.last = graph, recipe, trained, last
+        self.outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
+        self.builder = continued(graph)
+        known = {i.name: i.value for i in graph.arguments}
+        self.parameters = {name: known[name] for name in trained}
+        self.old: dict[str, Value] = {}  # what is carried, as it came in
+        self.new: dict[str, Value] = {}
+        for i in graph.inputs:
+            if i.role in ("param", "state") or i.name in trained:
+                self.old[i.name] = i.value
+        for name, made in carried(graph, recipe, trained).items():
+            if name not in self.old:
+                self.old[name] = self.builder.input(name, made.type.shape, made.type.dtype, "param")
+
+    def run(self) -> Graph:
+        builder, recipe = self.builder, self.recipe
+        with builder, builder.at(builder.origin, UPDATE):
+            gradients = {n: self._float(self.outputs[GRAD + n]) for n in self.trained}
+            reports = {n: v for n, v in self.outputs.items() if n.startswith(REPORT)}
+            for name, value in self.outputs.items():
+                if name.startswith("state/"):
+                    self.new[name.removeprefix("state/")] = value
+            if recipe.accumulate > 1:
+                gradients = self._accumulated(gradients)
+            if self.last:
+                gradients = self._unscaled(gradients)
+                if recipe.clip_value is not None:
+                    limit = recipe.clip_value
+                    gradients = {n: ops.clip(g, low=-limit, high=limit) for n, g in gradients.items()}
+                if recipe.clip_norm is not None or recipe.guarded:
+                    reports[NORM] = norm = global_norm(gradients.values())
+                    if recipe.clip_norm is not None:
+                        share = ops.minimum(recipe.clip_norm / (norm + 1e-6), 1.0)
+                        gradients = {n: g * self._as(share, g) for n, g in gradients.items()}
+                self._optimized(gradients)
+                if recipe.guarded:
+                    reports[FINITE] = self._guard(reports)
+            outputs = {name: self.new.get(name, value) for name, value in self.old.items()}
+        made = builder.build({**outputs, **reports})
+        return made.replaced(inputs=tuple(self._role(i) for i in made.inputs), name="step" if self.last else "sum")
+
+    def _role(self, i: Input) -> Input:
+        return replace(i, role="param") if i.name in self.old and i.role != "constant" else i
+
+    # -- gradients ---------------------------------------------------------------------------------------------------
+    def _float(self, g: Value) -> Value:
+        return ops.cast(g, dtype=float32) if g.dtype.bits < 32 else g
+
+    def _as(self, scalar: Value, like: Value) -> Value:
+        return scalar if scalar.dtype is like.dtype else ops.cast(scalar, dtype=like.dtype)
+
+    def _accumulated(self, gradients: dict[str, Value]) -> dict[str, Value]:
+        total = {n: self.old[sum_name(n)] + g for n, g in gradients.items()}
+        count = self.old[COUNT] + 1
+        if not self.last:
+            self.new.update({sum_name(n): g for n, g in total.items()}, **{COUNT: count})
+            return total
+        share = 1.0 / ops.cast(count, dtype=float32)
+        self.new.update({sum_name(n): self._zero(g) for n, g in total.items()})
+        self.new[COUNT] = self._zero(count)
+        return {n: g * self._as(share, g) for n, g in total.items()}
+
+    def _zero(self, like: Value) -> Value:
+        return ops.full(shape=like.shape, value=0, dtype=like.dtype)  # type: ignore[no-any-return]
+
+    def _unscaled(self, gradients: dict[str, Value]) -> dict[str, Value]:
+        if self.recipe.loss_scale is None:
+            return gradients
+        share = 1.0 / self.old[SCALE]
+        return {n: g * self._as(share, g) for n, g in gradients.items()}
+
+    # -- parameters --------------------------------------------------------------------------------------------------
+    def _optimized(self, gradients: Mapping[str, Value]) -> None:
+        recipe, builder = self.recipe, self.builder
+        rates = {p: builder.input(rate_name(p), (), float32) for p in recipe.optimizer.rates(0)}
+        self.new[STEP] = self.old[STEP] + 1
+        t = ops.cast(self.new[STEP], dtype=float32)
+        for name, p in self.parameters.items():
+            group = recipe.optimizer.group_of(name)
+            optimizer = recipe.optimizer.in_group(group)
+            slots = {s: self.old[slot_name(s, name)] for s in optimizer.slots(p.type)}
+            rate = rates[group if group in rates else ""]
+            wide = self._float(p)
+            made, kept = optimizer.update(wide, self._as(gradients[name], wide), slots, t, rate)
+            if recipe.ema is not None:
+                before = self.old[ema_name(name)]
+                self.new[ema_name(name)] = before * recipe.ema + made * (1.0 - recipe.ema)
+            self.new[name] = ops.cast(made, dtype=p.dtype) if made.dtype is not p.dtype else made
+            self.new.update({slot_name(s, name): v for s, v in kept.items()})
+
+    def _guard(self, reports: Mapping[str, Value]) -> Value:
+        """Everything stays as it was where loss or gradients are not finite; gives whether they are."""
+        good = ops.logical_and(is_finite(reports[LOSS]), is_finite(reports[NORM]))
+        if self.recipe.stops:  # later steps change nothing either, so that the bad one can be looked at afterwards
+            good = self.new[SOUND] = ops.logical_and(good, self.old[SOUND])
+        kept = {SOUND, COUNT, *(sum_name(n) for n in self.trained)}  # the batches are used up in any case
+        for name, value in self.new.items():
+            if name not in kept:
+                self.new[name] = ops.where(good, value, self.old[name])
+        scale = self.recipe.loss_scale
+        if scale is not None and scale.dynamic:
+            run = ops.where(good, self.old[GOOD] + 1, 0)
+            grown = ops.greater_equal(run, scale.patience)
+            before = self.old[SCALE]
+            raised = ops.where(grown, before * scale.factor, before)
+            self.new[SCALE] = ops.where(good, raised, before * (1.0 / scale.factor))
+            self.new[GOOD] = ops.where(grown, 0, run)
+        return good
+
+
+def is_finite(x: Value) -> Value:
+    """Neither nan nor infinite."""
+    return ops.less(ops.abs(x), float("inf"))  # type: ignore[no-any-return]
+
+
+def global_norm(gradients: Iterable[Value]) -> Value:
+    """The root of the sum of all squares."""
+    total: Any = None
+    for g in gradients:
+        square = ops.sum(g * g)
+        square = square if square.dtype is float32 else ops.cast(square, dtype=float32)
+        total = square if total is None else total + square
+    return ops.sqrt(total)  # type: ignore[no-any-return]

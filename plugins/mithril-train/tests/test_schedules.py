@@ -1,0 +1,61 @@
+"""Learning-rate schedules: equal to torch's where torch has them."""
+
+import math
+
+import pytest
+
+import mithril as ml
+from mithril.errors import OptionError
+from mithril_train.schedules import as_schedule
+
+
+def torch_rates(make, steps, rate=0.1):
+    torch = pytest.importorskip("torch")
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=rate)
+    schedule = make(torch.optim.lr_scheduler, optimizer)
+    found = []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (ml.StepDecay(0.1, 7, 0.5), lambda s, o: s.StepLR(o, 7, 0.5)),
+        (ml.Cosine(0.1, 40, 0.01), lambda s, o: s.CosineAnnealingLR(o, 40, 0.01)),
+        (ml.OneCycle(0.1, 40), lambda s, o: s.OneCycleLR(o, 0.1, total_steps=40, cycle_momentum=False)),
+    ],
+)
+def test_equals_torch(ours, theirs):
+    assert [ours(k) for k in range(40)] == pytest.approx(torch_rates(theirs, 40), rel=1e-6)
+
+
+def test_warm_up_then_the_inner_schedule():
+    made = ml.WarmUp(ml.Cosine(0.1, 10), 4)
+    assert [made(k) for k in range(5)] == pytest.approx([0.0, 0.025, 0.05, 0.075, 0.1])
+    assert made(9) == pytest.approx(0.05)
+    assert made(100) == 0.0
+
+
+def test_numbers_and_functions_are_schedules():
+    assert as_schedule(0.5)(3) == 0.5
+    assert as_schedule(lambda step: 1 / (1 + step))(3) == 0.25
+    assert ml.Constant(0.1)(math.inf) == 0.1
+    with pytest.raises(OptionError, match="'fast'"):
+        as_schedule("fast")
+    with pytest.raises(OptionError, match="steps=0"):
+        ml.Cosine(0.1, 0)
+
+
+def test_the_step_takes_the_schedules_rate():
+    monitor = ml.LearningRateMonitor()
+    model = ml.models.Linear(3, 1)
+    trainer = ml.Trainer(model, ml.SGD(ml.StepDecay(0.1, 2)), loss="mse_loss", backend="numpy", progress=False)
+    import numpy as np
+
+    data = (np.ones((8, 3), np.float32), np.ones((8, 1), np.float32))
+    trainer.fit(ml.DataLoader(data, batch_size=2), 1, callbacks=[monitor])
+    assert monitor.rates == pytest.approx([0.1, 0.1, 0.01, 0.01])
