@@ -236,3 +236,11 @@ def test_collectives_are_counted_in_text():
         "all-reduce": (2, 64 * 4096 * 4 + 32 + 16),
         "all-gather": (1, 64),
     }
+
+
+def test_float32_products_keep_their_digits_unless_native_semantics_are_wanted():
+    exact = mithril_tpu.ahead_of(compiled(perceptron()))
+    assert "precision = [HIGHEST, HIGHEST]" in exact.stablehlo
+    quick = compiled(perceptron(), semantics="native")
+    assert "HIGHEST" not in mithril_tpu.ahead_of(quick).stablehlo
+    assert "bfloat16" in str(quick.decisions)

@@ -133,6 +133,8 @@ class TpuBackend(JaxBackend):
             return None
         devices = local or topology.described_devices(found, wanted.devices, wanted.topology)
         target = plugins.target(found.name).spec
+        if options.semantics == "native":
+            options.decisions.record("choice", "products of float32 are computed with the digits of bfloat16")
         return AheadProgram(
             forward,
             graph,
@@ -142,6 +144,7 @@ class TpuBackend(JaxBackend):
             present=local is not None,
             effort=wanted.effort,
             wide=wide,
+            exact=options.semantics == "portable",
             remedy=lambda needed, there: remedy(graph, wanted, target, needed, there),
         )
 

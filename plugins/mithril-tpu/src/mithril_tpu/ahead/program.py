@@ -50,6 +50,7 @@ class AheadProgram:
         present: bool,
         effort: int | None = None,
         wide: bool = False,
+        exact: bool = True,
         donate: bool = False,
         remedy: Callable[[float, float], str | None] | None = None,
     ) -> None:
@@ -59,6 +60,7 @@ class AheadProgram:
         self.target = target
         self.present = present  # whether the devices are on this machine
         self.wide = wide
+        self.exact = exact  # whether products of float32 keep all its digits; else one pass of bfloat16 does
         axes = choice.mesh.axes
         self.mesh = JaxMesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes))
         self._donate = donate
@@ -82,6 +84,7 @@ class AheadProgram:
             present=self.present,
             effort=self._effort,
             wide=self.wide,
+            exact=self.exact,
             donate=donate,
             remedy=self._remedy,
         )
@@ -111,7 +114,8 @@ class AheadProgram:
         names = jax.eval_shape(self.forward, params, inputs)
         results = {name: self._result_sharding(name) for name in names}
         donated = {"donate_argnums": (0,)} if self._donate else {}
-        return jax.jit(self.forward, out_shardings=results, **donated).lower(params, inputs)
+        with jax.default_matmul_precision("highest") if self.exact else nullcontext():
+            return jax.jit(self.forward, out_shardings=results, **donated).lower(params, inputs)
 
     def _result_sharding(self, name: str) -> NamedSharding | None:
         """A gradient is split like what it is the gradient of, new state and parameters like the old; others freely."""
@@ -131,6 +135,12 @@ class AheadProgram:
             raise self._explained(str(error)) from error
 
     def _explained(self, message: str) -> Exception:
+        if "ScopedVmemOom" in message:  # scratch memory of one kernel, which no mesh changes
+            return BackendError(
+                f"the compiler of {self.target.name} made a kernel that is too large for the chip's own memory",
+                facts=[_first_line(message), f"effort: {'its default' if self._effort is None else self._effort}"],
+                hint="tpu_options={'effort': 1} or more lets it choose smaller kernels",
+            )
         if "RESOURCE_EXHAUSTED" not in message:
             return BackendError(
                 f"the compiler of {self.target.name} refused the program",
