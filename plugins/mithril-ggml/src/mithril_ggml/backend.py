@@ -19,6 +19,7 @@ from mithril_ggml.library import features
 from mithril_ggml.program import build
 from mithril_ggml.quantize import Recipe
 from mithril_ggml.sizing import SizedExecutable
+from mithril_ggml.weights import PackedArray, Store
 
 
 class GGMLBackend(Backend):
@@ -42,6 +43,7 @@ class GGMLBackend(Backend):
     ) -> None:
         super().__init__(device=device, dtype=dtype, precision=precision)
         self.recipe = Recipe.of(quantize)
+        self.store = Store()
         self.mem_size = _bytes(mem_size)
         self.num_threads = _threads(num_threads)
         self._given = {"quantize": quantize, "mem_size": mem_size, "num_threads": num_threads}
@@ -61,13 +63,16 @@ class GGMLBackend(Backend):
             graph,
             options,
             recipe=self.recipe,
+            store=self.store,
             threads=threads,
             limit=self.mem_size,
             extra=plugins.lowerings(self.name),
         )
 
     # -- arrays ------------------------------------------------------------------------------------------------------
-    def array(self, data: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
+    def array(self, data: Any, dtype: Any = None) -> Any:
+        if isinstance(data, PackedArray) and dtype is None:
+            return data
         made = as_numpy(data, self.dtype)
         return made if dtype is None else made.astype(as_dtype(dtype).numpy)
 
@@ -75,7 +80,7 @@ class GGMLBackend(Backend):
         return np.asarray(array)
 
     def is_array(self, x: Any) -> bool:
-        return isinstance(x, (np.ndarray, np.generic))
+        return isinstance(x, (np.ndarray, np.generic, PackedArray))
 
     @classmethod
     def diagnose(cls) -> dict[str, str]:

@@ -19,11 +19,12 @@ from mithril_ggml.guard import guarded
 from mithril_ggml.kinds import stored
 from mithril_ggml.library import compute, ggml
 from mithril_ggml.planner import Plan
+from mithril_ggml.repack import prepare
 from mithril_ggml.tensors import Storage, Tensor
 
 STAGED = 1 << 15  # inputs up to so many bytes are copied into the arena, others are read where they are
 Array = np.ndarray[Any, Any]
-_SPARE = 8  # tensors that one function of ggml may make besides its result
+_SPARE = 1  # tensors that one function of ggml may make besides its result
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,8 @@ def describe(context: Any, t: Tensor) -> Any:
     """A tensor without an operation, of this view's sizes and strides."""
     ne = [*reversed(t.shape), 1, 1, 1, 1][:4]
     made = ggml.ggml_new_tensor_4d(context, _code(t), *ne)
+    if t.repacked:
+        prepare(made)
     if t.packed is None:
         nb = made.contents.nb
         for k, stride in enumerate(reversed(t.strides)):
@@ -136,7 +139,8 @@ class Given:
     shape: tuple[int, ...]
     dtype: Any
     staged: Tensor | None = None  # its place in the arena
-    convert: Callable[[Array], Array] | None = None  # to what the program reads: packed rows
+    convert: Callable[[Any], tuple[Any, int]] | None = None  # to packed rows: what holds them, and where they are
+    value: Any = None  # of a constant
     last: Any = None  # the object that is bound
     held: Any = None  # the memory that is read
     fields: tuple[tuple[Any, int], ...] = ()  # headers' data fields and offsets
@@ -159,6 +163,7 @@ class GGMLExecutable:
         copy: bool,
         lowered: frozenset[str],
         safe: bool,
+        packing: Any = None,
     ) -> None:
         self.graph = graph
         self.lowered = lowered
@@ -169,6 +174,7 @@ class GGMLExecutable:
         self.safe = safe
         self.inputs = list(inputs)
         self._storages = draft.storages
+        self.packing = packing
         self.segments: list[Segment] = []
         self._make(outputs, threads, limit)
 
@@ -177,6 +183,7 @@ class GGMLExecutable:
         parts = _parts(self.steps)
         self.segments = [Segment(part) for part in parts if part[0].native]
         fixed = sum(s.size for s in self._storages if s.role == "fixed")
+        fixed += sum(g.tensor.storage.size for g in self.inputs if g.convert is not None)
         _check(limit, Memory(self.plan.size, 0, 0, fixed))
         self.arena = aligned(self.plan.size)
         self._addresses()
@@ -250,7 +257,10 @@ class GGMLExecutable:
             )
             given.views = tuple(views.get(root, ()))
         self._staged = [(g, self._array(g.staged)) for g in self.inputs if g.staged is not None]
-        self._direct = [g for g in self.inputs if g.staged is None]
+        for given in self.inputs:
+            if given.role == "constant":
+                self._rebind(given, given.value)
+        self._direct = [g for g in self.inputs if g.staged is None and g.role != "constant"]
 
     def _array(self, t: Tensor, base: Array | None = None) -> Array:
         """A NumPy view of planned or fixed memory; of ``base`` for an input."""
@@ -271,12 +281,15 @@ class GGMLExecutable:
     # -- running -----------------------------------------------------------------------------------------------------
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         with self.lock:
-            for given in self._direct:
-                x = (params if given.role == "param" else inputs)[given.name]
-                if x is not given.last:
-                    self._rebind(given, x)
-            for given, place in self._staged:
-                x = (params if given.role == "param" else inputs)[given.name]
+            try:
+                for given in self._direct:
+                    x = (params if given.role == "param" else inputs)[given.name]
+                    if x is not given.last:
+                        self._rebind(given, x)
+                found = [inputs[given.name] for given, _ in self._staged]
+            except KeyError:
+                raise _missing(self.graph, params, inputs) from None
+            for (given, place), x in zip(self._staged, found):
                 if type(x) is not np.ndarray or x.shape != given.shape or x.dtype != given.dtype:
                     x = _checked(given, x)
                 place[...] = x
@@ -294,27 +307,29 @@ class GGMLExecutable:
 
     def run(self, arguments: Sequence[Array]) -> list[Array]:
         """The outputs for arrays in the order of the graph's arguments; the caller holds whatever lock is needed."""
-        for given, x in zip(self.inputs, arguments):
-            if given.staged is None:
-                self._rebind(given, x)
-        for (_, place), x in zip(self._staged, (x for g, x in zip(self.inputs, arguments) if g.staged is not None)):
-            place[...] = x
+        values = dict(zip((i.name for i in self.graph.arguments), arguments))
+        for given in self._direct:
+            self._rebind(given, values[given.name])
+        for given, place in self._staged:
+            place[...] = values[given.name]
         return self._run()  # type: ignore[no-any-return]
 
     def _rebind(self, given: Given, x: Any) -> None:
         """Read this array from now on, where it is."""
-        array = _checked(given, x)
         if given.convert is not None:
-            array = given.convert(array)
-        elif not array.flags.c_contiguous:
-            array = np.ascontiguousarray(array)
-        address = array.__array_interface__["data"][0]
+            held, address = given.convert(_fitting(given, x))
+            keep = True
+        else:
+            array = _checked(given, x)
+            held = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+            address = held.__array_interface__["data"][0]
+            keep = held is x
+            for name, t in given.views:
+                self._space[name] = self._array(t, held) if t.shape != held.shape or t.offset else held
         for field, offset in given.fields:
             field.value = address + offset
-        for name, t in given.views:
-            self._space[name] = self._array(t, array) if t.shape != array.shape or t.offset else array
-        given.held = array
-        given.last = x if array is x or given.convert is not None else None
+        given.held = held
+        given.last = x if keep else None
 
     def __del__(self) -> None:
         for s in getattr(self, "segments", ()):
@@ -343,6 +358,11 @@ def _check(limit: int | None, memory: Memory) -> None:
         )
 
 
+def _fitting(given: Given, x: Any) -> Any:
+    """An array or packed array of the right shape."""
+    return x if getattr(x, "shape", None) == given.shape and hasattr(x, "turned") else _checked(given, x)
+
+
 def _checked(given: Given, x: Any) -> Array:
     array = np.asarray(x)
     if array.shape != given.shape or array.dtype != given.dtype:
@@ -351,6 +371,11 @@ def _checked(given: Given, x: Any) -> Array:
             f"{given.dtype}{list(given.shape)}"
         )
     return array
+
+
+def _missing(graph: Graph, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> InputError:
+    names = [i.name for i in graph.arguments if i.name not in (params if i.role == "param" else inputs)]
+    return InputError(f"missing: {', '.join(repr(n) for n in names)}")
 
 
 def failed(number: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mithril.decisions import Decisions
 from mithril.graph import Graph, Node, iterate, verify
 from mithril.runtime.backend import BuildOptions
 from mithril_ggml import lowering
@@ -16,6 +15,7 @@ from mithril_ggml.planner import plan
 from mithril_ggml.quantize import Recipe
 from mithril_ggml.sizing import SizedExecutable, is_static
 from mithril_ggml.tensors import Tensor
+from mithril_ggml.weights import Store
 
 
 class Settings:
@@ -37,6 +37,7 @@ def build(
     options: BuildOptions,
     *,
     recipe: Recipe | None,
+    store: Store,
     threads: int,
     limit: int | None,
     extra: Mapping[str, Any],
@@ -44,14 +45,12 @@ def build(
     """The executable of a whole program."""
     verify(graph)
     decisions = options.decisions
-    packing = None
-    if recipe is not None:
-        packing = Packing.of(graph, recipe, decisions)
     declared: set[str] = set()
     native = options.semantics == "native"
     copy, safe = not options.static, bool(options.checks)
 
     def make(sized: Graph) -> GGMLExecutable:
+        packing = None if recipe is None else Packing.of(sized, recipe, store, decisions)
         return _program(sized, packing, threads, limit, extra, declared, native=native, copy=copy, safe=safe)
 
     lowered = frozenset(node.op.name for node, _ in iterate(graph))
@@ -85,7 +84,7 @@ def _program(
         assert i.data is not None
         draft.values[i.value] = draft.fixed(i.data, i.type.dtype, i.name)
     if packing is not None:
-        inputs = packing.place(draft, inputs)
+        inputs += packing.place(draft)
     for node in graph.nodes:
         for value in node.results:
             static(value)
@@ -93,6 +92,8 @@ def _program(
         lowering.emit(draft, node, operands, extra)
     declared |= settings.declared
     outputs = [draft.values[v] for v in graph.outputs]
+    read = {t.storage for t in outputs}
+    inputs = [g for g in inputs if g.tensor.storage.end >= 0 or g.tensor.storage in read]
     made = plan(draft, outputs, [g.staged for g in inputs if g.staged is not None])
     return GGMLExecutable(
         graph,
@@ -104,6 +105,7 @@ def _program(
         limit=limit,
         copy=copy,
         safe=safe,
+        packing=packing,
         lowered=frozenset(node.op.name for node, _ in iterate(graph)),
     )
 
@@ -122,5 +124,3 @@ def _given(draft: Draft, i: Any) -> Given:
     draft.values[i.value] = t
     return Given(i.name, i.role, t, shape, dtype.numpy)
 
-
-__all__ = ["Decisions", "build"]

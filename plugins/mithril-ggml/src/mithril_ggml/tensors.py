@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ class Tensor:
     offset: int = 0
     scalar: float | int | bool | None = None
     packed: Kind | None = None  # rows of a quantized kind instead of elements of the dtype
-    key: Any = field(default=None)
+    repacked: bool = False  # interleaved for the processor
 
     @property
     def size(self) -> int:
@@ -61,7 +61,7 @@ class Tensor:
     @property
     def dense(self) -> bool:
         """Whether the elements lie one after the other."""
-        return self.size == 0 or all(
+        return self.packed is not None or self.size == 0 or all(
             n == 1 or s == w for n, s, w in zip(self.shape, self.strides, row_strides(self.shape, self.dtype))
         )
 
@@ -73,14 +73,14 @@ class Tensor:
     @property
     def place(self) -> tuple[Any, ...]:
         """Equal for equal views of the same memory."""
-        return (self.storage.root, self.offset, self.shape, self.strides, self.dtype, self.packed)
+        return (self.storage.root, self.offset, self.shape, self.strides, self.dtype, self.packed, self.repacked)
 
     def model(self) -> np.ndarray[Any, Any]:
         """An array of the same shape and strides that has no memory to speak of: never look at its elements."""
         return np.lib.stride_tricks.as_strided(_NOTHING.view(), self.shape, self.strides, writeable=False)
 
     def view(self, shape: Shape, strides: Shape, offset: int = 0) -> Tensor:
-        return Tensor(self.storage, shape, strides, self.dtype, self.offset + offset, key=self.key)
+        return Tensor(self.storage, shape, strides, self.dtype, self.offset + offset)
 
     def transposed(self, perm: Shape) -> Tensor:
         return self.view(tuple(self.shape[k] for k in perm), tuple(self.strides[k] for k in perm))

@@ -156,7 +156,8 @@ def arithmetic(draft: Draft, name: str, a: Tensor, b: Tensor, shape: tuple[int, 
 
 def _plain(t: Tensor) -> bool:
     """Rows without gaps, which is what ggml's loops take."""
-    return t.rank == 0 or ((t.shape[-1] == 1 or t.strides[-1] == t.dtype.itemsize) and all(s > 0 for s in t.strides))
+    steps = [s for n, s in zip(t.shape, t.strides) if n != 1]
+    return all(s > 0 for s in steps) and (not t.rank or t.shape[-1] == 1 or steps[-1] == t.dtype.itemsize)
 
 
 def _by_number(draft: Draft, name: str, a: Tensor, b: Tensor) -> Tensor | None:
