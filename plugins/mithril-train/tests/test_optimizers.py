@@ -39,32 +39,32 @@ def run(optimizer, backend="numpy", **options):
 
 
 RULES = {
-    "sgd": (ml.SGD(0.05), "SGD", dict(lr=0.05)),
+    "sgd": (ml.SGD(0.05), "SGD", {"lr": 0.05}),
     "sgd-momentum": (
         ml.SGD(0.05, momentum=0.9, weight_decay=0.01),
         "SGD",
-        dict(lr=0.05, momentum=0.9, weight_decay=0.01),
+        {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01},
     ),
-    "sgd-nesterov": (ml.SGD(0.05, 0.9, nesterov=True), "SGD", dict(lr=0.05, momentum=0.9, nesterov=True)),
-    "adam": (ml.Adam(0.01), "Adam", dict(lr=0.01)),
+    "sgd-nesterov": (ml.SGD(0.05, 0.9, nesterov=True), "SGD", {"lr": 0.05, "momentum": 0.9, "nesterov": True}),
+    "adam": (ml.Adam(0.01), "Adam", {"lr": 0.01}),
     "adam-decay": (
         ml.Adam(0.01, 0.8, 0.99, weight_decay=0.1),
         "Adam",
-        dict(lr=0.01, betas=(0.8, 0.99), weight_decay=0.1),
+        {"lr": 0.01, "betas": (0.8, 0.99), "weight_decay": 0.1},
     ),
-    "adamw": (ml.AdamW(0.01, weight_decay=0.1), "AdamW", dict(lr=0.01, weight_decay=0.1)),
+    "adamw": (ml.AdamW(0.01, weight_decay=0.1), "AdamW", {"lr": 0.01, "weight_decay": 0.1}),
     "adagrad": (
         ml.Adagrad(0.1, lr_decay=0.05, initial=0.1),
         "Adagrad",
-        dict(lr=0.1, lr_decay=0.05, initial_accumulator_value=0.1),
+        {"lr": 0.1, "lr_decay": 0.05, "initial_accumulator_value": 0.1},
     ),
-    "rmsprop": (ml.RMSprop(0.01), "RMSprop", dict(lr=0.01)),
+    "rmsprop": (ml.RMSprop(0.01), "RMSprop", {"lr": 0.01}),
     "rmsprop-all": (
         ml.RMSprop(0.01, momentum=0.5, centered=True, weight_decay=0.1),
         "RMSprop",
-        dict(lr=0.01, momentum=0.5, centered=True, weight_decay=0.1),
+        {"lr": 0.01, "momentum": 0.5, "centered": True, "weight_decay": 0.1},
     ),
-    "adafactor": (ml.Adafactor(0.05, weight_decay=0.1), "Adafactor", dict(lr=0.05, weight_decay=0.1)),
+    "adafactor": (ml.Adafactor(0.05, weight_decay=0.1), "Adafactor", {"lr": 0.05, "weight_decay": 0.1}),
 }
 
 

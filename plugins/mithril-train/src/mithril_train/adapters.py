@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -18,7 +18,7 @@ class Loader:
         self.epoch = self.position = 0
         self._skip = 0
 
-    def batches(self) -> Iterator[Any]:
+    def batches(self) -> Generator[Any, None, None]:
         """The rest of the epoch."""
         self.prepare()
         skip, self._skip = self._skip, 0
@@ -64,7 +64,7 @@ class Ours(Loader):
 
     loader: DataLoader
 
-    def batches(self) -> Iterator[Any]:
+    def batches(self) -> Generator[Any, None, None]:
         return iter(self.loader)
 
     def plain(self) -> Iterator[Any]:
@@ -106,7 +106,7 @@ class Grain(Loader):
         self._iterator: Any = None
         self._state: Any = None
 
-    def batches(self) -> Iterator[Any]:
+    def batches(self) -> Generator[Any, None, None]:
         self._iterator = iter(self.loader)
         if self._state is not None:
             self._iterator.set_state(self._state)

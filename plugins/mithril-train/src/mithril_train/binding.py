@@ -51,7 +51,7 @@ class Measure:
 
 
 def as_measure(given: Any, name: str = "") -> Measure:
-    """A measure from the name of an operation, an operation, a layer such as ``ml.models.Accuracy()``, or a function."""
+    """A measure from an operation or its name, a layer such as ``ml.models.Accuracy()``, or a function."""
     if isinstance(given, Measure):
         return given
     if isinstance(given, str):
@@ -63,7 +63,7 @@ def as_measure(given: Any, name: str = "") -> Measure:
         return Measure(name or type(given).__name__, tuple(given.inputs), _built(given))
     operands = getattr(given, "operands", None)
     if operands is not None and callable(given):
-        optional = getattr(given, "optional", frozenset())
+        optional: frozenset[str] = getattr(given, "optional", frozenset())
         return Measure(name or given.name, tuple(o for o in operands if o not in optional), given)
     if callable(given):
         wanted = [

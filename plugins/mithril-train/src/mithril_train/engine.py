@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mithril import plugins
+from mithril.compiler import Compiler
 from mithril.errors import BackendError, InputError, OptionError
 from mithril.graph import Graph
 from mithril.models.initializers import initialise
@@ -57,7 +58,7 @@ class Engine:
         self.compiled = compiled
         self.recipe = recipe
         self.backend: Backend = compiled.backend
-        self.compiler: Any = compiled.compiler
+        self.compiler: Compiler = compiler_of(compiled)
         self.decisions = compiled.decisions
         if self.compiler.inference:
             raise OptionError(
@@ -169,7 +170,7 @@ class Engine:
 
     # -- making executables ------------------------------------------------------------------------------------------
     def types(self, batch: Mapping[str, Any], *, training: bool) -> tuple[dict[str, TensorType], dict[str, TensorType]]:
-        """Types of the model's inputs among the batch, and of the whole batch, with the dtypes they are converted to."""
+        """Types of the model's inputs among the batch, and of the whole batch, with the dtypes it is converted to."""
         specs: Mapping[str, InputSpec] = self.compiler.specs
         actual = {n: array_type(n, x) for n, x in batch.items()}
         columns = {}
@@ -282,6 +283,16 @@ class Engine:
             return backend.array(adapt(name, array, wanted, decisions))
 
         return convert
+
+
+def compiler_of(compiled: CompiledModel) -> Compiler:
+    """What made the model, which can make the step as well."""
+    if not isinstance(compiled.compiler, Compiler):
+        raise OptionError(
+            "this model cannot be trained: what it was compiled from is not there",
+            hint="compile the logical model with ml.compile",
+        )
+    return compiled.compiler
 
 
 def signature(batch: Mapping[str, Any]) -> Any:

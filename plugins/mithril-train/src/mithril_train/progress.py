@@ -36,7 +36,8 @@ class Lines(Progress):
         self.out = out or sys.stderr
         self.head = ""
         self.begun = self.said = time.monotonic()
-        self.done, self.count = 0, None
+        self.done = 0
+        self.count: int | None = None
 
     def epoch(self, epoch: int, epochs: int, count: int | None, done: int) -> None:
         self.head, self.count, self.done = f"epoch {epoch}/{epochs}", count, done

@@ -76,7 +76,7 @@ class WarmUp(Schedule):
 
 @dataclass(frozen=True)
 class OneCycle(Schedule):
-    """Up from ``rate / start_factor`` to ``rate``, then down to that start over ``final_factor``, both along cosines."""
+    """Up from ``rate / start_factor`` to ``rate``, then down to that over ``final_factor``, both along cosines."""
 
     rate: float
     steps: int

@@ -266,7 +266,7 @@ class _Update:
 
     def _guard(self, reports: Mapping[str, Value]) -> Value:
         """Everything stays as it was where loss or gradients are not finite; gives whether they are."""
-        good = ops.logical_and(is_finite(reports[LOSS]), is_finite(reports[NORM]))
+        good: Value = ops.logical_and(is_finite(reports[LOSS]), is_finite(reports[NORM]))
         if self.recipe.stops:  # later steps change nothing either, so that the bad one can be looked at afterwards
             good = self.new[SOUND] = ops.logical_and(good, self.old[SOUND])
         kept = {SOUND, COUNT, *(sum_name(n) for n in self.trained)}  # the batches are used up in any case

@@ -15,12 +15,12 @@ from mithril.models import Layer
 from mithril.runtime.backend import Backend
 from mithril.runtime.compiled import CompiledModel
 from mithril_train import checkpoint
-from mithril_train.adapters import as_loader
+from mithril_train.adapters import Loader, as_loader
 from mithril_train.batches import named, rows
 from mithril_train.binding import as_measure, as_metrics
 from mithril_train.callbacks import Callback
 from mithril_train.diagnose import not_finite
-from mithril_train.engine import Engine
+from mithril_train.engine import Engine, compiler_of
 from mithril_train.history import Average, History
 from mithril_train.optimizers import Optimizer
 from mithril_train.progress import Progress, make_progress
@@ -43,6 +43,11 @@ class Report(Mapping[str, float]):
     def learning_rate(self) -> float:
         """That of parameters which belong to no group."""
         return self.rates[rate_name("")]
+
+    @property
+    def values_on_device(self) -> dict[str, Any]:
+        """The values as arrays of the backend, without waiting for them."""
+        return dict(self._values)
 
     def __getitem__(self, name: str) -> float:
         value = self._trainer.read(self._values[name])
@@ -133,10 +138,8 @@ class Trainer:
         self._partial: dict[str, Any] | None = None  # sums of an epoch that a checkpoint fell into
 
     def _loss(self, given: Any) -> Any:
-        compiler: Any = self.compiled.compiler
-        if given is None or (isinstance(given, str) and given in {name for name, _ in compiler.flat.outputs}):
-            return given
-        return as_measure(given)
+        outputs = {name for name, _ in compiler_of(self.compiled).flat.outputs}
+        return given if given is None or (isinstance(given, str) and given in outputs) else as_measure(given)
 
     # -- one step ----------------------------------------------------------------------------------------------------
     def step(self, batch: Any) -> Report:
@@ -222,7 +225,7 @@ class Trainer:
         self._bind()
         return self.history
 
-    def _epoch(self, source: Any, epochs: int, validation: Any, watchers: Sequence[Callback], bar: Progress) -> None:
+    def _epoch(self, source: Loader, epochs: int, validation: Any, watchers: Sequence[Callback], bar: Progress) -> None:
         for watcher in watchers:
             watcher.epoch_begin(self, self.epoch + 1)
         means = Average(self.read)
@@ -231,16 +234,12 @@ class Trainer:
             self._partial = None
         self._means = means
         bar.epoch(self.epoch + 1, epochs, source.count(), source.done())
+        finished = False
         batches = source.batches()
         try:
-            following = next(batches, None)
-            while following is not None:
-                batch = self._columns(following)
-                self._loader_state = source.state()
-                following = next(batches, None) if self.recipe.accumulate > 1 else None
-                ends = self._micro + 1 >= self.recipe.accumulate or (self.recipe.accumulate > 1 and following is None)
+            for batch, ends in self._grouped(source, batches):
                 report = self._step(batch, last=ends)
-                means.add(dict(report._values), rows(batch))
+                means.add(report.values_on_device, rows(batch))
                 if len(means.pending) >= 4 * WINDOW:
                     self._settle(means)
                 bar.step(report)
@@ -249,8 +248,8 @@ class Trainer:
                         watcher.step_end(self, report)
                 if self.stopped:
                     break
-                if self.recipe.accumulate == 1:
-                    following = next(batches, None)
+            else:
+                finished = True
         finally:
             batches.close()
         self.check_finite()
@@ -258,7 +257,7 @@ class Trainer:
         row = means.means()
         if not row and not self.stopped:
             raise InputError("the loader gave no batch", hint="check the data set's length, batch_size and drop_last")
-        if self.stopped and following is not None:
+        if not finished:
             return
         if validation is not None:
             row.update({f"val_{n}": x for n, x in self.evaluate(validation).items()})
@@ -268,6 +267,21 @@ class Trainer:
         bar.row(self.epoch, epochs, row)
         for watcher in watchers:
             watcher.epoch_end(self, row)
+
+    def _grouped(self, source: Loader, batches: Iterator[Any]) -> Iterator[tuple[dict[str, Any], bool]]:
+        """Batches, and whether each ends a step: every so-manyth does, and the last of an epoch."""
+        every = self.recipe.accumulate
+        waiting = next(batches, None)
+        while waiting is not None:
+            batch = self._columns(waiting)
+            self._loader_state = source.state()
+            ends = self._micro + 1 >= every
+            if not ends:
+                waiting = next(batches, None)
+                yield batch, waiting is None
+            else:
+                yield batch, True
+                waiting = next(batches, None)
 
     def _settle(self, means: Average) -> None:
         self.history.steps += [row["loss"] for row in means.settle()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ class Indexed(Source):
 class Streamed(Source):
     """An iterable or generator function: samples in the order it gives them."""
 
-    def __init__(self, dataset: Iterable[Any] | Any) -> None:
+    def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
 
     def samples(self) -> Iterator[Any]:

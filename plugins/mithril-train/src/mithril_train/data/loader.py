@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Literal
 
@@ -79,7 +79,7 @@ class DataLoader:
         self.epoch, self._position = int(state["epoch"]), int(state["position"])
 
     # -- batches ------------------------------------------------------------------------------------------------------
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Generator[Any, None, None]:
         made = self._stream() if self.source.length is None else self._indexed()
         for batch in made:
             self._position += 1

@@ -18,7 +18,8 @@ def permutation(n: int, seed: int, epoch: int = 0) -> np.ndarray[Any, Any]:
     with np.errstate(over="ignore"):
         start = _hash(np.array([seed & 0xFFFFFFFFFFFFFFFF], np.uint64)) + np.uint64(epoch)
         keys = _hash(np.arange(n, dtype=np.uint64) + _hash(start))
-    return np.argsort(keys, kind="stable")
+    order: np.ndarray[Any, Any] = np.argsort(keys, kind="stable")
+    return order
 
 
 def _hash(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -26,7 +27,8 @@ def _hash(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * _MIX[0]
     x = (x ^ (x >> np.uint64(27))) * _MIX[1]
-    return x ^ (x >> np.uint64(31))
+    mixed: np.ndarray[Any, Any] = x ^ (x >> np.uint64(31))
+    return mixed
 
 
 def batches(order: Any, size: int, drop_last: bool, start: int = 0) -> Iterator[Any]:

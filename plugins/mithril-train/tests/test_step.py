@@ -1,0 +1,252 @@
+"""The step as one graph: what is in it, clipping, accumulation, frozen parameters, averages, loss scales."""
+
+import numpy as np
+import pytest
+from small import X, Y, arrays, classifier, loader, trainer
+
+import mithril as ml
+from mithril.errors import GradientError, InputError, OptionError
+from mithril.models import Accuracy, Layer, Linear
+from mithril_train.recipe import LossScale
+
+BATCH = {"input": X[:16], "target": Y[:16]}
+
+
+def step(made, batch=BATCH):
+    made.step(batch)
+    return arrays(made)
+
+
+def test_the_step_is_one_executable_with_everything_in_it():
+    made = trainer(metrics=[Accuracy()], clip_norm=1.0)
+    made.begin(BATCH)
+    graph = made.engine.prepare(BATCH).graph
+    phases = {n.tags.get("phase", "forward") for n in graph.nodes}
+    assert {"forward", "loss", "backward", "update"} <= phases
+    assert [i.name for i in graph.with_role("input")] == ["input", "target", "learning_rate"]
+    carried = [i.name for i in graph.with_role("param")]
+    assert list(graph.output_names) == [
+        *carried,
+        "report/loss",
+        "report/accuracy",
+        "report/gradient_norm",
+        "report/finite",
+    ]
+    assert "one executable on numpy" in made.summary()
+
+
+def test_report_is_the_loss_before_the_step():
+    made = trainer(metrics={"hits": Accuracy()})
+    report = made.step(BATCH)
+    assert set(report) == {"loss", "hits", "gradient_norm"}
+    assert report["loss"] == pytest.approx(np.log(3), abs=0.5)
+    assert report.step == 1
+    assert report.learning_rate == 0.01
+
+
+def test_gradients_are_those_of_the_compiled_model():
+    compiled = ml.compile(classifier(), "numpy")
+    params = compiled.randomize_params(0, {"input": X[:16]})
+    made = trainer(optimizer=ml.SGD(1.0), params=params)
+    after = step(made)
+    outputs = compiled.evaluate(params, {"input": X[:16]})["output"]
+    p = np.exp(outputs - outputs.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    g = (p - np.eye(3, dtype=np.float32)[Y[:16]]) / 16
+    _, expected = compiled.evaluate(params, {"input": X[:16]}, output_gradients={"output": g})
+    for name, x in expected.items():
+        np.testing.assert_allclose(np.asarray(params[name]) - after[name], x, atol=1e-6)
+
+
+def test_a_compiled_model_is_trained_as_the_tuning_page_says():
+    compiled = ml.compile(classifier(), ml.NumpyBackend())
+    made = ml.Trainer(
+        model=compiled,
+        optimizer=ml.Adam(learning_rate=0.001),
+        gradient_accumulation_steps=4,
+        loss="cross_entropy",
+        progress=False,
+    )
+    made.fit(loader(), 1)
+    assert made.steps == 2, "six batches: four, and the two left over"
+    assert compiled({"input": X[:4]})["output"].shape == (4, 3)
+
+
+@pytest.mark.parametrize("last", [4, 3])
+def test_accumulated_batches_are_one_large_batch(last):
+    """Means of equal batches; a group that ends early is divided by what it holds."""
+    whole, parts = trainer(optimizer=ml.SGD(0.1)), trainer(optimizer=ml.SGD(0.1), gradient_accumulation_steps=4)
+    n = 8 * last
+    whole.step({"input": X[:n], "target": Y[:n]})
+    parts.fit(ml.DataLoader((X[:n], Y[:n]), batch_size=8), 1)
+    assert parts.steps == 1
+    mine, theirs = arrays(parts), arrays(whole)
+    for name in whole.engine.trained:
+        np.testing.assert_allclose(mine[name], theirs[name], atol=1e-6)
+    assert mine["training/accumulated"] == 0
+
+
+def test_clipping_by_norm_and_value():
+    before = trainer(optimizer=ml.SGD(1.0))
+    before.begin(BATCH)
+    start = arrays(before)
+    free, short = step(trainer(optimizer=ml.SGD(1.0))), step(trainer(optimizer=ml.SGD(1.0), clip_norm=0.05))
+    names = before.engine.trained
+    norm = np.sqrt(sum(((free[n] - start[n]) ** 2).sum() for n in names))
+    assert norm > 0.05
+    clipped = np.sqrt(sum(((short[n] - start[n]) ** 2).sum() for n in names))
+    assert clipped == pytest.approx(0.05, rel=1e-3)
+    bounded = step(trainer(optimizer=ml.SGD(1.0), clip_value=0.01))
+    for n in names:
+        expected = start[n] - np.clip(start[n] - free[n], -0.01, 0.01)
+        np.testing.assert_allclose(bounded[n], expected, atol=1e-6)
+
+
+def test_frozen_parameters_stay():
+    made = trainer(frozen="first.*")
+    made.begin(BATCH)
+    start = arrays(made)
+    after = step(made)
+    np.testing.assert_array_equal(after["first.weight"], start["first.weight"])
+    assert np.abs(after["last.weight"] - start["last.weight"]).max() > 0
+    assert not [n for n in after if n.startswith("optimizer/") and "first" in n], "no slots are kept for them"
+    with pytest.raises(GradientError, match="nothing to train"):
+        trainer(frozen="*").step(BATCH)
+
+
+def test_moving_averages():
+    made = trainer(ema=0.5)
+    made.begin(BATCH)
+    average = arrays(made)["first.weight"].copy()
+    for _ in range(3):
+        average = 0.5 * average + 0.5 * step(made)["first.weight"]
+    np.testing.assert_allclose(made.averaged["first.weight"], average, atol=1e-6)
+    assert made.evaluate([BATCH], ema=True)["loss"] != made.evaluate([BATCH])["loss"]
+    with pytest.raises(OptionError, match="no moving average"):
+        trainer_without = trainer()
+        trainer_without.begin(BATCH)
+        _ = trainer_without.averaged
+
+
+def test_a_loss_scale_changes_nothing_but_the_range():
+    free, scaled = step(trainer(optimizer=ml.SGD(0.1))), step(trainer(optimizer=ml.SGD(0.1), loss_scale=1024.0))
+    for n in ("first.weight", "last.bias"):
+        np.testing.assert_allclose(scaled[n], free[n], atol=1e-6)
+
+
+def test_a_dynamic_loss_scale_skips_and_halves_then_grows():
+    made = trainer(optimizer=ml.SGD(0.1), loss_scale=LossScale(2.0**127, patience=2))
+    made.begin(BATCH)
+    start = arrays(made)
+    for _ in range(2):
+        made.step({"input": X[:16] * 100, "target": Y[:16]})
+    skipped = arrays(made)
+    assert skipped["training/loss_scale"] < 2.0**127
+    scale = float(skipped["training/loss_scale"])
+    np.testing.assert_array_equal(skipped["first.weight"], start["first.weight"])
+    assert skipped["training/step"] == 0, "bias correction does not count skipped steps"
+    made.engine.restore({**skipped, "training/loss_scale": np.float32(8.0).reshape(())})
+    for _ in range(2):
+        made.step(BATCH)
+    assert arrays(made)["training/loss_scale"] == 16.0, scale
+
+
+def test_float16_learns_with_a_dynamic_loss_scale():
+    made = trainer(backend=ml.NumpyBackend(dtype="float16"), loss_scale="dynamic", optimizer=ml.Adam(0.01))
+    history = made.fit(ml.DataLoader((X.astype(np.float16), Y), batch_size=32), 8)
+    assert arrays(made)["first.weight"].dtype == np.float16
+    assert arrays(made)["optimizer/m/first.weight"].dtype == np.float32
+    assert history["loss"][-1] < 0.9 * history["loss"][0]
+
+
+def test_losses_by_name_function_layer_and_output():
+    def weighted(output, target, weight):
+        return ml.ops.mean(ml.ops.cross_entropy(output, target, reduction="none") * weight)
+
+    plain = trainer().step(BATCH)["loss"]
+    batch = {**BATCH, "weight": np.full(16, 2.0, np.float32)}
+    assert trainer(loss=weighted).step(batch)["loss"] == pytest.approx(2 * plain, rel=1e-6)
+    assert trainer(loss=ml.models.CrossEntropy()).step(BATCH)["loss"] == plain
+    assert trainer(loss=ml.ops.cross_entropy).step(BATCH)["loss"] == plain
+
+    class Own(Layer):
+        inputs = ("input", "target")
+        outputs = ("logits", "cost")
+
+        def __init__(self):
+            self.body = Linear(8, 3)
+
+        def build(self, x, target):
+            logits = self.body(x)
+            return logits, ml.ops.cross_entropy(logits, target)
+
+    assert trainer(Own(), loss=None).step(BATCH)["loss"] > 0
+    assert trainer(Own(), loss="cost").step(BATCH)["loss"] > 0
+
+
+def test_wrong_losses():
+    with pytest.raises(OptionError, match="which value is the loss"):
+        trainer(loss=None).step(BATCH)
+    with pytest.raises(OptionError, match="there is no loss or metric 'cross_entropi'"):
+        trainer(loss="cross_entropi")
+    with pytest.raises(OptionError, match="not a scalar"):
+        trainer(loss=lambda output, target: output).step(BATCH)
+    with pytest.raises(OptionError) as caught:
+        trainer(loss=lambda output, truth, mask: output).step(BATCH)
+    assert str(caught.value).splitlines()[:3] == [
+        "'<lambda>' reads 'truth', which is neither an output of the model nor in the batch",
+        "  outputs: output",
+        "  batch: input, target",
+    ]
+    with pytest.raises(InputError, match="the batch lacks 'input'"):
+        trainer().step({"x": X, "target": Y})
+
+
+def test_wrong_arguments():
+    with pytest.raises(OptionError, match="needs a backend"):
+        ml.Trainer(classifier(), ml.SGD(), loss="cross_entropy")
+    with pytest.raises(OptionError, match="compiled already"):
+        ml.Trainer(ml.compile(classifier(), "numpy"), ml.SGD(), backend="numpy")
+    with pytest.raises(OptionError, match="clip_norm=0"):
+        trainer(clip_norm=0)
+    with pytest.raises(OptionError, match="inference=True"):
+        trainer(inference=True)
+    with pytest.raises(OptionError, match="no optimizer"):
+        trainer(optimizer="adam")
+
+
+def test_a_batch_of_another_size_gets_its_own_executable_and_it_is_said():
+    made = trainer()
+    made.step(BATCH)
+    made.step({"input": X[:5], "target": Y[:5]})
+    assert any(d.kind == "specialised" for d in made.engine.decisions)
+
+
+def test_dropout_draws_anew_in_every_step_and_not_in_evaluation():
+    made = trainer(classifier(dropout=0.5), optimizer=ml.SGD(0.0))
+    losses = [made.step(BATCH)["loss"] for _ in range(3)]
+    assert len(set(losses)) == 3
+    assert made.evaluate([BATCH]) == made.evaluate([BATCH])
+
+
+def test_memory_limits_hold_for_the_whole_step():
+    with pytest.raises(ml.MemoryLimitError, match="max_memory_gb"):
+        trainer(max_memory_gb="3kB").step(BATCH)
+
+
+def test_gradient_checkpointing_changes_no_bit():
+    plain, again = trainer(), trainer(gradient_checkpointing=True)
+    for _ in range(3):
+        a, b = step(plain), step(again)
+    for n in plain.engine.trained:
+        np.testing.assert_array_equal(a[n], b[n])
+
+
+def test_mixed_precision_keeps_parameters_and_moments_in_float32():
+    made = trainer(mixed_precision=True)
+    graph = made.begin(BATCH) or made.engine.prepare(BATCH).graph
+    small = [n for n in graph.nodes if n.result.dtype.name == "bfloat16"]
+    assert small
+    assert all(n.tags.get("phase") != "update" for n in small if n.op.name != "cast")
+    history = made.fit(loader(), 5)
+    assert history["loss"][-1] < history["loss"][0]

@@ -1,0 +1,316 @@
+"""Trainer: epochs, evaluation, prediction, callbacks, checkpoints, resuming, progress."""
+
+import csv
+import io
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small import X, Y, arrays, classifier, loader, trainer
+
+import mithril as ml
+from mithril.errors import InputError, OptionError
+from mithril.models import Accuracy
+from mithril_train import checkpoint
+from mithril_train.history import History
+from mithril_train.progress import Bar, Lines
+
+
+def test_fit_evaluate_predict():
+    made = trainer(metrics=[Accuracy()])
+    history = made.fit(loader(), 15, validation=ml.DataLoader((X, Y), batch_size=40))
+    assert history.columns == ["loss", "accuracy", "gradient_norm", "val_loss", "val_accuracy"]
+    assert len(history) == 15
+    assert len(history.steps) == 90
+    assert history["val_accuracy"][-1] > 0.9
+    measured = made.evaluate((X, Y))
+    assert measured["accuracy"] == pytest.approx(history["val_accuracy"][-1])
+    logits = made.predict(X)
+    assert logits.shape == (96, 3)
+    np.testing.assert_allclose(made.predict([X[:50], X[50:]]), logits, rtol=1e-6, atol=1e-6)
+    assert (logits.argmax(1) == Y).mean() == pytest.approx(measured["accuracy"])
+    np.testing.assert_array_equal(made.compiled({"input": X})["output"], logits)
+
+
+def test_means_are_weighted_by_batch_size():
+    made = trainer(optimizer=ml.SGD(0.0))
+    made.begin((X, Y))
+    a = made.evaluate((X, Y))["loss"]
+    b = made.evaluate(ml.DataLoader((X, Y), batch_size=70))["loss"]
+    assert a == pytest.approx(b, rel=1e-6)
+
+
+def test_a_second_fit_goes_on():
+    made, whole = trainer(), trainer()
+    made.fit(loader(), 1)
+    source = loader()
+    source.epoch = 1
+    made.fit(source, 2)
+    whole.fit(loader(), 2)
+    for n, x in arrays(whole).items():
+        np.testing.assert_array_equal(arrays(made)[n], x)
+
+
+def test_early_stopping_restores_the_best():
+    class Worse(ml.Callback):
+        def epoch_end(self, trainer, row):
+            seen.append(arrays(trainer))
+            row["val_loss"] = [1.0, 0.5, 0.7, 0.6, 0.4][trainer.epoch - 1]
+
+    seen = []
+    stopping = ml.EarlyStopping(patience=2)
+    made = trainer(callbacks=[Worse(), stopping])
+    made.fit(loader(), 5, validation=(X, Y))
+    assert made.epoch == 4
+    assert "has not improved for 2 epochs" in made.stopped
+    assert stopping.best_epoch == 2
+    np.testing.assert_array_equal(arrays(made)["first.weight"], seen[1]["first.weight"])
+
+
+def test_early_stopping_names_what_is_measured():
+    with pytest.raises(OptionError) as caught:
+        trainer(callbacks=[ml.EarlyStopping()]).fit(loader(), 1)
+    assert str(caught.value) == (
+        "EarlyStopping watches 'val_loss', which is not measured\n"
+        "  measured: loss, gradient_norm\n"
+        "hint: give fit(validation=...)"
+    )
+
+
+def test_logs(tmp_path):
+    table, lines = tmp_path / "a" / "log.csv", tmp_path / "log.jsonl"
+    made = trainer(callbacks=[ml.CSVLog(table), ml.JSONLog(lines)])
+    history = made.fit(loader(), 3)
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert [float(r["loss"]) for r in rows] == history["loss"]
+    assert [int(r["epoch"]) for r in rows] == [1, 2, 3]
+    assert [json.loads(text)["step"] for text in lines.read_text().splitlines()] == [6, 12, 18]
+
+
+def test_callbacks_see_every_moment():
+    class Log(ml.Callback):
+        def begin(self, trainer):
+            seen.append("begin")
+
+        def epoch_begin(self, trainer, epoch):
+            seen.append(f"epoch {epoch}")
+
+        def step_end(self, trainer, report):
+            seen.append(report.step)
+            if report.step == 8:
+                trainer.stop("enough")
+
+        def epoch_end(self, trainer, row):
+            seen.append("row")
+
+        def end(self, trainer):
+            seen.append("end")
+
+    seen = []
+    made = trainer(callbacks=[Log()])
+    made.fit(loader(), 5)
+    assert seen == ["begin", "epoch 1", 1, 2, 3, 4, 5, 6, "row", "epoch 2", 7, 8, "end"]
+    assert made.stopped == "enough"
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+class Killed(Exception):
+    pass
+
+
+class KillAt(ml.Callback):
+    def __init__(self, step):
+        self.step = step
+
+    def step_end(self, trainer, report):
+        if report.step == self.step:
+            raise Killed
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("at", [3, 6, 7])
+def test_resume_is_bit_for_bit(tmp_path, at, accumulate):
+    """Killed in the middle of an epoch, at its end, in the next: parameters, moments, keys, losses, rows are equal."""
+
+    def fresh():
+        return trainer(
+            classifier(dropout=0.3),
+            ml.AdamW(ml.Cosine(0.01, 20)),
+            callbacks=[ml.LearningRateMonitor()],
+            ema=0.9,
+            gradient_accumulation_steps=accumulate,
+        )
+
+    def source():
+        return loader(batch_size=16 // accumulate, seed=5)
+
+    whole = fresh()
+    whole.fit(source(), 3)
+    first = fresh()
+    with pytest.raises(Killed):
+        first.fit(source(), 3, callbacks=[ml.Checkpoint(tmp_path, every=1), KillAt(at)])
+    second = fresh()
+    second.fit(source(), 3, resume=tmp_path)
+    for n, x in arrays(whole).items():
+        np.testing.assert_array_equal(arrays(second)[n], x, err_msg=n)
+    assert second.history.rows == whole.history.rows
+    assert second.history.steps == whole.history.steps
+    assert second.callbacks[0].rates == whole.callbacks[0].rates
+
+
+def test_checkpoints_kept_and_the_best(tmp_path):
+    keeper = ml.Checkpoint(tmp_path, keep=2, monitor="loss")
+    made = trainer(callbacks=[keeper])
+    made.fit(loader(), 4)
+    names = sorted(p.name for p in tmp_path.iterdir())
+    assert names == ["best.safetensors", "step-00000018.safetensors", "step-00000024.safetensors"]
+    assert keeper.latest().name == "step-00000024.safetensors"
+    other = trainer()
+    other.load(tmp_path / "best.safetensors")
+    other.begin((X[:16], Y[:16]))
+    np.testing.assert_array_equal(arrays(other)["first.weight"], arrays(made)["first.weight"])
+
+
+def test_resume_from_an_empty_folder_starts_anew(tmp_path):
+    made = trainer()
+    made.fit(loader(), 1, resume=tmp_path)
+    assert made.epoch == 1
+
+
+def test_a_checkpoint_that_does_not_fit(tmp_path):
+    made = trainer()
+    made.fit(loader(), 1)
+    made.save(tmp_path / "a.safetensors")
+    other = trainer(optimizer=ml.SGD(0.1))
+    other.load(tmp_path / "a.safetensors")
+    with pytest.raises(InputError, match="do not fit"):
+        other.begin((X[:16], Y[:16]))
+    made.compiled.save(tmp_path / "b.safetensors")
+    with pytest.raises(InputError, match="no checkpoint of a training"):
+        made.load(tmp_path / "b.safetensors")
+
+
+def test_a_kill_while_writing_leaves_a_good_checkpoint(tmp_path):
+    """SIGKILL at random moments of a process that does nothing but write: the file is whole every time."""
+    script = textwrap.dedent(f"""
+        import numpy as np
+        from mithril_train import checkpoint
+        k = 0
+        while True:
+            checkpoint.write({str(tmp_path / "c.safetensors")!r}, {{"x": np.full(500_000, k, np.float32)}}, {{"k": k}})
+            print(k, flush=True)
+            k += 1
+    """)
+    for wait in (0.01, 0.04, 0.09):
+        process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+        process.stdout.readline()
+        process.stdout.readline()
+        time.sleep(wait)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        tensors, about = checkpoint.read(tmp_path / "c.safetensors")
+        assert (tensors["x"] == about["k"]).all()
+
+
+# -- nan ---------------------------------------------------------------------------------------------------------------
+def test_nan_names_the_first_bad_layer_and_leaves_good_parameters():
+    model = ml.Model()
+    model += ml.models.Linear(8, 16, name="first")(input="input")
+    model += ml.models.Log(name="logarithm")
+    model += ml.models.Linear(16, 3, name="last")
+    made = trainer(model)
+    made.begin((X[:16], Y[:16]))
+    start = arrays(made)
+    from mithril_train.diagnose import NotFiniteError
+
+    with pytest.raises(NotFiniteError) as caught:
+        made.fit(loader(), 1)
+    assert str(caught.value).startswith("step 0: layer 'logarithm' is not finite\n  first bad value: %")
+    assert "test_trainer.py" in str(caught.value)
+    for n in made.engine.trained:
+        np.testing.assert_array_equal(arrays(made)[n], start[n])
+
+
+def test_nan_in_the_data_and_in_a_gradient():
+    from mithril_train.diagnose import NotFiniteError
+
+    bad = X.copy()
+    bad[40, 2] = np.nan
+    with pytest.raises(NotFiniteError) as caught:
+        trainer().fit(ml.DataLoader((bad, Y), batch_size=16), 1)
+    assert str(caught.value).splitlines() == [
+        "step 2: 'input' of the batch is not finite",
+        "  1 nan and 0 infinite values of 128",
+        "hint: clean the data",
+    ]
+
+    def root(output, target):  # 0 at the start: its gradient is infinite
+        return ml.ops.sum(ml.ops.sqrt(ml.ops.abs(output * 0.0)))
+
+    made = trainer(loss=root)
+    made.step((X[:16], Y[:16]))
+    with pytest.raises(NotFiniteError, match="step 0: the gradient of "):
+        made.check_finite()
+
+
+def test_reading_a_bad_loss_raises_at_once_and_not_looking_costs_nothing():
+    from mithril_train.diagnose import NotFiniteError
+
+    bad = np.full((16, 8), np.inf, np.float32)
+    report = trainer().step((bad, Y[:16]))
+    with pytest.raises(NotFiniteError):
+        report["loss"]
+    free = trainer(detect_nan=False)
+    assert not np.isfinite(free.step((bad, Y[:16]))["loss"])
+
+
+# -- progress ----------------------------------------------------------------------------------------------------------
+def test_lines_in_a_log():
+    out = io.StringIO()
+    lines = Lines(out)
+    lines.epoch(1, 3, 10, 0)
+    lines.said -= 100
+    lines.step({"loss": 1.25})
+    lines.row(1, 3, {"loss": 0.5, "val_accuracy": 1.0})
+    text = out.getvalue().splitlines()
+    assert text[0] == "epoch 1/3  batch 1/10  loss 1.25"
+    assert text[1].startswith("epoch 1/3  loss 0.5  val_accuracy 1  (")
+
+
+def test_a_bar_on_a_terminal():
+    rich = pytest.importorskip("rich.console")
+    out = io.StringIO()
+    bar = Bar(rich.Console(file=out, force_terminal=True, width=100))
+    bar.epoch(1, 2, 10, 0)
+    bar.step({"loss": 0.125})
+    bar.row(1, 2, {"loss": 0.5})
+    bar.close()
+    assert "epoch 1/2  loss 0.5" in out.getvalue()
+
+
+def test_history():
+    history = History([{"loss": 1.0}, {"loss": 0.5, "val_loss": 0.25}])
+    assert history["loss"] == [1.0, 0.5]
+    assert np.isnan(history["val_loss"][0])
+    assert str(history) == "loss 1\nloss 0.5  val_loss 0.25"
+    with pytest.raises(KeyError, match="columns: loss, val_loss"):
+        history["accuracy"]
+
+
+def test_loaders_that_cannot_be():
+    with pytest.raises(InputError, match="only once"):
+        trainer().fit(iter([(X, Y)]), 1)
+    with pytest.raises(InputError, match="gave no batch"):
+        trainer().fit([], 1)
+    with pytest.raises(InputError, match="gives no batches"):
+        trainer().fit(3, 1)
+    with pytest.raises(InputError, match="nothing is trained yet"):
+        trainer().predict(X)
+    assert Path(__file__).exists()
