@@ -12,7 +12,7 @@ from mithril.types import float32
 from mithril_ggml.draft import Draft
 from mithril_ggml.executable import Given
 from mithril_ggml.kinds import Kind, fitting
-from mithril_ggml.quantize import Recipe
+from mithril_ggml.quantize import Recipe, ternary_kind
 from mithril_ggml.repack import suits
 from mithril_ggml.tensors import Storage, Tensor
 from mithril_ggml.weights import PackedArray, Store
@@ -29,6 +29,7 @@ class Entry:
     input: Input
     kind: Kind
     turned: bool
+    ternary: bool = False  # of what ``ternarize`` makes of it
     repacked: bool = False
     readers: list[tuple[Node, int]] = field(default_factory=list)
     tensor: Tensor | None = None
@@ -54,20 +55,25 @@ class Packing:
             decisions.record("choice", "weights are not quantized in programs with gradients")
             return None
         matrices = {i.value: i for i in graph.with_role("param", "constant") if _is_matrix(i.value)}
-        turned = {node.result: node.operands[0] for node in graph.nodes if _is_turn(node)}
+        seen = _seen_through(graph)
         entries: dict[Value, Entry] = {}
         for node in graph.nodes:
             for k, operand in enumerate(node.operands):
                 columns = READ_AS_ROWS.get((node.op.name, k))
-                source = turned.get(operand, operand) if operand is not None else None
-                if columns is None or source not in matrices or not _readable(node):
+                if columns is None or operand is None or not _readable(node):
                     continue
-                flipped = columns != (source is not operand)
-                _enter(entries, matrices[source], flipped, (node, k), recipe, decisions)
+                source, flips, ternary = seen.get(operand, (operand, False, False))
+                if source in matrices:
+                    found = _Reader(matrices[source], columns != flips, ternary, (node, k))
+                    _enter(entries, found, recipe, decisions)
         for e in entries.values():
             looked_up = any(node.op.name in LOOK_UPS for node, _ in e.readers)
             e.repacked = not looked_up and suits(e.kind, *e.rows)
         return cls(list(entries.values()), store)
+
+    def reads(self, node: Node, operand: int) -> bool:
+        """Whether a node reads the packed form of an operand."""
+        return (id(node), operand) in self._by_reader
 
     def tensor(self, node: Node, operand: int) -> Tensor | None:
         """The packed matrix that a node reads instead of its operand."""
@@ -91,7 +97,7 @@ class Packing:
 
     def _filler(self, e: Entry) -> Any:
         def fill(x: Any) -> tuple[Any, int]:
-            packed = self.store.packed(x, e.kind, e.turned, f"'{e.input.name}'")
+            packed = self.store.packed(x, e.kind, e.turned, e.ternary, f"'{e.input.name}'")
             if e.repacked:
                 kept = self.store.repacked(packed)
                 return (packed, kept), kept.address
@@ -104,12 +110,34 @@ class Packing:
         out = {}
         for e in self.entries:
             x = e.input.data if e.input.data is not None else values[e.input.name]
-            out[e.input.name] = self.store.packed(x, e.kind, e.turned, f"'{e.input.name}'")
+            out[e.input.name] = self.store.packed(x, e.kind, e.turned, e.ternary, f"'{e.input.name}'")
         return out
 
 
 def _is_matrix(value: Value) -> bool:
     return value.dtype is float32 and value.ndim == 2 and all(type(n) is int and n > 0 for n in value.shape)
+
+
+def _seen_through(graph: Graph) -> dict[Value, tuple[Value, bool, bool]]:
+    """Values that are a weight turned, or made ternary, or both: the weight, whether turned, whether ternary."""
+    found: dict[Value, tuple[Value, bool, bool]] = {}
+    for node in graph.nodes:
+        operand = node.operands[0] if node.operands else None
+        if operand is not None and (_is_turn(node) or node.op.name == "ternarize"):
+            source, turned, ternary = found.get(operand, (operand, False, False))
+            turn = node.op.name != "ternarize"
+            found[node.result] = (source, turned != turn, ternary or not turn)
+    return found
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """How an operation reads a weight."""
+
+    input: Input
+    turned: bool
+    ternary: bool
+    at: tuple[Node, int]
 
 
 def _is_turn(node: Node) -> bool:
@@ -126,22 +154,23 @@ def _readable(node: Node) -> bool:
     return all(type(n) is not int or n > 0 for v in values for n in v.shape)
 
 
-def _enter(
-    entries: dict[Value, Entry], i: Input, turned: bool, reader: tuple[Node, int], recipe: Recipe, decisions: Decisions
-) -> None:
+def _enter(entries: dict[Value, Entry], reader: _Reader, recipe: Recipe, decisions: Decisions) -> None:
+    i = reader.input
     known = entries.get(i.value)
     if known is not None:
-        if known.turned is turned:
-            known.readers.append(reader)
+        if known.turned is reader.turned and known.ternary is reader.ternary:
+            known.readers.append(reader.at)
         return
     wanted = recipe.wanted(i.name)
     if wanted is None:
         return
-    length = i.type.shape[0 if turned else 1]
-    chosen = fitting(wanted, int(length))  # type: ignore[arg-type]
-    if chosen is not wanted:
+    length = int(i.type.shape[0 if reader.turned else 1])  # type: ignore[arg-type]
+    chosen = fitting(wanted, length) if not reader.ternary or i.name in recipe.exact else ternary_kind(length)
+    if reader.ternary and chosen is not wanted:
+        decisions.record("choice", f"'{i.name}' has weights of three values: {chosen} holds them without loss")
+    elif chosen is not wanted:
         decisions.record(
             "downgrade",
             f"'{i.name}' is {chosen}: {wanted} needs rows of a multiple of {wanted.block} elements, these have {length}",
         )
-    entries[i.value] = Entry(i, chosen, turned, readers=[reader])
+    entries[i.value] = Entry(i, chosen, reader.turned, reader.ternary, readers=[reader.at])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mithril import BackendSpec, hookimpl
+from mithril import BackendSpec, Export, OpsSpec, hookimpl
 
 
 @hookimpl
@@ -18,4 +18,21 @@ def mithril_backends() -> Sequence[BackendSpec]:
             requires=("ggml", "gguf"),
             summary="GGML graphs in one planned arena; quantized weights; GGUF files",
         )
+    ]
+
+
+@hookimpl
+def mithril_ops() -> Sequence[OpsSpec]:
+    """Weights of three values."""
+    return [OpsSpec("mithril_ggml.operations", ("ternarize",))]
+
+
+@hookimpl
+def mithril_exports() -> Sequence[Export]:
+    """The layer of such weights, and GGUF files."""
+    return [
+        Export("TernaryLinear", "mithril_ggml.ternary:TernaryLinear"),
+        Export("export_gguf", "mithril_ggml.export:export_gguf"),
+        Export("load_gguf", "mithril_ggml.loading:load_gguf"),
+        Export("quantization_report", "mithril_ggml.report:quantization_report"),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mithril.graph import Graph, Node, iterate, verify
+from mithril.graph import Graph, Node, Value, iterate, verify
 from mithril.runtime.backend import BuildOptions
 from mithril_ggml import lowering
 from mithril_ggml.draft import Draft, static
@@ -85,10 +85,13 @@ def _program(
         draft.values[i.value] = draft.fixed(i.data, i.type.dtype, i.name)
     if packing is not None:
         inputs += packing.place(draft)
+    needed = _needed(graph, packing)
     for node in graph.nodes:
         for value in node.results:
             static(value)
-        operands = [None if v is None else draft.values[v] for v in node.operands]
+        if not any(v in needed for v in node.results):
+            continue
+        operands = [None if v is None else draft.values.get(v) or _unread(draft, v) for v in node.operands]
         lowering.emit(draft, node, operands, extra)
     declared |= settings.declared
     outputs = [draft.values[v] for v in graph.outputs]
@@ -108,6 +111,21 @@ def _program(
         packing=packing,
         lowered=frozenset(node.op.name for node, _ in iterate(graph)),
     )
+
+
+def _needed(graph: Graph, packing: Packing | None) -> set[Value]:
+    """Values that something reads; what was only made for weights that are packed falls away."""
+    needed = set(graph.outputs)
+    for node in reversed(graph.nodes):
+        if any(v in needed for v in node.results):
+            reads = enumerate(node.operands)
+            needed.update(v for k, v in reads if v is not None and not (packing and packing.reads(node, k)))
+    return needed
+
+
+def _unread(draft: Draft, value: Value) -> Tensor:
+    """Stands for a weight that is read in its packed form only."""
+    return draft.given(value.name, static(value), value.dtype)
 
 
 def _given(draft: Draft, i: Any) -> Given:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from mithril.errors import OptionError
@@ -16,6 +16,7 @@ class Recipe:
 
     default: Kind | None
     rules: tuple[tuple[str, Kind | None], ...] = ()
+    exact: Mapping[str, Kind] = field(default_factory=dict)  # by name, before any pattern: what a file holds
 
     @classmethod
     def of(cls, given: str | Mapping[str, str | None] | Recipe | None) -> Recipe | None:
@@ -35,6 +36,8 @@ class Recipe:
 
     def wanted(self, name: str) -> Kind | None:
         """The kind asked for a parameter."""
+        if name in self.exact:
+            return self.exact[name]
         for pattern, chosen in self.rules:
             if fnmatchcase(name, pattern):
                 return chosen
@@ -43,3 +46,12 @@ class Recipe:
     def __str__(self) -> str:
         rules = [f"{p}: {k or 'f32'}" for p, k in self.rules]
         return ", ".join([*rules, str(self.default or "f32")])
+
+
+def ternary_kind(elements: int) -> Kind:
+    """What holds weights of three values without loss: 2 bits where rows are whole blocks, else 8."""
+    small = kind("tq2_0")
+    for found in (small, kind("q8_0"), kind("f16")):
+        if found.fits(elements):
+            return found
+    raise AssertionError("16-bit floats hold rows of any length")

@@ -117,15 +117,26 @@ def unpack(data: Array, kind: Kind, shape: tuple[int, int]) -> Array:
     return out
 
 
+def values(array: Array, ternary: bool) -> Array:
+    """What is packed of a weight."""
+    if not ternary:
+        return array
+    from mithril_ggml.lowering.ternary import ternary as make
+
+    out = np.empty(array.shape, np.float32)
+    make(array, out)
+    return out
+
+
 class Store:
     """What was quantized, by the array it was made of, so that several programs share it."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[int, str, bool], tuple[Any, PackedArray]] = {}
+        self._made: dict[tuple[int, str, bool, bool], tuple[Any, PackedArray]] = {}
         self._repacked: weakref.WeakKeyDictionary[PackedArray, Any] = weakref.WeakKeyDictionary()
         self._lock = threading.RLock()
 
-    def packed(self, x: Any, kind: Kind, turned: bool, name: str) -> PackedArray:
+    def packed(self, x: Any, kind: Kind, turned: bool, ternary: bool, name: str) -> PackedArray:
         """The packed form of an array; one that comes packed in this way already is taken as it is."""
         if isinstance(x, PackedArray):
             if x.kind is kind and x.turned is turned:
@@ -133,12 +144,12 @@ class Store:
             return pack(np.asarray(x), kind, turned, name)
         array = np.asarray(x)
         if array is not x:
-            return pack(array, kind, turned, name)
-        key = (id(x), kind.name, turned)
+            return pack(values(array, ternary), kind, turned, name)
+        key = (id(x), kind.name, turned, ternary)
         with self._lock:
             known = self._made.get(key)
             if known is None or known[0]() is not x:
-                made = pack(array, kind, turned, name)
+                made = pack(values(array, ternary), kind, turned, name)
                 known = self._made[key] = (weakref.ref(x, lambda _: self._made.pop(key, None)), made)
         return known[1]
 

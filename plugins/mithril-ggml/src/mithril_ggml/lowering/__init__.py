@@ -10,5 +10,6 @@ from mithril_ggml.lowering import (  # each adds its rows to the table
     products as products,
     reductions as reductions,
     shapes as shapes,
+    ternary as ternary,
 )
 from mithril_ggml.lowering.table import emit as emit, lowers as lowers
