@@ -43,13 +43,18 @@ class GGMLBackend(Backend):
     ) -> None:
         super().__init__(device=device, dtype=dtype, precision=precision)
         self.recipe = Recipe.of(quantize)
-        self.store = Store()
+        self._store = Store()
         self.mem_size = _bytes(mem_size)
         self.num_threads = _threads(num_threads)
         self._given = {"quantize": quantize, "mem_size": mem_size, "num_threads": num_threads}
 
     def with_precision(self, precision: str) -> GGMLBackend:
         return type(self)(self.device, precision=precision, **self._given)  # type: ignore[arg-type]
+
+    @property
+    def store(self) -> Store:
+        """What was quantized so far, shared by all programs."""
+        return self._store
 
     # -- building ----------------------------------------------------------------------------------------------------
     def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
@@ -63,7 +68,7 @@ class GGMLBackend(Backend):
             graph,
             options,
             recipe=self.recipe,
-            store=self.store,
+            store=self._store,
             threads=threads,
             limit=self.mem_size,
             extra=plugins.lowerings(self.name),

@@ -58,7 +58,9 @@ def features() -> dict[str, str]:
         "ggml-python": version("ggml-python"),
         "gguf": version("gguf"),
         "instructions": ", ".join(has) or "none beyond the baseline",
-        "llamafile": "on" if fast else "off: products of many rows take about twice as long; see the README to build it",
+        "llamafile": "on"
+        if fast
+        else "off: products of many rows take about twice as long; see the README to build it",
     }
 
 

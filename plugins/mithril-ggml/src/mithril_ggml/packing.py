@@ -66,6 +66,10 @@ class Packing:
                 if source in matrices:
                     found = _Reader(matrices[source], columns != flips, ternary, (node, k))
                     _enter(entries, found, recipe, decisions)
+        for value, e in list(entries.items()):
+            if e.ternary and any(node.op.name != "ternarize" for node in graph.users[value]):
+                decisions.record("choice", f"'{e.input.name}' stays float32: not only its ternary form is read")
+                del entries[value]
         for e in entries.values():
             looked_up = any(node.op.name in LOOK_UPS for node, _ in e.readers)
             e.repacked = not looked_up and suits(e.kind, *e.rows)

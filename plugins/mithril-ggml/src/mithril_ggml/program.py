@@ -56,7 +56,9 @@ def build(
     lowered = frozenset(node.op.name for node, _ in iterate(graph))
     executable = make(graph) if is_static(graph) else SizedExecutable(graph, lowered, make)
     if declared:
-        decisions.record("choice", f"computed by NumPy as declared, ggml has nothing better: {', '.join(sorted(declared))}")
+        decisions.record(
+            "choice", f"computed by NumPy as declared, ggml has nothing better: {', '.join(sorted(declared))}"
+        )
     if not copy:
         decisions.record("choice", "static_inference: results are views of the arena, valid until the next call")
     return executable
@@ -141,4 +143,3 @@ def _given(draft: Draft, i: Any) -> Given:
     t = draft.given(i.name, shape, dtype)
     draft.values[i.value] = t
     return Given(i.name, i.role, t, shape, dtype.numpy)
-

@@ -61,8 +61,10 @@ class Tensor:
     @property
     def dense(self) -> bool:
         """Whether the elements lie one after the other."""
-        return self.packed is not None or self.size == 0 or all(
-            n == 1 or s == w for n, s, w in zip(self.shape, self.strides, row_strides(self.shape, self.dtype))
+        return (
+            self.packed is not None
+            or self.size == 0
+            or all(n == 1 or s == w for n, s, w in zip(self.shape, self.strides, row_strides(self.shape, self.dtype)))
         )
 
     @property
@@ -136,7 +138,8 @@ def simplified(*tensors: Tensor) -> list[Tensor]:
     strides: list[list[int]] = [[] for _ in tensors]
     for k in axes:
         joined = bool(shapes[0]) and all(
-            (t.shape[k] == 1 and s[-1] == 1) or (t.shape[k] == full[k] and s[-1] > 1 and st[-1] == t.strides[k] * full[k])
+            (t.shape[k] == 1 and s[-1] == 1)
+            or (t.shape[k] == full[k] and s[-1] > 1 and st[-1] == t.strides[k] * full[k])
             for t, s, st in zip(tensors, shapes, strides)
         )
         for t, s, st in zip(tensors, shapes, strides):

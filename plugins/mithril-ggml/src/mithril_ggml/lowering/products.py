@@ -114,5 +114,3 @@ def _dot(draft: Draft, node: Node, a: Tensor, b: Tensor) -> Tensor:
     assert target is not None
     multiply(draft, left, right, target)
     return out
-
-

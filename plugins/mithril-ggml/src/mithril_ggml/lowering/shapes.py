@@ -99,7 +99,9 @@ def _full(draft: Draft, node: Node) -> Tensor:
 def _iota(draft: Draft, node: Node) -> Tensor:
     shape, axis = static(node.result), node.attributes["axis"]
     line = fixed(draft, node, np.arange(shape[axis]))
-    return line.view((*[1] * axis, shape[axis], *[1] * (len(shape) - axis - 1)), _along(axis, shape, line)).expanded(shape)
+    return line.view((*[1] * axis, shape[axis], *[1] * (len(shape) - axis - 1)), _along(axis, shape, line)).expanded(
+        shape
+    )
 
 
 def _along(axis: int, shape: Sequence[int], line: Tensor) -> tuple[int, ...]:
