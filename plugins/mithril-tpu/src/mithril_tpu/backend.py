@@ -21,23 +21,6 @@ from mithril_tpu.placing.layout import DATA, MODEL, Mesh
 from mithril_tpu.targets.tpu import Generation, generation
 
 
-class TpuExecutable(SourceExecutable):
-    """What a TPU program is to the compiled model. ``ahead`` is the TPU compiler's program, where there was one."""
-
-    __slots__ = ()
-
-    @property
-    def ahead(self) -> AheadProgram | None:
-        call: Any = self.call
-        return call if isinstance(call, AheadProgram) else call.ahead
-
-    @property
-    def choice(self) -> Choice:
-        """How arguments are split."""
-        call: Any = self.call
-        return call.choice  # type: ignore[no-any-return]
-
-
 class TpuBackend(JaxBackend):
     """What ``ml.compile(model, ml.JaxBackend(), target_hardware="tpu_...")`` works with.
 
@@ -84,19 +67,17 @@ class TpuBackend(JaxBackend):
             self.precision, self.dtype = fresh.precision, fresh.dtype
 
     # -- building ----------------------------------------------------------------------------------------------------
-    def build(self, graph: Graph, options: BuildOptions | None = None) -> TpuExecutable:
-        made = super().build(graph, options)
-        return TpuExecutable(made.graph, made.source, made.forward, made.call)
-
     def build_with_gradients(
         self, graph: Graph, of: Sequence[str], wrt: Sequence[str], options: BuildOptions | None = None
-    ) -> TpuExecutable:
+    ) -> SourceExecutable:
         # The cotangents are arguments of the differentiated function, so the graph that describes it has them too.
         outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
         cotangents = tuple(Input(Value(f"grad/{name}", outputs[name].type)) for name in of)
-        described = graph.replaced(inputs=graph.inputs + cotangents)
-        made = super().build_with_gradients(described, of, wrt, options)
-        return TpuExecutable(made.graph, made.source, made.forward, made.call)
+        return super().build_with_gradients(graph.replaced(inputs=graph.inputs + cotangents), of, wrt, options)
+
+    def dump(self, executable: Any) -> dict[str, bytes] | None:
+        """Nothing: what takes time here is the TPU's compiler, whose programs only a TPU can read back."""
+        return None
 
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
         """The program of the TPU compiler; with ``simulate`` the same on CPU devices."""

@@ -11,8 +11,8 @@ import jax
 from mithril.errors import BackendError, InputError, unknown
 from mithril.runtime.compiled import CompiledModel
 from mithril.runtime.program import Kind, Program, Request
-from mithril_tpu.ahead.program import AheadProgram
-from mithril_tpu.backend import TpuBackend, TpuExecutable
+from mithril_tpu.ahead.program import AheadProgram, SimulatedProgram
+from mithril_tpu.backend import TpuBackend
 
 Update = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
 
@@ -44,13 +44,15 @@ def ahead_of(compiled: CompiledModel | Program) -> AheadProgram:
             hint="shapes={...} with numbers when compiling",
         )
     executable = program.executable
-    if not isinstance(executable, TpuExecutable) or executable.ahead is None:
+    call = getattr(executable, "call", None)
+    ahead = call.ahead if isinstance(call, SimulatedProgram) else call
+    if not isinstance(ahead, AheadProgram):
         raise InputError(
             "this model was not compiled by the TPU compiler",
             facts=[f"it runs by {type(executable).__name__}"],
             hint="target_hardware='tpu_v5e', and pip install 'mithril-tpu[compiler]'",
         )
-    return executable.ahead
+    return ahead
 
 
 def training_program(compiled: CompiledModel, of: str | Sequence[str], update: Update | None = None) -> AheadProgram:

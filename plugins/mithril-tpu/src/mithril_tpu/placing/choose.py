@@ -132,7 +132,6 @@ class _Pairs:
         self.given = {i.value for i in graph.with_role("input", "state")}
 
     def run(self) -> None:
-        moved: set[tuple[Value, Split]] = set()
         for at, node in enumerate(self.nodes):
             if node.op.name in _PRODUCTS:
                 self._product(at, node)
@@ -140,7 +139,7 @@ class _Pairs:
                 self._table(node)
             elif getattr(node.op, "elementwise", False):
                 self._bias(node)
-            step(self.placed, node, moved)
+            step(self.placed, node)
             if any(v in self.given for v in node.operands if v is not None):
                 self.given.update(node.results)
 
@@ -171,7 +170,7 @@ class _Pairs:
         split = tuple(MODEL if k == axis else None for k in range(parameter.value.ndim))
         self.choice.splits[parameter.name] = self.placed.splits[parameter.value] = split
         for node in reversed(chain):
-            step(self.placed, node, set())
+            step(self.placed, node)
         return True
 
     def _product(self, at: int, node: Node) -> None:
@@ -257,7 +256,7 @@ class _Pairs:
                 if parameter.name not in self.choice.splits:
                     self.choice.splits[parameter.name] = self.placed.splits[v] = need
                     if source is not None:
-                        step(self.placed, source, set())
+                        step(self.placed, source)
 
 
 def _loses(have: list[Split | None], found: Passage) -> bool:
@@ -278,9 +277,8 @@ def _follow(graph: Graph, choice: Choice) -> None:
     placed = Placed(choice.mesh)
     for i in graph.inputs:
         placed.splits[i.value] = choice.of(i.name, i.value.ndim)
-    moved: set[tuple[Value, Split]] = set()
     for node in forward_nodes(graph):
-        step(placed, node, moved)
+        step(placed, node)
     outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
     for i in cotangents:
         value = outputs.get(i.name.removeprefix("grad/"))

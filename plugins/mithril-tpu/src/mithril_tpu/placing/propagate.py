@@ -1,4 +1,8 @@
-"""The split of every value of a graph, from those of its inputs; and the exchanges between devices this implies."""
+"""The split of every value of a graph, from those of its inputs; and the exchanges between devices this implies.
+
+A value that is a sum still to be made stays so through what is linear in it: two such values are added before they are
+summed over devices, not after, which halves the exchange. It is summed where something else first reads it.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,20 @@ from math import prod
 
 from mithril.graph import Graph, Node, Value
 from mithril_tpu.placing.layout import Mesh, Split, whole
-from mithril_tpu.placing.rules import passage, sizes
+from mithril_tpu.placing.rules import Passage, passage, sizes
+
+_HANDED_ON = frozenset({"reshape", "transpose"})
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One collective: ``bytes`` is one device's part of its result (of the larger side, where a sum is scattered)."""
+    """One collective: ``bytes`` is one device's part of its result. ``times`` is how often a loop repeats it."""
 
     kind: str
     axis: str
     bytes: int
     node: Node
+    times: int = 1
 
 
 @dataclass
@@ -28,6 +35,9 @@ class Placed:
     mesh: Mesh
     splits: dict[Value, Split] = field(default_factory=dict)
     exchanges: list[Exchange] = field(default_factory=list)
+    pending: dict[Value, frozenset[str]] = field(default_factory=dict)  # sums over these axes are still to be made
+    summed: set[tuple[Value, str]] = field(default_factory=set)  # values that an exchange made whole sums of
+    moved: set[tuple[Value, Split]] = field(default_factory=set)
 
     def local(self, v: Value) -> tuple[int, ...]:
         """The shape of one device's part of a value."""
@@ -38,32 +48,86 @@ class Placed:
         return prod(self.local(v)) * v.dtype.itemsize
 
 
-def propagate(graph: Graph, mesh: Mesh, given: Mapping[str, Split]) -> Placed:
-    """Walk the graph once, in order; inputs that ``given`` does not name are whole everywhere."""
+def propagate(graph: Graph, mesh: Mesh, given: Mapping[str, Split], carries: int = 0) -> Placed:
+    """Walk the graph once, in order; inputs that ``given`` does not name are whole everywhere.
+
+    With ``carries`` the graph is a loop's body, whose first inputs become its first outputs at the next step.
+    """
     placed = Placed(mesh)
-    moved: set[tuple[Value, Split]] = set()
     for i in graph.inputs:
         placed.splits[i.value] = given.get(i.name, whole(i.value.ndim))
+    readers = _readers(graph)
+    sums = {node for v in _collected(graph, carries) if (node := graph.producers.get(v)) is not None}
     for node in graph.nodes:
-        step(placed, node, moved)
+        step(placed, node, readers, collects=node in sums)
+    collected = _collected(graph, carries)
+    for v in graph.outputs:
+        if v not in collected:
+            _settle(placed, v, graph.producers.get(v))
     return placed
 
 
-def step(placed: Placed, node: Node, moved: set[tuple[Value, Split]]) -> None:
+def _collected(graph: Graph, carries: int) -> set[Value]:
+    """Carries that only have something added at each step: a sum over devices can wait until the loop has ended."""
+    out = set()
+    for entering, leaving in zip(graph.inputs[:carries], graph.outputs[:carries], strict=True):
+        node = graph.producers.get(leaving)
+        if node is not None and node.op.name == "add" and graph.users.get(entering.value) == (node,):
+            out.add(leaving)
+    return out
+
+
+def _readers(graph: Graph) -> dict[Value, int]:
+    """How many nodes read a value; outputs have one reader more."""
+    found = {v: len(nodes) for v, nodes in graph.users.items()}
+    for v in graph.outputs:
+        found[v] = found.get(v, 0) + 1
+    return found
+
+
+def step(placed: Placed, node: Node, readers: Mapping[Value, int] | None = None, *, collects: bool = False) -> None:
     """Place the results of one node; a value that was moved for an earlier reader is not moved again."""
+    if node.op.name == "scan":
+        _scan(placed, node)
+        return
     have = [None if v is None else placed.splits[v] for v in node.operands]
     found = passage(node, have, placed.mesh)
+    waiting = _still_waiting(placed, node, found, readers or {}, collects)
+    if not waiting:
+        for v in node.operands:
+            if v is not None:
+                _settle(placed, v, node)
     for v, split, need in zip(node.operands, have, found.needs, strict=True):
-        if v is not None and split is not None and need is not None and (v, need) not in moved:
+        if v is not None and split is not None and need is not None and (v, need) not in placed.moved:
             _move(placed, node, v, split, need)
-            moved.add((v, need))
+            placed.moved.add((v, need))
     for v, split in zip(node.results, found.gives, strict=True):
         placed.splits[v] = split
-        placed.exchanges += [
-            Exchange("all-reduce", axis, placed.bytes(v), node)
-            for axis in sorted(found.sums)
-            if placed.mesh.size(axis) > 1
-        ]
+        sums = frozenset(axis for axis in found.sums if placed.mesh.size(axis) > 1) | waiting
+        if sums:
+            placed.pending[v] = sums
+
+
+def _still_waiting(
+    placed: Placed, node: Node, found: Passage, readers: Mapping[Value, int], collects: bool
+) -> frozenset[str]:
+    """The sums that the operands wait for and that can as well be made of the result."""
+    operands = [v for v in node.operands if v is not None]
+    if collects:
+        operands = [v for v in operands if v in placed.pending] or operands
+    waits = [placed.pending.get(v, frozenset()) for v in operands]
+    if not waits or not waits[0] or any(w != waits[0] for w in waits) or any(readers.get(v, 2) > 1 for v in operands):
+        return frozenset()
+    adds = node.op.name == "add" and len({v.type for v in operands}) == 1
+    return waits[0] if (adds or node.op.name in _HANDED_ON) and not found.sums else frozenset()
+
+
+def _settle(placed: Placed, v: Value, node: Node | None) -> None:
+    """Sum a value over the axes it waits for."""
+    for axis in sorted(placed.pending.pop(v, frozenset())):
+        if node is not None:
+            placed.exchanges.append(Exchange("all-reduce", axis, placed.bytes(v), node))
+            placed.summed.add((v, axis))
 
 
 def _move(placed: Placed, node: Node, v: Value, have: Split, need: Split) -> None:
@@ -75,3 +139,33 @@ def _move(placed: Placed, node: Node, v: Value, have: Split, need: Split) -> Non
         kind = "all-to-all" if axis in need else "all-gather"
         size = prod(mesh.local(sizes(v), need)) * v.dtype.itemsize
         placed.exchanges.append(Exchange(kind, axis, size, node))
+
+
+# -- loops ----------------------------------------------------------------------------------------------------------
+def _scan(placed: Placed, node: Node) -> None:
+    """A carry is split as the body leaves it, sequences as they come but for the axis of steps."""
+    body = node.regions[0]
+    carries, sequences = node.attributes["carries"], node.attributes["sequences"]
+    have = [placed.splits[v] if v is not None else () for v in node.operands]
+    for v in node.operands:
+        if v is not None:
+            _settle(placed, v, node)
+    entering = [
+        *have[:carries],
+        *(split[1:] for split in have[carries : carries + sequences]),
+        *have[carries + sequences :],
+    ]
+    inner = placed
+    for _ in range(2):  # zeros come in whole and go round split
+        names = {i.name: split for i, split in zip(body.inputs, entering, strict=True)}
+        inner = propagate(body, placed.mesh, names, carries)
+        entering[:carries] = [inner.splits[v] for v in body.outputs[:carries]]
+    length = node.attributes.get("length", 1)
+    times = length if isinstance(length, int) else 1
+    placed.exchanges += [Exchange(e.kind, e.axis, e.bytes, e.node, e.times * times) for e in inner.exchanges]
+    placed.splits.update(inner.splits)
+    leaving = [inner.splits[v] for v in body.outputs]
+    for k, v in enumerate(node.results):
+        if k < carries and body.outputs[k] in inner.pending:
+            placed.pending[v] = inner.pending[body.outputs[k]]
+        placed.splits[v] = leaving[k] if k < carries else (None, *leaving[k])

@@ -1,0 +1,1 @@
+"""What a program will need and take on hardware that need not be here, before any compiler has run."""

@@ -1,0 +1,183 @@
+"""``ml.plan``: for each way to share a model among devices what it needs and takes, best first; nothing is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mithril import plugins
+from mithril.errors import InputError, OptionError, unknown
+from mithril.graph import Graph
+from mithril.hookspecs import HardwareTarget
+from mithril.runtime.program import Kind, Request
+from mithril_tpu.placing.choose import Choice, choose
+from mithril_tpu.placing.layout import DATA, MODEL, Mesh
+from mithril_tpu.placing.propagate import propagate
+from mithril_tpu.planning.fusion import Fused, fuse
+from mithril_tpu.planning.memory import Needs, needs
+from mithril_tpu.planning.time import Work, work
+
+if TYPE_CHECKING:
+    from mithril.models import Model
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to share: a mesh, what a device needs and does, and what could not be split."""
+
+    mesh: Mesh
+    choice: Choice
+    needs: Needs
+    work: Work
+    limit: float | None
+
+    @property
+    def fits(self) -> bool:
+        return self.limit is None or self.needs.peak <= self.limit
+
+    @property
+    def seconds(self) -> float:
+        """Estimated time of one step."""
+        return self.work.seconds
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What to give to ``ml.compile`` as ``tpu_options``."""
+        found = {"replicas": self.mesh.devices}
+        if self.mesh.size(MODEL) > 1:
+            found["model_parallelism"] = self.mesh.size(MODEL)
+        return found
+
+
+@dataclass
+class Plan:
+    """All ways, best first: those that fit by time, then the others by memory. Print it."""
+
+    target: HardwareTarget
+    training: bool
+    ways: list[Way]
+    refused: dict[str, str] = field(default_factory=dict)  # mesh -> why it is not possible at all
+
+    @property
+    def best(self) -> Way | None:
+        """The quickest that fits."""
+        return next((w for w in self.ways if w.fits), None)
+
+    def __iter__(self) -> Iterator[Way]:
+        return iter(self.ways)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "target": self.target.name,
+            "training": self.training,
+            "ways": [
+                {
+                    "mesh": dict(w.mesh.axes),
+                    "fits": w.fits,
+                    "peak_bytes": w.needs.peak,
+                    "argument_bytes": w.needs.arguments,
+                    "temporary_bytes": w.needs.temporaries,
+                    "flops": w.work.flops,
+                    "exchanged_bytes": w.work.exchanged,
+                    "seconds": w.seconds,
+                    "left_whole": dict(w.choice.left),
+                }
+                for w in self.ways
+            ],
+            "refused": dict(self.refused),
+        }
+
+    def __str__(self) -> str:
+        limit = self.ways[0].limit if self.ways else None
+        what = "one training step" if self.training else "one call"
+        lines = [
+            f"{what} on {self.target.name}" + (f", {limit / 2**30:.2f} GiB each" if limit else ""),
+            f"{'data':>5}{'model':>7}{'memory':>12}{'operations':>13}{'exchanged':>12}{'step':>11}  fits",
+        ]
+        for w in self.ways:
+            lines.append(
+                f"{w.mesh.size(DATA):>5}{w.mesh.size(MODEL):>7}{w.needs.peak / 2**20:>8.1f} MiB{w.work.flops:>13.3g}"
+                f"{w.work.exchanged / 2**20:>8.1f} MiB{w.seconds * 1e3:>8.3f} ms  {'yes' if w.fits else 'no'}"
+            )
+        lines += [f"{mesh}: {why}" for mesh, why in self.refused.items()]
+        return "\n".join(lines)
+
+
+def plan(
+    model: Model,
+    target: str | HardwareTarget,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    devices: int | Sequence[int] = 1,
+    of: str | Sequence[str] = (),
+    slots: int = 0,
+    tensor_split_dims: Mapping[str, int] | None = None,
+    **options: Any,
+) -> Plan:
+    """What ``model`` needs and takes on ``devices`` devices of a target (a number, or several to compare).
+
+    ``of`` names the outputs that are differentiated: the plan is then for a training step that updates the parameters,
+    with ``slots`` values of the optimizer for each (0 for SGD, 2 for Adam). Further options are those of
+    ``ml.compile``, as far as they change the graph.
+    """
+    spec = plugins.target(target).spec if isinstance(target, str) else target
+    names = (of,) if isinstance(of, str) else tuple(of)
+    fused = fuse(_graph(model, names, {**options, **({"shapes": shapes} if shapes else {})}))
+    limit = spec.costs.get("usable_memory", spec.memory)
+    made = Plan(spec, bool(names), [])
+    for mesh in _meshes((devices,) if isinstance(devices, int) else tuple(devices)):
+        try:
+            made.ways.append(_way(fused, mesh, spec, limit, bool(names), slots, tensor_split_dims))
+        except OptionError as error:
+            made.refused[str(mesh)] = error.what
+    made.ways.sort(key=lambda w: (not w.fits, w.seconds if w.fits else w.needs.peak, w.mesh.size(MODEL)))
+    return made
+
+
+def _way(
+    fused: Fused,
+    mesh: Mesh,
+    target: HardwareTarget,
+    limit: float | None,
+    training: bool,
+    slots: int,
+    splits: Mapping[str, int] | None,
+) -> Way:
+    choice = choose(fused.graph, mesh, splits)
+    placed = propagate(fused.graph, mesh, choice.splits)
+    needed = needs(fused, placed, tiled=target.family == "tpu", updates=training, slots=slots)
+    return Way(mesh, choice, needed, work(fused, placed, target), limit)
+
+
+def _graph(model: Model, of: tuple[str, ...], options: Mapping[str, Any]) -> Graph:
+    """The graph that the JAX backend would run, gradients included; nothing is compiled for it."""
+    from mithril import compile
+    from mithril_jax.backend import JaxBackend
+
+    compiled = compile(model, JaxBackend(precision=options.get("precision")), **options)
+    if not compiled.programs or not all(t.is_static for _, t in compiled.programs[0].request.types):
+        raise InputError(
+            "a plan needs the shapes of all inputs",
+            facts=[f"inputs: {', '.join(i.name for i in compiled.interface.with_role('input'))}"],
+            hint="plan(..., shapes={'x': [32, 128]})",
+        )
+    program = compiled.programs[0]
+    if of:
+        known = [n for n in compiled.interface.output_names if not n.startswith("state/")]
+        for name in of:
+            if name not in known:
+                what, facts, hint = unknown("output", name, known)
+                raise InputError(what, facts=facts, hint=hint)
+        program = compiled.compiler.specialise(Request(program.request.types, Kind(True, of)))
+    graph: Graph = program.executable.graph
+    return graph
+
+
+def _meshes(counts: Sequence[int]) -> Iterator[Mesh]:
+    for n in counts:
+        if n < 1:
+            raise OptionError(f"devices={n} must be at least 1")
+        for model in (k for k in range(1, n + 1) if n % k == 0):
+            yield Mesh({DATA: n // model, MODEL: model})
