@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
-from mithril import CompileContext, Found, HardwareTarget, Option, hookimpl
+from mithril import CompileContext, Export, Found, HardwareTarget, Option, hookimpl
 
 
 @hookimpl
@@ -57,6 +57,12 @@ def mithril_options() -> Sequence[Option]:
             "Axis to split over devices: 'weights', 'activations', a parameter's name or a pattern -> axis.",
         ),
     ]
+
+
+@hookimpl
+def mithril_exports() -> Sequence[Export]:
+    """``ml.plan``."""
+    return [Export("plan", "mithril_tpu.planning.plan:plan")]
 
 
 @hookimpl

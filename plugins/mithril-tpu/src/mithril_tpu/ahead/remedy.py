@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
 
 from mithril.errors import MithrilError
 from mithril.graph import Graph
@@ -13,13 +12,15 @@ from mithril_tpu.options import Wanted
 from mithril_tpu.placing.choose import choose
 from mithril_tpu.placing.layout import DATA, MODEL, Mesh
 from mithril_tpu.placing.propagate import propagate
+from mithril_tpu.planning.fusion import fuse
+from mithril_tpu.planning.memory import needs
 from mithril_tpu.targets.tpu import GENERATIONS, generation
 
 MARGIN = 0.85  # the compiler's peak is not known before it has run
 
 
 def remedy(graph: Graph, wanted: Wanted, target: HardwareTarget, needed: float, there: float) -> str | None:
-    """What to type instead. ``needed`` bytes on each device shrink as the values of the graph do."""
+    """What to type instead: the compiler's ``needed`` bytes are taken to shrink as those of the plan do."""
     now = _bytes(graph, Mesh({DATA: wanted.data, MODEL: wanted.model}), wanted)
     found = generation(target.name)
     if now and found is not None:
@@ -51,10 +52,7 @@ def _meshes(wanted: Wanted) -> Iterator[tuple[int, int]]:
 
 
 def _bytes(graph: Graph, mesh: Mesh, wanted: Wanted) -> int:
-    """Bytes of one device's parts of all arguments and of all values."""
+    """Bytes that the plan expects one device to need."""
     choice = choose(graph, mesh, wanted.splits)
     placed = propagate(graph, mesh, choice.splits)
-    arguments = sum(prod(placed.local(i.value)) * i.type.dtype.itemsize for i in graph.arguments)
-    outputs = sum(placed.bytes(v) for v in set(graph.outputs))
-    largest = max((placed.bytes(v) for n in graph.nodes for v in n.results), default=0)
-    return arguments + outputs + largest
+    return needs(fuse(graph), placed, tiled=True).peak

@@ -1,0 +1,98 @@
+"""Plans against the TPU's own compiler: memory, operations, exchanges; and what a plan says and refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tpu_models import block, perceptron, scalar_loss
+
+import mithril as ml
+import mithril_tpu
+from mithril_tpu.placing.layout import DATA, MODEL
+from mithril_tpu.planning.memory import image_bytes, stored
+
+SHAPES = {"x": [16, 128, 256]}
+
+
+def big_block():
+    return block(256, 8, 1024)
+
+
+@pytest.fixture(scope="module")
+def step_plan():
+    return ml.plan(big_block(), "tpu_v5e", shapes=SHAPES, devices=(1, 8), of="y")
+
+
+def test_all_ways_are_there_and_the_best_is_first(step_plan):
+    assert {(w.mesh.size(DATA), w.mesh.size(MODEL)) for w in step_plan} == {(1, 1), (8, 1), (4, 2), (2, 4), (1, 8)}
+    assert [w.seconds for w in step_plan] == sorted(w.seconds for w in step_plan)
+    assert step_plan.best is step_plan.ways[0]
+    assert step_plan.best.mesh.devices == 8
+
+
+@pytest.mark.parametrize("mesh", [(1, 1), (8, 1), (4, 2), (2, 4)])
+def test_a_plan_agrees_with_the_compiler(step_plan, mesh):
+    pytest.importorskip("libtpu")
+    way = next(w for w in step_plan if (w.mesh.size(DATA), w.mesh.size(MODEL)) == mesh)
+    made = ml.compile(
+        big_block(),
+        ml.JaxBackend(),
+        target_hardware="tpu_v5e",
+        tpu_options={**way.options, "effort": 0},
+        shapes=SHAPES,
+    )
+    step = mithril_tpu.training_program(made, "y", lambda p, g: {n: p[n] - 0.1 * g[n] for n in p})
+    found = step.analysis
+    assert way.needs.arguments == pytest.approx(found.memory.arguments, rel=0.02)
+    assert way.needs.peak == pytest.approx(found.memory.peak, rel=0.15)
+    assert way.work.flops == pytest.approx(found.flops, rel=0.1)
+    carried = sum(c.bytes for c in found.collectives.values())
+    assert way.work.exchanged == pytest.approx(carried, rel=0.15, abs=2e5)
+
+
+def test_what_does_not_fit_comes_last_and_says_no():
+    made = ml.plan(perceptron(65536, 65536), "tpu_v5e", shapes={"x": [8, 65536]}, devices=(1, 8), of="y")
+    assert not made.ways[-1].fits
+    assert made.best.mesh.size(MODEL) == 8
+    assert "no" in str(made).splitlines()[-1]
+
+
+def test_the_optimizers_values_count():
+    plain = ml.plan(scalar_loss(512), "tpu_v5e", shapes={"x": [16, 512]}, of="loss").best.needs
+    adam = ml.plan(scalar_loss(512), "tpu_v5e", shapes={"x": [16, 512]}, of="loss", slots=2).best.needs
+    parameters = 4 * 512 * 512
+    assert adam.peak - plain.peak >= 2 * parameters
+
+
+def test_a_batch_that_cannot_be_divided_is_refused_with_the_reason():
+    made = ml.plan(perceptron(), "tpu_v5e", shapes={"x": [6, 8]}, devices=4)
+    assert "cannot be divided" in made.refused["data=4 x model=1"]
+    assert all(w.mesh.size(DATA) < 4 for w in made)
+    assert "data=4" in str(made)
+
+
+@pytest.mark.parametrize("target", ["cpu", "nvidia_h200", "apple_m2_max", "mobile_arm64", "tpu_v6e"])
+def test_every_kind_of_target_can_be_planned_for(target):
+    made = ml.plan(big_block(), target, shapes=SHAPES)
+    assert made.best.seconds > 0
+    assert json.loads(json.dumps(made.as_dict()))["target"] == target
+
+
+def test_faster_hardware_is_faster():
+    seconds = [ml.plan(big_block(), t, shapes=SHAPES).best.seconds for t in ("cpu", "nvidia_a100", "nvidia_b200")]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_without_shapes_it_says_so():
+    with pytest.raises(ml.InputError, match="shapes"):
+        ml.plan(perceptron(), "tpu_v5e")
+
+
+def test_tiles():
+    assert stored((8, 128), 4, True) == 8 * 128 * 4
+    assert stored((8, 100), 4, True) == 8 * 128 * 4
+    assert stored((3, 128), 4, True) == 4 * 128 * 4
+    assert 197 * 100 * 64 * 4 < stored((197, 100, 64), 4, True) <= 200 * 100 * 128 * 4
+    assert stored((10, 10), 4, False) == 512
+    assert image_bytes((8, 3, 224, 224), 4) == 224 * 224 * 4 * 128 * 4
