@@ -210,3 +210,13 @@ def test_errors_of_mithril_are_messages_not_tracebacks(mithril, good, site):
 def test_installed_command_runs():
     done = subprocess.run([sys.executable, "-m", "mithril", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("mithril, version ")
+
+
+def test_cache_is_shown_and_cleared(mithril, tmp_path):
+    from mithril.runtime.store import Store
+
+    Store(tmp_path).put("ab" * 32, {"a": b"x" * 100})
+    assert "1 entries" in mithril("cache", "info", "--dir", str(tmp_path))
+    assert json.loads(mithril("cache", "info", "--dir", str(tmp_path), "--json"))["entries"] == 1
+    assert "removed 1 entry" in mithril("cache", "clear", "--dir", str(tmp_path))
+    assert Store(tmp_path).info().entries == 0

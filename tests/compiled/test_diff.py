@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -155,3 +156,13 @@ def test_mistakes_on_the_command_line(file, arguments, message):
     assert done.exit_code != 0
     assert message in done.output
     assert "Traceback" not in done.output
+
+
+def test_bench_on_the_command_line(file):
+    shape = ("--shape", "x=N,3", "--backends", "numpy", "--iterations", "3", "--warmup", "1")
+    done = call("bench", f"{file}:net", *shape, "--batches", "1,8", "--operations")
+    assert done.exit_code == 0, done.output
+    assert "items/s" in done.output and "FLOP/s" in done.output
+    rows = json.loads(call("bench", f"{file}:net", *shape, "--batches", "1,8", "--json").output)
+    assert [row["batch"] for row in rows] == [1, 8]
+    assert call("bench", f"{file}:net", *shape, "--batches", "1,x").exit_code == 1

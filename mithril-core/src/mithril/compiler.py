@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from mithril import plugins
 from mithril.autodiff import gradients
+from mithril.caching import ProgramCache, new_decisions
 from mithril.decisions import Decisions
 from mithril.dims import is_static
 from mithril.errors import BackendError, CompileTimeoutError, DTypeError, OptionError, ShapeError
 from mithril.graph import Graph, Node, verify
+from mithril.graph.deferred import Deferred
 from mithril.hookspecs import CompileContext, HardwareTarget
 from mithril.models.flatten import flatten
 from mithril.models.trace import trace_model
@@ -24,10 +26,10 @@ from mithril.observers import Observers
 from mithril.ops.decompose import decompose
 from mithril.options import CompileOptions, Settings, resolve
 from mithril.passes import PassContext, PassManager, PipelineReport
-from mithril.pipeline import make_pipeline, optimization_level
+from mithril.pipeline import chosen, make_pipeline, optimization_level
 from mithril.runtime.backend import Backend, BuildOptions, Executable
 from mithril.runtime.compiled import CompiledModel
-from mithril.runtime.program import Program, Request
+from mithril.runtime.program import Interface, Program, Request
 from mithril.shapes import input_specs, known_types, probe_types
 from mithril.types import TensorType
 
@@ -113,9 +115,10 @@ class Compiler:
             self.inference = settings["inference"] or settings["static_inference"]
             self.flat = flatten(self.context.model, outputs=settings["outputs"], inference=self.inference)
             self._stage("flatten", None)
-            self.pipeline()  # what is wrong with the passes' names is said now, not at the first call
+            passes = chosen(settings, self.context)  # what is wrong with their names is said now, not at the first call
             self.specs = input_specs(self.flat, settings)
             self._stage("resolve", None)
+            self.cache = ProgramCache(self.context, self.flat, passes) if settings["cache"] else None
             compiled = CompiledModel(
                 self.backend,
                 self.specs,
@@ -151,12 +154,23 @@ class Compiler:
 
     # -- a program ---------------------------------------------------------------------------------------------------
     def specialise(self, request: Request) -> Program:
-        """Steps three to seven for one set of input types."""
+        """Steps three to seven for one set of input types; or what the cache kept of them."""
         with self.deadline:
+            kept = self.cache.load(request) if self.cache is not None else None
+            if kept is not None:
+                self._stage("cached", None)
+                return kept
+            known = len(self.decisions)
             made = self._optimized(request)
             executable = self.build(made.graph, (request.kind.of, made.wrt) if made.native else None)
         self._report_unused()
-        return Program(request, made.traced, made.graph, executable, made.names, made.report)
+        interface = Interface.of(made.traced, made.graph)
+        program = Program(
+            request, Deferred(made.traced), Deferred(made.graph), interface, executable, made.names, made.report
+        )
+        if self.cache is not None:
+            self.cache.save(program, new_decisions(self.decisions, known))
+        return program
 
     def lowered(self, request: Request) -> Graph:
         """Steps three to five, and what the backend would be given to generate code from."""

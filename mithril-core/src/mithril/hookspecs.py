@@ -410,7 +410,8 @@ def mithril_compile_begin(context: CompileContext) -> None:
 
 @_hookspec
 def mithril_compile_stage(context: CompileContext, stage: str, graph: Graph | None) -> None:
-    """A stage has ended: flatten, resolve (no graph yet), shapes, types, gradients, optimize, generate, build.
+    """A stage has ended: flatten, resolve (no graph yet), shapes, types, gradients, optimize, generate, build;
+    or ``cached`` (without a graph) in the place of all from shapes on.
 
     An observer.
 

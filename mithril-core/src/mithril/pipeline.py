@@ -23,6 +23,12 @@ def optimization_level(settings: Mapping[str, Any]) -> str:
 
 def make_pipeline(settings: Mapping[str, Any], context: CompileContext) -> PassManager:
     """The passes of one compilation, in order."""
+    passes = [installed(p) if isinstance(p, str) else custom(p) for p in chosen(settings, context)]
+    return PassManager(_distinct(passes), check=CHECKS[settings["verify"]])
+
+
+def chosen(settings: Mapping[str, Any], context: CompileContext) -> list[Any]:
+    """The passes of one compilation by name, the user's own as they are; nothing is imported, names are checked."""
     names = level_passes(context.level)
     names += [n for n in asked_for(settings) if n not in names]
     for name, wanted in switches(settings["optimizations"]).items():
@@ -33,9 +39,13 @@ def make_pipeline(settings: Mapping[str, Any], context: CompileContext) -> PassM
     draft = plugins.amend_pipeline(PipelineDraft(names), context.target, context.level)
     names = [draft.replaced.get(n, n) for n in names if n not in draft.removed]
     names += [n for n in draft.added if n not in names]
-    passes = [installed(name) for name in names]
-    passes += [installed(p) if isinstance(p, str) else custom(p) for p in settings["custom_passes"]]
-    return PassManager(_distinct(passes), check=CHECKS[settings["verify"]])
+    passes = [*names, *settings["custom_passes"]]
+    for one in passes:
+        if isinstance(one, str):
+            plugins.pass_spec(one)
+        else:
+            custom(one)
+    return passes
 
 
 def level_passes(level: str) -> list[str]:

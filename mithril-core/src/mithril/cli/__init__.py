@@ -13,6 +13,8 @@ from mithril.errors import MithrilError, closest
 # name: (where it lives, one line of help). A new command of the core is one row here.
 COMMANDS = {
     "backends": ("mithril.cli.listing:backends", "Backends: installed, usable, and how to get the others."),
+    "bench": ("mithril.cli.measure:bench", "Time a model on installed backends, for one or several batch sizes."),
+    "cache": ("mithril.cli.measure:cache", "What cache=True has kept on disk: info, clear."),
     "compile": ("mithril.cli.models:compile_command", "Compile a model and print what was generated."),
     "demo": (
         "mithril.cli.demo:demo",

@@ -87,7 +87,7 @@ def model_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def _options(shapes: tuple[str, ...], types: tuple[str, ...], level: str, inference: bool) -> Any:
+def compile_options(shapes: tuple[str, ...], types: tuple[str, ...], level: str, inference: bool) -> Any:
     return {
         "shapes": _shapes(shapes),
         "types": _pairs(types, "type"),
@@ -105,7 +105,7 @@ def compile_command(model: str, backend: str, out: str | None, summary: bool, **
     """Compile MODEL and print what was generated."""
     import mithril as ml
 
-    given = _options(**options)
+    given = compile_options(**options)
     if out:
         given["file_path"] = out
     compiled = ml.compile(load_model(model), backend, **given)
@@ -127,7 +127,7 @@ def explain_command(model: str, backend: str, rule_name: str | None, **options: 
     """What was decided while MODEL was compiled, what each pass did, and why a fusion did not fire."""
     import mithril as ml
 
-    compiled = ml.compile(load_model(model), backend, **_options(**options))
+    compiled = ml.compile(load_model(model), backend, **compile_options(**options))
     if rule_name is None:
         click.echo(compiled.explain())
         return
@@ -163,7 +163,7 @@ def diff_command(model: str, backends: str, across: Any, seed: int, reproducer: 
     import mithril as ml
     from mithril import plugins
 
-    given = _options(**options)
+    given = compile_options(**options)
     made = load_model(model)
     chosen = [name for name in backends.split(",") if name] or sorted(
         plugins.backends(), key=lambda n: (n != "numpy", n)
@@ -171,14 +171,14 @@ def diff_command(model: str, backends: str, across: Any, seed: int, reproducer: 
     if across == "passes":
         chosen = chosen[:1]
     report = ml.diff(
-        made, chosen, _random_inputs(made, given, seed), seed=seed, across=across, reproducer=reproducer, **given
+        made, chosen, random_inputs(made, given, seed), seed=seed, across=across, reproducer=reproducer, **given
     )
     click.echo(str(report))
     if not report:
         raise SystemExit(1)
 
 
-def _random_inputs(model: Any, given: dict[str, Any], seed: int) -> dict[str, Any]:
+def random_inputs(model: Any, given: dict[str, Any], seed: int) -> dict[str, Any]:
     """Random arrays for the inputs, of the shapes given; words become small sizes."""
     import numpy as np
 

@@ -8,6 +8,7 @@ import linecache
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from mithril.errors import BackendError, OptionError
@@ -23,14 +24,18 @@ class Source:
         self.text = text
         self.filename = f"<mithril {hashlib.sha256(text.encode()).hexdigest()[:12]}>"
 
-    def function(self) -> Callable[..., Any]:
-        """``forward``, compiled anew: each call gives a function with its own code object."""
+    def code(self) -> CodeType:
+        """The module's code."""
         try:
-            code = compile(self.text, self.filename, "exec")
+            return compile(self.text, self.filename, "exec")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise BackendError(
                 f"the generated source does not compile: {error}", facts=_around(self.text, error)
             ) from None
+
+    def function(self, code: CodeType | None = None) -> Callable[..., Any]:
+        """``forward``, compiled anew unless its code is at hand: each call gives a function of its own."""
+        code = code if code is not None else self.code()
         linecache.cache[self.filename] = (len(self.text), None, self.text.splitlines(keepends=True), self.filename)
         space: dict[str, Any] = {"__name__": "mithril_generated"}
         exec(code, space)

@@ -21,6 +21,7 @@ STEPS = {
     "optimize": "passes",
     "generate": "what the backend does not run is decomposed",
     "build": "functions",
+    "cached": "found on disk",
 }
 
 

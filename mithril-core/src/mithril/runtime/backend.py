@@ -12,6 +12,7 @@ import numpy as np
 from mithril.decisions import Decisions
 from mithril.errors import BackendError, DTypeError, OptionError, UnsupportedError, unknown
 from mithril.graph import Graph, Node
+from mithril.graph.deferred import Deferred
 from mithril.types import ALL, DType, dtype as as_dtype
 
 PRECISIONS = ("float32", "float16", "bfloat16")
@@ -173,6 +174,14 @@ class Backend:
     def build_step(self, graph: Graph) -> Executable:
         """The executable for a single operation, to be timed or looked at on its own."""
         return self.build(graph, BuildOptions(jit=False))
+
+    def dump(self, executable: Any) -> Mapping[str, bytes] | None:
+        """An executable as bytes to keep on disk, from which ``revive`` makes it again; None where that cannot be."""
+        return None
+
+    def revive(self, parts: Mapping[str, bytes], graph: Deferred, options: BuildOptions) -> Executable:
+        """An executable from what ``dump`` gave. ``graph`` reads as the graph it was built for."""
+        raise BackendError(f"backend '{self.name}' keeps no executables")
 
     def build_with_gradients(
         self, graph: Graph, of: Sequence[str], wrt: Sequence[str], options: BuildOptions | None = None

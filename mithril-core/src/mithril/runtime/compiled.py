@@ -141,7 +141,7 @@ class CompiledModel:
         if of:
             call.update(self._cotangents(program, cotangents, of, arrays))
         results = self._run(program, checked, call)
-        plain = not of and state is None and not train and not program.graph.with_role("state") and not self.recorder
+        plain = not of and state is None and not train and not program.interface.states and not self.recorder
         if plain and self._is_native(arrays, inputs) and checked is params and isinstance(params, dict):
             self._fast = FastPath(program.executable, arrays, params)
         return self._split(results, of, state, program)
@@ -172,7 +172,7 @@ class CompiledModel:
         return profile.measured(self, program, params, inputs, [*profile.ACTIVE, *own])
 
     def _split(self, results: Mapping[str, Any], of: tuple[str, ...], state: Arrays | None, program: Program) -> Any:
-        if not of and state is None and not program.graph.with_role("state"):
+        if not of and state is None and not program.interface.states:
             return results
         names = program.names  # in their order, which not every backend's dictionaries keep
         parts: list[Any] = [{n: results[n] for n in names if not n.startswith((STATE, GRAD))}]
@@ -212,14 +212,13 @@ class CompiledModel:
         types = settled if self.backend.symbolic else concrete
         program = self._make(Request(tuple(types.items()), kind))
         if self.backend.symbolic:
-            check_shapes(program.traced, types, {n: t.shape for n, t in actual.items()})  # type: ignore[misc]
+            check_shapes(program.interface.guards, types, {n: t.shape for n, t in actual.items()})  # type: ignore[misc]
         self._calls[key] = (program, concrete)
         return program, concrete
 
     def _check_declared(self, settled: Mapping[str, TensorType], actual: Mapping[str, TensorType]) -> None:
         """Given shapes against declared ones, before anything is compiled for them."""
-        empty = Graph((), (), ())
-        check_shapes(empty, settled, {n: t.shape for n, t in actual.items()})  # type: ignore[misc]
+        check_shapes((), settled, {n: t.shape for n, t in actual.items()})  # type: ignore[misc]
 
     def _make(self, request: Request) -> Program:
         program = self._programs.get(request)
@@ -254,7 +253,7 @@ class CompiledModel:
 
     # -- parameters and state ----------------------------------------------------------------------------------------
     def _check_params(self, program: Program, params: Arrays) -> Arrays:
-        wanted = {i.name: i.type for i in program.graph.with_role("param")}
+        wanted = program.interface.params
         if not isinstance(params, Mapping):
             raise InputError(f"params must be a dictionary of arrays by name, got {type(params).__name__}")
         missing_or_unknown("parameter", wanted, params)
@@ -287,7 +286,7 @@ class CompiledModel:
         return backend.array(array)
 
     def _check_state(self, program: Program, state: Arrays | None) -> Arrays:
-        wanted = {i.name: i.type for i in program.graph.with_role("state")}
+        wanted = program.interface.states
         if not wanted:
             return {}
         if state is None:
@@ -392,8 +391,8 @@ class CompiledModel:
     def _cotangents(
         self, program: Program, given: Any, of: tuple[str, ...], arrays: Mapping[str, Any]
     ) -> dict[str, Any]:
-        sizes = check_shapes(program.traced, program.types, {n: tuple(a.shape) for n, a in arrays.items()})
-        types = {n: v.type for n, v in zip(program.traced.output_names, program.traced.outputs, strict=True)}
+        sizes = check_shapes(program.interface.guards, program.types, {n: tuple(a.shape) for n, a in arrays.items()})
+        types = program.interface.outputs
         out = {}
         for name in of:
             expected = types[name]

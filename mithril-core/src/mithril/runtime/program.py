@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import is_
 from typing import Any
 
+from mithril.dims import Guard
 from mithril.graph import Graph
+from mithril.graph.deferred import Deferred
 from mithril.types import TensorType
 
 
@@ -28,18 +31,50 @@ class Request:
     constants: tuple[tuple[str, Any], ...] = field(default=(), compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """What a call is checked against, without looking at any operation."""
+
+    params: Mapping[str, TensorType]
+    states: Mapping[str, TensorType]
+    outputs: Mapping[str, TensorType]
+    guards: tuple[Guard, ...]
+
+    def all(self) -> Iterable[TensorType]:
+        return (*self.params.values(), *self.states.values(), *self.outputs.values())
+
+    @staticmethod
+    def of(traced: Graph, graph: Graph) -> Interface:
+        """Inputs of what runs; outputs and assumptions of the model."""
+        return Interface(
+            {i.name: i.type for i in graph.with_role("param")},
+            {i.name: i.type for i in graph.with_role("state")},
+            {n: v.type for n, v in zip(traced.output_names, traced.outputs, strict=True)},
+            traced.guards,
+        )
+
+
 @dataclass(eq=False, slots=True)
 class Program:
     """The answer: the graphs before and after the passes, and what runs."""
 
     request: Request
-    traced: Graph
-    graph: Graph
+    before: Deferred  # the graph as traced
+    after: Deferred  # and after the passes
+    interface: Interface
     executable: Any
     names: tuple[str, ...]  # of the results, in order
     report: Any = None  # of the passes
     timed: bool = False  # whether a profile has run it before
     stepped: dict[Any, Any] = field(default_factory=dict)  # by shapes: ways to run it operation by operation
+
+    @property
+    def traced(self) -> Graph:
+        return self.before.get()
+
+    @property
+    def graph(self) -> Graph:
+        return self.after.get()
 
     @property
     def types(self) -> dict[str, TensorType]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from mithril.decisions import Decisions
-from mithril.dims import Shape, Size, bind
+from mithril.dims import Guard, Shape, Size, bind
 from mithril.errors import DTypeError, GuardError, InputError, closest
-from mithril.graph import Graph
 from mithril.types import DType, TensorType, dtype as as_dtype, int32
 
 
@@ -122,7 +121,7 @@ def settle(spec: InputSpec, given: TensorType, default_float: DType) -> TensorTy
 
 
 def check_shapes(
-    graph: Graph, types: Mapping[str, TensorType], actual: Mapping[str, tuple[int, ...]]
+    guards: Iterable[Guard], types: Mapping[str, TensorType], actual: Mapping[str, tuple[int, ...]]
 ) -> dict[str, int]:
     """Bind the symbolic sizes to those given and check what was assumed of them."""
     declared = {name: t.shape for name, t in types.items()}
@@ -134,7 +133,7 @@ def check_shapes(
     sources = {
         str(size): f"axis {axis} of input '{name}'" for name, s in declared.items() for axis, size in enumerate(s)
     }
-    for guard in graph.guards:
+    for guard in guards:
         try:
             guard.check(values, sources)
         except GuardError as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from mithril import plugins
 from mithril.codegen.emit import emit, render
@@ -11,6 +12,7 @@ from mithril.codegen.source import Source, from_template, transformed
 from mithril.codegen.table import Lowerings
 from mithril.errors import UnsupportedError
 from mithril.graph import Graph, Node, iterate
+from mithril.graph.deferred import Deferred
 from mithril.runtime.backend import Backend, BuildOptions
 
 Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
@@ -19,14 +21,22 @@ Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 class SourceExecutable:
     """A generated function and what it was generated from."""
 
-    __slots__ = ("call", "forward", "graph", "lowered", "source")
+    __slots__ = ("_graph", "call", "differentiated", "forward", "source")
 
-    def __init__(self, graph: Graph, source: str, forward: Forward, call: Forward | None = None) -> None:
-        self.graph = graph
-        self.source = source
+    def __init__(self, graph: Graph | Deferred, source: Source, forward: Forward, call: Forward | None = None) -> None:
+        self._graph = graph if isinstance(graph, Deferred) else Deferred(graph)
+        self.source = source.text
         self.forward = forward  # the bare generated function
         self.call = call or forward  # what runs: compiled, where there is a compiler
-        self.lowered = frozenset(node.op.name for node, _ in iterate(graph))
+        self.differentiated = False  # whether the framework's gradients are in it, which the source does not say
+
+    @property
+    def graph(self) -> Graph:
+        return self._graph.get()
+
+    @property
+    def lowered(self) -> frozenset[str]:
+        return frozenset(node.op.name for node, _ in iterate(self.graph))
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         return self.call(params, inputs)
@@ -59,7 +69,23 @@ class SourceBackend(Backend):
         options = options or BuildOptions()
         source = self._source(graph, options)
         forward = source.function()
-        return SourceExecutable(graph, source.text, forward, self.finish(forward, graph, options))
+        return SourceExecutable(graph, source, forward, self.finish(forward, graph, options))
+
+    # -- keeping what was generated -----------------------------------------------------------------------------------
+    def dump(self, executable: Any) -> dict[str, bytes] | None:
+        """The generated text, and its code as Python keeps it in .pyc files."""
+        if executable.differentiated:
+            return None
+        code = marshal.dumps(Source(executable.source).code())
+        return {"source": executable.source.encode(), "code": code}
+
+    def revive(self, parts: Mapping[str, bytes], graph: Deferred, options: BuildOptions) -> SourceExecutable:
+        """The executable again, without generating anything."""
+        source = Source(parts["source"].decode())
+        if options.file_path is not None:
+            source.write(options.file_path)
+        forward = source.function(marshal.loads(parts["code"]))
+        return SourceExecutable(graph, source, forward, self.finish(forward, cast("Graph", graph), options))
 
     def build_with_gradients(
         self, graph: Graph, of: Sequence[str], wrt: Sequence[str], options: BuildOptions | None = None
@@ -67,7 +93,9 @@ class SourceBackend(Backend):
         options = options or BuildOptions()
         source = self._source(graph, options)
         forward = self.differentiated(source.function(), tuple(of), tuple(wrt))
-        return SourceExecutable(graph, source.text, forward, self.finish(forward, graph, options))
+        made = SourceExecutable(graph, source, forward, self.finish(forward, graph, options))
+        made.differentiated = True
+        return made
 
     def differentiated(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
         """The generated function with gradients by the framework; its cotangents come as inputs ``grad/<output>``."""

@@ -1,0 +1,104 @@
+"""The store on disk: whole entries or none, damage noticed, bounded size, several writers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mithril.errors import OptionError
+from mithril.runtime.store import Store, default_folder
+
+KEY, OTHER = "ab" * 32, "cd" * 32
+
+
+def test_parts_come_back(tmp_path):
+    store = Store(tmp_path)
+    assert store.get(KEY) is None
+    store.put(KEY, {"a": b"one\n\0two", "b": b""})
+    assert store.get(KEY) == {"a": b"one\n\0two", "b": b""}
+    store.put(KEY, {"a": b"new"})
+    assert store.get(KEY) == {"a": b"new"}
+    assert store.info().entries == 1 and store.clear() == 1 and store.get(KEY) is None
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "noise", "header", "long line"])
+def test_damage_is_noticed_and_removed(tmp_path, damage):
+    store = Store(tmp_path)
+    store.put(KEY, {"a": b"x" * 1000})
+    file = store._file(KEY)
+    raw = bytearray(file.read_bytes())
+    if damage == "cut":
+        raw = raw[:-1]
+    elif damage == "flip":
+        raw[-5] ^= 1
+    elif damage == "empty":
+        raw = bytearray()
+    elif damage == "noise":
+        raw = bytearray(os.urandom(500))
+    elif damage == "header":
+        raw = bytearray(b'{"parts": 3, "sha256": []}\n')
+    else:
+        raw = bytearray(b"[" * 2_000_000)
+    file.write_bytes(raw)
+    assert store.get(KEY) is None
+    assert not file.exists()
+
+
+def test_the_entries_not_used_for_longest_go_first(tmp_path):
+    store = Store(tmp_path, limit=3500)
+    for k in range(3):
+        store.put(f"{k:02}" * 32, {"a": b"x" * 1000})
+        os.utime(store._file(f"{k:02}" * 32), (time.time() - 100 + k,) * 2)
+    assert store.get("00" * 32) is not None  # used just now
+    store.put(KEY, {"a": b"x" * 1000})
+    assert store.get("01" * 32) is None
+    assert store.get("00" * 32) is not None and store.get(KEY) is not None
+    assert store.info().bytes <= 3500
+
+
+def test_one_entry_larger_than_the_limit_is_kept_until_the_next(tmp_path):
+    store = Store(tmp_path, limit=10)
+    store.put(KEY, {"a": b"x" * 1000})
+    assert store.get(KEY) is not None
+
+
+def test_writers_in_several_processes(tmp_path):
+    code = (
+        "import sys; from mithril.runtime.store import Store; s = Store(sys.argv[1]);"
+        f"[s.put('{KEY}', {{'a': bytes([int(sys.argv[2])]) * 50000}}) for _ in range(30)]"
+    )
+    running = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(n)]) for n in (1, 2)]
+    store = Store(tmp_path)
+    while any(p.poll() is None for p in running):
+        found = store.get(KEY)
+        assert found is None or len(set(found["a"])) == 1
+    assert all(p.returncode == 0 for p in running)
+    assert len(set(store.get(KEY)["a"])) == 1
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_what_a_killed_writer_left_is_swept_up(tmp_path):
+    store = Store(tmp_path)
+    store.put(KEY, {"a": b""})
+    left = store._file(KEY).with_name("x.part")
+    left.write_bytes(b"half")
+    os.utime(left, (time.time() - 7200,) * 2)
+    store.put(OTHER, {"a": b""})
+    assert not left.exists()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OptionError, match="the cache folder .* cannot be written"):
+        Store(tmp_path / "file").put(KEY, {})
+
+
+def test_the_folder_may_be_named_by_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("MITHRIL_CACHE_DIR", str(tmp_path))
+    assert default_folder() == tmp_path
+    monkeypatch.delenv("MITHRIL_CACHE_DIR")
+    assert "mithril" in str(default_folder())
