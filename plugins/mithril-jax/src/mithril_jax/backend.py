@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mithril.codegen import Lowerings
 from mithril.errors import BackendError, OptionError
-from mithril.graph import Graph, iterate
+from mithril.graph import Graph
 from mithril.runtime.backend import BuildOptions, as_numpy
 from mithril.runtime.source_backend import Forward, SourceBackend, SourceExecutable
-from mithril.types import DType, dtype as as_dtype
-from mithril_jax.lowering import table
+from mithril.types import dtype as as_dtype
+from mithril_jax import meshes, process
+from mithril_jax.lowering import table, unrolled
+from mithril_jax.running import described, read, runner
 
 PLATFORMS = {"gpu": "cuda", "cuda": "cuda", "cpu": "cpu", "tpu": "tpu"}
 
 
 class JaxBackend(SourceBackend):
-    """Arrays are JAX's, on one device; programs are compiled by XLA unless ``jit=False``.
+    """Arrays are JAX's, on one device or over a mesh of them; programs are compiled by XLA unless ``jit=False``.
 
-    ``pre_allocate`` decides whether XLA takes the GPU's memory at once; it counts only before JAX is first used.
+    ``device_mesh=(4,)`` splits batches over four devices; ``(2, 4)`` batches over two and weights over four.
+    ``num_threads``, ``pre_allocate`` (a GPU's memory at once) and a mesh of simulated devices are settings of the
+    process, which JAX reads when it is first used.
     """
 
     name = "jax"
@@ -38,12 +43,36 @@ class JaxBackend(SourceBackend):
         device: str | None = None,
         dtype: Any = None,
         precision: str | None = None,
+        device_mesh: int | Sequence[int] | None = None,
         pre_allocate: bool | None = None,
+        num_threads: int | None = None,
     ) -> None:
         if pre_allocate is not None:
-            _pre_allocate(pre_allocate)
+            process.pre_allocate(pre_allocate)
+        if num_threads is not None:
+            process.limit_threads(num_threads)
+        self.pre_allocate = pre_allocate
+        self.mesh: Mesh | None = None
+        if device_mesh is not None:
+            self.mesh = self._mesh(device, meshes.shape_of(device_mesh))
         super().__init__(device=device or jax.default_backend(), dtype=dtype, precision=precision)
         self.jax_device = self._find(self.device)
+        self._unrolled: dict[tuple[int, int], Lowerings] = {}
+        self.placement: Any = self.jax_device if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
+
+    def _mesh(self, device: str | None, sizes: tuple[int, ...]) -> Mesh:
+        platform, _, number = (device or "").partition(":")
+        if number:
+            raise OptionError(
+                f"device='{device}' is one device, device_mesh={sizes} is many",
+                hint=f"device='{platform}'",
+            )
+        return meshes.make(PLATFORMS.get(platform), sizes)
+
+    def with_precision(self, precision: str) -> JaxBackend:
+        made = copy.copy(self)
+        made.precision, made.dtype = precision, as_dtype(precision)
+        return made
 
     def _find(self, device: str) -> Any:
         platform, _, number = device.partition(":")
@@ -61,48 +90,66 @@ class JaxBackend(SourceBackend):
         platform = self.device.split(":")[0]
         return ("gpu", "nvidia") if platform in ("gpu", "cuda") else (platform,)
 
+    @classmethod
+    def diagnose(cls) -> dict[str, str]:
+        """For ``mithril doctor``."""
+        return {
+            "devices": ", ".join(str(d) for d in jax.devices()),
+            "threads": f"{process.threads()}, one pool for the process (NPROC, or JaxBackend(num_threads=))",
+        }
+
     # -- building ----------------------------------------------------------------------------------------------------
+    def table(self, options: BuildOptions | None = None) -> Lowerings:
+        """The lowering table; with ``unroll`` its loops write several steps out."""
+        made = super().table(options)
+        steps = dict(options.settings.get("jax_options", {})).get("unroll") if options is not None else None
+        if steps is None:
+            return made
+        known = self._unrolled.get((id(made), steps))
+        if known is None:
+            known = self._unrolled[id(made), steps] = unrolled(made, steps)
+        return known
+
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
-        wide = _needs_64_bits(graph)
-        call: Any = forward
-        if options.jit is not False:
-            call = jax.jit(forward, **_jit_arguments(options))
-        elif options.jit_options:
-            options.decisions.record("ignored", "jit_options mean nothing with jit=False")
-        if not wide:
-            return call  # type: ignore[no-any-return]
+        running = read(options, self.jax_device.platform)
+        if self.pre_allocate is not None and self.jax_device.platform == "cpu":
+            options.decisions.record(
+                "ignored", f"pre_allocate={self.pre_allocate}: XLA takes memory in advance on GPUs only"
+            )
+        if isinstance(forward, Differentiated):
+            graph = described(graph, forward.of, forward.wrt)
+        return runner(forward, graph, running, options, self._shares(graph, options))
 
-        def in_64_bits(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-            with jax.enable_x64(True):
-                return call(params, inputs)  # type: ignore[no-any-return]
-
-        return in_64_bits
+    def _shares(self, graph: Graph, options: BuildOptions) -> meshes.Shares | None:
+        """How arguments are split over the mesh; ``pjit=True`` without one takes all devices there are."""
+        mesh = self.mesh
+        wanted = bool(options.settings.get("pjit", False))
+        if wanted and mesh is None:
+            everything = jax.devices(self.jax_device.platform)
+            if len(everything) > 1:
+                mesh = meshes.make(self.jax_device.platform, (len(everything),))
+            else:
+                options.decisions.record("ignored", f"pjit=True: there is one device to share work, {everything[0]}")
+        if mesh is None:
+            return None
+        if options.jit is False:
+            raise OptionError(
+                "jit=False contradicts a mesh of devices", facts=["XLA's compiler puts in what devices exchange"]
+            )
+        return meshes.Shares(mesh, graph, options.settings, options.decisions)
 
     def differentiated(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
-        def with_gradients(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-            def outputs(wanted: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-                made = forward(
-                    {name: wanted.get(name, x) for name, x in params.items()},
-                    {name: wanted.get(name, x) for name, x in inputs.items()},
-                )
-                return {name: made[name] for name in of}, made
-
-            wanted = {name: params[name] if name in params else inputs[name] for name in wrt}
-            _, pull, made = jax.vjp(outputs, wanted, has_aux=True)
-            (found,) = pull({name: inputs[f"grad/{name}"] for name in of})
-            return {**made, **{f"grad/{name}": found[name] for name in wrt}}
-
-        return with_gradients
+        return Differentiated(forward, of, wrt)
 
     # -- arrays ------------------------------------------------------------------------------------------------------
     def array(self, data: Any, dtype: Any = None) -> jax.Array:
         if isinstance(data, jax.Array) and dtype is None:
-            return jax.device_put(data, self.jax_device)
+            return jax.device_put(data, self.placement)
         made = as_numpy(data, self.dtype)
         if dtype is not None:
             made = made.astype(as_dtype(dtype).numpy)
         with jax.enable_x64(True) if made.dtype.itemsize == 8 else nullcontext():
-            return jax.device_put(jnp.asarray(made), self.jax_device)
+            return jax.device_put(jnp.asarray(made), self.placement)
 
     def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
         return np.asarray(array)
@@ -119,48 +166,21 @@ class JaxBackend(SourceBackend):
             jax.block_until_ready(value)
 
 
-def _needs_64_bits(graph: Graph) -> bool:
-    values = [i.type.dtype for i in graph.inputs]
-    values += [v.dtype for node, _ in iterate(graph) for v in node.results]
-    return any(_wide(d) for d in values)
+class Differentiated:
+    """A generated function with gradients by JAX; cotangents come as inputs ``grad/<output>``."""
 
+    def __init__(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> None:
+        self.forward, self.of, self.wrt = forward, of, wrt
 
-def _wide(dtype: DType) -> bool:
-    return dtype.bits == 64
+    def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        def outputs(wanted: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+            made = self.forward(
+                {name: wanted.get(name, x) for name, x in params.items()},
+                {name: wanted.get(name, x) for name, x in inputs.items()},
+            )
+            return {name: made[name] for name in self.of}, made
 
-
-def _jit_arguments(options: BuildOptions) -> dict[str, Any]:
-    """What of ``jit_options`` goes to ``jax.jit``; its arguments are (params, inputs)."""
-    given = dict(options.jit_options)
-    out: dict[str, Any] = {}
-    donated = given.pop("donate_argnums", ())
-    donated = (donated,) if isinstance(donated, int) else tuple(donated)
-    if any(n not in (0, 1) for n in donated):
-        raise OptionError(
-            f"jit_options: donate_argnums={donated} names an argument that is not there",
-            facts=["0 is params, 1 is inputs"],
-        )
-    if donated:
-        out["donate_argnums"] = donated
-    if given.pop("static_argnums", ()):
-        options.decisions.record(
-            "ignored", "jit_options: static_argnums, because params and inputs are arrays; fix inputs with constants="
-        )
-    if "compiler_options" in given:
-        out["compiler_options"] = dict(given.pop("compiler_options"))
-    if given:
-        raise OptionError(
-            f"jit_options: '{next(iter(given))}' is unknown to the JAX backend",
-            facts=["known: donate_argnums, static_argnums, compiler_options"],
-        )
-    return out
-
-
-def _pre_allocate(wanted: bool) -> None:
-    value = "true" if wanted else "false"
-    if os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", value) != value:
-        raise OptionError(
-            f"pre_allocate={wanted} contradicts the environment variable XLA_PYTHON_CLIENT_PREALLOCATE",
-            hint="set one of them",
-        )
-    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = value
+        wanted = {name: params[name] if name in params else inputs[name] for name in self.wrt}
+        _, pull, made = jax.vjp(outputs, wanted, has_aux=True)
+        (found,) = pull({name: inputs[f"grad/{name}"] for name in self.of})
+        return {**made, **{f"grad/{name}": found[name] for name in self.wrt}}

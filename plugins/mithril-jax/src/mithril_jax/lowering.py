@@ -386,8 +386,7 @@ def _while(call: Call) -> None:
     )
 
 
-@table.function("scan")
-def _scan(call: Call) -> None:
+def _scan(call: Call, unroll: int = 1) -> None:
     body, n, m = call.region(0), call.carries, call.sequences
     carry, element, made = call.temp("carry"), call.temp("element"), call.temp("step")
     rest = "".join(f", {o}" for o in call.operands[n + m :])
@@ -400,4 +399,15 @@ def _scan(call: Call) -> None:
     left = f"({', '.join(carries)}{',' if carries else ''})"
     right = f"({', '.join(stacked)}{',' if stacked else ''})"
     arguments = f"{made}, ({start}{',' if start else ''}), ({xs}{',' if xs else ''})"
-    call.line(f"{left}, {right} = lax.scan({arguments}, length={call.literal(call.length)}, reverse={call.reverse})")
+    options = f"length={call.literal(call.length)}, reverse={call.reverse}"
+    if unroll != 1:
+        options += f", unroll={unroll}"
+    call.line(f"{left}, {right} = lax.scan({arguments}, {options})")
+
+
+table.function("scan")(_scan)
+
+
+def unrolled(base: Lowerings, steps: int) -> Lowerings:
+    """The table with loops of known length that write ``steps`` of their steps out."""
+    return base.extend({"scan": lambda call: _scan(call, steps)}, "jax_options")

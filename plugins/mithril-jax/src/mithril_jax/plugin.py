@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
-from mithril import BackendSpec, hookimpl
+from mithril import BackendSpec, Option, hookimpl
 
 
 @hookimpl
@@ -18,4 +20,21 @@ def mithril_backends() -> Sequence[BackendSpec]:
             requires=("jax",),
             summary="generated JAX source, compiled by XLA for CPU, GPU and TPU",
         )
+    ]
+
+
+@hookimpl
+def mithril_options() -> Sequence[Option]:
+    """How the generated function is compiled and mapped."""
+    nothing: Mapping[str, Any] = MappingProxyType({})
+    return [
+        Option(
+            "jax_options",
+            Mapping[str, Any],
+            nothing,
+            "xla_flags (of this program alone), precision of products, donate_argnums, unroll (steps of a loop).",
+        ),
+        Option("pjit", bool, False, "Split batches over the backend's device_mesh; without one, over all devices."),
+        Option("vectorize", bool, False, "Compile the program of one example and map it over the leading axis (vmap)."),
+        Option("xla_optimization_level", int | None, None, "XLA's level for this program, 0 to 3; None is its own."),
     ]

@@ -1,0 +1,152 @@
+"""Programs over many devices: the batch is split along the axis ``data`` of a mesh, weights along ``model``.
+
+XLA works out how everything in between is placed and puts in the exchanges: results are the same however this is split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from mithril.decisions import Decisions
+from mithril.errors import BackendError, OptionError, UnsupportedError
+from mithril.graph import Graph, Input
+from mithril_jax import process
+
+AXES = ("data", "model")
+GROUPS = ("weights", "activations")  # what tensor_split_dims may name besides parameters
+
+
+def shape_of(given: Any) -> tuple[int, ...]:
+    """``device_mesh`` as (data, model)."""
+    sizes = (given,) if isinstance(given, int) else tuple(given)
+    if not sizes or len(sizes) > len(AXES) or any(not isinstance(n, int) or n < 1 for n in sizes):
+        raise OptionError(
+            f"device_mesh={given!r} is no mesh of devices",
+            facts=["(4,) splits batches over 4 devices; (2, 4) splits batches over 2 and weights over 4 times as many"],
+        )
+    return sizes
+
+
+def make(platform: str | None, sizes: Sequence[int]) -> Mesh:
+    """The mesh, of this machine's devices; of simulated ones where JAX has not begun and computes on the CPU."""
+    count = int(np.prod(sizes))
+    if platform in (None, "cpu"):
+        process.simulate_devices(count)
+    found = jax.devices(platform) if platform else jax.devices()
+    if len(found) < count:
+        cpu = found[0].platform == "cpu"
+        raise BackendError(
+            f"device_mesh={tuple(sizes)} needs {count} devices, and JAX has {len(found)}",
+            facts=[f"there is: {', '.join(str(d) for d in found)}"],
+            hint=f"make this backend before anything uses JAX, or set JAX_NUM_CPU_DEVICES={count}"
+            if cpu
+            else "make the mesh as large as there are devices, or device='cpu' to simulate it",
+        )
+    return Mesh(np.array(found[:count]).reshape(tuple(sizes)), AXES[: len(sizes)])
+
+
+class Shares:
+    """Where each argument of a program lives. ``place`` moves what lies elsewhere; parameters only once."""
+
+    def __init__(self, mesh: Mesh, graph: Graph, settings: Mapping[str, Any], decisions: Decisions) -> None:
+        self.mesh = mesh
+        self.decisions = decisions
+        self.simulated = mesh.devices.size > 1 and mesh.devices.flat[0].platform == "cpu"
+        self.parallelism = settings.get("parallelism")
+        self.splits = dict(settings.get("tensor_split_dims", {}))
+        if self.parallelism == "pipeline":
+            raise UnsupportedError(
+                "parallelism='pipeline' has no program on a mesh of JAX devices",
+                hint="parallelism='data' or 'model': both keep all layers on every device",
+            )
+        if self.parallelism == "model" and mesh.shape.get("model", 1) == 1:
+            raise OptionError(
+                "parallelism='model' needs a mesh with an axis for the model",
+                facts=[f"device_mesh={tuple(mesh.shape.values())}"],
+                hint=f"device_mesh=(1, {mesh.devices.size})",
+            )
+        self._check_names(graph)
+        self.specs = {i.name: self._spec(i) for i in graph.arguments}
+        self._kept: dict[str, tuple[Any, Any]] = {}  # parameters: as given, as placed
+
+    def _check_names(self, graph: Graph) -> None:
+        params = [i.name for i in graph.with_role("param")]
+        for pattern in self.splits:
+            if pattern not in GROUPS and not any(fnmatchcase(name, pattern) for name in params):
+                raise OptionError(
+                    f"tensor_split_dims: no parameter is called '{pattern}'",
+                    facts=["groups: " + ", ".join(GROUPS), "parameters: " + ", ".join(params[:12])],
+                )
+        if "activations" in self.splits and self.splits["activations"] != 0:
+            self.decisions.record(
+                "ignored",
+                "tensor_split_dims: XLA chooses how activations are split, but for the batch on axis 0",
+            )
+
+    def _spec(self, i: Input) -> PartitionSpec:
+        if i.role == "param":
+            return self._of_weight(i)
+        if i.role == "state" or not i.type.shape or self.mesh.shape["data"] == 1:
+            return PartitionSpec()
+        size = i.type.shape[0]
+        if isinstance(size, int) and size % self.mesh.shape["data"]:
+            self._whole(i.name, size)
+            return PartitionSpec()
+        return PartitionSpec("data")
+
+    def _of_weight(self, i: Input) -> PartitionSpec:
+        parts, shape = self.mesh.shape.get("model", 1), i.type.shape
+        axis = self._asked_axis(i.name, len(shape))
+        if axis is not None and not -len(shape) <= axis < len(shape):
+            raise OptionError(f"tensor_split_dims: '{i.name}' has no axis {axis}", facts=[f"it is {i.type}"])
+        if parts == 1 or len(shape) < 2:
+            return PartitionSpec()
+        fits = [k for k, n in enumerate(shape) if isinstance(n, int) and n % parts == 0]
+        if axis is not None and axis % len(shape) not in fits:
+            self._whole(i.name, shape[axis])
+            return PartitionSpec()
+        if not fits:
+            return PartitionSpec()
+        chosen = fits[0] if axis is None else axis % len(shape)
+        return PartitionSpec(*("model" if k == chosen else None for k in range(len(shape))))
+
+    def _asked_axis(self, name: str, rank: int) -> int | None:
+        if name in self.splits:
+            return self.splits[name]
+        for pattern, axis in self.splits.items():
+            if pattern not in GROUPS and fnmatchcase(name, pattern):
+                return axis
+        return self.splits.get("weights") if rank >= 2 else None
+
+    def _whole(self, name: str, size: Any) -> None:
+        self.decisions.record("choice", f"'{name}' is whole on every device: {size} cannot be divided among them")
+
+    def sharding(self, name: str) -> NamedSharding:
+        return NamedSharding(self.mesh, self.specs[name])
+
+    def results(self, names: Iterable[str]) -> tuple[NamedSharding | None, ...]:
+        """Gradients are split like what they are of, new state like the old; XLA chooses for others."""
+        kept = []
+        for name in names:
+            argument = name.removeprefix("grad/")
+            like = argument in self.specs and (argument != name or name.startswith("state/"))
+            kept.append(self.sharding(argument) if like else None)
+        return tuple(kept)
+
+    def place(self, name: str, x: Any, *, keep: bool) -> Any:
+        if keep and (known := self._kept.get(name)) is not None and known[0] is x:
+            return known[1]
+        spec = self.specs[name]
+        if len(spec) and spec[0] == "data" and x.shape[0] % self.mesh.shape["data"]:
+            self._whole(name, x.shape[0])
+            spec = PartitionSpec()
+        made = jax.device_put(x, NamedSharding(self.mesh, spec))
+        if keep:
+            self._kept[name] = (x, made)
+        return made

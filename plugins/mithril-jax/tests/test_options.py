@@ -1,0 +1,369 @@
+"""Options of the JAX backend: what they do to the program, and which contradict each other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import jax
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril.errors import InputError, OptionError, StrictError, UnsupportedError
+from mithril.models import BatchNorm1d, Linear, Model, MSELoss, Relu
+from mithril_jax import meshes
+
+
+def mlp():
+    model = Model()
+    model |= Linear(16, name="first")(input="x", output="h")
+    model += Relu()(input="h", output="r")
+    model += Linear(2, name="second")(input="r", output="y")
+    return model
+
+
+def random(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def run(compiled, x, params=None):
+    params = compiled.randomize_params(0) if params is None else params
+    return np.asarray(compiled.evaluate(params, {"x": x})["y"])
+
+
+def lowered(compiled, x):
+    """The program as StableHLO."""
+    call = compiled.programs[0].executable.call
+    params = compiled.randomize_params(0)
+    return call.lower(params, {"x": x})
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return run(ml.compile(mlp(), "jax", shapes={"x": [4, 8]}), random(4, 8))
+
+
+# -- of the document ----------------------------------------------------------------------------------------------
+def test_the_documented_jax_options(expected):
+    options = {
+        "xla_flags": ["--xla_gpu_autotune_level=4"],
+        "precision": jax.lax.Precision.HIGHEST,
+        "donate_argnums": (0, 1),
+        "unroll": 4,
+    }
+    compiled = ml.compile(mlp(), ml.JaxBackend(), shapes={"x": [4, 8]}, jax_options=options)
+    np.testing.assert_allclose(run(compiled, random(4, 8)), expected, rtol=1e-5)
+    assert "HIGHEST" in lowered(compiled, random(4, 8)).as_text()
+
+
+def test_the_documented_jit_options(expected):
+    options = {"static_argnums": (0, 1), "donate_argnums": (0,)}
+    compiled = ml.compile(mlp(), ml.JaxBackend(), shapes={"x": [4, 8]}, jit=True, jit_options=options)
+    np.testing.assert_allclose(run(compiled, random(4, 8)), expected, rtol=1e-5)
+    assert [d.kind for d in compiled.decisions] == ["ignored"]
+    with pytest.raises(StrictError, match="static_argnums"):
+        ml.compile(mlp(), "jax", shapes={"x": [4, 8]}, jit_options=options, strict=True)
+
+
+# -- XLA ----------------------------------------------------------------------------------------------------------
+def test_levels_are_those_of_one_program(expected):
+    found = []
+    for level in (0, 3):
+        compiled = ml.compile(mlp(), "jax", shapes={"x": [4, 8]}, xla_optimization_level=level)
+        np.testing.assert_allclose(run(compiled, random(4, 8)), expected, rtol=1e-5)
+        found.append(compiled.programs[0].executable.call.jitted)
+    assert found[0] is not found[1]
+    assert "xla_backend_optimization_level" not in str(jax.config.values.get("jax_compiler_options", ""))
+
+
+def test_a_flag_changes_the_compiled_program():
+    """Without the pass that joins operations, other parts are made; the other programs know nothing of it."""
+    texts = []
+    for flags in (None, "--xla_disable_hlo_passes=fusion", None):
+        compiled = ml.compile(mlp(), "jax", shapes={"x": [4, 8]}, jax_options={"xla_flags": flags})
+        texts.append(lowered(compiled, random(4, 8)).compile().as_text())
+    assert texts[0] == texts[2]
+    assert texts[0] != texts[1]
+
+
+def test_precision_reaches_the_products():
+    for name, text in (("high", "precision = [HIGH, HIGH]"), ("highest", "HIGHEST")):
+        compiled = ml.compile(mlp(), "jax", shapes={"x": [4, 8]}, jax_options={"precision": name})
+        assert text in lowered(compiled, random(4, 8)).as_text()
+
+
+def test_loops_are_written_out():
+    model = Model()
+    model |= ml.models.LSTM(4, name="cell")(input="x", output="y")
+    found = {}
+    for steps in (None, 3):
+        compiled = ml.compile(model, "jax", shapes={"x": [2, 6, 5]}, jax_options={"unroll": steps} if steps else {})
+        found[steps] = run(compiled, random(2, 6, 5))
+        assert ("unroll=3" in compiled.source) == (steps == 3)
+    np.testing.assert_allclose(found[3], found[None], rtol=1e-5)
+
+
+# -- donation -----------------------------------------------------------------------------------------------------
+def test_donated_arguments_become_results():
+    """Of the parameters, those that gradients are made of the same type of; and using them again is explained."""
+    compiled = ml.compile(mlp(), "jax", shapes={"x": [4, 8]}, jit_options={"donate_argnums": 0})
+    params = compiled.randomize_params(0)
+    compiled.evaluate(params, {"x": random(4, 8)}, np.ones((4, 2), np.float32))
+    assert all(x.is_deleted() for x in params.values())
+    with pytest.raises(InputError, match="was donated to an earlier call"):
+        compiled.evaluate(params, {"x": random(4, 8)}, np.ones((4, 2), np.float32))
+
+
+def test_what_cannot_become_a_result_stays(recwarn):
+    compiled = ml.compile(mlp(), "jax", shapes={"x": [4, 8]}, jax_options={"donate_argnums": (0, 1)})
+    params = compiled.randomize_params(0)
+    first = run(compiled, random(4, 8), params)
+    np.testing.assert_array_equal(first, run(compiled, random(4, 8), params))
+    assert not [w for w in recwarn if "donated" in str(w.message)]
+
+
+# -- calling ------------------------------------------------------------------------------------------------------
+def test_outputs_keep_their_order():
+    model = Model()
+    model |= Linear(2, name="b")(input="x", output="z")
+    model |= Linear(3, name="a")(input="x", output="a")
+    model.set_outputs("z", "a")
+    compiled = ml.compile(model, "jax", shapes={"x": [4, 8]})
+    assert list(compiled.evaluate(compiled.randomize_params(0), {"x": random(4, 8)})) == ["z", "a"]
+
+
+def test_one_compilation_per_signature():
+    compiled = ml.compile(mlp(), "jax", shapes={"x": [None, 8]})
+    params = compiled.randomize_params(0)
+    for n in (2, 3, 2, 3):
+        compiled.evaluate(params, {"x": random(n, 8)})
+    assert compiled.programs[0].executable.call.jitted._cache_size() == 2
+
+
+def test_gradients_of_both_kinds_agree():
+    found = []
+    for kind in ("graph", "native"):
+        compiled = ml.compile(mlp(), "jax", shapes={"x": [4, 8]}, autodiff=kind)
+        g = np.ones((4, 2), np.float32)
+        found.append(compiled.evaluate(compiled.randomize_params(0), {"x": random(4, 8)}, g)[1])
+    for name, x in found[0].items():
+        np.testing.assert_allclose(x, found[1][name], rtol=1e-4, atol=1e-5)
+
+
+def test_jit_and_file_go_together(tmp_path, expected):
+    compiled = ml.compile(mlp(), "jax", shapes={"x": [4, 8]}, jit=True, file_path=tmp_path / "g.py")
+    np.testing.assert_allclose(run(compiled, random(4, 8)), expected, rtol=1e-5)
+    assert "def forward(params, inputs):" in (tmp_path / "g.py").read_text()
+
+
+# -- vectorize ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["graph", "native"])
+def test_examples_are_mapped(kind):
+    plain = ml.compile(mlp(), "jax", shapes={"x": [None, 8]})
+    compiled = ml.compile(mlp(), "jax", shapes={"x": [None, 8]}, vectorize=True, autodiff=kind)
+    params = plain.randomize_params(0)
+    for n in (1, 5):
+        g = random(n, 2, seed=1)
+        a, b = (c.evaluate(params, {"x": random(n, 8)}, g) for c in (plain, compiled))
+        for left, right in zip(a, b, strict=True):
+            for name, x in left.items():
+                np.testing.assert_allclose(right[name], x, rtol=1e-4, atol=1e-5)
+    assert not list(compiled.decisions.of("ignored"))
+
+
+def test_mixing_examples_is_refused():
+    model = mlp()
+    model += BatchNorm1d(2, name="norm")(input="y", output="n")
+    compiled = ml.compile(model, "jax", shapes={"x": [None, 8]}, vectorize=True)
+    params = compiled.randomize_params(0)
+    compiled.evaluate(params, {"x": random(4, 8)})  # with running statistics every example stands for itself
+    with pytest.raises(UnsupportedError, match="mixes the examples"):
+        compiled.evaluate(params, {"x": random(4, 8)}, np.ones((4, 2), np.float32))
+
+
+def test_a_mean_over_examples_is_refused():
+    model = mlp()
+    model |= MSELoss()(predictions="y", targets="t", output="loss")
+    model.set_outputs("loss")
+    with pytest.raises(UnsupportedError, match="'loss' is not the same"):
+        ml.compile(model, "jax", shapes={"x": ["B", 8], "t": ["B", 2]}, vectorize=True)
+
+
+def test_a_fixed_number_of_examples_is_said():
+    compiled = ml.compile(mlp(), "jax", shapes={"x": [4, 8]}, vectorize=True)
+    assert "its is fixed" in str(compiled.decisions) or "is fixed" in str(compiled.decisions)
+
+
+# -- meshes -------------------------------------------------------------------------------------------------------
+def test_results_on_a_mesh_are_the_same():
+    """In a process of its own, since JAX decides once how many devices the CPU shows."""
+    code = """
+        import jax, numpy as np
+        import mithril as ml
+        from mithril.models import Linear, Model, Relu
+
+        model = Model()
+        model |= Linear(16, name="first")(input="x", output="h")
+        model += Relu()(input="h", output="r")
+        model += Linear(2, name="second")(input="r", output="y")
+        x = np.random.default_rng(0).standard_normal((8, 12)).astype(np.float32)
+        g = np.ones((8, 2), np.float32)
+        backends = [ml.JaxBackend(device_mesh=(2, 2)), ml.JaxBackend(device_mesh=(4,)), ml.JaxBackend()]
+        found = []
+        for backend in backends:
+            for shape in ([8, 12], [None, 12]):
+                compiled = ml.compile(model, backend, shapes={"x": shape})
+                params = compiled.randomize_params(0)
+                found.append([compiled.evaluate(params, {"x": x}, g) for _ in range(3)][-1])
+                odd = compiled.evaluate(params, {"x": x[:3]})["y"] if shape[0] is None else None
+                if backend is backends[0] and shape[0] == 8:
+                    split = found[0][1]["first.weight"].sharding
+                    assert split.spec == jax.sharding.PartitionSpec("model", None), split
+                if odd is not None:
+                    np.testing.assert_allclose(odd, found[-1][0]["y"][:3], rtol=1e-4, atol=1e-5)
+                    said = "'x' is whole on every device" in str(compiled.decisions)
+                    assert said == (backend is not backends[2]), compiled.decisions
+        for made in found[:-1]:
+            for left, right in zip(made, found[-1]):
+                for name in right:
+                    np.testing.assert_allclose(left[name], right[name], rtol=1e-4, atol=1e-5)
+        pjit = ml.compile(model, "jax", shapes={"x": [8, 12]}, pjit=True)
+        y = pjit.evaluate(pjit.randomize_params(0), {"x": x})["y"]
+        np.testing.assert_allclose(y, found[-1][0]["y"], rtol=1e-4, atol=1e-5)
+        text = backends[0].mesh.shape
+        wrong = {"weights": 7}
+        for options, message in (
+            ({"parallelism": "pipeline"}, "no program on a mesh"),
+            ({"tensor_split_dims": {"wieghts": 0}}, "no parameter is called"),
+            ({"tensor_split_dims": wrong}, "has no axis 7"),
+            ({"jit": False}, "contradicts a mesh"),
+        ):
+            try:
+                ml.compile(model, backends[0], shapes={"x": [8, 12]}, **options)
+            except ml.MithrilError as error:
+                assert message in str(error), error
+            else:
+                raise AssertionError(options)
+        print("fine", len(jax.devices()))
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**__import__("os").environ, "JAX_PLATFORMS": "cpu"},
+    )
+    assert done.stdout.strip() == "fine 4", done.stderr[-3000:]
+
+
+def test_one_device_needs_no_sharing():
+    compiled = ml.compile(mlp(), "jax", shapes={"x": [4, 8]}, pjit=True)
+    if len(jax.devices()) == 1:
+        assert "there is one device" in str(compiled.decisions)
+
+
+@pytest.mark.parametrize("mesh", [(), (0,), (2, 2, 2), ("a",)])
+def test_what_is_no_mesh(mesh):
+    with pytest.raises(OptionError, match="is no mesh of devices"):
+        ml.JaxBackend(device_mesh=mesh)
+
+
+def test_a_mesh_larger_than_what_there_is():
+    jax.devices()
+    with pytest.raises(ml.BackendError, match="needs 4096 devices"):
+        ml.JaxBackend(device_mesh=(64, 64))
+    assert meshes.shape_of(4) == (4,)
+
+
+# -- settings of the process --------------------------------------------------------------------------------------
+def test_memory_in_advance_is_for_gpus(monkeypatch):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "true")
+    backend = ml.JaxBackend(pre_allocate=True)
+    if backend.device == "cpu":
+        assert "GPUs only" in str(ml.compile(mlp(), backend, shapes={"x": [4, 8]}).decisions)
+    with pytest.raises(OptionError, match="contradicts the environment variable"):
+        ml.JaxBackend(pre_allocate=False)
+
+
+def test_threads_belong_to_the_process():
+    jax.devices()
+    with pytest.raises(ml.BackendError, match="comes too late"):
+        ml.JaxBackend(num_threads=4096)
+    compiled = ml.compile(mlp(), "jax", shapes={"x": [4, 8]}, num_threads=4096)
+    assert "one pool of" in str(compiled.decisions)
+    assert "one pool" in ml.JaxBackend.diagnose()["threads"]
+
+
+def test_threads_are_limited_before_the_first_use():
+    code = """
+        import mithril as ml, glob
+        backend = ml.JaxBackend(num_threads=1)
+        model = ml.models.Model()
+        model += ml.models.Linear(512)
+        compiled = ml.compile(model, backend, shapes={"input": [512, 512]}, num_threads=1)
+        compiled.evaluate(compiled.randomize_params(0), {"input": backend.ones((512, 512))})
+        print(len(compiled.decisions), open("/proc/self/comm").read().strip() and
+              sum("XLAEigen" in open(p).read() for p in glob.glob("/proc/self/task/*/comm")))
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**{k: v for k, v in __import__("os").environ.items() if k != "NPROC"}, "JAX_PLATFORMS": "cpu"},
+    )
+    if not sys.platform.startswith("linux"):
+        pytest.skip("counts threads in /proc")
+    ignored, threads = map(int, done.stdout.split())
+    assert ignored == 0, done.stderr
+    assert threads <= 1
+
+
+# -- contradictions -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"jit": False, "xla_optimization_level": 1}, "jit=False contradicts xla_optimization_level"),
+        ({"jit": False, "vectorize": True}, "jit=False contradicts vectorize"),
+        ({"jit": False, "jax_options": {"donate_argnums": 0}}, "jit=False contradicts donate_argnums"),
+        ({"xla_optimization_level": 4}, "expected 0 to 3"),
+        ({"jax_options": {"xla_flags": "--xla_nonsense=1"}}, "No such compile option: 'xla_nonsense'"),
+        ({"jax_options": {"xla_flags": "xla_nonsense"}}, "is no XLA flag"),
+        ({"jax_options": {"xla_flags": "--xla_force_host_platform_device_count=4"}}, "device_mesh"),
+        (
+            {"jax_options": {"xla_flags": "--xla_backend_optimization_level=1"}, "xla_optimization_level": 2},
+            "one place",
+        ),
+        ({"jax_options": {"precison": "high"}}, "precision"),
+        ({"jax_options": {"precision": "sharp"}}, "none that JAX knows"),
+        ({"jax_options": {"unroll": 0}}, "1 or more"),
+        ({"jax_options": {"donate_argnums": 2}}, "not there"),
+        ({"jax_options": {"donate_argnums": 0}, "jit_options": {"donate_argnums": 1}}, "contradict each other"),
+        ({"jit_options": {"static_argnums": 3}}, "not there"),
+        ({"jit_options": {"donate": 0}}, "donate_argnums"),
+    ],
+)
+def test_what_cannot_be_is_said(options, message):
+    with pytest.raises(OptionError) as caught:
+        ml.compile(mlp(), "jax", shapes={"x": [2, 8]}, **options)
+    assert message in str(caught.value)
+
+
+def test_a_precision_keeps_everything_else():
+    backend = ml.JaxBackend()
+    backend.pre_allocate = True
+    other = backend.with_precision("bfloat16")
+    assert (other.precision, other.pre_allocate, other.dtype) == ("bfloat16", True, ml.bfloat16)
+
+
+@pytest.mark.gpu
+def test_runs_on_a_gpu():
+    if jax.default_backend() != "gpu":
+        pytest.skip("no GPU")
+    compiled = ml.compile(mlp(), ml.JaxBackend(device="gpu"), shapes={"x": [4, 8]})
+    y = compiled.evaluate(compiled.randomize_params(0), {"x": random(4, 8)})["y"]
+    assert next(iter(y.devices())).platform == "gpu"
