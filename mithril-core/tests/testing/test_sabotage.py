@@ -129,7 +129,7 @@ def test_pretending_to_have_run_is_found():
 
     def build(graph, options=None):
         made = original(graph, options)
-        made.lowered = frozenset()
+        made.__class__ = type("Pretender", (type(made),), {"__slots__": (), "lowered": frozenset()})
         return made
 
     cls.make().build = build
