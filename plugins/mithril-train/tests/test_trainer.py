@@ -25,7 +25,7 @@ from mithril_train.progress import Bar, Lines
 def test_fit_evaluate_predict():
     made = trainer(metrics=[Accuracy()])
     history = made.fit(loader(), 15, validation=ml.DataLoader((X, Y), batch_size=40))
-    assert history.columns == ["loss", "accuracy", "gradient_norm", "val_loss", "val_accuracy"]
+    assert history.columns == ["loss", "accuracy", "val_loss", "val_accuracy"]
     assert len(history) == 15
     assert len(history.steps) == 90
     assert history["val_accuracy"][-1] > 0.9
@@ -77,9 +77,7 @@ def test_early_stopping_names_what_is_measured():
     with pytest.raises(OptionError) as caught:
         trainer(callbacks=[ml.EarlyStopping()]).fit(loader(), 1)
     assert str(caught.value) == (
-        "EarlyStopping watches 'val_loss', which is not measured\n"
-        "  measured: loss, gradient_norm\n"
-        "hint: give fit(validation=...)"
+        "EarlyStopping watches 'val_loss', which is not measured\n  measured: loss\nhint: give fit(validation=...)"
     )
 
 

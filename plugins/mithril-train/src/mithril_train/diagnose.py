@@ -26,10 +26,9 @@ def not_finite(engine: Engine, batch: Mapping[str, Any], step: int) -> NotFinite
     for kind, given in (("the batch", batch), ("the parameters", arrays)):
         bad = next((n for n, x in given.items() if not _finite(engine, x)), None)
         if bad is not None:
+            hint = "clean the data" if kind == "the batch" else "it, or its gradient in an earlier step, is too large"
             return NotFiniteError(
-                f"step {step}: '{bad}' of {kind} is not finite",
-                facts=_counts(engine, given[bad]),
-                hint="clean the data" if kind == "the batch" else "start from other parameters",
+                f"step {step}: '{bad}' of {kind} is not finite", facts=_counts(engine, given[bad]), hint=hint
             )
     _, forward, columns = engine.traced(batch, training=True)
     graph = engine.differentiated(forward)

@@ -26,6 +26,7 @@ from mithril_train.step import Carried, carried, ema_name, trained_names, with_g
 
 Converters = tuple[tuple[str, Callable[[Any], Any]], ...]
 FLAG = "is_training"
+STEPPING = ("numpy", "torch")  # backends that run operations one by one
 DONATING = ("jax", "tpu")  # backends whose compiler writes results over arguments, where they are told which
 
 
@@ -202,7 +203,7 @@ class Engine:
     def _new_step(self, key: Any, batch: Mapping[str, Any]) -> Step:
         _, forward, columns = self.traced(batch, training=True)
         inner = self._passes(self.differentiated(forward), first=True)
-        graph = self._passes(with_update(inner, self.recipe, self.trained), first=False)
+        graph = self._passes(with_update(inner, self.recipe, self.trained, branch=self._runs_one_by_one()), first=False)
         add = None
         if self.recipe.accumulate > 1:
             add = self._build(self._passes(with_update(inner, self.recipe, self.trained, last=False), first=False))
@@ -235,6 +236,12 @@ class Engine:
         )
         self._evaluations[key] = made
         return made
+
+    def _runs_one_by_one(self) -> bool:
+        """Whether operations run as their lines are reached, so that leaving some out by an ``if`` is free."""
+        settings = self.compiler.settings
+        compiled = settings["jit"] or settings.get("torch_dynamo") or settings.get("torch_fx")
+        return self.backend.name in STEPPING and self.backend.device == "cpu" and not compiled
 
     def _passes(self, graph: Graph, *, first: bool) -> Graph:
         """The pipeline on forward and backward; then on the whole step what cleans and what plans memory.

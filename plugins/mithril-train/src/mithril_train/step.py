@@ -7,7 +7,7 @@ learning rates are inputs of the role ``input``. What a step tells are outputs `
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -165,16 +165,22 @@ def _wide(t: TensorType) -> TensorType:
     return t if t.dtype.bits >= 32 else TensorType(float32, t.shape)
 
 
-def with_update(graph: Graph, recipe: Recipe, trained: tuple[str, ...], *, last: bool = True) -> Graph:
-    """The whole step. ``last=False`` only adds the gradients up: all but the last of the batches accumulated."""
-    return _Update(graph, recipe, trained, last).run()
+def with_update(
+    graph: Graph, recipe: Recipe, trained: tuple[str, ...], *, last: bool = True, branch: bool = False
+) -> Graph:
+    """The whole step. ``last=False`` only adds the gradients up: all but the last of the batches accumulated.
+
+    ``branch`` leaves an update out by an ``if``, which costs nothing where operations run one by one; otherwise each
+    value is selected, which costs nothing where they are fused.
+    """
+    return _Update(graph, recipe, trained, last, branch).run()
 
 
 class _Update:
     """Writes what comes after the backward part."""
 
-    def __init__(self, graph: Graph, recipe: Recipe, trained: tuple[str, ...], last: bool) -> None:
-        self.graph, self.recipe, self.trained, self.last = graph, recipe, trained, last
+    def __init__(self, graph: Graph, recipe: Recipe, trained: tuple[str, ...], last: bool, branch: bool) -> None:
+        self.graph, self.recipe, self.trained, self.last, self.branch = graph, recipe, trained, last, branch
         self.outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
         self.builder = continued(graph)
         known = {i.name: i.value for i in graph.arguments}
@@ -193,9 +199,10 @@ class _Update:
         with builder, builder.at(builder.origin, UPDATE):
             gradients = {n: self._float(self.outputs[GRAD + n]) for n in self.trained}
             reports = {n: v for n, v in self.outputs.items() if n.startswith(REPORT)}
-            for name, value in self.outputs.items():
-                if name.startswith("state/"):
-                    self.new[name.removeprefix("state/")] = value
+            if not self.last:
+                self.new.update(
+                    {n.removeprefix("state/"): v for n, v in self.outputs.items() if n.startswith("state/")}
+                )
             if recipe.accumulate > 1:
                 gradients = self._accumulated(gradients)
             if self.last:
@@ -203,14 +210,18 @@ class _Update:
                 if recipe.clip_value is not None:
                     limit = recipe.clip_value
                     gradients = {n: ops.clip(g, low=-limit, high=limit) for n, g in gradients.items()}
-                if recipe.clip_norm is not None or recipe.guarded:
+                found = gradients
+                if recipe.clip_norm is not None:
                     reports[NORM] = norm = global_norm(gradients.values())
-                    if recipe.clip_norm is not None:
-                        share = ops.minimum(recipe.clip_norm / (norm + 1e-6), 1.0)
-                        gradients = {n: g * self._as(share, g) for n, g in gradients.items()}
-                self._optimized(gradients)
+                    share = ops.minimum(recipe.clip_norm / (norm + 1e-6), 1.0)
+                    gradients = {n: g * self._as(share, g) for n, g in gradients.items()}
+                update = self._update(gradients)
                 if recipe.guarded:
-                    reports[FINITE] = self._guard(reports)
+                    reports[FINITE] = good = self._sound(reports, found)
+                    self._guarded(good, update)
+                    self._rescale(good)
+                else:
+                    self.new.update(update())
             outputs = {name: self.new.get(name, value) for name, value in self.old.items()}
         made = builder.build({**outputs, **reports})
         return made.replaced(inputs=tuple(self._role(i) for i in made.inputs), name="step" if self.last else "sum")
@@ -246,42 +257,76 @@ class _Update:
         return {n: g * self._as(share, g) for n, g in gradients.items()}
 
     # -- parameters --------------------------------------------------------------------------------------------------
-    def _optimized(self, gradients: Mapping[str, Value]) -> None:
-        recipe, builder = self.recipe, self.builder
-        rates = {p: builder.input(rate_name(p), (), float32) for p in recipe.optimizer.rates(0)}
-        self.new[STEP] = self.old[STEP] + 1
-        t = ops.cast(self.new[STEP], dtype=float32)
-        for name, p in self.parameters.items():
-            group = recipe.optimizer.group_of(name)
-            optimizer = recipe.optimizer.in_group(group)
-            slots = {s: self.old[slot_name(s, name)] for s in optimizer.slots(p.type)}
-            rate = rates[group if group in rates else ""]
-            wide = self._float(p)
-            made, kept = optimizer.update(wide, self._as(gradients[name], wide), slots, t, rate)
-            if recipe.ema is not None:
-                before = self.old[ema_name(name)]
-                self.new[ema_name(name)] = before * recipe.ema + made * (1.0 - recipe.ema)
-            self.new[name] = ops.cast(made, dtype=p.dtype) if made.dtype is not p.dtype else made
-            self.new.update({slot_name(s, name): v for s, v in kept.items()})
+    def _update(self, gradients: Mapping[str, Value]) -> Callable[[], dict[str, Value]]:
+        """A function that writes the optimizer's update and gives the new values by name."""
+        recipe = self.recipe
+        rates = {p: self.builder.input(rate_name(p), (), float32) for p in recipe.optimizer.rates(0)}
+        state = {n.removeprefix("state/"): v for n, v in self.outputs.items() if n.startswith("state/")}
 
-    def _guard(self, reports: Mapping[str, Value]) -> Value:
-        """Everything stays as it was where loss or gradients are not finite; gives whether they are."""
-        good: Value = ops.logical_and(is_finite(reports[LOSS]), is_finite(reports[NORM]))
+        def update() -> dict[str, Value]:
+            new = {**state, STEP: self.old[STEP] + 1}
+            t = ops.cast(new[STEP], dtype=float32)
+            for name, p in self.parameters.items():
+                group = recipe.optimizer.group_of(name)
+                optimizer = recipe.optimizer.in_group(group)
+                slots = {s: self.old[slot_name(s, name)] for s in optimizer.slots(p.type)}
+                rate = rates[group if group in rates else ""]
+                wide = self._float(p)
+                made, kept = optimizer.update(wide, self._as(gradients[name], wide), slots, t, rate)
+                if recipe.ema is not None:
+                    before = self.old[ema_name(name)]
+                    new[ema_name(name)] = before * recipe.ema + made * (1.0 - recipe.ema)
+                new[name] = ops.cast(made, dtype=p.dtype) if made.dtype is not p.dtype else made
+                new.update({slot_name(s, name): v for s, v in kept.items()})
+            return new
+
+        return update
+
+    def _sound(self, reports: Mapping[str, Value], gradients: Mapping[str, Value]) -> Value:
+        """Whether loss and gradients are finite.
+
+        A cotangent that is not finite shows in the gradient of its layer's bias, so that looking at gradients of one
+        axis is enough to stop in time; a loss scale must know of every element.
+        """
+        dynamic = self.recipe.loss_scale is not None and self.recipe.loss_scale.dynamic
+        short = [g for g in gradients.values() if len(g.shape) < 2]
+        total = reports[LOSS]
+        if NORM in reports:
+            total = total + reports[NORM]
+        else:
+            for g in gradients.values() if dynamic or not short else short:
+                total = total + self._as(ops.sum(g), total)
+        good: Value = is_finite(total)
         if self.recipe.stops:  # later steps change nothing either, so that the bad one can be looked at afterwards
             good = self.new[SOUND] = ops.logical_and(good, self.old[SOUND])
-        kept = {SOUND, COUNT, *(sum_name(n) for n in self.trained)}  # the batches are used up in any case
-        for name, value in self.new.items():
-            if name not in kept:
-                self.new[name] = ops.where(good, value, self.old[name])
-        scale = self.recipe.loss_scale
-        if scale is not None and scale.dynamic:
-            run = ops.where(good, self.old[GOOD] + 1, 0)
-            grown = ops.greater_equal(run, scale.patience)
-            before = self.old[SCALE]
-            raised = ops.where(grown, before * scale.factor, before)
-            self.new[SCALE] = ops.where(good, raised, before * (1.0 / scale.factor))
-            self.new[GOOD] = ops.where(grown, 0, run)
         return good
+
+    def _guarded(self, good: Value, update: Callable[[], dict[str, Value]]) -> None:
+        """Everything stays as it was where loss or gradients are not finite."""
+        if not self.branch:
+            self.new.update({n: ops.where(good, v, self.old[n]) for n, v in update().items()})
+            return
+        names: list[str] = []
+
+        def then() -> tuple[Value, ...]:
+            made = update()
+            names.extend(made)
+            return tuple(made.values())
+
+        made = ops.cond(good, then, lambda: tuple(self.old[n] for n in names))
+        self.new.update(zip(names, made, strict=True))
+
+    def _rescale(self, good: Value) -> None:
+        """The next loss scale, where it is dynamic."""
+        scale = self.recipe.loss_scale
+        if scale is None or not scale.dynamic:
+            return
+        run = ops.where(good, self.old[GOOD] + 1, 0)
+        grown = ops.greater_equal(run, scale.patience)
+        before = self.old[SCALE]
+        raised = ops.where(grown, before * scale.factor, before)
+        self.new[SCALE] = ops.where(good, raised, before * (1.0 / scale.factor))
+        self.new[GOOD] = ops.where(grown, 0, run)
 
 
 def is_finite(x: Value) -> Value:
