@@ -23,8 +23,8 @@ from mithril_ggml.weights import PackedArray, Store
 
 
 class GGMLBackend(Backend):
-    """Arrays are NumPy's. ``quantize`` names the kind of weights in inference programs (``"q8_0"``, ``"q4_k"``, ...), or
-    maps patterns of parameter names to kinds; ``mem_size`` (bytes, or text such as ``"2GiB"``) limits each program;
+    """Arrays are NumPy's. ``quantize`` names the kind of weights in inference programs (``"q8_0"``, ``"q4_k"``, ...),
+    or maps patterns of parameter names to kinds; ``mem_size`` (bytes, or text such as ``"2GiB"``) limits each program;
     ``num_threads`` is ggml's.
     """
 

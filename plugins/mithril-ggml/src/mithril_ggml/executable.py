@@ -17,13 +17,14 @@ from mithril.runtime.memory import ALIGNMENT, human
 from mithril_ggml.draft import Draft, Step
 from mithril_ggml.guard import guarded
 from mithril_ggml.kinds import stored
-from mithril_ggml.library import compute, ggml
+from mithril_ggml.library import compute, ggml, machine_memory
 from mithril_ggml.planner import Plan
 from mithril_ggml.repack import prepare
 from mithril_ggml.tensors import Storage, Tensor
 
 STAGED = 1 << 15  # inputs up to so many bytes are copied into the arena, others are read where they are
 Array = np.ndarray[Any, Any]
+_UNBOUND = object()
 _SPARE = 1  # tensors that one function of ggml may make besides its result
 
 
@@ -141,7 +142,7 @@ class Given:
     staged: Tensor | None = None  # its place in the arena
     convert: Callable[[Any], tuple[Any, int]] | None = None  # to packed rows: what holds them, and where they are
     value: Any = None  # of a constant
-    last: Any = None  # the object that is bound
+    last: Any = _UNBOUND  # the object that is bound
     held: Any = None  # the memory that is read
     fields: tuple[tuple[Any, int], ...] = ()  # headers' data fields and offsets
     views: tuple[tuple[str, Tensor], ...] = ()  # names in the generated function, and what they show
@@ -185,6 +186,10 @@ class GGMLExecutable:
         fixed = sum(s.size for s in self._storages if s.role == "fixed")
         fixed += sum(g.tensor.storage.size for g in self.inputs if g.convert is not None)
         _check(limit, Memory(self.plan.size, 0, 0, fixed))
+        if self.plan.size > machine_memory():
+            raise MemoryLimitError(
+                f"this program needs {human(self.plan.size)}, more than this machine's {human(machine_memory())}"
+            )
         self.arena = aligned(self.plan.size)
         self._addresses()
         if self.segments:
@@ -316,6 +321,7 @@ class GGMLExecutable:
 
     def _rebind(self, given: Given, x: Any) -> None:
         """Read this array from now on, where it is."""
+        given.last = _UNBOUND
         if given.convert is not None:
             held, address = given.convert(_fitting(given, x))
             keep = True
@@ -325,11 +331,11 @@ class GGMLExecutable:
             address = held.__array_interface__["data"][0]
             keep = held is x
             for name, t in given.views:
-                self._space[name] = self._array(t, held) if t.shape != held.shape or t.offset else held
+                self._space[name] = held if t.whole and t.shape == held.shape else self._array(t, held)
         for field, offset in given.fields:
             field.value = address + offset
         given.held = held
-        given.last = x if keep else None
+        given.last = x if keep else _UNBOUND
 
     def __del__(self) -> None:
         for s in getattr(self, "segments", ()):

@@ -46,23 +46,29 @@ class _Worker:
             job.done.set()
 
 
-_lock = threading.Lock()
-_worker: _Worker | None = None
+class _Guard:
+    """The worker in use; a new one after each failure."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.worker: _Worker | None = None
+
+
+_guard = _Guard()
 
 
 def guarded(work: Callable[[], Any]) -> Any:
     """The result of ``work()``; what it raises is raised, and a failed assertion of ggml is a ``BackendError``."""
-    global _worker
-    with _lock:
-        if _worker is not None and threading.current_thread() is _worker.thread:
-            return work()
-        if _worker is None:
-            _worker = _Worker()
+    if _guard.worker is not None and threading.current_thread() is _guard.worker.thread:
+        return work()
+    with _guard.lock:
+        if _guard.worker is None:
+            _guard.worker = _Worker()
         job = _Job(work)
-        _worker.jobs.put(job)
+        _guard.worker.jobs.put(job)
         job.done.wait()
         if isinstance(job.error, _AssertionFailed):
-            _worker = None
+            _guard.worker = None
             raise BackendError(
                 "ggml refused this graph",
                 facts=[str(job.error)],
@@ -80,7 +86,7 @@ class _AssertionFailed(Exception):
 @ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 def _on_abort(message: bytes) -> None:
     """Called by ggml before it ends the process, on the thread that failed: a guarded one or one of its helpers."""
-    worker = _worker
+    worker = _guard.worker
     job = worker.current if worker is not None else None
     if job is None:
         return  # nobody waits for an answer: let the process end with ggml's message

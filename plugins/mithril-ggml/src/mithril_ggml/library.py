@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an assertion would start a debugger, which takes seconds
@@ -69,3 +70,12 @@ def _has(name: str) -> bool:
         return bool(getattr(ggml, f"ggml_cpu_has_{name}")())
     except (AttributeError, RuntimeError):
         return False
+
+
+@cache
+def machine_memory() -> int:
+    """Bytes of memory that this machine has; where it does not tell, as many as anything could need."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 1 << 48

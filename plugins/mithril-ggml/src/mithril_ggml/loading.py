@@ -10,7 +10,7 @@ import numpy as np
 
 from mithril.compiler import make_backend
 from mithril.decisions import Decisions
-from mithril.errors import InputError, MithrilError, ParseError
+from mithril.errors import InputError, MithrilError
 from mithril.graph import Graph, Input, parse
 from mithril.graph.deferred import Deferred
 from mithril.ops.decompose import decompose
@@ -111,19 +111,26 @@ def _graph(file: GGUFFile) -> Graph:
             facts=[f"mithril.format: {version!r}", f"architecture: {file.metadata.get('general.architecture')!r}"],
             hint="only files written by ml.export_gguf carry their graph",
         )
-    text = file.text("mithril.graph")
-    if len(text) > MAX_TEXT:
-        raise InputError(f"'{file.path}': a graph of {len(text)} characters is too long")
     try:
-        graph = parse(text)
-    except MithrilError as error:
-        raise InputError(f"'{file.path}': the graph cannot be read: {error.what}", facts=error.facts) from error
-    except (RecursionError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
-        raise InputError(f"'{file.path}': the graph cannot be read", facts=[str(error)]) from error
+        graph = read_graph(file.text("mithril.graph"))
+    except InputError as error:
+        raise error.with_facts(f"in '{file.path}'") from None
     given = file.texts("mithril.inputs"), file.texts("mithril.outputs")
     if given != ([i.name for i in graph.with_role("input")], list(graph.output_names)):
         raise InputError(f"'{file.path}': the names of inputs and outputs are not those of its graph")
     return graph
+
+
+def read_graph(text: str) -> Graph:
+    """The graph of a text from anywhere; whatever is wrong with it is an ``InputError``."""
+    if len(text) > MAX_TEXT:
+        raise InputError(f"a graph of {len(text)} characters is too long")
+    try:
+        return parse(text)
+    except MithrilError as error:
+        raise InputError(f"the graph cannot be read: {error.what}", facts=error.facts) from error
+    except Exception as error:  # rules of operations may stumble over attributes that no builder would have written
+        raise InputError("the graph cannot be read", facts=[f"{type(error).__name__}: {error}"]) from error
 
 
 def _values(file: GGUFFile, graph: Graph) -> dict[str, Any]:

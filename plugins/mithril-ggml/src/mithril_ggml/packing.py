@@ -175,6 +175,7 @@ def _enter(entries: dict[Value, Entry], reader: _Reader, recipe: Recipe, decisio
     elif chosen is not wanted:
         decisions.record(
             "downgrade",
-            f"'{i.name}' is {chosen}: {wanted} needs rows of a multiple of {wanted.block} elements, these have {length}",
+            f"'{i.name}' is {chosen}: {wanted} needs rows of a multiple of {wanted.block} elements, "
+            f"these have {length}",
         )
     entries[i.value] = Entry(i, chosen, reader.turned, reader.ternary, readers=[reader.at])

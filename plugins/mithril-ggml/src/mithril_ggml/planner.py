@@ -56,11 +56,11 @@ def _take_over(step: Step, at: int) -> bool:
         return False
     for donor in step.donors:
         root = donor.storage.root
-        if root.role == "planned" and root is not own and root.end == at and root.size == own.size and donor.whole:
-            if _only_view(donor, step, root):
-                own.merged = root
-                root.end = own.end
-                return True
+        fits = root.role == "planned" and root is not own and root.end == at and root.size == own.size
+        if fits and donor.whole and _only_view(donor, step, root):
+            own.merged = root
+            root.end = own.end
+            return True
     return False
 
 

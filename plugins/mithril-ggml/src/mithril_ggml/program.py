@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mithril.errors import MemoryLimitError, MithrilError, VerificationError
 from mithril.graph import Graph, Node, Value, iterate, verify
 from mithril.runtime.backend import BuildOptions
+from mithril.runtime.memory import human
 from mithril_ggml import lowering
 from mithril_ggml.draft import Draft, static
 from mithril_ggml.executable import STAGED, Array, GGMLExecutable, Given
+from mithril_ggml.library import machine_memory
 from mithril_ggml.packing import Packing
 from mithril_ggml.planner import plan
 from mithril_ggml.quantize import Recipe
@@ -43,7 +47,7 @@ def build(
     extra: Mapping[str, Any],
 ) -> GGMLExecutable | SizedExecutable:
     """The executable of a whole program."""
-    verify(graph)
+    _verified(graph)
     decisions = options.decisions
     declared: set[str] = set()
     native = options.semantics == "native"
@@ -90,7 +94,7 @@ def _program(
     needed = _needed(graph, packing)
     for node in graph.nodes:
         for value in node.results:
-            static(value)
+            _affordable(value.name, static(value), value.dtype.itemsize)
         if not any(v in needed for v in node.results):
             continue
         operands = [None if v is None else draft.values.get(v) or _unread(draft, v) for v in node.operands]
@@ -115,6 +119,27 @@ def _program(
     )
 
 
+def _verified(graph: Graph) -> None:
+    """A graph by hand may claim anything; whatever the rules of its operations stumble over is the graph's fault."""
+    try:
+        verify(graph)
+    except MithrilError:
+        raise
+    except Exception as error:
+        raise VerificationError(
+            f"graph '{graph.name}' does not fit its operations", facts=[f"{type(error).__name__}: {error}"]
+        ) from error
+
+
+def _affordable(name: str, shape: tuple[int, ...], itemsize: int) -> None:
+    """A value larger than the machine would end the process while it is being filled, so it is refused now."""
+    size = math.prod(shape) * itemsize
+    if size > machine_memory():
+        raise MemoryLimitError(
+            f"'{name}' of shape {list(shape)} takes {human(size)}, more than this machine's {human(machine_memory())}"
+        )
+
+
 def _needed(graph: Graph, packing: Packing | None) -> set[Value]:
     """Values that something reads; what was only made for weights that are packed falls away."""
     needed = set(graph.outputs)
@@ -133,9 +158,8 @@ def _unread(draft: Draft, value: Value) -> Tensor:
 def _given(draft: Draft, i: Any) -> Given:
     """A place for an input: small ones are copied into the arena at each call, others are read where they are."""
     shape, dtype = static(i.value), i.type.dtype
-    size = dtype.itemsize
-    for n in shape:
-        size *= n
+    _affordable(i.name, shape, dtype.itemsize)
+    size = math.prod(shape) * dtype.itemsize
     if i.role != "param" and size <= STAGED:
         t = draft.new(shape, dtype)
         draft.values[i.value] = t

@@ -1,4 +1,4 @@
-"""Programs for sizes that are only known when it is called: one is planned per set of sizes, and the newest are kept."""
+"""Programs for sizes that are only known at the call: one is planned per set of sizes, and the newest are kept."""
 
 from __future__ import annotations
 

@@ -1,0 +1,307 @@
+"""GGUF files: what is written is read back, by others too; what is damaged or hostile is a clear error."""
+
+import struct
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril.errors import InputError, MithrilError, OptionError
+from mithril.models import BatchNorm2d, Conv2d, Embedding, Linear, Relu, TransformerEncoderLayer
+from mithril_ggml.gguf_reader import read_gguf
+
+rng = np.random.default_rng(0)
+
+
+def classifier(backend="numpy", **options):
+    model = ml.Model()
+    model += Embedding(50, 32)
+    model += TransformerEncoderLayer(32, 4, 64)
+    model += Linear(5)
+    return ml.compile(model, backend, inference=True, shapes={"input": ["B", 6]}, **options)
+
+
+TOKENS = rng.integers(0, 50, (3, 6)).astype(np.int32)
+
+
+def relative(got, expected):
+    return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
+
+
+@pytest.mark.parametrize("quantize", [None, "f16", "q8_0", "q4_k", {"*linear*": "q4_0", "*": "q8_0"}])
+@pytest.mark.parametrize("source", ["numpy", "ggml"])
+def test_a_model_runs_from_its_file(tmp_path, quantize, source):
+    compiled = classifier(source)
+    params = compiled.randomize_params(seed=0)
+    expected = compiled.evaluate(params, {"input": TOKENS})["output"]
+    path = tmp_path / "model.gguf"
+    ml.export_gguf(compiled, path, params, quantize=quantize)
+    loaded = ml.load_gguf(path)
+    bound = {None: 1e-6, "f16": 2e-3, "q8_0": 0.03}.get(quantize if not isinstance(quantize, dict) else 1, 0.3)
+    assert relative(loaded({"input": TOKENS})["output"], expected) < bound
+    assert loaded({"input": TOKENS[:1]})["output"].shape == (1, 6, 5)  # the batch stays open
+    elsewhere = ml.load_gguf(path, "numpy")
+    assert relative(elsewhere({"input": TOKENS})["output"], loaded({"input": TOKENS})["output"]) < 0.05
+
+
+def test_a_convolution_with_state(tmp_path):
+    model = ml.Model()
+    model += Conv2d(3, 4, 3)
+    model += BatchNorm2d(4)
+    model += Relu()
+    compiled = ml.compile(model, "ggml", inference=True, shapes={"input": [2, 3, 8, 8]})
+    params = compiled.randomize_params(seed=0)
+    state = compiled.initial_state()
+    state = {n: a + 0.5 for n, a in state.items()} if state else {}
+    x = {"input": rng.standard_normal((2, 3, 8, 8)).astype(np.float32)}
+    result = compiled.evaluate(params, x, state=state)
+    ml.export_gguf(compiled, tmp_path / "c.gguf", params, state=state)
+    loaded = ml.load_gguf(tmp_path / "c.gguf")
+    assert relative(loaded(x)["output"], result[0]["output"]) < 1e-6
+
+
+def test_the_gguf_package_reads_it(tmp_path):
+    import gguf
+
+    compiled = classifier()
+    path = tmp_path / "model.gguf"
+    metadata = {
+        "name": "tiny",
+        "license": "MIT",
+        "author": "me",
+        "shop.number": 7,
+        "shop.list": ["a", "b"],
+        "shop.x": 0.5,
+    }
+    ml.export_gguf(compiled, path, compiled.randomize_params(seed=0), quantize="q8_0", metadata=metadata)
+    reader = gguf.GGUFReader(path)
+    texts = {n: f.contents() for n, f in reader.fields.items()}
+    assert texts["general.name"] == "tiny"
+    assert texts["general.license"] == "MIT"
+    assert texts["general.architecture"] == "mithril"
+    assert texts["shop.number"] == 7
+    assert texts["shop.list"] == ["a", "b"]
+    assert texts["mithril.inputs"] == ["input"]
+    assert texts["mithril.outputs"] == ["output"]
+    assert texts["mithril.quantization"] == "q8_0"
+    assert texts["mithril.graph"].startswith("graph ")
+    kinds = {t.name: t.tensor_type.name for t in reader.tensors}
+    assert kinds["linear.weight"] == "Q8_0"
+    assert kinds["linear.bias"] == "F32"
+    own = read_gguf(path)
+    for t in reader.tensors:
+        assert own.tensors[t.name].data.tobytes() == t.data.tobytes()
+    assert own.metadata["shop.x"] == 0.5
+
+
+def test_long_names_and_odd_values(tmp_path):
+    """Names beyond ggml's limit, scalars, many axes, empty arrays, every dtype, large constants."""
+    from mithril.compiler import make_backend
+    from mithril.graph import Builder
+    from mithril.graph.registry import operation as op
+    from mithril.options import resolve
+    from mithril_ggml.loading import GraphCompiler
+    from mithril.runtime.compiled import CompiledModel
+    from mithril.runtime.signature import InputSpec
+
+    kinds = (
+        "float16",
+        "bfloat16",
+        "float64",
+        "int8",
+        "uint8",
+        "int16",
+        "uint16",
+        "int32",
+        "uint32",
+        "int64",
+        "uint64",
+        "bool",
+    )
+    values = {"x" * 80: rng.standard_normal(()).astype(np.float32)}
+    values["deep"] = rng.standard_normal((1, 2, 1, 3, 2, 1)).astype(np.float32)
+    values["empty"] = np.zeros((0, 3), np.float32)
+    with Builder() as b:
+        x = b.input("x", (2, 3))
+        outputs = {n: op("mul")(b.param(n, a.shape), 1.0) for n, a in values.items()}
+        for k in kinds:
+            from mithril.types import dtype as as_dtype
+
+            values[k] = np.arange(6).reshape(2, 3).astype(as_dtype(k).numpy)
+            outputs[k] = op("reshape")(b.param(k, (2, 3), k), shape=(6,))
+        table = b.constant(rng.standard_normal((20, 3)).astype(np.float32))
+        outputs["y"] = x + op("sum")(table, axis=0)
+    graph = b.build(outputs)
+    settings = resolve({"inference": True})
+    backend = make_backend("ggml", settings)
+    compiler = GraphCompiler(graph, backend, settings)
+    specs = {"x": InputSpec("x", (2, 3), as_dtype("float32"), "", True)}
+    compiled = CompiledModel(backend, specs, compiler, decisions=compiler.decisions, options=settings.peek())
+    given = {"x": np.ones((2, 3), np.float32)}
+    expected = compiled.evaluate(values, given)
+    ml.export_gguf(compiled, tmp_path / "odd.gguf", values)
+    found = ml.load_gguf(tmp_path / "odd.gguf")(given)
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype
+        np.testing.assert_array_equal(found[name], value)
+
+
+def test_ternary_weights_go_into_the_file_as_they_are(tmp_path):
+    model = ml.Model()
+    model += ml.TernaryLinear(256, 16)
+    compiled = ml.compile(model, ml.GGMLBackend(quantize="q4_0"), inference=True, shapes={"input": [2, 256]})
+    params = compiled.randomize_params(seed=0)
+    x = {"input": rng.standard_normal((2, 256)).astype(np.float32)}
+    path = tmp_path / "t.gguf"
+    ml.export_gguf(compiled, path, params)
+    here = compiled.evaluate(params, x)["output"]
+    assert (ml.load_gguf(path)(x)["output"] == here).all()
+    assert relative(ml.load_gguf(path, "numpy")(x)["output"], here) < 0.02
+    assert path.stat().st_size < 16 * 66 + 4096
+
+
+def test_a_loaded_model_has_no_gradients_and_can_be_written_again(tmp_path):
+    compiled = classifier()
+    path = tmp_path / "a.gguf"
+    ml.export_gguf(compiled, path, compiled.randomize_params(seed=0), quantize="q8_0")
+    loaded = ml.load_gguf(path)
+    first = loaded({"input": TOKENS})["output"]
+    with pytest.raises(InputError):
+        loaded.evaluate(loaded.params, {"input": TOKENS}, np.ones((3, 6, 5), np.float32))
+    ml.export_gguf(loaded, tmp_path / "b.gguf")
+    assert (ml.load_gguf(tmp_path / "b.gguf")({"input": TOKENS})["output"] == first).all()
+
+
+def test_what_export_refuses(tmp_path):
+    compiled = classifier()
+    params = compiled.randomize_params(seed=0)
+    path = tmp_path / "x.gguf"
+    with pytest.raises(InputError, match="there are no parameters to export"):
+        ml.export_gguf(compiled, path)
+    with pytest.raises(InputError, match="is missing"):
+        ml.export_gguf(compiled, path, dict(list(params.items())[1:]))
+    with pytest.raises(OptionError, match="metadata 'colour' has no place"):
+        ml.export_gguf(compiled, path, params, metadata={"colour": "red"})
+    with pytest.raises(OptionError):
+        ml.export_gguf(compiled, path, params, metadata={"a.b": object()})
+    model = ml.Model()
+    model += Linear(3)
+    with pytest.raises(InputError, match="nothing has been compiled yet"):
+        ml.export_gguf(ml.compile(model, "numpy"), path, {})
+    assert list(tmp_path.iterdir()) == []  # not even half a file
+
+
+# -- damaged and hostile files ------------------------------------------------------------------------------------
+@pytest.fixture
+def good(tmp_path):
+    compiled = classifier()
+    path = tmp_path / "good.gguf"
+    ml.export_gguf(compiled, path, compiled.randomize_params(seed=0), quantize="q8_0")
+    return path
+
+
+def refused(path, data, match):
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=match):
+        ml.load_gguf(path)
+
+
+def test_no_file_and_no_gguf(tmp_path, good):
+    with pytest.raises(InputError, match="there is no file"):
+        ml.load_gguf(tmp_path / "nothing.gguf")
+    refused(good, b"", "shorter than a header")
+    refused(good, b"x" * 100, "does not begin with 'GGUF'")
+    refused(good, b"GGUF" + struct.pack("<IQQ", 99, 0, 0), "version 99 is unknown")
+    refused(good, b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0), "claims to have 1152921504606846976 tensors")
+    refused(good, b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 40), "claims to have 1099511627776 entries")
+    refused(good, b"GGUF" + struct.pack("<IQQ", 3, 0, 0), "holds no mithril model")
+
+
+def test_every_truncation_is_an_error(good):
+    data = good.read_bytes()
+    for end in [*range(24, 400, 7), *range(400, len(data) - 40, 997), len(data) - 40]:
+        good.write_bytes(data[:end])
+        with pytest.raises(InputError):
+            ml.load_gguf(good, mapped=False)
+
+
+def entry(key, kind, payload):
+    return struct.pack("<Q", len(key)) + key + struct.pack("<I", kind) + payload
+
+
+def text(value):
+    return struct.pack("<Q", len(value)) + value
+
+
+def test_hostile_metadata(good):
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
+    pad = b"\0" * 64
+    refused(good, head + entry(b"a", 8, struct.pack("<Q", 1 << 62)) + pad, "ends inside")
+    refused(good, head + entry(b"a", 9, struct.pack("<IQ", 8, 1 << 61)) + pad, "more than the file can hold")
+    refused(good, head + entry(b"a", 9, struct.pack("<IQ", 4, 1 << 61)) + pad, "more than the file can hold")
+    refused(good, head + entry(b"a", 9, struct.pack("<IQ", 9, 1)) + pad, "unknown type 9")
+    refused(good, head + entry(b"a", 77, b"") + pad, "unknown type 77")
+    refused(good, head + entry(b"\xff\xfe", 4, b"\0" * 4) + pad, "no UTF-8 text")
+    refused(good, head + struct.pack("<Q", 1 << 20) + b"a" * 2000, "at most 1024 are allowed")
+    twice = b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + entry(b"a", 4, b"\0" * 4) * 2 + pad
+    refused(good, twice, "given twice")
+    refused(good, head + entry(b"general.alignment", 4, struct.pack("<I", 3)) + pad, "an alignment of 3")
+
+
+def with_tensor(name, sizes, code, offset, room=64, count=1):
+    info = text(name) + struct.pack("<I", len(sizes)) + struct.pack(f"<{len(sizes)}Q", *sizes)
+    info += struct.pack("<IQ", code, offset)
+    data = b"GGUF" + struct.pack("<IQQ", 3, count, 0) + info * count
+    return data + b"\0" * (-len(data) % 32 + room)
+
+
+def test_hostile_tensors(good):
+    refused(good, with_tensor(b"t", (4,), 0, 1 << 62), "outside of the file")
+    refused(good, with_tensor(b"t", (4,), 0, 8), "outside of the file, or in another tensor")
+    refused(good, with_tensor(b"t", (1 << 40,), 0, 0), "outside of the file")
+    refused(good, with_tensor(b"t", (1 << 62, 1 << 62), 0, 0), "has the sizes")
+    refused(good, with_tensor(b"t", (0,), 0, 0), "has the sizes")
+    refused(good, with_tensor(b"t", (1, 1, 1, 1, 1), 0, 0), "has rank 5")
+    refused(good, with_tensor(b"t", (33,), 8, 0), "cannot be q8_0")
+    refused(good, with_tensor(b"t", (4,), 1234, 0), "unknown type 1234")
+    refused(good, with_tensor(b"t" * 64, (4,), 0, 0), "at most 63 are allowed")
+    refused(good, with_tensor(b"t", (4,), 0, 0, count=2), "is there twice")
+
+
+def rewritten(good, change):
+    """The good file with another graph text, sizes of strings adjusted."""
+    data = good.read_bytes()
+    key = b"mithril.graph"
+    at = data.index(key) + len(key) + 4
+    (length,) = struct.unpack_from("<Q", data, at)
+    old = data[at + 8 : at + 8 + length].decode()
+    new = change(old).encode()
+    assert new != old.encode()
+    head = data[:at] + text(new)
+    tail = data[at + 8 + length :]
+    before = len(data) - len(tail)
+    shift = (before - len(head)) % 32  # keep the tensors where they are relative to the alignment
+    filler = b" " * shift
+    return data[:at] + text(new + filler) + tail
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda t: t.replace("softmax", "system"), "cannot be read"),
+        (lambda t: t[: len(t) // 2], "cannot be read"),
+        (lambda t: t.replace("f32[50, 32]", "f32[51, 32]", 1), "does not fit|cannot be read|is \\["),
+        (
+            lambda t: t.replace("%linear.bias: f32[5]", "%linear.bias: f32[500000000000]", 1),
+            "cannot be read|its graph says",
+        ),
+        (lambda t: t.replace("return output=", "return other="), "names of inputs and outputs"),
+        (lambda t: t.replace("embedding.weight", "embedding.other"), "does not know|lacks"),
+        (lambda t: "graph a {\n" * 200 + t, "cannot be read"),
+    ],
+)
+def test_hostile_graphs(good, change, match):
+    data = rewritten(good, change)
+    good.write_bytes(data)
+    with pytest.raises((InputError, MithrilError), match=match):
+        ml.load_gguf(good)

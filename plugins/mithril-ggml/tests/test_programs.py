@@ -1,0 +1,231 @@
+"""Whole programs: against the references at sizes where other kernels are chosen, memory, threads, views."""
+
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril.autodiff import gradients
+from mithril.errors import InputError, MemoryLimitError, OptionError
+from mithril.graph import Builder
+from mithril.graph.registry import operation as op
+from mithril.ops.evaluate import evaluate
+from mithril.runtime.backend import BuildOptions
+
+sys.path.insert(0, str(Path(__file__).parent))
+from random_graphs import Maker  # noqa: E402
+
+rng = np.random.default_rng(0)
+
+
+def run(graph, arrays, backend=None, **options):
+    params = {i.name: arrays[i.name] for i in graph.arguments if i.role == "param"}
+    inputs = {i.name: arrays[i.name] for i in graph.arguments if i.role != "param"}
+    executable = (backend or ml.GGMLBackend()).build(graph, BuildOptions(**options))
+    return executable(params, inputs)
+
+
+def near(got, expected, name=""):
+    with np.errstate(all="ignore"):
+        finite = np.isfinite(expected)
+        assert got.shape == expected.shape and got.dtype == expected.dtype
+        assert (np.isnan(got) == np.isnan(expected)).all() and (np.isinf(got) == np.isinf(expected)).all(), name
+        scale = np.abs(expected[finite]).max(initial=1e-3)
+        assert np.abs(got - expected)[finite].max(initial=0) <= 2e-4 * scale, name
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_random_programs(block):
+    """Sixty graphs each, of up to forty operations, with views, broadcasting, up to six axes."""
+    compared = 0
+    for seed in range(block * 60, block * 60 + 60):
+        maker = Maker(seed)
+        graph = maker.graph(40)
+        expected = evaluate(graph, maker.arrays)
+        moved = evaluate(graph, {n: a * np.float32(1 + 1e-6) for n, a in maker.arrays.items()})
+        for name, value in run(graph, maker.arrays).items():
+            with np.errstate(all="ignore"):  # where rounding errors grow, as in the sine of large numbers
+                shaky = np.abs(moved[name] - expected[name]).max(initial=0)
+            if np.isfinite(shaky) and shaky < 1e-5 * np.abs(expected[name]).max(initial=1e-3):
+                near(value, expected[name], f"seed {seed}, {name}")
+                compared += 1
+    assert compared > 100
+
+
+UNARY = ["tanh", "sigmoid", "silu", "gelu", "relu", "exp", "sin", "square", "erf", "floor", "neg", "abs", "softplus"]
+
+
+@pytest.mark.parametrize("name", [*UNARY, "softmax", "log_softmax", "layer_norm", "rms_norm", "logsumexp", "mish"])
+@pytest.mark.parametrize("shape", [(3, 5), (70, 130), (2, 3, 40, 50)])
+def test_sizes_choose_kernels_not_values(name, shape):
+    x = rng.standard_normal(shape).astype(np.float32)
+    with Builder() as b:
+        y = op(name)(b.input("x", shape))
+    graph = b.build({"y": y})
+    near(run(graph, {"x": x})["y"], evaluate(graph, {"x": x})["y"])
+    backward = gradients(graph, ["y"], ["x"])
+    if all(i.name in ("x", "grad/y") for i in backward.arguments):
+        arrays = {"x": x, "grad/y": rng.standard_normal(graph.outputs[0].shape).astype(np.float32)}
+        near(run(backward, arrays)["grad/x"], evaluate(backward, arrays)["grad/x"])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 16, 17, 200])
+@pytest.mark.parametrize("turned", [False, True])
+def test_products_of_many_and_few_rows(rows, turned):
+    a = rng.standard_normal((rows, 300)).astype(np.float32)
+    b = rng.standard_normal((120, 300) if turned else (300, 120)).astype(np.float32)
+    with Builder() as builder:
+        w = builder.param("b", b.shape)
+        y = op("matmul")(builder.input("a", a.shape), op("transpose")(w) if turned else w)
+    graph = builder.build({"y": y})
+    near(run(graph, {"a": a, "b": b})["y"], a @ (b.T if turned else b))
+
+
+def chain(n=100, size=16):
+    with Builder() as b:
+        x, y = b.input("x", (size,)), b.input("y", (size,))
+        z = x
+        for _ in range(n):
+            z = z + y
+    return b.build({"z": z})
+
+
+def test_memory_is_planned_and_reused():
+    executable = ml.GGMLBackend().build(chain())
+    assert executable.plan.size <= 3 * 64 < executable.plan.total
+    assert executable.plan.in_place >= 99
+    assert len(executable.segments) == 1
+
+
+def test_memory_limit_is_checked_before_anything_runs():
+    graph = chain(4, 1 << 20)
+    with pytest.raises(MemoryLimitError, match="mem_size allows 1.05 MB"):
+        ml.GGMLBackend(mem_size="1MiB").build(graph)
+    assert ml.GGMLBackend(mem_size="64MiB").build(graph).memory.total < 64 << 20
+    for wrong in (0, -1, 1.5, "much", True):
+        with pytest.raises(OptionError):
+            ml.GGMLBackend(mem_size=wrong)
+
+
+def test_no_memory_is_taken_per_call_with_static_inference():
+    x = {"x": np.ones(16, np.float32), "y": np.ones(16, np.float32)}
+    executable = ml.GGMLBackend().build(chain(), BuildOptions(static_inference=True))
+    first = executable({}, x)["z"]
+    second = executable({}, x)["z"]
+    assert first.base is not None
+    assert np.shares_memory(first, second)
+    assert np.shares_memory(first, executable.arena)
+
+
+def test_results_are_the_callers_own_otherwise():
+    x = {"x": np.ones(16, np.float32), "y": np.ones(16, np.float32)}
+    executable = ml.GGMLBackend().build(chain())
+    first = executable({}, x)["z"]
+    executable({}, {"x": x["x"] * 5, "y": x["y"]})
+    assert (first == 101).all()
+
+
+def test_large_inputs_are_read_where_they_are():
+    big = rng.standard_normal((300, 300)).astype(np.float32)
+    with Builder() as b:
+        y = b.input("x", big.shape) * 2.0
+    executable = ml.GGMLBackend().build(b.build({"y": y}))
+    assert (executable({}, {"x": big})["y"] == big * 2).all()
+    big[0, 0] = 7  # the same object with other contents
+    assert executable({}, {"x": big})["y"][0, 0] == 14
+    assert (executable({}, {"x": big.T})["y"] == big.T * 2).all()
+    assert executable.plan.size <= big.nbytes + 64
+
+
+def test_wrong_arrays_are_refused():
+    executable = ml.GGMLBackend().build(chain())
+    good = np.ones(16, np.float32)
+    for wrong in (np.ones(15, np.float32), np.ones(16), np.ones((16, 1), np.float32), 3.0, None, "x"):
+        with pytest.raises(InputError):
+            executable({}, {"x": good, "y": wrong})
+    with pytest.raises(InputError, match="missing: 'y'"):
+        executable({}, {"x": good})
+
+
+def test_threads_do_not_mix_their_calls():
+    executable = ml.GGMLBackend().build(chain(50))
+    wrong = []
+
+    def work(k):
+        x = {"x": np.full(16, k, np.float32), "y": np.ones(16, np.float32)}
+        for _ in range(300):
+            if not (executable({}, x)["z"] == k + 50).all():
+                wrong.append(k)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_two_threads_of_ggml():
+    x = rng.standard_normal((8, 256)).astype(np.float32)
+    w = rng.standard_normal((256, 256)).astype(np.float32)
+    with Builder() as b:
+        y = op("linear")(b.input("x", x.shape), b.param("w", w.shape))
+    near(run(b.build({"y": y}), {"x": x, "w": w}, ml.GGMLBackend(num_threads=2))["y"], x @ w.T)
+
+
+def test_native_semantics_may_use_ggmls_relu():
+    with Builder() as b:
+        y = op("relu")(b.input("x", (4,)))
+    graph = b.build({"y": y})
+    assert "relu" in ml.GGMLBackend().build(graph, BuildOptions(semantics="native")).source
+    x = {"x": np.array([np.nan, -1, 2, 0], np.float32)}
+    assert np.isnan(run(graph, x)["y"][0])
+
+
+def test_training_step_converges():
+    """The gradient program runs here; the update is the user's own."""
+    from mithril.models import Linear, Relu
+
+    model = ml.Model()
+    model += Linear(32)
+    model += Relu()
+    model += Linear(1)
+    compiled = ml.compile(model, "ggml", shapes={"input": [64, 8]})
+    x = rng.standard_normal((64, 8)).astype(np.float32)
+    target = np.sin(x.sum(1, keepdims=True))
+    params = compiled.randomize_params(seed=0)
+    losses = []
+    for _ in range(200):
+        out = compiled.evaluate(params, {"input": x}, training=True)["output"]
+        losses.append(float(((out - target) ** 2).mean()))
+        _, grads = compiled.evaluate(params, {"input": x}, 2 * (out - target) / len(x))
+        params = {n: p - 0.1 * grads[n] for n, p in params.items()}
+    assert losses[-1] < 0.2 * losses[0]
+
+
+def test_symbolic_sizes_share_one_executable():
+    from mithril.dims import Dim
+
+    with Builder() as b:
+        x = b.input("x", (Dim("B"), 8))
+        y = op("softmax")(op("linear")(x, b.param("w", (4, 8))))
+    w = rng.standard_normal((4, 8)).astype(np.float32)
+    graph = b.build({"y": y})
+    executable = ml.GGMLBackend().build(graph)
+    for n in (1, 5, 0, 5, 30):
+        x = rng.standard_normal((n, 8)).astype(np.float32)
+        near(executable({"w": w}, {"x": x})["y"], evaluate(graph, {"x": x, "w": w})["y"])
+    assert len(executable.programs) == 4
+
+
+def test_what_numpy_computes_is_said():
+    from mithril.decisions import Decisions
+
+    with Builder() as b:
+        y = op("erfinv")(b.input("x", (4,)))
+    decisions = Decisions()
+    ml.GGMLBackend().build(b.build({"y": y}), BuildOptions(decisions=decisions))
+    assert "computed by NumPy as declared, ggml has nothing better: erfinv" in str(decisions)

@@ -1,0 +1,190 @@
+"""Quantized weights: kinds, fall-backs, patterns, sharing, the report, weights of three values."""
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril.decisions import Decisions
+from mithril.errors import OptionError, StrictError
+from mithril.graph import Builder
+from mithril.graph.registry import operation as op
+from mithril.runtime.backend import BuildOptions
+from mithril_ggml.kinds import by_code, fitting, kind, kinds
+from mithril_ggml.repack import suits
+from mithril_ggml.weights import PackedArray, pack, unpack
+
+rng = np.random.default_rng(0)
+ERRORS = {"f32": 0, "f16": 4e-4, "bf16": 4e-3, "q8_0": 0.01, "q6_k": 0.03, "q5_k": 0.05, "q5_1": 0.05, "q5_0": 0.06,
+          "q4_k": 0.1, "q4_1": 0.1, "q4_0": 0.12, "iq4_nl": 0.1, "iq4_xs": 0.1, "mxfp4": 0.15, "q3_k": 0.2,
+          "q2_k": 0.4, "tq2_0": 1.2, "tq1_0": 1.2}  # fmt: skip
+
+
+def relative(got, expected):
+    return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
+
+
+@pytest.mark.parametrize("name", list(ERRORS))
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_products_and_look_ups(name, rows):
+    """Weights as rows, as columns, through a transpose, and as a table."""
+    w, v, t = (rng.standard_normal(s).astype(np.float32) for s in ((64, 512), (64, 256), (30, 256)))
+    with Builder() as b:
+        x, i = b.input("x", (rows, 512)), b.input("i", (3,), "int32")
+        y = op("linear")(x, b.param("w", w.shape))
+        z = op("matmul")(y, b.param("v", v.shape))
+        e = op("embedding")(i, b.param("t", t.shape))
+        q = op("matmul")(x, op("transpose")(b.param("u", w.shape)))
+    graph = b.build({"y": y, "z": z, "e": e, "q": q})
+    given = rng.standard_normal((rows, 512)).astype(np.float32)
+    decisions = Decisions()
+    executable = ml.GGMLBackend(quantize=name).build(graph, BuildOptions(decisions=decisions))
+    out = executable({"w": w, "v": v, "t": t, "u": w}, {"x": given, "i": np.array([1, 0, -1], np.int32)})
+    bound = ERRORS[name] + 1e-6
+    assert relative(out["y"], given @ w.T) < bound
+    assert relative(out["q"], given @ w.T) < bound
+    assert relative(out["e"], t[[1, 0, -1]]) < bound
+    assert relative(out["z"], given @ w.T @ v) < 2 * bound + 0.02
+    assert all(e.kind.name in (name, "q4_0", "f16", "iq4_nl", "q5_0", "q8_0") for e in executable.packing.entries)
+
+
+def test_blocks_that_do_not_fit_fall_back_and_say_so():
+    assert fitting(kind("q4_k"), 256).name == "q4_k"
+    assert fitting(kind("q4_k"), 96).name == "q4_0"
+    assert fitting(kind("q4_k"), 30).name == "f16"
+    assert fitting(kind("q6_k"), 96).name == "q8_0"
+    with Builder() as b:
+        y = op("linear")(b.input("x", (2, 30)), b.param("w", (4, 30)))
+    graph, decisions = b.build({"y": y}), Decisions()
+    ml.GGMLBackend(quantize="q4_k").build(graph, BuildOptions(decisions=decisions))
+    assert str(decisions) == "downgrade: 'w' is f16: q4_k needs rows of a multiple of 256 elements, these have 30"
+    with pytest.raises(StrictError):
+        ml.GGMLBackend(quantize="q4_k").build(graph, BuildOptions(decisions=Decisions(strict=True)))
+
+
+def test_patterns_choose_per_layer():
+    with Builder() as b:
+        x = b.input("x", (2, 64))
+        for name in ("body.0", "body.1", "head"):
+            x = op("linear")(x, b.param(f"{name}.weight", (64, 64)))
+    graph = b.build({"y": x})
+    backend = ml.GGMLBackend(quantize={"*.0.*": "q8_0", "head*": None, "*": "q4_0"})
+    chosen = {e.input.name: e.kind.name for e in backend.build(graph).packing.entries}
+    assert chosen == {"body.0.weight": "q8_0", "body.1.weight": "q4_0"}
+    with pytest.raises(OptionError, match="unknown quantization 'q4'"):
+        ml.GGMLBackend(quantize={"*": "q4"})
+
+
+def test_int8_is_q8_0():
+    assert kind("int8") is kind("Q8_0") is kinds()["q8_0"] is by_code()[8]
+
+
+@pytest.mark.parametrize("name", [n for n in ERRORS if n != "f32"])
+def test_packing_and_unpacking(name):
+    w = rng.standard_normal((5, 512)).astype(np.float32)
+    packed = pack(w, kind(name))
+    assert packed.data.shape == (5, kind(name).row(512))
+    again = np.asarray(packed)
+    assert relative(again, w) < ERRORS[name]
+    if name not in ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q5_1", "q4_1", "iq4_xs", "iq4_nl"):
+        np.testing.assert_allclose(np.asarray(pack(again, kind(name))), again, rtol=2e-3, atol=1e-6)
+    turned = pack(np.ascontiguousarray(w.T), kind(name), turned=True)
+    assert turned.shape == (512, 5)
+    assert (np.asarray(turned).T == again).all()
+    assert (unpack(packed.data, packed.kind, (5, 512)) == again).all()
+
+
+def test_weights_are_packed_once_for_all_programs():
+    from mithril.dims import Dim
+
+    with Builder() as b:
+        y = op("linear")(b.input("x", (Dim("B"), 64)), b.param("w", (32, 64)))
+    backend = ml.GGMLBackend(quantize="q8_0")
+    executable = backend.build(b.build({"y": y}))
+    w = rng.standard_normal((32, 64)).astype(np.float32)
+    for n in (1, 2, 3):
+        executable({"w": w}, {"x": np.ones((n, 64), np.float32)})
+    held = {
+        id(g.held[0] if isinstance(g.held, tuple) else g.held)
+        for p in executable.programs
+        for g in p.inputs
+        if g.convert
+    }
+    assert len(held) == 1
+    assert len(backend.store._made) == 1
+    del w, executable
+    assert len(backend.store._made) <= 1
+
+
+def test_interleaved_weights_compute_the_same():
+    if not suits(kind("q4_0"), 64, 256):
+        pytest.skip("this build of ggml interleaves nothing")
+    w = rng.standard_normal((64, 256)).astype(np.float32)
+    x = rng.standard_normal((5, 256)).astype(np.float32)
+    for name in ("q4_0", "q4_k", "iq4_nl"):
+        with Builder() as b:
+            y = op("linear")(b.input("x", x.shape), b.param("w", w.shape))
+        executable = ml.GGMLBackend(quantize=name).build(b.build({"y": y}))
+        assert executable.packing.entries[0].repacked
+        assert relative(executable({"w": w}, {"x": x})["y"], x @ np.asarray(pack(w, kind(name))).T) < 0.012
+
+
+def test_gradients_are_of_float32_weights():
+    from mithril.models import Linear
+
+    model = ml.Model()
+    model += Linear(4)
+    compiled = ml.compile(model, ml.GGMLBackend(quantize="q4_0"), shapes={"input": [2, 32]})
+    params = compiled.randomize_params(seed=0)
+    x = rng.standard_normal((2, 32)).astype(np.float32)
+    out, grads = compiled.evaluate(params, {"input": x}, np.ones((2, 4), np.float32))
+    expected = x @ params["linear.weight"].T + params["linear.bias"]
+    assert np.abs(out["output"] - expected).max() < 1e-5
+    assert np.abs(grads["linear.weight"] - x.sum(0)).max() < 1e-5
+    assert "not quantized in programs with gradients" in str(compiled.decisions)
+
+
+def test_the_report_names_size_and_error():
+    from mithril.models import Linear
+
+    model = ml.Model()
+    model += Linear(64, name="wide")
+    compiled = ml.compile(model, ml.GGMLBackend(quantize="q8_0"), inference=True, shapes={"input": [2, 128]})
+    params = compiled.randomize_params(seed=0)
+    report = ml.quantization_report(compiled, params)
+    (row,) = report.rows
+    assert (row.name, row.shape, row.kind, row.bytes) == ("wide.weight", (64, 128), "q8_0", 64 * 4 * 34)
+    assert 1e-3 < row.error < 1e-2
+    assert report.bytes == row.bytes + 64 * 4
+    assert "wide.weight" in str(report)
+
+
+def test_ternary_weights_train_and_deploy_to_two_bits():
+    model = ml.Model()
+    model += ml.TernaryLinear(256, 8)
+    ternary = ml.compile(model, ml.GGMLBackend(quantize="q8_0"), shapes={"input": [64, 256]})
+    x = rng.standard_normal((64, 256)).astype(np.float32)
+    target = x @ np.sign(rng.standard_normal((8, 256))).astype(np.float32).T
+    params = ternary.randomize_params(seed=0)
+    losses = []
+    for _ in range(100):
+        out, grads = ternary.evaluate(params, {"input": x}, np.ones((64, 8), np.float32))
+        losses.append(float(((out["output"] - target) ** 2).mean()))
+        _, grads = ternary.evaluate(params, {"input": x}, 2 * (out["output"] - target) / 64)
+        params = {n: p - 0.02 * grads[n] for n, p in params.items()}
+    assert losses[-1] < 0.3 * losses[0]
+    deployed = ternary.evaluate(params, {"input": x})["output"]
+    row = ml.quantization_report(ternary, params).rows[0]
+    assert (row.kind, row.bytes) == ("tq2_0", 8 * 66)
+    assert row.error < 1e-3
+    trained = ternary.evaluate(params, {"input": x}, training=True)["output"]
+    assert relative(deployed, trained) < 0.02
+
+
+def test_a_packed_array_is_an_array():
+    backend = ml.GGMLBackend()
+    packed = pack(np.eye(32, dtype=np.float32), kind("q8_0"))
+    assert isinstance(packed, PackedArray)
+    assert backend.is_array(packed)
+    assert backend.array(packed) is packed
+    np.testing.assert_allclose(backend.to_numpy(packed), np.eye(32), atol=1e-3)
+    assert "q8_0" in repr(packed)
