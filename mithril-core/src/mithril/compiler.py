@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
+import numpy as np
+
 from mithril import plugins
 from mithril.autodiff import gradients
 from mithril.caching import ProgramCache, new_decisions
 from mithril.decisions import Decisions
 from mithril.dims import is_static
 from mithril.errors import BackendError, CompileTimeoutError, DTypeError, OptionError, ShapeError
-from mithril.graph import Graph, Node, verify
+from mithril.graph import Graph, Input, Node, verify
 from mithril.graph.deferred import Deferred
 from mithril.hookspecs import CompileContext, HardwareTarget
 from mithril.models.flatten import flatten
@@ -182,6 +184,8 @@ class Compiler:
     def _optimized(self, request: Request) -> _Optimized:
         self.observers.begin()
         traced = self.trace(dict(request.types), training=request.kind.training)
+        if request.binding:
+            traced = baked(traced, request.constants)
         self._stage("types", traced)
         kind, graph = request.kind, traced
         names = traced.output_names
@@ -362,6 +366,19 @@ class Deadline:
         else:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, self._before)
+
+
+def baked(graph: Graph, arrays: Mapping[str, Any]) -> Graph:
+    """The graph with parameters and state as constants of these values."""
+
+    def constant(i: Input) -> Input:
+        if i.role not in ("param", "state") or i.name not in arrays:
+            return i
+        data = np.array(arrays[i.name], i.type.dtype.numpy, order="C")
+        data.setflags(write=False)
+        return Input(i.value, "constant", data, i.tags)
+
+    return graph.replaced(inputs=tuple(map(constant, graph.inputs)))
 
 
 def _origin(node: Node) -> str:

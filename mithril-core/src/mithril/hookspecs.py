@@ -64,7 +64,7 @@ class PassSpec:
     stage: str
     level: str | None
     aliases: tuple[str, ...] = ()
-    option: str | None = None  # an option of ml.compile that brings it in where the option is set
+    options: tuple[str, ...] = ()  # options of ml.compile that bring it in where one of them is set
     before: tuple[str, ...] = ()  # passes of the same stage that must come later
     after: tuple[str, ...] = ()  # passes of the same stage that must come earlier
     version: int = 1  # raise it when the pass's result changes: it is part of every cache key

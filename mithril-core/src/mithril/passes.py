@@ -76,7 +76,8 @@ def _takes_context(run: Callable[..., Any]) -> bool:
         positional = [
             p
             for p in inspect.signature(run).parameters.values()
-            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
+            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+            and (p.default is p.empty or isinstance(p.default, PassContext))
         ]
     except (TypeError, ValueError):
         return False

@@ -58,7 +58,12 @@ def level_passes(level: str) -> list[str]:
 
 def asked_for(settings: Mapping[str, Any]) -> list[str]:
     """Names of the installed passes whose own option is set."""
-    return sorted(n for n, found in plugins.passes().items() if found.spec.option and settings[found.spec.option])
+    names = set()
+    for name, found in plugins.passes().items():
+        for option in found.spec.options:  # all of them are read, so that none counts as ignored
+            if settings[option]:
+                names.add(name)
+    return sorted(names)
 
 
 def switches(given: Mapping[str, bool]) -> dict[str, bool]:

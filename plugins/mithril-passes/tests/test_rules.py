@@ -14,8 +14,9 @@ from mithril.models import Linear, Model, Relu
 from mithril.ops.evaluate import evaluate
 from mithril.passes import random_arguments
 from mithril.testing import PassConformance, RuleConformance
-from mithril_passes import merging, raising, simplify
+from mithril_passes import batch_norm, merging, raising, simplify
 
+STATISTICS = [("float32", (4,))] * 4  # scale, bias, mean, variance
 SHAPES = {
     "slice of everything": [("float32", (9,))],
     "plus zero, of integers": [("int32", (2, 3))],
@@ -25,9 +26,20 @@ SHAPES = {
     "layer norm": [("float32", (2, 3)), ("float32", (3,)), ("float32", (3,))],
     "parameters of a layer norm": [("float32", (2, 3)), ("float32", (3,)), ("float32", (3,))],
     "RMS norm": [("float32", (2, 3)), ("float32", (3,))],
+    "batch norm of a convolution": [("float32", (2, 3, 5, 5)), ("float32", (4, 3, 1, 1)), *STATISTICS],
+    "batch norm of a convolution with bias": [
+        ("float32", (2, 3, 5, 5)),
+        ("float32", (4, 3, 1, 1)),
+        ("float32", (4,)),
+        *STATISTICS,
+    ],
+    "batch norm of a linear": [("float32", (8, 3)), ("float32", (4, 3)), ("float32", (4,)), *STATISTICS],
+    "batch norm of a linear without bias": [("float32", (8, 3)), ("float32", (4, 3)), *STATISTICS],
     "attention": [*[("float32", (1, 2, 4, 3))] * 3, ("float32", (1, 1, 4, 4))],
 }
-ALL = [r for s in (simplify.EXACT, simplify.APPROXIMATE, raising.RULES, merging.RULES) for r in s.rules]
+ALL = [
+    r for s in (simplify.EXACT, simplify.APPROXIMATE, raising.RULES, merging.RULES, batch_norm.RULES) for r in s.rules
+]
 
 
 def kit(rule):

@@ -21,6 +21,7 @@ from mithril.graph import Graph, Node, Value
 from mithril.types import dtype as as_dtype
 
 UNKNOWN = 64  # what a symbolic size counts as there
+APART = 1 << 14  # bytes: constants from here on do not stand in the text but in an array file beside it
 LARGE = 1 << 10  # elements: values from here on are dropped after their last use where the table asks for it
 
 
@@ -35,6 +36,7 @@ def emit(graph: Graph, table: Lowerings) -> dict[str, Any]:
         "imports": [*table.imports, *(["import base64", "import numpy"] if module.constants else [])],
         "helpers": list(module.helpers.values()),
         "constants": module.constants,
+        "arrays": module.arrays,
         "signature": SIGNATURE,
         "body": body,
         "closing": CLOSING,
@@ -50,8 +52,10 @@ def render(parts: dict[str, Any]) -> str:
         f'"""{graph.name}: generated for {parts["backend"]}."""',
         "\n".join(dict.fromkeys([*parts["imports"], *extra])),
     ]
-    if parts["constants"]:
+    if any(" = _array(" in line or "(_array(" in line for line in parts["constants"]):
         blocks.append("\n\n" + ARRAY_FROM_TEXT.strip())
+    if parts["arrays"]:
+        blocks.append("\n\n" + ARRAYS_FROM_FILE.strip())
     blocks += ["\n\n" + text for text in parts["helpers"]]
     if parts["constants"]:
         blocks.append("\n\n" + "\n".join(parts["constants"]))
@@ -72,12 +76,21 @@ def _array(text, dtype, shape):
 '''
 
 
+# Written into files whose large constants are kept apart: they are there already, or in a file of the same name.
+ARRAYS_FROM_FILE = """
+if "_arrays" not in globals():
+    with numpy.load(__file__.removesuffix(".py") + ".npz") as kept:
+        _arrays = dict(kept)
+"""
+
+
 class Module:
     """What stands above the function: helpers and constants, each once."""
 
     def __init__(self, table: Lowerings) -> None:
         self.table = table
-        self.names = Names({*table.reserved, "_array", "base64", "numpy"})
+        self.names = Names({*table.reserved, "_array", "_arrays", "base64", "numpy"})
+        self.arrays: dict[str, np.ndarray[Any, Any]] = {}
         self.helpers: dict[str, str] = {}
         self.constants: list[str] = []
         self._known: dict[Any, str] = {}
@@ -99,6 +112,8 @@ class Module:
         if key not in self._known:
             name = self._known[key] = self.names.fresh(wish)
             raw = np.ascontiguousarray(array)
+            if raw.nbytes >= APART:
+                return self._apart(key, raw)
             text = base64.b64encode(raw.tobytes()).decode()
             made = f'_array("{text}", "{raw.dtype.name}", {raw.shape!r})'
             if raw.dtype.name == "bfloat16":
@@ -109,6 +124,17 @@ class Module:
             dtype = self.table.dtype_text(as_dtype(raw.dtype))
             self.constants.append(f"{name} = {template.format(array=made, dtype=dtype)}")
         return self._known[key]
+
+    def _apart(self, key: int, array: np.ndarray[Any, Any]) -> str:
+        """A large constant: by name from the arrays kept beside the text."""
+        name = self._known[key]
+        dtype = as_dtype(array.dtype)
+        self.arrays[name] = array.view(np.uint16) if dtype.name == "bfloat16" else array  # .npz knows no bfloat16
+        made = f'_arrays["{name}"]' + (".view(ml_dtypes.bfloat16)" if dtype.name == "bfloat16" else "")
+        self.constants.append(
+            f"{name} = {self.table.constant_template.format(array=made, dtype=self.table.dtype_text(dtype))}"
+        )
+        return name
 
 
 class Writer:

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+import numpy as np
+
 from mithril.errors import BackendError, OptionError
 
 SIGNATURE = "def forward(params, inputs):"
@@ -20,8 +22,9 @@ CLOSING = "return outputs"
 class Source:
     """The text of a module that defines ``forward(params, inputs)``."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, arrays: Mapping[str, Any] | None = None) -> None:
         self.text = text
+        self.arrays = dict(arrays or {})  # large constants, which the text takes by name
         self.filename = f"<mithril {hashlib.sha256(text.encode()).hexdigest()[:12]}>"
 
     def code(self) -> CodeType:
@@ -37,7 +40,7 @@ class Source:
         """``forward``, compiled anew unless its code is at hand: each call gives a function of its own."""
         code = code if code is not None else self.code()
         linecache.cache[self.filename] = (len(self.text), None, self.text.splitlines(keepends=True), self.filename)
-        space: dict[str, Any] = {"__name__": "mithril_generated"}
+        space: dict[str, Any] = {"__name__": "mithril_generated", "_arrays": self.arrays}
         exec(code, space)
         forward: Callable[..., Any] = space["forward"]
         return forward
@@ -48,6 +51,11 @@ class Source:
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(f".{target.name}.{os.getpid()}.part")
         part.write_text(self.text)
+        if self.arrays:
+            arrays = target.with_suffix(".npz")
+            with open(part.with_suffix(".npz"), "wb") as out:
+                np.savez(out, allow_pickle=False, **self.arrays)
+            os.replace(part.with_suffix(".npz"), arrays)
         os.replace(part, target)
 
 

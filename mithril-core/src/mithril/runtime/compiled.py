@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -70,9 +71,11 @@ class CompiledModel:
         self._specs = dict(specs)
         self.compiler = compiler
         self._programs: dict[Request, Program] = {}
-        self._calls: dict[Any, tuple[Program, dict[str, TensorType]]] = {}
+        self._calls: dict[tuple[Any, ...], tuple[Program, dict[str, TensorType]]] = {}
         self._fast: FastPath | None = None
         self._bound: dict[str, Any] | None = None
+        self._binding = 0  # counts bind() where parameters are baked in
+        self._baked: dict[str, Any] = {}
         self._state: dict[str, Any] | None = None
         self._interface: Graph | None = None
         self._types: dict[str, TensorType] | None = None  # of the first program's inputs
@@ -108,6 +111,8 @@ class CompiledModel:
         ):
             return fast.call(params, inputs)
         if inputs is None:
+            if self._binding:
+                return self._evaluate({}, params or {}, output_gradients, state, training, wrt, self._binding)
             params, inputs = self._bound, params
             if params is None:
                 if self._param_types():
@@ -130,6 +135,7 @@ class CompiledModel:
         state: Arrays | None,
         training: bool | None,
         wrt: Collection[str] | None,
+        binding: int = 0,
     ) -> Any:
         train = bool(cotangents is not None if training is None else training)
         if train and self._inference:
@@ -137,7 +143,7 @@ class CompiledModel:
         given = self._with_defaults(inputs, train)
         of = self._cotangent_names(cotangents, given, train)
         kind = Kind(train, of, None if wrt is None or not of else tuple(wrt))
-        program, arrays, checked, call = self._prepared(given, params, state, kind)
+        program, arrays, checked, call = self._prepared(given, params, state, kind, binding)
         if of:
             call.update(self._cotangents(program, cotangents, of, arrays))
         results = self._run(program, checked, call)
@@ -147,10 +153,10 @@ class CompiledModel:
         return self._split(results, of, state, program)
 
     def _prepared(
-        self, given: Arrays, params: Arrays, state: Arrays | None, kind: Kind
+        self, given: Arrays, params: Arrays, state: Arrays | None, kind: Kind, binding: int = 0
     ) -> tuple[Program, dict[str, Any], Arrays, dict[str, Any]]:
         """The program for a call, its inputs as the backend's arrays, and what it is called with."""
-        program, types = self._program(given, kind)
+        program, types = self._program(given, kind, binding)
         arrays = {name: self._convert(name, given[name], t) for name, t in types.items()}
         checked = self._check_params(program, params)
         return program, arrays, checked, {**arrays, **self._check_state(program, state)}
@@ -199,10 +205,10 @@ class CompiledModel:
         missing_or_unknown("input", wanted, given)
         return {name: given[name] for name in wanted}
 
-    def _program(self, given: Mapping[str, Any], kind: Kind) -> tuple[Program, dict[str, TensorType]]:
+    def _program(self, given: Mapping[str, Any], kind: Kind, binding: int = 0) -> tuple[Program, dict[str, TensorType]]:
         """The program for these inputs, and the exact types they are converted to."""
         actual = {name: array_type(name, x) for name, x in given.items()}
-        key = (tuple(actual.values()), kind)
+        key = (tuple(actual.values()), kind, binding)
         known = self._calls.get(key)
         if known is not None:
             return known
@@ -210,7 +216,7 @@ class CompiledModel:
         self._check_declared(settled, actual)
         concrete = {n: TensorType(t.dtype, actual[n].shape) for n, t in settled.items()}
         types = settled if self.backend.symbolic else concrete
-        program = self._make(Request(tuple(types.items()), kind))
+        program = self._make(Request(tuple(types.items()), kind, binding, self._baked if binding else {}))
         if self.backend.symbolic:
             check_shapes(program.interface.guards, types, {n: t.shape for n, t in actual.items()})  # type: ignore[misc]
         self._calls[key] = (program, concrete)
@@ -338,8 +344,22 @@ class CompiledModel:
         self._bound = dict(params)
         if state is not None:
             self._state = dict(state)
+        if self.options.get("static_inference"):
+            self._bake(wanted, params)
         self._fast = None
         return self
+
+    def _bake(self, wanted: Mapping[str, TensorType], params: Arrays) -> None:
+        """From now on, calls without parameters run programs that have these, and the state, inside."""
+        for name, t in wanted.items():
+            shape = tuple(getattr(params[name], "shape", ()))
+            if shape != t.shape:
+                raise InputError(f"parameter '{name}' has shape {list(shape)}, expected {list(t.shape)}")
+        self._binding += 1
+        kept = self.initial_state() if self.interface.with_role("state") else {}
+        self._baked = {n: weights.to_numpy(x) for n, x in (*params.items(), *kept.items())}
+        self._programs = {r: p for r, p in self._programs.items() if not r.binding}
+        self._calls = {k: v for k, v in self._calls.items() if not k[-1]}
 
     @property
     def params(self) -> dict[str, Any] | None:
@@ -490,7 +510,7 @@ class CompiledModel:
         if all(v.type.is_static for node in graph.nodes for v in node.results):
             return graph
         types = tuple((name, TensorType(t.dtype, shapes.get(name, t.shape))) for name, t in program.request.types)
-        return self.compiler.lowered(Request(types, program.request.kind, program.request.constants))
+        return self.compiler.lowered(replace(program.request, types=types))
 
     def explain(self) -> str:
         """What was decided on the user's behalf, and what the passes did."""

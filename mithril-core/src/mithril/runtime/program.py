@@ -28,7 +28,8 @@ class Request:
 
     types: tuple[tuple[str, TensorType], ...]  # of the model's inputs, in order
     kind: Kind
-    constants: tuple[tuple[str, Any], ...] = field(default=(), compare=False)
+    binding: int = 0  # which parameters are baked in: 0 for none, else the number of the bind() they came by
+    constants: Mapping[str, Any] = field(default_factory=dict, compare=False)  # these parameters, as NumPy
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import marshal
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, cast
+
+import numpy as np
 
 from mithril import plugins
 from mithril.codegen.emit import emit, render
@@ -21,11 +24,12 @@ Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 class SourceExecutable:
     """A generated function and what it was generated from."""
 
-    __slots__ = ("_graph", "call", "differentiated", "forward", "source")
+    __slots__ = ("_graph", "arrays", "call", "differentiated", "forward", "source")
 
     def __init__(self, graph: Graph | Deferred, source: Source, forward: Forward, call: Forward | None = None) -> None:
         self._graph = graph if isinstance(graph, Deferred) else Deferred(graph)
         self.source = source.text
+        self.arrays = source.arrays
         self.forward = forward  # the bare generated function
         self.call = call or forward  # what runs: compiled, where there is a compiler
         self.differentiated = False  # whether the framework's gradients are in it, which the source does not say
@@ -76,12 +80,17 @@ class SourceBackend(Backend):
         """The generated text, and its code as Python keeps it in .pyc files."""
         if executable.differentiated:
             return None
-        code = marshal.dumps(Source(executable.source).code())
-        return {"source": executable.source.encode(), "code": code}
+        parts = {"source": executable.source.encode(), "code": marshal.dumps(Source(executable.source).code())}
+        if executable.arrays:
+            packed = io.BytesIO()
+            np.savez(packed, allow_pickle=False, **executable.arrays)
+            parts["arrays"] = packed.getvalue()
+        return parts
 
     def revive(self, parts: Mapping[str, bytes], graph: Deferred, options: BuildOptions) -> SourceExecutable:
         """The executable again, without generating anything."""
-        source = Source(parts["source"].decode())
+        kept = np.load(io.BytesIO(parts["arrays"])) if "arrays" in parts else {}
+        source = Source(parts["source"].decode(), kept)
         if options.file_path is not None:
             source.write(options.file_path)
         forward = source.function(marshal.loads(parts["code"]))
@@ -105,16 +114,19 @@ class SourceBackend(Backend):
 
     def _source(self, graph: Graph, options: BuildOptions) -> Source:
         self.check(graph)
-        source = Source(self.generate(graph, options))
+        text, arrays = self.generate(graph, options)
+        source = Source(text, arrays)
         if options.file_path is not None:
             source.write(options.file_path)
         return source
 
-    def generate(self, graph: Graph, options: BuildOptions) -> str:
-        """The module's text: by the template if one is given, then through the transformers."""
+    def generate(self, graph: Graph, options: BuildOptions) -> tuple[str, Mapping[str, Any]]:
+        """The module's text, by the template if one is given, then through the transformers; its large constants."""
         parts = emit(graph, self.table(options))
         text = from_template(options.template_path, parts) if options.template_path is not None else render(parts)
-        return transformed(text, options.code_transformers) if options.code_transformers else text
+        if options.code_transformers:
+            text = transformed(text, options.code_transformers)
+        return text, parts["arrays"]
 
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward | None:
         """What is called instead of the bare function: jitted, say. None: the function itself."""

@@ -9,7 +9,9 @@ import numpy as np
 
 from mithril.dims import is_static, numel
 from mithril.graph import Builder, Graph, Input, Node, Value, attributes_key, structural_hash
+from mithril.passes import PassContext
 
+NO_CONTEXT = PassContext()
 FOLD_LIMIT = 1 << 16  # elements: a folded constant larger than this would cost more memory than it saves time
 
 
@@ -58,10 +60,16 @@ def _key(node: Node) -> Any:
     return node.op, operands, attributes_key(node.attributes), regions, attributes_key(node.tags)
 
 
-def constant_folding(graph: Graph) -> Graph:
-    """Compute now what depends on constants only, up to a size that is worth keeping."""
+def constant_folding(graph: Graph, context: PassContext = NO_CONTEXT) -> Graph:
+    """Compute now what depends on constants only, up to a size that is worth keeping.
+
+    Where parameters are baked in, results may be as large as the largest of them.
+    """
+    limit = FOLD_LIMIT
+    if context.option("static_inference", False):
+        limit = max([limit, *(i.data.size for i in graph.inputs if i.data is not None)])
     known: dict[Value, np.ndarray[Any, Any]] = {
-        i.value: i.data for i in graph.inputs if i.data is not None and i.data.size <= FOLD_LIMIT
+        i.value: i.data for i in graph.inputs if i.data is not None and i.data.size <= limit
     }
     folded: dict[Value, np.ndarray[Any, Any]] = {}
     nodes: list[Node] = []
@@ -69,7 +77,7 @@ def constant_folding(graph: Graph) -> Graph:
         if node.op.name == "constant":
             known[node.result] = np.asarray(node.attributes["value"], node.attributes["dtype"].numpy)
             nodes.append(node)
-        elif _foldable(node, known):
+        elif _foldable(node, known, limit):
             for value, array in zip(node.results, _compute(node, known), strict=True):
                 known[value] = folded[value] = array
         else:
@@ -97,12 +105,17 @@ def constant_folding(graph: Graph) -> Graph:
     return _substituted(graph, constants + nodes, inputs, replaced)
 
 
-def _foldable(node: Node, known: dict[Value, Any]) -> bool:
+def late_constant_folding(graph: Graph, context: PassContext) -> Graph:
+    """Once more, after fusion has written expressions of weights; what was only needed for them goes."""
+    return dead_code_elimination(constant_folding(graph, context))
+
+
+def _foldable(node: Node, known: dict[Value, Any], limit: int) -> bool:
     if node.regions or getattr(node.op, "opaque", False) or not node.operands:
         return False
     if not all(v is None or v in known for v in node.operands):
         return False
-    return all(is_static(v.shape) and int(numel(v.shape)) <= FOLD_LIMIT for v in node.results)
+    return all(is_static(v.shape) and int(numel(v.shape)) <= limit for v in node.results)
 
 
 def _compute(node: Node, known: dict[Value, Any]) -> Iterable[np.ndarray[Any, Any]]:
@@ -141,4 +154,4 @@ def _substituted(graph: Graph, nodes: list[Node], inputs: list[Input], replaced:
     )
 
 
-__all__ = ["common_subexpression", "constant_folding", "dead_code_elimination"]
+__all__ = ["common_subexpression", "constant_folding", "dead_code_elimination", "late_constant_folding"]

@@ -10,12 +10,14 @@ from mithril.ops import (
     add,
     broadcast_to,
     cast,
+    dequantize,
     exp,
     log,
     maximum,
     minimum,
     mul,
     neg,
+    quantize,
     relu,
     reshape,
     rsqrt,
@@ -156,6 +158,28 @@ APPROXIMATE = RuleSet(
         ),
         rule(
             lambda x, y, z: add(mul(x, y), mul(x, z)), lambda x, y, z: mul(x, add(y, z)), exact=False, name="factored"
+        ),
+    ],
+)
+
+QUANTIZE_PAIRS = RuleSet(
+    "quantize-pairs",
+    [
+        rule(
+            lambda x, scale, *, dtype="int8", axis=None: dequantize(
+                quantize(x, scale, None, dtype=dtype, axis=axis), scale, None, axis=axis
+            ),
+            lambda x, scale: x,
+            exact=False,
+            name="quantized and back",
+        ),
+        rule(
+            lambda x, scale, zero, *, dtype="int8", axis=None: dequantize(
+                quantize(x, scale, zero, dtype=dtype, axis=axis), scale, zero, axis=axis
+            ),
+            lambda x, scale, zero: x,
+            exact=False,
+            name="quantized and back, with zero point",
         ),
     ],
 )

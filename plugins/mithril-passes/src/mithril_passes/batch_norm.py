@@ -1,0 +1,121 @@
+"""For inference: a batch norm after a product goes into the product's weights and bias."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mithril.dims import is_static, numel
+from mithril.graph import Value
+from mithril.ops import add, batch_norm, conv, linear, reshape, rsqrt
+from mithril.rewrite import RuleSet, rule
+
+
+def _pays(weights: Value, data: Value) -> bool | str:
+    """Scaling the weights costs as much as they are large; what is saved is two passes over the result."""
+    if not is_static((*weights.shape, *data.shape)):
+        return True
+    saved = 2 * int(numel(data.shape[:1])) * int(numel(data.shape[2:]))  # per channel, roughly as many as in the result
+    return saved > int(numel(weights.shape[1:])) or "its weights are larger than what would be saved"
+
+
+def _along_outputs(factor: Value, weights: Value) -> Any:
+    return reshape(factor, shape=(weights.shape[0], *[1] * (weights.ndim - 1)))
+
+
+def _per_channel(value: Any, weights: Value) -> Any:
+    return reshape(value, shape=(1, weights.shape[0], *[1] * (weights.ndim - 2)))
+
+
+def _conv(
+    x: Any,
+    w: Any,
+    s: Any,
+    b: Any,
+    m: Any,
+    v: Any,
+    *,
+    eps: Any = 1e-5,
+    stride: Any = (1, 1),
+    padding: Any = ((0, 0), (0, 0)),
+    dilation: Any = (1, 1),
+    groups: Any = 1,
+) -> Any:
+    y = conv(x, w, stride=stride, padding=padding, dilation=dilation, groups=groups)
+    return batch_norm(y, s, b, m, v, eps=eps)
+
+
+def _conv_bias(
+    x: Any,
+    w: Any,
+    c: Any,
+    s: Any,
+    b: Any,
+    m: Any,
+    v: Any,
+    *,
+    shape: Any = (1, 4, 1, 1),
+    eps: Any = 1e-5,
+    stride: Any = (1, 1),
+    padding: Any = ((0, 0), (0, 0)),
+    dilation: Any = (1, 1),
+    groups: Any = 1,
+) -> Any:
+    y = conv(x, w, stride=stride, padding=padding, dilation=dilation, groups=groups)
+    return batch_norm(add(y, reshape(c, shape=shape)), s, b, m, v, eps=eps)
+
+
+CONV = rule(
+    _conv,
+    lambda x, w, s, b, m, v, *, eps, stride, padding, dilation, groups: add(
+        conv(
+            x,
+            w * _along_outputs(s * rsqrt(v + eps), w),
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+        ),
+        _per_channel(b - m * (s * rsqrt(v + eps)), w),
+    ),
+    when=lambda x, w, s, b, m, v: _pays(w, x),
+    exact=False,
+    name="batch norm of a convolution",
+)
+
+CONV_BIAS = rule(
+    _conv_bias,
+    lambda x, w, c, s, b, m, v, *, eps, stride, padding, dilation, groups: add(
+        conv(
+            x,
+            w * _along_outputs(s * rsqrt(v + eps), w),
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+        ),
+        _per_channel((c - m) * (s * rsqrt(v + eps)) + b, w),
+    ),
+    when=lambda x, w, c, s, b, m, v, *, shape: c.ndim == 1 and tuple(shape[1:2]) == c.shape and _pays(w, x),
+    exact=False,
+    name="batch norm of a convolution with bias",
+)
+
+LINEAR = rule(
+    lambda x, w, c, s, b, m, v, *, eps=1e-5: batch_norm(linear(x, w, c), s, b, m, v, eps=eps),
+    lambda x, w, c, s, b, m, v, *, eps: linear(
+        x, w * _along_outputs(s * rsqrt(v + eps), w), (c - m) * (s * rsqrt(v + eps)) + b
+    ),
+    when=lambda x, w, c, s, b, m, v: x.ndim == 2 and _pays(w, x),
+    exact=False,
+    name="batch norm of a linear",
+)
+
+LINEAR_PLAIN = rule(
+    lambda x, w, s, b, m, v, *, eps=1e-5: batch_norm(linear(x, w, None), s, b, m, v, eps=eps),
+    lambda x, w, s, b, m, v, *, eps: linear(x, w * _along_outputs(s * rsqrt(v + eps), w), b - m * (s * rsqrt(v + eps))),
+    when=lambda x, w, s, b, m, v: x.ndim == 2 and _pays(w, x),
+    exact=False,
+    name="batch norm of a linear without bias",
+)
+
+RULES = RuleSet("batch-norm-folding", [CONV, CONV_BIAS, LINEAR, LINEAR_PLAIN])

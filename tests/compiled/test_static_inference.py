@@ -1,0 +1,94 @@
+"""``static_inference=True``: bound parameters become part of the program."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril.models import BatchNorm1d, Linear, Model, Relu
+
+X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)
+
+
+def net(size=8):
+    model = Model()
+    model |= Linear(size, name="first")(input="x", output="h")
+    model |= BatchNorm1d(size, name="norm")(input="h", output="n")
+    model |= Relu(name="act")(input="n", output="a")
+    model |= Linear(2, name="last")(input="a", output="output")
+    return model
+
+
+def number(compiled, results):
+    return compiled.backend.to_numpy(results["output"])
+
+
+def test_bound_parameters_are_baked_in(backend):
+    compiled = ml.compile(net(), backend, shapes={"x": [4, 6]}, static_inference=True)
+    params = compiled.randomize_params(0)
+    free = number(compiled, compiled.evaluate(params, {"x": X}))
+    compiled.bind(params)
+    baked = number(compiled, compiled({"x": X}))
+    np.testing.assert_allclose(baked, free, rtol=1e-5, atol=1e-6)
+    program = compiled.programs[-1]
+    assert not program.interface.params
+    assert not program.graph.with_role("param")
+
+
+def test_binding_again_makes_another_program(backend):
+    compiled = ml.compile(net(), backend, shapes={"x": [4, 6]}, static_inference=True)
+    first, second = compiled.randomize_params(0), compiled.randomize_params(1)
+    a = number(compiled, compiled.bind(first)({"x": X}))
+    b = number(compiled, compiled.bind(second)({"x": X}))
+    assert not np.allclose(a, b)
+    np.testing.assert_allclose(b, number(compiled, compiled.evaluate(second, {"x": X})), rtol=1e-5, atol=1e-6)
+    assert len([p for p in compiled.programs if p.request.binding]) == 1  # the old one is gone
+
+
+def test_large_parameters_stand_beside_the_source(tmp_path):
+    model = Model()
+    model |= Linear(300, name="l")(input="x", output="output")
+    path = tmp_path / "net.py"
+    compiled = ml.compile(
+        model,
+        "numpy",
+        shapes={"x": [4, 200]},
+        static_inference=True,
+        file_path=str(path),
+        cache=True,
+        cache_dir=str(tmp_path / "c"),
+    )
+    x = np.random.default_rng(0).standard_normal((4, 200)).astype(np.float32)
+    compiled.bind(compiled.randomize_params(0))
+    expected = compiled({"x": x})["output"]
+    assert len(compiled.source) < 4000
+    assert path.with_suffix(".npz").exists()
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("baked_net", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    np.testing.assert_array_equal(module.forward({}, {"x": x})["output"], expected)
+    again = ml.compile(
+        model, "numpy", shapes={"x": [4, 200]}, static_inference=True, cache=True, cache_dir=str(tmp_path / "c")
+    )
+    np.testing.assert_array_equal(again.bind(again.randomize_params(0))({"x": x})["output"], expected)
+
+
+def test_what_depends_on_parameters_and_state_only_is_computed_once():
+    compiled = ml.compile(net(), "numpy", shapes={"x": [4, 6]}, static_inference=True, outputs=["n"])
+    params = compiled.randomize_params(0)
+    state = {n: np.full(np.shape(a), 0.7, np.float32) for n, a in compiled.initial_state().items()}
+    expected = compiled.evaluate(params, {"x": X}, state=state)[0]["n"]
+    np.testing.assert_allclose(compiled.bind(params, state)({"x": X})["n"], expected, rtol=1e-5)
+    graph = compiled.programs[-1].graph
+    assert [n.op.name for n in graph.nodes if n.op.name != "constant"] == ["linear"]  # batch norm is in its weights
+    assert not graph.with_role("param", "state")
+
+
+def test_wrong_shapes_are_refused_when_bound(backend):
+    compiled = ml.compile(net(), backend, shapes={"x": [4, 6]}, static_inference=True)
+    params = compiled.randomize_params(0)
+    with pytest.raises(ml.InputError, match="parameter 'last.weight' has shape"):
+        compiled.bind({**params, "last.weight": params["first.weight"]})
