@@ -272,6 +272,9 @@ class Op:
             dtypes = self.dtype_rule([None if t is None else t.dtype for t in types], attributes)
         except MithrilError as error:
             raise error.with_facts(self.call_text(types, attributes)) from None
+        except IndexError as cause:  # an axis, of graph text say, that the operand does not have
+            what = f"the attributes of operation '{self.name}' do not fit its operands"
+            raise ShapeError(what, facts=[self.call_text(types, attributes)]) from cause
         if len(self.results) == 1:
             return (TensorType(dtypes, shapes),)
         if isinstance(dtypes, DType):
