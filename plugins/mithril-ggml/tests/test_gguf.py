@@ -100,9 +100,9 @@ def test_long_names_and_odd_values(tmp_path):
     from mithril.graph import Builder
     from mithril.graph.registry import operation as op
     from mithril.options import resolve
-    from mithril_ggml.loading import GraphCompiler
     from mithril.runtime.compiled import CompiledModel
     from mithril.runtime.signature import InputSpec
+    from mithril_ggml.loading import GraphCompiler
 
     kinds = (
         "float16",

@@ -16,7 +16,7 @@ from mithril.ops.evaluate import evaluate
 from mithril.runtime.backend import BuildOptions
 
 sys.path.insert(0, str(Path(__file__).parent))
-from random_graphs import Maker  # noqa: E402
+from random_graphs import Maker
 
 rng = np.random.default_rng(0)
 

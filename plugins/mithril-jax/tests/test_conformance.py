@@ -1,7 +1,33 @@
-"""The JAX backend on the whole conformance kit."""
+"""The JAX backend on the whole conformance kit, jitted, since that is how programs run.
 
+Thousands of programs run once each, so most are compiled quickly rather than well; those of special values by XLA's own
+defaults, because it is the code generator that decides what becomes of nan, infinities and signed zeros.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from mithril.runtime.backend import BuildOptions
 from mithril.testing import BackendConformance
+
+QUICK = {
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_parallel_codegen_split_count": 1,
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_llvm_disable_expensive_passes": True,
+}
 
 
 class TestJax(BackendConformance):
     backend = "jax"
+    jit = True
+    compiler_options = QUICK
+
+    @classmethod
+    def options(cls):
+        return BuildOptions(jit=True, jit_options={"compiler_options": cls.compiler_options})
+
+    def test_special_values(self, elementwise, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(type(self), "compiler_options", {})
+        super().test_special_values(elementwise)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mithril.dims import Guard, Shape, Size, assume, collect_guards, numel, symbols
-from mithril.errors import DTypeError, MithrilError, OperationError, unknown
+from mithril.errors import DTypeError, MithrilError, OperationError, ShapeError, unknown
 from mithril.graph.builder import Builder, computing, trace
 from mithril.graph.core import Graph, Value
 from mithril.ops.attribute_types import NORMALISERS, attribute_error, normalise_axes, normalise_axis

@@ -1,1 +1,41 @@
 """What mithril-cbackend adds to mithril; importing this module imports no framework."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mithril import BackendSpec, Option, hookimpl
+
+
+@hookimpl
+def mithril_backends() -> Sequence[BackendSpec]:
+    """The C backend."""
+    return [
+        BackendSpec(
+            name="c",
+            class_name="CBackend",
+            loads="mithril_cbackend.backend:CBackend",
+            requires=("tvm", "tvm_ffi"),
+            summary="machine code scheduled with TVM; exports readable C that runs without Python",
+        )
+    ]
+
+
+@hookimpl
+def mithril_options() -> Sequence[Option]:
+    """What the code is made for."""
+    return [
+        Option(
+            "cpu_options",
+            Mapping[str, Any],
+            {},
+            "num_threads, vectorize (bool), vector_bytes (16, 32 or 64), cpu (LLVM's name of a processor).",
+        ),
+        Option(
+            "mobile_options",
+            Mapping[str, Any],
+            {},
+            "platform, arch, optimize_size: what exported C source is prepared for.",
+        ),
+    ]

@@ -193,7 +193,7 @@ class GGMLExecutable:
         self.arena = aligned(self.plan.size)
         self._addresses()
         if self.segments:
-            guarded(lambda: [s.build(threads) for s in self.segments])
+            guarded(lambda: self._build(threads))
         work = max((s.plan.work_size for s in self.segments), default=0)
         self.memory = Memory(self.plan.size, work, sum(s.bytes for s in self.segments), fixed)
         _check(limit, self.memory)
@@ -202,6 +202,10 @@ class GGMLExecutable:
         for s in self.segments:
             s.plan.work_data = pointer
         self._write(parts, outputs)
+
+    def _build(self, threads: int) -> None:
+        for s in self.segments:
+            s.build(threads)
 
     def _addresses(self) -> None:
         base = self.arena.ctypes.data
@@ -357,8 +361,8 @@ def _check(limit: int | None, memory: Memory) -> None:
         raise MemoryLimitError(
             f"this program needs {human(memory.total)}, but mem_size allows {human(limit)}",
             facts=[
-                f"intermediate values {human(memory.arena)}, scratch {human(memory.work)}, "
-                f"graphs {human(memory.graphs)}, constants and packed weights {human(memory.fixed)}"
+                f"intermediate values {human(memory.arena)}, scratch {human(memory.work)}",
+                f"graphs {human(memory.graphs)}, constants and packed weights {human(memory.fixed)}",
             ],
             hint="raise mem_size, or make the batch smaller",
         )

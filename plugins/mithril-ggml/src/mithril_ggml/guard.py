@@ -83,7 +83,7 @@ class _AssertionFailed(Exception):
     pass
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+@ctypes.CFUNCTYPE(None, ctypes.c_char_p)  # type: ignore[untyped-decorator]
 def _on_abort(message: bytes) -> None:
     """Called by ggml before it ends the process, on the thread that failed: a guarded one or one of its helpers."""
     worker = _guard.worker

@@ -10,7 +10,7 @@ from typing import Any
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an assertion would start a debugger, which takes seconds
 
-import ggml
+import ggml as ggml
 
 # Their results are declared with a typing alias that ctypes does not know, so that pointers lose their upper half.
 for _name in (
@@ -24,7 +24,7 @@ for _name in (
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
-@_LOG
+@_LOG  # type: ignore[untyped-decorator]
 def _silent(level: int, text: bytes, user: int) -> None:
     """Failed allocations are reported by our own errors."""
 

@@ -168,7 +168,7 @@ def _enter(entries: dict[Value, Entry], reader: _Reader, recipe: Recipe, decisio
     wanted = recipe.wanted(i.name)
     if wanted is None:
         return
-    length = int(i.type.shape[0 if reader.turned else 1])  # type: ignore[arg-type]
+    length = int(i.type.shape[0 if reader.turned else 1])
     chosen = fitting(wanted, length) if not reader.ternary or i.name in recipe.exact else ternary_kind(length)
     if reader.ternary and chosen is not wanted:
         decisions.record("choice", f"'{i.name}' has weights of three values: {chosen} holds them without loss")

@@ -90,7 +90,7 @@ def pack(array: Array, kind: Kind, turned: bool = False, name: str = "a weight")
         made = guarded(lambda: _quantize(kind.code, source, target, 0, n, k, None))
         if made != data.nbytes:
             raise InputError(f"quantizing {name} to {kind} made {made} bytes, expected {data.nbytes}")
-    return PackedArray(data, kind, tuple(array.shape), turned)  # type: ignore[arg-type]
+    return PackedArray(data, kind, tuple(array.shape), turned)
 
 
 def _narrow(rows: Array, kind: Kind, name: str) -> Array:

@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -149,7 +148,7 @@ class JaxBackend(SourceBackend):
         if dtype is not None:
             made = made.astype(as_dtype(dtype).numpy)
         with jax.enable_x64(True) if made.dtype.itemsize == 8 else nullcontext():
-            return jax.device_put(jnp.asarray(made), self.placement)
+            return jax.device_put(made, self.placement, may_alias=False)  # jnp.asarray would compile a program
 
     def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
         return np.asarray(array)

@@ -316,7 +316,7 @@ def pool_counts(shape, kernel, stride, padding, count_include_pad, dtype):
             size *= k
         return jnp.asarray(size, dtype)
     ones = jnp.ones((1, 1, *shape[2:]), dtype)
-    zero = jnp.zeros((), dtype)
+    zero = jnp.dtype(dtype).type(0)  # a known number: JAX differentiates sums, not reductions from unknown starts
     return lax.reduce_window(ones, zero, lax.add, (1, 1, *kernel), (1, 1, *stride), ((0, 0), (0, 0), *padding))
 
 
@@ -324,7 +324,7 @@ def pool_counts(shape, kernel, stride, padding, count_include_pad, dtype):
 def avg_pool(x, kernel, stride, padding, count_include_pad):
     """The mean of each window."""
     z = x.astype(jnp.float32) if x.dtype in (jnp.float16, jnp.bfloat16) else x
-    zero = jnp.zeros((), z.dtype)
+    zero = z.dtype.type(0)
     total = lax.reduce_window(z, zero, lax.add, (1, 1, *kernel), (1, 1, *stride), ((0, 0), (0, 0), *padding))
     return (total / pool_counts(x.shape, kernel, stride, padding, count_include_pad, z.dtype)).astype(x.dtype)
 

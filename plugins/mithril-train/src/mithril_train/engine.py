@@ -26,7 +26,7 @@ from mithril_train.step import Carried, carried, ema_name, trained_names, with_g
 
 Converters = tuple[tuple[str, Callable[[Any], Any]], ...]
 FLAG = "is_training"
-STEPPING = ("numpy", "torch")  # backends that run operations one by one
+BRANCHING = ("numpy", "jax", "torch", "mlx")  # backends whose programs can branch
 DONATING = ("jax", "tpu")  # backends whose compiler writes results over arguments, where they are told which
 
 
@@ -203,7 +203,7 @@ class Engine:
     def _new_step(self, key: Any, batch: Mapping[str, Any]) -> Step:
         _, forward, columns = self.traced(batch, training=True)
         inner = self._passes(self.differentiated(forward), first=True)
-        graph = self._passes(with_update(inner, self.recipe, self.trained, branch=self._runs_one_by_one()), first=False)
+        graph = self._passes(with_update(inner, self.recipe, self.trained, branch=self._branches()), first=False)
         add = None
         if self.recipe.accumulate > 1:
             add = self._build(self._passes(with_update(inner, self.recipe, self.trained, last=False), first=False))
@@ -237,11 +237,17 @@ class Engine:
         self._evaluations[key] = made
         return made
 
-    def _runs_one_by_one(self) -> bool:
-        """Whether operations run as their lines are reached, so that leaving some out by an ``if`` is free."""
-        settings = self.compiler.settings
+    def _branches(self) -> bool:
+        """Whether leaving an update out by an ``if`` is cheaper than selecting every value.
+
+        Measured: on a processor it is, wherever the program that is run can branch at all (torch.compile and
+        mlx.compile cannot); on a GPU it would wait for the device.
+        """
+        settings, name = self.compiler.settings, self.backend.name
+        if self.backend.device.split(":")[0] != "cpu" or name not in BRANCHING:
+            return False
         compiled = settings["jit"] or settings.get("torch_dynamo") or settings.get("torch_fx")
-        return self.backend.name in STEPPING and self.backend.device == "cpu" and not compiled
+        return name in ("numpy", "jax") or not compiled
 
     def _passes(self, graph: Graph, *, first: bool) -> Graph:
         """The pipeline on forward and backward; then on the whole step what cleans and what plans memory.

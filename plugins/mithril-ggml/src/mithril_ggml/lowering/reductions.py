@@ -43,10 +43,10 @@ def _sum(draft: Draft, node: Node, x: Tensor) -> Tensor:
     keep = bool(node.attributes["keepdims"])
 
     def total(x: Array, out: Array) -> None:
-        np.add.reduce(x, axes, None, out, keep)
+        np.add.reduce(x, axes, out=out, keepdims=keep)
 
     def mean(x: Array, out: Array) -> None:
-        np.add.reduce(x, axes, None, out, keep)
+        np.add.reduce(x, axes, out=out, keepdims=keep)
         np.divide(out, count, out)
 
     draft.numpy(name, total if name == "sum" else mean, [x], [out])
@@ -65,7 +65,7 @@ def _extreme(draft: Draft, node: Node, x: Tensor) -> Tensor:
     out = draft.like(node.result)
 
     def extreme(x: Array, out: Array) -> None:
-        reduce(x, axes, None, out, keep)
+        reduce(x, axes, out=out, keepdims=keep)
 
     draft.numpy(node.op.name, extreme, [x], [out])
     return out

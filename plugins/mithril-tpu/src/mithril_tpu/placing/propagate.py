@@ -126,7 +126,9 @@ def _settle(placed: Placed, v: Value, node: Node | None) -> None:
     """Sum a value over the axes it waits for."""
     for axis in sorted(placed.pending.pop(v, frozenset())):
         if node is not None:
-            placed.exchanges.append(Exchange("all-reduce", axis, placed.bytes(v), node))
+            # Compilers sum numbers of 16 bits over devices in 32.
+            size = placed.bytes(v) * (2 if v.dtype.is_float and v.dtype.bits == 16 else 1)
+            placed.exchanges.append(Exchange("all-reduce", axis, size, node))
             placed.summed.add((v, axis))
 
 

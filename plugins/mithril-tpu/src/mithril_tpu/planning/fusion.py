@@ -6,7 +6,7 @@ computed inside the kernel that reads it: it takes no memory, and what it is mad
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from mithril.graph import Graph, Node, Value
@@ -14,7 +14,7 @@ from mithril.graph import Graph, Node, Value
 _VIEWS = frozenset({"reshape", "squeeze", "unsqueeze", "stop_gradient", "barrier", "transpose", "broadcast_to"})
 _MADE = frozenset({"constant", "full", "iota", "size_value", "eye"})  # cheaper to make again than to read
 _POINTWISE = frozenset({"cast", "where", "clip", "slice", "pad", "concat", "tril", "triu"})
-_REDUCTIONS = frozenset({"sum", "mean", "max", "min", "prod", "any", "all"})
+PRODUCTS = frozenset({"matmul", "conv", "conv_input_grad", "conv_weight_grad", "contract"})
 
 
 @dataclass
@@ -34,6 +34,7 @@ class Fused:
     kernels: list[Kernel]
     step: dict[Node, int]
     last: dict[Value, int]
+    wide: frozenset[Value]  # of 16 bits in the graph, but kept in 32, as the arithmetic around them is
 
 
 def pointwise(node: Node) -> bool:
@@ -42,32 +43,57 @@ def pointwise(node: Node) -> bool:
     return bool(getattr(node.op, "elementwise", False)) or name in _POINTWISE or name in _VIEWS or name in _MADE
 
 
-def fuse(graph: Graph) -> Fused:
-    """The kernels of a graph."""
+def fuse(graph: Graph, *, exact: bool = False) -> Fused:
+    """The kernels of a graph. ``exact``: products of float32 keep all digits, and then take no operand in."""
     users, outputs = graph.users, frozenset(graph.outputs)
     step = {node: k for k, node in enumerate(graph.nodes)}
     end = len(graph.nodes)
     inner: set[Node] = set()
     last: dict[Value, int] = {}
     for node in reversed(graph.nodes):
-        if _swallowed(node, users, outputs):
+        if _swallowed(node, users, outputs, exact):
             inner.add(node)
         for v in node.results:
             reads = [last[user.result] if user in inner else step[user] for user in users.get(v, ())]
             last[v] = end if v in outputs else max(reads, default=step[node])
-    return Fused(graph, _kernels(graph, inner), step, last)
+    kernels = _kernels(graph, inner)
+    wide = {
+        k.node.result
+        for k in kernels
+        if pointwise(k.node)
+        and k.node.result not in outputs
+        and k.node.result.dtype.is_float
+        and k.node.result.dtype.bits == 16
+        and not any(r.op.name in PRODUCTS for r in _through_views(k.node.result, users))
+    }
+    return Fused(graph, kernels, step, last, frozenset(wide))
 
 
-def _swallowed(node: Node, users: dict[Value, tuple[Node, ...]], outputs: frozenset[Value]) -> bool:
+def _swallowed(
+    node: Node, users: Mapping[Value, tuple[Node, ...]], outputs: frozenset[Value], exact: bool
+) -> bool:
     if len(node.results) != 1 or node.result in outputs:
         return False
-    name, readers = node.op.name, users.get(node.result, ())
-    if name in _MADE or name in _VIEWS or not readers:
+    if node.op.name in _MADE or node.op.name in _VIEWS:
         return True
-    if len(readers) > 1:
-        return False
-    # The only reader: a product takes a pointwise operand in, a pointwise kernel takes in whatever there is.
-    return pointwise(node) or pointwise(readers[0])
+    readers = list(_through_views(node.result, users))
+    if not readers:
+        return True
+    products = [r for r in readers if r.op.name in PRODUCTS]
+    if pointwise(node) and len(products) == len(readers):
+        return not exact or node.result.dtype.bits <= 16  # computed again in each of them
+    return len(readers) == 1 and not products and (pointwise(node) or pointwise(readers[0]))
+
+
+def _through_views(v: Value, users: Mapping[Value, tuple[Node, ...]]) -> Iterator[Node]:
+    """The nodes that read a value, or a view of it."""
+    pending = list(users.get(v, ()))
+    while pending:
+        node = pending.pop()
+        if node.op.name in _VIEWS:
+            pending += users.get(node.result, ())
+        else:
+            yield node
 
 
 def _kernels(graph: Graph, inner: set[Node]) -> list[Kernel]:

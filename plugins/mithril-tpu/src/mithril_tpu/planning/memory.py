@@ -45,9 +45,10 @@ def needs(fused: Fused, placed: Placed, *, tiled: bool, updates: bool = False, s
     images = _images(graph) if tiled else frozenset()
 
     def size(v: Value) -> int:
+        itemsize = 4 if tiled and v in fused.wide else v.dtype.itemsize
         if v in images:
-            return image_bytes(placed.local(v), v.dtype.itemsize)
-        return stored(placed.local(v), v.dtype.itemsize, tiled)
+            return image_bytes(placed.local(v), itemsize)
+        return stored(placed.local(v), itemsize, tiled)
 
     parameters = sum(size(i.value) for i in graph.with_role("param"))
     arguments = sum(size(i.value) for i in graph.arguments) + slots * parameters
@@ -76,13 +77,15 @@ def _temporaries(
 ) -> int:
     summed = {v for v, axis in placed.summed if axis == DATA and results.get(v, "").startswith("grad/")}
     end = len(fused.graph.nodes)
+    widened = {v for v in summed if v.dtype.is_float and v.dtype.bits == 16}
     change = [0] * (end + 2)
     for kernel in fused.kernels:
         for v in kernel.node.results:
             if v in results and v not in summed:
                 continue
-            change[fused.step[kernel.node]] += size(v)
-            change[(end if v in summed else fused.last[v]) + 1] -= size(v)
+            there = size(v) * (2 if v in widened else 1)  # sums over devices are made in float32
+            change[fused.step[kernel.node]] += there
+            change[(end if v in summed else fused.last[v]) + 1] -= there
     for at, size_there in copies:
         change[at] += size_there
         change[at + 1] -= size_there

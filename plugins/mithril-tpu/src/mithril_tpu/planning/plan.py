@@ -124,7 +124,8 @@ def plan(
     """
     spec = plugins.target(target).spec if isinstance(target, str) else target
     names = (of,) if isinstance(of, str) else tuple(of)
-    fused = fuse(_graph(model, names, {**options, **({"shapes": shapes} if shapes else {})}))
+    exact = spec.family == "tpu" and options.get("semantics", "portable") == "portable"
+    fused = fuse(_graph(model, names, {**options, **({"shapes": shapes} if shapes else {})}), exact=exact)
     limit = spec.costs.get("usable_memory", spec.memory)
     made = Plan(spec, bool(names), [])
     for mesh in _meshes((devices,) if isinstance(devices, int) else tuple(devices)):

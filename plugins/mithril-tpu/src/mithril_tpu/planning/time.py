@@ -10,9 +10,8 @@ from mithril.hookspecs import HardwareTarget
 from mithril_tpu.placing.layout import Mesh, Split, whole
 from mithril_tpu.placing.propagate import Exchange, Placed
 from mithril_tpu.placing.rules import passage
-from mithril_tpu.planning.fusion import Fused, Kernel, walk
+from mithril_tpu.planning.fusion import PRODUCTS, Fused, Kernel, walk
 
-_PRODUCTS = frozenset({"matmul", "conv", "conv_input_grad", "conv_weight_grad", "contract"})
 # Where a target does not state what its vector units do: their part of the peak rate of products.
 _VECTOR_PART = 1 / 32
 
@@ -64,7 +63,7 @@ def _flops(kernel: Kernel, placed: Placed) -> tuple[float, float]:
             types = [None if v is None else v.type for v in inner.operands]
             found = inner.op.flops(types, [v.type for v in inner.results], inner.attributes)  # type: ignore[attr-defined]
             if isinstance(found, (int, float)):
-                counts[0 if inner.op.name in _PRODUCTS else 1] += float(found) * times * share
+                counts[0 if inner.op.name in PRODUCTS else 1] += float(found) * times * share
 
         walk(node, count)
     return counts[0], counts[1]

@@ -1,0 +1,65 @@
+"""``ml.CBackend``: graphs as machine code, in one function that calls fused kernels over one arena."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mithril.dims import is_static
+from mithril.errors import ShapeError, UnsupportedError
+from mithril.graph import Graph, Node
+from mithril.runtime.backend import Backend, BuildOptions, as_numpy
+from mithril.types import ALL, DType, dtype as as_dtype
+
+
+class CBackend(Backend):
+    """Arrays are NumPy's. Programs are specialised for every shape; TVM is imported when the first one is built."""
+
+    name = "c"
+    dtypes: ClassVar[frozenset[DType]] = frozenset(ALL)
+    symbolic = False
+
+    def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
+        from mithril_cbackend import grouping
+
+        return grouping.lowers(node.op.name)
+
+    def build(self, graph: Graph, options: BuildOptions | None = None) -> Any:
+        from mithril_cbackend import building
+
+        self.check(graph)
+        require_static(graph)
+        return building.build(graph, options or BuildOptions())
+
+    # -- arrays ------------------------------------------------------------------------------------------------------
+    def array(self, data: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
+        made = as_numpy(data, self.dtype)
+        return made if dtype is None else made.astype(as_dtype(dtype).numpy)
+
+    def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
+        return np.asarray(array)
+
+    def is_array(self, x: Any) -> bool:
+        return isinstance(x, np.ndarray)
+
+    @classmethod
+    def diagnose(cls) -> Mapping[str, str]:
+        """For ``mithril doctor``."""
+        from mithril_cbackend import tir
+
+        return {"processor": tir.host_cpu(), "cores": str(os.cpu_count())}
+
+
+def require_static(graph: Graph) -> None:
+    """Machine code is made for sizes that are known."""
+    for i in graph.inputs:
+        if not is_static(i.type.shape):
+            raise ShapeError(
+                f"input '{i.name}' has a size that is not known: {i.type}",
+                hint="ml.compile makes a program for every shape that a model is called with",
+            )
+        if any(int(n) >= 1 << 31 for n in i.type.shape):
+            raise UnsupportedError(f"input '{i.name}' is too large: {i.type}")

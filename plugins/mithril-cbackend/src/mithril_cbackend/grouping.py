@@ -1,0 +1,208 @@
+"""Which nodes run together: the graph of a region as steps, each a kernel or a control-flow node.
+
+From the last node to the first. A node that gives every element from elements of its operands joins the one kernel that
+reads it; what two kernels read is stored, what is free to make anew (constants) is made in each.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from mithril.graph import Graph, Node, Value
+from mithril.types import int32, TensorType, dtype as as_dtype
+from mithril_cbackend.kernel import Kernel, Template
+from mithril_cbackend.lowering import contractions, elementwise, reductions, running, scatter, windows
+from mithril_cbackend.lowering.reader import RULES, shape_of
+
+CONTROL = frozenset({"if", "while", "scan"})
+VIEWS = frozenset({"reshape", "barrier"})
+FREE = frozenset({"constant", "full"})
+DEAR = frozenset(
+    "exp expm1 log log1p sqrt sin cos asin acos atan sinh cosh tanh asinh acosh atanh erf erfinv pow div floordiv mod "
+    "atan2 random_bits split_key fold_in".split()
+)
+TEMPLATES: dict[str, Template] = {
+    **dict.fromkeys(reductions.FOLDS, reductions.reduction),
+    "argmax": reductions.positions,
+    "argmin": reductions.positions,
+    "cumsum": running.cumulative,
+    "cumprod": running.cumulative,
+    "sort": running.sorting,
+    "argsort": running.sorting,
+    "scatter_nd": scatter.scatter,
+    "scatter_nd_add": scatter.scatter,
+    "max_pool": windows.max_pool,
+    "max_pool_positions": windows.max_pool_positions,
+    "avg_pool": windows.average_pool,
+    "avg_pool_grad": windows.average_pool_grad,
+    "matmul": contractions.matmul,
+    "dot": contractions.dot,
+    "conv": contractions.conv,
+    "conv_input_grad": contractions.conv_input_grad,
+    "conv_weight_grad": contractions.conv_weight_grad,
+}
+READ_THROUGH = frozenset({*reductions.FOLDS, "cumsum", "cumprod"})  # templates that read each element once
+
+
+def lowers(name: str) -> bool:
+    return name in TEMPLATES or name in RULES or name in CONTROL
+
+
+@dataclass(eq=False)
+class Step:
+    """A control-flow node, run by the driver."""
+
+    node: Node
+
+    @property
+    def outputs(self) -> list[Value]:
+        return list(self.node.results)
+
+    @property
+    def inputs(self) -> list[Value]:
+        return [v for v in self.node.operands if v is not None]
+
+
+@dataclass
+class Grouped:
+    """Steps in order, and which stored value a view shows."""
+
+    steps: list[Kernel | Step]
+    views: dict[Value, Value] = field(default_factory=dict)
+
+    def stored(self, value: Value) -> Value:
+        """The value whose bytes these are."""
+        while value in self.views:
+            value = self.views[value]
+        return value
+
+
+def size(value: Value) -> int:
+    return math.prod(shape_of(value))
+
+
+class Grouping:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.readers: dict[Value, list[Kernel | None]] = {}  # None: must be stored
+        self.steps: list[Kernel | Step] = []
+        self.views: dict[Value, Value] = {}
+        self.expanded: dict[Kernel, int] = {}
+
+    def run(self) -> Grouped:
+        for v in self.graph.outputs:
+            self._read(v, None)
+        for node in reversed(self.graph.nodes):
+            self._place(node)
+        self.steps.reverse()
+        for step in self.steps:
+            if isinstance(step, Kernel):
+                step.read_stored()
+        return Grouped(self.steps, self.views)
+
+    def _read(self, value: Value | None, by: Kernel | None) -> None:
+        if value is not None:
+            found = self.readers.setdefault(value, [])
+            if by not in found:
+                found.append(by)
+
+    def _place(self, node: Node) -> None:
+        readers = [self.readers.get(v, []) for v in node.results]
+        if not any(readers):
+            return  # nobody reads it
+        name = node.op.name
+        if name in CONTROL:
+            for v in node.operands:
+                self._read(v, None)
+            self.steps.append(Step(node))
+        elif name == "barrier" or (name == "reshape" and not self._reads_through(node)):
+            for source, result in zip(node.operands, node.results, strict=True):
+                assert source is not None
+                self.views[result] = source
+                self._read(source, None)
+        elif name in FREE:
+            for reader in readers[0]:
+                if reader is None:
+                    self._alone(node)
+                else:
+                    reader.nodes.insert(0, node)
+        elif name in RULES and (kernel := self._joins(node, readers[0])) is not None:
+            kernel.nodes.insert(0, node)
+            for v in node.operands:
+                self._read(v, kernel)
+        else:
+            self._alone(node)
+
+    def _reads_through(self, node: Node) -> bool:
+        """Whether a reshape is better read through than stored: its operand may join the reader as well."""
+        source = node.operands[0]
+        assert source is not None
+        made = self.graph.producers.get(source)
+        if made is None or made.op.name not in RULES or made.op.name in (*VIEWS, *FREE):
+            return False
+        return affine_reshape(shape_of(node.result), shape_of(source)) and (
+            self._joins(node, self.readers.get(node.result, [])) is not None
+        )
+
+    def _joins(self, node: Node, readers: list[Kernel | None]) -> Kernel | None:
+        """The kernel that computes the node as it reads it."""
+        if len(readers) != 1 or readers[0] is None:
+            return None
+        kernel = readers[0]
+        anchor = kernel.anchor
+        if anchor.op.name in TEMPLATES and anchor.op.name not in READ_THROUGH:
+            return None
+        source = anchor.operands[0] if anchor.op.name in TEMPLATES else anchor.result
+        assert source is not None
+        if size(source) > size(node.result):  # elements would be computed several times
+            if node.op.name in DEAR or self.expanded.get(kernel, 0) >= 6:
+                return None
+            self.expanded[kernel] = self.expanded.get(kernel, 0) + 1
+        return kernel
+
+    def _alone(self, node: Node) -> None:
+        name = node.op.name
+        template = TEMPLATES.get(name, elementwise.elementwise)
+        kernel = Kernel(template, [node], [node.result], kind=template.__name__)
+        kernel.outputs += scratch(node)
+        self.steps.append(kernel)
+        for v in node.operands:
+            self._read(v, kernel)
+
+
+def scratch(node: Node) -> list[Value]:
+    """Buffers that a template needs besides its result."""
+    source = node.operands[0] if node.operands else None
+    if node.op.name in ("sort", "argsort"):
+        assert source is not None
+        return [Value("scratch", TensorType(int32, (2 * shape_of(source)[node.attributes["axis"]],)))]
+    if node.op.name == "scatter_nd_add" and node.result.dtype.is_float and node.result.dtype.bits == 16:
+        return [Value("wide", TensorType(as_dtype("float32"), node.result.shape))]
+    return []
+
+
+def affine_reshape(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Whether positions of ``shape`` become positions of ``wanted`` by sums and products only."""
+    if 0 in shape:
+        return False
+    a = b = 0
+    while a < len(shape) or b < len(wanted):
+        first = b
+        m = n = 1
+        started = False
+        while m != n or not started:
+            started = True
+            if (m <= n and a < len(shape)) or b == len(wanted):
+                m *= shape[a]
+                a += 1
+            else:
+                n *= wanted[b]
+                b += 1
+        if sum(k != 1 for k in wanted[first:b]) > 1:
+            return False
+    return True
+
+
+def group(graph: Graph) -> Grouped:
+    return Grouping(graph).run()

@@ -1,0 +1,73 @@
+"""A kernel: some nodes of the graph that run as one function, and what tells two equal kernels apart: nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from mithril.graph import Node, Value
+from mithril.graph.attributes import attributes_text
+
+Template = Callable[["Kernel", str, Any], Any]
+
+
+@dataclass(eq=False)
+class Kernel:
+    """``nodes`` in order; those whose results are not among ``outputs`` are computed inside and never stored."""
+
+    template: Template
+    nodes: list[Node]
+    outputs: list[Value]
+    inputs: list[Value] = field(default_factory=list)  # stored values that are read
+    kind: str = ""
+
+    @property
+    def anchor(self) -> Node:
+        """The node that decides how the kernel is scheduled: the last."""
+        return self.nodes[-1]
+
+    def read_stored(self) -> None:
+        """Find out which values come from outside."""
+        made = {v for node in self.nodes for v in node.results}
+        found: dict[Value, None] = {}
+        for node in self.nodes:
+            for v in node.operands:
+                if v is not None and v not in made:
+                    found[v] = None
+        self.inputs = list(found)
+
+    @property
+    def producers(self) -> dict[Value, Node]:
+        return {v: node for node in self.nodes for v in node.results}
+
+    def key(self) -> str:
+        """Equal for kernels that compute the same from their inputs, whatever their values are called."""
+        numbers: dict[Any, int] = {}
+        parts = [self.kind]
+
+        def number(v: Value | None) -> str:
+            if v is None:
+                return "-"
+            return str(numbers.setdefault(v, len(numbers)))
+
+        for v in self.inputs:
+            parts.append(f"{number(v)}:{v.type}")
+        for node in self.nodes:
+            read = ",".join(map(number, node.operands))
+            made = ",".join(f"{number(v)}:{v.type}" for v in node.results)
+            parts.append(f"{made}={node.op.name}({read}|{attributes_text(node.attributes, {})})")
+        parts.append(">" + ",".join(map(number, self.outputs)))
+        return ";".join(parts)
+
+    def name(self) -> str:
+        """What it does, for people: the operations' names, the last ones if there are many."""
+        words: dict[str, None] = {}
+        for node in self.nodes:
+            if node.op.name not in SILENT:
+                words[node.op.name] = None
+        chosen = list(words)[-4:] or [self.anchor.op.name]
+        return "_".join(chosen)
+
+
+SILENT = frozenset({"constant", "full", "broadcast_to", "reshape", "barrier", "cast", "size_value"})

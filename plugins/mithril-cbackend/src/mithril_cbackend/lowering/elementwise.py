@@ -1,0 +1,107 @@
+"""Kernels that give every element on its own: chains of element-wise operations and moves, read through."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from mithril.graph import Node, Value
+from mithril_cbackend import tir as t
+from mithril_cbackend.kernel import Kernel
+from mithril_cbackend.lowering import scalars
+from mithril_cbackend.lowering.frame import Frame, Machine
+from mithril_cbackend.lowering.reader import Index, shape_of
+
+PLAIN = frozenset({*scalars.RULES, "broadcast_to", "constant", "full"})  # positions only matter as those of operands
+STRAIGHT = PLAIN | {"iota", "transpose", "slice", "tril", "triu", "random_bits"}  # no loads at computed places
+
+
+def merged(nodes: Sequence[Node], shape: tuple[int, ...], breaks: Sequence[int] = ()) -> list[list[int]]:
+    """Axes of ``shape`` in groups that every value of the nodes has, or lacks, together; none spans a break."""
+    groups: list[list[int]] = []
+    values = {v for node in nodes for v in (*node.operands, *node.results) if v is not None}
+    shapes = [(1,) * (len(shape) - len(v.shape)) + shape_of(v) for v in values]
+    plain = all(node.op.name in PLAIN for node in nodes) and all(len(s) == len(shape) for s in shapes)
+    for k, n in enumerate(shape):
+        if groups and k not in breaks and plain:
+            before = groups[-1][-1]
+            if all(
+                (s[before] == shape[before] and s[k] == n) or (s[before] == 1 and s[k] == 1) or n == 1 for s in shapes
+            ) and (n != 1 or all(s[k] == 1 for s in shapes)):
+                groups[-1].append(k)
+                continue
+        groups.append([k])
+    return groups
+
+
+def merge(frame: Frame, nodes: Sequence[Node], shape: tuple[int, ...], groups: list[list[int]]) -> tuple[int, ...]:
+    """Give all values of the nodes shapes in which each group is one axis; what ``shape`` becomes."""
+    if len(groups) == len(shape):
+        return shape
+    values = {v for node in nodes for v in (*node.operands, *node.results) if v is not None}
+    for v in values:
+        full = (1,) * (len(shape) - len(v.shape)) + shape_of(v)
+        frame.reader.shapes[v] = tuple(math.prod(full[k] for k in group) for group in groups)
+    return tuple(math.prod(shape[k] for k in group) for group in groups)
+
+
+def vectorisable(nodes: Sequence[Node]) -> bool:
+    """Whether every operation can be done on vectors."""
+    return all(_straight(node) for node in nodes)
+
+
+def _straight(node: Node) -> bool:
+    if node.op.name not in STRAIGHT:
+        return False
+    first = node.operands[0] if node.operands else None
+    return first is None or not scalars.calls_library(node.op.name, first.dtype)
+
+
+def elementwise(kernel: Kernel, name: str, machine: Machine) -> Any:
+    """One nest of loops over the results, which all have one shape."""
+    frame = Frame(kernel, name, machine)
+    shape = shape_of(kernel.outputs[0])
+    extents = merge(frame, kernel.nodes, shape, merged(kernel.nodes, shape))
+    over_elements(frame, kernel.outputs, extents, vectorisable(kernel.nodes))
+    return frame.finish()
+
+
+def over_elements(frame: Frame, results: Sequence[Value], extents: Sequence[int], vectors: bool) -> None:
+    """Loops over all positions that store the results' elements; the innermost in vectors where that can be."""
+    if 0 in extents:
+        return
+    lanes = min(frame.machine.lanes(v.dtype.bits if v.dtype.bits >= 32 else 32) for v in results)
+    outer, inner = list(extents[:-1]), extents[-1] if extents else 1
+    whole = inner // lanes if vectors else 0
+    work = math.prod(extents) * len(frame.kernel.nodes)
+
+    def body(at: Index) -> None:
+        for v in results:
+            frame.write(v, at, frame.reader.at(v, at))
+
+    if not extents:
+        body(())
+        return
+    if len(outer) == 0 and whole:  # one long row: its chunks are shared among threads
+        with frame.reader.loop("i", whole, frame.parallel(work)) as i, frame.reader.loop("j", lanes, t.VECTORIZED) as j:
+            body((frame.reader.position(t.iadd(t.imul(i, lanes), j)),))
+        if inner % lanes:
+            with frame.reader.loop("k", inner % lanes) as k:
+                body((frame.reader.position(t.iadd(k, whole * lanes)),))
+        return
+    kinds = {0: frame.parallel(work)}
+    with frame.reader.nest("", outer, kinds) as at:
+        inner_loop(frame, at, inner, lanes if vectors else 0, body)
+
+
+def inner_loop(frame: Frame, at: Index, inner: int, lanes: int, body: Any) -> None:
+    """The last axis: whole vectors, then what is left one by one."""
+    whole = inner // lanes if lanes else 0
+    if whole:
+        with frame.reader.loop("i", whole) as i, frame.reader.loop("j", lanes, t.VECTORIZED) as j:
+            body((*at, frame.reader.position(t.iadd(t.imul(i, lanes), j))))
+    rest = inner - whole * lanes
+    if rest:
+        with frame.reader.loop("k", rest) as k:
+            body((*at, frame.reader.position(t.iadd(k, whole * lanes))) if whole else (*at, k))

@@ -1,0 +1,68 @@
+"""What every template begins and ends with: parameters, a reader of elements, parallel loops, the finished function."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from mithril.graph import Value
+from mithril_cbackend import tir as t
+from mithril_cbackend.kernel import Kernel
+from mithril_cbackend.lowering.dtypes import load, store, stored
+from mithril_cbackend.lowering.reader import Index, Reader, shape_of
+
+PARALLEL_WORK = 1 << 15  # below so many element operations, starting threads costs more than it gains
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What code is written for."""
+
+    cpu: str
+    threads: int
+    vector_bytes: int = 64
+
+    def lanes(self, dtype_bits: int = 32) -> int:
+        return max(1, self.vector_bytes * 8 // dtype_bits)
+
+
+class Frame:
+    """A kernel being written."""
+
+    def __init__(self, kernel: Kernel, name: str, machine: Machine, scratch: int = 0) -> None:
+        self.kernel = kernel
+        self.name = name
+        self.machine = machine
+        self.code = t.Code()
+        self.parameters = []
+        buffers: dict[Value, t.Buffer] = {}
+        self.outputs: dict[Value, t.Buffer] = {}
+        for v in [*kernel.inputs, *kernel.outputs]:
+            pair = t.pointer(self.code.name(v.name), stored(v.dtype), math.prod(shape_of(v)))
+            self.parameters.append(pair)
+            (self.outputs if v in kernel.outputs else buffers)[v] = pair[1]
+        self.reader = Reader(self.code, kernel.producers, buffers)
+
+    def parallel(self, work: int) -> Any:
+        """The kind of an outermost loop over so much work."""
+        return t.PARALLEL if self.machine.threads > 1 and work >= PARALLEL_WORK else t.SERIAL
+
+    def write(self, value: Value, at: Index, element: t.Expr) -> None:
+        """Store an element of a result."""
+        shape = self.reader.shape(value)
+        store(self.code, self.outputs[value], self.reader.flat(at, shape), element, value.dtype)
+
+    def read(self, value: Value, at: Index) -> t.Expr:
+        """An element of a result that has been stored."""
+        return load(self.outputs[value], self.reader.flat(at, self.reader.shape(value)), value.dtype)
+
+    def write_flat(self, value: Value, flat: Any, element: t.Expr) -> None:
+        """Store an element by its number in row-major order."""
+        store(self.code, self.outputs[value], flat, element, value.dtype)
+
+    def read_flat(self, value: Value, flat: Any) -> t.Expr:
+        return load(self.outputs[value], flat, value.dtype)
+
+    def finish(self) -> Any:
+        return t.function(self.name, self.parameters, self.code.finish())

@@ -1,0 +1,363 @@
+"""The one module that knows TVM: words for expressions, statements, functions, and turning them into machine code.
+
+TVM renames things from release to release; whatever it calls them, the rest of the backend says what stands here.
+Arithmetic is built without TVM's constant folding, which takes ``x * 0.0`` for zero although x may be nan.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from mithril.errors import BackendError
+
+
+def _import_tvm() -> Any:
+    """TVM, without the second that it takes to import PyTorch, which it would do for nothing."""
+    hidden = "torch" not in sys.modules
+    if hidden:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        import tvm
+        import tvm_ffi  # noqa: F401
+    except Exception as cause:
+        raise BackendError(
+            f"backend 'c' cannot import TVM: {cause}",
+            hint="pip install apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1",
+        ) from cause
+    finally:
+        if hidden:
+            del sys.modules["torch"]
+    return tvm
+
+
+tvm = _import_tvm()
+from tvm import tirx  # noqa: E402
+from tvm.ir import PointerType, PrimType  # noqa: E402
+from tvm.tirx import stmt as _stmt  # noqa: E402
+
+Expr = Any  # an expression of TVM
+Stmt = Any
+Buffer = Any
+
+SERIAL, PARALLEL, VECTORIZED, UNROLLED = (_stmt.ForKind(k) for k in range(4))
+
+
+# -- expressions --------------------------------------------------------------------------------------------------
+def const(value: Any, dtype: str) -> Expr:
+    if dtype == "bool":
+        return tirx.IntImm("bool", int(bool(value)))
+    if dtype.startswith("float"):
+        return tirx.FloatImm(dtype, float(value))
+    number = int(value)
+    if dtype == "uint64" and number >= 1 << 63:  # TVM's constants are signed
+        return tirx.Cast("uint64", tirx.IntImm("int64", number - (1 << 64)))
+    return tirx.IntImm(dtype, number)
+
+
+def index(value: Any) -> Expr:
+    """A position: numbers become 32-bit constants."""
+    return tirx.IntImm("int32", value) if isinstance(value, int) else value
+
+
+def dtype_of(x: Expr) -> str:
+    return str(x.ty.dtype)
+
+
+_BINARY = {
+    "add": tirx.Add,
+    "sub": tirx.Sub,
+    "mul": tirx.Mul,
+    "div": tirx.Div,
+    "rem": tirx.Mod,
+    "eq": tirx.EQ,
+    "ne": tirx.NE,
+    "lt": tirx.LT,
+    "le": tirx.LE,
+    "gt": tirx.GT,
+    "ge": tirx.GE,
+    "and": tirx.And,
+    "or": tirx.Or,
+}
+
+
+def binary(name: str, a: Expr, b: Expr) -> Expr:
+    return _BINARY[name](a, b)
+
+
+def logical_not(a: Expr) -> Expr:
+    return tirx.Not(a)
+
+
+def select(condition: Expr, a: Expr, b: Expr) -> Expr:
+    """a or b, both computed."""
+    return tirx.Select(condition, a, b)
+
+
+def choose(condition: Expr, a: Expr, b: Expr) -> Expr:
+    """a or b, only that one computed: for loads that may be out of bounds."""
+    return tirx.if_then_else(condition, a, b)
+
+
+def cast(x: Expr, dtype: str) -> Expr:
+    if dtype_of(x) == dtype:
+        return x
+    if dtype_of(x) == "bool":  # TVM's analysis stumbles over vectors of bools that are cast
+        return tirx.Select(x, const(1, dtype), const(0, dtype))
+    return tirx.Cast(dtype, x)
+
+
+def bits(x: Expr, dtype: str) -> Expr:
+    """The same bits read as another dtype."""
+    return tirx.reinterpret(dtype, x)
+
+
+def isnan(x: Expr) -> Expr:
+    """Not even at most infinity. ``x != x`` would not do: TVM takes it for false."""
+    return tirx.Not(tirx.LE(x, tirx.FloatImm(dtype_of(x), float("inf"))))
+
+
+def bitwise(name: str, a: Expr, b: Expr | None = None) -> Expr:
+    function = getattr(tirx, {"shl": "shift_left", "shr": "shift_right"}.get(name, f"bitwise_{name}"))
+    return function(a) if b is None else function(a, b)
+
+
+def intrinsic(name: str, x: Expr) -> Expr:
+    """floor, ceil, trunc, nearbyint, sqrt, abs: single instructions."""
+    return getattr(tirx, name)(x)
+
+
+def libm(name: str, *xs: Expr) -> Expr:
+    """A function of the C library in the operands' precision."""
+    dtype = dtype_of(xs[0])
+    return tirx.call_pure_extern(dtype, name + ("f" if dtype == "float32" else ""), *xs)
+
+
+# -- positions: folded by hand, because readable code and fast passes need small expressions ------------------------
+def iadd(a: Any, b: Any) -> Any:
+    if isinstance(a, int) and isinstance(b, int):
+        return a + b
+    if isinstance(a, int) and a == 0:
+        return b
+    if isinstance(b, int) and b == 0:
+        return a
+    return tirx.Add(index(a), index(b))
+
+
+def imul(a: Any, b: int) -> Any:
+    if isinstance(a, int):
+        return a * b
+    if b == 1:
+        return a
+    return 0 if b == 0 else tirx.Mul(a, index(b))
+
+
+def isub(a: Any, b: Any) -> Any:
+    if isinstance(a, int) and isinstance(b, int):
+        return a - b
+    return a if isinstance(b, int) and b == 0 else tirx.Sub(index(a), index(b))
+
+
+def idiv(a: Any, b: int) -> Any:
+    """Of positions, which are never negative."""
+    if isinstance(a, int):
+        return a // b
+    return a if b == 1 else tirx.Div(a, index(b))
+
+
+def imod(a: Any, b: int) -> Any:
+    if isinstance(a, int):
+        return a % b
+    return 0 if b == 1 else tirx.Mod(a, index(b))
+
+
+def is_affine(a: Expr) -> bool:
+    """Whether a position is made of sums, differences and products with numbers only."""
+    pending = [a]
+    while pending:
+        x = pending.pop()
+        if isinstance(x, (tirx.Add, tirx.Sub, tirx.Mul)):
+            pending += [x.a, x.b]
+        elif not isinstance(x, (tirx.Var, tirx.IntImm)):
+            return False
+    return True
+
+
+# -- statements ---------------------------------------------------------------------------------------------------
+class Code:
+    """Statements being written: loops, bound names, stores. One per kernel."""
+
+    def __init__(self) -> None:
+        self._open: list[list[Stmt]] = [[]]
+        self._names: dict[str, int] = {}
+
+    def name(self, stem: str) -> str:
+        """A name not used before in this function."""
+        clean = "".join(c if c.isalnum() else "_" for c in stem) or "v"
+        if clean[0].isdigit():
+            clean = "v" + clean
+        count = self._names.get(clean, 0)
+        self._names[clean] = count + 1
+        return clean if count == 0 else self.name(f"{clean}_{count}")
+
+    def emit(self, stmt: Stmt) -> None:
+        self._open[-1].append(stmt)
+
+    def let(self, value: Expr, name: str = "t") -> Expr:
+        """A name for a value that is used more than once."""
+        if isinstance(value, (tirx.Var, tirx.IntImm, tirx.FloatImm)):
+            return value
+        truth = dtype_of(value) == "bool"  # TVM's passes stumble over names for vectors of bools
+        held = tirx.Select(value, tirx.IntImm("int8", 1), tirx.IntImm("int8", 0)) if truth else value
+        var = tirx.Var(self.name(name), dtype_of(held))
+        self.emit(_stmt.Bind(var, held))
+        return tirx.NE(var, tirx.IntImm("int8", 0)) if truth else var
+
+    def alloc(self, name: str, size: int, dtype: str) -> Buffer:
+        """A small array of this block's own, in registers or on the stack."""
+        made = tirx.decl_buffer((index(size),), dtype, name=self.name(name), scope="local", layout=None)
+        self.emit(_stmt.AllocBuffer(made))
+        return made
+
+    def store(self, buffer: Buffer, at: Any, value: Expr) -> None:
+        self.emit(_stmt.BufferStore(buffer, value, [index(at)]))
+
+    def call(self, function: str, *arguments: Expr) -> None:
+        self.emit(_stmt.Evaluate(tirx.call_extern("int32", function, *arguments)))
+
+    @contextmanager
+    def block(self) -> Iterator[list[Stmt]]:
+        """Statements collected apart."""
+        mine: list[Stmt] = []
+        self._open.append(mine)
+        try:
+            yield mine
+        finally:
+            self._open.pop()
+
+    @contextmanager
+    def loop(self, name: str, extent: Any, kind: Any = SERIAL, **annotations: Any) -> Iterator[Any]:
+        """``with code.loop("i", 8) as i``: a loop from 0; of one round, no loop at all."""
+        if isinstance(extent, int) and extent == 1:
+            yield 0
+            return
+        var = tirx.Var(self.name(name), "int32")
+        with self.block() as body:
+            yield var
+        if body:
+            self.emit(_stmt.For(var, index(0), index(extent), kind, sequence(body), None, annotations or None))
+
+    @contextmanager
+    def when(self, condition: Expr) -> Iterator[None]:
+        with self.block() as body:
+            yield
+        self.emit(_stmt.IfThenElse(condition, sequence(body), None))
+
+    def either(self, condition: Expr, yes: list[Stmt], no: list[Stmt]) -> None:
+        self.emit(_stmt.IfThenElse(condition, sequence(yes), sequence(no)))
+
+    def repeat(self, condition: Expr, body: list[Stmt]) -> None:
+        self.emit(_stmt.While(condition, sequence(body)))
+
+    def finish(self) -> Stmt:
+        (body,) = self._open
+        return sequence(body)
+
+
+def sequence(body: list[Stmt]) -> Stmt:
+    if not body:
+        return _stmt.Evaluate(index(0))
+    return body[0] if len(body) == 1 else _stmt.SeqStmt(body)
+
+
+def load(buffer: Buffer, at: Any) -> Expr:
+    return buffer[index(at)]
+
+
+# -- functions ----------------------------------------------------------------------------------------------------
+def pointer(name: str, dtype: str, size: int) -> tuple[Any, Buffer]:
+    """A pointer that a function takes, and the buffer of so many elements it points at."""
+    parameter = tirx.Var(name, PointerType(PrimType(dtype)))
+    return parameter, tirx.decl_buffer((index(max(size, 1)),), dtype, name=name, layout=None)
+
+
+def function(name: str, parameters: Sequence[tuple[Any, Buffer]], body: Stmt) -> Any:
+    """A function of plain pointers that do not overlap."""
+    declared = [_stmt.DeclBuffer(buffer, data=parameter) for parameter, buffer in parameters]
+    made = tirx.PrimFunc([p for p, _ in parameters], sequence([*declared, body]))
+    made = made.with_attr("global_symbol", name).with_attr("tirx.noalias", True)
+    return made.with_attr("tirx.is_global_func", True)
+
+
+def entry(name: str, table: tuple[Any, Buffer], body: Stmt) -> Any:
+    """The function that Python calls, with the table of addresses."""
+    made = tirx.PrimFunc([table[0]], sequence([_stmt.DeclBuffer(table[1], data=table[0]), body]))
+    return made.with_attr("global_symbol", name).with_attr("tirx.is_entry_func", True)
+
+
+def address(table: Buffer, slot: int, offset: int = 0) -> Expr:
+    """The pointer in a slot of the table of addresses, ``offset`` bytes further on."""
+    base = load(table, slot)
+    return tirx.reinterpret("handle", base if offset == 0 else tirx.Add(base, tirx.IntImm("int64", offset)))
+
+
+def moved(table: Buffer, slot: int, offset: Expr) -> Expr:
+    """The pointer in a slot, moved by a number of bytes computed at run time (int64)."""
+    return tirx.reinterpret("handle", tirx.Add(load(table, slot), offset))
+
+
+# -- machine code -------------------------------------------------------------------------------------------------
+def host_cpu() -> str:
+    """LLVM's name for this machine's processor."""
+    return str(tvm.get_global_func("target.llvm_get_system_cpu")())
+
+
+def target(cpu: str, threads: int) -> Any:
+    return tvm.target.Target({"kind": "llvm", "mcpu": cpu, "num-cores": max(threads, 1)})
+
+
+def compiled(functions: dict[str, Any], run: str, cpu: str, threads: int) -> tuple[Any, Any]:
+    """The module of machine code and its entry function, for functions by name."""
+    chosen = target(cpu, threads)
+    lower = tirx.transform
+    # Intrinsics are lowered before loops become vectors: TVM's analysis of integers stumbles over vectors of bools.
+    for_kernels = [lower.UnrollLoop(), lower.LowerIntrin(), lower.VectorizeLoop(True)]
+    for_entry = [lower.MakePackedAPI(), lower.SkipAssert(), lower.LowerTVMBuiltin(), lower.LowerIntrin()]
+    try:
+        made = {}
+        for names, passes in (([n for n in functions if n != run], for_kernels), ([run], for_entry)):
+            module = tvm.IRModule({n: functions[n] for n in names})
+            module = lower.BindTarget(chosen.with_host(chosen))(module)
+            module = tvm.ir.transform.Sequential(passes)(module)
+            made.update({run if n == [run] else g.name_hint: f for n, (g, f) in zip([names] * len(names), module.functions.items())})
+        built = tvm.get_global_func("target.build.llvm")(tvm.IRModule(made), chosen)
+    except Exception as cause:
+        first = next((line for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
+        raise BackendError(
+            f"TVM could not make machine code: {first}",
+            facts=[f"processor '{cpu}', {len(functions)} functions"],
+            hint="this is a fault of mithril-cbackend: please report it with str(compiled.graph)",
+        ) from cause
+    return built, built[run]
+
+
+def set_threads(count: int) -> None:
+    """The size of TVM's pool of threads, which all programs of the process share."""
+    tvm.get_global_func("runtime.config_threadpool")(1, count)
+
+
+def listing(built: Any, what: str) -> str:
+    """``ll`` or ``asm``: what LLVM made."""
+    return str(built.inspect_source(what))
+
+
+def text(made: Any) -> str:
+    """A function for people."""
+    return str(made.script())
+
+
+__all__ = [n for n in dir() if not n.startswith("_") and n not in ("np", "sys")]
