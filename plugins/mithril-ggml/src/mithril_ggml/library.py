@@ -10,7 +10,7 @@ from typing import Any
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an assertion would start a debugger, which takes seconds
 
-import ggml as ggml
+import ggml
 
 # Their results are declared with a typing alias that ctypes does not know, so that pointers lose their upper half.
 for _name in (
@@ -31,7 +31,8 @@ def _silent(level: int, text: bytes, user: int) -> None:
 
 ggml.ggml_log_set(_silent, None)
 
-Pointer = Any  # of a ggml struct
+__all__ = ["compute", "features", "ggml", "machine_memory", "raw"]
+
 CPU = ("sse3", "ssse3", "avx", "avx2", "f16c", "fma", "avx_vnni", "bmi2", "avx512", "avx512_vbmi", "avx512_vnni",
        "avx512_bf16", "amx_int8", "neon", "arm_fma", "fp16_va", "dotprod", "matmul_int8", "sve", "sme")  # fmt: skip
 
