@@ -59,7 +59,7 @@ class Shares:
         self.decisions = decisions
         self.simulated = mesh.devices.size > 1 and mesh.devices.flat[0].platform == "cpu"
         self.parallelism = settings.get("parallelism")
-        self.splits = dict(settings.get("tensor_split_dims", {}))
+        self.splits: dict[str, int] = dict(settings.get("tensor_split_dims", {}))
         if self.parallelism == "pipeline":
             raise UnsupportedError(
                 "parallelism='pipeline' has no program on a mesh of JAX devices",

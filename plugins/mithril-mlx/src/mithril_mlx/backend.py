@@ -99,7 +99,7 @@ class MlxBackend(SourceBackend):
 
     def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
         if array.dtype == mx.bfloat16:
-            return np.array(array.view(mx.uint16)).view(ml_dtypes.bfloat16)  # type: ignore[no-any-return]
+            return np.array(array.view(mx.uint16)).view(ml_dtypes.bfloat16)
         return np.array(array)
 
     def is_array(self, x: Any) -> bool:

@@ -35,7 +35,7 @@ def is_half(node: Node) -> bool:
 
 
 # -- element-wise -------------------------------------------------------------------------------------------------
-for _name, _sign in {
+for _name, _symbol in {
     "add": "+",
     "sub": "-",
     "mul": "*",
@@ -50,7 +50,7 @@ for _name, _sign in {
     "bitwise_or": "|",
     "bitwise_xor": "^",
 }.items():
-    table.row(_name, f"{{a}} {_sign} {{b}}")
+    table.row(_name, f"{{a}} {_symbol} {{b}}")
 for _name, _function in {
     "abs": "abs",
     "exp": "exp",

@@ -99,7 +99,7 @@ class TorchBackend(SourceBackend):
 
     # -- arrays ------------------------------------------------------------------------------------------------------
     def native_dtype(self, dtype: DType) -> torch.dtype:
-        return getattr(torch, dtype.name)  # type: ignore[no-any-return]
+        return getattr(torch, dtype.name)
 
     def array(self, data: Any, dtype: Any = None) -> torch.Tensor:
         if isinstance(data, torch.Tensor):

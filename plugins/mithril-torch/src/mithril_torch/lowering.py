@@ -65,8 +65,8 @@ OPERATORS = {
     "bitwise_or": "|",
     "bitwise_xor": "^",
 }
-for _name, _sign in OPERATORS.items():
-    table.row(_name, f"{{a}} {_sign} {{b}}")
+for _name, _symbol in OPERATORS.items():
+    table.row(_name, f"{{a}} {_symbol} {{b}}")
 UNARY = {
     "abs": "abs",
     "exp": "exp",
