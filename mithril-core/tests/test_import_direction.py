@@ -23,7 +23,7 @@ FLOORS = [
     {"hookspecs", "known", "discovery", "plugins", "annotations", "options"},
     {"codegen"},
     # The compiler ends in runtime objects, which come back to it for more.
-    {"compiler", "pipeline", "runtime", "shapes", "observers", "caching"},
+    {"compiler", "pipeline", "runtime", "shapes", "observers", "caching", "partition"},
     {"cli", "__main__", "testing"},
 ]
 LEVEL = {name: level for level, floor in enumerate(FLOORS) for name in floor}

@@ -27,6 +27,7 @@ from mithril.models.trace import trace_model
 from mithril.observers import Observers
 from mithril.ops.decompose import decompose
 from mithril.options import CompileOptions, Settings, resolve
+from mithril.partition import Partitioned
 from mithril.passes import PassContext, PassManager, PipelineReport
 from mithril.pipeline import chosen, make_pipeline, optimization_level
 from mithril.runtime.backend import Backend, BuildOptions, Executable
@@ -268,7 +269,16 @@ class Compiler:
         """
         options = BuildOptions(self.settings, inference=self.inference, decisions=self.decisions)
 
+        others = {name: make_backend(b, self.settings) for name, b in self.settings["backend_map"].items()}
+        if others and native is not None:
+            raise OptionError("autodiff='native' differentiates on one backend only, and backend_map names others")
+
+        def single(graph: Graph, backend: Backend) -> Executable:
+            return backend.build(decompose(graph, lambda node: backend.lowers(node, options)), options)
+
         def last(graph: Graph, backend: Backend, target: HardwareTarget | None) -> Any:
+            if others:
+                return Partitioned(graph, backend, others, single)
             lowered = decompose(graph, lambda node: backend.lowers(node, options))
             self._stage("generate", lowered)
             if native is not None:

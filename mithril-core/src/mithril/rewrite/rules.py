@@ -97,6 +97,8 @@ class Rule:
         found = self.match(editor, node)
         if isinstance(found, str):
             return found
+        if len({n.tags.get("backend") for n in found.nodes}) > 1:
+            return "its operations are to run on different backends"
         old = node.result
         try:
             with editor.before(node) as builder, builder.at(_origin(found), node.tags):

@@ -15,13 +15,13 @@ ROWS = 16  # of the operand: with fewer, copying the weights together costs more
 @pass_(name="sibling-products", stage="specialise", level="high", exact=False)
 def sibling_products(graph: Graph) -> Graph:
     """Merge ``linear`` nodes that read the same value: queries, keys and values of an attention, say."""
-    groups: dict[tuple[Value, bool], list[Node]] = {}
+    groups: dict[tuple[Value, bool, object], list[Node]] = {}
     for node in graph.nodes:
         if node.op.name == "linear" and node.attributes["activation"] == "none" and _own_weights(graph, node):
             x = node.operands[0]
             assert x is not None
-            groups.setdefault((x, node.operands[2] is not None), []).append(node)
-    chosen = [nodes for (x, _), nodes in groups.items() if len(nodes) > 1 and _pays(x)]
+            groups.setdefault((x, node.operands[2] is not None, node.tags.get("backend")), []).append(node)
+    chosen = [nodes for (x, _, _), nodes in groups.items() if len(nodes) > 1 and _pays(x)]
     if not chosen:
         return graph
     editor = graph.edit()
