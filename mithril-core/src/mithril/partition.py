@@ -107,15 +107,12 @@ class Partitioned:
         known = inside | {n.result for n in scalars}
         outer = list(dict.fromkeys(v for n in run for v in n.operands if v is not None and v not in known))
         inputs = tuple(self.graph.input_of.get(v) or Input(v) for v in outer)
-        kept = set(self.graph.outputs)
-        own = set(run)
-        made = [
-            v for n in run for v in n.results if v in kept or any(u not in own for u in self.graph.users.get(v, ()))
-        ]
+        outputs, own = set(self.graph.outputs), set(run)
+        wanted = outputs | {v for v in inside if any(u not in own for u in self.graph.users.get(v, ()))}
+        made = [v for n in run for v in n.results if v in wanted]
         names = tuple(f"r{k}" for k in range(len(made)))
-        graph = Graph(
-            inputs, (*scalars, *run), tuple(made), names, f"{self.graph.name}_{backend.name}", self.graph.guards
-        )
+        title = f"{self.graph.name}_{backend.name}"
+        graph = Graph(inputs, (*scalars, *run), tuple(made), names, title, self.graph.guards)
         executable = build(graph, backend)
         given = tuple((i.name, i.value) for i in inputs if i.role != "constant")
         return Piece(backend, executable, given, tuple(zip(names, made, strict=True)))
@@ -127,7 +124,8 @@ class Partitioned:
             values[i.value] = params[i.name] if i.role == "param" else inputs[i.name]
             home[i.value] = self.default
         for piece in self._pieces:
-            own_params, own_inputs = {}, {}
+            own_params: dict[str, Any] = {}
+            own_inputs: dict[str, Any] = {}
             for name, value in piece.given:
                 given = self.graph.input_of.get(value)
                 array = self._handed(values[value], home[value], piece.backend, given)
