@@ -69,20 +69,18 @@ def fuse(graph: Graph, *, exact: bool = False) -> Fused:
     return Fused(graph, kernels, step, last, frozenset(wide))
 
 
-def _swallowed(
-    node: Node, users: Mapping[Value, tuple[Node, ...]], outputs: frozenset[Value], exact: bool
-) -> bool:
+def _swallowed(node: Node, users: Mapping[Value, tuple[Node, ...]], outputs: frozenset[Value], exact: bool) -> bool:
     if len(node.results) != 1 or node.result in outputs:
         return False
     if node.op.name in _MADE or node.op.name in _VIEWS:
         return True
-    readers = list(_through_views(node.result, users))
-    if not readers:
-        return True
-    products = [r for r in readers if r.op.name in PRODUCTS]
-    if pointwise(node) and len(products) == len(readers):
-        return not exact or node.result.dtype.bits <= 16  # computed again in each of them
-    return len(readers) == 1 and not products and (pointwise(node) or pointwise(readers[0]))
+    readers = users.get(node.result, ())
+    if len(readers) != 1:
+        return not readers
+    (reader,) = readers
+    if reader.op.name in PRODUCTS:
+        return pointwise(node) and (not exact or node.result.dtype.bits <= 16)
+    return pointwise(node) or pointwise(reader)
 
 
 def _through_views(v: Value, users: Mapping[Value, tuple[Node, ...]]) -> Iterator[Node]:

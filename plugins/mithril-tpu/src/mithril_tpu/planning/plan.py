@@ -160,8 +160,7 @@ def _graph(model: Model, of: tuple[str, ...], options: Mapping[str, Any]) -> Gra
     compiled = compile(model, JaxBackend(precision=options.get("precision")), **options)
     if not compiled.programs or not all(t.is_static for _, t in compiled.programs[0].request.types):
         raise InputError(
-            "a plan needs the shapes of all inputs",
-            facts=[f"inputs: {', '.join(i.name for i in compiled.interface.with_role('input'))}"],
+            "a plan needs the shapes of all inputs as numbers",
             hint="plan(..., shapes={'x': [32, 128]})",
         )
     program = compiled.programs[0]

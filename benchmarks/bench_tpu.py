@@ -1,0 +1,137 @@
+"""Plans against the TPU's own compiler on the example models; compile seconds per topology; growth to 256 devices.
+
+``python benchmarks/bench_tpu.py [model ...]``: nothing runs on a TPU and none is needed, only its compiler (libtpu).
+For each model and mesh one line: the compiler's peak memory per device and the plan's, the same for operations and for
+bytes exchanged, and the seconds that plan and compiler took. ``--bfloat16`` compiles in that precision, ``--effort N``
+lets the compiler think longer than the least (0).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+from bert import bert
+from gpt import gpt
+from lstm_lm import lstm_lm
+from resnet18 import resnet18
+from unet import unet
+from vit import vit
+
+import mithril as ml
+import mithril_tpu
+
+Case = tuple[Callable[[], Any], dict[str, list[int]], str]
+CASES: dict[str, Case] = {
+    "gpt": (lambda: gpt(16384, 512, layers=4, heads=8, features=512), {"input": [16, 512]}, "output"),
+    "bert": (
+        lambda: bert(16384, 512, layers=4, heads=8, features=512),
+        {"tokens": [16, 512], "segments": [16, 512], "mask": [16, 512]},
+        "sequence",
+    ),
+    "vit": (lambda: vit(224, 16, 1000, layers=4, heads=8, features=512), {"input": [64, 3, 224, 224]}, "output"),
+    "lstm": (lambda: lstm_lm(10000, 512), {"input": [64, 64]}, "output"),
+    "resnet18": (resnet18, {"input": [64, 3, 64, 64]}, "output"),
+    "unet": (lambda: unet(width=32, depth=3), {"input": [16, 3, 64, 64]}, "output"),
+}
+MESHES: tuple[dict[str, int], ...] = ({"replicas": 1}, {"replicas": 8}, {"replicas": 8, "model_parallelism": 4})
+
+
+def sgd(params: dict[str, Any], gradients: dict[str, Any]) -> dict[str, Any]:
+    return {name: params[name] - 0.1 * gradients[name] for name in params}
+
+
+def compared(name: str, options: dict[str, Any], effort: int) -> Iterator[str]:
+    """One line per mesh, for a training step."""
+    make, shapes, of = CASES[name]
+    for mesh in MESHES:
+        start = time.perf_counter()
+        plan = ml.plan(make(), "tpu_v5e", shapes=shapes, devices=mesh["replicas"], of=of, **options)
+        planned = time.perf_counter() - start
+        way = next(w for w in plan if w.options == mesh)
+        try:
+            step = _step(name, "tpu_v5e", {**mesh, "effort": effort}, options)
+        except ml.MithrilError as error:
+            yield f"{name:<10}{way.mesh!s:<20} {error.what}"
+            continue
+        a = step.analysis
+        carried = sum(c.bytes for c in a.collectives.values())
+        yield (
+            f"{name:<10}{way.mesh!s:<20}"
+            f"{a.memory.peak / 2**20:>9.1f}{way.needs.peak / 2**20:>9.1f}{way.needs.peak / a.memory.peak:>6.2f}"
+            f"{a.flops or 0:>11.3g}{way.work.flops / (a.flops or 1):>6.2f}"
+            f"{carried / 2**20:>9.1f}{way.work.exchanged / 2**20:>9.1f}"
+            f"{planned:>8.2f}{step.seconds['compile']:>9.2f}"
+        )
+
+
+def _step(name: str, target: str, tpu_options: dict[str, Any], options: dict[str, Any]) -> Any:
+    make, shapes, of = CASES[name]
+    made = ml.compile(
+        make(), ml.JaxBackend(), target_hardware=target, tpu_options=tpu_options, shapes=shapes, **options
+    )
+    return mithril_tpu.training_program(made, of, sgd)
+
+
+def topologies() -> Iterator[str]:
+    """Compile seconds of a small GPT's forward pass, by generation and number of devices."""
+    for target, counts in (("tpu_v5e", (1, 8, 64, 256)), ("tpu_v4", (1, 8, 64)), ("tpu_v6e", (8,)), ("tpu_v7x", (8,))):
+        for n in counts:
+            model = gpt(1024, 128, layers=2, heads=8, features=256)
+            made = ml.compile(
+                model,
+                ml.JaxBackend(),
+                target_hardware=target,
+                tpu_options={"replicas": n, "model_parallelism": min(n, 4), "effort": 0},
+                shapes={"input": [256, 128]},
+            )
+            program = mithril_tpu.ahead_of(made)
+            exchanges = ", ".join(f"{c.count} {kind}" for kind, c in program.analysis.collectives.items()) or "none"
+            yield f"{target:<9}{n:>5}{program.seconds['compile']:>8.2f} s  {exchanges}"
+
+
+def growth() -> Iterator[str]:
+    """Seconds of planning all meshes of n devices for one training step."""
+    for n in (1, 8, 64, 256):
+        start = time.perf_counter()
+        made = ml.plan(
+            gpt(1024, 128, layers=4, heads=16, features=256),
+            "tpu_v5e",
+            shapes={"input": [256, 128]},
+            devices=n,
+            of="output",
+        )
+        yield f"{n:>5} devices: {len(made.ways):>3} meshes in {time.perf_counter() - start:6.2f} s"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", default=list(CASES))
+    parser.add_argument("--bfloat16", action="store_true")
+    parser.add_argument("--effort", type=int, default=0)
+    parser.add_argument("--only-models", action="store_true")
+    given = parser.parse_args()
+    options = {"precision": "bfloat16"} if given.bfloat16 else {}
+    print("training step, per device: peak MiB by compiler and plan, ratio; operations, ratio; exchanged MiB; seconds")
+    for name in given.models:
+        for line in compared(name, options, given.effort):
+            print(line, flush=True)
+    if not given.only_models:
+        print("\ncompile seconds, small GPT forward, data x 4")
+        for line in topologies():
+            print(line, flush=True)
+        print("\nplanning")
+        for line in growth():
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
