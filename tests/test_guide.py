@@ -1,0 +1,26 @@
+"""Every Python block of the guide runs, top to bottom, in an empty folder."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = sorted(p.name for p in DOCS.glob("*.md") if "Every block" in p.read_text())
+
+
+def test_there_are_pages():
+    assert {"compiling.md", "optimizing.md"} <= set(PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_blocks_of_a_page_run(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = (DOCS / page).read_text()
+    space = {"__name__": "guide"}
+    for match in re.finditer(r"^```python\n(.*?)^```", text, re.S | re.M):
+        line = text[: match.start()].count("\n") + 1
+        code = compile("\n" * line + match[1], str(DOCS / page), "exec")
+        exec(code, space)
