@@ -24,6 +24,8 @@ import mithril as ml
 from mithril.models import MLP
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+import itertools
+
 from gpt import gpt
 
 SIZES, BATCH = (784, 512, 512, 10), 128
@@ -53,8 +55,10 @@ def mlp_batch() -> dict[str, Any]:
 
 
 def mlp_weights() -> list[Any]:
-    pairs = list(zip(SIZES, SIZES[1:], strict=False))
-    return [w for a, b in pairs for w in (DRAW.normal(size=(b, a)).astype(np.float32) / a**0.5, np.zeros(b, np.float32))]
+    pairs = list(itertools.pairwise(SIZES))
+    return [
+        w for a, b in pairs for w in (DRAW.normal(size=(b, a)).astype(np.float32) / a**0.5, np.zeros(b, np.float32))
+    ]
 
 
 def mlp_jax(batch: dict[str, Any]) -> Step:
@@ -88,11 +92,10 @@ def mlp_jax(batch: dict[str, Any]) -> Step:
 
 
 def mlp_torch(batch: dict[str, Any], compiled: bool = False) -> Step:
-    import torch
     from torch import nn
 
     layers: list[Any] = []
-    for a, b in zip(SIZES, SIZES[1:], strict=False):
+    for a, b in itertools.pairwise(SIZES):
         layers += [nn.Linear(a, b), nn.ReLU()]
     return torch_step(nn.Sequential(*layers[:-1]), batch["input"], batch["target"], compiled)
 
@@ -120,7 +123,7 @@ def mlp_mlx(batch: dict[str, Any], compiled: bool = False) -> Step:
     from mlx import nn, optimizers
 
     layers: list[Any] = []
-    for a, b in zip(SIZES, SIZES[1:], strict=False):
+    for a, b in itertools.pairwise(SIZES):
         layers += [nn.Linear(a, b), nn.ReLU()]
     model = nn.Sequential(*layers[:-1])
     optimizer = optimizers.Adam(RATE, bias_correction=True)
@@ -196,7 +199,6 @@ def gpt_batch() -> dict[str, Any]:
 
 
 def gpt_torch(batch: dict[str, Any], compiled: bool = False) -> Step:
-    import torch
     from torch import nn
 
     f, heads = GPT["features"], GPT["heads"]
@@ -352,7 +354,9 @@ def loaders() -> None:
 
 
 # -- all -------------------------------------------------------------------------------------------------------------
-def measured(title: str, model: Callable[[], Any], batch: dict[str, Any], hand: dict[str, tuple[Any, str, dict[str, Any]]]) -> None:
+def measured(
+    title: str, model: Callable[[], Any], batch: dict[str, Any], hand: dict[str, tuple[Any, str, dict[str, Any]]]
+) -> None:
     rows = {}
     for name, (make, backend, options) in hand.items():
         try:

@@ -69,6 +69,7 @@ class Engine:
         if self.compiler.settings["autodiff"] == "native":
             self.decisions.record("ignored", "autodiff='native': a training step differentiates the graph")
         self.arrays: dict[str, Any] = {}  # everything carried, by name
+        self.inputs: dict[str, TensorType] = {}  # of the model, as last traced
         self.parameters: tuple[str, ...] = ()
         self.states: tuple[str, ...] = ()
         self.trained: tuple[str, ...] = ()
@@ -192,6 +193,7 @@ class Engine:
     def traced(self, batch: Mapping[str, Any], *, training: bool) -> tuple[Graph, Graph, dict[str, TensorType]]:
         """The model's graph, the same with loss and metrics, and the types of the batch."""
         inputs, columns = self.types(batch, training=training)
+        self.inputs = inputs
         traced = self.compiler.trace(inputs, training=training)
         return traced, with_loss(traced, columns, self.recipe), columns
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mithril.compiler import compile as compile_model
-from mithril.errors import InputError, OptionError
+from mithril.errors import InputError, OptionError, ShapeError
 from mithril.models import Layer
 from mithril.runtime.backend import Backend
 from mithril.runtime.compiled import CompiledModel
@@ -363,6 +363,10 @@ class Trainer:
     def _bind(self) -> None:
         """Give the compiled model copies of the parameters, so that ``compiled(inputs)`` works."""
         if self.engine.arrays:
+            try:
+                _ = self.compiled.interface
+            except ShapeError:  # known from the batches only
+                self.compiled.prepare(self.engine.inputs)
             tensors = self.engine.to_numpy()
             array = self.engine.backend.array
             self.compiled.bind(

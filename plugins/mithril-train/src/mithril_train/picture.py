@@ -1,0 +1,102 @@
+"""Learning curves as an SVG picture, written without a plotting library."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 400, 64, 16, 40, 48
+COLOURS = ("#3366cc", "#dc3912", "#109618", "#ff9900", "#990099", "#0099c6", "#444444")
+DASHES = ("", "6 3", "2 2", "8 3 2 3")  # curves that lie on each other stay visible
+Curve = Sequence[float]
+
+
+def curves(
+    path: str | os.PathLike[str],
+    values: Mapping[str, Curve | tuple[Curve, Curve]],
+    *,
+    title: str = "",
+    x: str = "step",
+    y: str = "loss",
+    log: bool = False,
+) -> Path:
+    """Draw each named curve: its values, or a pair of places and values. ``log`` for a logarithmic height."""
+    points = {name: _points(given, log) for name, given in values.items()}
+    every = [p for line in points.values() for p in line]
+    if not every:
+        raise ValueError("there is nothing to draw")
+    across = _Axis([p[0] for p in every], LEFT, WIDTH - RIGHT)
+    up = _Axis([p[1] for p in every], HEIGHT - BOTTOM, TOP)
+    parts = [
+        (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
+        'font-size="12">'),
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        f'<text x="{WIDTH / 2}" y="22" text-anchor="middle" font-size="15">{escape(title)}</text>',
+        *_grid(across, up, log),
+        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 10}" text-anchor="middle">{escape(x)}</text>',
+        f'<text x="16" y="{HEIGHT / 2}" text-anchor="middle" transform="rotate(-90 16 {HEIGHT / 2})">{escape(y)}</text>',
+    ]
+    for k, (name, line) in enumerate(points.items()):
+        colour, dash = COLOURS[k % len(COLOURS)], DASHES[k % len(DASHES)]
+        places = " ".join(f"{across.place(a):.1f},{up.place(b):.1f}" for a, b in line)
+        style = f'fill="none" stroke="{colour}" stroke-width="1.8"' + (f' stroke-dasharray="{dash}"' if dash else "")
+        parts.append(f'<polyline points="{places}" {style}><title>{escape(name)}</title></polyline>')
+        height = TOP + 14 + 18 * k
+        parts.append(f'<line x1="{WIDTH - 170}" y1="{height - 4}" x2="{WIDTH - 146}" y2="{height - 4}" {style}/>')
+        parts.append(f'<text x="{WIDTH - 140}" y="{height}">{escape(name)}</text>')
+    parts.append("</svg>\n")
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text("\n".join(parts))
+    return target
+
+
+def _points(given: Curve | tuple[Curve, Curve], log: bool) -> list[tuple[float, float]]:
+    pair = isinstance(given, tuple) and len(given) == 2 and not isinstance(given[0], (int, float))
+    places, heights = given if pair else (range(1, len(given) + 1), given)  # type: ignore[misc]
+    found = []
+    for a, b in zip(places, heights, strict=True):  # type: ignore[arg-type]
+        height = float(b)  # type: ignore[arg-type]
+        if math.isfinite(height) and (not log or height > 0):
+            found.append((float(a), math.log10(height) if log else height))  # type: ignore[arg-type]
+    return found
+
+
+class _Axis:
+    """From values to places on the picture."""
+
+    def __init__(self, values: Sequence[float], first: float, last: float) -> None:
+        self.low, self.high = min(values), max(values)
+        if self.low == self.high:
+            self.low, self.high = self.low - 0.5, self.high + 0.5
+        self.first, self.last = first, last
+
+    def place(self, value: float) -> float:
+        return self.first + (value - self.low) / (self.high - self.low) * (self.last - self.first)
+
+    def ticks(self) -> list[float]:
+        """About five round numbers."""
+        rough = (self.high - self.low) / 5
+        size = 10.0 ** math.floor(math.log10(rough))
+        step = next(size * m for m in (1, 2, 5, 10) if size * m >= rough)
+        first = math.ceil(self.low / step)
+        return [k * step for k in range(first, math.floor(self.high / step + 1e-9) + 1)]
+
+
+def _grid(across: _Axis, up: _Axis, log: bool) -> list[str]:
+    parts = []
+    for value in across.ticks():
+        place = across.place(value)
+        parts.append(f'<line x1="{place:.1f}" y1="{TOP}" x2="{place:.1f}" y2="{HEIGHT - BOTTOM}" stroke="#eeeeee"/>')
+        parts.append(f'<text x="{place:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{value:g}</text>')
+    for value in up.ticks():
+        place = up.place(value)
+        parts.append(f'<line x1="{LEFT}" y1="{place:.1f}" x2="{WIDTH - RIGHT}" y2="{place:.1f}" stroke="#eeeeee"/>')
+        text = f"{10**value:.3g}" if log else f"{value:.4g}"
+        parts.append(f'<text x="{LEFT - 6}" y="{place + 4:.1f}" text-anchor="end">{text}</text>')
+    frame = f'width="{WIDTH - RIGHT - LEFT}" height="{HEIGHT - BOTTOM - TOP}" fill="none" stroke="#888888"'
+    parts.append(f'<rect x="{LEFT}" y="{TOP}" {frame}/>')
+    return parts

@@ -1,0 +1,131 @@
+"""Loaders of other libraries: batches, epochs, order, going on in the middle."""
+
+import numpy as np
+import pytest
+from small import X, Y, arrays, loader, trainer
+
+from mithril_train.adapters import Grain, Loader, Ours, as_loader
+
+
+def taken(source, n=None):
+    found = []
+    for batch in source.batches():
+        found.append(np.asarray(batch[0] if isinstance(batch, (list, tuple)) else batch).tolist())
+        if len(found) == n:
+            break
+    return found
+
+
+def torch_loader():
+    torch = pytest.importorskip("torch")
+    data = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y).long())
+    return torch.utils.data.DataLoader(data, batch_size=16, shuffle=True)
+
+
+def test_torch_loaders_train_and_are_reproducible():
+    ours, again = trainer(), trainer()
+    ours.fit(torch_loader(), 2)
+    again.fit(torch_loader(), 2)
+    assert ours.history.steps == again.history.steps
+    assert len(ours.history.steps) == 12
+
+
+def test_torch_loaders_resume_in_the_middle(tmp_path):
+    whole, first, second = trainer(), trainer(), trainer()
+    whole.fit(torch_loader(), 2)
+    from test_trainer import KillAt, Killed
+
+    import mithril as ml
+
+    with pytest.raises(Killed):
+        first.fit(torch_loader(), 2, callbacks=[ml.Checkpoint(tmp_path, every=1), KillAt(9)])
+    second.fit(torch_loader(), 2, resume=tmp_path)
+    assert second.history.steps == whole.history.steps
+    for n, x in arrays(whole).items():
+        np.testing.assert_array_equal(arrays(second)[n], x)
+
+
+def test_any_list_of_batches_is_a_loader():
+    source = as_loader([[1], [2], [3]], 0)
+    assert type(source) is Loader
+    assert taken(source, 2) == [1, 2]
+    other = as_loader([[1], [2], [3]], 0)
+    other.load_state(source.state(), 0)
+    assert taken(other) == [3]
+    assert other.state() == {"epoch": 1, "position": 0}
+
+
+def test_samplers_are_told_the_epoch():
+    class Told(list):
+        epochs = []
+
+        def set_epoch(self, epoch):
+            self.epochs.append(epoch)
+
+    source = as_loader(Told([[1]]), 0)
+    taken(source)
+    taken(source)
+    assert Told.epochs == [0, 1]
+
+
+def test_evaluating_does_not_move_a_loader():
+    source = loader()
+    made = trainer()
+    made.fit(source, 1)
+    before = source.state_dict()
+    made.evaluate(source)
+    assert source.state_dict() == before
+    assert type(as_loader(source, 0)) is Ours
+
+
+class GrainLike:
+    """What the adapter uses of grain: iterators with get_state and set_state; states are bytes or dictionaries."""
+
+    def __init__(self, n, as_bytes):
+        self.n, self.as_bytes = n, as_bytes
+
+    def __iter__(self):
+        return GrainIterator(self)
+
+
+class GrainIterator:
+    def __init__(self, loader):
+        self.loader, self.k = loader, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.k == self.loader.n:
+            raise StopIteration
+        self.k += 1
+        return self.k
+
+    def get_state(self):
+        return str(self.k).encode() if self.loader.as_bytes else {"next": self.k}
+
+    def set_state(self, state):
+        self.k = int(state) if self.loader.as_bytes else state["next"]
+
+
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_grain_loaders_go_on_by_their_own_state(as_bytes):
+    import json
+
+    source = Grain(GrainLike(5, as_bytes), 0)
+    batches = source.batches()
+    assert [next(batches), next(batches)] == [1, 2]
+    kept = json.loads(json.dumps(source.state()))
+    other = Grain(GrainLike(5, as_bytes), 0)
+    other.load_state(kept, 0)
+    assert taken(other) == [3, 4, 5]
+    assert other.state()["epoch"] == 1
+    assert taken(other) == [1, 2, 3, 4, 5]
+
+
+def test_a_real_grain_loader():
+    grain = pytest.importorskip("grain")
+    data = grain.MapDataset.source(list(range(12))).batch(4)
+    source = as_loader(data.to_iter_dataset(), 0)
+    assert type(source) is Grain
+    assert taken(source) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
