@@ -22,6 +22,7 @@ DESCRIPTORS = (
     "OpsSpec",
     "Lowering",
     "Export",
+    "FileFormat",
     "Command",
 )
 MARK = "<!-- from here on written by docs/render.py -->"

@@ -72,6 +72,8 @@ def test_descriptors_are_frozen_and_small(spec):
         ("Export", ("_private", "m:x")),
         ("Command", ("a b", "m:x")),
         ("ProfilerSpec", ("p", "m:")),
+        ("FileFormat", ("f", ("gguf",))),
+        ("FileFormat", ("f", (".gguf",), "nothing")),
     ],
 )
 def test_descriptors_refuse_nonsense(spec, arguments):

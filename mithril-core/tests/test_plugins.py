@@ -14,6 +14,7 @@ from mithril import (
     Command,
     CompileContext,
     Export,
+    FileFormat,
     Found,
     HardwareTarget,
     Lowering,
@@ -114,6 +115,22 @@ def test_profilers(plugins):
     plugins.register(answering(profilers=lambda: [ProfilerSpec("p", f"{HERE}:Thing")]), "one")
     assert list(plugins.profilers()) == ["p"]
     assert plugins.load_profiler("p").__name__ == "Thing"
+
+
+def test_formats_by_name_or_suffix(plugins):
+    formats = [FileFormat("box", (".box", ".bx"), saves=f"{HERE}:Thing"), FileFormat("heap", loads=f"{HERE}:Thing")]
+    plugins.register(answering(formats=lambda: formats), "one")
+    assert plugins.format_of("a/b.bx").spec.name == "box"
+    assert plugins.format_of("folder", "heap").spec.name == "heap"
+    assert plugins.load_format(plugins.format_of("x.box"), "saves").__name__ == "Thing"
+    with pytest.raises(PluginError, match="files of the format 'box' cannot be read back"):
+        plugins.load_format(plugins.format_of("x.box"), "loads")
+    with pytest.raises(PluginError, match="no file format has the suffix of 'x.zip'") as error:
+        plugins.format_of("x.zip")
+    assert "box: .box, .bx; heap: a folder" in str(error.value)
+    with pytest.raises(PluginError, match="the file format 'gguf' is not installed") as error:
+        plugins.format_of("x.gguf")
+    assert error.value.hint == "pip install mithril-ggml"
 
 
 def test_ops_are_imported_when_first_mentioned(plugins, site):

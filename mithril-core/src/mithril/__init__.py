@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         Command as Command,
         CompileContext as CompileContext,
         Export as Export,
+        FileFormat as FileFormat,
         Found as Found,
         HardwareTarget as HardwareTarget,
         Lowering as Lowering,
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from mithril.runtime.backend import Backend as Backend
     from mithril.runtime.benchmark import BenchmarkConfig as BenchmarkConfig, run_benchmark as run_benchmark
     from mithril.runtime.divergence import diff as diff
+    from mithril.runtime.files import load as load
     from mithril.runtime.profile import profile as profile
     from mithril.types import (
         DType as DType,
@@ -124,6 +126,7 @@ _HOME = {
         "Command",
         "CompileContext",
         "Export",
+        "FileFormat",
         "Found",
         "HardwareTarget",
         "Lowering",
@@ -141,6 +144,7 @@ _HOME = {
     "runtime.backend": ("Backend",),
     "runtime.benchmark": ("BenchmarkConfig", "run_benchmark"),
     "runtime.divergence": ("diff",),
+    "runtime.files": ("load",),
     "runtime.profile": ("profile",),
     "types": (
         "DType",

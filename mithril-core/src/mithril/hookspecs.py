@@ -185,6 +185,30 @@ class Export:
 
 
 @dataclass(frozen=True, slots=True)
+class FileFormat:
+    """Files of models: ``compiled.export(path)`` calls what ``saves`` names, ``ml.load(path)`` what ``loads`` names.
+
+    ``saves(compiled, path, **options)`` gives what it wishes; ``loads(path, **options)`` a compiled model. A format
+    without ``suffixes`` is a folder, and is chosen by name.
+    """
+
+    name: str
+    suffixes: tuple[str, ...] = ()
+    saves: str | None = None
+    loads: str | None = None
+    summary: str = ""
+
+    def __post_init__(self) -> None:
+        _check_name(self, self.name)
+        for loads in (self.saves, self.loads):
+            if loads is not None:
+                _check_loads(self, loads)
+        for suffix in self.suffixes:
+            if not suffix.startswith("."):
+                raise ValueError(f"FileFormat '{self.name}': suffix {suffix!r} must begin with a dot")
+
+
+@dataclass(frozen=True, slots=True)
 class Command:
     """A sub-command of ``mithril``: ``loads`` names a ``click.Command``, imported when it is run."""
 
@@ -342,6 +366,17 @@ def mithril_exports() -> Sequence[Export]:  # type: ignore[empty-body]
     >>> @hookimpl
     ... def mithril_exports():
     ...     return [Export("Trainer", "mithril_train.trainer:Trainer")]
+    """
+
+
+@_hookspec
+def mithril_formats() -> Sequence[FileFormat]:  # type: ignore[empty-body]
+    """Files or folders that models can be exported to, or loaded from.
+
+    >>> from mithril import FileFormat, hookimpl
+    >>> @hookimpl
+    ... def mithril_formats():
+    ...     return [FileFormat("gguf", (".gguf",), saves="my_files.write:export", loads="my_files.read:load")]
     """
 
 

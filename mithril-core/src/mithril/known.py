@@ -43,6 +43,8 @@ EXPORTS = {
     "MlxBatchOptimizer": "mithril-mlx",
 }
 
+FORMATS = {"gguf": "mithril-ggml", "c": "mithril-cbackend", "tpu": "mithril-tpu"}
+
 OPTIONS = {
     "mithril-passes": (
         "checkpoint_segments",

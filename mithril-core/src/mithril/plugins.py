@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -22,6 +23,7 @@ from mithril.hookspecs import (
     Command,
     CompileContext,
     Export,
+    FileFormat,
     Found,
     HardwareTarget,
     Lowering,
@@ -397,6 +399,38 @@ class Plugins:
         found = self._pick(table, name, home)
         return self._load("name", f"ml.{name}", found.spec.loads, found)
 
+    def formats(self) -> Mapping[str, Registered[FileFormat]]:
+        """File formats by name."""
+        return self._table("mithril_formats", FileFormat, "file format").entries
+
+    def format_of(self, path: str, name: str | None = None) -> Registered[FileFormat]:
+        """The format of that name, else the one that the path's suffix belongs to."""
+        table = self._table("mithril_formats", FileFormat, "file format")
+        if name is not None:
+            return self._pick(table, name, known.FORMATS.get(name))
+        for entry in table.entries.values():
+            if any(path.endswith(suffix) for suffix in entry.spec.suffixes):
+                return entry
+        suffix = PurePath(path).suffix
+        home = next((home for home in known.FORMATS if suffix == f".{home}"), None)
+        if home is not None:
+            return self._pick(table, home, known.FORMATS[home])
+        offered = [f"{n}: {', '.join(e.spec.suffixes) or 'a folder'}" for n, e in table.entries.items()]
+        raise PluginError(
+            f"no file format has the suffix of '{path}'",
+            facts=[f"formats: {'; '.join(offered) or 'none is installed'}"],
+            hint="name one with format=",
+        )
+
+    def load_format(self, found: Registered[FileFormat], way: str) -> Any:
+        """The function that saves or loads a format."""
+        spec = found.spec
+        named = spec.saves if way == "saves" else spec.loads
+        if named is None:
+            verb = "be written" if way == "saves" else "be read back"
+            raise PluginError(f"files of the format '{spec.name}' cannot {verb}", facts=[f"offered by {found.origin}"])
+        return self._load("file format", spec.name, named, found)
+
     def commands(self) -> Mapping[str, Registered[Command]]:
         """Sub-commands that plugins add to the command line."""
         return self._table("mithril_commands", Command, "command").entries
@@ -414,6 +448,7 @@ class Plugins:
             "target": self.targets(),
             "profiler": self.profilers(),
             "export": self.exports(),
+            "format": self.formats(),
             "command": self.commands(),
         }
         rows = [(kind, name, entry.plugin) for kind, table in tables.items() for name, entry in table.items()]
@@ -562,6 +597,9 @@ op_names = default.op_names
 import_op = default.import_op
 lowerings = default.lowerings
 exports = default.exports
+formats = default.formats
+format_of = default.format_of
+load_format = default.load_format
 export = default.export
 commands = default.commands
 load_command = default.load_command

@@ -544,6 +544,15 @@ class CompiledModel:
             tensors[name] = self.backend.to_numpy(x)
         weights.save_file(tensors, path, {"format": "mithril", "states": json.dumps(sorted(kept or {}))})
 
+    def export(self, path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> Any:
+        """Write the model with its parameters for use without this process: ``model.gguf``, a folder of C, ...
+
+        The format is told by the suffix or named; ``options`` are its own. `mithril plugins` lists formats.
+        """
+        from mithril.runtime.files import export
+
+        return export(self, path, format=format, **options)
+
     def load(self, path: str | os.PathLike[str]) -> CompiledModel:
         """Read what ``save`` wrote and bind it. Everything must fit."""
         tensors = weights.load_file(path)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mithril import plugins
 from mithril.graph import Node
 from mithril.runtime.memory import nbytes
 from mithril.runtime.recording import Recorder
@@ -147,11 +148,16 @@ class ProfileStats:
 
 
 @contextmanager
-def profile(output: str | Path | None = None, *, stepped: bool = True) -> Iterator[ProfileStats]:
+def profile(output: str | Path | None = None, *, stepped: bool = True, profiler: str | None = None) -> Iterator[Any]:
     """Record every call of every compiled model inside the block.
 
     ``stepped=False`` times whole calls only. ``output`` is a file for the Chrome trace, written at the end.
+    ``profiler`` names one that a plugin brings, which then measures the block instead.
     """
+    if profiler is not None:
+        with plugins.load_profiler(profiler)() as running:
+            yield running
+        return
     recorder = Recorder(output, stepped=stepped)
     ACTIVE.append(recorder)
     try:
