@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import ml_dtypes
-import mlx.core as mx
 import numpy as np
 
 from mithril.codegen import Lowerings
 from mithril.errors import BackendError
-from mithril.graph import Graph, iterate
+from mithril.graph import Graph
 from mithril.runtime.backend import BuildOptions, as_numpy
 from mithril.runtime.source_backend import Forward, SourceBackend
 from mithril.types import ALL, DType, dtype as as_dtype
+from mithril_mlx import native  # noqa: F401  # adds its rows to the table
+from mithril_mlx.library import BLAS, mx
 from mithril_mlx.lowering import table
+from mithril_mlx.running import runner
 
 
 class MlxBackend(SourceBackend):
@@ -27,7 +29,14 @@ class MlxBackend(SourceBackend):
     dtypes: ClassVar[frozenset[DType]] = frozenset(d for d in ALL if d.name != "float64")
     tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table}
 
-    def __init__(self, *, device: str | None = None, dtype: Any = None, precision: str | None = None) -> None:
+    def __init__(
+        self, *, device: str | None = None, dtype: Any = None, precision: str | None = None, device_mesh: Any = None
+    ) -> None:
+        if device_mesh not in (None, 1, (1,), [1]):
+            raise BackendError(
+                f"device_mesh={device_mesh}: MLX programs compute on one device",
+                hint="ml.JaxBackend(device_mesh=...) spreads a model over many",
+            )
         super().__init__(device=device or mx.default_device().type.name, dtype=dtype, precision=precision)
         if self.device == "gpu" and not mx.is_available(mx.gpu):
             raise BackendError(
@@ -39,26 +48,17 @@ class MlxBackend(SourceBackend):
     def families(self) -> tuple[str, ...]:
         return ("gpu", "apple") if self.device == "gpu" else ("cpu",)
 
+    @classmethod
+    def diagnose(cls) -> dict[str, str]:
+        """For ``mithril doctor``."""
+        facts = {"device": str(mx.default_device()), "products on the CPU": str(BLAS)}
+        if not BLAS.fast:
+            facts["advice"] = "a C compiler, or OpenBLAS (apt install libopenblas0), makes products 15 times faster"
+        return facts
+
     # -- building ----------------------------------------------------------------------------------------------------
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
-        run: Any = forward
-        if options.jit:
-            branching = next((n for n, _ in iterate(graph) if n.op.name in ("if", "while")), None)
-            if branching is None:
-                run = mx.compile(forward)
-            else:
-                options.decisions.record(
-                    "fallback", f"jit: MLX cannot compile '{branching.op.name}'; it runs uncompiled", branching.origin
-                )
-        device = getattr(mx, self.device)
-
-        def call(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-            with mx.stream(device):
-                outputs = run(params, inputs)
-                mx.eval(outputs)
-            return outputs  # type: ignore[no-any-return]
-
-        return call
+        return runner(forward, graph, options, self.device)
 
     def differentiated(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
         def with_gradients(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Functions whose source goes into generated files: MLX only, each standing alone save for those it ``needs``."""
 # mypy: ignore-errors
 
-import mlx.core as mx
+from mithril_mlx.library import mx
 
 
 def needs(*functions):
@@ -535,6 +535,32 @@ def avg_pool_grad(g, shape, kernel, stride, padding, count_include_pad):
         made = made.at[(slice(None), slice(None), *cut)].add(share)
     inside = [slice(before, before + n) for (before, _), n in zip(padding, shape[2:])]
     return made[(slice(None), slice(None), *inside)].astype(g.dtype)
+
+
+# -- attention ----------------------------------------------------------------------------------------------------
+def causal(n, m):
+    """Which of m keys each of n queries may see, the queries being the last positions."""
+    return mx.arange(m)[None, :] <= mx.arange(m - n, m)[:, None]
+
+
+@needs(causal)
+def with_causal(mask, n, m):
+    """A mask joined with the causal one."""
+    if mask.dtype == mx.bool_:
+        return mask & causal(n, m)
+    return mx.where(causal(n, m), mask, mx.array(float("-inf"), mask.dtype))
+
+
+@needs(causal)
+def nan_where_blind(y, mask, is_causal, n, m):
+    """nan for queries that no key is left to: MLX gives them some average."""
+    seen = mx.ones((1, 1, 1, 1), mx.bool_) if mask is None else mask
+    if seen.dtype != mx.bool_:
+        seen = seen != float("-inf")
+    if is_causal:
+        seen = seen & causal(n, m)
+    blind = mx.logical_not(mx.any(seen, -1, keepdims=True))
+    return mx.where(blind, mx.array(float("nan"), y.dtype), y)
 
 
 # -- random -------------------------------------------------------------------------------------------------------

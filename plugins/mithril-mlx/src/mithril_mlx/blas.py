@@ -1,0 +1,151 @@
+"""A fast BLAS for MLX on Linux.
+
+MLX's CPU build for Linux brings the reference BLAS, a fifteenth of the speed of a tuned one. It looks for
+``cblas_sgemm`` in the process's global scope first, so a library loaded there before MLX serves its products. NumPy's
+wheel brings OpenBLAS under other names and with 64-bit sizes; a few lines of C, compiled once and kept, lead from one
+to the other. ``MITHRIL_MLX_BLAS`` is ``auto``, ``off``, or the path of a library that exports ``cblas_sgemm``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+VARIABLE = "MITHRIL_MLX_BLAS"
+SYSTEM = ("openblas", "mkl_rt", "blis")
+
+# C has a flag and two enumerations before the sizes; scalars are by value, but complex ones by address.
+_SHIM = """
+#include <stdint.h>
+#define GEMM(name, there, scalar, element) \\
+    void there(int, int, int, int64_t, int64_t, int64_t, scalar, const element *, int64_t, const element *, int64_t, \\
+               scalar, element *, int64_t); \\
+    void name(int order, int ta, int tb, int m, int n, int k, scalar alpha, const element *a, int lda, \\
+              const element *b, int ldb, scalar beta, element *c, int ldc) { \\
+        there(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc); \\
+    }
+GEMM(cblas_sgemm, scipy_cblas_sgemm64_, float, float)
+GEMM(cblas_dgemm, scipy_cblas_dgemm64_, double, double)
+GEMM(cblas_cgemm, scipy_cblas_cgemm64_, const void *, void)
+"""
+
+
+@dataclass(frozen=True)
+class Blas:
+    """What computes MLX's products on the CPU, why, and how its threads are counted where that is known."""
+
+    name: str
+    why: str
+    fast: bool
+    library: ctypes.CDLL | None = None
+    suffix: str = ""  # of the functions that get and set the number of threads
+
+    def threads(self) -> int | None:
+        """How many threads a product uses."""
+        if self.library is None:
+            return None
+        function = getattr(self.library, f"{self._prefix}get_num_threads{self.suffix}", None)
+        return int(function()) if function is not None else None
+
+    def set_threads(self, count: int) -> None:
+        getattr(self.library, f"{self._prefix}set_num_threads{self.suffix}")(count)
+
+    @property
+    def _prefix(self) -> str:
+        return "scipy_openblas_" if self.suffix else "openblas_"
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.why})"
+
+
+@cache
+def prepare() -> Blas:
+    """Choose and load a BLAS; once, before MLX is imported."""
+    if not sys.platform.startswith("linux"):
+        return Blas("the system's", "MLX brings its own way to compute on this system", True)
+    wanted = os.environ.get(VARIABLE, "auto")
+    slow = "MLX's own reference BLAS"
+    if wanted == "off":
+        return Blas(slow, f"{VARIABLE}=off", False)
+    if "mlx.core" in sys.modules:
+        return Blas(slow, "MLX was imported before mithril's backend could load a faster one", False)
+    if wanted != "auto":
+        return Blas(wanted, f"{VARIABLE} names it", True, _load(wanted))
+    tried: list[str] = []
+    ways: tuple[Callable[[list[str]], Blas | None], ...] = (_of_numpy, _of_system)
+    for way in ways:
+        found = way(tried)
+        if found is not None:
+            return found
+    return Blas(slow, "; ".join(tried), False)
+
+
+def _load(path: str) -> ctypes.CDLL:
+    library = ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
+    if not hasattr(library, "cblas_sgemm"):
+        raise OSError(f"{path} exports no cblas_sgemm")
+    return library
+
+
+def _of_system(tried: list[str]) -> Blas | None:
+    for name in SYSTEM:
+        path = ctypes.util.find_library(name)
+        if path is not None:
+            try:
+                return Blas(path, "found on this system", True, _load(path))
+            except OSError as error:
+                tried.append(str(error))
+    tried.append(f"none of {', '.join(SYSTEM)} is installed")
+    return None
+
+
+def _of_numpy(tried: list[str]) -> Blas | None:
+    import numpy as np
+
+    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
+    folder = Path(np.__file__).parents[1] / "numpy.libs"
+    libraries = sorted(folder.glob("libscipy_openblas64_*.so*"))
+    if not libraries:
+        tried.append("NumPy brings no OpenBLAS")
+        return None
+    try:
+        library = ctypes.CDLL(str(libraries[0]))
+        made = _kept(libraries[0])
+        if not made.exists():
+            if compiler is None:
+                tried.append("there is no C compiler to lead to NumPy's OpenBLAS")
+                return None
+            _compile(compiler, libraries[0], made)
+        _load(str(made))
+    except (OSError, subprocess.SubprocessError) as error:
+        tried.append(f"NumPy's OpenBLAS could not be used: {error}")
+        return None
+    return Blas("OpenBLAS", "NumPy's, through a few lines of C", True, library, "64_")
+
+
+def _kept(library: Path) -> Path:
+    """Where the compiled lines stay: a name for the library, its version and this machine's kind."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    key = hashlib.sha256(f"{_SHIM}{library}{library.stat().st_size}{os.uname().machine}".encode()).hexdigest()[:16]
+    return Path(base) / "mithril" / "mlx" / f"blas-{key}.so"
+
+
+def _compile(compiler: str, library: Path, made: Path) -> None:
+    """Whole or not at all, since several processes may begin at once."""
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=made.parent) as folder:
+        source, part = Path(folder) / "blas.c", Path(folder) / "blas.so"
+        source.write_text(_SHIM)
+        command = [compiler, "-O2", "-shared", "-fPIC", str(source), str(library), f"-Wl,-rpath,{library.parent}"]
+        subprocess.run([*command, "-o", str(part)], check=True, capture_output=True, timeout=60)
+        os.replace(part, made)

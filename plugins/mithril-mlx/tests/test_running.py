@@ -1,0 +1,139 @@
+"""How MLX programs run: products by a fast BLAS, kernels for composites, compiling, threads, contradictions."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril.errors import BackendError, OptionError, StrictError
+from mithril.models import Gelu, If, LayerNorm, Linear, Model, MultiHeadAttention, Relu
+from mithril_mlx import running
+from mithril_mlx.library import BLAS, mx
+
+LINUX = sys.platform.startswith("linux")
+
+
+def mlp():
+    model = Model()
+    model |= Linear(16, name="first")(input="x", output="h")
+    model += Gelu()(input="h", output="r")
+    model += LayerNorm(name="norm")(input="r", output="n")
+    model += Linear(2, name="second")(input="n", output="y")
+    return model
+
+
+def random(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def run(compiled, x, params=None):
+    params = compiled.randomize_params(0) if params is None else params
+    return np.array(compiled.evaluate(params, {"x": x})["y"])
+
+
+# -- BLAS ---------------------------------------------------------------------------------------------------------
+def in_a_process(code, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env={**os.environ, **environment},
+    )
+    return done.stdout.strip()
+
+
+@pytest.mark.skipif(not LINUX, reason="elsewhere MLX brings what it needs")
+def test_the_blas_is_said_by_doctor():
+    assert str(BLAS) in ml.MlxBackend.diagnose().values()
+    if not BLAS.fast:
+        assert "advice" in ml.MlxBackend.diagnose()
+
+
+@pytest.mark.skipif(not LINUX, reason="elsewhere MLX brings what it needs")
+def test_the_blas_can_be_left_out_and_comes_too_late_after_mlx():
+    code = "import mithril as ml; print(ml.MlxBackend.diagnose()['products on the CPU'])"
+    assert "MITHRIL_MLX_BLAS=off" in in_a_process(code, MITHRIL_MLX_BLAS="off")
+    assert "imported before" in in_a_process("import mlx.core; " + code)
+
+
+@pytest.mark.skipif(not BLAS.fast or not LINUX, reason="no fast BLAS here")
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_products_are_right(dtype):
+    a, b = (random(37, 53, seed=k).astype(dtype) for k in (1, 2))
+    if dtype == "complex64":
+        a, b = a + 1j * random(37, 53, seed=3), b - 1j * random(37, 53, seed=4)
+    found = np.array(mx.array(a) @ mx.array(b).T)
+    np.testing.assert_allclose(found, a @ b.T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(BLAS.threads() is None, reason="this BLAS does not count threads")
+def test_threads_are_set_for_the_call_only(monkeypatch):
+    seen, before = [], BLAS.threads()
+    monkeypatch.setattr(running.mx, "eval", lambda x, real=mx.eval: (seen.append(BLAS.threads()), real(x)))
+    compiled = ml.compile(mlp(), "mlx", shapes={"x": [4, 8]}, num_threads=before + 1)
+    run(compiled, random(4, 8))
+    assert before + 1 in seen
+    assert BLAS.threads() == before
+    assert "that of products" in str(compiled.decisions)
+
+
+# -- programs -----------------------------------------------------------------------------------------------------
+def test_composites_run_as_one_kernel():
+    model = mlp()
+    model |= MultiHeadAttention(16, heads=2, causal=True, name="a")(query="s", output="z")
+    compiled = ml.compile(model, "mlx", shapes={"x": [4, 8], "s": [1, 4, 16]}, inference=True)
+    assert "mx.fast.layer_norm(" in compiled.source
+    assert 'mask="causal"' in compiled.source
+
+
+def test_compiled_programs_give_the_same():
+    plain = ml.compile(mlp(), "mlx", shapes={"x": [None, 8]})
+    made = ml.compile(mlp(), "mlx", shapes={"x": [None, 8]}, jit=True)
+    for n in (2, 5):
+        np.testing.assert_allclose(run(made, random(n, 8)), run(plain, random(n, 8)), rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_of_both_kinds_agree():
+    found = []
+    for kind in ("graph", "native"):
+        compiled = ml.compile(mlp(), "mlx", shapes={"x": [4, 8]}, autodiff=kind)
+        g = np.ones((4, 2), np.float32)
+        found.append(compiled.evaluate(compiled.randomize_params(0), {"x": random(4, 8)}, g)[1])
+    for name, x in found[0].items():
+        np.testing.assert_allclose(np.array(x), np.array(found[1][name]), rtol=1e-3, atol=1e-5)
+
+
+def test_control_flow_stays_python_and_says_so():
+    model = Model()
+    model |= If("flag", Relu(), Linear(3))(input="x", flag="flag", output="y")
+    options = {"shapes": {"x": [2, 3], "flag": []}, "types": {"flag": "bool"}, "jit": True}
+    assert [d.kind for d in ml.compile(model, "mlx", **options).decisions] == ["fallback"]
+    with pytest.raises(StrictError):
+        ml.compile(model, "mlx", strict=True, **options)
+
+
+# -- contradictions -----------------------------------------------------------------------------------------------
+def test_what_cannot_be_is_said():
+    with pytest.raises(BackendError, match="compute on one device"):
+        ml.MlxBackend(device_mesh=(2,))
+    with pytest.raises(OptionError, match="'shapeless' is unknown to the MLX backend"):
+        ml.compile(mlp(), "mlx", shapes={"x": [2, 8]}, jit=True, jit_options={"shapeless": True})
+    if not mx.is_available(mx.gpu):
+        with pytest.raises(BackendError, match="MLX has no device 'gpu' here"):
+            ml.MlxBackend(device="gpu")
+
+
+@pytest.mark.gpu
+def test_runs_on_a_gpu():
+    if not mx.is_available(mx.gpu):
+        pytest.skip("no GPU")
+    here = ml.compile(mlp(), ml.MlxBackend(device="cpu"), shapes={"x": [2, 8]})
+    there = ml.compile(mlp(), ml.MlxBackend(device="gpu"), shapes={"x": [2, 8]})
+    np.testing.assert_allclose(run(there, random(2, 8)), run(here, random(2, 8)), rtol=1e-3, atol=1e-4)
