@@ -194,6 +194,8 @@ class Code:
     def __init__(self) -> None:
         self._open: list[list[Stmt]] = [[]]
         self._names: dict[str, int] = {}
+        self._named: set[str] = set()
+        self._vector: tuple[Any, int, list[Stmt]] | None = None  # the vector loop we are in, and the block around it
 
     def name(self, stem: str) -> str:
         """A name not used before in this function."""
@@ -207,15 +209,34 @@ class Code:
     def emit(self, stmt: Stmt) -> None:
         self._open[-1].append(stmt)
 
+    def is_named(self, x: Expr) -> bool:
+        """Whether a value is a number, a loop's variable or what ``let`` has given."""
+        if isinstance(x, tirx.NE):
+            x = x.a
+        elif isinstance(x, tirx.Cast):
+            x = x.value
+        if isinstance(x, tvm.ir.TensorLoad):
+            return x.source.name in self._named
+        return isinstance(x, (tirx.Var, tirx.IntImm, tirx.FloatImm))
+
     def let(self, value: Expr, name: str = "t") -> Expr:
         """A name for a value that is used more than once."""
-        if isinstance(value, (tirx.Var, tirx.IntImm, tirx.FloatImm)):
+        if self.is_named(value):
             return value
-        truth = dtype_of(value) == "bool"  # TVM's passes stumble over names for vectors of bools
-        held = tirx.Select(value, tirx.IntImm("int8", 1), tirx.IntImm("int8", 0)) if truth else value
-        var = tirx.Var(self.name(name), dtype_of(held))
-        self.emit(_stmt.Bind(var, held))
-        return tirx.NE(var, tirx.IntImm("int8", 0)) if truth else var
+        # TVM's own bindings do not do: its analysis puts their values back where they are used, in exponential time,
+        # and stumbles over vectors of bools. An array of one element (in vector loops, of one vector) it leaves alone.
+        dtype = dtype_of(value)
+        held = "uint8" if dtype == "bool" else dtype
+        if self._vector is None:
+            buffer, at = self.alloc(name, 1, held), 0
+        else:
+            var, lanes, outside = self._vector
+            buffer, at = tirx.decl_buffer((index(lanes),), held, name=self.name(name), scope="local", layout=None), var
+            outside.append(_stmt.AllocBuffer(buffer))
+        self.store(buffer, at, cast(value, held))
+        made = load(buffer, at)
+        self._named.add(buffer.name)
+        return tirx.NE(made, tirx.IntImm("uint8", 0)) if dtype == "bool" else made
 
     def alloc(self, name: str, size: int, dtype: str) -> Buffer:
         """A small array of this block's own, in registers or on the stack."""
@@ -246,8 +267,12 @@ class Code:
             yield 0
             return
         var = tirx.Var(self.name(name), "int32")
+        around = self._vector
+        if kind == VECTORIZED:
+            self._vector = (var, extent, self._open[-1])
         with self.block() as body:
             yield var
+        self._vector = around
         if body:
             self.emit(_stmt.For(var, index(0), index(extent), kind, sequence(body), None, annotations or None))
 

@@ -135,7 +135,7 @@ def _floordiv(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.E
     safe, quotient, rest = _truncated(code, a, b, dtype)
     if dtype.kind == "int":
         zero = one(dtype, 0)
-        apart = t.binary("ne", t.binary("lt", rest, zero), t.binary("lt", safe, zero))
+        apart = _differ(t.binary("lt", rest, zero), t.binary("lt", safe, zero))
         down = t.binary("and", t.binary("ne", rest, zero), apart)
         quotient = t.binary("sub", quotient, t.cast(down, dtype.name))
         quotient = t.select(t.binary("eq", b, one(dtype, -1)), _neg(code, a, dtype), quotient)
@@ -150,7 +150,7 @@ def _mod(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     safe, _, rest = _truncated(code, a, b, dtype)
     if dtype.kind == "int":
         zero = one(dtype, 0)
-        apart = t.binary("ne", t.binary("lt", rest, zero), t.binary("lt", safe, zero))
+        apart = _differ(t.binary("lt", rest, zero), t.binary("lt", safe, zero))
         wrong = t.binary("and", t.binary("ne", rest, zero), apart)
         rest = t.select(wrong, t.binary("add", rest, safe), rest)
         rest = t.select(t.binary("eq", b, one(dtype, -1)), zero, rest)
@@ -162,7 +162,7 @@ def _divmod(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType) -> tuple[t.Expr, t
     zero = one(dtype, 0.0)
     rest = code.let(t.libm("fmod", a, b), "r")
     quotient = code.let(t.binary("div", t.binary("sub", a, rest), b), "q")
-    apart = t.binary("ne", t.binary("lt", b, zero), t.binary("lt", rest, zero))
+    apart = _differ(t.binary("lt", b, zero), t.binary("lt", rest, zero))
     wrong = code.let(t.binary("and", t.binary("ne", rest, zero), apart))
     signed_zero = t.libm("copysign", zero, b)
     rest = t.select(t.binary("eq", rest, zero), signed_zero, t.select(wrong, t.binary("add", rest, b), rest))
