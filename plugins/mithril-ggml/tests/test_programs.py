@@ -229,3 +229,27 @@ def test_what_numpy_computes_is_said():
     decisions = Decisions()
     ml.GGMLBackend().build(b.build({"y": y}), BuildOptions(decisions=decisions))
     assert "computed by NumPy as declared, ggml has nothing better: erfinv" in str(decisions)
+
+
+def test_large_results_are_the_callers_until_let_go():
+    """They are written again only where nobody holds them, or a view of them."""
+    with Builder() as b:
+        x = b.input("x", (200, 200))
+        y = op("tanh")(x)
+        outputs = {"y": y, "same": y, "part": y[10:20], "z": op("linear")(y, b.param("w", (200, 200)))}
+    executable = ml.GGMLBackend().build(b.build(outputs))
+    w = np.eye(200, dtype=np.float32)
+    given = [{"x": np.full((200, 200), k, np.float32)} for k in range(4)]
+    first = executable({"w": w}, given[0])
+    held = first["z"][3:5]
+    del first["z"]
+    second = executable({"w": w}, given[1])["z"]
+    third = executable({"w": w}, given[2])
+    assert (held == 0).all()
+    assert np.allclose(second, np.tanh(1), atol=1e-5)
+    assert np.allclose(third["z"], np.tanh(2), atol=1e-5)
+    assert np.allclose(third["part"], np.tanh(2)) and third["part"].shape == (10, 200)
+    assert np.allclose(first["same"], 0) and np.allclose(third["y"], np.tanh(2))
+    address = third["z"].ctypes.data
+    del third
+    assert executable({"w": w}, given[3])["z"].ctypes.data == address

@@ -16,6 +16,7 @@ from mithril_ggml.tensors import Shape, Storage, Tensor, row_strides, simplified
 
 # Below so many elements a copy is left to ggml, above NumPy is the faster.
 SMALL = 8192
+TILED, TILE = 1 << 16, 32  # elements from which, and rows and columns by which, copies are tiled
 DIMS = 4  # ggml's limit
 
 
@@ -121,7 +122,7 @@ class Draft:
             if source.rank <= DIMS:
                 self.ggml("cpy", _ggml_copy, [source, target], target)
                 return
-        self.numpy("copy", _numpy_copy, [t], [out])
+        self.numpy("copy", copy_array, [t], [out])
 
     def shaped(self, t: Tensor, shape: Sequence[int]) -> Tensor:
         """Another shape, moving the elements only where it must be."""
@@ -140,8 +141,20 @@ def _ggml_copy(ctx: Any, source: Any, target: Any) -> Any:
     return ggml.ggml_cpy(ctx, source, target)
 
 
-def _numpy_copy(source: Any, target: Any) -> None:
-    np.copyto(target, source)
+def copy_array(source: Any, target: Any) -> None:
+    """In tiles where rows become columns: each would need a cache line of its own otherwise."""
+    if source.size < TILED or target.ndim < 2 or source.strides[-1] == source.itemsize:
+        np.copyto(target, source)
+        return
+    k = min(range(source.ndim), key=lambda axis: abs(source.strides[axis]) or 1 << 62)
+    n, m = source.shape[k], source.shape[-1]
+    if k == source.ndim - 1 or n < TILE or m < TILE:
+        np.copyto(target, source)
+        return
+    from_k, to_k = np.moveaxis(source, (k, -1), (0, 1)), np.moveaxis(target, (k, -1), (0, 1))
+    for i in range(0, n, TILE):
+        for j in range(0, m, TILE):
+            to_k[i : i + TILE, j : j + TILE] = from_k[i : i + TILE, j : j + TILE]
 
 
 def static(value: Value) -> Shape:

@@ -14,12 +14,13 @@ import numpy as np
 from mithril.errors import BackendError, InputError, MemoryLimitError
 from mithril.graph import Graph
 from mithril.runtime.memory import ALIGNMENT, human
-from mithril_ggml.draft import Draft, Step
+from mithril_ggml.draft import Draft, Step, copy_array
 from mithril_ggml.guard import guarded
 from mithril_ggml.kinds import stored
 from mithril_ggml.library import compute, ggml, machine_memory
 from mithril_ggml.planner import Plan
 from mithril_ggml.repack import prepare
+from mithril_ggml.results import Result
 from mithril_ggml.tensors import Storage, Tensor
 
 STAGED = 1 << 15  # inputs up to so many bytes are copied into the arena, others are read where they are
@@ -177,6 +178,7 @@ class GGMLExecutable:
         self._storages = draft.storages
         self.packing = packing
         self.segments: list[Segment] = []
+        self._results = [Result(t) for t in outputs if t.storage.role == "result"]
         self._make(outputs, threads, limit)
 
     # -- making ------------------------------------------------------------------------------------------------------
@@ -219,7 +221,7 @@ class GGMLExecutable:
     def _write(self, parts: Sequence[Sequence[Step]], outputs: Sequence[Tensor]) -> None:
         """Generate the function, and find out what each input must be told to."""
         names: dict[Any, str] = {}
-        space: dict[str, Any] = {"compute": compute, "failed": failed, "copyto": np.copyto}
+        space: dict[str, Any] = {"compute": compute, "failed": failed, "copied": copied}
         views: dict[Storage, list[tuple[str, Tensor]]] = {}
         functions: dict[Any, str] = {}
 
@@ -228,7 +230,7 @@ class GGMLExecutable:
             if known is None:
                 known = names[t.place] = f"t{len(names)}"
                 root = t.storage.root
-                if root.role == "given":
+                if root.role in ("given", "result"):
                     space[known] = None
                     views.setdefault(root, []).append((known, t))
                 else:
@@ -252,19 +254,27 @@ class GGMLExecutable:
                 space[functions[key]] = step.run
             where = f"  # {step.node.origin.path}" if step.node is not None and step.node.origin.path else ""
             lines.append(f"    {functions[key]}({', '.join(map(name, (*step.reads, *step.writes)))}){where}")
-        made = ", ".join(name(t) + (".copy()" if self.copy else "") for t in outputs)
-        lines.append(f"    return [{made}]")
+        made = []
+        for t in outputs:
+            if not self.copy or t.storage.role == "result":
+                made.append(name(t))
+            elif t.dense:
+                made.append(f"{name(t)}.copy()")
+            else:
+                made.append(f"copied({name(t)})")
+        lines.append(f"    return [{', '.join(made)}]")
         self.source = "\n".join(lines) + "\n"
         exec(compile(self.source, "<ggml program>", "exec"), space)
         self._space, self._run = space, space["run"]
         self._numpy = any(not part[0].native for part in parts)
         self._names = self.graph.output_names
-        for given in self.inputs:
-            root = given.tensor.storage
-            given.fields = tuple(
+        reached: list[Given | Result] = [*self.inputs, *self._results]
+        for bound in reached:
+            root = bound.tensor.storage
+            bound.fields = tuple(
                 (field, offset) for s in self.segments for owner, offset, field in s.owners if owner is root
             )
-            given.views = tuple(views.get(root, ()))
+            bound.views = tuple(views.get(root, ()))
         self._staged = [(g, self._array(g.staged)) for g in self.inputs if g.staged is not None]
         for given in self.inputs:
             if given.role == "constant":
@@ -275,7 +285,7 @@ class GGMLExecutable:
         """A NumPy view of planned or fixed memory; of ``base`` for an input."""
         root = t.storage.root
         memory = base if base is not None else root.array if root.role == "fixed" else self.arena
-        assert memory is not None
+        assert memory is not None, root.role
         start = t.offset + (root.offset if root.role == "planned" else 0)
         if t.size == 0:
             return np.empty(t.shape, t.dtype.numpy)
@@ -309,6 +319,10 @@ class GGMLExecutable:
             return dict(zip(self._names, results))
 
     def _compute(self) -> list[Array]:
+        for result in self._results:
+            if not result.free:
+                self._point(result, result.renew())
+                result.settle()
         if not self._numpy:
             return self._run()  # type: ignore[no-any-return]
         with np.errstate(all="ignore"):
@@ -321,7 +335,7 @@ class GGMLExecutable:
             self._rebind(given, values[given.name])
         for given, place in self._staged:
             place[...] = values[given.name]
-        return self._run()  # type: ignore[no-any-return]
+        return self._compute()
 
     def _rebind(self, given: Given, x: Any) -> None:
         """Read this array from now on, where it is."""
@@ -329,17 +343,23 @@ class GGMLExecutable:
         if given.convert is not None:
             held, address = given.convert(_fitting(given, x))
             keep = True
+            for field, offset in given.fields:
+                field.value = address + offset
         else:
             array = _checked(given, x)
             held = array if array.flags.c_contiguous else np.ascontiguousarray(array)
-            address = held.__array_interface__["data"][0]
             keep = held is x
-            for name, t in given.views:
-                self._space[name] = held if t.whole and t.shape == held.shape else self._array(t, held)
-        for field, offset in given.fields:
-            field.value = address + offset
+            self._point(given, held)
         given.held = held
         given.last = x if keep else _UNBOUND
+
+    def _point(self, bound: Given | Result, array: Array) -> None:
+        """Let everything that shows an input or result show this array."""
+        address = array.__array_interface__["data"][0]
+        for field, offset in bound.fields:
+            field.value = address + offset
+        for name, t in bound.views:
+            self._space[name] = array if t.whole and t.shape == array.shape else self._array(t, array)
 
     def __del__(self) -> None:
         for s in getattr(self, "segments", ()):
@@ -386,6 +406,13 @@ def _checked(given: Given, x: Any) -> Array:
 def _missing(graph: Graph, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> InputError:
     names = [i.name for i in graph.arguments if i.name not in (params if i.role == "param" else inputs)]
     return InputError(f"missing: {', '.join(repr(n) for n in names)}")
+
+
+def copied(array: Array) -> Array:
+    """A result that is not laid out as its caller expects."""
+    out = np.empty(array.shape, array.dtype)
+    copy_array(array, out)
+    return out
 
 
 def failed(number: int) -> None:

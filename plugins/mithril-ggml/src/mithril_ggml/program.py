@@ -17,6 +17,7 @@ from mithril_ggml.library import machine_memory
 from mithril_ggml.packing import Packing
 from mithril_ggml.planner import plan
 from mithril_ggml.quantize import Recipe
+from mithril_ggml.results import own_results
 from mithril_ggml.sizing import SizedExecutable, is_static
 from mithril_ggml.tensors import Tensor
 from mithril_ggml.weights import Store
@@ -103,6 +104,8 @@ def _program(
     outputs = [draft.values[v] for v in graph.outputs]
     read = {t.storage for t in outputs}
     inputs = [g for g in inputs if g.tensor.storage.end >= 0 or g.tensor.storage in read]
+    if copy:
+        own_results(outputs)
     made = plan(draft, outputs, [g.staged for g in inputs if g.staged is not None])
     return GGMLExecutable(
         graph,

@@ -17,7 +17,8 @@ _NOTHING = np.empty(1, np.uint8)
 
 @dataclass(eq=False)
 class Storage:
-    """A piece of memory. ``role``: planned (a place in the arena), given (by the caller), fixed (``array``)."""
+    """A piece of memory. ``role``: planned (a place in the arena), given (by the caller), fixed (``array``),
+    result (an array of its own that the caller gets)."""
 
     size: int
     role: str = "planned"
@@ -86,6 +87,14 @@ class Tensor:
 
     def transposed(self, perm: Shape) -> Tensor:
         return self.view(tuple(self.shape[k] for k in perm), tuple(self.strides[k] for k in perm))
+
+    def in_memory_order(self) -> tuple[Tensor, Shape] | None:
+        """Its axes in the order in which the elements lie, where they then are dense, and how to get back."""
+        order = tuple(sorted(range(self.rank), key=lambda k: (-self.strides[k], k)))
+        found = self.transposed(order)
+        if self.scalar is not None or not found.dense:
+            return None
+        return found, tuple(order.index(k) for k in range(self.rank))
 
     def reshaped(self, shape: Shape) -> Tensor | None:
         """The same elements in another shape; None where that needs them to be moved."""

@@ -11,5 +11,6 @@ from mithril_ggml.lowering import (  # each adds its rows to the table
     reductions as reductions,
     shapes as shapes,
     ternary as ternary,
+    windows as windows,
 )
 from mithril_ggml.lowering.table import emit as emit, lowers as lowers

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from mithril.graph import Node
 from mithril.types import int32
 from mithril_ggml.draft import Draft
 from mithril_ggml.library import ggml
-from mithril_ggml.lowering.table import Array, is_filled, row
+from mithril_ggml.lowering.norms import combined
+from mithril_ggml.lowering.table import Array, by_declaration, dtype_of, is_filled, row
 from mithril_ggml.tensors import Tensor
+
+WIDE = 4  # elements of a row from which rows are added, not elements
 
 
 def positions(indices: Array, size: int) -> Array:
@@ -47,6 +52,45 @@ def _rows_of(draft: Draft, table: Tensor, indices: Tensor, out: Tensor) -> Tenso
     target = out.reshaped((indices.size, table.shape[1]))
     assert target is not None
     draft.ggml("get_rows", ggml.ggml_get_rows, [table, at], target)
+    return out
+
+
+@row("scatter_nd_add", when=lambda node: is_filled(node) and dtype_of(node).name == "float32")
+def _scatter_add(draft: Draft, node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    """Rows by ggml, elements by NumPy."""
+    depth = indices.shape[-1]
+    sizes, width = x.shape[:depth], math.prod(x.shape[depth:])
+    if not depth:
+        return by_declaration(draft, node, x, indices, updates)[0]
+    count = indices.size // depth
+    at = draft.new((count,), int32)
+
+    def locate(indices: Array, out: Array) -> None:
+        flat = indices.reshape(count, depth)
+        row = positions(flat[:, 0], sizes[0])
+        for k in range(1, depth):
+            row = row * sizes[k] + positions(flat[:, k], sizes[k])
+        out[...] = row
+
+    draft.numpy("positions", locate, [indices], [at])
+    rows = math.prod(sizes)
+    out = draft.like(node.result)
+    target = out.reshaped((rows, width))
+    assert target is not None
+    terms = draft.shaped(draft.dense(updates), (count, width))
+    if width >= WIDE:
+        draft.ggml("get_rows_back", ggml.ggml_get_rows_back, [terms, at, target], target)
+        if x.scalar == 0.0:
+            return out
+        return combined(draft, "add", out, x)
+
+    def add(x: Array, at: Array, terms: Array, out: Array) -> None:
+        np.copyto(out, x)
+        flat = out.reshape(rows, width)
+        for k in range(width):
+            np.add.at(flat[:, k], at, terms[:, k])
+
+    draft.numpy("scatter_nd_add", add, [x, at, terms], [out])
     return out
 
 

@@ -27,7 +27,7 @@ def _transpose(draft: Draft, node: Node, x: Tensor) -> Tensor:
 @row("broadcast_to")
 def _broadcast(draft: Draft, node: Node, x: Tensor) -> Tensor:
     made = x.expanded(static(node.result))
-    made.scalar = x.scalar if x.size == 1 and made.size == 1 else None
+    made.scalar = x.scalar
     return made
 
 
@@ -92,7 +92,9 @@ def _constant(draft: Draft, node: Node) -> Tensor:
 @row("full")
 def _full(draft: Draft, node: Node) -> Tensor:
     one = fixed(draft, node, node.attributes["value"])
-    return one.expanded(static(node.result))
+    made = one.expanded(static(node.result))
+    made.scalar = one.scalar
+    return made
 
 
 @row("iota")

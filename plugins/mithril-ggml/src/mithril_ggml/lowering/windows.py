@@ -1,0 +1,268 @@
+"""Convolutions and pooling: windows as columns in the arena, one image after the other, and the BLAS.
+
+ggml's own convolutions multiply with 16-bit kernels or take several times as long.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from mithril.graph import Node
+from mithril_ggml.draft import Draft, static
+from mithril_ggml.lowering.table import Array, is_single, row
+from mithril_ggml.tensors import Shape, Tensor
+
+Pairs = Sequence[tuple[int, int]]
+
+
+class Windows:
+    """How windows lie on a padded image."""
+
+    def __init__(
+        self, image: Shape, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape | None = None
+    ) -> None:
+        self.kernel, self.stride = kernel, stride
+        self.dilation = dilation or (1,) * len(kernel)
+        self.padded = tuple(n + a + b for n, (a, b) in zip(image[2:], padding))
+        self.inside = tuple(slice(a, a + n) for n, (a, _) in zip(image[2:], padding))
+        self.pads = any(a or b for a, b in padding)
+        rows = zip(self.padded, kernel, self.stride, self.dilation)
+        self.counts = tuple((n - (k - 1) * d - 1) // s + 1 for n, k, s, d in rows)
+
+    @property
+    def plain(self) -> bool:
+        """Whether each window is one element, and all are taken."""
+        return not self.pads and math.prod(self.kernel) == 1 and math.prod(self.stride) == 1
+
+    def places(self) -> Iterator[tuple[Any, ...]]:
+        """For each element of the kernel, the elements of the padded image that it meets."""
+        for at in np.ndindex(*self.kernel):
+            rows = zip(at, self.counts, self.stride, self.dilation)
+            yield tuple(slice(k * d, k * d + (n - 1) * s + 1, s) for k, n, s, d in rows)
+
+    def view(self, padded: Array) -> Array:
+        """[channels, *kernel, *windows] of one padded image, without moving anything."""
+        steps = padded.strides[1:]
+        inner = tuple(t * d for t, d in zip(steps, self.dilation))
+        outer = tuple(t * s for t, s in zip(steps, self.stride))
+        shape = (padded.shape[0], *self.kernel, *self.counts)
+        return np.lib.stride_tricks.as_strided(padded, shape, (padded.strides[0], *inner, *outer), writeable=False)
+
+    def pad(self, image: Array, room: Array) -> Array:
+        """One image in its padding; the padding itself was filled before."""
+        if not self.pads:
+            return image
+        room[(slice(None), *self.inside)] = image
+        return room
+
+
+def _windows(node: Node, image: Shape, kernel: Shape) -> Windows:
+    a = node.attributes
+    return Windows(image, kernel, tuple(a["stride"]), a["padding"], tuple(a["dilation"]) if "dilation" in a else None)
+
+
+def _single_group(node: Node) -> bool:
+    return is_single(node) and node.attributes["groups"] == 1
+
+
+@row("conv", when=is_single)
+def _conv(draft: Draft, node: Node, x: Tensor, w: Tensor) -> Tensor:
+    out, groups = draft.like(node.result), node.attributes["groups"]
+    at = _windows(node, x.shape, w.shape[2:])
+    if groups == x.shape[1] == w.shape[0] and w.shape[1] == 1:
+        return _depthwise(draft, at, x, w, out)
+    inner, count = math.prod(w.shape[1:]), math.prod(at.counts)
+    images, channels = x.shape[0], x.shape[1]
+    kernels = draft.shaped(draft.dense(w), (groups, w.shape[0] // groups, inner))
+    result = out.reshaped((images, groups, w.shape[0] // groups, count))
+    assert result is not None
+    if at.plain:
+        met = draft.shaped(x, (images, groups, channels // groups, count))
+        draft.numpy("conv", lambda x, w, out: np.matmul(w, x, out=out), [met, kernels], [result])
+        return out
+    columns, room = draft.new((groups, inner, count)), draft.new((channels, *at.padded))
+
+    def conv(x: Array, w: Array, out: Array, columns: Array, room: Array) -> None:
+        room[...] = 0
+        filled = columns.reshape(channels, *at.kernel, *at.counts)
+        for image, result in zip(x, out):
+            np.copyto(filled, at.view(at.pad(image, room)))
+            np.matmul(w, columns, out=result)
+
+    draft.numpy("conv", conv, [x, kernels], [result, columns, room])
+    return out
+
+
+def _depthwise(draft: Draft, at: Windows, x: Tensor, w: Tensor, out: Tensor) -> Tensor:
+    """One kernel per channel: as many sums of products as the kernel has elements."""
+    channels = x.shape[1]
+    taps = draft.shaped(draft.dense(w), (channels, math.prod(at.kernel)))
+    room, term = draft.new((channels, *at.padded)), draft.new((channels, *at.counts))
+    places = list(at.places())
+    spread = (slice(None), *[None] * len(at.kernel))
+
+    def conv(x: Array, w: Array, out: Array, room: Array, term: Array) -> None:
+        room[...] = 0
+        for image, result in zip(x, out):
+            padded = at.pad(image, room)
+            for k, place in enumerate(places):
+                factor = w[:, k][spread]
+                part = padded[(slice(None), *place)]
+                if k == 0:
+                    np.multiply(part, factor, result)
+                else:
+                    np.multiply(part, factor, term)
+                    np.add(result, term, result)
+
+    draft.numpy("conv", conv, [x, taps], [out, room, term])
+    return out
+
+
+@row("conv_input_grad", when=_single_group)
+def _conv_input_grad(draft: Draft, node: Node, g: Tensor, w: Tensor) -> Tensor:
+    out = draft.like(node.result)
+    at = _windows(node, out.shape, w.shape[2:])
+    channels, inner, count = out.shape[1], math.prod(w.shape[1:]), math.prod(at.counts)
+    kernels = draft.shaped(draft.dense(w), (w.shape[0], inner)).transposed((1, 0))
+    met = draft.shaped(g, (g.shape[0], w.shape[0], count))
+    columns, room = draft.new((inner, count)), draft.new((channels, *at.padded))
+    places = list(at.places())
+
+    def grad(g: Array, w: Array, out: Array, columns: Array, room: Array) -> None:
+        parts = columns.reshape(channels, len(places), *at.counts)
+        for cotangent, result in zip(g, out):
+            np.matmul(w, cotangent, out=columns)
+            room[...] = 0
+            for k, place in enumerate(places):
+                room[(slice(None), *place)] += parts[:, k]
+            result[...] = room[(slice(None), *at.inside)]
+
+    draft.numpy("conv_input_grad", grad, [met, kernels], [out, columns, room])
+    return out
+
+
+@row("conv_weight_grad", when=_single_group)
+def _conv_weight_grad(draft: Draft, node: Node, x: Tensor, g: Tensor) -> Tensor:
+    out = draft.like(node.result)
+    at = _windows(node, x.shape, out.shape[2:])
+    channels, inner, count = x.shape[1], math.prod(out.shape[1:]), math.prod(at.counts)
+    met = draft.shaped(g, (g.shape[0], out.shape[0], count))
+    result = out.reshaped((out.shape[0], inner))
+    assert result is not None
+    columns, room, term = draft.new((inner, count)), draft.new((channels, *at.padded)), draft.new(result.shape)
+
+    def grad(x: Array, g: Array, out: Array, columns: Array, room: Array, term: Array) -> None:
+        room[...] = 0
+        out[...] = 0
+        filled = columns.reshape(channels, *at.kernel, *at.counts)
+        for image, cotangent in zip(x, g):
+            np.copyto(filled, at.view(at.pad(image, room)))
+            np.matmul(cotangent, columns.T, out=term)
+            np.add(out, term, out)
+
+    draft.numpy("conv_weight_grad", grad, [x, met], [result, columns, room, term])
+    return out
+
+
+# -- pooling ------------------------------------------------------------------------------------------------------
+def _pool(draft: Draft, node: Node, x: Tensor, fill: float, join: Callable[..., Any], finish: Any = None) -> Tensor:
+    """The elements of all windows joined, one position in the kernel after the other."""
+    out = draft.like(node.result)
+    at = _windows(node, x.shape, tuple(node.attributes["kernel"]))
+    places = list(at.places())
+    room = draft.new((x.shape[1], *at.padded) if at.pads else (1,))
+
+    def pool(x: Array, out: Array, room: Array) -> None:
+        room[...] = fill
+        for image, result in zip(x, out):
+            padded = at.pad(image, room)
+            for k, place in enumerate(places):
+                part = padded[(slice(None), *place)]
+                if k == 0:
+                    np.copyto(result, part)
+                else:
+                    join(result, part, out=result)
+        if finish is not None:
+            np.divide(out, finish, out)
+
+    draft.numpy(node.op.name, pool, [x], [out, room])
+    return out
+
+
+@row("max_pool", when=is_single)
+def _max_pool(draft: Draft, node: Node, x: Tensor) -> Tensor:
+    return _pool(draft, node, x, -math.inf, np.maximum)
+
+
+@row("avg_pool", when=is_single)
+def _avg_pool(draft: Draft, node: Node, x: Tensor) -> Tensor:
+    at = _windows(node, x.shape, tuple(node.attributes["kernel"]))
+    return _pool(draft, node, x, 0.0, np.add, _shares(node, at))
+
+
+def _shares(node: Node, at: Windows) -> Any:
+    """How many elements each window averages."""
+    if node.attributes["count_include_pad"] or not at.pads:
+        return np.float32(math.prod(at.kernel))
+    room = np.zeros((1, *at.padded), np.float32)
+    room[(slice(None), *at.inside)] = 1
+    total: Any = sum(room[(slice(None), *place)] for place in at.places())
+    return total
+
+
+@row("avg_pool_grad", when=is_single)
+def _avg_pool_grad(draft: Draft, node: Node, g: Tensor) -> Tensor:
+    shape = static(node.result)
+    out = draft.like(node.result)
+    at = _windows(node, shape, tuple(node.attributes["kernel"]))
+    shares, places = _shares(node, at), list(at.places())
+    room, term = draft.new((shape[1], *at.padded)), draft.new((shape[1], *at.counts))
+
+    def grad(g: Array, out: Array, room: Array, term: Array) -> None:
+        for cotangent, result in zip(g, out):
+            np.divide(cotangent, shares, term)
+            room[...] = 0
+            for place in places:
+                room[(slice(None), *place)] += term
+            result[...] = room[(slice(None), *at.inside)]
+
+    draft.numpy("avg_pool_grad", grad, [g], [out, room, term])
+    return out
+
+
+@row("max_pool_positions", when=lambda node: node.operands[0] is not None and _has_elements(node))
+def _max_pool_positions(draft: Draft, node: Node, x: Tensor) -> Tensor:
+    """The first of the largest in each window, counted in its channel; nan is the largest; -1 of padding alone."""
+    out = draft.like(node.result)
+    at = _windows(node, x.shape, tuple(node.attributes["kernel"]))
+    places = list(at.places())
+    numbers = np.full((1, *at.padded), -1, np.int32)
+    numbers[(slice(None), *at.inside)] = np.arange(math.prod(x.shape[2:]), dtype=np.int32).reshape(x.shape[2:])
+    tables = [np.ascontiguousarray(numbers[(slice(None), *place)]) for place in places]
+    room, best = draft.new((x.shape[1], *at.padded) if at.pads else (1,)), draft.new((x.shape[1], *at.counts))
+
+    def find(x: Array, out: Array, room: Array, best: Array) -> None:
+        room[...] = -np.inf
+        for image, found in zip(x, out):
+            padded = at.pad(image, room)
+            best[...] = -np.inf
+            found[...] = -1
+            for place, number in zip(places, tables):
+                part = padded[(slice(None), *place)]
+                better = ((part > best) | ((part != part) & (best == best)) | (found < 0)) & (number >= 0)
+                np.copyto(best, part, where=better)
+                np.copyto(found, number, where=better)
+
+    draft.numpy("max_pool_positions", find, [x], [out, room, best])
+    return out
+
+
+def _has_elements(node: Node) -> bool:
+    x = node.operands[0]
+    assert x is not None
+    values = (x, node.result)
+    return x.dtype.name == "float32" and not any(n == 0 for v in values for n in v.shape)
