@@ -5,6 +5,7 @@ The hand-written steps do what their users type: jax.jit with optax and donated 
 torch.optim, mlx.nn.value_and_grad with mlx.optimizers, NumPy with ``out=``.
 """
 
+# ruff: noqa: E402  (threads are chosen before anything counts them)
 from __future__ import annotations
 
 import os

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 400, 64, 16, 40, 48
 COLOURS = ("#3366cc", "#dc3912", "#109618", "#ff9900", "#990099", "#0099c6", "#444444")
@@ -31,13 +32,15 @@ def curves(
     across = _Axis([p[0] for p in every], LEFT, WIDTH - RIGHT)
     up = _Axis([p[1] for p in every], HEIGHT - BOTTOM, TOP)
     parts = [
-        (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
-        'font-size="12">'),
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
+            'font-size="12">'
+        ),
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         f'<text x="{WIDTH / 2}" y="22" text-anchor="middle" font-size="15">{escape(title)}</text>',
         *_grid(across, up, log),
         f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 10}" text-anchor="middle">{escape(x)}</text>',
-        f'<text x="16" y="{HEIGHT / 2}" text-anchor="middle" transform="rotate(-90 16 {HEIGHT / 2})">{escape(y)}</text>',
+        f'<text text-anchor="middle" transform="translate(16 {HEIGHT / 2}) rotate(-90)">{escape(y)}</text>',
     ]
     for k, (name, line) in enumerate(points.items()):
         colour, dash = COLOURS[k % len(COLOURS)], DASHES[k % len(DASHES)]
@@ -54,14 +57,14 @@ def curves(
     return target
 
 
-def _points(given: Curve | tuple[Curve, Curve], log: bool) -> list[tuple[float, float]]:
+def _points(given: Any, log: bool) -> list[tuple[float, float]]:
+    """Places and heights; what is not finite, or has no logarithm, is left out."""
     pair = isinstance(given, tuple) and len(given) == 2 and not isinstance(given[0], (int, float))
-    places, heights = given if pair else (range(1, len(given) + 1), given)  # type: ignore[misc]
+    places, heights = given if pair else (range(1, len(given) + 1), given)
     found = []
-    for a, b in zip(places, heights, strict=True):  # type: ignore[arg-type]
-        height = float(b)  # type: ignore[arg-type]
-        if math.isfinite(height) and (not log or height > 0):
-            found.append((float(a), math.log10(height) if log else height))  # type: ignore[arg-type]
+    for a, b in zip(places, heights, strict=True):
+        if math.isfinite(b) and (not log or b > 0):
+            found.append((float(a), math.log10(b) if log else float(b)))
     return found
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from mithril import Export, hookimpl
+from mithril import Export, Option, PassSpec, hookimpl
 
 # Module below ``mithril_train`` -> the names it gives to the public face.
 EXPORTS = {
@@ -13,6 +14,7 @@ EXPORTS = {
     "optimizers": ("SGD", "Adafactor", "Adagrad", "Adam", "AdamW", "Lion", "Optimizer", "RMSprop"),
     "schedules": ("Constant", "Cosine", "OneCycle", "Schedule", "StepDecay", "WarmUp"),
     "trainer": ("Trainer",),
+    "tuning": ("tune",),
 }
 
 
@@ -20,3 +22,33 @@ EXPORTS = {
 def mithril_exports() -> Sequence[Export]:
     """``ml.Trainer``, ``ml.DataLoader``, the optimizers, schedules and callbacks."""
     return [Export(name, f"mithril_train.{module}:{name}") for module, names in EXPORTS.items() for name in names]
+
+
+@hookimpl
+def mithril_passes() -> Sequence[PassSpec]:
+    """Training for eight bits, where it is asked for."""
+    return [
+        PassSpec(
+            "quantization-aware",
+            "mithril_train.quantization:quantization_aware",
+            stage="fuse",  # before the backward part is made, so that gradients pass through the rounding
+            level=None,
+            options=("quantization_aware",),
+            aliases=("quantization_aware",),
+            after=("operator-fusion",),
+            summary="Round weights and inputs of linear layers as int8 kernels will.",
+        )
+    ]
+
+
+@hookimpl
+def mithril_options() -> Sequence[Option]:
+    """The keyword that asks for it."""
+    return [
+        Option(
+            "quantization_aware",
+            bool | Mapping[str, Any],
+            False,
+            "Train for eight bits; {'bits': 8, 'block': 32, 'activations': True, 'keep': ['head']}.",
+        )
+    ]

@@ -1,0 +1,58 @@
+"""The search for settings: asked of Optuna where it is installed, and a clear error where it is not."""
+
+import sys
+
+import pytest
+from small import X, Y, loader, trainer
+
+import mithril as ml
+from mithril.errors import OptionError, PluginError
+from mithril_train.tuning import Pruning, tune
+
+
+def make(trial):
+    return trainer(optimizer=ml.Adam(trial.suggest_float("rate", 1e-5, 1e-1, log=True)))
+
+
+def test_finds_a_good_rate_and_is_reproducible():
+    optuna = pytest.importorskip("optuna")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+    def search():
+        return tune(make, loader(), validation=(X, Y), epochs=3, trials=8, seed=1)
+
+    found, again = search(), search()
+    assert found.settings["rate"] > 1e-3
+    assert (found.settings, found.value) == (again.settings, again.value)
+    assert found.trainer.history["val_loss"][-1] == found.value
+    assert len(found.study.trials) == 8
+
+
+class Trial:
+    """What the adapter uses of a trial."""
+
+    def __init__(self, prune=False):
+        self.prune, self.told = prune, []
+
+    def report(self, value, step):
+        self.told.append((step, value))
+
+    def should_prune(self):
+        return self.prune
+
+
+def test_a_trial_is_told_every_epoch():
+    trial = Trial()
+    watch = Pruning(trial)
+    made = trainer(callbacks=[watch])
+    made.fit(loader(), 2, validation=(X, Y))
+    assert trial.told == [(1, made.history["val_loss"][0]), (2, made.history["val_loss"][1])]
+    with pytest.raises(OptionError, match="'val_loss' is not measured"):
+        trainer(callbacks=[Pruning(trial)]).fit(loader(), 1)
+
+
+def test_without_optuna(monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(PluginError) as caught:
+        tune(make, loader())
+    assert str(caught.value) == "a search for settings needs Optuna\nhint: pip install optuna"
