@@ -19,11 +19,13 @@ from mithril.graph.registry import operations
 from mithril.ops.decompose import decompose
 from mithril.ops.evaluate import evaluate
 from mithril.ops.op import Op
+from mithril.passes import random_arguments
 from mithril.runtime.backend import Backend, BuildOptions
 from mithril.testing import xfail
 from mithril.testing.arrays import every_pair, make_array, special_array
 from mithril.testing.cases import Case, backend_cases, symbolic_graph
 from mithril.testing.compare import assert_close, tolerance
+from mithril.testing.random_graphs import random_graph
 from mithril.types import DType, bfloat16, dtype as as_dtype, float16, float32, int32
 
 
@@ -104,6 +106,27 @@ class BackendConformance:
     def test_forward(self, case: Case) -> None:
         """Value, shape and dtype of every sample in every dtype."""
         self.check(case.names(), lambda: self.compare(case.graph(), case.inputs(), _factor(case)))
+
+    @pytest.mark.parametrize("seed", range(24))
+    def test_random_graphs(self, seed: int) -> None:
+        """Operations after one another in any order, and the gradients through them."""
+        if self.ops is not None:
+            pytest.skip("some operations only")
+
+        def what() -> None:
+            graph = random_graph(seed)
+            arguments = random_arguments(graph, seed)
+            self.compare(graph, arguments, 64.0)
+            wanted = [i.name for i in graph.arguments]
+            backward = gradients(graph, None, wanted)
+            cotangents = {
+                i.name: _cotangent(i.name, i.type.shape, i.type.dtype)
+                for i in backward.arguments
+                if i.name not in arguments
+            }
+            self.compare(backward, {**arguments, **cotangents}, 256.0)
+
+        self.check([f"random:{seed}"], what)
 
     def test_gradient(self, case: Case) -> None:
         """The gradient program gives the same on the backend as by the references."""
