@@ -218,8 +218,8 @@ def digits() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for kind in ("f32", "f16", "bf16", "q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "iq4_nl", "q3_k", "q2_k", "tq2_0"):
             path = Path(folder) / "digits.gguf"
-            ml.export_gguf(compiled, path, params, quantize=None if kind == "f32" else kind)
-            out = ml.load_gguf(path)({"input": x[split:]})["output"]
+            compiled.export(path, params=params, quantize=None if kind == "f32" else kind)
+            out = ml.load(path)({"input": x[split:]})["output"]
             right = float((out.argmax(1) == y[split:]).mean())
             print(f"digits {kind}: accuracy {100 * right:.1f} %, file {path.stat().st_size:,} bytes", flush=True)
 

@@ -120,7 +120,7 @@ def _good_file() -> bytes:
     model += Embedding(40, 32)
     model += Linear(32)
     compiled = ml.compile(model, "numpy", inference=True, shapes={"input": [3]})
-    ml.export_gguf(compiled, _FILE, compiled.randomize_params(seed=0), quantize="q8_0")
+    compiled.export(_FILE, params=compiled.randomize_params(seed=0), quantize="q8_0")
     return _FILE.read_bytes()
 
 
@@ -139,7 +139,7 @@ def damaged_file(seed: int, rng: np.random.Generator) -> None:
             size = int(rng.choice([1, 4, 8]))
             data[at : at + size] = rng.integers(0, 256, size, dtype=np.uint8).tobytes()
     _FILE.write_bytes(bytes(data))
-    loaded = ml.load_gguf(_FILE, mapped=False)
+    loaded = ml.load(_FILE, mapped=False)
     loaded({"input": rng.integers(-100, 100, 3).astype(np.int32)})
 
 

@@ -35,12 +35,12 @@ def test_a_model_runs_from_its_file(tmp_path, quantize, source):
     params = compiled.randomize_params(seed=0)
     expected = compiled.evaluate(params, {"input": TOKENS})["output"]
     path = tmp_path / "model.gguf"
-    ml.export_gguf(compiled, path, params, quantize=quantize)
-    loaded = ml.load_gguf(path)
+    compiled.export(path, params=params, quantize=quantize)
+    loaded = ml.load(path)
     bound = {None: 1e-6, "f16": 2e-3, "q8_0": 0.03}.get(quantize if not isinstance(quantize, dict) else 1, 0.3)
     assert relative(loaded({"input": TOKENS})["output"], expected) < bound
     assert loaded({"input": TOKENS[:1]})["output"].shape == (1, 6, 5)  # the batch stays open
-    elsewhere = ml.load_gguf(path, "numpy")
+    elsewhere = ml.load(path, backend="numpy")
     assert relative(elsewhere({"input": TOKENS})["output"], loaded({"input": TOKENS})["output"]) < 0.05
 
 
@@ -55,8 +55,8 @@ def test_a_convolution_with_state(tmp_path):
     state = {n: a + 0.5 for n, a in state.items()} if state else {}
     x = {"input": rng.standard_normal((2, 3, 8, 8)).astype(np.float32)}
     result = compiled.evaluate(params, x, state=state)
-    ml.export_gguf(compiled, tmp_path / "c.gguf", params, state=state)
-    loaded = ml.load_gguf(tmp_path / "c.gguf")
+    compiled.export(tmp_path / "c.gguf", params=params, state=state)
+    loaded = ml.load(tmp_path / "c.gguf")
     assert relative(loaded(x)["output"], result[0]["output"]) < 1e-6
 
 
@@ -73,7 +73,7 @@ def test_the_gguf_package_reads_it(tmp_path):
         "shop.list": ["a", "b"],
         "shop.x": 0.5,
     }
-    ml.export_gguf(compiled, path, compiled.randomize_params(seed=0), quantize="q8_0", metadata=metadata)
+    compiled.export(path, params=compiled.randomize_params(seed=0), quantize="q8_0", metadata=metadata)
     reader = gguf.GGUFReader(path)
     texts = {n: f.contents() for n, f in reader.fields.items()}
     assert texts["general.name"] == "tiny"
@@ -139,8 +139,8 @@ def test_long_names_and_odd_values(tmp_path):
     compiled = CompiledModel(backend, specs, compiler, decisions=compiler.decisions, options=settings.peek())
     given = {"x": np.ones((2, 3), np.float32)}
     expected = compiled.evaluate(values, given)
-    ml.export_gguf(compiled, tmp_path / "odd.gguf", values)
-    found = ml.load_gguf(tmp_path / "odd.gguf")(given)
+    compiled.export(tmp_path / "odd.gguf", params=values)
+    found = ml.load(tmp_path / "odd.gguf")(given)
     for name, value in expected.items():
         assert found[name].dtype == value.dtype
         np.testing.assert_array_equal(found[name], value)
@@ -153,23 +153,23 @@ def test_ternary_weights_go_into_the_file_as_they_are(tmp_path):
     params = compiled.randomize_params(seed=0)
     x = {"input": rng.standard_normal((2, 256)).astype(np.float32)}
     path = tmp_path / "t.gguf"
-    ml.export_gguf(compiled, path, params)
+    compiled.export(path, params=params)
     here = compiled.evaluate(params, x)["output"]
-    assert (ml.load_gguf(path)(x)["output"] == here).all()
-    assert relative(ml.load_gguf(path, "numpy")(x)["output"], here) < 0.02
+    assert (ml.load(path)(x)["output"] == here).all()
+    assert relative(ml.load(path, backend="numpy")(x)["output"], here) < 0.02
     assert path.stat().st_size < 16 * 66 + 4096
 
 
 def test_a_loaded_model_has_no_gradients_and_can_be_written_again(tmp_path):
     compiled = classifier()
     path = tmp_path / "a.gguf"
-    ml.export_gguf(compiled, path, compiled.randomize_params(seed=0), quantize="q8_0")
-    loaded = ml.load_gguf(path)
+    compiled.export(path, params=compiled.randomize_params(seed=0), quantize="q8_0")
+    loaded = ml.load(path)
     first = loaded({"input": TOKENS})["output"]
     with pytest.raises(InputError):
         loaded.evaluate(loaded.params, {"input": TOKENS}, np.ones((3, 6, 5), np.float32))
-    ml.export_gguf(loaded, tmp_path / "b.gguf")
-    assert (ml.load_gguf(tmp_path / "b.gguf")({"input": TOKENS})["output"] == first).all()
+    loaded.export(tmp_path / "b.gguf")
+    assert (ml.load(tmp_path / "b.gguf")({"input": TOKENS})["output"] == first).all()
 
 
 def test_what_export_refuses(tmp_path):
@@ -177,17 +177,17 @@ def test_what_export_refuses(tmp_path):
     params = compiled.randomize_params(seed=0)
     path = tmp_path / "x.gguf"
     with pytest.raises(InputError, match="there are no parameters to export"):
-        ml.export_gguf(compiled, path)
+        compiled.export(path)
     with pytest.raises(InputError, match="is missing"):
-        ml.export_gguf(compiled, path, dict(list(params.items())[1:]))
+        compiled.export(path, params=dict(list(params.items())[1:]))
     with pytest.raises(OptionError, match="metadata 'colour' has no place"):
-        ml.export_gguf(compiled, path, params, metadata={"colour": "red"})
+        compiled.export(path, params=params, metadata={"colour": "red"})
     with pytest.raises(OptionError):
-        ml.export_gguf(compiled, path, params, metadata={"a.b": object()})
+        compiled.export(path, params=params, metadata={"a.b": object()})
     model = ml.Model()
     model += Linear(3)
     with pytest.raises(InputError, match="nothing has been compiled yet"):
-        ml.export_gguf(ml.compile(model, "numpy"), path, {})
+        ml.compile(model, "numpy").export(path, params={})
     assert list(tmp_path.iterdir()) == []  # not even half a file
 
 
@@ -196,19 +196,19 @@ def test_what_export_refuses(tmp_path):
 def good(tmp_path):
     compiled = classifier()
     path = tmp_path / "good.gguf"
-    ml.export_gguf(compiled, path, compiled.randomize_params(seed=0), quantize="q8_0")
+    compiled.export(path, params=compiled.randomize_params(seed=0), quantize="q8_0")
     return path
 
 
 def refused(path, data, match):
     path.write_bytes(data)
     with pytest.raises(InputError, match=match):
-        ml.load_gguf(path)
+        ml.load(path)
 
 
 def test_no_file_and_no_gguf(tmp_path, good):
     with pytest.raises(InputError, match="there is no file"):
-        ml.load_gguf(tmp_path / "nothing.gguf")
+        ml.load(tmp_path / "nothing.gguf")
     refused(good, b"", "shorter than a header")
     refused(good, b"x" * 100, "does not begin with 'GGUF'")
     refused(good, b"GGUF" + struct.pack("<IQQ", 99, 0, 0), "version 99 is unknown")
@@ -222,7 +222,7 @@ def test_every_truncation_is_an_error(good):
     for end in [*range(24, 400, 7), *range(400, len(data) - 40, 997), len(data) - 40]:
         good.write_bytes(data[:end])
         with pytest.raises(InputError):
-            ml.load_gguf(good, mapped=False)
+            ml.load(good, mapped=False)
 
 
 def entry(key, kind, payload):
@@ -304,4 +304,15 @@ def test_hostile_graphs(good, change, match):
     data = rewritten(good, change)
     good.write_bytes(data)
     with pytest.raises((InputError, MithrilError), match=match):
-        ml.load_gguf(good)
+        ml.load(good)
+
+
+def test_the_cache_keeps_what_was_compiled(tmp_path):
+    first = classifier("ggml", cache=True, cache_dir=tmp_path)
+    params = first.randomize_params(seed=0)
+    expected = first.evaluate(params, {"input": TOKENS})["output"]
+    again = classifier("ggml", cache=True, cache_dir=tmp_path)
+    assert (again.evaluate(params, {"input": TOKENS})["output"] == expected).all()
+    assert "cannot keep" not in str(again.decisions)
+    quantized = classifier(ml.GGMLBackend(quantize="q4_0"), cache=True, cache_dir=tmp_path)
+    assert relative(quantized.evaluate(params, {"input": TOKENS})["output"], expected) > 1e-3

@@ -10,6 +10,7 @@ import numpy as np
 from mithril import plugins
 from mithril.errors import OptionError
 from mithril.graph import Graph, Node
+from mithril.graph.deferred import Deferred
 from mithril.runtime.backend import Backend, BuildOptions, as_numpy
 from mithril.runtime.memory import parse_bytes
 from mithril.types import dtype as as_dtype
@@ -73,6 +74,14 @@ class GGMLBackend(Backend):
             limit=self.mem_size,
             extra=plugins.lowerings(self.name),
         )
+
+    # -- keeping programs --------------------------------------------------------------------------------------------
+    def dump(self, executable: Any) -> dict[str, bytes]:
+        """The cache keeps the graph after the passes, from which a program is planned in milliseconds."""
+        return {"planned": b"again"}
+
+    def revive(self, parts: Mapping[str, bytes], graph: Deferred, options: BuildOptions) -> Any:
+        return self.build(graph.get(), options)
 
     # -- arrays ------------------------------------------------------------------------------------------------------
     def array(self, data: Any, dtype: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""``ml.export_gguf``: a compiled model as one GGUF file with its weights, packed, and its graph as text."""
+"""``compiled.export("model.gguf")``: one file with the model's weights, packed, and its graph as text."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def export_gguf(
     quantize: str | Mapping[str, str | None] | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> Decisions:
-    """Write a compiled model, of whatever backend, so that ``ml.load_gguf(path)`` runs it without its Python code.
+    """Write a compiled model, of whatever backend, so that ``ml.load(path)`` runs it without its Python code.
 
     Parameters are the bound ones if none are given; ``quantize`` is as of ``GGMLBackend``, whose own choice counts
     where it is left out. ``metadata`` may have ``name``, ``author``, ``description``, ``license`` and such, which
@@ -47,7 +47,10 @@ def export_gguf(
     """
     chosen = params if params is not None else compiled.params
     if chosen is None:
-        raise InputError("there are no parameters to export", hint="export_gguf(compiled, path, params)")
+        raise InputError(
+            "there are no parameters to export",
+            hint="compiled.export(path, params=params), or compiled.bind(params) before",
+        )
     recipe = Recipe.of(quantize) or getattr(compiled.backend, "recipe", None) or Recipe(None)
     graph = decompose(inference_graph(compiled), lowering.lowers)
     states = dict(state) if state is not None else compiled.initial_state() if graph.with_role("state") else {}

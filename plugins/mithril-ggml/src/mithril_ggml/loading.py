@@ -1,4 +1,4 @@
-"""``ml.load_gguf``: a model that runs from its file, without the Python code that defined it."""
+"""``ml.load("model.gguf")``: a model that runs from its file, without the Python code that defined it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def load_gguf(
     mapped: bool = True,
     **options: Any,
 ) -> CompiledModel:
-    """The model in a file that ``ml.export_gguf`` wrote, with its parameters bound: call it with inputs.
+    """The model in a file that ``compiled.export`` wrote, with its parameters bound: call it with inputs.
 
     Without ``backend`` it runs on GGML with the weights as they are in the file (``mapped``: read from the disk as they
     are needed; the file must then not be changed); on other backends they are unpacked. A file that is damaged, or
@@ -109,7 +109,7 @@ def _graph(file: GGUFFile) -> Graph:
         raise InputError(
             f"'{file.path}' holds no mithril model of format {FORMAT}",
             facts=[f"mithril.format: {version!r}", f"architecture: {file.metadata.get('general.architecture')!r}"],
-            hint="only files written by ml.export_gguf carry their graph",
+            hint="only files written by compiled.export carry their graph",
         )
     try:
         graph = read_graph(file.text("mithril.graph"))

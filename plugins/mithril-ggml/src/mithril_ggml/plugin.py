@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mithril import BackendSpec, Export, OpsSpec, hookimpl
+from mithril import BackendSpec, Export, FileFormat, OpsSpec, hookimpl
 
 
 @hookimpl
@@ -28,11 +28,23 @@ def mithril_ops() -> Sequence[OpsSpec]:
 
 
 @hookimpl
+def mithril_formats() -> Sequence[FileFormat]:
+    """``compiled.export("model.gguf")`` and ``ml.load("model.gguf")``."""
+    return [
+        FileFormat(
+            "gguf",
+            (".gguf",),
+            saves="mithril_ggml.export:export_gguf",
+            loads="mithril_ggml.loading:load_gguf",
+            summary="one file with quantized weights and the graph",
+        )
+    ]
+
+
+@hookimpl
 def mithril_exports() -> Sequence[Export]:
-    """The layer of such weights, and GGUF files."""
+    """The layer of ternary weights, and what quantizing did."""
     return [
         Export("TernaryLinear", "mithril_ggml.ternary:TernaryLinear"),
-        Export("export_gguf", "mithril_ggml.export:export_gguf"),
-        Export("load_gguf", "mithril_ggml.loading:load_gguf"),
         Export("quantization_report", "mithril_ggml.report:quantization_report"),
     ]
