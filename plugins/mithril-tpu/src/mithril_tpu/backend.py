@@ -1,4 +1,4 @@
-"""The JAX backend compiling for TPUs: the same generated code, placed on a mesh, compiled by libtpu."""
+"""The JAX backend compiling ahead of time: the same generated code, on a mesh, for hardware that may be elsewhere."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from mithril import plugins
-from mithril.errors import BackendError
 from mithril.graph import Graph, Input, Value, iterate
+from mithril.hookspecs import HardwareTarget
 from mithril.runtime.backend import BuildOptions
 from mithril.runtime.source_backend import Forward, SourceExecutable
 from mithril_jax.backend import JaxBackend
 from mithril_tpu import options as asked
-from mithril_tpu.ahead import topology
+from mithril_tpu.ahead import gpus, topology
 from mithril_tpu.ahead.program import AheadProgram, SimulatedProgram
 from mithril_tpu.ahead.remedy import remedy
 from mithril_tpu.options import Wanted
 from mithril_tpu.placing.choose import Choice, choose
 from mithril_tpu.placing.layout import DATA, MODEL, Mesh
-from mithril_tpu.targets.tpu import Generation, generation
+from mithril_tpu.targets.tpu import generation
 
 
-class TpuBackend(JaxBackend):
-    """What ``ml.compile(model, ml.JaxBackend(), target_hardware="tpu_...")`` works with.
+class AheadBackend(JaxBackend):
+    """What ``ml.compile(model, ml.JaxBackend(), target_hardware="tpu_...")`` works with; likewise for NVIDIA's GPUs.
 
     Arrays stay where the JAX backend has them; programs are compiled for the target, which this machine need not have.
     """
 
-    symbolic: ClassVar[bool] = False  # the TPU compiler wants numbers
+    symbolic: ClassVar[bool] = False  # a program for given devices and splits wants numbers
     devices = ("cpu", "tpu")  # type: ignore[assignment]  # fewer than its base has
 
     def __init__(
@@ -42,7 +42,7 @@ class TpuBackend(JaxBackend):
         super().__init__(device=device, dtype=dtype, precision=precision)
 
     @classmethod
-    def in_place_of(cls, backend: JaxBackend, settings: Mapping[str, Any]) -> TpuBackend:
+    def in_place_of(cls, backend: JaxBackend, settings: Mapping[str, Any]) -> AheadBackend:
         """This backend with another one's device and precision, and with what ``ml.compile`` was told."""
         return cls(
             device=backend.device,
@@ -52,14 +52,16 @@ class TpuBackend(JaxBackend):
         )
 
     def families(self) -> tuple[str, ...]:
-        """TPUs. The core asks this first of all, so what is wrong with the options is said here and at once."""
-        if self.settings is not None:
-            wanted = asked.read(self.settings)
-            self._apply_precision(asked.precision_of(self.settings))
-            found = generation(plugins.target(self.settings["target_hardware"]).spec.name)
-            if found is not None:
-                topology.dims(found, wanted.devices, wanted.topology)
-        return ("tpu",)
+        """That of the target. The core asks this first of all, so what is wrong with the options is said at once."""
+        if self.settings is None:
+            return ("tpu",)
+        target = plugins.target(self.settings["target_hardware"]).spec
+        wanted = asked.read(self.settings)
+        self._apply_precision(asked.precision_of(self.settings))
+        found = generation(target.name)
+        if found is not None:
+            topology.dims(found, wanted.devices, wanted.topology)
+        return (target.family,)
 
     def _apply_precision(self, precision: str | None) -> None:
         if precision is not None and self.precision is None:
@@ -83,15 +85,12 @@ class TpuBackend(JaxBackend):
         """The program of the TPU compiler; with ``simulate`` the same on CPU devices."""
         wanted = asked.read(options.settings)
         target = plugins.target(options.settings["target_hardware"]).spec
-        found = generation(target.name)
-        if found is None:
-            raise BackendError(f"nothing is known about compiling for '{target.name}'")
         mesh = Mesh({DATA: wanted.data, MODEL: wanted.model})
         choice = choose(graph, mesh, wanted.splits)
         for name, why in choice.left.items():
             options.decisions.record("choice", f"'{name}' is whole on every device: {why}")
         wide = _has_64_bits(graph)
-        ahead = self._ahead(forward, graph, choice, found, wanted, options, wide)
+        ahead = self._ahead(forward, graph, choice, target, wanted, options, wide)
         if wanted.simulate and (ahead is None or not ahead.present):
             options.decisions.record("choice", f"programs for {target.name} run on {mesh.devices} device(s) of the CPU")
             return SimulatedProgram(forward, graph, choice, wide=wide, ahead=ahead)
@@ -103,19 +102,25 @@ class TpuBackend(JaxBackend):
         forward: Forward,
         graph: Graph,
         choice: Choice,
-        found: Generation,
+        target: HardwareTarget,
         wanted: Wanted,
         options: BuildOptions,
         wide: bool,
     ) -> AheadProgram | None:
-        local = topology.local_devices(found, wanted.devices)
-        if local is None and wanted.simulate and not topology.has_compiler():
-            options.decisions.record("ignored", "libtpu is not installed: the program was not compiled for the TPU")
+        found = generation(target.name)
+        local = topology.local_devices(found, wanted.devices) if found is not None else None
+        has_compiler = topology.has_compiler() if found is not None else gpus.has_compiler()
+        if local is None and wanted.simulate and not has_compiler:
+            options.decisions.record("ignored", f"the compiler of {target.name} is not installed: only simulated")
             return None
-        devices = local or topology.described_devices(found, wanted.devices, wanted.topology)
-        target = plugins.target(found.name).spec
+        if local is not None:
+            devices = local
+        elif found is not None:
+            devices = topology.described_devices(found, wanted.devices, wanted.topology)
+        else:
+            devices = gpus.described_gpus(target, wanted.devices)
         if options.semantics == "native":
-            options.decisions.record("choice", "products of float32 are computed with the digits of bfloat16")
+            options.decisions.record("choice", f"products of float32 have the digits that {target.name} prefers")
         return AheadProgram(
             forward,
             graph,
@@ -123,7 +128,7 @@ class TpuBackend(JaxBackend):
             target,
             devices,
             present=local is not None,
-            effort=wanted.effort,
+            effort=wanted.effort if found is not None else None,  # XLA for GPUs knows no such thing
             wide=wide,
             exact=options.semantics == "portable",
             remedy=lambda needed, there: remedy(graph, wanted, target, needed, there),

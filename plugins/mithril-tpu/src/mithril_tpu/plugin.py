@@ -67,21 +67,22 @@ def mithril_exports() -> Sequence[Export]:
 
 @hookimpl
 def mithril_compile_begin(context: CompileContext) -> None:
-    """For a TPU target the JAX backend makes way for one that compiles for TPUs, here or not.
+    """For a TPU or a GPU that is elsewhere the JAX backend makes way for one that compiles ahead of time.
 
     The check of the target against the backend's device comes after this; every other backend fails it, and says so.
     """
     name = context.options["target_hardware"]
-    if name is None or context.backend.name != "jax" or not _is_tpu(name):
+    family = _family(name) if name is not None and context.backend.name == "jax" else None
+    if family not in ("tpu", "nvidia") or (family in context.backend.families() and family == "nvidia"):
         return
     from mithril_jax.backend import JaxBackend
-    from mithril_tpu.backend import TpuBackend
+    from mithril_tpu.backend import AheadBackend
 
-    if type(context.backend) is JaxBackend and context.backend.device.split(":")[0] in TpuBackend.devices:
-        context.backend = TpuBackend.in_place_of(context.backend, context.options)
+    if type(context.backend) is JaxBackend and context.backend.device.split(":")[0] in AheadBackend.devices:
+        context.backend = AheadBackend.in_place_of(context.backend, context.options)
 
 
-def _is_tpu(name: str) -> bool:
-    from mithril_tpu.targets import tpu
+def _family(name: str) -> str | None:
+    from mithril_tpu.targets import all_targets
 
-    return any(name == target.name or name in target.aliases for target in tpu.targets())
+    return next((t.family for t in all_targets() if name == t.name or name in t.aliases), None)

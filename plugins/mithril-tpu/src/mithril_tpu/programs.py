@@ -12,7 +12,7 @@ from mithril.errors import BackendError, InputError, unknown
 from mithril.runtime.compiled import CompiledModel
 from mithril.runtime.program import Kind, Program, Request
 from mithril_tpu.ahead.program import AheadProgram, SimulatedProgram
-from mithril_tpu.backend import TpuBackend
+from mithril_tpu.backend import AheadBackend
 
 Update = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
 
@@ -48,7 +48,7 @@ def ahead_of(compiled: CompiledModel | Program) -> AheadProgram:
     ahead = call.ahead if isinstance(call, SimulatedProgram) else call
     if not isinstance(ahead, AheadProgram):
         raise InputError(
-            "this model was not compiled by the TPU compiler",
+            "this model was not compiled ahead of time",
             facts=[f"it runs by {type(executable).__name__}"],
             hint="target_hardware='tpu_v5e', and pip install 'mithril-tpu[compiler]'",
         )
@@ -62,9 +62,10 @@ def training_program(compiled: CompiledModel, of: str | Sequence[str], update: U
     and ``param/<name>``, and the old parameters' memory is taken for the new.
     """
     backend = compiled.backend
-    if not isinstance(backend, TpuBackend):
+    if not isinstance(backend, AheadBackend):
         raise InputError(
-            "a training program ahead of time needs a model compiled for a TPU", facts=[f"its backend is {backend!r}"]
+            "a training program ahead of time needs a model compiled for a TPU or GPU target",
+            facts=[f"its backend is {backend!r}"],
         )
     if not compiled.programs:
         ahead_of(compiled)

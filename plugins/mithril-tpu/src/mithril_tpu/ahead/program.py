@@ -20,7 +20,7 @@ from mithril.errors import BackendError, MemoryLimitError
 from mithril.graph import Graph
 from mithril.hookspecs import HardwareTarget
 from mithril.types import TensorType
-from mithril_tpu.ahead.analysis import Analysis, analyse
+from mithril_tpu.ahead.analysis import Analysis, analyse, memory
 from mithril_tpu.placing.choose import Choice
 from mithril_tpu.placing.layout import Split, whole
 
@@ -71,6 +71,8 @@ class AheadProgram:
             self.lowered = self._lower()
             middle = time.perf_counter()
             self.compiled = self._compile()
+        if target.family != "tpu":
+            self._check_memory()
         self.seconds = {"lower": middle - start, "compile": time.perf_counter() - middle}
 
     def derived(self, forward: Forward, *, donate: bool = False) -> AheadProgram:
@@ -134,6 +136,20 @@ class AheadProgram:
         except jax.errors.JaxRuntimeError as error:
             raise self._explained(str(error)) from error
 
+    def _check_memory(self) -> None:
+        """What only the TPU's compiler looks after itself."""
+        limit, peak = self.target.costs.get("usable_memory", self.target.memory), memory(self.compiled).peak
+        if limit is not None and peak > limit:
+            raise self._too_large(peak, limit, [])
+
+    def _too_large(self, needed: float, there: float, facts: list[str]) -> MemoryLimitError:
+        hint = self._remedy(needed, there) if self._remedy else None
+        return MemoryLimitError(
+            f"this program needs {_gib(needed)} on each {self.target.name}, which has {_gib(there)}",
+            facts=[f"mesh: {self.choice.mesh} ({self.choice.mesh.devices} devices)", *facts],
+            hint=hint or "a smaller batch, gradient_checkpointing=True, or more devices",
+        )
+
     def _explained(self, message: str) -> Exception:
         if "ScopedVmemOom" in message:  # scratch memory of one kernel, which no mesh changes
             return BackendError(
@@ -147,16 +163,18 @@ class AheadProgram:
                 facts=[message.splitlines()[0]],
             )
         found = _TOO_MUCH.search(message) or _USED.search(message)
-        needed, there = _amounts(found) if found else (None, self.target.costs.get("usable_memory"))
-        what = f"this program does not fit the memory of a {self.target.name}"
-        if needed is not None and there is not None:
-            what = f"this program needs {_gib(needed)} on each {self.target.name}, which has {_gib(there)}"
-        hint = self._remedy(needed, there) if self._remedy and needed and there else None
-        return MemoryLimitError(
-            what,
-            facts=[f"mesh: {self.choice.mesh} ({self.choice.mesh.devices} devices)", _first_line(message)],
-            hint=hint or "split the model over more devices: tpu_options={'replicas': 8, 'model_parallelism': 8}",
-        )
+        if found is None:
+            return MemoryLimitError(
+                f"this program does not fit the memory of a {self.target.name}",
+                facts=[f"mesh: {self.choice.mesh} ({self.choice.mesh.devices} devices)", _first_line(message)],
+                hint="a smaller batch, gradient_checkpointing=True, or more devices",
+            )
+        return self._too_large(*_amounts(found), [_first_line(message)])
+
+    @property
+    def kind(self) -> str:
+        """What the target is."""
+        return "TPU" if self.target.family == "tpu" else "GPU"
 
     # -- what is known -----------------------------------------------------------------------------------------------
     @cached_property
@@ -233,9 +251,9 @@ class AheadProgram:
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         if not self.present:
             raise BackendError(
-                f"this program was compiled for {self.target.name}, and there is no TPU here to run it",
+                f"this program was compiled for {self.target.name}, and there is no {self.kind} here to run it",
                 facts=[f"mesh: {self.choice.mesh} ({self.choice.mesh.devices} devices)"],
-                hint="run it on a machine with TPUs, or with tpu_options={'simulate': True} on CPU devices",
+                hint=f"run it on a machine with a {self.kind}, or with tpu_options={{'simulate': True}} on CPU devices",
             )
         made: dict[str, Any] = self.compiled(*self._placed(params, inputs))
         return made
