@@ -21,6 +21,7 @@ from mithril_jax import meshes, process
 from mithril_jax.lowering import table, unrolled
 from mithril_jax.running import described, read, runner
 
+ALIGNMENT = 64
 PLATFORMS = {"gpu": "cuda", "cuda": "cuda", "cpu": "cpu", "tpu": "tpu"}
 
 
@@ -144,11 +145,20 @@ class JaxBackend(SourceBackend):
     def array(self, data: Any, dtype: Any = None) -> jax.Array:
         if isinstance(data, jax.Array) and dtype is None:
             return jax.device_put(data, self.placement)
-        made = as_numpy(data, self.dtype)
+        made = as_numpy(self.shared(data) if _only_dlpack(data) else data, self.dtype)
         if dtype is not None:
             made = made.astype(as_dtype(dtype).numpy)
         with jax.enable_x64(True) if made.dtype.itemsize == 8 else nullcontext():
-            return jax.device_put(made, self.placement, may_alias=False)  # jnp.asarray would compile a program
+            return jax.device_put(_private(made), self.placement)  # jnp.asarray would compile a program
+
+    def shared(self, data: Any) -> jax.Array:
+        """Another framework's array in the same memory where that is possible: nobody may write into it any more."""
+        if isinstance(data, np.ndarray):
+            return self.array(data)
+        source = data.detach() if hasattr(data, "detach") else data
+        wide = str(source.dtype).endswith("64")
+        with jax.enable_x64(True) if wide else nullcontext():
+            return jax.device_put(jax.dlpack.from_dlpack(source), self.placement)
 
     def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
         return np.asarray(array)
@@ -163,6 +173,21 @@ class JaxBackend(SourceBackend):
     def synchronize(self, value: Any = None) -> None:
         if value is not None:
             jax.block_until_ready(value)
+
+
+def _private(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A copy that nobody writes into: JAX reads later, or forever, and takes memory of this alignment as its own."""
+    raw = np.empty(array.nbytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    made = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    made[...] = array
+    return made
+
+
+def _only_dlpack(data: Any) -> bool:
+    """An array whose dtype, bfloat16 say, its framework cannot tell NumPy."""
+    known = isinstance(data, (jax.Array, np.ndarray, np.generic)) or hasattr(data, "detach")
+    return hasattr(data, "__dlpack__") and not known
 
 
 class Differentiated:

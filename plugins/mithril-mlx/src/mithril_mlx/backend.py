@@ -88,6 +88,9 @@ class MlxBackend(SourceBackend):
     def array(self, data: Any, dtype: Any = None) -> mx.array:
         if isinstance(data, mx.array):
             return data if dtype is None else data.astype(self.native_dtype(as_dtype(dtype)))
+        if hasattr(data, "__dlpack__") and not isinstance(data, np.ndarray):
+            array = mx.from_dlpack(data.detach() if hasattr(data, "detach") else data)
+            return array if dtype is None else array.astype(self.native_dtype(as_dtype(dtype)))
         made = as_numpy(data, self.dtype)
         kind = self.native_dtype(as_dtype(made.dtype))
         if made.dtype == ml_dtypes.bfloat16:
@@ -97,10 +100,16 @@ class MlxBackend(SourceBackend):
                 array = mx.array(np.ascontiguousarray(made).reshape(made.shape), kind)
         return array if dtype is None else array.astype(self.native_dtype(as_dtype(dtype)))
 
+    def shared(self, data: Any) -> mx.array:
+        """Another framework's array; on the CPU MLX always copies."""
+        return self.array(data)
+
     def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
-        if array.dtype == mx.bfloat16:
-            return np.array(array.view(mx.uint16)).view(ml_dtypes.bfloat16)
-        return np.array(array)
+        """The elements, in the same memory where NumPy knows the dtype, and not to be written to."""
+        half = array.dtype == mx.bfloat16
+        made = np.asarray(array.view(mx.uint16) if half else array)
+        made.flags.writeable = False
+        return made.view(ml_dtypes.bfloat16) if half else made
 
     def is_array(self, x: Any) -> bool:
         return isinstance(x, mx.array)

@@ -104,6 +104,8 @@ class TorchBackend(SourceBackend):
     def array(self, data: Any, dtype: Any = None) -> torch.Tensor:
         if isinstance(data, torch.Tensor):
             made = data.detach()
+        elif hasattr(data, "__dlpack__") and not isinstance(data, np.ndarray):
+            made = torch.from_dlpack(data).clone()
         else:
             array = as_numpy(data, self.dtype)
             if array.dtype == ml_dtypes.bfloat16:
@@ -111,6 +113,10 @@ class TorchBackend(SourceBackend):
             else:
                 made = torch.tensor(array) if array.ndim == 0 else torch.from_numpy(np.array(array, order="C"))
         return made.to(self.torch_device, None if dtype is None else self.native_dtype(as_dtype(dtype)))
+
+    def shared(self, data: Any) -> torch.Tensor:
+        """Another framework's array in the same memory where that is possible: nobody may write into it any more."""
+        return self.array(data) if isinstance(data, np.ndarray) else torch.from_dlpack(data).to(self.torch_device)
 
     def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
         here = array.detach().cpu()
