@@ -1,7 +1,13 @@
 """DataLoader: order, batches, workers, resuming, errors."""
 
 import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -83,6 +89,87 @@ def test_processes_end_when_the_loop_is_left():
     while multiprocessing.active_children() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not multiprocessing.active_children()
+
+
+def test_processes_stay_for_the_next_epoch_and_end_with_the_loader():
+    loader = DataLoader(Squares(8), batch_size=2, num_workers=2, worker="process")
+    first = [b["y"].tolist() for b in loader]
+    pids = {p.pid for p in multiprocessing.active_children()}
+    assert len(pids) == 2
+    assert [b["y"].tolist() for b in loader] == first
+    assert {p.pid for p in multiprocessing.active_children()} == pids
+    del loader
+    assert not multiprocessing.active_children()
+
+
+def test_a_data_set_that_cannot_be_sent():
+    class Local(Squares):
+        pass
+
+    with pytest.raises(WorkerError) as caught:
+        list(DataLoader(Local(8), num_workers=1, worker="process"))
+    assert "worker='thread'" in str(caught.value)
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGKILL"])
+def test_ctrl_c_and_kill_leave_no_process_behind(number, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from loader_datasets import Squares\n"
+        "from mithril_train.data import DataLoader\n"
+        "import multiprocessing\n"
+        "if __name__ == '__main__':\n"
+        "    for _ in DataLoader(Squares(10_000, sleep=0.01), batch_size=2, num_workers=2, worker='process'):\n"
+        "        print(*[p.pid for p in multiprocessing.active_children()], flush=True)\n"
+    )
+    process = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    workers = [int(word) for word in process.stdout.readline().split()]
+    assert len(workers) == 2
+    process.send_signal(getattr(signal, number))
+    _, errors = process.communicate(timeout=20)
+    assert (b"KeyboardInterrupt" in errors) == (number == "SIGINT")
+    assert b"leaked" not in errors or number == "SIGKILL", "then the system has to clean up"
+    end = time.monotonic() + 10
+    while any(map(alive, workers)) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(map(alive, workers))
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_threads_end_when_the_loop_is_left():
+    before = threading.active_count()
+    for _ in DataLoader(Squares(50, sleep=0.001), batch_size=2, num_workers=3):
+        break
+    end = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < end:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+
+
+def test_torch_data_sets_are_read():
+    torch = pytest.importorskip("torch")
+    data = torch.utils.data.TensorDataset(torch.arange(6).float(), torch.arange(6))
+    batches = list(DataLoader(data, batch_size=4))
+    assert batches[1][0].tolist() == [4.0, 5.0]
+    assert isinstance(batches[0][1], np.ndarray)
+
+
+def test_own_sampler_and_collate():
+    loader = DataLoader(list(range(10)), batch_size=3, sampler=[9, 8, 7, 1], collate=lambda rows: sum(rows))
+    assert list(loader) == [24, 1]
+    assert len(loader) == 2
 
 
 def test_a_dead_process_is_an_error_not_a_hang():

@@ -58,6 +58,7 @@ class DataLoader:
         self.pin = _pinner() if pin_memory else None
         self.epoch = 0
         self._position = 0
+        self._pool: ProcessPool | None = None  # kept from epoch to epoch
 
     def __len__(self) -> int:
         if self.source.length is None:
@@ -113,11 +114,26 @@ class DataLoader:
         elif self.worker == "thread":
             yield from ahead(tasks, self.source.fetch, self.num_workers, depth)
         else:
-            pool = ProcessPool(self.source.fetch, self.num_workers)
+            pool, self._pool = self._pool or ProcessPool(self.source.fetch, self.num_workers), None
+            whole = False
             try:
                 yield from pool.ahead(tasks, depth)
+                whole = True
             finally:
-                pool.close()
+                if whole and self._pool is None:
+                    self._pool = pool  # starting processes takes long: the next epoch has them
+                else:
+                    pool.close()
+
+    def close(self) -> None:
+        """End worker processes that wait for the next epoch. They end with the loader, too."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_pool", None) is not None:
+            self.close()
 
     def _stream(self) -> Iterator[Any]:
         assert isinstance(self.source, Streamed) or self.source.length is None

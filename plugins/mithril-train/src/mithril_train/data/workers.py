@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import queue
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from multiprocessing import shared_memory
 from typing import Any
 
@@ -17,6 +20,7 @@ import numpy as np
 from mithril.errors import MithrilError
 
 POLL = 0.5  # seconds between looks at whether the workers still live
+PATIENCE = 5.0  # seconds for a worker to finish what it is doing
 
 
 class WorkerError(MithrilError):
@@ -78,12 +82,22 @@ class ProcessPool:
 
     def __init__(self, fetch: Callable[[Any], Any], workers: int) -> None:
         context = multiprocessing.get_context("spawn")
+        self.stop = context.Event()
         self.links: list[Any] = []
-        self.processes = []
+        self.processes: list[Any] = []
         for k in range(workers):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, fetch, os.getpid()), daemon=True, name=f"loader-{k}")
-            process.start()
+            process = context.Process(
+                target=_serve, args=(theirs, fetch, os.getpid(), self.stop), daemon=True, name=f"loader-{k}"
+            )
+            try:
+                process.start()
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                self.close()
+                raise WorkerError(
+                    f"the data set cannot be sent to worker processes: {error}",
+                    hint="define its class and functions at the top of a module, or use worker='thread'",
+                ) from None
             theirs.close()
             self.links.append(ours)
             self.processes.append(process)
@@ -137,21 +151,32 @@ class ProcessPool:
 
     def close(self) -> None:
         """End all workers and free what they had ready."""
+        self.stop.set()
+        for link in self.links:
+            with suppress(OSError):
+                link.send(None)  # wakes those that wait
+        end = time.monotonic() + PATIENCE
         for link, process in zip(self.links, self.processes, strict=True):
-            process.terminate()
-            process.join(5)
-            try:
-                while link.poll(0):
-                    kind, value = link.recv()
-                    if kind == "value":
-                        unpack(value)
-            except (EOFError, OSError):
-                continue  # nothing more to free
-            finally:
-                link.close()
+            while process.is_alive() and time.monotonic() < end:
+                _drain(link)  # a full pipe would keep the worker from ending
+                process.join(0.01)
+            if process.is_alive():
+                process.terminate()
+                process.join(PATIENCE)
+            _drain(link)
+            link.close()
 
 
-def _serve(link: Any, fetch: Callable[[Any], Any], parent: int) -> None:
+def _drain(link: Any) -> None:
+    """Free batches that nobody will take."""
+    with suppress(EOFError, OSError):
+        while link.poll(0):
+            kind, value = link.recv()
+            if kind == "value":
+                unpack(value)
+
+
+def _serve(link: Any, fetch: Callable[[Any], Any], parent: int, stop: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, which ends the workers
     while True:
         while not link.poll(POLL):
@@ -161,10 +186,16 @@ def _serve(link: Any, fetch: Callable[[Any], Any], parent: int) -> None:
             task = link.recv()
         except (EOFError, OSError):
             return
+        if task is None or stop.is_set():
+            return
         try:
-            link.send(("value", pack(fetch(task))))
+            made = "value", pack(fetch(task))
         except BaseException:
-            link.send(("error", traceback.format_exc()))
+            made = "error", traceback.format_exc()
+        try:
+            link.send(made)
+        except OSError:
+            return  # nobody waits for it
 
 
 SHARED = 1 << 14  # bytes; smaller arrays travel through the pipe
