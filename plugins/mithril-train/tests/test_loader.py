@@ -130,7 +130,6 @@ def test_ctrl_c_and_kill_leave_no_process_behind(number, tmp_path):
     process.send_signal(getattr(signal, number))
     _, errors = process.communicate(timeout=20)
     assert (b"KeyboardInterrupt" in errors) == (number == "SIGINT")
-    assert b"leaked" not in errors or number == "SIGKILL", "then the system has to clean up"
     end = time.monotonic() + 10
     while any(map(alive, workers)) and time.monotonic() < end:
         time.sleep(0.05)

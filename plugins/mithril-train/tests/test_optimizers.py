@@ -146,4 +146,4 @@ def test_wrong_settings():
         "group '*.bias' sets 'beta1', which SGD does not have\n  known: learning_rate, momentum, nesterov, weight_decay"
     )
     with pytest.raises(TypeError, match="no update rule"):
-        optimizers.Optimizer.update(ml.SGD(), None, None, {}, 1, 1)
+        optimizers.Optimizer.update(ml.SGD(), None, None, {}, {})

@@ -18,6 +18,7 @@ from mithril.types import TensorType, float32
 from mithril_train.schedules import Schedule, as_schedule
 
 Slots = dict[str, Any]
+Scalars = dict[str, Any]
 Wanted = dict[str, tuple[TensorType, float]]  # slots by name: type and initial value
 
 
@@ -69,17 +70,21 @@ class Optimizer:
         """What is kept between steps for a parameter."""
         return {}
 
-    def update(self, p: Any, g: Any, slots: Slots, t: Any, rate: Any) -> tuple[Any, Slots]:
-        """The new parameter and slots. ``t`` is the number of the step, a float32 scalar counted from 1."""
+    def scalars(self, t: Any, rate: Any) -> Scalars:
+        """What is the same for all parameters of a group, from the step's number (float32, counted from 1) and rate."""
+        return {"rate": rate}
+
+    def update(self, p: Any, g: Any, slots: Slots, s: Scalars) -> tuple[Any, Slots]:
+        """The new parameter and slots."""
         raise TypeError(f"{type(self).__name__} has no update rule")
 
     def _decayed(self, p: Any, g: Any) -> Any:
         """Weight decay as an addition to the gradient."""
         return g + p * self.weight_decay if self.weight_decay else g
 
-    def _shrunk(self, p: Any, rate: Any) -> Any:
+    def _shrunk(self, p: Any, s: Scalars) -> Any:
         """Weight decay apart from the gradient."""
-        return p * (1.0 - rate * self.weight_decay) if self.weight_decay else p
+        return p * (1.0 - s["rate"] * self.weight_decay) if self.weight_decay else p
 
 
 _SHARES = ("momentum", "beta1", "beta2", "alpha")
@@ -93,6 +98,11 @@ def like(parameter: TensorType) -> TensorType:
 def rest(beta: float, t: Any) -> Any:
     """1 - beta**t. Written like this because 1 - 0.999 in float32 is wrong in the fifth place."""
     return -expm1(t * math.log(beta)) if beta else 1.0
+
+
+def toward(average: Any, x: Any, share: Any) -> Any:
+    """A moving average that goes a share of the way to x; in this form one new buffer is enough."""
+    return (x - average) * share + average
 
 
 @dataclass(frozen=True)
@@ -111,13 +121,13 @@ class SGD(Optimizer):
     def slots(self, parameter: TensorType) -> Wanted:
         return {"momentum": (like(parameter), 0.0)} if self.momentum else {}
 
-    def update(self, p: Any, g: Any, slots: Slots, t: Any, rate: Any) -> tuple[Any, Slots]:
+    def update(self, p: Any, g: Any, slots: Slots, s: Scalars) -> tuple[Any, Slots]:
         g = self._decayed(p, g)
         if not self.momentum:
-            return p - rate * g, slots
+            return p - s["rate"] * g, slots
         buffer = slots["momentum"] * self.momentum + g
         direction = g + buffer * self.momentum if self.nesterov else buffer
-        return p - rate * direction, {"momentum": buffer}
+        return p - s["rate"] * direction, {"momentum": buffer}
 
 
 @dataclass(frozen=True)
@@ -132,15 +142,18 @@ class Adam(Optimizer):
     def slots(self, parameter: TensorType) -> Wanted:
         return {"m": (like(parameter), 0.0), "v": (like(parameter), 0.0)}
 
-    def update(self, p: Any, g: Any, slots: Slots, t: Any, rate: Any) -> tuple[Any, Slots]:
-        return self._adam(p, self._decayed(p, g), slots, t, rate)
+    def update(self, p: Any, g: Any, slots: Slots, s: Scalars) -> tuple[Any, Slots]:
+        return self._adam(p, self._decayed(p, g), slots, s)
 
-    def _adam(self, p: Any, g: Any, slots: Slots, t: Any, rate: Any) -> tuple[Any, Slots]:
-        m = slots["m"] * self.beta1 + g * (1.0 - self.beta1)
-        v = slots["v"] * self.beta2 + (g * g) * (1.0 - self.beta2)
-        size = rate / rest(self.beta1, t)
-        unbias = rsqrt(rest(self.beta2, t)) if self.beta2 else 1.0
-        return p - size * (m / (sqrt(v) * unbias + self.eps)), {"m": m, "v": v}
+    def scalars(self, t: Any, rate: Any) -> Scalars:
+        """Both bias corrections, moved from the moments to the size of the step and to eps: one multiplication less."""
+        root = sqrt(rest(self.beta2, t)) if self.beta2 else 1.0
+        return {"rate": rate, "size": rate / rest(self.beta1, t) * root, "eps": root * self.eps}
+
+    def _adam(self, p: Any, g: Any, slots: Slots, s: Scalars) -> tuple[Any, Slots]:
+        m = toward(slots["m"], g, 1.0 - self.beta1)
+        v = toward(slots["v"], g * g, 1.0 - self.beta2)
+        return p - s["size"] * (m / (sqrt(v) + s["eps"])), {"m": m, "v": v}
 
 
 @dataclass(frozen=True)
@@ -149,8 +162,8 @@ class AdamW(Adam):
 
     weight_decay: float = field(default=1e-2, kw_only=True)
 
-    def update(self, p: Any, g: Any, slots: Slots, t: Any, rate: Any) -> tuple[Any, Slots]:
-        return self._adam(self._shrunk(p, rate), g, slots, t, rate)
+    def update(self, p: Any, g: Any, slots: Slots, s: Scalars) -> tuple[Any, Slots]:
+        return self._adam(self._shrunk(p, s), g, slots, s)
 
 
 @dataclass(frozen=True)
@@ -165,11 +178,13 @@ class Adagrad(Optimizer):
     def slots(self, parameter: TensorType) -> Wanted:
         return {"sum": (like(parameter), self.initial)}
 
-    def update(self, p: Any, g: Any, slots: Slots, t: Any, rate: Any) -> tuple[Any, Slots]:
+    def scalars(self, t: Any, rate: Any) -> Scalars:
+        return {"rate": rate, "size": rate / (1.0 + (t - 1.0) * self.lr_decay) if self.lr_decay else rate}
+
+    def update(self, p: Any, g: Any, slots: Slots, s: Scalars) -> tuple[Any, Slots]:
         g = self._decayed(p, g)
         total = slots["sum"] + g * g
-        size = rate / (1.0 + (t - 1.0) * self.lr_decay) if self.lr_decay else rate
-        return p - size * (g / (sqrt(total) + self.eps)), {"sum": total}
+        return p - s["size"] * (g / (sqrt(total) + self.eps)), {"sum": total}
 
 
 @dataclass(frozen=True)
@@ -186,17 +201,17 @@ class RMSprop(Optimizer):
         names = ["square", *(["momentum"] if self.momentum else []), *(["mean"] if self.centered else [])]
         return {name: (like(parameter), 0.0) for name in names}
 
-    def update(self, p: Any, g: Any, slots: Slots, t: Any, rate: Any) -> tuple[Any, Slots]:
+    def update(self, p: Any, g: Any, slots: Slots, s: Scalars) -> tuple[Any, Slots]:
         g = self._decayed(p, g)
-        new: Slots = {"square": slots["square"] * self.alpha + (g * g) * (1.0 - self.alpha)}
+        new: Slots = {"square": toward(slots["square"], g * g, 1.0 - self.alpha)}
         spread = new["square"]
         if self.centered:
-            new["mean"] = slots["mean"] * self.alpha + g * (1.0 - self.alpha)
+            new["mean"] = toward(slots["mean"], g, 1.0 - self.alpha)
             spread = spread - new["mean"] * new["mean"]
         direction = g / (sqrt(spread) + self.eps)
         if self.momentum:
             direction = new["momentum"] = slots["momentum"] * self.momentum + direction
-        return p - rate * direction, new
+        return p - s["rate"] * direction, new
 
 
 @dataclass(frozen=True)
@@ -210,10 +225,10 @@ class Lion(Optimizer):
     def slots(self, parameter: TensorType) -> Wanted:
         return {"m": (like(parameter), 0.0)}
 
-    def update(self, p: Any, g: Any, slots: Slots, t: Any, rate: Any) -> tuple[Any, Slots]:
-        direction = sign(slots["m"] * self.beta1 + g * (1.0 - self.beta1))
-        m = slots["m"] * self.beta2 + g * (1.0 - self.beta2)
-        return self._shrunk(p, rate) - rate * direction, {"m": m}
+    def update(self, p: Any, g: Any, slots: Slots, s: Scalars) -> tuple[Any, Slots]:
+        direction = sign(toward(slots["m"], g, 1.0 - self.beta1))
+        m = toward(slots["m"], g, 1.0 - self.beta2)
+        return self._shrunk(p, s) - s["rate"] * direction, {"m": m}
 
 
 @dataclass(frozen=True)
@@ -235,21 +250,24 @@ class Adafactor(Optimizer):
             "column": (TensorType(dtype, (*shape[:-2], shape[-1])), 0.0),
         }
 
-    def update(self, p: Any, g: Any, slots: Slots, t: Any, rate: Any) -> tuple[Any, Slots]:
+    def scalars(self, t: Any, rate: Any) -> Scalars:
+        return {"rate": rate, "share": exp(log(t) * self.beta2_decay), "size": minimum(rate, rsqrt(t))}
+
+    def update(self, p: Any, g: Any, slots: Slots, s: Scalars) -> tuple[Any, Slots]:
         eps1 = self.eps1 if self.eps1 is not None else (2.0**-52 if p.dtype.bits == 64 else 2.0**-23)
-        share = exp(log(t) * self.beta2_decay)
-        size = maximum(sqrt(mean(p * p)), self.eps2) * minimum(rate, rsqrt(t))
+        share = s["share"]
+        size = maximum(sqrt(mean(p * p)), self.eps2) * s["size"]
         square = g * g
         if "variance" in slots:
-            variance = slots["variance"] + (square - slots["variance"]) * share
+            variance = toward(slots["variance"], square, share)
             new: Slots = {"variance": variance}
         else:
-            row = slots["row"] + (mean(square, axis=-1) - slots["row"]) * share
-            column = slots["column"] + (mean(square, axis=-2) - slots["column"]) * share
+            row = toward(slots["row"], mean(square, axis=-1), share)
+            column = toward(slots["column"], mean(square, axis=-2), share)
             new = {"row": row, "column": column}
             outer = matmul(unsqueeze(row, axis=(-1,)), unsqueeze(column, axis=(-2,)))
             level = maximum(mean(row, axis=-1, keepdims=True), eps1)
             variance = outer / unsqueeze(level, axis=(-1,))
         direction = g * rsqrt(maximum(variance, eps1 * eps1))
         limit = maximum(sqrt(mean(direction * direction)) / self.clip, 1.0)
-        return self._shrunk(p, rate) - (size / limit) * direction, new
+        return self._shrunk(p, s) - (size / limit) * direction, new

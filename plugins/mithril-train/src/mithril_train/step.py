@@ -16,6 +16,7 @@ from mithril.autodiff import value_and_gradients
 from mithril.errors import GradientError, OptionError, unknown
 from mithril.graph import Builder, Graph, Input, Value
 from mithril.types import TensorType, bool_, float32, int32
+from mithril_train.optimizers import toward
 from mithril_train.recipe import Recipe
 
 REPORT, RATE = "report/", "learning_rate"
@@ -263,19 +264,24 @@ class _Update:
         rates = {p: self.builder.input(rate_name(p), (), float32) for p in recipe.optimizer.rates(0)}
         state = {n.removeprefix("state/"): v for n, v in self.outputs.items() if n.startswith("state/")}
 
+        step = self.old[STEP] + 1
+        t = ops.cast(step, dtype=float32)
+        groups = {
+            p: recipe.optimizer.in_group(p) for p in {recipe.optimizer.group_of(n): None for n in self.parameters}
+        }
+        scalars = {p: o.scalars(t, rates[p if p in rates else ""]) for p, o in groups.items()}
+
         def update() -> dict[str, Value]:
-            new = {**state, STEP: self.old[STEP] + 1}
-            t = ops.cast(new[STEP], dtype=float32)
+            new = {**state, STEP: step}
             for name, p in self.parameters.items():
                 group = recipe.optimizer.group_of(name)
-                optimizer = recipe.optimizer.in_group(group)
+                optimizer = groups[group]
                 slots = {s: self.old[slot_name(s, name)] for s in optimizer.slots(p.type)}
-                rate = rates[group if group in rates else ""]
                 wide = self._float(p)
-                made, kept = optimizer.update(wide, self._as(gradients[name], wide), slots, t, rate)
+                made, kept = optimizer.update(wide, self._as(gradients[name], wide), slots, scalars[group])
                 if recipe.ema is not None:
                     before = self.old[ema_name(name)]
-                    new[ema_name(name)] = before * recipe.ema + made * (1.0 - recipe.ema)
+                    new[ema_name(name)] = toward(before, made, 1.0 - recipe.ema)
                 new[name] = ops.cast(made, dtype=p.dtype) if made.dtype is not p.dtype else made
                 new.update({slot_name(s, name): v for s, v in kept.items()})
             return new

@@ -224,10 +224,11 @@ def unpack(packed: Any) -> Any:
         return tuple(unpack(v) for v in packed)
     if isinstance(packed, _Handle):
         block = shared_memory.SharedMemory(packed.name)
-        array = np.ndarray(packed.shape, packed.dtype, block.buf).copy()
-        block.close()
-        block.unlink()
-        return array
+        try:
+            return np.ndarray(packed.shape, packed.dtype, block.buf).copy()
+        finally:
+            block.close()
+            block.unlink()
     return packed
 
 
