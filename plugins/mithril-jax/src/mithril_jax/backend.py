@@ -13,12 +13,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mithril.codegen import Lowerings
 from mithril.errors import BackendError, OptionError
-from mithril.graph import Graph
+from mithril.graph import Graph, iterate
 from mithril.runtime.backend import BuildOptions, as_numpy
 from mithril.runtime.source_backend import Forward, SourceBackend, SourceExecutable
 from mithril.types import dtype as as_dtype
 from mithril_jax import meshes, process
 from mithril_jax.lowering import table, unrolled
+from mithril_jax.own import DIFFERENT, own
 from mithril_jax.running import described, read, runner
 
 ALIGNMENT = 64
@@ -35,7 +36,7 @@ class JaxBackend(SourceBackend):
 
     name = "jax"
     devices = ("cpu", "gpu", "cuda", "tpu")
-    tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table}
+    tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table, "native": own}
 
     def __init__(
         self,
@@ -111,6 +112,9 @@ class JaxBackend(SourceBackend):
         return known
 
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
+        if options.semantics == "native":
+            for name in sorted({node.op.name for node, _ in iterate(graph)} & set(DIFFERENT)):
+                options.decisions.record("choice", f"'{name}' as JAX has it: {DIFFERENT[name]}")
         running = read(options, self.jax_device.platform)
         if self.pre_allocate is not None and self.jax_device.platform == "cpu":
             options.decisions.record(
@@ -179,7 +183,7 @@ def _private(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """A copy that nobody writes into: JAX reads later, or forever, and takes memory of this alignment as its own."""
     raw = np.empty(array.nbytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
-    made = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    made: np.ndarray[Any, Any] = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     made[...] = array
     return made
 

@@ -10,13 +10,14 @@ import numpy as np
 
 from mithril.codegen import Lowerings
 from mithril.errors import BackendError
-from mithril.graph import Graph
+from mithril.graph import Graph, iterate
 from mithril.runtime.backend import BuildOptions, as_numpy
 from mithril.runtime.source_backend import Forward, SourceBackend
 from mithril.types import ALL, DType, dtype as as_dtype
 from mithril_mlx import native  # noqa: F401  # adds its rows to the table
 from mithril_mlx.library import BLAS, mx
 from mithril_mlx.lowering import table
+from mithril_mlx.own import DIFFERENT, own
 from mithril_mlx.running import runner
 
 
@@ -27,7 +28,7 @@ class MlxBackend(SourceBackend):
     devices = ("cpu", "gpu")
     # MLX stores float64 but computes exp, sin, convolutions and more of it in float32's precision only.
     dtypes: ClassVar[frozenset[DType]] = frozenset(d for d in ALL if d.name != "float64")
-    tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table}
+    tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table, "native": own}
 
     def __init__(
         self, *, device: str | None = None, dtype: Any = None, precision: str | None = None, device_mesh: Any = None
@@ -58,6 +59,9 @@ class MlxBackend(SourceBackend):
 
     # -- building ----------------------------------------------------------------------------------------------------
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
+        if options.semantics == "native":
+            for name in sorted({node.op.name for node, _ in iterate(graph)} & set(DIFFERENT)):
+                options.decisions.record("choice", f"'{name}' as MLX has it: {DIFFERENT[name]}")
         return runner(forward, graph, options, self.device)
 
     def differentiated(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:

@@ -51,17 +51,21 @@ def _rms_norm(call: Call) -> str:
 
 @table.function("attention", when=is_float)
 def _attention(call: Call) -> str:
-    mask = call.node.operands[3]
-    size = call.operand_type("q").shape[3]
-    scale = call.literal(call.scale) if call.scale is not None else f"{call.literal(size)} ** -0.5"
-    given = _mask(call, mask)
-    made = f"mx.fast.scaled_dot_product_attention({_operands(call, 'q', 'k', 'v')}, scale={scale}{given})"
+    made, mask = attention(call), call.node.operands[3]
     blind = mask is not None or (call.causal and not _all_see(call))
     if not blind:
         return made
     n, m = (call.literal(call.operand_type(name).shape[2]) for name in ("q", "k"))
     masked = "None" if mask is None else call.array("mask")
     return f"{call.helper(helpers.nan_where_blind)}({made}, {masked}, {call.causal}, {n}, {m})"
+
+
+def attention(call: Call) -> str:
+    """MLX's kernel, as MLX means it."""
+    size = call.operand_type("q").shape[3]
+    scale = call.literal(call.scale) if call.scale is not None else f"{call.literal(size)} ** -0.5"
+    given = _mask(call, call.node.operands[3])
+    return f"mx.fast.scaled_dot_product_attention({_operands(call, 'q', 'k', 'v')}, scale={scale}{given})"
 
 
 def _all_see(call: Call) -> bool:

@@ -11,12 +11,13 @@ import torch
 
 from mithril.codegen import Lowerings
 from mithril.errors import BackendError
-from mithril.graph import Graph
+from mithril.graph import Graph, iterate
 from mithril.runtime.backend import BuildOptions, as_numpy
 from mithril.runtime.source_backend import Forward, SourceBackend
 from mithril.types import ALL, DType, dtype as as_dtype
 from mithril_torch import native  # noqa: F401  # adds its rows to the table
 from mithril_torch.lowering import table
+from mithril_torch.own import DIFFERENT, own
 from mithril_torch.running import read, runner
 
 MISSING = ("uint16", "uint64")  # PyTorch stores these but computes hardly anything with them
@@ -31,7 +32,7 @@ class TorchBackend(SourceBackend):
     name = "torch"
     devices = ("cpu", "cuda", "mps")
     dtypes: ClassVar[frozenset[DType]] = frozenset(d for d in ALL if d.name not in MISSING)
-    tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table}
+    tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table, "native": own}
 
     def __init__(
         self,
@@ -73,6 +74,9 @@ class TorchBackend(SourceBackend):
 
     # -- building ----------------------------------------------------------------------------------------------------
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
+        if options.semantics == "native":
+            for name in sorted({node.op.name for node, _ in iterate(graph)} & set(DIFFERENT)):
+                options.decisions.record("choice", f"'{name}' as PyTorch has it: {DIFFERENT[name]}")
         running = read(options, self.torch_device, cudnn_benchmark=self.cudnn_benchmark, enable_amp=self.enable_amp)
         return runner(forward, graph, running, options)
 

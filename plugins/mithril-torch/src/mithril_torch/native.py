@@ -129,6 +129,13 @@ def _attends(node: Node) -> bool:
 
 @table.function("attention", when=_attends)
 def _attention(call: Call) -> str:
+    made = attention(call)
+    mask = call.node.operands[3]
+    return made if mask is None else f"{call.helper(helpers.nan_where_masked)}({made}, {call.array('mask')})"
+
+
+def attention(call: Call) -> str:
+    """PyTorch's kernel, as PyTorch means it."""
     q, k = call.operand_type("q"), call.operand_type("k")
     mask = call.node.operands[3]
     square = q.shape[2] == k.shape[2]
@@ -141,8 +148,7 @@ def _attention(call: Call) -> str:
         parts.append(f"scale={call.literal(call.scale)}")
     if q.shape[1] != k.shape[1]:
         parts.append("enable_gqa=True")
-    made = f"F.scaled_dot_product_attention({', '.join(parts)})"
-    return made if mask is None else f"{call.helper(helpers.nan_where_masked)}({made}, {call.array('mask')})"
+    return f"F.scaled_dot_product_attention({', '.join(parts)})"
 
 
 def _mask(call: Call, mask: Any) -> str:

@@ -1,0 +1,71 @@
+"""``semantics="native"``: libraries' own meanings, recorded; with ordinary values they agree with the portable ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mithril import plugins
+from mithril.runtime.backend import BuildOptions
+from mithril.testing import BackendConformance
+
+NAMES = [n for n in ("jax", "torch", "mlx") if n in plugins.backends()]
+OPS = ("argmax", "argsort", "attention", "cast", "floordiv", "matmul", "mod", "pow", "sign", "sort", "take")
+
+
+def kit(name):
+    class Kit(BackendConformance):
+        backend = name
+
+        @classmethod
+        def options(cls):
+            return BuildOptions(jit=False, semantics="native")
+
+    return Kit()
+
+
+def ordinary():
+    from mithril.testing.cases import backend_cases
+
+    dtypes = set.intersection(*(set(plugins.backend_class(n).dtypes) for n in NAMES)) if NAMES else set()
+    of_both = ("cast[1]", "mod[int]", "pow[int]")  # samples with divisors of 0 and the like among ordinary ones
+    unusual = (
+        *of_both,
+        "special",
+        "outside",
+        "clamp",
+        "negative",
+        "zero",
+        "blind",
+        "nothing",
+        "saturat",
+        "nan",
+        "wrap",
+    )
+    for case in backend_cases(dtypes, OPS):
+        if case.dtype is None and not any(word in case.id for word in unusual):
+            yield case
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("case", list(ordinary()), ids=lambda c: c.id)
+def test_ordinary_values_agree(name, case):
+    kit(name).compare(case.graph(), case.inputs(), 4 * case.op.tolerance)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_differs_is_recorded(name):
+    import mithril as ml
+    from mithril.models import Embedding, Model
+
+    model = Model()
+    model += Embedding(10, 4)
+    options = {"shapes": {"input": [3]}, "types": {"input": "int32"}}
+    portable = ml.compile(model, name, **options)
+    own = ml.compile(model, name, semantics="native", **options)
+    assert not portable.decisions.of("choice")
+    assert "'take' as" in str(own.decisions)
+    assert portable.source != own.source
+    params, tokens = own.randomize_params(0), np.array([3, 0, 9], np.int32)
+    left, right = (next(iter(c.evaluate(params, {"input": tokens}).values())) for c in (portable, own))
+    np.testing.assert_array_equal(np.asarray(left), np.asarray(right))
