@@ -180,7 +180,7 @@ def test_native_semantics_may_use_ggmls_relu():
     with Builder() as b:
         y = op("relu")(b.input("x", (4,)))
     graph = b.build({"y": y})
-    assert "relu" in ml.GGMLBackend().build(graph, BuildOptions(semantics="native")).source
+    assert "relu" in ml.GGMLBackend().build(graph, BuildOptions(semantics="native")).listing
     x = {"x": np.array([np.nan, -1, 2, 0], np.float32)}
     assert np.isnan(run(graph, x)["y"][0])
 

@@ -150,7 +150,9 @@ class Given:
 
 
 class GGMLExecutable:
-    """One program: a generated function that computes on the arena. Calls from several threads wait for each other."""
+    """One program: a function that computes on the arena; ``listing`` shows it. Threads take turns."""
+
+    source = None  # the listing means nothing without the arena and the graphs, so it is no source to be kept
 
     def __init__(
         self,
@@ -263,8 +265,8 @@ class GGMLExecutable:
             else:
                 made.append(f"copied({name(t)})")
         lines.append(f"    return [{', '.join(made)}]")
-        self.source = "\n".join(lines) + "\n"
-        exec(compile(self.source, "<ggml program>", "exec"), space)
+        self.listing = "\n".join(lines) + "\n"
+        exec(compile(self.listing, "<ggml program>", "exec"), space)
         self._space, self._run = space, space["run"]
         self._numpy = any(not part[0].native for part in parts)
         self._names = self.graph.output_names

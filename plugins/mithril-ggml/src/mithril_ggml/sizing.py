@@ -21,10 +21,11 @@ KEPT = 16  # programs, each with an arena of its own
 class SizedExecutable:
     """Makes a program for the sizes of each call, and calls it."""
 
+    source = None
+
     def __init__(self, graph: Graph, lowered: frozenset[str], make: Callable[[Graph], GGMLExecutable]) -> None:
         self.graph = graph
         self.lowered = lowered
-        self.source = "# planned for the sizes of each call\n"
         self._make = make
         self._programs: OrderedDict[tuple[tuple[int, ...], ...], GGMLExecutable] = OrderedDict()
         self._lock = threading.Lock()
@@ -36,7 +37,6 @@ class SizedExecutable:
             program = self._programs.get(key)
             if program is None:
                 program = self._programs[key] = self._make(self._sized(params, inputs))
-                self.source = program.source
                 if len(self._programs) > KEPT:
                     self._programs.popitem(last=False)
             else:
