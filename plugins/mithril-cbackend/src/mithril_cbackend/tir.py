@@ -342,7 +342,10 @@ def host_cpu() -> str:
 
 
 def target(cpu: str, threads: int) -> Any:
-    return tvm.target.Target({"kind": "llvm", "mcpu": cpu, "num-cores": max(threads, 1)})
+    # TVM gives every buffer an alias class of its own, which is wrong once a kernel is inlined in the driver, where
+    # buffers of two kernels are the same bytes.
+    plain = ["-enable-tbaa:bool=false"]
+    return tvm.target.Target({"kind": "llvm", "mcpu": cpu, "num-cores": max(threads, 1), "cl-opt": plain})
 
 
 def compiled(functions: dict[str, Any], run: str, cpu: str, threads: int) -> tuple[Any, Any]:

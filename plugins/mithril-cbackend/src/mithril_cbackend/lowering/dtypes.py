@@ -45,7 +45,7 @@ def _to_bfloat16(code: t.Code, x: t.Expr) -> t.Expr:
     word = code.let(t.bits(x, "uint32"))
     one = t.const(1, "uint32")
     odd = t.bitwise("and", t.bitwise("shr", word, t.const(16, "uint32")), one)
-    up = t.binary("add", t.binary("add", word, t.const(0x7FFF, "uint32")), odd)
+    up = t.binary("add", t.binary("add", word, t.const(0x7FFF, "uint32")), odd)  # only nan would overflow
     quiet = t.const(0x7FC00000, "uint32")
     return t.bitwise("and", t.select(t.isnan(x), quiet, up), t.const(0xFFFF0000, "uint32"))
 

@@ -389,22 +389,26 @@ def _dynamic_update_slice(reader: Reader, node: Node, at: Index) -> t.Expr:
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
+def _sum(a: t.Expr, b: t.Expr) -> t.Expr:
+    """Modulo 2**32."""
+    return t.cast(t.binary("add", t.cast(a, "uint64"), t.cast(b, "uint64")), "uint32")
+
+
 def threefry(reader: Reader, key: Value, high: t.Expr, low: t.Expr) -> tuple[t.Expr, t.Expr]:
     """Twenty rounds over a pair of 32-bit words."""
     let = reader.code.let
     k0, k1 = reader.at(key, (0,)), reader.at(key, (1,))
     parity = t.const(0x1BD11BDA, "uint32")
     keys = (k0, k1, let(t.bitwise("xor", t.bitwise("xor", k0, k1), parity), "k2"))
-    x0, x1 = let(t.binary("add", high, keys[0]), "x0"), let(t.binary("add", low, keys[1]), "x1")
+    x0, x1 = let(_sum(high, keys[0]), "x0"), let(_sum(low, keys[1]), "x1")
     for block in range(5):
         for r in ROTATIONS[block % 2]:
-            x0 = let(t.binary("add", x0, x1), "x0")
+            x0 = let(_sum(x0, x1), "x0")
             up = t.bitwise("shl", x1, t.const(r, "uint32"))
             x1 = t.bitwise("or", up, t.bitwise("shr", x1, t.const(32 - r, "uint32")))
             x1 = let(t.bitwise("xor", x1, x0), "x1")
-        x0 = let(t.binary("add", x0, keys[(block + 1) % 3]), "x0")
-        step = t.binary("add", keys[(block + 2) % 3], t.const(block + 1, "uint32"))
-        x1 = let(t.binary("add", x1, step), "x1")
+        x0 = let(_sum(x0, keys[(block + 1) % 3]), "x0")
+        x1 = let(_sum(_sum(x1, keys[(block + 2) % 3]), t.const(block + 1, "uint32")), "x1")
     return x0, x1
 
 

@@ -45,11 +45,11 @@ def calls_library(name: str, dtype: DType) -> bool:
 
 # -- arithmetic ---------------------------------------------------------------------------------------------------
 def _wrapping(name: str, a: t.Expr, b: t.Expr, dtype: DType) -> t.Expr:
-    """Signed numbers wrap around: computed without sign, because machine code may assume that they never overflow."""
-    if dtype.kind != "int":
+    """Integers wrap around: machine code may assume that sums in their own width never overflow, so they are formed in
+    64 bits and cut off. (64-bit ones are formed as they are.)"""
+    if not dtype.is_integer:
         return t.binary(name, a, b)
-    free = f"uint{dtype.bits}"
-    return t.cast(t.binary(name, t.cast(a, free), t.cast(b, free)), dtype.name)
+    return t.cast(t.binary(name, t.cast(a, "int64"), t.cast(b, "int64")), dtype.name)
 
 
 for _name in ("add", "sub", "mul"):
@@ -266,6 +266,8 @@ for _name, _sign_ in {
     def _compare(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, _sign_: str = _sign_, **_: Any) -> t.Expr:
         if dtype.is_bool:
             a, b = t.cast(a, "uint8"), t.cast(b, "uint8")
+        if _sign_ == "ne" and dtype.is_float:
+            return t.logical_not(t.binary("eq", a, b))  # TVM's != is false for nan
         return t.binary(_sign_, a, b)
 
     RULES[_name] = _compare
@@ -351,7 +353,7 @@ def convert(code: t.Code, x: t.Expr, source: DType, to: DType) -> t.Expr:
     if source is to:
         return x
     if to.is_bool:
-        return t.binary("ne", x, one(source, 0))
+        return t.logical_not(t.binary("eq", x, one(source, 0)))
     if to.is_float or source.is_bool:
         return t.cast(x, computed(to))
     x = code.let(x)
