@@ -58,8 +58,9 @@ def write(trainer: ml.Trainer, alphabet: str, prompt: str, characters: int, temp
     return "".join(alphabet[min(c, len(alphabet) - 1)] for c in codes)
 
 
-def train(backend: str, steps: int, progress: bool | None = None) -> tuple[ml.Trainer, str]:
-    text = corpus()
+def train(backend: str, steps: int, progress: bool | None = None, most: int | None = None) -> tuple[ml.Trainer, str]:
+    """A trained model and its alphabet; ``most`` takes only so many batches of the text."""
+    text = corpus() if most is None else corpus()[: most * 16 * LENGTH]
     alphabet = "".join(sorted(set(text)))
     cut = int(len(text) * 0.9)
     learn, test = Text(text[:cut], alphabet), Text(text[cut:], alphabet)

@@ -10,21 +10,9 @@ import mithril as ml
 sys.path.insert(0, str(Path(__file__).parent))
 
 
-SLOW = ("c", "ggml")  # backends that take long to build a step; `pytest -m slow` has them
-
-
 def everywhere(*without):
     """Names of the installed backends as parameters of a test."""
-    names = [n for n in sorted(ml.plugins.backends()) if n not in without]
-    return [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in names]
-
-
-def pytest_collection_modifyitems(config, items):
-    """Slow tests run where they are asked for."""
-    if "slow" not in config.getoption("-m"):
-        for item in items:
-            if item.get_closest_marker("slow"):
-                item.add_marker(pytest.mark.skip(reason="slow: pytest -m slow"))
+    return [n for n in sorted(ml.plugins.backends()) if n not in without]
 
 
 @pytest.fixture
