@@ -13,6 +13,7 @@ from tpu_models import block, perceptron, scalar_loss
 import mithril as ml
 import mithril_tpu
 from mithril_tpu.ahead.analysis import collectives
+from mithril_tpu.ahead.artefact import trees
 from mithril_tpu.targets.tpu import GENERATIONS
 
 pytest.importorskip("libtpu")
@@ -54,6 +55,19 @@ def test_an_artefact_is_saved(tmp_path):
     assert told["analysis"]["memory"]["peak"] == program.analysis.memory.peak
     assert (out / "program.bin").stat().st_size > 1000
     assert "stablehlo" in (out / "program.stablehlo.mlir").read_text()
+    with pytest.raises(ml.BackendError, match="none here"):
+        mithril_tpu.load_program(out)
+    with pytest.raises(ml.InputError, match="no saved program"):
+        mithril_tpu.load_program(tmp_path / "elsewhere")
+
+
+def test_the_structure_of_a_saved_program_follows_from_its_names(tmp_path):
+    from jax.experimental import serialize_executable
+
+    program = mithril_tpu.training_program(compiled(scalar_loss()), "loss")
+    _, arguments, results = serialize_executable.serialize(program.compiled)
+    told = json.loads((program.save(tmp_path) / "analysis.json").read_text())
+    assert trees(told) == (arguments, results)
 
 
 def test_running_without_a_tpu_says_what_to_do():

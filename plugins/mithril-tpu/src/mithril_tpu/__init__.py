@@ -6,6 +6,7 @@ from typing import Any
 
 _HOME = {
     "ahead_of": "mithril_tpu.programs",
+    "load_program": "mithril_tpu.ahead.artefact",
     "plan": "mithril_tpu.planning.plan",
     "simulate_devices": "mithril_tpu.programs",
     "training_program": "mithril_tpu.programs",

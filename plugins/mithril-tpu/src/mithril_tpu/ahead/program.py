@@ -222,6 +222,10 @@ class AheadProgram:
             "mesh": dict(self.choice.mesh.axes),
             "splits": {name: list(split) for name, split in self.choice.splits.items()},
             "left_whole": dict(self.choice.left),
+            "devices": [str(d) for d in self.mesh.devices.flat],
+            "params": sorted(i.name for i in self.graph.arguments if i.role == "param"),
+            "inputs": sorted(i.name for i in self.graph.arguments if i.role != "param"),
+            "outputs": sorted(self.compiled.out_info),
             "seconds": dict(self.seconds),
             "analysis": self.analysis.as_dict(),
         }
