@@ -102,6 +102,32 @@ def test_safe_mode_computes_the_same():
     assert (safe({}, x)["y"] == ml.GGMLBackend().build(graph)({}, x)["y"]).all()
 
 
+def test_checks_name_the_index_outside():
+    from mithril.runtime.backend import BuildOptions
+
+    table = np.arange(12, dtype=np.float32).reshape(6, 2)
+    for name, at in (("take", (3,)), ("gather_nd", (3, 1)), ("embedding", (3,)), ("take_along_axis", (3, 2))):
+        with Builder() as b:
+            i = b.input("i", at, "int32")
+            t = b.input("t", table.shape)
+            y = (
+                op("embedding")(i, t)
+                if name == "embedding"
+                else op(name)(t, i, **({} if name == "gather_nd" else {"axis": 0}))
+            )
+        graph = b.build({"y": y})
+        for quantize in (None, "f16"):
+            executable = ml.GGMLBackend(quantize=quantize).build(graph, BuildOptions(checks=True))
+            good = np.zeros(at, np.int32)
+            executable({}, {"t": table, "i": good})
+            for wrong in (6, -7):
+                bad = good.copy()
+                bad[1] = wrong
+                with pytest.raises(InputError, match=f"index {wrong} of '{name}' lies outside of 6 elements"):
+                    executable({}, {"t": table, "i": bad})
+            ml.GGMLBackend(quantize=quantize).build(graph)({}, {"t": table, "i": bad})
+
+
 def test_options_that_mean_nothing():
     for wrong in ({"quantize": "q9"}, {"quantize": 3}, {"num_threads": 0}, {"num_threads": "2"}, {"device": "gpu"}):
         with pytest.raises(MithrilError):

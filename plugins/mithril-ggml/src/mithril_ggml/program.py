@@ -26,8 +26,9 @@ from mithril_ggml.weights import Store
 class Settings:
     """What lowerings may ask about."""
 
-    def __init__(self, packing: Packing | None, region: Callable[[Graph], Any], native: bool) -> None:
+    def __init__(self, packing: Packing | None, region: Callable[[Graph], Any], native: bool, checks: bool) -> None:
         self.packing = packing
+        self.checks = checks  # indices outside are an error
         self.native = native  # ggml's own meaning where it is faster
         self.region = region
         self.declared: set[str] = set()  # operations that run as their declaration
@@ -82,9 +83,9 @@ def _program(
     safe: bool = False,
 ) -> GGMLExecutable:
     def region(body: Graph) -> Callable[[Sequence[Array]], list[Array]]:
-        return _program(body, None, threads, limit, extra, declared, native=native).run
+        return _program(body, None, threads, limit, extra, declared, native=native, safe=safe).run
 
-    settings = Settings(packing, region, native)
+    settings = Settings(packing, region, native, safe)
     draft = Draft(graph, settings)
     inputs = [_given(draft, i) for i in graph.inputs if i.role != "constant"]
     for i in graph.with_role("constant"):

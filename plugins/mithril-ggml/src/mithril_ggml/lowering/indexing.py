@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from mithril.errors import InputError
 from mithril.graph import Node
 from mithril.types import int32
 from mithril_ggml.draft import Draft
@@ -13,6 +14,27 @@ from mithril_ggml.library import ggml
 from mithril_ggml.lowering.norms import combined
 from mithril_ggml.lowering.table import Array, by_declaration, dtype_of, is_filled, row
 from mithril_ggml.tensors import Tensor
+
+
+def check(draft: Draft, node: Node, indices: Tensor, *sizes: int) -> None:
+    """Where the user asks for checks: a step that raises for an index outside. Several sizes: of the last axis."""
+    if not draft.settings.checks:
+        return
+    name, where = node.op.name, str(node.origin)
+
+    def look(indices: Array) -> None:
+        columns = [indices] if len(sizes) == 1 else [indices[..., k] for k in range(len(sizes))]
+        for column, size in zip(columns, sizes):
+            bad = (column >= size) | (column < -size)
+            if bad.any():
+                at = tuple(int(k) for k in np.argwhere(bad)[0])
+                raise InputError(
+                    f"index {column[at]} of '{name}' lies outside of {size} elements",
+                    facts=[f"at position {list(at)} of the indices", where],
+                )
+
+    draft.numpy("check", look, [indices], [])
+
 
 WIDE = 4  # elements of a row from which rows are added, not elements
 
@@ -28,6 +50,7 @@ def _take(draft: Draft, node: Node, *operands: Tensor) -> Tensor:
     x, indices = operands if node.op.name == "take" else (operands[1], operands[0])
     axis = node.attributes.get("axis", 0)
     size = x.shape[axis]
+    check(draft, node, indices, size)
     out = draft.like(node.result)
     packed = draft.settings.packed(node, 0 if node.op.name == "take" else 1)
     if packed is not None:
@@ -62,6 +85,7 @@ def _scatter_add(draft: Draft, node: Node, x: Tensor, indices: Tensor, updates: 
     sizes, width = x.shape[:depth], math.prod(x.shape[depth:])
     if not depth:
         return by_declaration(draft, node, x, indices, updates)[0]
+    check(draft, node, indices, *sizes)
     count = indices.size // depth
     at = draft.new((count,), int32)
 
@@ -92,6 +116,21 @@ def _scatter_add(draft: Draft, node: Node, x: Tensor, indices: Tensor, updates: 
 
     draft.numpy("scatter_nd_add", add, [x, at, terms], [out])
     return out
+
+
+@row("take_along_axis")
+def _take_along(draft: Draft, node: Node, x: Tensor, indices: Tensor) -> Tensor:
+    check(draft, node, indices, x.shape[node.attributes["axis"]])
+    return by_declaration(draft, node, x, indices)[0]
+
+
+@row("gather_nd", "scatter_nd")
+def _at_places(draft: Draft, node: Node, x: Tensor, indices: Tensor, *updates: Tensor) -> Tensor:
+    first = node.attributes.get("batch_dims", 0)
+    sizes = x.shape[first : first + indices.shape[-1]]
+    if sizes:
+        check(draft, node, draft.shaped(indices, (*indices.shape, 1)) if len(sizes) == 1 else indices, *sizes)
+    return by_declaration(draft, node, x, indices, *updates)[0]
 
 
 @row("dynamic_update_slice", when=is_filled)
