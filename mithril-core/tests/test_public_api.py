@@ -19,8 +19,8 @@ DType DTypeError Dim Export FileFormat Found GradientError Graph GraphError Guar
 Lowering MemoryLimitError MithrilError Model ModelError Node OperationError OpsSpec Option OptionError Origin
 ParseError Pass PassError PassManager PassSpec PipelineDraft PluginError ProfilerSpec RewriteError Rule
 RuleSet ShapeError StrictError TensorType UnsupportedError Value VerificationError bfloat16 bool_ compile
-composite diff dtype float16 float32 float64 gradients hookimpl int16 int32 int64 int8 load op parse pass_
-profile promote rule run_benchmark uint16 uint32 uint64 uint8 verify
+composite diff dtype find_batch_size float16 float32 float64 gradients hookimpl int16 int32 int64 int8 load op parse
+pass_ process_in_batches profile promote rule run_benchmark tune uint16 uint32 uint64 uint8 verify
 """.split()
 
 

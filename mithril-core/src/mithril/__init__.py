@@ -65,10 +65,12 @@ if TYPE_CHECKING:
     from mithril.passes import Pass as Pass, PassManager as PassManager, pass_ as pass_
     from mithril.rewrite import Rule as Rule, RuleSet as RuleSet, rule as rule
     from mithril.runtime.backend import Backend as Backend
+    from mithril.runtime.batching import find_batch_size as find_batch_size, process_in_batches as process_in_batches
     from mithril.runtime.benchmark import BenchmarkConfig as BenchmarkConfig, run_benchmark as run_benchmark
     from mithril.runtime.divergence import diff as diff
     from mithril.runtime.files import load as load
     from mithril.runtime.profile import profile as profile
+    from mithril.runtime.tuning import tune as tune
     from mithril.types import (
         DType as DType,
         TensorType as TensorType,
@@ -142,10 +144,12 @@ _HOME = {
     "passes": ("Pass", "PassManager", "pass_"),
     "rewrite": ("Rule", "RuleSet", "rule"),
     "runtime.backend": ("Backend",),
+    "runtime.batching": ("find_batch_size", "process_in_batches"),
     "runtime.benchmark": ("BenchmarkConfig", "run_benchmark"),
     "runtime.divergence": ("diff",),
     "runtime.files": ("load",),
     "runtime.profile": ("profile",),
+    "runtime.tuning": ("tune",),
     "types": (
         "DType",
         "TensorType",

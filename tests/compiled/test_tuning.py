@@ -1,0 +1,148 @@
+"""``ml.tune``, ``ml.find_batch_size``, ``ml.process_in_batches``."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril.models import BatchNorm1d, Linear, Model, Relu
+from mithril.runtime.measuring import in_turns
+from mithril.runtime.store import Store
+
+X = np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)
+
+
+def net():
+    model = Model()
+    model |= Linear(16, name="a")(input="x", output="h")
+    model |= Relu()(input="h", output="r")
+    model |= Linear(2, name="b")(input="r", output="output")
+    return model
+
+
+# -- measuring ----------------------------------------------------------------------------------------------------
+def test_ways_are_timed_in_turns_and_hopeless_ones_given_up():
+    calls = {"fast": 0, "slow": 0}
+
+    def way(name, seconds):
+        def call():
+            calls[name] += 1
+            time.sleep(seconds)
+
+        return call
+
+    times = in_turns({"fast": way("fast", 0.001), "slow": way("slow", 0.01)}, seconds=0.15)
+    assert times["slow"] > 3 * times["fast"]
+    assert calls["slow"] <= 4 < calls["fast"]
+
+
+# -- tuning -------------------------------------------------------------------------------------------------------
+def test_the_faster_choice_wins_and_is_kept(tmp_path, monkeypatch):
+    """One of the choices is made slow."""
+    from mithril.runtime import compiled as module
+
+    original = module.CompiledModel.evaluate
+
+    def evaluate(self, *arguments, **keywords):
+        if self.options["optimization_level"] == "medium":
+            time.sleep(0.004)
+        return original(self, *arguments, **keywords)
+
+    monkeypatch.setattr(module.CompiledModel, "evaluate", evaluate)
+    choices = {"optimization_level": ("medium", "low")}
+    found = ml.tune(net(), "numpy", {"x": X}, choices=choices, seconds=0.1, store=tmp_path)
+    assert found.options == {"optimization_level": "low"} and found.speedup > 2 and not found.from_store
+    assert found.compiled.options["optimization_level"] == "low"
+    again = ml.tune(net(), "numpy", {"x": X}, choices=choices, seconds=0.1, store=tmp_path)
+    assert again.from_store and again.options == found.options
+    other = ml.tune(net(), "numpy", {"x": X[:4]}, choices=choices, seconds=0.05, store=tmp_path)
+    assert not other.from_store  # other shapes are another question
+
+
+def test_what_gives_other_results_is_not_taken(tmp_path):
+    found = ml.tune(
+        net(),
+        "numpy",
+        {"x": X},
+        choices={"precision": (None, "float16")},
+        seconds=0.05,
+        store=False,
+    )
+    assert found.options == {} or "precision" not in found.options
+    assert any("differ" in remark or "Type mismatch" in remark for *_, remark in found.tried)
+
+
+def test_a_choice_that_cannot_be_is_told(tmp_path):
+    found = ml.tune(
+        net(),
+        "numpy",
+        {"x": X},
+        choices={"autodiff": ("graph", "native")},
+        gradients_of=None,
+        store=False,
+        seconds=0.05,
+    )
+    assert isinstance(str(found), str)
+    with pytest.raises(ml.OptionError, match="unknown option"):
+        ml.tune(net(), "numpy", {"x": X}, choices={}, store=False, levle="high")
+
+
+def test_a_damaged_store_is_measured_anew(tmp_path):
+    choices = {"optimization_level": ("medium", "low")}
+    ml.tune(net(), "numpy", {"x": X}, choices=choices, seconds=0.05, store=tmp_path)
+    (file,) = tmp_path.rglob("*.mithril")
+    file.write_bytes(b"noise")
+    assert not ml.tune(net(), "numpy", {"x": X}, choices=choices, seconds=0.05, store=tmp_path).from_store
+    assert Store(tmp_path).info().entries == 1
+
+
+# -- batches ------------------------------------------------------------------------------------------------------
+def test_batches_come_in_order_and_the_last_is_cut(backend):
+    compiled = ml.compile(net(), backend, shapes={"x": ["B", 8]})
+    params = compiled.randomize_params(0)
+    whole = compiled.backend.to_numpy(compiled.evaluate(params, {"x": X})["output"])
+    pieces = ml.process_in_batches(compiled, {"x": X}, 5, params=params)
+    np.testing.assert_allclose(pieces["output"], whole, rtol=1e-5, atol=1e-6)
+    assert len(compiled.programs) == 1 or not compiled.backend.symbolic
+
+
+def test_batches_need_rows():
+    model = Model()
+    model |= Linear(2)(input="x", output="h")
+    compiled = ml.compile(model, "numpy", shapes={"x": ["B", 8]})
+    with pytest.raises(ml.InputError, match="no parameters are bound"):
+        ml.process_in_batches(compiled, {"x": X}, 4)
+    compiled.bind(compiled.randomize_params(0))
+    with pytest.raises(ml.InputError, match="batch size cannot be 0"):
+        ml.process_in_batches(compiled, {"x": X}, 0)
+    with pytest.raises(ml.InputError, match="nothing to process"):
+        ml.process_in_batches(compiled, {"x": X[:0]}, 4)
+
+
+def test_the_batch_found_fits_by_the_plan():
+    compiled = ml.compile(net(), "numpy", shapes={"x": ["B", 8]})
+    choice = ml.find_batch_size(compiled, {"x": X}, memory="64kB", most=4096, seconds=0.05)
+    assert compiled.memory_report({"x": [choice.fits, 8]}).peak <= 64_000
+    assert compiled.memory_report({"x": [2 * choice.fits, 8]}).peak > 64_000
+    assert 1 <= choice.best <= choice.fits and choice.best in choice.rates
+    assert all(n <= choice.fits for n in choice.rates)
+    assert "items/s" in str(choice) and int(choice) == choice.best
+
+
+def test_a_batch_of_one_that_does_not_fit_is_refused():
+    compiled = ml.compile(net(), "numpy", shapes={"x": ["B", 8]})
+    with pytest.raises(ml.MemoryLimitError, match="a batch of one needs"):
+        ml.find_batch_size(compiled, {"x": X}, memory="100B")
+
+
+def test_state_is_no_obstacle():
+    model = Model()
+    model |= Linear(4)(input="x", output="h")
+    model |= BatchNorm1d(4)(input="h", output="output")
+    compiled = ml.compile(model, "numpy", shapes={"x": ["B", 8]}, inference=True)
+    params = compiled.randomize_params(0)
+    pieces = ml.process_in_batches(compiled, {"x": X}, 7, params=params)
+    assert pieces["output"].shape == (16, 4)
