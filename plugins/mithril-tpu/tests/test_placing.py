@@ -151,6 +151,20 @@ def test_a_loop_keeps_the_batch_split_and_sums_a_collected_gradient_once():
     assert [(e.kind, e.axis, e.times) for e in placed.exchanges] == [("all-reduce", "data", 1)]
 
 
+def test_merged_axes_keep_a_split_and_cut_ones_only_the_outermost():
+    with Builder("rows") as b:
+        x = b.input("x", (5, 8, 4))
+        flat = op("reshape")(x, shape=(40, 4))
+        w = op("transpose")(flat, perm=(1, 0)) @ flat
+    graph = b.build({"w": w})
+    placed = propagate(graph, MESH, {"x": (None, "data", None)})
+    assert [(e.kind, e.bytes) for e in placed.exchanges] == [("all-reduce", 64)]
+    with Builder("cut") as b:
+        y = op("reshape")(b.input("x", (8, 6)), shape=(4, 2, 6))
+    graph = b.build({"y": y})
+    assert propagate(graph, MESH, {"x": ("model", None)}).splits[graph.outputs[0]] == ("model", None, None)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "groups"),
     [

@@ -135,9 +135,12 @@ def _reshape(node: Node, splits: Sequence[Split | None], mesh: Mesh) -> Passage:
     before, after = sizes(operand), sizes(node.result)
     need, give = list(whole(len(before))), list(whole(len(after)))
     for left, right in _groups(before, after):
-        # Only the outermost axis of those that are merged or cut apart stays one piece per device.
-        source = next((k for k in left if before[k] > 1), None)
-        target = next((k for k in right if after[k] > 1), None)
+        # Of axes that are cut apart only the outermost stays one piece per device. Merged ones may have any of them
+        # split: devices then hold strided rows, which the product or sum that reads them does not mind.
+        long, cut = [k for k in left if before[k] > 1], [k for k in right if after[k] > 1]
+        merged = next((k for k in long if split[k] is not None), None) if len(cut) == 1 else None
+        source = merged if merged is not None else next(iter(long), None)
+        target = next(iter(cut), None)
         if source is None or target is None or split[source] is None:
             continue
         if mesh.divides(split[source], after[target]):
