@@ -23,16 +23,17 @@ def merged(nodes: Sequence[Node], shape: tuple[int, ...], breaks: Sequence[int] 
     values = {v for node in nodes for v in (*node.operands, *node.results) if v is not None}
     shapes = [(1,) * (len(shape) - len(v.shape)) + shape_of(v) for v in values]
     plain = all(node.op.name in PLAIN for node in nodes) and all(len(s) == len(shape) for s in shapes)
-    for k, n in enumerate(shape):
-        if groups and k not in breaks and plain:
-            before = groups[-1][-1]
-            if all(
-                (s[before] == shape[before] and s[k] == n) or (s[before] == 1 and s[k] == 1) or n == 1 for s in shapes
-            ) and (n != 1 or all(s[k] == 1 for s in shapes)):
-                groups[-1].append(k)
-                continue
-        groups.append([k])
+    for k in range(len(shape)):
+        if groups and k not in breaks and plain and all(_together(s, shape, [*groups[-1], k]) for s in shapes):
+            groups[-1].append(k)
+        else:
+            groups.append([k])
     return groups
+
+
+def _together(given: tuple[int, ...], shape: tuple[int, ...], axes: list[int]) -> bool:
+    """Whether a value has all of some axes in full, or none of them."""
+    return all(given[k] == shape[k] for k in axes) or all(given[k] == 1 for k in axes)
 
 
 def merge(frame: Frame, nodes: Sequence[Node], shape: tuple[int, ...], groups: list[list[int]]) -> tuple[int, ...]:
