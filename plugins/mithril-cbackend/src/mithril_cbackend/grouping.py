@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from mithril.graph import Graph, Node, Value
 from mithril.types import int32, TensorType, dtype as as_dtype
 from mithril_cbackend.kernel import Kernel, Template
-from mithril_cbackend.lowering import contractions, elementwise, reductions, running, scatter, windows
+from mithril_cbackend.lowering import contractions, elementwise, matmul, reductions, running, scatter, windows
+from mithril_cbackend.lowering.frame import Machine
 from mithril_cbackend.lowering.reader import RULES, shape_of
 
 CONTROL = frozenset({"if", "while", "scan"})
@@ -36,12 +37,14 @@ TEMPLATES: dict[str, Template] = {
     "max_pool_positions": windows.max_pool_positions,
     "avg_pool": windows.average_pool,
     "avg_pool_grad": windows.average_pool_grad,
-    "matmul": contractions.matmul,
+    "matmul": matmul.matmul,
     "dot": contractions.dot,
     "conv": contractions.conv,
     "conv_input_grad": contractions.conv_input_grad,
     "conv_weight_grad": contractions.conv_weight_grad,
 }
+PRODUCTS = frozenset({"matmul", "dot"})
+LEADING = frozenset({*PRODUCTS, *reductions.FOLDS, "conv"})  # templates that go on with element-wise operations
 READ_THROUGH = frozenset({*reductions.FOLDS, "cumsum", "cumprod"})  # templates that read each element once
 
 
@@ -83,8 +86,9 @@ def size(value: Value) -> int:
 
 
 class Grouping:
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, machine: Machine) -> None:
         self.graph = graph
+        self.machine = machine
         self.readers: dict[Value, list[Kernel | None]] = {}  # None: must be stored
         self.steps: list[Kernel | Step] = []
         self.views: dict[Value, Value] = {}
@@ -131,8 +135,29 @@ class Grouping:
             kernel.nodes.insert(0, node)
             for v in node.operands:
                 self._read(v, kernel)
+        elif (kernel := self._leads(node, readers[0])) is not None:
+            kernel.nodes.insert(0, node)
+            kernel.anchor, kernel.template = node, TEMPLATES[name]
+            kernel.kind, kernel.scratch = kernel.template.__name__, scratch(node, self.machine)
+            for v in node.operands:
+                self._read(v, kernel)
         else:
             self._alone(node)
+
+    def _leads(self, node: Node, readers: list[Kernel | None]) -> Kernel | None:
+        """The element-wise kernel that can be run on the node's results as they are made."""
+        if node.op.name not in LEADING or len(readers) != 1 or readers[0] is None:
+            return None
+        kernel, made = readers[0], node.result
+        if kernel.template is not elementwise.elementwise or shape_of(kernel.outputs[0]) != shape_of(made):
+            return None
+        depends = {made}
+        for other in kernel.nodes:
+            if any(v in depends for v in other.operands):
+                if other.op.name not in elementwise.PLAIN or shape_of(other.result) != shape_of(made):
+                    return None
+                depends.add(other.result)
+        return kernel
 
     def _reads_through(self, node: Node) -> bool:
         """Whether a reshape is better read through than stored: its operand may join the reader as well."""
@@ -151,8 +176,13 @@ class Grouping:
             return None
         kernel = readers[0]
         anchor = kernel.anchor
-        if anchor.op.name in TEMPLATES and anchor.op.name not in READ_THROUGH:
-            return None
+        if anchor.op.name in TEMPLATES:
+            feeds = any(v in anchor.operands for v in node.results)
+            others = any(v in o.operands for v in node.results for o in kernel.nodes if o is not anchor)
+            if anchor.op.name in PRODUCTS and node.op.name == "transpose" and feeds and not others:
+                return kernel
+            if anchor.op.name not in READ_THROUGH or len(kernel.nodes) > 1 and kernel.outputs != [anchor.result]:
+                return None
         source = anchor.operands[0] if anchor.op.name in TEMPLATES else anchor.result
         assert source is not None
         if size(source) > size(node.result):  # elements would be computed several times
@@ -164,14 +194,13 @@ class Grouping:
     def _alone(self, node: Node) -> None:
         name = node.op.name
         template = TEMPLATES.get(name, elementwise.elementwise)
-        kernel = Kernel(template, [node], [node.result], kind=template.__name__)
-        kernel.outputs += scratch(node)
+        kernel = Kernel(template, [node], [node.result], node, scratch=scratch(node, self.machine), kind=template.__name__)
         self.steps.append(kernel)
         for v in node.operands:
             self._read(v, kernel)
 
 
-def scratch(node: Node) -> list[Value]:
+def scratch(node: Node, machine: Machine) -> list[Value]:
     """Buffers that a template needs besides its result."""
     source = node.operands[0] if node.operands else None
     if node.op.name in ("sort", "argsort"):
@@ -179,6 +208,8 @@ def scratch(node: Node) -> list[Value]:
         return [Value("scratch", TensorType(int32, (2 * shape_of(source)[node.attributes["axis"]],)))]
     if node.op.name == "scatter_nd_add" and node.result.dtype.is_float and node.result.dtype.bits == 16:
         return [Value("wide", TensorType(as_dtype("float32"), node.result.shape))]
+    if node.op.name == "matmul":
+        return matmul.scratch(node, machine)
     return []
 
 
@@ -204,5 +235,5 @@ def affine_reshape(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     return True
 
 
-def group(graph: Graph) -> Grouped:
-    return Grouping(graph).run()
+def group(graph: Graph, machine: Machine) -> Grouped:
+    return Grouping(graph, machine).run()

@@ -19,13 +19,15 @@ class Kernel:
     template: Template
     nodes: list[Node]
     outputs: list[Value]
+    anchor: Node  # the node that decides how the kernel is scheduled
     inputs: list[Value] = field(default_factory=list)  # stored values that are read
+    scratch: list[Value] = field(default_factory=list)  # buffers that the template needs besides
     kind: str = ""
 
     @property
-    def anchor(self) -> Node:
-        """The node that decides how the kernel is scheduled: the last."""
-        return self.nodes[-1]
+    def parameters(self) -> list[Value]:
+        """What the function is called with, in order."""
+        return [*self.inputs, *self.outputs, *self.scratch]
 
     def read_stored(self) -> None:
         """Find out which values come from outside."""
@@ -57,7 +59,7 @@ class Kernel:
             read = ",".join(map(number, node.operands))
             made = ",".join(f"{number(v)}:{v.type}" for v in node.results)
             parts.append(f"{made}={node.op.name}({read}|{attributes_text(node.attributes, {})})")
-        parts.append(">" + ",".join(map(number, self.outputs)))
+        parts.append(">" + ",".join(map(number, self.outputs)) + "@" + number(self.anchor.results[0]))
         return ";".join(parts)
 
     def name(self) -> str:

@@ -68,9 +68,9 @@ class Region:
         return self.plan.size
 
 
-def region(graph: Graph, strategy: Any = "greedy") -> Region:
+def region(graph: Graph, machine: Machine, strategy: Any = "greedy") -> Region:
     """Group a graph and plan its memory, regions first."""
-    grouped = group(graph)
+    grouped = group(graph, machine)
     made = {v for step in grouped.steps for v in step.outputs}
     direct: dict[Value, int] = {}
     copied: list[tuple[int, Value]] = []
@@ -83,8 +83,10 @@ def region(graph: Graph, strategy: Any = "greedy") -> Region:
     inner, room, nodes = {}, {}, []
     for step in grouped.steps:
         results = [v for v in step.outputs if v not in direct]
+        if isinstance(step, Kernel):
+            results += step.scratch
         if isinstance(step, Step):
-            inner[step.node] = regions = [region(r, strategy) for r in step.node.regions]
+            inner[step.node] = regions = [region(r, machine, strategy) for r in step.node.regions]
             extra = max((r.size for r in regions), default=0) + held(step.node)
             room[step.node] = Value("room", TensorType(as_dtype("uint8"), (extra,)))
             results.append(room[step.node])
@@ -138,7 +140,7 @@ class Writer:
         self.constant_slots: dict[int, int] = {}
         self.calls = 0
         self.slots = 2
-        self.top = region(graph, strategy)
+        self.top = region(graph, machine, strategy)
 
     def slot(self) -> int:
         self.slots += 1
@@ -182,7 +184,7 @@ class Writer:
 
         for step in region.grouped.steps:
             if isinstance(step, Kernel):
-                self.call(step, [place(v) for v in (*step.inputs, *step.outputs)])
+                self.call(step, [place(v) for v in step.parameters])
             else:
                 CONTROL[step.node.op.name](
                     self,

@@ -32,7 +32,7 @@ def accumulate(frame: Frame, result: Value, inner: Sequence[int], terms: Terms) 
                 if conditions:
                     product = t.select(conjunction(conditions), product, zero)
                 code.store(total, 0, scalars.RULES["add"](code, t.load(total, 0), product, dtype))
-        frame.write(result, at, rounded(code, t.load(total, 0), dtype))
+        frame.emit(at, rounded(code, t.load(total, 0), dtype))
     return frame.finish()
 
 

@@ -30,7 +30,7 @@ class Machine:
 class Frame:
     """A kernel being written."""
 
-    def __init__(self, kernel: Kernel, name: str, machine: Machine, scratch: int = 0) -> None:
+    def __init__(self, kernel: Kernel, name: str, machine: Machine) -> None:
         self.kernel = kernel
         self.name = name
         self.machine = machine
@@ -38,10 +38,10 @@ class Frame:
         self.parameters = []
         buffers: dict[Value, t.Buffer] = {}
         self.outputs: dict[Value, t.Buffer] = {}
-        for v in [*kernel.inputs, *kernel.outputs]:
+        for k, v in enumerate(kernel.parameters):
             pair = t.pointer(self.code.name(v.name), stored(v.dtype), math.prod(shape_of(v)))
             self.parameters.append(pair)
-            (self.outputs if v in kernel.outputs else buffers)[v] = pair[1]
+            (buffers if k < len(kernel.inputs) else self.outputs)[v] = pair[1]
         self.reader = Reader(self.code, kernel.producers, buffers)
 
     def parallel(self, work: int) -> Any:
@@ -56,6 +56,16 @@ class Frame:
     def read(self, value: Value, at: Index) -> t.Expr:
         """An element of a result that has been stored."""
         return load(self.outputs[value], self.reader.flat(at, self.reader.shape(value)), value.dtype)
+
+    def emit(self, at: Index, element: t.Expr) -> None:
+        """An element of the anchor's result has been computed: go on with what follows, and store the results."""
+        made = self.kernel.anchor.result
+        if self.kernel.outputs == [made]:
+            self.write(made, at, element)
+            return
+        self.reader.give(made, at, self.code.let(element, made.name))
+        for v in self.kernel.outputs:
+            self.write(v, at, self.reader.at(v, at))
 
     def write_flat(self, value: Value, flat: Any, element: t.Expr) -> None:
         """Store an element by its number in row-major order."""

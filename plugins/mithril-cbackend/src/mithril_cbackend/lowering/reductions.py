@@ -67,7 +67,7 @@ def reduction(kernel: Kernel, name: str, machine: Machine) -> Any:
     node = kernel.anchor
     x, axes = operand(node), node.attributes["axis"]
     shape = shape_of(x)
-    vectors = vectorisable(kernel.nodes[:-1])
+    vectors = vectorisable([n for n in kernel.nodes if n is not node])
     lanes = machine.lanes(max(x.dtype.bits, 32)) if vectors else 0
     if not shape or len(shape) - 1 in axes:
         _along(frame, node, x, shape, axes, lanes)
@@ -117,7 +117,7 @@ def _along(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tup
                 other = code.let(read(total, t.iadd(lane, 1), dtype))
                 code.store(total, 0, held(fold(code, op, read(total, 0, dtype), other, dtype)))
         made = finished(code, op, read(total, 0, dtype), dtype, count)
-        frame.write(node.result, _kept(node, shape, axes, at), made)
+        frame.emit(_kept(node, shape, axes, at), made)
 
 
 def _across(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tuple[int, ...], lanes: int) -> None:
@@ -142,7 +142,7 @@ def _across(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tu
         with reader.loop("l", width, kind) as lane:
             full = {**at, last: reader.position(t.iadd(begin, lane))}
             made = finished(code, op, code.let(read(total, lane, dtype)), dtype, count)
-            frame.write(node.result, _kept(node, shape, axes, full), made)
+            frame.emit(_kept(node, shape, axes, full), made)
 
     if 0 in [shape[k] for k in (*kept, last)]:
         return
@@ -185,5 +185,5 @@ def positions(kernel: Kernel, name: str, machine: Machine) -> Any:
             with code.when(code.let(better, "better")):
                 code.store(best, 0, element)
                 code.store(place, 0, t.index(r))
-        frame.write(node.result, _kept(node, shape, (axis,), at), t.load(place, 0))
+        frame.emit(_kept(node, shape, (axis,), at), t.load(place, 0))
     return frame.finish()

@@ -51,7 +51,7 @@ def sorting(kernel: Kernel, name: str, machine: Machine) -> Any:
     node, code, reader = kernel.anchor, frame.code, frame.reader
     x, axis, descending = operand(node), node.attributes["axis"], node.attributes["descending"]
     shape, n = shape_of(x), shape_of(x)[axis]
-    scratch = frame.outputs[kernel.outputs[1]]
+    scratch = frame.outputs[kernel.scratch[0]]
     kept = [k for k in range(len(shape)) if k != axis]
     passes = max(n - 1, 0).bit_length()
     with reader.nest("", [shape[k] for k in kept]) as found:

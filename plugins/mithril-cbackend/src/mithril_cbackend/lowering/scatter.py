@@ -21,7 +21,7 @@ def scatter(kernel: Kernel, name: str, machine: Machine) -> Any:
     rows, row = math.prod(shape[:depth]), math.prod(shape[depth:])
     if 0 in shape:
         return frame.finish()
-    wide = kernel.outputs[1] if len(kernel.outputs) > 1 else None
+    wide = kernel.scratch[0] if kernel.scratch else None
 
     def put(flat: Any, element: t.Expr) -> None:
         if wide is not None:
