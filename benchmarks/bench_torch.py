@@ -1,0 +1,79 @@
+"""Generated PyTorch against the same models typed by hand: eager with autograd, and ``torch.compile``.
+
+``python benchmarks/bench_torch.py [words of the rows]``: microseconds, the best of many rounds in turns on one thread.
+``--compile`` adds torch.compile, by hand and of the generated code, which takes minutes to begin.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from frameworks import run
+
+
+class Hand:
+    linear, relu = F.linear, torch.relu
+
+    @staticmethod
+    def gelu(x: Any) -> Any:
+        return F.gelu(x)
+
+    @staticmethod
+    def transpose(x: Any, axes: Any) -> Any:
+        return x.permute(axes)
+
+    @staticmethod
+    def attention(q: Any, k: Any, v: Any, causal: bool) -> Any:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    @staticmethod
+    def layer_norm(x: Any, scale: Any, bias: Any) -> Any:
+        return F.layer_norm(x, scale.shape, scale, bias)
+
+    @staticmethod
+    def conv(x: Any, w: Any, b: Any) -> Any:
+        return F.conv2d(x, w, b, padding=1)
+
+    @staticmethod
+    def batch_norm(x: Any, mean: Any, var: Any, scale: Any, bias: Any) -> Any:
+        return F.batch_norm(x, mean, var, scale, bias)
+
+
+def eager(function: Any) -> Any:
+    def call(p: Any, x: Any) -> Any:
+        with torch.no_grad():
+            return function(p, x)
+
+    return call
+
+
+def autograd(function: Any) -> Any:
+    kept: dict[str, Any] = {}
+
+    def call(p: Any, given: Any) -> Any:
+        if not kept:
+            kept.update({n: x.detach().clone().requires_grad_() for n, x in p.items()})
+        found = torch.autograd.grad(function(kept, given[0]), list(kept.values()), given[1])
+        return dict(zip(kept, found, strict=True))
+
+    return call
+
+
+def main() -> None:
+    words = [w for w in sys.argv[1:] if not w.startswith("-")]
+    torch.set_num_threads(1)
+    forward: dict[str, Any] = {"by hand": eager}
+    gradients: dict[str, Any] = {"by hand": autograd}
+    options: dict[str, Any] = {"mithril": {}}
+    if "--compile" in sys.argv:
+        forward["torch.compile"] = lambda function: eager(torch.compile(function))
+        gradients["torch.compile"] = lambda function: autograd(torch.compile(function))
+        options["mithril, jit"] = {"jit": True}
+    run("torch", Hand, forward, gradients, lambda made: made, words, options)
+
+
+if __name__ == "__main__":
+    main()
