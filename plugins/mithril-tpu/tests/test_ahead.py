@@ -128,6 +128,15 @@ def test_meshes_of_other_generations(name):
     assert program.mesh.devices.shape == (4, 2)
 
 
+def test_a_text_that_cannot_be_read_is_none_and_makes_no_noise(capfd):
+    program = mithril_tpu.ahead_of(compiled(perceptron(), "tpu_v7x", tpu_replicas=4, parallelism="model"))
+    capfd.readouterr()
+    text = program.hlo
+    assert capfd.readouterr().err == ""
+    if text is None:
+        assert "cannot be read" in program.report()
+
+
 # ------------------------------------------------------------------------------------------------------- not fitting
 def test_what_does_not_fit_is_a_memory_error_whose_remedy_compiles():
     x = ml.models.IOKey("x")

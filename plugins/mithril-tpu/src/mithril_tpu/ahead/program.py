@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -180,10 +181,11 @@ class AheadProgram:
     @cached_property
     def hlo(self) -> str | None:
         """The optimized program's text; None where this compiler's text cannot be read here."""
-        try:
-            text: str = self.compiled.as_text()
-        except jax.errors.JaxRuntimeError:  # the parser of jaxlib is older than what libtpu wrote (v7x, many chips)
-            return None
+        with _silent() if self.mesh.size > 1 and self.target.name == "tpu_v7x" else nullcontext():
+            try:
+                text: str = self.compiled.as_text()
+            except jax.errors.JaxRuntimeError:  # jaxlib's parser is older than what libtpu writes (v7x, many chips)
+                return None
         return text
 
     @cached_property
@@ -315,6 +317,21 @@ def cpu_devices(count: int) -> list[Any]:
             f"or set the environment variable JAX_NUM_CPU_DEVICES={count}",
         )
     return list(found[:count])
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without what the C++ side writes to stderr: a stack trace, before it raises the error that is handled here."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nothing, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
 
 
 def _amounts(found: re.Match[str]) -> tuple[float, float]:

@@ -15,6 +15,7 @@ from mithril_tpu.placing.layout import Mesh, Split, whole
 from mithril_tpu.placing.rules import Passage, passage, sizes
 
 _HANDED_ON = frozenset({"reshape", "transpose"})
+_AT_ONCE = frozenset({"take", "scatter_nd_add"})  # what compilers sum where it is made
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,8 @@ def step(placed: Placed, node: Node, readers: Mapping[Value, int] | None = None,
         sums = frozenset(axis for axis in found.sums if placed.mesh.size(axis) > 1) | waiting
         if sums:
             placed.pending[v] = sums
+            if node.op.name in _AT_ONCE:
+                _settle(placed, v, node)
 
 
 def _still_waiting(
