@@ -367,3 +367,22 @@ def test_runs_on_a_gpu():
     compiled = ml.compile(mlp(), ml.JaxBackend(device="gpu"), shapes={"x": [4, 8]})
     y = compiled.evaluate(compiled.randomize_params(0), {"x": random(4, 8)})["y"]
     assert next(iter(y.devices())).platform == "gpu"
+
+
+def test_checkpointing_is_not_undone_by_xla():
+    """XLA on processors drops barriers and merges what they kept apart, unless that pass is left out."""
+    from mithril.models import TransformerEncoderLayer
+
+    sizes = []
+    for options in ({}, {"gradient_checkpointing": True}):
+        model = Model()
+        for k in range(12):
+            model += TransformerEncoderLayer(32, 2, 128, name=f"l{k}")
+        compiled = ml.compile(model, "jax", shapes={"input": [4, 32, 32]}, **options)
+        params = compiled.randomize_params(0)
+        x = compiled.backend.array(np.ones((4, 32, 32), np.float32))
+        (name,) = compiled.evaluate(params, {"input": x}, training=False)
+        compiled.evaluate(params, {"input": x}, {name: x}, training=False)
+        program = compiled.programs[-1].executable.call.lower(params, {"input": x, f"grad/{name}": x}).compile()
+        sizes.append(program.memory_analysis().temp_size_in_bytes)
+    assert sizes[1] < 0.6 * sizes[0], sizes

@@ -27,6 +27,7 @@ from mithril_jax.mapping import mapped
 JAX_OPTIONS = ("donate_argnums", "precision", "unroll", "xla_flags")
 JIT_OPTIONS = ("compiler_options", "donate_argnums", "static_argnums")
 LEVELS = {"cpu": "xla_backend_optimization_level", "gpu": "xla_backend_optimization_level", "tpu": "optimization_level"}
+BARRIERS_GO = "cse_barrier_expander"
 EFFORTS = (9, 19, 29, 39)  # what the TPU's compiler calls O0 to O3
 OF_PROCESS = {
     "xla_force_host_platform_device_count": "JaxBackend(device_mesh=...) makes devices of the CPU",
@@ -44,6 +45,7 @@ class Running:
     precision: str | None = None
     vectorize: bool = False
     threads: int | None = None
+    platform: str = "cpu"
 
 
 def read(options: BuildOptions, platform: str) -> Running:
@@ -63,6 +65,7 @@ def read(options: BuildOptions, platform: str) -> Running:
         _precision(given.get("precision")),
         vectorize,
         options.num_threads,
+        platform,
     )
     if jitted.get("static_argnums") not in (None, (), []):
         _static(jitted["static_argnums"], options.decisions)
@@ -275,8 +278,9 @@ class Jitted:
         self._params = _getter(self.params)
         self._inputs = _getter(self.inputs)
         arguments: dict[str, Any] = {}
-        if running.compiler:
-            arguments["compiler_options"] = dict(running.compiler)
+        compiler = _keeping_barriers(graph, running)
+        if compiler:
+            arguments["compiler_options"] = compiler
         donated = _taken(graph, running.donated, self.params, self.inputs)
         if donated:
             arguments["donate_argnums"] = donated
@@ -313,6 +317,15 @@ class Jitted:
     def lower(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
         """The program for these arguments (arrays or their types) as JAX lowers it, to look at."""
         return self.jitted.lower(*self._params(params), *self._inputs(inputs))
+
+
+def _keeping_barriers(graph: Graph, running: Running) -> dict[str, Any]:
+    """The options of XLA; on processors it drops barriers early and then merges what they kept apart, unless told."""
+    made = dict(running.compiler)
+    if running.platform == "cpu" and any(node.op.name == "barrier" for node in graph.nodes):
+        given = made.get("xla_disable_hlo_passes")
+        made["xla_disable_hlo_passes"] = f"{given},{BARRIERS_GO}" if given else BARRIERS_GO
+    return made
 
 
 def _check_alive(given: Mapping[str, Any]) -> None:
