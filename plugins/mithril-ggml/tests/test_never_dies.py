@@ -1,5 +1,6 @@
 """ggml ends the process for what it does not like: here it must not, whatever it is given."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,37 @@ def test_a_wrong_lowering_is_an_error_not_the_end(monkeypatch):
     with pytest.raises(BackendError, match="ggml refused this graph"):
         ml.GGMLBackend().build(b.build({"y": y}))
     assert emit is not None
+
+
+def test_a_third_party_may_lower_better(monkeypatch):
+    """A lowering gets the draft, the node and its operands' places, and gives the place of the result."""
+    from mithril import plugins
+
+    def doubled(draft, node, x):
+        out = draft.like(node.result)
+        return draft.ggml("doubled", lambda ctx, a: ggml.ggml_scale(ctx, a, 2.0), [draft.dense(x)], out)
+
+    monkeypatch.setattr(plugins, "lowerings", lambda backend: {"tanh": doubled} if backend == "ggml" else {})
+    with Builder() as b:
+        y = op("tanh")(b.input("x", (4,)))
+    assert (ml.GGMLBackend().build(b.build({"y": y}))({}, {"x": np.ones(4, np.float32)})["y"] == 2).all()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_process_can_make_programs():
+    with Builder() as b:
+        y = op("tanh")(b.input("x", (4,)))
+    graph = b.build({"y": y})
+    ml.GGMLBackend().build(graph)
+    command = (
+        "import os, numpy as np, mithril as ml; from mithril.graph import parse; "
+        f"g = parse({str(graph)!r}); ml.GGMLBackend().build(g); pid = os.fork(); "
+        "r = ml.GGMLBackend().build(g)({}, {'x': np.ones(4, np.float32)})['y']; "
+        "pid or os._exit(0 if abs(r[0] - np.tanh(1)) < 1e-6 else 3); "
+        "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
+    )
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr.decode()
 
 
 def test_indices_outside_are_moved_inside():

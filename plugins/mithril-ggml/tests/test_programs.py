@@ -12,6 +12,7 @@ from mithril.autodiff import gradients
 from mithril.errors import InputError, MemoryLimitError, OptionError
 from mithril.graph import Builder
 from mithril.graph.registry import operation as op
+from mithril.ops.decompose import decompose
 from mithril.ops.evaluate import evaluate
 from mithril.runtime.backend import BuildOptions
 
@@ -253,3 +254,33 @@ def test_large_results_are_the_callers_until_let_go():
     address = third["z"].ctypes.data
     del third
     assert executable({"w": w}, given[3])["z"].ctypes.data == address
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("name", ["conv", "depthwise", "grouped", "max_pool", "avg_pool"])
+def test_windows(name, stride, padding):
+    """Forward and gradients at sizes and with values (ties, infinities) that the kit's samples do not have."""
+    x = np.round(rng.standard_normal((3, 6, 15, 12)), 1).astype(np.float32)
+    attributes = {"stride": (stride, stride), "padding": ((padding, padding), (padding, 0))}
+    arrays = {"x": x}
+    with Builder() as b:
+        v = b.input("x", x.shape)
+        if "pool" in name:
+            y = op(name)(v, kernel=(2, 3), **attributes)
+        else:
+            groups = {"conv": 1, "depthwise": 6, "grouped": 2}[name]
+            arrays["w"] = rng.standard_normal((6, 6 // groups, 3, 2)).astype(np.float32)
+            y = op("conv")(v, b.param("w", arrays["w"].shape), groups=groups, **attributes)
+    graph = b.build({"y": y})
+    near(run(graph, arrays)["y"], evaluate(graph, arrays)["y"])
+    backward = gradients(graph, ["y"], list(arrays))
+    arrays["grad/y"] = rng.standard_normal(graph.outputs[0].shape).astype(np.float32)
+    if name == "max_pool":
+        arrays["grad/y"][0, 0, 0, 0] = np.inf
+        x[1, 1] = -np.inf
+        x[2, 2, 3, 3] = np.nan
+    lowered = decompose(backward, ml.GGMLBackend().lowers)
+    got, expected = run(lowered, arrays), evaluate(backward, arrays)
+    for key in expected:
+        near(got[key], expected[key], key)

@@ -61,6 +61,17 @@ def test_blocks_that_do_not_fit_fall_back_and_say_so():
         ml.GGMLBackend(quantize="q4_k").build(graph, BuildOptions(decisions=Decisions(strict=True)))
 
 
+def test_weights_of_other_dtypes_are_said_to_stay():
+    with Builder() as b:
+        y = op("matmul")(b.input("x", (2, 32), "float16"), b.param("w", (32, 4), "float16"))
+    decisions = Decisions()
+    executable = ml.GGMLBackend(quantize="q8_0").build(b.build({"y": y}), BuildOptions(decisions=decisions))
+    assert "ignored: 'w' is float16: only float32 weights are quantized" in str(decisions)
+    w = rng.standard_normal((32, 4)).astype(np.float16)
+    x = rng.standard_normal((2, 32)).astype(np.float16)
+    assert relative(executable({"w": w}, {"x": x})["y"], x.astype(np.float32) @ w.astype(np.float32)) < 2e-3
+
+
 def test_patterns_choose_per_layer():
     with Builder() as b:
         x = b.input("x", (2, 64))

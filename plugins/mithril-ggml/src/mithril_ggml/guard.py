@@ -8,6 +8,7 @@ while the caller goes on with an error. That costs one thread and one half-built
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -55,6 +56,8 @@ class _Guard:
 
 
 _guard = _Guard()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_guard.__init__)  # type: ignore[misc]  # threads do not come along
 
 
 def guarded(work: Callable[[], Any]) -> Any:

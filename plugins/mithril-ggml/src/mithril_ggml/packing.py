@@ -63,7 +63,11 @@ class Packing:
                 if columns is None or operand is None or not _readable(node):
                     continue
                 source, flips, ternary = seen.get(operand, (operand, False, False))
-                if source in matrices:
+                if source in graph.input_of and _is_narrow(source):
+                    decisions.record(
+                        "ignored", f"'{source.name}' is {source.dtype}: only float32 weights are quantized"
+                    )
+                elif source in matrices:
                     found = _Reader(matrices[source], columns != flips, ternary, (node, k))
                     _enter(entries, found, recipe, decisions)
         for value, e in list(entries.items()):
@@ -122,6 +126,10 @@ def _is_matrix(value: Value) -> bool:
     return value.dtype is float32 and value.ndim == 2 and all(type(n) is int and n > 0 for n in value.shape)
 
 
+def _is_narrow(value: Value) -> bool:
+    return value.dtype.is_float and value.dtype is not float32
+
+
 def _seen_through(graph: Graph) -> dict[Value, tuple[Value, bool, bool]]:
     """Values that are a weight turned, or made ternary, or both: the weight, whether turned, whether ternary."""
     found: dict[Value, tuple[Value, bool, bool]] = {}
@@ -153,8 +161,6 @@ def _readable(node: Node) -> bool:
     if node.op.name == "take" and node.attributes["axis"] != 0:
         return False
     values = [v for v in (*node.operands, *node.results) if v is not None]
-    if node.op.name not in LOOK_UPS and any(v.dtype is not float32 for v in values):
-        return False
     return all(type(n) is not int or n > 0 for v in values for n in v.shape)
 
 

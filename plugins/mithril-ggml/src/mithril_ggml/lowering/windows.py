@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mithril.graph import Node
+from mithril.types import bool_
 from mithril_ggml.draft import Draft, static
 from mithril_ggml.lowering.table import Array, is_single, row
 from mithril_ggml.tensors import Shape, Tensor
@@ -266,3 +267,50 @@ def _has_elements(node: Node) -> bool:
     assert x is not None
     values = (x, node.result)
     return x.dtype.name == "float32" and not any(n == 0 for v in values for n in v.shape)
+
+
+@row("max_pool_grad", when=is_single)
+def _max_pool_grad(draft: Draft, node: Node, g: Tensor, x: Tensor) -> Tensor:
+    """Each window's cotangent to the first of its largest elements; nan is the largest, padding is nothing."""
+    out = draft.like(node.result)
+    at = _windows(node, x.shape, tuple(node.attributes["kernel"]))
+    places = list(at.places())
+    real = np.zeros((1, *at.padded), np.bool_)
+    real[(slice(None), *at.inside)] = True
+    inside = [np.ascontiguousarray(real[(slice(None), *place)]) if at.pads else None for place in places]
+    channels = x.shape[1]
+    room, cotangents = draft.new((channels, *at.padded)), draft.new((channels, *at.padded))
+    best, term = draft.new((channels, *at.counts)), draft.new((channels, *at.counts))
+    hit, left = draft.new((channels, *at.counts), bool_), draft.new((channels, *at.counts), bool_)
+
+    def grad(
+        g: Array, x: Array, out: Array, room: Array, into: Array, best: Array, term: Array, hit: Array, left: Array
+    ) -> None:
+        room[...] = -np.inf
+        for cotangent, image, result in zip(g, x, out):
+            padded = at.pad(image, room)
+            np.copyto(best, padded[(slice(None), *places[0])])
+            for place in places[1:]:
+                np.maximum(best, padded[(slice(None), *place)], out=best)
+            odd, finite = bool(np.isnan(best).any()), bool(np.isfinite(cotangent).all())
+            left[...] = True
+            into[...] = 0
+            for place, mask in zip(places, inside):
+                part = padded[(slice(None), *place)]
+                np.equal(part, best, hit)
+                if odd:
+                    hit |= np.isnan(part)
+                if mask is not None:
+                    hit &= mask
+                hit &= left
+                left ^= hit
+                if finite:
+                    np.multiply(cotangent, hit, term)
+                else:  # infinity times no hit would be nan
+                    term[...] = 0
+                    np.copyto(term, cotangent, where=hit)
+                into[(slice(None), *place)] += term
+            result[...] = into[(slice(None), *at.inside)]
+
+    draft.numpy("max_pool_grad", grad, [g, x], [out, room, cotangents, best, term, hit, left])
+    return out
