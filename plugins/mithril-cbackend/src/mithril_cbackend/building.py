@@ -25,11 +25,7 @@ def build(graph: Graph, options: BuildOptions) -> Executable:
         raise UnsupportedError("a value of this graph has more than 2**31 elements")
     if chosen.threads > 1:
         tir.set_threads(chosen.threads)
-    functions: dict[str, Any] = {**program.functions, programs.RUN: program.driver}
+    functions: dict[str, Any] = {n: f.made for n, f in program.functions.items()}
+    functions[programs.RUN] = program.driver
     built, run = tir.compiled(functions, programs.RUN, chosen.cpu, chosen.threads)
-    return Executable(graph, program, built, run, listing(program))
-
-
-def listing(program: programs.Program) -> str:
-    """The kernels as TVM prints them, the driver last."""
-    return "\n".join(tir.text(f) for f in (*program.functions.values(), program.driver))
+    return Executable(graph, program, built, run)

@@ -113,7 +113,7 @@ class Program:
     """Everything that runs, and how the table of addresses is laid out."""
 
     graph: Graph
-    functions: dict[str, Any]
+    functions: dict[str, t.Function]
     driver: Any
     slots: int
     arguments: dict[str, int]
@@ -133,7 +133,7 @@ class Writer:
         self.machine = machine
         self.code = t.Code()
         self.table = t.pointer("table", "int64", 1 << 20)
-        self.functions: dict[str, Any] = {}
+        self.functions: dict[str, t.Function] = {}
         self.kernels: dict[str, Kernel] = {}
         self.known: dict[str, str] = {}
         self.constants: dict[int, np.ndarray[Any, Any]] = {}
@@ -234,7 +234,7 @@ class Writer:
             code = t.Code()
             source, target = t.pointer("condition", "uint8", 1), t.pointer("flag", "int64", 1)
             code.store(target[1], 0, t.cast(t.load(source[1], 0), "int64"))
-            self.functions[name] = t.function(name, [source, target], code.finish())
+            self.functions[name] = t.Function(t.function(name, [source, target], code.finish()), frozenset(), 1)
         table = self.table[1]
         self.code.call(name, place.address(table), t.address(table, TABLE, 8 * slot))
         return t.binary("ne", t.load(table, slot), t.const(0, "int64"))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,16 @@ from tvm import tirx  # noqa: E402
 from tvm.ir import PointerType, PrimType  # noqa: E402
 from tvm.tirx import stmt as _stmt  # noqa: E402
 
+nodes = SimpleNamespace(  # what the printer of C tells apart
+    **{n: getattr(tirx, n) for n in "Add Sub Mul Div Mod EQ NE LT LE GT GE And Or Not Select Cast".split()},
+    **{n: getattr(_stmt, n) for n in "Bind For While BufferStore AllocBuffer DeclBuffer IfThenElse SeqStmt Evaluate".split()},
+    Var=tirx.Var,
+    IntImm=tirx.IntImm,
+    FloatImm=tirx.FloatImm,
+    StringImm=tvm.ir.StringImm if hasattr(tvm.ir, "StringImm") else tirx.StringImm,
+    Load=tvm.ir.TensorLoad,
+    Call=tvm.ir.Call,
+)
 Expr = Any  # an expression of TVM
 Stmt = Any
 Buffer = Any
@@ -187,6 +199,14 @@ def is_affine(a: Expr) -> bool:
     return True
 
 
+TAKEN = frozenset(  # words of C, and functions that kernels call
+    "auto bool break case char const continue default do double else enum extern float for goto if inline int long "
+    "main register restrict return short signed sizeof static struct switch typedef union unsigned void volatile while "
+    "abs exp expm1 log log1p sqrt sin cos asin acos atan sinh cosh tanh asinh acosh atanh erf pow fmod copysign atan2 "
+    "floor ceil trunc nearbyint fabs memcpy table y0 y1 yn j0 j1 jn index gamma remainder round".split()
+)
+
+
 # -- statements ---------------------------------------------------------------------------------------------------
 class Code:
     """Statements being written: loops, bound names, stores. One per kernel."""
@@ -194,14 +214,14 @@ class Code:
     def __init__(self) -> None:
         self._open: list[list[Stmt]] = [[]]
         self._names: dict[str, int] = {}
-        self._named: set[str] = set()
+        self.names: set[str] = set()  # of what ``let`` has given: arrays that are written once
         self._vector: tuple[Any, int, list[Stmt]] | None = None  # the vector loop we are in, and the block around it
 
     def name(self, stem: str) -> str:
         """A name not used before in this function."""
-        clean = "".join(c if c.isalnum() else "_" for c in stem) or "v"
-        if clean[0].isdigit():
-            clean = "v" + clean
+        clean = "".join(c if c.isalnum() and c.isascii() else "_" for c in stem) or "v"
+        if clean[0].isdigit() or clean in TAKEN:
+            clean = "v_" + clean
         count = self._names.get(clean, 0)
         self._names[clean] = count + 1
         return clean if count == 0 else self.name(f"{clean}_{count}")
@@ -216,7 +236,7 @@ class Code:
         elif isinstance(x, tirx.Cast):
             x = x.value
         if isinstance(x, tvm.ir.TensorLoad):
-            return x.source.name in self._named
+            return x.source.name in self.names
         return isinstance(x, (tirx.Var, tirx.IntImm, tirx.FloatImm))
 
     def let(self, value: Expr, name: str = "t") -> Expr:
@@ -233,9 +253,9 @@ class Code:
             var, lanes, outside = self._vector
             buffer, at = tirx.decl_buffer((index(lanes),), held, name=self.name(name), scope="local", layout=None), var
             outside.append(_stmt.AllocBuffer(buffer))
+        self.names.add(buffer.name)
         self.store(buffer, at, cast(value, held))
         made = load(buffer, at)
-        self._named.add(buffer.name)
         return tirx.NE(made, tirx.IntImm("uint8", 0)) if dtype == "bool" else made
 
     def alloc(self, name: str, size: int, dtype: str) -> Buffer:
@@ -310,6 +330,15 @@ def pointer(name: str, dtype: str, size: int) -> tuple[Any, Buffer]:
     return parameter, tirx.decl_buffer((index(max(size, 1)),), dtype, name=name, layout=None)
 
 
+@dataclass(frozen=True)
+class Function:
+    """A function, which of its arrays are names for values, and how many of its parameters are only read."""
+
+    made: Any
+    names: frozenset[str]
+    read: int
+
+
 def function(name: str, parameters: Sequence[tuple[Any, Buffer]], body: Stmt) -> Any:
     """A function of plain pointers that do not overlap."""
     declared = [_stmt.DeclBuffer(buffer, data=parameter) for parameter, buffer in parameters]
@@ -381,6 +410,29 @@ def set_threads(count: int) -> None:
 def listing(built: Any, what: str) -> str:
     """``ll`` or ``asm``: what LLVM made."""
     return str(built.inspect_source(what))
+
+
+def kind_of(x: Expr) -> str:
+    """The dtype of an expression, ``handle`` for pointers."""
+    return "handle" if isinstance(x.ty, PointerType) else dtype_of(x)
+
+
+def mentions(x: Expr, var: Any) -> bool:
+    """Whether an expression reads a variable."""
+    pending = [x]
+    while pending:
+        y = pending.pop()
+        if isinstance(y, tirx.Var):
+            if y.same_as(var):
+                return True
+        elif isinstance(y, tvm.ir.TensorLoad):
+            pending += list(y.indices)
+        elif isinstance(y, tvm.ir.Call):
+            pending += list(y.args)
+        else:
+            pending += [getattr(y, k) for k in ("a", "b", "value", "condition", "true_value", "false_value") if hasattr(y, k)]
+            pending = [z for z in pending if not isinstance(z, (int, float, str))]
+    return False
 
 
 def text(made: Any) -> str:

@@ -75,4 +75,5 @@ class Frame:
         return load(self.outputs[value], flat, value.dtype)
 
     def finish(self) -> Any:
-        return t.function(self.name, self.parameters, self.code.finish())
+        made = t.function(self.name, self.parameters, self.code.finish())
+        return t.Function(made, frozenset(self.code.names), len(self.kernel.inputs))
