@@ -199,3 +199,31 @@ def test_a_packed_array_is_an_array():
     assert backend.array(packed) is packed
     np.testing.assert_allclose(backend.to_numpy(packed), np.eye(32), atol=1e-3)
     assert "q8_0" in repr(packed)
+
+
+@pytest.mark.parametrize("name", ["f16", "q8_0", "q4_0"])
+def test_weights_that_only_loops_read(name, tmp_path):
+    """A recurrent layer's: packed inside of the scan, in the file, and where the file is loaded."""
+    from mithril.models import LSTM
+
+    model = ml.Model()
+    model += LSTM(64)
+    x = {"input": rng.standard_normal((2, 5, 96)).astype(np.float32)}
+    exact = ml.compile(model, "numpy", inference=True, shapes={"input": [2, 5, 96]})
+    params = exact.randomize_params(seed=0)
+    expected = exact.evaluate(params, x)["output"]
+    compiled = ml.compile(model, ml.GGMLBackend(quantize=name), inference=True, shapes={"input": [2, 5, 96]})
+    got = compiled.evaluate(params, x)["output"]
+    assert relative(got, expected) < ERRORS[name]
+    assert relative(compiled.evaluate(params, x)["output"], got) == 0
+    report = {r.name: r.kind for r in ml.quantization_report(compiled, params).rows}
+    assert report == {"lstm.weight_ih_l0": name, "lstm.weight_hh_l0": name}
+    compiled.export(tmp_path / "l.gguf", params=params)
+    loaded = ml.load(tmp_path / "l.gguf")
+    for _ in range(2):
+        assert (loaded(x)["output"] == got).all()
+    assert all(isinstance(p, PackedArray) == ("weight" in n) for n, p in loaded.params.items())
+    again = ml.compile(
+        model, ml.GGMLBackend(quantize=name, mem_size="1MiB"), inference=True, shapes={"input": [2, 5, 96]}
+    )
+    assert again.programs[-1].executable.memory.regions > 0

@@ -37,10 +37,11 @@ class Memory:
     work: int  # scratch of ggml
     graphs: int  # descriptions of tensors and nodes
     fixed: int  # constants and packed weights
+    regions: int = 0  # all of this, of the bodies of branches and loops
 
     @property
     def total(self) -> int:
-        return self.arena + self.work + self.graphs + self.fixed
+        return self.arena + self.work + self.graphs + self.fixed + self.regions
 
 
 class Segment:
@@ -143,6 +144,7 @@ class Given:
     staged: Tensor | None = None  # its place in the arena
     convert: Callable[[Any], tuple[Any, int]] | None = None  # to packed rows: what holds them, and where they are
     value: Any = None  # of a constant
+    raw: bool = False  # handed to a region as it comes, packed or not
     last: Any = _UNBOUND  # the object that is bound
     held: Any = None  # the memory that is read
     fields: tuple[tuple[Any, int], ...] = ()  # headers' data fields and offsets
@@ -168,6 +170,7 @@ class GGMLExecutable:
         lowered: frozenset[str],
         safe: bool,
         packing: Any = None,
+        regions: int = 0,
     ) -> None:
         self.graph = graph
         self.lowered = lowered
@@ -181,15 +184,15 @@ class GGMLExecutable:
         self.packing = packing
         self.segments: list[Segment] = []
         self._results = [Result(t) for t in outputs if t.storage.role == "result"]
-        self._make(outputs, threads, limit)
+        self._make(outputs, threads, limit, regions)
 
     # -- making ------------------------------------------------------------------------------------------------------
-    def _make(self, outputs: Sequence[Tensor], threads: int, limit: int | None) -> None:
+    def _make(self, outputs: Sequence[Tensor], threads: int, limit: int | None, regions: int) -> None:
         parts = _parts(self.steps)
         self.segments = [Segment(part) for part in parts if part[0].native]
         fixed = sum(s.size for s in self._storages if s.role == "fixed")
         fixed += sum(g.tensor.storage.size for g in self.inputs if g.convert is not None)
-        _check(limit, Memory(self.plan.size, 0, 0, fixed))
+        _check(limit, Memory(self.plan.size, 0, 0, fixed, regions))
         if self.plan.size > machine_memory():
             raise MemoryLimitError(
                 f"this program needs {human(self.plan.size)}, more than this machine's {human(machine_memory())}"
@@ -199,7 +202,7 @@ class GGMLExecutable:
         if self.segments:
             guarded(lambda: self._build(threads))
         work = max((s.plan.work_size for s in self.segments), default=0)
-        self.memory = Memory(self.plan.size, work, sum(s.bytes for s in self.segments), fixed)
+        self.memory = Memory(self.plan.size, work, sum(s.bytes for s in self.segments), fixed, regions)
         _check(limit, self.memory)
         self.work = aligned(work)
         pointer = ctypes.cast(self.work.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
@@ -334,7 +337,9 @@ class GGMLExecutable:
         """The outputs for arrays in the order of the graph's arguments; the caller holds whatever lock is needed."""
         values = dict(zip((i.name for i in self.graph.arguments), arguments))
         for given in self._direct:
-            self._rebind(given, values[given.name])
+            x = values[given.name]
+            if x is not given.last:
+                self._rebind(given, x)
         for given, place in self._staged:
             place[...] = values[given.name]
         return self._compute()
@@ -347,6 +352,10 @@ class GGMLExecutable:
             keep = True
             for field, offset in given.fields:
                 field.value = address + offset
+        elif given.raw:
+            held, keep = _fitting(given, x), True
+            for name, _ in given.views:
+                self._space[name] = held
         else:
             array = _checked(given, x)
             held = array if array.flags.c_contiguous else np.ascontiguousarray(array)
@@ -385,6 +394,7 @@ def _check(limit: int | None, memory: Memory) -> None:
             facts=[
                 f"intermediate values {human(memory.arena)}, scratch {human(memory.work)}",
                 f"graphs {human(memory.graphs)}, constants and packed weights {human(memory.fixed)}",
+                f"inside of branches and loops {human(memory.regions)}" if memory.regions else "",
             ],
             hint="raise mem_size, or make the batch smaller",
         )

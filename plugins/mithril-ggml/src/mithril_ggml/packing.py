@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,8 @@ LOOK_UPS = ("take", "embedding")
 class Entry:
     """A weight to be packed. ``turned``: its columns are the packed rows."""
 
-    input: Input
+    value: Value  # in the graph that reads it, which may be a region
+    input: Input  # of the whole program
     kind: Kind
     turned: bool
     ternary: bool = False  # of what ``ternarize`` makes of it
@@ -41,10 +42,11 @@ class Entry:
 
 
 class Packing:
-    """The packed weights of one graph."""
+    """The packed weights of one graph, and of the regions inside that read its weights."""
 
-    def __init__(self, entries: Sequence[Entry], store: Store) -> None:
+    def __init__(self, entries: Sequence[Entry], inner: Mapping[tuple[int, int], Packing], store: Store) -> None:
         self.entries = list(entries)
+        self.inner = dict(inner)  # by node and number of the region
         self.store = store
         self._by_reader = {(id(node), k): e for e in entries for node, k in e.readers}
 
@@ -54,30 +56,30 @@ class Packing:
         if any(name.startswith("grad/") for name in graph.output_names):
             decisions.record("choice", "weights are not quantized in programs with gradients")
             return None
-        matrices = {i.value: i for i in graph.with_role("param", "constant") if _is_matrix(i.value)}
-        seen = _seen_through(graph)
-        entries: dict[Value, Entry] = {}
+        return _found(graph, {i.value: i for i in graph.with_role("param", "constant")}, recipe, store, decisions)
+
+    @property
+    def all_entries(self) -> list[Entry]:
+        """Those of regions as well, each weight once."""
+        found = {e.input.name: e for e in self.entries}
+        for packing in self.inner.values():
+            for e in packing.all_entries:
+                found.setdefault(e.input.name, e)
+        return list(found.values())
+
+    def handed_on(self, graph: Graph) -> set[Value]:
+        """Weights that this graph only hands to regions which read them packed: they come as the caller has them."""
+        found: set[Value] = set()
         for node in graph.nodes:
-            for k, operand in enumerate(node.operands):
-                columns = READ_AS_ROWS.get((node.op.name, k))
-                if columns is None or operand is None or not _readable(node):
-                    continue
-                source, flips, ternary = seen.get(operand, (operand, False, False))
-                if source in graph.input_of and _is_narrow(source):
-                    decisions.record(
-                        "ignored", f"'{source.name}' is {source.dtype}: only float32 weights are quantized"
-                    )
-                elif source in matrices:
-                    found = _Reader(matrices[source], columns != flips, ternary, (node, k))
-                    _enter(entries, found, recipe, decisions)
-        for value, e in list(entries.items()):
-            if e.ternary and any(node.op.name != "ternarize" for node in graph.users[value]):
-                decisions.record("choice", f"'{e.input.name}' stays float32: not only its ternary form is read")
-                del entries[value]
-        for e in entries.values():
-            looked_up = any(node.op.name in LOOK_UPS for node, _ in e.readers)
-            e.repacked = not looked_up and suits(e.kind, *e.rows)
-        return cls(list(entries.values()), store)
+            for k in range(len(node.regions)):
+                packing = self.inner.get((id(node), k))
+                packed = {e.value for e in packing.entries} if packing is not None else set()
+                nested = packing.handed_on(node.regions[k]) if packing is not None else set()
+                found.update(v for i, v in fixed_arguments(node, k) if i.value in packed or i.value in nested)
+        read = {
+            v for node in graph.nodes for v in node.operands if not node.regions or not _only_fixed(node, v)
+        }  # fmt: skip
+        return found - read - set(graph.outputs)
 
     def reads(self, node: Node, operand: int) -> bool:
         """Whether a node reads the packed form of an operand."""
@@ -93,11 +95,12 @@ class Packing:
         made = []
         for e in self.entries:
             size = e.rows[0] * e.kind.row(e.rows[1])
-            storage = Storage(size, "given", e.input.name)
+            storage = Storage(size, "given", e.value.name)
             draft.storages.append(storage)
             e.tensor = Tensor(storage, e.rows, (e.kind.row(e.rows[1]), 0), float32, packed=e.kind, repacked=e.repacked)
             shape = e.input.type.shape
-            given = Given(e.input.name, e.input.role, e.tensor, shape, float32.numpy)  # type: ignore[arg-type]
+            role = e.input.role if e.value is e.input.value else "input"
+            given = Given(e.value.name, role, e.tensor, shape, float32.numpy)  # type: ignore[arg-type]
             given.convert = self._filler(e)
             given.value = e.input.data
             made.append(given)
@@ -116,7 +119,7 @@ class Packing:
     def packed(self, values: dict[str, Any]) -> dict[str, PackedArray]:
         """The packed forms of given parameters."""
         out = {}
-        for e in self.entries:
+        for e in self.all_entries:
             x = e.input.data if e.input.data is not None else values[e.input.name]
             out[e.input.name] = self.store.packed(x, e.kind, e.turned, e.ternary, f"'{e.input.name}'")
         return out
@@ -146,6 +149,7 @@ def _seen_through(graph: Graph) -> dict[Value, tuple[Value, bool, bool]]:
 class _Reader:
     """How an operation reads a weight."""
 
+    value: Value
     input: Input
     turned: bool
     ternary: bool
@@ -164,9 +168,66 @@ def _readable(node: Node) -> bool:
     return all(type(n) is not int or n > 0 for v in values for n in v.shape)
 
 
+def _found(
+    graph: Graph, weights: Mapping[Value, Input], recipe: Recipe, store: Store, decisions: Decisions, depth: int = 0
+) -> Packing:
+    """The weights that a graph and its regions read. ``weights``: the program's, by their values in this graph."""
+    seen = _seen_through(graph)
+    entries: dict[Value, Entry] = {}
+    inner: dict[tuple[int, int], Packing] = {}
+    for node in graph.nodes:
+        for k, region in enumerate(node.regions):
+            bound = {i.value: weights[v] for i, v in fixed_arguments(node, k) if v in weights}
+            packing = _found(region, bound, recipe, store, decisions, depth + 1) if bound else None
+            if packing is not None and packing.all_entries:
+                inner[id(node), k] = packing
+        for k, operand in enumerate(node.operands):
+            columns = READ_AS_ROWS.get((node.op.name, k))
+            if columns is None or operand is None or not _readable(node):
+                continue
+            source, flips, ternary = seen.get(operand, (operand, False, False))
+            if source not in weights or (ternary and depth):
+                continue
+            if _is_narrow(source):
+                what = f"'{weights[source].name}' is {source.dtype}: only float32 weights are quantized"
+                decisions.record("ignored", what)
+            elif _is_matrix(source):
+                found = _Reader(source, weights[source], columns != flips, ternary, (node, k))
+                _enter(entries, found, recipe, decisions)
+    for value, e in list(entries.items()):
+        if e.ternary and any(node.op.name != "ternarize" for node in graph.users[value]):
+            decisions.record("choice", f"'{e.input.name}' stays float32: not only its ternary form is read")
+            del entries[value]
+    for e in entries.values():
+        looked_up = any(node.op.name in LOOK_UPS for node, _ in e.readers)
+        e.repacked = not looked_up and suits(e.kind, *e.rows)
+    return Packing(list(entries.values()), inner, store)
+
+
+def fixed_arguments(node: Node, number: int) -> list[tuple[Input, Value]]:
+    """A region's arguments that are the same in every turn, and the operands that they are."""
+    name, a = node.op.name, node.attributes
+    if name == "if":
+        skipped, first = 0, 1
+    elif name == "while":
+        skipped, first = a["states"], 0
+    elif name == "scan":
+        skipped, first = a["carries"] + a["sequences"], 0
+    else:
+        return []
+    pairs = zip(node.regions[number].arguments[skipped:], node.operands[first + skipped :])
+    return [(i, v) for i, v in pairs if v is not None]
+
+
+def _only_fixed(node: Node, value: Value | None) -> bool:
+    """Whether a node with regions reads an operand in no other way than as a fixed argument."""
+    fixed = [v for _, v in fixed_arguments(node, 0)]
+    return fixed.count(value) == node.operands.count(value)  # type: ignore[arg-type]
+
+
 def _enter(entries: dict[Value, Entry], reader: _Reader, recipe: Recipe, decisions: Decisions) -> None:
     i = reader.input
-    known = entries.get(i.value)
+    known = entries.get(reader.value)
     if known is not None:
         if known.turned is reader.turned and known.ternary is reader.ternary:
             known.readers.append(reader.at)
@@ -184,4 +245,4 @@ def _enter(entries: dict[Value, Entry], reader: _Reader, recipe: Recipe, decisio
             f"'{i.name}' is {chosen}: {wanted} needs rows of a multiple of {wanted.block} elements, "
             f"these have {length}",
         )
-    entries[i.value] = Entry(i, chosen, reader.turned, reader.ternary, readers=[reader.at])
+    entries[reader.value] = Entry(reader.value, i, chosen, reader.turned, reader.ternary, readers=[reader.at])

@@ -22,11 +22,13 @@ from mithril_ggml.sizing import SizedExecutable, is_static
 from mithril_ggml.tensors import Tensor
 from mithril_ggml.weights import Store
 
+Region = Callable[[Node, int], Callable[[Sequence[Array]], list[Array]]]
+
 
 class Settings:
     """What lowerings may ask about."""
 
-    def __init__(self, packing: Packing | None, region: Callable[[Graph], Any], native: bool, checks: bool) -> None:
+    def __init__(self, packing: Packing | None, region: Region, native: bool, checks: bool) -> None:
         self.packing = packing
         self.checks = checks  # indices outside are an error
         self.native = native  # ggml's own meaning where it is faster
@@ -57,14 +59,14 @@ def build(
 
     def make(sized: Graph) -> GGMLExecutable:
         packing = None if recipe is None else Packing.of(sized, recipe, store, decisions)
-        return _program(sized, packing, threads, limit, extra, declared, native=native, copy=copy, safe=safe)
+        made = _program(sized, packing, threads, limit, extra, declared, native=native, copy=copy, safe=safe)
+        if declared:
+            names = ", ".join(sorted(declared))
+            decisions.record("choice", f"computed by NumPy as declared, ggml has nothing better: {names}")
+        return made
 
     lowered = frozenset(node.op.name for node, _ in iterate(graph))
     executable = make(graph) if is_static(graph) else SizedExecutable(graph, lowered, make)
-    if declared:
-        decisions.record(
-            "choice", f"computed by NumPy as declared, ggml has nothing better: {', '.join(sorted(declared))}"
-        )
     if not copy:
         decisions.record("choice", "static_inference: results are views of the arena, valid until the next call")
     return executable
@@ -82,8 +84,15 @@ def _program(
     copy: bool = True,
     safe: bool = False,
 ) -> GGMLExecutable:
-    def region(body: Graph) -> Callable[[Sequence[Array]], list[Array]]:
-        return _program(body, None, threads, limit, extra, declared, native=native, safe=safe).run
+    inside: list[GGMLExecutable] = []
+
+    def region(node: Node, number: int) -> Callable[[Sequence[Array]], list[Array]]:
+        """A region as a function of its arguments."""
+        packed = packing.inner.get((id(node), number)) if packing is not None else None
+        body = node.regions[number]
+        made = _program(body, packed, threads, limit, extra, declared, native=native, safe=safe)
+        inside.append(made)
+        return made.run
 
     settings = Settings(packing, region, native, safe)
     draft = Draft(graph, settings)
@@ -92,6 +101,9 @@ def _program(
         assert i.data is not None
         draft.values[i.value] = draft.fixed(i.data, i.type.dtype, i.name)
     if packing is not None:
+        handed = packing.handed_on(graph)
+        for given, i in zip(inputs, (i for i in graph.inputs if i.role != "constant")):
+            given.raw = i.value in handed
         inputs += packing.place(draft)
     needed = _needed(graph, packing)
     for node in graph.nodes:
@@ -119,6 +131,7 @@ def _program(
         copy=copy,
         safe=safe,
         packing=packing,
+        regions=sum(r.memory.total for r in inside),
         lowered=frozenset(node.op.name for node, _ in iterate(graph)),
     )
 

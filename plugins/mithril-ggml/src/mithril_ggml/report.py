@@ -85,7 +85,7 @@ def quantization_report(compiled: Any, params: Mapping[str, Any] | None = None) 
         raise InputError("there are no parameters to report on", hint="quantization_report(compiled, params)")
     packed = packing.packed(dict(chosen)) if packing is not None else {}
     rows = []
-    for entry in packing.entries if packing is not None else ():
+    for entry in packing.all_entries if packing is not None else ():
         name = entry.input.name
         made = packed[name]
         given = entry.input.data if entry.input.data is not None else chosen[name]

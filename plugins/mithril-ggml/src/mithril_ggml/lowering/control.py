@@ -25,7 +25,7 @@ def _fill(outs: Sequence[Array], made: Sequence[Array]) -> None:
 
 @row("if")
 def _if(draft: Draft, node: Node, *operands: Tensor) -> list[Tensor]:
-    then, other = (draft.settings.region(region) for region in node.regions)
+    then, other = (draft.settings.region(node, k) for k in range(2))
     outs, count = _results(draft, node), len(operands)
 
     def run(*arrays: Array) -> None:
@@ -38,7 +38,7 @@ def _if(draft: Draft, node: Node, *operands: Tensor) -> list[Tensor]:
 
 @row("while")
 def _while(draft: Draft, node: Node, *operands: Tensor) -> list[Tensor]:
-    condition, body = (draft.settings.region(region) for region in node.regions)
+    condition, body = (draft.settings.region(node, k) for k in range(2))
     outs, count = _results(draft, node), len(operands)
     states, most = node.attributes["states"], node.attributes["max_trips"]
 
@@ -56,7 +56,7 @@ def _while(draft: Draft, node: Node, *operands: Tensor) -> list[Tensor]:
 
 @row("scan")
 def _scan(draft: Draft, node: Node, *operands: Tensor) -> list[Tensor]:
-    (body,) = (draft.settings.region(region) for region in node.regions)
+    body = draft.settings.region(node, 0)
     outs, count = _results(draft, node), len(operands)
     a = node.attributes
     carries, sequences, length = a["carries"], a["sequences"], a["length"]
