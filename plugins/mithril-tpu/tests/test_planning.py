@@ -31,6 +31,7 @@ def test_all_ways_are_there_and_the_best_is_first(step_plan):
     assert step_plan.best.mesh.devices == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [(8, 1), (2, 4)])
 def test_a_plan_agrees_with_the_compiler(step_plan, mesh):
     pytest.importorskip("libtpu")
