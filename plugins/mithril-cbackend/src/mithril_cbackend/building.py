@@ -28,4 +28,4 @@ def build(graph: Graph, options: BuildOptions) -> Executable:
     functions: dict[str, Any] = {n: f.made for n, f in program.functions.items()}
     functions[programs.RUN] = program.driver
     built, run = tir.compiled(functions, programs.RUN, chosen.cpu, chosen.threads)
-    return Executable(graph, program, built, run)
+    return Executable(graph, program, built, run, chosen.lanes())

@@ -57,11 +57,12 @@ def aligned_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[An
 class Executable:
     """The entry function, the arena it works in, and where its arguments come from."""
 
-    def __init__(self, graph: Graph, program: Program, built: Any, run: Any) -> None:
+    def __init__(self, graph: Graph, program: Program, built: Any, run: Any, lanes: int = 16) -> None:
         self.graph = graph
         self.program = program
         self.built = built  # keeps the machine code alive
         self.run = run
+        self.lanes = lanes
         self.lowered = frozenset(node.op.name for node, _ in iterate(graph))
         self.lock = threading.Lock()
         self.arena = aligned(program.arena)
@@ -88,7 +89,7 @@ class Executable:
         """The kernels and the driver, as readable C."""
         from mithril_cbackend.source import module_text
 
-        return module_text(self.program)
+        return module_text(self.program, self.lanes)
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         slots, address, count = self.slots, address_of, sys.getrefcount
