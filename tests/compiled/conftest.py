@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mithril import plugins
+from mithril.runtime.source_backend import SourceBackend
 
 
 def pytest_generate_tests(metafunc):
-    if "backend" in metafunc.fixturenames:
+    if "python_backend" in metafunc.fixturenames:
+        chosen = [n for n in sorted(plugins.backends()) if issubclass(plugins.backend_class(n), SourceBackend)]
+        metafunc.parametrize("python_backend", chosen)
+    elif "backend" in metafunc.fixturenames:
         metafunc.parametrize("backend", sorted(plugins.backends()))
+
+
+@pytest.fixture
+def rows(backend):
+    """The first size of a shape: a word, where one program of this backend serves several sizes."""
+    return "B" if plugins.backend_class(backend).symbolic else 3

@@ -59,10 +59,10 @@ def made_backend(backend):
     return plugins.backend_class(backend)()
 
 
-def test_a_second_compile_finds_the_program_and_it_is_the_same(backend, tmp_path, monkeypatch):
-    first = made(backend, tmp_path)
+def test_a_second_compile_finds_the_program_and_it_is_the_same(backend, rows, tmp_path, monkeypatch):
+    first = made(backend, tmp_path, shapes={"x": [rows, 4]})
     seen = stages(monkeypatch)
-    second = made(backend, tmp_path)
+    second = made(backend, tmp_path, shapes={"x": [rows, 4]})
     if not keeps(backend):
         assert "cannot keep this program" in str(first.decisions)
         return
