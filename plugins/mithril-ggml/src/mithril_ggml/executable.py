@@ -285,6 +285,9 @@ class GGMLExecutable:
             if given.role == "constant":
                 self._rebind(given, given.value)
         self._direct = [g for g in self.inputs if g.staged is None and g.role != "constant"]
+        at = {i.name: k for k, i in enumerate(self.graph.arguments)}
+        self._direct_at = [(g, at[g.name]) for g in self._direct]
+        self._staged_at = [(place, at[g.name]) for g, place in self._staged]
 
     def _array(self, t: Tensor, base: Array | None = None) -> Array:
         """A NumPy view of planned or fixed memory; of ``base`` for an input."""
@@ -296,9 +299,10 @@ class GGMLExecutable:
             return np.empty(t.shape, t.dtype.numpy)
         flat = memory.reshape(-1).view(np.uint8)
         low = start + sum(s * (n - 1) for n, s in zip(t.shape, t.strides) if s < 0)
-        view = flat[low : low + _reach(t)].view(t.dtype.numpy) if _whole_elements(t, low) else None
-        if view is None:
-            raise BackendError(f"a view of {t.dtype}{list(t.shape)} does not lie on elements")
+        part = flat[low : low + _reach(t)]
+        if low < 0 or part.size != _reach(t) or not _whole_elements(t, low):
+            raise BackendError(f"a view of {t.dtype}{list(t.shape)} does not lie in its memory")
+        view = part.view(t.dtype.numpy)
         first = (start - low) // t.dtype.itemsize
         return np.lib.stride_tricks.as_strided(view[first:], t.shape, t.strides)
 
@@ -324,25 +328,29 @@ class GGMLExecutable:
             return dict(zip(self._names, results))
 
     def _compute(self) -> list[Array]:
-        for result in self._results:
-            if not result.free:
-                self._point(result, result.renew())
-                result.settle()
+        self._renew()
         if not self._numpy:
             return self._run()  # type: ignore[no-any-return]
         with np.errstate(all="ignore"):
             return self._run()  # type: ignore[no-any-return]
 
-    def run(self, arguments: Sequence[Array]) -> list[Array]:
-        """The outputs for arrays in the order of the graph's arguments; the caller holds whatever lock is needed."""
-        values = dict(zip((i.name for i in self.graph.arguments), arguments))
-        for given in self._direct:
-            x = values[given.name]
+    def _renew(self) -> None:
+        """New arrays for large results that the caller has kept."""
+        for result in self._results:
+            if not result.free:
+                self._point(result, result.renew())
+                result.settle()
+
+    def run(self, arguments: Sequence[Any]) -> list[Array]:
+        """The outputs for arrays in the order of the graph's arguments, for the program that this is a region of."""
+        for given, k in self._direct_at:
+            x = arguments[k]
             if x is not given.last:
                 self._rebind(given, x)
-        for given, place in self._staged:
-            place[...] = values[given.name]
-        return self._compute()
+        for place, k in self._staged_at:
+            place[...] = arguments[k]
+        self._renew()
+        return self._run()  # type: ignore[no-any-return]
 
     def _rebind(self, given: Given, x: Any) -> None:
         """Read this array from now on, where it is."""

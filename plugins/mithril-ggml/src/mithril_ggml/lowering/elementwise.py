@@ -15,8 +15,11 @@ from mithril_ggml.library import ggml
 from mithril_ggml.lowering.table import Array, by_declaration, dtype_of, is_integer, is_single, row
 from mithril_ggml.tensors import Tensor, simplified
 
-# ggml calls the C library element by element for most functions: beyond so many elements NumPy's vectors win.
-SCALAR = 2048
+# ggml calls the C library element by element for most functions. Beyond so many elements NumPy's vectors win, although
+# leaving ggml and coming back costs a microsecond; measured one by one.
+LIMITS = {"tanh": 160, "exp": 768, "log": 768, "sin": 768, "cos": 768, "sqrt": 1024, "sigmoid": 1024, "floor": 4096,
+          "ceil": 4096, "trunc": 4096, "gelu": 4096, "neg": 1 << 14, "abs": 1 << 14, "expm1": 1 << 14}  # fmt: skip
+SCALAR = 2048  # where small loops that NumPy does at once begin to cost
 ROW = 64  # shorter rows cost ggml more in loops than in arithmetic, once there are many of them
 
 
@@ -118,7 +121,7 @@ def ufunc(draft: Draft, node: Node, *operands: Tensor) -> Tensor:
 
 
 def _unary(draft: Draft, node: Node, x: Tensor) -> Tensor:
-    if node.op.name in UNARY and is_single(node) and x.size <= SCALAR:
+    if node.op.name in UNARY and is_single(node) and x.size <= LIMITS[node.op.name]:
         return pointwise(draft, node.op.name, UNARY[node.op.name], x)
     return ufunc(draft, node, x)
 
@@ -298,10 +301,10 @@ def activated(draft: Draft, name: str, x: Tensor) -> Tensor:
         return _gelu_tanh(draft, x)
     if name == "relu":
         return _relu(draft, x)
-    if name == "gelu" and x.size > SCALAR:
+    if name == "gelu" and x.size > LIMITS[name]:
         return _gelu_erf(draft, x)
     small, large = ACTIVATIONS[name]
-    if large is None or x.size <= SCALAR:
+    if large is None or x.size <= LIMITS[name]:
         return pointwise(draft, name, small, x)
     out = draft.new(x.shape)
     draft.numpy(name, large, [x], [out], [x])
