@@ -23,25 +23,55 @@ BACKENDS = {
     "ggml": "mithril-ggml",
 }
 
-EXPORTS = {
-    "NumpyBackend": "mithril-numpy",
-    "JaxBackend": "mithril-jax",
-    "TorchBackend": "mithril-torch",
-    "MlxBackend": "mithril-mlx",
-    "CBackend": "mithril-cbackend",
-    "GGMLBackend": "mithril-ggml",
-    "Trainer": "mithril-train",
-    "DataLoader": "mithril-train",
-    "Adam": "mithril-train",
-    "AdamW": "mithril-train",
-    "SGD": "mithril-train",
-    "MlxMemoryOptimizer": "mithril-mlx",
-    "MlxProfiler": "mithril-mlx",
-    "MlxKernelFusion": "mithril-mlx",
-    "MlxTensorCache": "mithril-mlx",
-    "MlxAutoTuner": "mithril-mlx",
-    "MlxBatchOptimizer": "mithril-mlx",
+# Distribution -> the names it gives to the public face.
+NAMES = {
+    "mithril-numpy": ("NumpyBackend",),
+    "mithril-jax": ("JaxBackend",),
+    "mithril-torch": ("TorchBackend",),
+    "mithril-mlx": (
+        "MlxAutoTuner",
+        "MlxBackend",
+        "MlxBatchOptimizer",
+        "MlxKernelFusion",
+        "MlxMemoryOptimizer",
+        "MlxProfiler",
+        "MlxTensorCache",
+    ),
+    "mithril-cbackend": ("CBackend",),
+    "mithril-ggml": (
+        "GGMLBackend",
+        "TernaryLinear",
+        "quantization_report",
+    ),
+    "mithril-train": (
+        "Adafactor",
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "CSVLog",
+        "Callback",
+        "Checkpoint",
+        "Constant",
+        "Cosine",
+        "DataLoader",
+        "EarlyStopping",
+        "JSONLog",
+        "LearningRateMonitor",
+        "Lion",
+        "OneCycle",
+        "Optimizer",
+        "RMSprop",
+        "SGD",
+        "Schedule",
+        "StepDecay",
+        "TensorBoard",
+        "Trainer",
+        "WarmUp",
+        "search",
+    ),
+    "mithril-tpu": ("plan",),
 }
+EXPORTS = {name: home for home, names in NAMES.items() for name in names}
 
 FORMATS = {"gguf": "mithril-ggml", "c": "mithril-cbackend", "tpu": "mithril-tpu"}
 

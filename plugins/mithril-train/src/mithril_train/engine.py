@@ -76,6 +76,7 @@ class Engine:
         self.extra: dict[str, Carried] = {}
         self._steps: dict[Any, Step] = {}
         self._evaluations: dict[Any, Evaluation] = {}
+        self._traced: tuple[Any, Graph, Graph] | None = None  # the last, which is often asked for again
         self._rates: dict[str, tuple[float, Any]] = {}
 
     # -- running -----------------------------------------------------------------------------------------------------
@@ -194,8 +195,11 @@ class Engine:
         """The model's graph, the same with loss and metrics, and the types of the batch."""
         inputs, columns = self.types(batch, training=training)
         self.inputs = inputs
-        traced = self.compiler.trace(inputs, training=training)
-        return traced, with_loss(traced, columns, self.recipe), columns
+        key = (training, tuple(columns.items()))
+        if self._traced is None or self._traced[0] != key:
+            traced = self.compiler.trace(inputs, training=training)
+            self._traced = key, traced, with_loss(traced, columns, self.recipe)
+        return self._traced[1], self._traced[2], columns
 
     def differentiated(self, forward: Graph) -> Graph:
         """Forward and backward, before the passes."""

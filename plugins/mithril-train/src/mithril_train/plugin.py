@@ -14,7 +14,7 @@ EXPORTS = {
     "optimizers": ("SGD", "Adafactor", "Adagrad", "Adam", "AdamW", "Lion", "Optimizer", "RMSprop"),
     "schedules": ("Constant", "Cosine", "OneCycle", "Schedule", "StepDecay", "WarmUp"),
     "trainer": ("Trainer",),
-    "tuning": ("tune",),
+    "searching": ("search",),
 }
 
 

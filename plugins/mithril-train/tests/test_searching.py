@@ -7,7 +7,7 @@ from small import X, Y, loader, trainer
 
 import mithril as ml
 from mithril.errors import OptionError, PluginError
-from mithril_train.tuning import Pruning, tune
+from mithril_train.searching import Pruning, search
 
 
 def make(trial):
@@ -19,7 +19,7 @@ def test_finds_a_good_rate_and_is_reproducible():
     optuna.logging.set_verbosity(optuna.logging.ERROR)
 
     def search():
-        return tune(make, loader(), validation=(X, Y), epochs=3, trials=8, seed=1)
+        return search(make, loader(), validation=(X, Y), epochs=3, trials=8, seed=1)
 
     found, again = search(), search()
     assert found.settings["rate"] > 1e-3
@@ -54,5 +54,5 @@ def test_a_trial_is_told_every_epoch():
 def test_without_optuna(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(PluginError) as caught:
-        tune(make, loader())
+        search(make, loader())
     assert str(caught.value) == "a search for settings needs Optuna\nhint: pip install optuna"

@@ -22,7 +22,7 @@ class Found:
     study: Any  # Optuna's, for its pictures and tables
 
 
-def tune(
+def search(
     make: Callable[[Any], Trainer],
     loader: Iterable[Any] | Callable[[Any], Iterable[Any]],
     *,
