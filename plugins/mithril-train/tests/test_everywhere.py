@@ -1,0 +1,115 @@
+"""What must hold on every backend: guards, accumulation, averages, going on elsewhere, buffers given over."""
+
+import numpy as np
+import pytest
+from conftest import everywhere
+from small import X, Y, arrays, classifier, loader, trainer
+
+import mithril as ml
+from mithril.models import Layer, Linear
+from mithril_train.diagnose import NotFiniteError
+
+
+@pytest.mark.parametrize("backend", everywhere())
+def test_all_at_once(backend, usable):
+    """Accumulation, clipping, averages, frozen parameters, groups and dropout in one step, as on NumPy."""
+    usable(backend)
+
+    def run(name):
+        made = trainer(
+            classifier(dropout=0.2),
+            ml.AdamW(0.01, groups={"*.bias": {"weight_decay": 0.0, "learning_rate": 0.02}}),
+            backend=name,
+            gradient_accumulation_steps=2,
+            clip_norm=0.5,
+            ema=0.9,
+            frozen="first.bias",
+            metrics=[ml.models.Accuracy()],
+        )
+        made.fit(loader(), 3, validation=(X, Y))
+        return made
+
+    ours, expected = run(backend), run("numpy")
+    np.testing.assert_allclose(ours.history.steps, expected.history.steps, atol=1e-5)
+    assert ours.history["val_accuracy"] == pytest.approx(expected.history["val_accuracy"])
+    mine, theirs = arrays(ours), arrays(expected)
+    assert mine.keys() == theirs.keys()
+    for n, x in theirs.items():
+        np.testing.assert_allclose(mine[n], x, atol=1e-4, err_msg=n)
+    np.testing.assert_allclose(ours.predict(X[:16]), expected.predict(X[:16]), atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", everywhere())
+def test_nan_is_found_and_the_parameters_are_those_before_it(backend, usable):
+    usable(backend)
+    bad = X.copy()
+    bad[50] = 1e30  # finite, but not its square
+
+    def squares(output, target):
+        return ml.ops.mean(output * output) + 0.0 * ml.ops.sum(ml.ops.cast(target, dtype="float32"))
+
+    made = trainer(backend=backend, optimizer=ml.SGD(0.1), loss=squares)
+    with pytest.raises(NotFiniteError) as caught:
+        made.fit(ml.DataLoader((bad, Y), batch_size=16), 1)
+    assert str(caught.value).startswith("step 3: the loss is not finite")
+    good = trainer(backend=backend, optimizer=ml.SGD(0.1), loss=squares)
+    good.fit(ml.DataLoader((X[:48], Y[:48]), batch_size=16), 1)
+    for n in good.engine.trained:
+        np.testing.assert_allclose(arrays(made)[n], arrays(good)[n], atol=1e-7)
+
+
+@pytest.mark.parametrize("backend", everywhere("numpy"))
+def test_a_training_goes_on_on_another_backend(backend, usable, tmp_path):
+    usable(backend)
+    whole = trainer(classifier(dropout=0.2))
+    whole.fit(loader(), 2)
+    first = trainer(classifier(dropout=0.2), callbacks=[ml.Checkpoint(tmp_path)])
+    first.fit(loader(), 1)
+    second = trainer(classifier(dropout=0.2), backend=backend)
+    second.fit(loader(), 2, resume=tmp_path)
+    np.testing.assert_allclose(second.history.steps, whole.history.steps, atol=1e-5)
+
+
+def test_jax_writes_over_what_it_was_given():
+    pytest.importorskip("jax")
+    made = trainer(backend="jax")
+    made.begin((X[:16], Y[:16]))
+    before = dict(made.engine.arrays)
+    made.step((X[:16], Y[:16]))
+    assert all(x.is_deleted() for x in before.values())
+    params = {n: np.asarray(x) for n, x in made.params.items()}
+    made.fit(loader(), 1)
+    bound = made.compiled.params
+    made.step((X[:16], Y[:16]))
+    assert not any(x.is_deleted() for x in bound.values()), "the compiled model has copies"
+    assert params
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
+@pytest.mark.parametrize(
+    ("backend", "jit"), [pytest.param("torch", True, marks=pytest.mark.slow), ("mlx", True), ("jax", False)]
+)
+def test_compiled_or_not(backend, jit, usable):
+    pytest.importorskip(backend if backend != "mlx" else "mlx.core")
+    usable(backend)
+    expected, made = trainer(), trainer(backend=backend, jit=jit)
+    for k in (0, 16):
+        batch = (X[k : k + 16], Y[k : k + 16])
+        assert made.step(batch)["loss"] == pytest.approx(expected.step(batch)["loss"], abs=1e-5)
+
+
+def test_the_flag_is_training():
+    class Noisy(Layer):
+        inputs = ("input", "is_training")
+
+        def __init__(self):
+            self.body = Linear(8, 3)
+
+        def build(self, x, flag):
+            return self.body(x * ml.ops.where(flag, 2.0, 1.0))
+
+    made = trainer(Noisy(), optimizer=ml.SGD(0.0))
+    training = made.step((X[:16], Y[:16]))["loss"]
+    assert training != made.evaluate((X[:16], Y[:16]))["loss"]
+    half = made.evaluate((X[:16] * 2, Y[:16]))["loss"]
+    assert training == pytest.approx(half, rel=1e-6)

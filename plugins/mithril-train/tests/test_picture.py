@@ -1,0 +1,62 @@
+"""Learning curves as pictures; TensorBoard through whichever writer there is; names of the public face."""
+
+import sys
+import types
+from xml.etree import ElementTree
+
+import pytest
+from small import loader, trainer
+
+import mithril as ml
+from mithril.errors import PluginError
+from mithril_train.picture import curves
+from mithril_train.plugin import EXPORTS
+
+
+def test_a_picture_is_well_formed_and_complete(tmp_path):
+    path = curves(
+        tmp_path / "a" / "b.svg",
+        {"a < b": [3.0, 2.0, float("nan"), 1.0], "pairs": ([10, 20], [2.5, 0.5]), "flat": [1.0]},
+        title="loss & more",
+        log=True,
+    )
+    root = ElementTree.parse(path).getroot()
+    lines = [e for e in root.iter() if e.tag.endswith("polyline")]
+    assert [len(e.get("points").split()) for e in lines] == [3, 2, 1]
+    assert "a < b" in [e.text for e in root.iter() if e.tag.endswith("text")]
+    with pytest.raises(ValueError, match="nothing to draw"):
+        curves(tmp_path / "c.svg", {"a": []})
+
+
+def test_tensorboard_by_the_writer_that_is_installed(tmp_path, monkeypatch):
+    class Writer:
+        def __init__(self, folder):
+            seen.append(folder)
+
+        def add_scalar(self, name, value, step):
+            seen.append((name, step))
+
+        def close(self):
+            seen.append("closed")
+
+    seen = []
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboardX", types.SimpleNamespace(SummaryWriter=Writer))
+    trainer(callbacks=[ml.TensorBoard(tmp_path)]).fit(loader(), 2)
+    assert seen == [str(tmp_path), ("loss", 6), ("loss", 12), "closed"]
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(PluginError, match="need a writer"):
+        trainer(callbacks=[ml.TensorBoard(tmp_path)]).fit(loader(), 1)
+
+
+@pytest.mark.parametrize("name", [n for names in EXPORTS.values() for n in names])
+def test_names_of_the_public_face(name):
+    assert getattr(ml, name).__name__ == name
+    assert getattr(ml, name).__doc__
+
+
+def test_the_entry_module_is_light():
+    import subprocess
+
+    code = "import sys, mithril_train.plugin; print([m for m in ('numpy', 'torch', 'jax', 'rich') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
