@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from mithril.graph import Graph, Node, Value
 from mithril.types import int32, TensorType, dtype as as_dtype
 from mithril_cbackend.kernel import Kernel, Template
-from mithril_cbackend.lowering import contractions, elementwise, matmul, reductions, running, scatter, windows
+from mithril_cbackend.lowering import contractions, convolutions, elementwise, matmul, reductions, running, scatter, windows
 from mithril_cbackend.lowering.frame import Machine
 from mithril_cbackend.lowering.reader import RULES, shape_of
 
@@ -39,12 +39,12 @@ TEMPLATES: dict[str, Template] = {
     "avg_pool_grad": windows.average_pool_grad,
     "matmul": matmul.matmul,
     "dot": contractions.dot,
-    "conv": contractions.conv,
-    "conv_input_grad": contractions.conv_input_grad,
-    "conv_weight_grad": contractions.conv_weight_grad,
+    "conv": convolutions.convolution,
+    "conv_input_grad": convolutions.convolution,
+    "conv_weight_grad": convolutions.weight_gradient,
 }
 PRODUCTS = frozenset({"matmul", "dot"})
-LEADING = frozenset({*PRODUCTS, *reductions.FOLDS, "conv"})  # templates that go on with element-wise operations
+LEADING = frozenset({*PRODUCTS, *reductions.FOLDS, "conv", "conv_input_grad"})  # templates that go on with element-wise operations
 READ_THROUGH = frozenset({*reductions.FOLDS, "cumsum", "cumprod"})  # templates that read each element once
 
 
@@ -210,6 +210,8 @@ def scratch(node: Node, machine: Machine) -> list[Value]:
         return [Value("wide", TensorType(as_dtype("float32"), node.result.shape))]
     if node.op.name == "matmul":
         return matmul.scratch(node, machine)
+    if node.op.name.startswith("conv"):
+        return convolutions.scratch(node, machine)
     return []
 
 

@@ -1,0 +1,370 @@
+"""Convolutions and their gradients as shifted products over a padded copy of the image.
+
+The padded image lies flat, one channel after the other, split into as many phases as the stride is long. Then the pixels
+that an element of the kernel meets follow each other, at a fixed distance from the result's pixels, and a tile of
+accumulators (channels by vectors of pixels) needs no test for borders: what is computed beyond a row's end is dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product as every
+from typing import Any
+
+from mithril.graph import Node, Value
+from mithril.types import TensorType, float32
+from mithril_cbackend import tir as t
+from mithril_cbackend.kernel import Kernel
+from mithril_cbackend.lowering import contractions
+from mithril_cbackend.lowering.elementwise import vectorisable
+from mithril_cbackend.lowering.frame import Frame, Machine
+from mithril_cbackend.lowering.reader import Index, operand, shape_of
+
+WORK = 1 << 13  # below so many products the simple loops are good enough
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A padded image, laid flat by phases."""
+
+    image: tuple[int, ...]  # spatial sizes
+    spread: tuple[int, ...]  # distance at which the image's pixels are put (stride of a gradient), 1 otherwise
+    before: tuple[int, ...]  # padding in front; negative where pixels are cut off
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    kernel: tuple[int, ...]
+    result: tuple[int, ...]  # spatial sizes of the result
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of one phase."""
+        reach = [(k - 1) * d // s + 1 for k, d, s in zip(self.kernel, self.dilation, self.stride, strict=True)]
+        return tuple(o + r - 1 + (1 if s > 1 else 0) for o, r, s in zip(self.result, reach, self.stride, strict=True))
+
+    @property
+    def phases(self) -> int:
+        return math.prod(self.stride)
+
+    @property
+    def channel(self) -> int:
+        """Elements of one channel, all phases."""
+        return self.phases * math.prod(self.sizes)
+
+    @property
+    def pixels(self) -> int:
+        """Positions computed: those of the result, and those beyond the ends of rows between them."""
+        return self.result[0] * math.prod(self.sizes[1:])
+
+    def offset(self, at: Sequence[int]) -> int:
+        """How far from a result's pixel the image's pixel lies that an element of the kernel meets."""
+        phase = flat = 0
+        for k, d, s, n in zip(at, self.dilation, self.stride, self.sizes, strict=True):
+            phase = phase * s + (k * d) % s
+            flat = flat * n + (k * d) // s
+        return phase * math.prod(self.sizes) + flat
+
+    def rows(self, at: Index) -> Any:
+        """The flat position of a result's pixel."""
+        total: Any = 0
+        for i, n in zip(at, self.sizes, strict=True):
+            total = t.iadd(t.imul(total, n), i)
+        return total
+
+
+def _layout(node: Node) -> Layout:
+    a = node.attributes
+    if node.op.name == "conv_input_grad":
+        image, kernel, result = shape_of(operand(node))[2:], shape_of(operand(node, 1))[2:], shape_of(node.result)[2:]
+        before = tuple((k - 1) * d - p[0] for k, d, p in zip(kernel, a["dilation"], a["padding"], strict=True))
+        return Layout(image, a["stride"], before, (1,) * len(image), a["dilation"], kernel, result)
+    image = shape_of(operand(node))[2:]
+    kernel = shape_of(operand(node, 1) if node.op.name == "conv" else node.result)[2:]
+    result = shape_of(node.result if node.op.name == "conv" else operand(node, 1))[2:]
+    before = tuple(p[0] for p in a["padding"])
+    return Layout(image, (1,) * len(image), before, a["stride"], a["dilation"], kernel, result)
+
+
+def suits(node: Node) -> bool:
+    """Whether the tiles take it: float32, and enough to do."""
+    if node.result.dtype is not float32 or any(0 in shape_of(v) for v in (*node.operands, node.result) if v is not None):
+        return False
+    layout = _layout(node)
+    work = math.prod(layout.result) * math.prod(layout.kernel) * _channels(node)
+    return work >= WORK and math.prod(layout.kernel) <= 256
+
+
+def _channels(node: Node) -> int:
+    """Products per pixel and element of the kernel."""
+    name, first = node.op.name, shape_of(operand(node))
+    if name == "conv_weight_grad":
+        made = shape_of(node.result)
+        return made[0] * made[1] * first[0]
+    weights = shape_of(operand(node, 1))
+    return weights[0] * weights[1] * first[0]
+
+
+def _width(layout: Layout, machine: Machine, rows: int) -> int:
+    """Pixels of a tile."""
+    vectors = 2 if rows > 4 else 4
+    while vectors > 1 and layout.pixels <= machine.lanes() * (vectors - 1):
+        vectors -= 1
+    return vectors * machine.lanes()
+
+
+def _slack(layout: Layout, width: int) -> int:
+    """Elements that may be read beyond the last channel."""
+    return 2 * width + math.prod(layout.sizes) + max(
+        (layout.offset(at) for at in every(*map(range, layout.kernel))), default=0
+    )
+
+
+def _rows(node: Node) -> int:
+    """Channels of a tile."""
+    groups = node.attributes["groups"]
+    made = shape_of(node.result)[1] // groups
+    return next(r for r in (8, 6, 7, 5, 4, 3, 2, 1) if made % r == 0) if made % 8 else 8
+
+
+def scratch(node: Node, machine: Machine) -> list[Value]:
+    """The padded image, and the tiles' results before they lose what lies between rows."""
+    if not suits(node):
+        return []
+    layout = _layout(node)
+    batch, channels = shape_of(operand(node))[:2]
+    if node.op.name == "conv_weight_grad":
+        width = machine.lanes()
+        steps = -(-layout.pixels // width) * width
+        weighted = shape_of(operand(node, 1))[1]
+        return [
+            _buffer("padded", batch * channels * layout.channel + _slack(layout, width)),
+            _buffer("weighted", batch * weighted * steps),
+        ]
+    width = _width(layout, machine, _rows(node))
+    made = shape_of(node.result)[1]
+    return [
+        _buffer("padded", batch * channels * layout.channel + _slack(layout, width)),
+        _buffer("tiles", made * -(-layout.pixels // width) * width),
+        _buffer("kernels", made * math.prod(layout.kernel) * (channels // node.attributes["groups"])),
+    ]
+
+
+def _buffer(name: str, size: int) -> Value:
+    return Value(name, TensorType(float32, (size,)))
+
+
+# -- the padded image ---------------------------------------------------------------------------------------------
+def _pad(frame: Frame, layout: Layout, x: Value, padded: Any, channels: int, slack: int) -> None:
+    """Zeros, then the image's pixels where they belong."""
+    code, reader = frame.code, frame.reader
+    batch = shape_of(x)[0]
+    with reader.loop("c", batch * channels, frame.parallel(batch * channels * layout.channel)) as c:
+        base = t.imul(c, layout.channel)
+        with reader.loop("i", layout.channel) as i:
+            code.store(padded, t.iadd(base, i), t.const(0, "float32"))
+        at = (t.idiv(c, channels), t.imod(c, channels))
+        at = tuple(reader.position(k) for k in at)
+        for phase in every(*map(range, layout.stride)):
+            _copy_phase(frame, layout, x, padded, at, base, phase)
+    with reader.loop("i", slack) as i:
+        code.store(padded, t.iadd(i, batch * channels * layout.channel), t.const(0, "float32"))
+
+
+def _copy_phase(frame: Frame, layout: Layout, x: Value, padded: Any, at: Index, base: Any, phase: Sequence[int]) -> None:
+    """The image's pixels of one phase: along each axis those from ``first`` on, ``step`` apart."""
+    reader, starts, counts, places, jumps, steps, number = frame.reader, [], [], [], [], [], 0
+    for n, spread, before, s, p, size in zip(
+        layout.image, layout.spread, layout.before, layout.stride, phase, layout.sizes, strict=True
+    ):
+        # pixel i lies at padded position before + i * spread = place * s + p
+        found = [i for i in range(n) if (before + i * spread - p) % s == 0 and 0 <= (before + i * spread - p) // s < size]
+        if not found:
+            return
+        starts.append(found[0])
+        counts.append(len(found))
+        steps.append(found[1] - found[0] if len(found) > 1 else 1)
+        places.append((before + found[0] * spread - p) // s)
+        jumps.append((found[1] - found[0]) * spread // s if len(found) > 1 else 1)
+        number = number * s + p
+    with reader.nest("yxz", counts) as inner:
+        source = tuple(t.iadd(t.imul(i, step), first) for i, step, first in zip(inner, steps, starts, strict=True))
+        target: Any = 0
+        for i, jump, place, size in zip(inner, jumps, places, layout.sizes, strict=True):
+            target = t.iadd(t.imul(target, size), t.iadd(t.imul(i, jump), place))
+        target = t.iadd(base, t.iadd(target, number * math.prod(layout.sizes)))
+        frame.code.store(padded, target, reader.at(x, (*at, *source)))
+
+
+# -- forward, and the gradient of the image -----------------------------------------------------------------------
+def convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
+    """conv and conv_input_grad."""
+    node = kernel.anchor
+    if not suits(node):
+        simple = contractions.conv if node.op.name == "conv" else contractions.conv_input_grad
+        return simple(kernel, name, machine)
+    frame = Frame(kernel, name, machine)
+    layout, x, w = _layout(node), operand(node), operand(node, 1)
+    groups, rows = node.attributes["groups"], _rows(node)
+    batch, channels = shape_of(x)[:2]
+    made, inner = shape_of(node.result)[1] // groups, channels // groups
+    width, lanes = _width(layout, machine, rows), machine.lanes()
+    padded, tiles, kernels = (frame.outputs[v] for v in kernel.scratch)
+    reader, code = frame.reader, frame.code
+    elements = list(every(*map(range, layout.kernel)))
+    blocks, pixels = made // rows, -(-layout.pixels // width)
+    work = batch * groups * made * inner * layout.pixels * len(elements)
+
+    _pad(frame, layout, x, padded, channels, _slack(layout, width))
+    _order_kernels(frame, node, w, kernels, groups, blocks, rows, inner, layout)
+
+    with reader.loop("image", batch) as image, reader.loop("block", groups * blocks, frame.parallel(work)) as block:
+        group = t.idiv(block, blocks) if groups > 1 else 0
+        group = reader.position(group)
+        first = t.imul(t.iadd(t.imul(image, channels), t.imul(group, inner)), layout.channel)
+        first = code.let(t.index(first), "first")
+        with reader.loop("tile", pixels) as tile:
+            pixel = t.imul(tile, width)
+            total = code.alloc("total", rows * width, "float32")
+            slots = [(r, v, (r * (width // lanes) + v) * lanes) for r in range(rows) for v in range(width // lanes)]
+            for _, _, slot in slots:
+                with reader.loop("j", lanes, t.VECTORIZED) as j:
+                    code.store(total, t.iadd(j, slot), t.const(0, "float32"))
+            with reader.loop("c", inner) as c:
+                image_at = t.iadd(t.iadd(first, t.imul(c, layout.channel)), pixel)
+                kernel_at = t.imul(t.iadd(t.imul(block, inner), c), len(elements) * rows)
+                for e, at in enumerate(elements):
+                    factors = [code.let(t.load(kernels, t.iadd(kernel_at, e * rows + r)), "w") for r in range(rows)]
+                    for r, v, slot in slots:
+                        with reader.loop("j", lanes, t.VECTORIZED) as j:
+                            there = t.iadd(image_at, t.iadd(j, layout.offset(at) + v * lanes))
+                            product = t.binary("mul", factors[r], t.load(padded, there))
+                            here = t.iadd(j, slot)
+                            code.store(total, here, t.binary("add", t.load(total, here), product))
+            for r, v, slot in slots:
+                row = t.imul(t.iadd(t.imul(block, rows), r), pixels * width)
+                with reader.loop("j", lanes, t.VECTORIZED) as j:
+                    there = t.iadd(t.iadd(row, pixel), t.iadd(j, v * lanes))
+                    code.store(tiles, there, t.load(total, t.iadd(j, slot)))
+        _emit_block(frame, node, layout, image, block, rows, tiles, pixels * width, lanes)
+    return frame.finish()
+
+
+def _order_kernels(
+    frame: Frame, node: Node, w: Value, kernels: Any, groups: int, blocks: int, rows: int, inner: int, layout: Layout
+) -> None:
+    """Kernels in the order in which the tiles read them: by block, channel and element, a tile's channels together."""
+    reader, code = frame.reader, frame.code
+    backward = node.op.name == "conv_input_grad"
+    sizes = layout.kernel
+    count = math.prod(sizes)
+    made = blocks * rows
+    with reader.loop("block", groups * blocks) as block, reader.loop("c", inner) as c, reader.loop("r", rows) as r:
+        group = reader.position(t.idiv(block, blocks)) if groups > 1 else 0
+        within = reader.position(t.isub(block, t.imul(group, blocks)) if groups > 1 else block)
+        row = t.iadd(t.imul(within, rows), r)
+        with reader.nest("abc", sizes) as at:
+            target = t.iadd(t.imul(t.iadd(t.imul(t.iadd(t.imul(block, inner), c), count), reader.flat(at, sizes)), rows), r)
+            if backward:  # the channels exchanged, the kernel turned around
+                turned = tuple(t.isub(n - 1, i) for i, n in zip(at, sizes, strict=True))
+                source = (t.iadd(t.imul(group, inner), c), row, *turned)
+            else:
+                source = (t.iadd(t.imul(group, made), row), c, *at)
+            code.store(kernels, target, reader.at(w, source))
+
+
+def _emit_block(
+    frame: Frame, node: Node, layout: Layout, image: Any, block: Any, rows: int, tiles: Any, length: int, lanes: int
+) -> None:
+    """The rows of a block's results, without what was computed between them."""
+    reader, follow = frame.reader, [n for n in frame.kernel.nodes if n is not node]
+    *outer, inner = layout.result
+    whole = inner // lanes if vectorisable(follow) else 0
+    with reader.loop("r", rows) as r:
+        channel = t.iadd(t.imul(block, rows), r)
+        base = t.imul(channel, length)
+
+        def one(before: Index, place: Any) -> None:
+            at = t.iadd(base, layout.rows((*before, place)))
+            frame.emit((image, channel, *before, place), t.load(tiles, at))
+
+        with reader.nest("yx", outer) as before:
+            if whole:
+                with reader.loop("v", whole) as v, reader.loop("j", lanes, t.VECTORIZED) as j:
+                    one(before, t.iadd(t.imul(v, lanes), j))
+            if inner - whole * lanes:
+                with reader.loop("k", inner - whole * lanes) as k:
+                    one(before, t.iadd(k, whole * lanes))
+
+
+# -- the gradient of the kernel -----------------------------------------------------------------------------------
+def weight_gradient(kernel: Kernel, name: str, machine: Machine) -> Any:
+    """conv_weight_grad: products of rows of pixels, four by four channels at a time."""
+    node = kernel.anchor
+    if not suits(node):
+        return contractions.conv_weight_grad(kernel, name, machine)
+    frame = Frame(kernel, name, machine)
+    layout, x, g = _layout(node), operand(node), operand(node, 1)
+    groups, lanes = node.attributes["groups"], machine.lanes()
+    batch, channels = shape_of(x)[:2]
+    made, inner = shape_of(node.result)[:2]
+    per_group = made // groups
+    padded, weighted = (frame.outputs[v] for v in kernel.scratch)
+    reader, code = frame.reader, frame.code
+    steps = -(-layout.pixels // lanes)
+    _pad(frame, layout, x, padded, channels, _slack(layout, lanes))
+    _lay_rows(frame, layout, g, weighted, steps * lanes)
+    high, wide = _divisor(per_group), _divisor(inner)
+    elements = list(every(*map(range, layout.kernel)))
+    blocks = (per_group // high) * (inner // wide)
+    work = batch * made * inner * layout.pixels * len(elements)
+    with reader.loop("block", groups * blocks, frame.parallel(work)) as block:
+        group = reader.position(t.idiv(block, blocks)) if groups > 1 else 0
+        within = reader.position(t.isub(block, t.imul(group, blocks)) if groups > 1 else block)
+        row = code.let(t.index(t.imul(t.idiv(within, inner // wide), high)), "row")
+        column = code.let(t.index(t.imul(t.imod(within, inner // wide), wide)), "column")
+        for at in elements:
+            cells = [(r, c) for r in range(high) for c in range(wide)]
+            total = code.alloc("total", len(cells) * lanes, "float32")
+            for k in range(len(cells)):
+                with reader.loop("j", lanes, t.VECTORIZED) as j:
+                    code.store(total, t.iadd(j, k * lanes), t.const(0, "float32"))
+            with reader.loop("image", batch) as image:
+                lead = t.iadd(t.imul(image, made), t.iadd(t.imul(group, per_group), row))
+                rows = code.let(t.index(t.imul(lead, steps * lanes)), "rows")
+                source = t.iadd(t.imul(image, channels), t.iadd(t.imul(group, inner), column))
+                columns = code.let(t.index(t.iadd(t.imul(source, layout.channel), layout.offset(at))), "columns")
+                with reader.loop("p", steps) as p:
+                    for k, (r, c) in enumerate(cells):
+                        with reader.loop("j", lanes, t.VECTORIZED) as j:
+                            pixel = t.iadd(t.imul(p, lanes), j)
+                            a = t.load(weighted, t.iadd(t.iadd(rows, r * steps * lanes), pixel))
+                            b = t.load(padded, t.iadd(t.iadd(columns, c * layout.channel), pixel))
+                            here = t.iadd(j, k * lanes)
+                            code.store(total, here, t.binary("add", t.load(total, here), t.binary("mul", a, b)))
+            for k, (r, c) in enumerate(cells):
+                with reader.loop("l", lanes - 1) as lane:
+                    other = t.load(total, t.iadd(t.iadd(lane, 1), k * lanes))
+                    code.store(total, k * lanes, t.binary("add", t.load(total, k * lanes), other))
+                place = (t.iadd(t.iadd(t.imul(group, per_group), row), r), t.iadd(column, c), *at)
+                frame.emit(place, t.load(total, k * lanes))
+    return frame.finish()
+
+
+def _divisor(count: int) -> int:
+    return next(k for k in (4, 3, 2, 1) if count % k == 0)
+
+
+def _lay_rows(frame: Frame, layout: Layout, g: Value, weighted: Any, length: int) -> None:
+    """The cotangent's pixels at the flat positions that the padded image uses, zeros between rows."""
+    reader, code = frame.reader, frame.code
+    batch, channels = shape_of(g)[:2]
+    with reader.loop("c", batch * channels) as c:
+        base = t.imul(c, length)
+        with reader.loop("i", length) as i:
+            code.store(weighted, t.iadd(base, i), t.const(0, "float32"))
+        at = (reader.position(t.idiv(c, channels)), reader.position(t.imod(c, channels)))
+        with reader.nest("yxz", layout.result) as inner:
+            code.store(weighted, t.iadd(base, layout.rows(inner)), reader.at(g, (*at, *inner)))
+
+
