@@ -6,7 +6,7 @@ from small import X, Y, arrays, classifier, loader, trainer
 
 import mithril as ml
 from mithril.errors import GradientError, InputError, OptionError
-from mithril.models import Accuracy, Layer, Linear
+from mithril.models import Accuracy, Layer, Linear, Model
 from mithril_train.recipe import LossScale
 
 BATCH = {"input": X[:16], "target": Y[:16]}
@@ -187,7 +187,7 @@ def test_losses_by_name_function_layer_and_output():
 def test_wrong_losses():
     with pytest.raises(OptionError, match="which value is the loss"):
         trainer(loss=None).step(BATCH)
-    with pytest.raises(OptionError, match="there is no loss or metric 'cross_entropi'"):
+    with pytest.raises(OptionError, match="unknown loss or metric 'cross_entropi'"):
         trainer(loss="cross_entropi")
     with pytest.raises(OptionError, match="not a scalar"):
         trainer(loss=lambda output, target: output).step(BATCH)
@@ -250,3 +250,14 @@ def test_mixed_precision_keeps_parameters_and_moments_in_float32():
     assert all(n.tags.get("phase") != "update" for n in small if n.op.name != "cast")
     history = made.fit(loader(), 5)
     assert history["loss"][-1] < history["loss"][0]
+
+
+def test_metrics_by_word():
+    model = Model()
+    model |= Linear(3, name="l")(input="input", output="output")
+    x = np.random.default_rng(0).standard_normal((12, 4)).astype(np.float32)
+    trainer = ml.Trainer(
+        model, ml.SGD(0.1), loss="cross_entropy", metrics=["accuracy"], backend="numpy", progress=False
+    )
+    report = trainer.step((x, np.arange(12, dtype=np.int32) % 3))
+    assert 0 <= report["accuracy"] <= 1

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mithril.errors import MithrilError, OperationError, OptionError
+from mithril.errors import MithrilError, OperationError, OptionError, unknown
 from mithril.graph import Value
 from mithril.graph.registry import operation
-from mithril.models import Layer
+from mithril.models import Accuracy, Layer, MeanAbsoluteError, MeanSquaredError, Perplexity, R2Score
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,40 @@ class Measure:
         )
 
 
+# Metrics without arguments, and the operations that are losses: what a word may mean, and what an error lists.
+METRICS: Mapping[str, type[Layer]] = {
+    "accuracy": Accuracy,
+    "mean_absolute_error": MeanAbsoluteError,
+    "mean_squared_error": MeanSquaredError,
+    "perplexity": Perplexity,
+    "r2_score": R2Score,
+}
+LOSSES = (
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "cross_entropy",
+    "hinge_loss",
+    "huber_loss",
+    "kl_div",
+    "l1_loss",
+    "mse_loss",
+    "nll_loss",
+    "smooth_l1_loss",
+)
+
+
 def as_measure(given: Any, name: str = "") -> Measure:
     """A measure from an operation or its name, a layer such as ``ml.models.Accuracy()``, or a function."""
     if isinstance(given, Measure):
         return given
     if isinstance(given, str):
+        if given in METRICS:
+            return as_measure(METRICS[given](), name or given)
         try:
             return as_measure(operation(given), name or given)
-        except OperationError as error:
-            raise OptionError(f"there is no loss or metric '{given}'", facts=error.facts, hint=error.hint) from None
+        except OperationError:
+            what, facts, hint = unknown("loss or metric", given, [*LOSSES, *METRICS])
+            raise OptionError(what, facts=facts, hint=hint) from None
     if isinstance(given, Layer):
         return Measure(name or type(given).__name__, tuple(given.inputs), _built(given))
     operands = getattr(given, "operands", None)
