@@ -71,7 +71,12 @@ def test_trace_shapes_derives_every_operation(backend, rows, capsys):
 
 def test_intermediates_are_kept_and_written(backend, rows, tmp_path):
     compiled = ml.compile(
-        net(), backend, shapes={"x": [rows, 4]}, save_intermediates=True, intermediate_dir=str(tmp_path / "i"), jit=False
+        net(),
+        backend,
+        shapes={"x": [rows, 4]},
+        save_intermediates=True,
+        intermediate_dir=str(tmp_path / "i"),
+        jit=False,
     )
     assert {"shapes", "optimize", "build", *compiled.pipeline.names} <= set(compiled.stages)
     assert (tmp_path / "i" / "shapes.txt").read_text().strip() == str(compiled.stages["shapes"])
