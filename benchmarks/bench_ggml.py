@@ -1,6 +1,6 @@
 """The GGML backend against torch, in turns and on one thread each: dense layers, an encoder, a decoding step, files.
 
-``python benchmarks/bench_ggml.py [part ...]``: parts are overhead, linear, encoder, decoding, digits.
+``python benchmarks/bench_ggml.py [part ...]``: parts are overhead, linear, encoder, decoding, training, digits.
 Ratios are torch's float32 time over ours: more than 1 is faster than torch.
 """
 
@@ -24,7 +24,7 @@ from interleaved import interleaved
 import mithril as ml
 from mithril.graph import Builder
 from mithril.graph.registry import operation as op
-from mithril.models import Linear, Model, Relu, TransformerEncoderLayer
+from mithril.models import Conv2d, Flatten, Linear, MaxPool2d, Model, Relu, TransformerEncoderLayer
 from mithril.runtime.backend import BuildOptions
 
 torch.set_num_threads(1)
@@ -194,7 +194,8 @@ def digits() -> None:
 
     data = load_digits()
     x = (data.data / 16).astype(np.float32)
-    order = np.random.default_rng(1).permutation(len(x))
+    rng = np.random.default_rng(1)
+    order = rng.permutation(len(x))
     x, y = x[order], data.target[order]
     model = Model()
     for size in (256, 256):
@@ -206,7 +207,7 @@ def digits() -> None:
     split = 1300
     momentum = {n: np.zeros_like(p) for n, p in params.items()}
     for step in range(600):
-        rows = RNG.integers(0, split, 128)
+        rows = rng.integers(0, split, 128)
         out = compiled.evaluate(params, {"input": x[rows]}, training=True)["output"]
         e = np.exp(out - out.max(1, keepdims=True))
         g = e / e.sum(1, keepdims=True)
@@ -224,7 +225,62 @@ def digits() -> None:
             print(f"digits {kind}: accuracy {100 * right:.1f} %, file {path.stat().st_size:,} bytes", flush=True)
 
 
-PARTS = {"overhead": overhead, "linear": linear, "encoder": encoder, "decoding": decoding, "digits": digits}
+# -- forward and backward ---------------------------------------------------------------------------------------------
+def training() -> None:
+    """Outputs and all gradients of one batch."""
+    nn = torch.nn
+    mlp, encoder, cnn = Model(), Model(), Model()
+    for layer in (Linear(512), Relu(), Linear(512), Relu(), Linear(10)):
+        mlp += layer
+    encoder += TransformerEncoderLayer(128, 4, 512, dropout=0.0, activation="gelu")
+    for layer in (
+        Conv2d(1, 16, 3, padding=1),
+        Relu(),
+        MaxPool2d(2),
+        Conv2d(16, 32, 3, padding=1),
+        Relu(),
+        MaxPool2d(2),
+    ):
+        cnn += layer
+    cnn += Flatten()
+    cnn += Linear(10)
+    torch_cnn = nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 49, 10),
+    )  # fmt: skip
+    torch_mlp = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+    torch_encoder = nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, activation="gelu", batch_first=True)
+    for name, ours, theirs, shape in (
+        ("perceptron, batch 128", mlp, torch_mlp, (128, 784)),
+        ("encoder layer of 128, [4, 64]", encoder, torch_encoder, (4, 64, 128)),
+        ("two convolutions, batch 32 of 28x28", cnn, torch_cnn, (32, 1, 28, 28)),
+    ):
+        x = random(*shape)
+        xt = torch.from_numpy(x)
+        compiled = ml.compile(ours, "ggml", shapes={"input": list(shape)})
+        params = compiled.randomize_params(seed=0)
+        g = random(*compiled.evaluate(params, {"input": x})["output"].shape)
+        gt = torch.from_numpy(g)
+
+        def backward(theirs: Any = theirs, xt: Any = xt, gt: Any = gt) -> None:
+            theirs.zero_grad()
+            theirs(xt).backward(gt)
+
+        ways = {
+            "torch f32": backward,
+            "ggml": lambda c=compiled, p=params, x=x, g=g: c.evaluate(p, {"input": x}, g),
+        }
+        report(f"gradients of {name}", ways)
+
+
+PARTS = {
+    "overhead": overhead,
+    "linear": linear,
+    "encoder": encoder,
+    "decoding": decoding,
+    "training": training,
+    "digits": digits,
+}
 
 if __name__ == "__main__":
     for part in sys.argv[1:] or PARTS:

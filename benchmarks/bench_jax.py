@@ -53,7 +53,8 @@ class Hand:
 def vjp(function: Any) -> Any:
     def gradients(p: Any, given: Any) -> Any:
         x, g = given
-        return jax.vjp(lambda p: function(p, x), p)[1](g)[0]
+        y, pull = jax.vjp(lambda p: function(p, x), p)
+        return {**pull(g)[0], "": y}
 
     return jax.jit(gradients)
 

@@ -54,8 +54,8 @@ def vjp(function: Any) -> Any:
     def gradients(p: Any, given: Any) -> Any:
         x, g = given
         names = list(p)
-        found = mx.vjp(lambda *w: [function(dict(zip(names, w, strict=True)), x)], list(p.values()), [g])[1]
-        return dict(zip(names, found, strict=True))
+        y, found = mx.vjp(lambda *w: [function(dict(zip(names, w, strict=True)), x)], list(p.values()), [g])
+        return {**dict(zip(names, found, strict=True)), "": y[0]}
 
     return gradients
 

@@ -56,8 +56,9 @@ def autograd(function: Any) -> Any:
     def call(p: Any, given: Any) -> Any:
         if not kept:
             kept.update({n: x.detach().clone().requires_grad_() for n, x in p.items()})
-        found = torch.autograd.grad(function(kept, given[0]), list(kept.values()), given[1])
-        return dict(zip(kept, found, strict=True))
+        y = function(kept, given[0])
+        found = torch.autograd.grad(y, list(kept.values()), given[1])
+        return {**dict(zip(kept, found, strict=True)), "": y.detach()}
 
     return call
 

@@ -380,6 +380,8 @@ def main(wanted: list[str]) -> None:
             "torch compiled": (lambda b: mlp_torch(b, True), "torch", {"jit": True}),
             "mlx": (mlp_mlx, "mlx", {}),
             "mlx compiled": (lambda b: mlp_mlx(b, True), "mlx", {"jit": True}),
+            "c, NumPy by hand": (mlp_numpy, "c", {}),
+            "ggml, NumPy by hand": (mlp_numpy, "ggml", {}),
         }
         chosen = {n: h for n, h in hand.items() if not set(wanted) & set(hand) or n in wanted}
         measured("MLP, batch 128", lambda: MLP(SIZES[1:]), mlp_batch(), chosen)

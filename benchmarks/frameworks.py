@@ -172,6 +172,12 @@ def _random(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     return RNG.standard_normal(shape).astype(np.float32)
 
 
+def _joined(made: Any) -> dict[str, Any]:
+    """Gradients by parameter, and the output, which every way has to give as well, under no name."""
+    outputs, gradients = made
+    return {**gradients, "": next(iter(outputs.values()))}
+
+
 def forward_row(
     backend: str,
     f: Any,
@@ -223,7 +229,9 @@ def gradient_row(
             y = compiled.backend.array(
                 _random(tuple(next(iter(compiled.evaluate(params, {"input": x}).values())).shape))
             )
-        calls[label] = lambda compiled=compiled, params=params: finish(compiled.evaluate(params, {"input": x}, y)[1])
+        calls[label] = lambda compiled=compiled, params=params: _joined(
+            finish(compiled.evaluate(params, {"input": x}, y))
+        )
     for label, way in ways.items():
         function = way(lambda p, x: case.by_hand(f, p, x))
         calls[label] = lambda function=function, params=params: finish(function(params, (x, y)))

@@ -16,6 +16,7 @@ from mithril.runtime.backend import BuildOptions, as_numpy
 from mithril.runtime.source_backend import Forward, SourceBackend
 from mithril.types import ALL, DType, dtype as as_dtype
 from mithril_torch import native  # noqa: F401  # adds its rows to the table
+from mithril_torch.joining import joined
 from mithril_torch.lowering import table
 from mithril_torch.own import DIFFERENT, own
 from mithril_torch.running import read, runner
@@ -79,6 +80,9 @@ class TorchBackend(SourceBackend):
                 options.decisions.record("choice", f"'{name}' as PyTorch has it: {DIFFERENT[name]}")
         running = read(options, self.torch_device, cudnn_benchmark=self.cudnn_benchmark, enable_amp=self.enable_amp)
         return runner(forward, graph, running, options)
+
+    def generate(self, graph: Graph, options: BuildOptions) -> Any:
+        return super().generate(joined(graph), options)
 
     def differentiated(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
         def with_gradients(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -162,19 +162,20 @@ def matmul_int(a, b):
     return wide != 0 if a.dtype == torch.bool else wide.to(a.dtype)
 
 
-def onednn_pays(x, rows):
-    """Whether oneDNN multiplies these faster: always on CPUs where MKL is slow, hardly less on others.
+def onednn_pays(x, rows, inner, columns):
+    """Whether oneDNN multiplies these faster: on CPUs where MKL is slow by far, on others hardly less, unless it is
+    little work, since it takes ten microseconds to begin.
 
     Its operation has no gradient, and torch.compile takes it with packed weights only.
     """
-    free = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    return free and rows >= 8 and x.device.type == "cpu"
+    much = rows >= 8 and rows * inner * columns >= 1 << 20
+    return much and x.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 @needs(onednn_pays)
 def times(a, b):
     """The matrix product of float32: by oneDNN on a CPU, which multiplies twice as fast as MKL on some."""
-    if b.ndim == 2 and a.ndim >= 2 and a.numel() and b.numel() and onednn_pays(a, a.shape[-2]):
+    if b.ndim == 2 and a.ndim >= 2 and onednn_pays(a, a.numel() // max(a.shape[-1], 1), *b.shape):
         return torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "")
     return torch.matmul(a, b)
 
@@ -182,7 +183,7 @@ def times(a, b):
 @needs(onednn_pays)
 def linear(x, w, b, attribute, algorithm):
     """x @ w.T + b of float32 and an activation, in one kernel where there is one."""
-    if x.ndim >= 2 and x.numel() and w.numel() and onednn_pays(x, x.shape[-2]):
+    if x.ndim >= 2 and onednn_pays(x, x.numel() // max(x.shape[-1], 1), *w.shape):
         return torch.ops.mkldnn._linear_pointwise(x, w, b, attribute, [], algorithm)
     y = F.linear(x, w, b)
     if attribute == "none":
@@ -376,13 +377,13 @@ def even(padding):
 
 
 @needs(padded, even)
-def conv(x, w, stride, padding, dilation, groups):
-    """Convolution of [batch, channels, ...] images."""
+def conv(x, w, stride, padding, dilation, groups, b=None):
+    """Convolution of [batch, channels, ...] images, and a number added to each channel."""
     function = (F.conv1d, F.conv2d, F.conv3d)[w.ndim - 3]
     own = even(padding)
     if own is None:
         x, own = padded(x, padding, 0.0), [0] * len(padding)
-    return function(x, w, None, stride, own, dilation, groups)
+    return function(x, w, b, stride, own, dilation, groups)
 
 
 @needs(padded, even)

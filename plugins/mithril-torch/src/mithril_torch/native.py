@@ -7,7 +7,10 @@ from typing import Any
 from mithril.codegen import Call
 from mithril.graph import Node
 from mithril_torch import helpers
+from mithril_torch.joining import add_rows
 from mithril_torch.lowering import dtype_of, has_onednn, table
+
+add_rows(table)
 
 UNARY = {
     "relu": "torch.relu({x})",

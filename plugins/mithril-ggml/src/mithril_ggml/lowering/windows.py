@@ -1,4 +1,4 @@
-"""Convolutions and pooling: windows as columns in the arena, one image after the other, and the BLAS.
+"""Convolutions and pooling: windows as columns in the arena, some images after the others, and the BLAS.
 
 ggml's own convolutions multiply with 16-bit kernels or take several times as long.
 """
@@ -40,30 +40,49 @@ class Windows:
         return not self.pads and math.prod(self.kernel) == 1 and math.prod(self.stride) == 1
 
     def places(self) -> Iterator[tuple[Any, ...]]:
-        """For each element of the kernel, the elements of the padded image that it meets."""
+        """For each element of the kernel, the elements of padded images that it meets."""
         for at in np.ndindex(*self.kernel):
             rows = zip(at, self.counts, self.stride, self.dilation)
-            yield tuple(slice(k * d, k * d + (n - 1) * s + 1, s) for k, n, s, d in rows)
+            yield (..., *(slice(k * d, k * d + (n - 1) * s + 1, s) for k, n, s, d in rows))
+
+    @property
+    def within(self) -> tuple[Any, ...]:
+        """The images in their padding."""
+        return (..., *self.inside)
 
     def view(self, padded: Array) -> Array:
-        """[channels, *kernel, *windows] of one padded image, without moving anything."""
-        steps = padded.strides[1:]
+        """[images, channels, *kernel, *windows] of padded images, without moving anything."""
+        steps = padded.strides[2:]
         inner = tuple(t * d for t, d in zip(steps, self.dilation))
         outer = tuple(t * s for t, s in zip(steps, self.stride))
-        shape = (padded.shape[0], *self.kernel, *self.counts)
-        return np.lib.stride_tricks.as_strided(padded, shape, (padded.strides[0], *inner, *outer), writeable=False)
+        shape = (*padded.shape[:2], *self.kernel, *self.counts)
+        return np.lib.stride_tricks.as_strided(padded, shape, (*padded.strides[:2], *inner, *outer), writeable=False)
 
-    def pad(self, image: Array, room: Array) -> Array:
-        """One image in its padding; the padding itself was filled before."""
+    def pad(self, images: Array, room: Array) -> Array:
+        """Images in their padding; the padding itself was filled before."""
         if not self.pads:
-            return image
-        room[(slice(None), *self.inside)] = image
+            return images
+        room = room[: len(images)]
+        room[self.within] = images
         return room
 
 
 def _windows(node: Node, image: Shape, kernel: Shape) -> Windows:
     a = node.attributes
     return Windows(image, kernel, tuple(a["stride"]), a["padding"], tuple(a["dilation"]) if "dilation" in a else None)
+
+
+CACHE = 1 << 19  # bytes that should stay near the processor between the steps for some images
+
+
+def _batches(images: int, elements: int) -> list[slice]:
+    """As many images at once as the caches hold, at so many elements each."""
+    count = max(1, min(images, CACHE // (4 * max(elements, 1))))
+    return [slice(k, min(k + count, images)) for k in range(0, images, count)]
+
+
+def _most(batches: list[slice]) -> int:
+    return int(batches[0].stop - batches[0].start)
 
 
 def _single_group(node: Node) -> bool:
@@ -85,14 +104,16 @@ def _conv(draft: Draft, node: Node, x: Tensor, w: Tensor) -> Tensor:
         met = draft.shaped(x, (images, groups, channels // groups, count))
         draft.numpy("conv", lambda x, w, out: np.matmul(w, x, out=out), [met, kernels], [result])
         return out
-    columns, room = draft.new((groups, inner, count)), draft.new((channels, *at.padded))
+    batches = _batches(images, groups * inner * count)
+    columns = draft.new((_most(batches), groups, inner, count))
+    room = draft.new((_most(batches), channels, *at.padded))
 
     def conv(x: Array, w: Array, out: Array, columns: Array, room: Array) -> None:
         room[...] = 0
-        filled = columns.reshape(channels, *at.kernel, *at.counts)
-        for image, result in zip(x, out):
-            np.copyto(filled, at.view(at.pad(image, room)))
-            np.matmul(w, columns, out=result)
+        for some in batches:
+            met = columns[: some.stop - some.start]
+            np.copyto(met.reshape(-1, channels, *at.kernel, *at.counts), at.view(at.pad(x[some], room)))
+            np.matmul(w, met, out=out[some])
 
     draft.numpy("conv", conv, [x, kernels], [result, columns, room])
     return out
@@ -102,22 +123,19 @@ def _depthwise(draft: Draft, at: Windows, x: Tensor, w: Tensor, out: Tensor) -> 
     """One kernel per channel: as many sums of products as the kernel has elements."""
     channels = x.shape[1]
     taps = draft.shaped(draft.dense(w), (channels, math.prod(at.kernel)))
-    room, term = draft.new((channels, *at.padded)), draft.new((channels, *at.counts))
+    batches = _batches(x.shape[0], channels * math.prod(at.padded))
+    room, term = draft.new((_most(batches), channels, *at.padded)), draft.new((_most(batches), channels, *at.counts))
     places = list(at.places())
     spread = (slice(None), *[None] * len(at.kernel))
 
     def conv(x: Array, w: Array, out: Array, room: Array, term: Array) -> None:
         room[...] = 0
-        for image, result in zip(x, out):
-            padded = at.pad(image, room)
+        for some in batches:
+            padded, result, part = at.pad(x[some], room), out[some], term[: some.stop - some.start]
             for k, place in enumerate(places):
-                factor = w[:, k][spread]
-                part = padded[(slice(None), *place)]
-                if k == 0:
-                    np.multiply(part, factor, result)
-                else:
-                    np.multiply(part, factor, term)
-                    np.add(result, term, result)
+                np.multiply(padded[place], w[:, k][spread], part if k else result)
+                if k:
+                    np.add(result, part, result)
 
     draft.numpy("conv", conv, [x, taps], [out, room, term])
     return out
@@ -130,17 +148,19 @@ def _conv_input_grad(draft: Draft, node: Node, g: Tensor, w: Tensor) -> Tensor:
     channels, inner, count = out.shape[1], math.prod(w.shape[1:]), math.prod(at.counts)
     kernels = draft.shaped(draft.dense(w), (w.shape[0], inner)).transposed((1, 0))
     met = draft.shaped(g, (g.shape[0], w.shape[0], count))
-    columns, room = draft.new((inner, count)), draft.new((channels, *at.padded))
+    batches = _batches(g.shape[0], inner * count)
+    columns, room = draft.new((_most(batches), inner, count)), draft.new((_most(batches), channels, *at.padded))
     places = list(at.places())
 
     def grad(g: Array, w: Array, out: Array, columns: Array, room: Array) -> None:
-        parts = columns.reshape(channels, len(places), *at.counts)
-        for cotangent, result in zip(g, out):
-            np.matmul(w, cotangent, out=columns)
-            room[...] = 0
+        for some in batches:
+            met, image = columns[: some.stop - some.start], room[: some.stop - some.start]
+            np.matmul(w, g[some], out=met)
+            parts = met.reshape(-1, channels, len(places), *at.counts)
+            image[...] = 0
             for k, place in enumerate(places):
-                room[(slice(None), *place)] += parts[:, k]
-            result[...] = room[(slice(None), *at.inside)]
+                image[place] += parts[:, :, k]
+            out[some] = image[at.within]
 
     draft.numpy("conv_input_grad", grad, [met, kernels], [out, columns, room])
     return out
@@ -154,16 +174,18 @@ def _conv_weight_grad(draft: Draft, node: Node, x: Tensor, g: Tensor) -> Tensor:
     met = draft.shaped(g, (g.shape[0], out.shape[0], count))
     result = out.reshaped((out.shape[0], inner))
     assert result is not None
-    columns, room, term = draft.new((inner, count)), draft.new((channels, *at.padded)), draft.new(result.shape)
+    batches = _batches(x.shape[0], inner * count)
+    columns, room = draft.new((_most(batches), inner, count)), draft.new((_most(batches), channels, *at.padded))
+    term = draft.new((_most(batches), *result.shape))
 
     def grad(x: Array, g: Array, out: Array, columns: Array, room: Array, term: Array) -> None:
         room[...] = 0
         out[...] = 0
-        filled = columns.reshape(channels, *at.kernel, *at.counts)
-        for image, cotangent in zip(x, g):
-            np.copyto(filled, at.view(at.pad(image, room)))
-            np.matmul(cotangent, columns.T, out=term)
-            np.add(out, term, out)
+        for some in batches:
+            met, share = columns[: some.stop - some.start], term[: some.stop - some.start]
+            np.copyto(met.reshape(-1, channels, *at.kernel, *at.counts), at.view(at.pad(x[some], room)))
+            np.matmul(g[some], met.transpose(0, 2, 1), out=share)
+            np.add(out, np.add.reduce(share, 0), out)
 
     draft.numpy("conv_weight_grad", grad, [x, met], [result, columns, room, term])
     return out
@@ -175,18 +197,16 @@ def _pool(draft: Draft, node: Node, x: Tensor, fill: float, join: Callable[..., 
     out = draft.like(node.result)
     at = _windows(node, x.shape, tuple(node.attributes["kernel"]))
     places = list(at.places())
-    room = draft.new((x.shape[1], *at.padded) if at.pads else (1,))
+    batches = _batches(x.shape[0], x.shape[1] * math.prod(at.padded))
+    room = draft.new((_most(batches), x.shape[1], *at.padded) if at.pads else (1,))
 
     def pool(x: Array, out: Array, room: Array) -> None:
         room[...] = fill
-        for image, result in zip(x, out):
-            padded = at.pad(image, room)
-            for k, place in enumerate(places):
-                part = padded[(slice(None), *place)]
-                if k == 0:
-                    np.copyto(result, part)
-                else:
-                    join(result, part, out=result)
+        for some in batches:
+            padded, result = at.pad(x[some], room), out[some]
+            np.copyto(result, padded[places[0]])
+            for place in places[1:]:
+                join(result, padded[place], out=result)
         if finish is not None:
             np.divide(out, finish, out)
 
@@ -210,8 +230,8 @@ def _shares(node: Node, at: Windows) -> Any:
     if node.attributes["count_include_pad"] or not at.pads:
         return np.float32(math.prod(at.kernel))
     room = np.zeros((1, *at.padded), np.float32)
-    room[(slice(None), *at.inside)] = 1
-    total: Any = sum(room[(slice(None), *place)] for place in at.places())
+    room[at.within] = 1
+    total: Any = sum(room[place] for place in at.places())
     return total
 
 
@@ -221,15 +241,17 @@ def _avg_pool_grad(draft: Draft, node: Node, g: Tensor) -> Tensor:
     out = draft.like(node.result)
     at = _windows(node, shape, tuple(node.attributes["kernel"]))
     shares, places = _shares(node, at), list(at.places())
-    room, term = draft.new((shape[1], *at.padded)), draft.new((shape[1], *at.counts))
+    batches = _batches(shape[0], shape[1] * math.prod(at.padded))
+    room, term = draft.new((_most(batches), shape[1], *at.padded)), draft.new((_most(batches), shape[1], *at.counts))
 
     def grad(g: Array, out: Array, room: Array, term: Array) -> None:
-        for cotangent, result in zip(g, out):
-            np.divide(cotangent, shares, term)
-            room[...] = 0
+        for some in batches:
+            image, share = room[: some.stop - some.start], term[: some.stop - some.start]
+            np.divide(g[some], shares, share)
+            image[...] = 0
             for place in places:
-                room[(slice(None), *place)] += term
-            result[...] = room[(slice(None), *at.inside)]
+                image[place] += share
+            out[some] = image[at.within]
 
     draft.numpy("avg_pool_grad", grad, [g], [out, room, term])
     return out
@@ -242,18 +264,18 @@ def _max_pool_positions(draft: Draft, node: Node, x: Tensor) -> Tensor:
     at = _windows(node, x.shape, tuple(node.attributes["kernel"]))
     places = list(at.places())
     numbers = np.full((1, *at.padded), -1, np.int32)
-    numbers[(slice(None), *at.inside)] = np.arange(math.prod(x.shape[2:]), dtype=np.int32).reshape(x.shape[2:])
-    tables = [np.ascontiguousarray(numbers[(slice(None), *place)]) for place in places]
-    room, best = draft.new((x.shape[1], *at.padded) if at.pads else (1,)), draft.new((x.shape[1], *at.counts))
+    numbers[at.within] = np.arange(math.prod(x.shape[2:]), dtype=np.int32).reshape(x.shape[2:])
+    tables = [np.ascontiguousarray(numbers[place]) for place in places]
+    room, best = draft.new((1, x.shape[1], *at.padded) if at.pads else (1,)), draft.new((x.shape[1], *at.counts))
 
     def find(x: Array, out: Array, room: Array, best: Array) -> None:
         room[...] = -np.inf
-        for image, found in zip(x, out):
-            padded = at.pad(image, room)
+        for k, found in enumerate(out):
+            (padded,) = at.pad(x[k : k + 1], room)
             best[...] = -np.inf
             found[...] = -1
             for place, number in zip(places, tables):
-                part = padded[(slice(None), *place)]
+                part = padded[place]
                 better = ((part > best) | ((part != part) & (best == best)) | (found < 0)) & (number >= 0)
                 np.copyto(best, part, where=better)
                 np.copyto(found, number, where=better)
@@ -276,27 +298,27 @@ def _max_pool_grad(draft: Draft, node: Node, g: Tensor, x: Tensor) -> Tensor:
     at = _windows(node, x.shape, tuple(node.attributes["kernel"]))
     places = list(at.places())
     real = np.zeros((1, *at.padded), np.bool_)
-    real[(slice(None), *at.inside)] = True
-    inside = [np.ascontiguousarray(real[(slice(None), *place)]) if at.pads else None for place in places]
-    channels = x.shape[1]
-    room, cotangents = draft.new((channels, *at.padded)), draft.new((channels, *at.padded))
-    best, term = draft.new((channels, *at.counts)), draft.new((channels, *at.counts))
-    hit, left = draft.new((channels, *at.counts), bool_), draft.new((channels, *at.counts), bool_)
+    real[at.within] = True
+    masks = [np.ascontiguousarray(real[place]) if at.pads else None for place in places]
+    batches = _batches(x.shape[0], x.shape[1] * math.prod(at.padded))
+    most, channels = _most(batches), x.shape[1]
+    room, shares = draft.new((most, channels, *at.padded)), draft.new((most, channels, *at.padded))
+    best, term = draft.new((most, channels, *at.counts)), draft.new((most, channels, *at.counts))
+    hit, left = draft.new(best.shape, bool_), draft.new(best.shape, bool_)
 
-    def grad(
-        g: Array, x: Array, out: Array, room: Array, into: Array, best: Array, term: Array, hit: Array, left: Array
-    ) -> None:
+    def grad(g: Array, x: Array, out: Array, room: Array, shares: Array, *rest: Array) -> None:
         room[...] = -np.inf
-        for cotangent, image, result in zip(g, x, out):
-            padded = at.pad(image, room)
-            np.copyto(best, padded[(slice(None), *places[0])])
+        for some in batches:
+            padded = at.pad(x[some], room)
+            image, best, term, hit, left = (a[: some.stop - some.start] for a in (shares, *rest))
+            np.copyto(best, padded[places[0]])
             for place in places[1:]:
-                np.maximum(best, padded[(slice(None), *place)], out=best)
-            odd, finite = bool(np.isnan(best).any()), bool(np.isfinite(cotangent).all())
+                np.maximum(best, padded[place], out=best)
+            odd, finite = bool(np.isnan(best).any()), bool(np.isfinite(g[some]).all())
             left[...] = True
-            into[...] = 0
-            for place, mask in zip(places, inside):
-                part = padded[(slice(None), *place)]
+            image[...] = 0
+            for place, mask in zip(places, masks):
+                part = padded[place]
                 np.equal(part, best, hit)
                 if odd:
                     hit |= np.isnan(part)
@@ -305,12 +327,12 @@ def _max_pool_grad(draft: Draft, node: Node, g: Tensor, x: Tensor) -> Tensor:
                 hit &= left
                 left ^= hit
                 if finite:
-                    np.multiply(cotangent, hit, term)
+                    np.multiply(g[some], hit, term)
                 else:  # infinity times no hit would be nan
                     term[...] = 0
-                    np.copyto(term, cotangent, where=hit)
-                into[(slice(None), *place)] += term
-            result[...] = into[(slice(None), *at.inside)]
+                    np.copyto(term, g[some], where=hit)
+                image[place] += term
+            out[some] = image[at.within]
 
-    draft.numpy("max_pool_grad", grad, [g, x], [out, room, cotangents, best, term, hit, left])
+    draft.numpy("max_pool_grad", grad, [g, x], [out, room, shares, best, term, hit, left])
     return out
