@@ -54,7 +54,8 @@ def make(folder, *arguments):
 @pytest.mark.parametrize("build", [mlp, normalised, image, attention], ids=lambda f: f.__name__)
 def test_exported_c_gives_the_same(build, tmp_path):
     model, shape = build()
-    compiled = ml.compile(model, "c", shapes={"input": list(shape)}, inference=True)
+    name = "query" if build is attention else "input"
+    compiled = ml.compile(model, "c", shapes={name: list(shape)}, inference=True)
     compiled.bind(compiled.randomize_params(seed=1))
     mithril_cbackend.export(compiled, tmp_path)
     assert "tvm" not in (tmp_path / "model.c").read_text().lower()

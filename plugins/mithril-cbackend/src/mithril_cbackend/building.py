@@ -2,20 +2,52 @@
 
 from __future__ import annotations
 
+import platform
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from mithril.errors import UnsupportedError
+from mithril.errors import OptionError, UnsupportedError, unknown
 from mithril.graph import Graph
 from mithril.runtime.backend import BuildOptions
 from mithril_cbackend import program as programs, tir
 from mithril_cbackend.executable import Executable
 from mithril_cbackend.lowering.frame import Machine
 
+KNOWN = ("num_threads", "vectorize", "vector_bytes", "cpu")
+
+
+@cache
+def vector_bytes() -> int:
+    """How wide this processor's vectors are."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return 16
+    try:
+        flags = Path("/proc/cpuinfo").read_text().split()
+    except OSError:
+        return 32
+    return 64 if "avx512f" in flags else 32 if "avx2" in flags else 16
+
 
 def machine(options: BuildOptions) -> Machine:
     """What is compiled for: this computer, unless the options say otherwise."""
-    threads = options.num_threads or 1
-    return Machine(tir.host_cpu(), threads)
+    given: Mapping[str, Any] = options.settings.get("cpu_options", {}) or {}
+    for name in given:
+        if name not in KNOWN:
+            what, facts, hint = unknown("key of cpu_options", name, KNOWN)
+            raise OptionError(what, facts=facts, hint=hint)
+    threads = options.num_threads or given.get("num_threads") or tir.processors()
+    width = given.get("vector_bytes", vector_bytes())
+    if width not in (4, 16, 32, 64):
+        raise OptionError(f"cpu_options: vector_bytes cannot be {width}", facts=["accepted: 16, 32, 64"])
+    if not given.get("vectorize", True):
+        width = 4
+    limit = tir.processors()
+    if threads > limit:
+        options.decisions.record("downgrade", f"{threads} threads asked for, {limit} used: the process has no more")
+        threads = limit
+    return Machine(str(given.get("cpu") or tir.host_cpu()), int(threads), int(width))
 
 
 def build(graph: Graph, options: BuildOptions) -> Executable:

@@ -72,9 +72,7 @@ class Bundle:
         self.weights, self.offsets = self._weights()
         self.types = {i.name: i.type for i in self.graph.arguments}
         self.inputs = {n: self._input(n, inputs) for n, _ in executable.inputs}
-        self.results = {
-            n: np.array(x) for n, x in executable(self.params, self.inputs).items()
-        }
+        self.results = {n: np.array(x) for n, x in executable(self.params, self.inputs).items()}
         taken: set[str] = set()
         self.c_names = {n: _identifier(n, taken) for n in [*self.inputs, *self.results]}
         self.outputs = {n: f"{'out_' if n in self.inputs else ''}{self.c_names[n]}" for n in self.results}
@@ -132,7 +130,10 @@ class Bundle:
             f"#define {up}_WEIGHT_BYTES {max(len(self.weights), 4)}",
         ]
         for names, rows in ((self.c_names, self.inputs), (self.outputs, self.results)):
-            lines += [f"#define {up}_{names[n].upper()}_SIZE {x.size} /* {list(x.shape)} {x.dtype} */" for n, x in rows.items()]
+            lines += [
+                f"#define {up}_{names[n].upper()}_SIZE {x.size} /* {list(x.shape)} {x.dtype} */"
+                for n, x in rows.items()
+            ]
         lines += [
             "",
             "/* No two calls may use one of these at the same time. */",
@@ -164,7 +165,10 @@ class Bundle:
             f"  {name}->table[{slot}] = (int64_t)(intptr_t)(bytes + {self.offsets[n]}); /* {n} */"
             for n, slot in {**slots, **constants}.items()
         ]
-        keys = [f'  if (strcmp(key, "{n}") == 0) {{ {name}->table[{slot}] = address; return 0; }}' for n, slot in slots.items()]
+        keys = [
+            f'  if (strcmp(key, "{n}") == 0) {{ {name}->table[{slot}] = address; return 0; }}'
+            for n, slot in slots.items()
+        ]
         arguments = {n: program.arguments[n] for n in self.inputs}
         calls = [f"  {name}->table[{slot}] = (int64_t)(intptr_t){self.c_names[n]};" for n, slot in arguments.items()]
         calls += [f"  {name}->table[{slot}] = (int64_t)(intptr_t){self.outputs[n]};" for n, slot in program.results]
@@ -210,7 +214,10 @@ class Bundle:
         parts += [
             f"static {name}_t {name};",
             f"static _Alignas(64) unsigned char arena[{up}_ARENA_BYTES];",
-            *(f"static {_ctype(as_dtype(x.dtype))} got_{self.outputs[n]}[{max(x.size, 1)}];" for n, x in self.results.items()),
+            *(
+                f"static {_ctype(as_dtype(x.dtype))} got_{self.outputs[n]}[{max(x.size, 1)}];"
+                for n, x in self.results.items()
+            ),
             "",
             "int main(void) {",
             "  double worst = 0.0;",

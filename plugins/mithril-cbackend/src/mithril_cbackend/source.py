@@ -20,7 +20,8 @@ TYPES = {
 }  # fmt: skip
 SIGNS = {
     n.Add: "+", n.Sub: "-", n.Mul: "*", n.Div: "/", n.Mod: "%", n.EQ: "==", n.NE: "!=", n.LT: "<", n.LE: "<=",
-    n.GT: ">", n.GE: ">=", n.And: "&&", n.Or: "||",
+    n.GT: ">", n.GE: ">=", n.And: "&&", n.Or: "||", n.LShift: "<<", n.RShift: ">>", n.BitwiseAnd: "&",
+    n.BitwiseOr: "|", n.BitwiseXor: "^",
 }  # fmt: skip
 BITS = {
     "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^", "shift_left": "<<", "shift_right": ">>",
@@ -52,7 +53,8 @@ class Printer:
     def __init__(self, function: t.Function, lanes: int) -> None:
         self.function = function
         self.lanes = lanes
-        self.lines: list[str] = []
+        self.written: list[tuple[str, str | None, set[str]]] = []  # a line, the name it gives, the names it reads
+        self.reading: set[str] = set()
         self.depth = 1
 
     def text(self, name: str) -> str:
@@ -66,10 +68,21 @@ class Printer:
             const = "const " if k < self.function.read else ""
             parameters.append(f"{const}{TYPES[str(declared[p.name].dtype)]} *restrict {p.name}")
         self.statement(body)
-        return f"static void {name}({', '.join(parameters)}) {{\n" + "\n".join(self.lines) + "\n}\n"
+        return f"static void {name}({', '.join(parameters)}) {{\n{self.body()}\n}}\n"
 
-    def line(self, text: str) -> None:
-        self.lines.append("  " * self.depth + text)
+    def line(self, text: str, gives: str | None = None) -> None:
+        self.written.append(("  " * self.depth + text, gives, self.reading))
+        self.reading = set()
+
+    def body(self) -> str:
+        """The lines, without those that name a value which nothing reads."""
+        kept: list[str] = []
+        needed: set[str] = set()
+        for text, gives, reads in reversed(self.written):
+            if gives is None or gives in needed:
+                kept.append(text)
+                needed |= reads
+        return "\n".join(reversed(kept))
 
     # -- statements -----------------------------------------------------------------------------------------------
     def statement(self, s: Any) -> None:
@@ -96,7 +109,7 @@ class Printer:
         elif isinstance(s, n.Evaluate):
             if isinstance(s.value, n.Call):
                 self.line(self.expr(s.value) + ";")
-        elif not isinstance(s, n.DeclBuffer):
+        elif not isinstance(s, (n.DeclBuffer, n.Return)):
             raise TypeError(f"a statement that C has no words for: {type(s).__name__}")
 
     def inside(self, s: Any) -> None:
@@ -110,7 +123,7 @@ class Printer:
 
     def store(self, s: Any) -> None:
         if s.buffer.name in self.function.names:
-            self.line(f"const {TYPES[str(s.buffer.dtype)]} {s.buffer.name} = {self.expr(s.value)};")
+            self.line(f"const {TYPES[str(s.buffer.dtype)]} {s.buffer.name} = {self.expr(s.value)};", s.buffer.name)
         else:
             self.line(f"{s.buffer.name}[{self.expr(s.indices[0])}] = {self.expr(s.value)};")
 
@@ -164,10 +177,14 @@ class Printer:
             a, b = uses(index.a, lane), uses(index.b, lane)
             if a and not b:
                 first = self.start(index.a, lane)
-                return None if first is None else f"{first} + {self.expr(index.b)}" if first != "0" else self.expr(index.b)
+                return (
+                    None if first is None else f"{first} + {self.expr(index.b)}" if first != "0" else self.expr(index.b)
+                )
             if b and not a:
                 first = self.start(index.b, lane)
-                return None if first is None else f"{self.expr(index.a)} + {first}" if first != "0" else self.expr(index.a)
+                return (
+                    None if first is None else f"{self.expr(index.a)} + {first}" if first != "0" else self.expr(index.a)
+                )
         return None
 
     # -- expressions ----------------------------------------------------------------------------------------------
@@ -183,9 +200,12 @@ class Printer:
             return number(float(x.value), t.dtype_of(x))
         if isinstance(x, n.Load):
             name = str(x.source.name)
+            self.reading.add(name)
             return name if name in self.function.names else f"{name}[{self.expr(x.indices[0])}]"
         if isinstance(x, n.Not):
             return f"!{self.expr(x.a)}"
+        if isinstance(x, n.BitwiseNot):
+            return f"(~{self.expr(x.a)})"
         if isinstance(x, n.Select):
             return f"({self.expr(x.condition)} ? {self.expr(x.true_value)} : {self.expr(x.false_value)})"
         if isinstance(x, n.Cast):
@@ -195,7 +215,7 @@ class Printer:
         raise TypeError(f"an expression that C has no words for: {type(x).__name__}")
 
     def call(self, x: Any) -> str:
-        name = str(x.op.name).removeprefix("tirx.")
+        name = str(x.op.name).rpartition(".")[2]
         if name in ("call_extern", "call_pure_extern"):
             function = x.args[0]
             return f"{function.value}({', '.join(self.expr(a) for a in list(x.args)[1:])})"
@@ -255,12 +275,17 @@ def number(value: float, dtype: str) -> str:
     return f"({text}{suffix})" if value < 0 else text + suffix
 
 
+def prelude(lanes: int) -> str:
+    """What every file begins with."""
+    return PRELUDE.replace("LANES", str(lanes))
+
+
 def module_text(program: Program, lanes: int = 16) -> str:
     """All kernels, and the driver as a function of the table of addresses."""
-    parts = [PRELUDE.replace("LANES", str(lanes))]
+    parts = [prelude(lanes)]
     for name, function in program.functions.items():
         parts.append(Printer(function, lanes).text(name))
     printer = Printer(t.Function(program.driver, frozenset(), 0), lanes)
     printer.statement(program.driver.body)
-    parts.append("static void run(int64_t *table) {\n" + "\n".join(printer.lines) + "\n}\n")
+    parts.append("static void run(int64_t *table) {\n" + printer.body() + "\n}\n")
     return "\n".join(parts)

@@ -6,6 +6,7 @@ Arithmetic is built without TVM's constant folding, which takes ``x * 0.0`` for 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,8 +19,17 @@ import numpy as np
 from mithril.errors import BackendError
 
 
+def processors() -> int:
+    """Threads that this process may use: what the environment says, else all processors it may run on."""
+    for name in ("TVM_NUM_THREADS", "OMP_NUM_THREADS"):
+        if os.environ.get(name, "").isdigit():
+            return max(1, int(os.environ[name]))
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _import_tvm() -> Any:
     """TVM, without the second that it takes to import PyTorch, which it would do for nothing."""
+    os.environ.setdefault("TVM_NUM_THREADS", str(processors()))  # the most that its pool will ever have
     hidden = "torch" not in sys.modules
     if hidden:
         sys.modules["torch"] = None  # type: ignore[assignment]
@@ -43,8 +53,8 @@ from tvm.ir import PointerType, PrimType  # noqa: E402
 from tvm.tirx import stmt as _stmt  # noqa: E402
 
 nodes = SimpleNamespace(  # what the printer of C tells apart
-    **{n: getattr(tirx, n) for n in "Add Sub Mul Div Mod EQ NE LT LE GT GE And Or Not Select Cast".split()},
-    **{n: getattr(_stmt, n) for n in "Bind For While BufferStore AllocBuffer DeclBuffer IfThenElse SeqStmt Evaluate".split()},
+    **{n: getattr(tirx, n) for n in "Add Sub Mul Div Mod EQ NE LT LE GT GE And Or Not Select Cast LShift RShift BitwiseAnd BitwiseOr BitwiseXor BitwiseNot".split()},
+    **{n: getattr(_stmt, n) for n in "Bind For While BufferStore AllocBuffer DeclBuffer IfThenElse SeqStmt Evaluate Return".split()},
     Var=tirx.Var,
     IntImm=tirx.IntImm,
     FloatImm=tirx.FloatImm,
@@ -342,7 +352,9 @@ class Function:
 def function(name: str, parameters: Sequence[tuple[Any, Buffer]], body: Stmt) -> Any:
     """A function of plain pointers that do not overlap."""
     declared = [_stmt.DeclBuffer(buffer, data=parameter) for parameter, buffer in parameters]
-    made = tirx.PrimFunc([p for p, _ in parameters], sequence([*declared, body]))
+    # It returns 0: what TVM makes of a parallel loop returns an error's number.
+    body = sequence([*declared, body, _stmt.Return(index(0))])
+    made = tirx.PrimFunc([p for p, _ in parameters], body, PrimType("int32"))
     made = made.with_attr("global_symbol", name).with_attr("tirx.noalias", True)
     return made.with_attr("tirx.is_global_func", True)
 

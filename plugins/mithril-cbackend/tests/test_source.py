@@ -1,0 +1,89 @@
+"""Both emitters start from the same loops: the C that is shown and exported gives what the machine code gives."""
+
+import ctypes
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+import mithril.ops  # noqa: F401
+from mithril.ops.decompose import decompose
+from mithril.testing.cases import backend_cases
+from mithril.testing.compare import assert_close, tolerance
+from mithril.types import dtype as as_dtype
+from mithril_cbackend.backend import CBackend
+from mithril_cbackend.executable import aligned
+from mithril_cbackend.source import prelude
+
+FLAGS = ["-std=c11", "-O1", "-Wall", "-Werror", "-Wno-unused-function", "-fPIC", "-shared", "-march=native"]
+OTHERS = ("add", "exp", "sum", "matmul")  # what stands for the ways 16 and 64 bits are read and written
+CASES = [
+    c
+    for c in backend_cases(CBackend.dtypes)
+    if (c.number == 0 and (c.dtype is None or c.op.name in OTHERS)) or c.op.name == "conv"
+]
+
+
+class Compiled:
+    """All cases in one C file, compiled when the first is asked for: gcc starts once."""
+
+    def __init__(self) -> None:
+        self.executables = {}
+        self.library = None
+
+    def build(self, folder):
+        texts = []
+        for k, case in enumerate(CASES):
+            executable = CBackend().build(decompose(case.graph(), CBackend().lowers))
+            self.executables[case.id] = executable, f"entry_{k}"
+            text = executable.source if k == 0 else executable.source.removeprefix(prelude(executable.lanes))
+            names = [*executable.program.functions, "run"]
+            text = re.sub(rf"\b({'|'.join(names)})(?=\()", rf"\1_{k}", text)
+            texts.append(
+                f"{text}\nvoid entry_{k}(int64_t *table);\nvoid entry_{k}(int64_t *table) {{ run_{k}(table); }}\n"
+            )
+        (folder / "k.c").write_text("\n".join(texts))
+        command = ["gcc", *FLAGS, str(folder / "k.c"), "-o", str(folder / "k.so"), "-lm"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        self.library = ctypes.CDLL(str(folder / "k.so"))
+
+    def run(self, case, inputs):
+        """What the machine code gives, and what the C gives."""
+        executable, name = self.executables[case.id]
+        return executable({}, inputs), called(executable, getattr(self.library, name), inputs)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    made = Compiled()
+    made.build(tmp_path_factory.mktemp("c"))
+    return made
+
+
+def called(executable, entry, inputs):
+    """What a C entry function gives for these inputs."""
+    program = executable.program
+    table = np.zeros(program.slots, np.int64)
+    arena = aligned(program.arena)
+    table[:2] = arena.ctypes.data, table.ctypes.data
+    kept = [np.ascontiguousarray(inputs[name]) for name, _ in executable.inputs]
+    for (_, slot), array in zip(executable.inputs, kept, strict=True):
+        table[slot] = array.ctypes.data
+    for slot, array in program.constants.items():
+        table[slot] = array.ctypes.data
+    made = {name: np.empty(shape, dtype) for name, _, shape, dtype in executable.results}
+    for name, slot, _, _ in executable.results:
+        table[slot] = made[name].ctypes.data
+    entry(ctypes.c_void_p(table.ctypes.data))
+    return made
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
+@pytest.mark.parametrize("case", CASES, ids=[c.id for c in CASES])
+def test_c_and_machine_code_agree(case, compiled):
+    expected, got = compiled.run(case, case.inputs())
+    for name, array in got.items():
+        assert_close(array, expected[name], tolerance(as_dtype(array.dtype), case.op.tolerance), name)
