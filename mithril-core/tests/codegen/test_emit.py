@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mithril import ops
 from mithril.codegen import Lowerings
 from mithril.codegen.emit import emit, render
 from mithril.codegen.source import Source, from_template, transformed
@@ -151,6 +152,25 @@ def test_helpers_come_with_what_they_need():
     text = source(b.build({"y": y}), chosen)
     assert text.index("def inner") < text.index("def outer") < text.index("def forward")
     assert text.count("def inner") == 1
+
+
+def test_a_helper_is_called_with_the_operands_and_attributes_that_its_parameters_name():
+    def clip(low, x, high):
+        return np.minimum(np.maximum(x, low), high)
+
+    def sum(x, axis, keepdims, faster=False):  # the operation's name
+        return np.sum(x, axis=axis, keepdims=keepdims)
+
+    chosen = table()
+    chosen.helpers(sum)
+    chosen.helper(clip, op="clip")
+    with Builder() as b:
+        x = b.input("x", (2, 3))
+        y = ops.sum(ops.clip(x, low=0.0, high=2.0), axis=1)
+    graph = b.build({"y": y})
+    np.testing.assert_array_equal(
+        Source(source(graph, chosen)).function()({}, {"x": np.float32([[-1, 1, 3], [4, 5, 0]])})["y"], [3, 4]
+    )
 
 
 def test_what_is_not_lowered_is_said():

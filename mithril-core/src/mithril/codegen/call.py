@@ -60,6 +60,13 @@ class Call:
             raise OperationError(f"operand '{name}' of '{op.name}' is missing")
         return self._writer.expression(value)
 
+    def argument(self, name: str) -> str:
+        """What a helper is given for a parameter: an operand as an array, an attribute, the result's shape or dtype."""
+        op: Any = self.node.op
+        if name in op.operands and not op.variadic:
+            return "None" if self.node.operands[op.operands.index(name)] is None else self.array(name)
+        return self.field(name)
+
     def literal(self, value: Any) -> str:
         """An attribute, size or dtype as source text."""
         return self._writer.literal(value)

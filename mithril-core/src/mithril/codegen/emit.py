@@ -96,7 +96,7 @@ class Module:
         self._known: dict[Any, str] = {}
 
     def helper(self, function: Callable[..., Any]) -> str:
-        """Embed a function, and before it those it names in ``__wrapped_helpers__``."""
+        """Embed a function, and before it those it names in ``needs``."""
         known = self._known.get(function)
         if known is None:
             for needed in getattr(function, "needs", ()):
@@ -106,6 +106,13 @@ class Module:
             text = textwrap.dedent(inspect.getsource(function)).strip()
             self.helpers[known] = text[text.index("def ") :]
         return known
+
+    def another(self, helper: str, names: Names) -> str:
+        """A second name for a helper whose own is a local variable's."""
+        if (helper, "another") not in self._known:
+            name = self._known[helper, "another"] = names.fresh(f"{helper}_of")
+            self.helpers[name] = f"{name} = {helper}"
+        return self._known[helper, "another"]
 
     def constant(self, array: np.ndarray[Any, Any], wish: str) -> str:
         key = id(array)
@@ -318,7 +325,11 @@ class Writer:
                 self._mention(v)
 
     def helper(self, function: Callable[..., Any]) -> str:
-        return self.module.helper(function)
+        name = self.module.helper(function)
+        if name in self.names.given:
+            return self.module.another(name, self.names)
+        self.names.taken.add(name)
+        return name
 
 
 def _sizes_from(shape: Any) -> list[tuple[Symbol, int, int]]:

@@ -16,6 +16,7 @@ class Names:
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self.taken = set(RESERVED) | set(taken)
+        self.given: set[str] = set()
 
     def fresh(self, wish: str) -> str:
         """An identifier like ``wish``."""
@@ -26,4 +27,5 @@ class Names:
         while name in self.taken:
             name, n = f"{stem}_{n}", n + 1
         self.taken.add(name)
+        self.given.add(name)
         return name

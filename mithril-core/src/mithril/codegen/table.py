@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from mithril.dims import Dim
@@ -81,6 +82,26 @@ class Lowerings:
             return function
 
         return add
+
+    def helper(
+        self, function: Callable[..., Any], *, op: str | None = None, when: When | None = None, view: bool = False
+    ) -> None:
+        """Lower the operation of the function's name, or ``op``, by calling it.
+
+        Its parameters are named like the operands and attributes that it is to be given.
+        """
+        wanted = [p.name for p in signature(function).parameters.values() if p.default is p.empty]
+        name = op or function.__name__
+
+        def call_it(call: Call) -> str:
+            return f"{call.helper(function)}({', '.join(call.argument(n) for n in wanted)})"
+
+        self.function(name, when=when, view=view)(call_it)
+
+    def helpers(self, *functions: Callable[..., Any]) -> None:
+        """Many at once."""
+        for function in functions:
+            self.helper(function)
 
     def _add(self, op: str, row: Row) -> None:
         """Rows with a condition are tried first, the newest first; one without replaces its like."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from mithril.codegen import Call, Lowerings
 from mithril.codegen.control import python_control
+from mithril.codegen.slicing import sliced
 from mithril.graph import Node
 from mithril_mlx import helpers
 
@@ -131,9 +132,7 @@ def _pow_int(call: Call) -> str:
     return f"{call.helper(helpers.pow_int)}({call.array('a')}, {call.array('b')})"
 
 
-@table.function("shift_left", "shift_right")
-def _shift(call: Call) -> str:
-    return f"{call.helper(getattr(helpers, call.node.op.name))}({call.array('a')}, {call.array('b')})"
+table.helpers(helpers.shift_left, helpers.shift_right)
 
 
 @table.function("clip")
@@ -268,18 +267,6 @@ def _iota(call: Call) -> str:
     return f"({text} != 0)" if call.type.dtype.is_bool else f"{text}.astype({call.dtype()})"
 
 
-@table.function("slice", view=True)
-def _slice(call: Call) -> str:
-    text = call.array("x")
-    parts = [":"] * len(call.operand_type("x").shape)
-    for start, stop, step, axis in zip(call.starts, call.stops, call.steps, call.axes, strict=True):
-        if step < 0:
-            text = f"{call.helper(helpers.part)}({text}, {axis}, {call.literal(start)}, {call.literal(stop)}, {step})"
-        else:
-            parts[axis] = f"{call.literal(start)}:{call.literal(stop)}" + (f":{step}" if step != 1 else "")
-    return f"{text}[{', '.join(parts)}]" if any(p != ":" for p in parts) else text
-
-
 @table.function("pad")
 def _pad(call: Call) -> str:
     if call.mode == "constant":
@@ -288,34 +275,21 @@ def _pad(call: Call) -> str:
     return f"{call.helper(helpers.pad_inside)}({call.array('x')}, {call.literal(call.widths)}, {call.mode!r})"
 
 
+@table.function("slice", view=True)
+def _slice(call: Call) -> str:
+    return sliced(call, helpers.part)
+
+
 # -- places -------------------------------------------------------------------------------------------------------
-@table.function("take", "take_along_axis")
-def _take(call: Call) -> str:
-    name = call.helper(getattr(helpers, call.node.op.name))
-    return f"{name}({call.array('x')}, {call.array('indices')}, {call.axis})"
-
-
-@table.function("gather_nd")
-def _gather(call: Call) -> str:
-    return f"{call.helper(helpers.gather_nd)}({call.array('x')}, {call.array('indices')}, {call.batch_dims})"
-
-
-@table.function("scatter_nd", "scatter_nd_add")
-def _scatter(call: Call) -> str:
-    operands = ", ".join(call.array(name) for name in ("x", "indices", "updates"))
-    return f"{call.helper(getattr(helpers, call.node.op.name))}({operands})"
-
-
-@table.function("dynamic_slice")
-def _dynamic_slice(call: Call) -> str:
-    sizes = call.literal(call.sizes)
-    return f"{call.helper(helpers.dynamic_slice)}({call.array('x')}, {call.array('starts')}, {sizes})"
-
-
-@table.function("dynamic_update_slice")
-def _dynamic_update(call: Call) -> str:
-    operands = ", ".join(call.array(name) for name in ("x", "update", "starts"))
-    return f"{call.helper(helpers.dynamic_update_slice)}({operands})"
+table.helpers(
+    helpers.take,
+    helpers.take_along_axis,
+    helpers.gather_nd,
+    helpers.scatter_nd,
+    helpers.scatter_nd_add,
+    helpers.dynamic_slice,
+    helpers.dynamic_update_slice,
+)
 
 
 @table.function("argsort", "sort")
@@ -328,27 +302,17 @@ def _sort(call: Call) -> str:
 
 
 # -- windows ------------------------------------------------------------------------------------------------------
+table.helpers(
+    helpers.conv,
+    helpers.conv_input_grad,
+    helpers.conv_weight_grad,
+    helpers.avg_pool,
+    helpers.avg_pool_grad,
+)
+
+
 def _settings(call: Call, *names: str) -> str:
     return ", ".join(call.literal(call.attributes[n]) for n in names)
-
-
-@table.function("conv")
-def _conv(call: Call) -> str:
-    return (
-        f"{call.helper(helpers.conv)}({call.x}, {call.w}, {_settings(call, 'stride', 'padding', 'dilation', 'groups')})"
-    )
-
-
-@table.function("conv_input_grad")
-def _conv_input_grad(call: Call) -> str:
-    rest = _settings(call, "shape", "stride", "padding", "dilation", "groups")
-    return f"{call.helper(helpers.conv_input_grad)}({call.g}, {call.w}, {rest})"
-
-
-@table.function("conv_weight_grad")
-def _conv_weight_grad(call: Call) -> str:
-    rest = _settings(call, "shape", "stride", "padding", "dilation", "groups")
-    return f"{call.helper(helpers.conv_weight_grad)}({call.x}, {call.g}, {rest})"
 
 
 @table.function("max_pool", "max_pool_positions")
@@ -359,32 +323,12 @@ def _max_pool(call: Call) -> str:
     return f"{call.helper(getattr(helpers, call.node.op.name))}({call.x}, {rest}, {lowest})"
 
 
-@table.function("avg_pool")
-def _avg_pool(call: Call) -> str:
-    rest = _settings(call, "kernel", "stride", "padding", "count_include_pad")
-    return f"{call.helper(helpers.avg_pool)}({call.x}, {rest})"
-
-
-@table.function("avg_pool_grad")
-def _avg_pool_grad(call: Call) -> str:
-    rest = _settings(call, "shape", "kernel", "stride", "padding", "count_include_pad")
-    return f"{call.helper(helpers.avg_pool_grad)}({call.g}, {rest})"
-
-
 # -- random -------------------------------------------------------------------------------------------------------
-@table.function("random_bits")
-def _random_bits(call: Call) -> str:
-    return f"{call.helper(helpers.random_bits)}({call.array('key')}, {call.shape()})"
-
-
-@table.function("split_key")
-def _split_key(call: Call) -> str:
-    return f"{call.helper(helpers.split_key)}({call.array('key')}, {call.num})"
-
-
-@table.function("fold_in")
-def _fold_in(call: Call) -> str:
-    return f"{call.helper(helpers.fold_in)}({call.array('key')}, {call.array('data')})"
+table.helpers(
+    helpers.random_bits,
+    helpers.split_key,
+    helpers.fold_in,
+)
 
 
 python_control(table, "mx.stack({rows})", "mx.zeros({shape}, {dtype})")

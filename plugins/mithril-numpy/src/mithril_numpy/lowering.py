@@ -6,6 +6,7 @@ from typing import Any
 
 from mithril.codegen import Call, Lowerings
 from mithril.codegen.control import python_control
+from mithril.codegen.slicing import sliced
 from mithril.graph import Node
 from mithril_numpy import helpers
 
@@ -112,16 +113,10 @@ def _where(call: Call) -> str:
 
 
 for _name, _helper in (("floordiv", helpers.floordiv_int), ("mod", helpers.mod_int), ("pow", helpers.pow_int)):
-
-    def _integer(call: Call, _helper: Any = _helper) -> str:
-        return f"{call.helper(_helper)}({call.a}, {call.b})"
-
-    table.function(_name, when=is_integer)(_integer)
+    table.helper(_helper, op=_name, when=is_integer)
 
 
-@table.function("shift_left", "shift_right")
-def _shift(call: Call) -> str:
-    return f"{call.helper(getattr(helpers, call.node.op.name))}({call.a}, {call.b})"
+table.helpers(helpers.shift_left, helpers.shift_right)
 
 
 @table.function("erf", "erfinv")
@@ -257,43 +252,26 @@ def _iota(call: Call) -> str:
 
 @table.function("slice", view=True)
 def _slice(call: Call) -> str:
-    parts = [":"] * len(call.operand_type("x").shape)
-    for start, stop, step, axis in zip(call.starts, call.stops, call.steps, call.axes, strict=True):
-        parts[axis] = f"{call.literal(start)}:{call.literal(stop)}" + (f":{step}" if step != 1 else "")
-    return f"{call.x}[{', '.join(parts)}]"
+    return sliced(call)
 
 
-@table.function("pad")
-def _pad(call: Call) -> str:
-    arguments = f"{call.literal(call.widths)}, {call.mode!r}, {call.literal(call.value)}"
-    return f"{call.helper(helpers.pad)}({call.x}, {arguments})"
+table.helper(helpers.pad)
 
 
 # -- places -------------------------------------------------------------------------------------------------------
-@table.function("take", "take_along_axis")
-def _take(call: Call) -> str:
-    name = call.helper(getattr(helpers, call.node.op.name))
-    return f"{name}({call.x}, np.asarray({call.indices}), {call.axis})"
-
-
-@table.function("gather_nd")
-def _gather(call: Call) -> str:
-    return f"{call.helper(helpers.gather_nd)}({call.x}, {call.indices}, {call.batch_dims})"
-
-
-@table.function("scatter_nd", "scatter_nd_add")
-def _scatter(call: Call) -> str:
-    return f"{call.helper(getattr(helpers, call.node.op.name))}({call.x}, {call.indices}, {call.updates})"
+table.helpers(
+    helpers.take,
+    helpers.take_along_axis,
+    helpers.gather_nd,
+    helpers.scatter_nd,
+    helpers.scatter_nd_add,
+    helpers.dynamic_update_slice,
+)
 
 
 @table.function("dynamic_slice", view=True)
 def _dynamic_slice(call: Call) -> str:
     return f"{call.x}[{call.helper(helpers.window)}({call.x}, {call.starts}, {call.literal(call.sizes)})]"
-
-
-@table.function("dynamic_update_slice")
-def _dynamic_update(call: Call) -> str:
-    return f"{call.helper(helpers.dynamic_update_slice)}({call.x}, {call.update}, {call.starts})"
 
 
 @table.function("argsort", "sort")
@@ -305,57 +283,23 @@ def _sort(call: Call) -> str:
 
 
 # -- windows ------------------------------------------------------------------------------------------------------
-@table.function("conv")
-def _conv(call: Call) -> str:
-    rest = ", ".join(call.literal(getattr(call, n)) for n in ("stride", "padding", "dilation", "groups"))
-    return f"{call.helper(helpers.conv)}({call.x}, {call.w}, {call.shape()}, {rest})"
-
-
-@table.function("conv_input_grad")
-def _conv_input_grad(call: Call) -> str:
-    rest = ", ".join(call.literal(call.attributes[n]) for n in ("shape", "stride", "padding", "dilation", "groups"))
-    return f"{call.helper(helpers.conv_input_grad)}({call.g}, {call.w}, {rest})"
-
-
-@table.function("conv_weight_grad")
-def _conv_weight_grad(call: Call) -> str:
-    rest = ", ".join(call.literal(call.attributes[n]) for n in ("shape", "stride", "padding", "dilation", "groups"))
-    return f"{call.helper(helpers.conv_weight_grad)}({call.x}, {call.g}, {rest})"
-
-
-@table.function("max_pool", "max_pool_positions")
-def _max_pool(call: Call) -> str:
-    rest = ", ".join(call.literal(call.attributes[n]) for n in ("kernel", "stride", "padding", "dilation"))
-    return f"{call.helper(getattr(helpers, call.node.op.name))}({call.x}, {rest})"
-
-
-@table.function("avg_pool")
-def _avg_pool(call: Call) -> str:
-    rest = ", ".join(call.literal(call.attributes[n]) for n in ("kernel", "stride", "padding", "count_include_pad"))
-    return f"{call.helper(helpers.avg_pool)}({call.x}, {rest})"
-
-
-@table.function("avg_pool_grad")
-def _avg_pool_grad(call: Call) -> str:
-    names = ("shape", "kernel", "stride", "padding", "count_include_pad")
-    rest = ", ".join(call.literal(call.attributes[n]) for n in names)
-    return f"{call.helper(helpers.avg_pool_grad)}({call.g}, {rest})"
+table.helpers(
+    helpers.conv,
+    helpers.conv_input_grad,
+    helpers.conv_weight_grad,
+    helpers.max_pool,
+    helpers.max_pool_positions,
+    helpers.avg_pool,
+    helpers.avg_pool_grad,
+)
 
 
 # -- random -------------------------------------------------------------------------------------------------------
-@table.function("random_bits")
-def _random_bits(call: Call) -> str:
-    return f"{call.helper(helpers.random_bits)}({call.key}, {call.shape()})"
-
-
-@table.function("split_key")
-def _split_key(call: Call) -> str:
-    return f"{call.helper(helpers.split_key)}({call.key}, {call.num})"
-
-
-@table.function("fold_in")
-def _fold_in(call: Call) -> str:
-    return f"{call.helper(helpers.fold_in)}({call.key}, {call.data})"
+table.helpers(
+    helpers.random_bits,
+    helpers.split_key,
+    helpers.fold_in,
+)
 
 
 # -- control flow -------------------------------------------------------------------------------------------------
