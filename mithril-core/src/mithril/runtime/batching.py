@@ -57,21 +57,34 @@ def find_batch_size(
     weights = params if params is not None else compiled.params
     if weights is None:
         weights = compiled.randomize_params(inputs=inputs)
-    choice = BatchChoice(1, fits)
-    size, poor = 1, 0
-    while size <= fits and poor < 2:
+
+    def rate(size: int) -> float:
         given = resized(compiled, inputs, size)
 
-        def call(given: Any = given) -> None:
+        def call() -> None:
             compiled.backend.synchronize(compiled.evaluate(weights, given))
 
-        choice.rates[size] = size / in_turns({"": call}, seconds=seconds / 4, rounds=3)[""]
-        choice.memory[size] = needs(size)
-        poor = poor + 1 if choice.rates[size] < (1 + GAIN) * choice.rates[choice.best] and size > 1 else 0
-        if choice.rates[size] > (1 + GAIN) * choice.rates[choice.best] or size == 1:
-            choice.best = size
+        return size / in_turns({"": call}, seconds=seconds / 4, rounds=3)[""]
+
+    best, rates = fastest_batch(rate, fits)
+    return BatchChoice(best, fits, rates, {size: needs(size) for size in rates})
+
+
+def fastest_batch(rate: Callable[[int], float], fits: int) -> tuple[int, dict[int, float]]:
+    """The smallest batch whose rate (items per second) no larger one beats by much, and the rates that were asked for.
+
+    Batches are doubled up to ``fits``, until two in a row bring nothing.
+    """
+    rates: dict[int, float] = {}
+    best, size, poor = 1, 1, 0
+    while size <= fits and poor < 2:
+        rates[size] = rate(size)
+        if rates[size] > (1 + GAIN) * rates[best]:
+            best, poor = size, 0
+        elif size > 1:
+            poor += 1
         size = size * 2 if size * 2 <= fits or size == fits else fits
-    return choice
+    return best, rates
 
 
 def _planner(compiled: CompiledModel, inputs: Mapping[str, Any]) -> Callable[[int], int]:

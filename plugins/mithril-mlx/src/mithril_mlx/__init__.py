@@ -1,1 +1,30 @@
-"""The MLX backend of mithril, for Apple silicon, CUDA and the CPU."""
+"""The MLX backend of mithril, for Apple silicon, CUDA and the CPU, and utilities around MLX.
+
+Every name is loaded when it is first used: importing this package imports no framework.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+# Module -> the names it gives. Those that begin with Mlx are names of ``mithril`` itself, too.
+UTILITIES = {
+    "batches": ("MlxBatchOptimizer",),
+    "cache": ("MlxTensorCache",),
+    "profiler": ("MlxProfiler",),
+    "tuner": ("MlxAutoTuner",),
+}
+_HOME = {name: module for module, names in {"backend": ("MlxBackend",), **UTILITIES}.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'mithril_mlx' has no attribute '{name}'")
+    value = getattr(import_module(f"mithril_mlx.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mithril import BackendSpec, hookimpl
+from mithril import BackendSpec, Export, hookimpl
+from mithril_mlx import UTILITIES
 
 
 @hookimpl
@@ -18,4 +19,15 @@ def mithril_backends() -> Sequence[BackendSpec]:
             requires=("mlx",),
             summary="generated MLX source for Apple silicon, CUDA and the CPU",
         )
+    ]
+
+
+@hookimpl
+def mithril_exports() -> Sequence[Export]:
+    """``ml.MlxProfiler`` and the other utilities around MLX."""
+    return [
+        Export(name, f"mithril_mlx.{module}:{name}")
+        for module, names in UTILITIES.items()
+        for name in names
+        if name.startswith("Mlx")
     ]

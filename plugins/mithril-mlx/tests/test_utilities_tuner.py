@@ -1,0 +1,84 @@
+"""``MlxAutoTuner``: the fastest wins, equal results are held to, and what was found is found again."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+
+import mithril as ml
+from mithril_mlx import MlxAutoTuner, tuner as module
+from mithril_mlx.library import mx
+
+TIMES = {"batch_size_16": 0.100, "batch_size_32": 0.080, "batch_size_64": 0.120}
+
+
+def test_the_smallest_time_wins_and_is_remembered_by_the_next_process(tmp_path):
+    asked = []
+
+    def benchmark(config):
+        asked.append(config)
+        return timedelta(seconds=TIMES[config])
+
+    tuner = MlxAutoTuner(tmp_path)
+    assert tuner.benchmark_operation("matmul", list(TIMES), benchmark) == "batch_size_32"
+    assert asked == list(TIMES) * 3  # in turns
+    assert tuner.get_optimal_config("matmul") == "batch_size_32" and tuner.get_optimal_config("conv") is None
+    again = MlxAutoTuner(tmp_path)
+    assert again.get_optimal_config("matmul") == "batch_size_32"
+    assert again.benchmark_operation("matmul", list(TIMES), benchmark) == "batch_size_32" and len(asked) == 9
+    again.benchmark_operation("matmul", list(TIMES), benchmark, anew=True)
+    assert len(asked) == 18
+
+
+def test_other_shapes_or_versions_are_other_questions(tmp_path, monkeypatch):
+    def tuned(arrays=()):
+        return MlxAutoTuner(tmp_path).get_optimal_config("matmul", arrays)
+
+    MlxAutoTuner(tmp_path).benchmark_operation("matmul", list(TIMES), TIMES.get, arrays=[mx.ones((2, 3))])
+    assert tuned([mx.ones((2, 3))]) and not tuned([mx.ones((3, 2))]) and not tuned()
+    assert not tuned([mx.ones((2, 3), mx.float16)])
+    monkeypatch.setattr(module, "__version__", "0.0.0")
+    assert not tuned([mx.ones((2, 3))])
+
+
+def test_a_damaged_store_is_measured_anew(tmp_path):
+    MlxAutoTuner(tmp_path).benchmark_operation("matmul", list(TIMES), TIMES.get)
+    (file,) = tmp_path.rglob("*.mithril")
+    file.write_bytes(file.read_bytes()[:-3])
+    tuner = MlxAutoTuner(tmp_path)
+    assert tuner.get_optimal_config("matmul") is None
+    assert tuner.benchmark_operation("matmul", list(TIMES), TIMES.get) == "batch_size_32"
+
+
+def test_other_configurations_are_measured_anew(tmp_path):
+    tuner = MlxAutoTuner(tmp_path)
+    tuner.benchmark_operation("matmul", ["batch_size_16"], TIMES.get)
+    assert tuner.benchmark_operation("matmul", list(TIMES), TIMES.get) == "batch_size_32"
+
+
+def test_a_configuration_that_fails_is_told():
+    tuner = MlxAutoTuner(False)
+    best = tuner.benchmark_operation("matmul", ["unknown", *TIMES], lambda c: TIMES[c])
+    assert best == "batch_size_32" and "KeyError" in tuner.results["matmul", ()].failed["unknown"]
+    with pytest.raises(ml.BackendError, match="no configuration of 'matmul' could be run"):
+        tuner.benchmark_operation("matmul", ["unknown"], lambda c: TIMES[c])
+
+
+def test_a_gain_within_the_noise_changes_nothing():
+    times = {"default": 1.0, "other": 0.99}
+    assert MlxAutoTuner(False).benchmark_operation("op", list(times), times.get) == "default"
+
+
+def test_ways_are_timed_and_wrong_ones_never_win():
+    x = mx.ones((64, 64))
+
+    def slow(x):
+        time.sleep(0.005)
+        return x @ x
+
+    ways = {"slow": slow, "fast": lambda x: x @ x, "wrong": lambda x: x, "broken": lambda x: x @ mx.ones((3,))}
+    found = MlxAutoTuner(False).tune("square", ways, [x], seconds=0.1)
+    assert found.best == "fast" and found.speedup > 2
+    assert "differ" in found.failed["wrong"] and "ValueError" in found.failed["broken"]
