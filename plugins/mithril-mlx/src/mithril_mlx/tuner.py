@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from mithril import __version__
 from mithril.errors import BackendError, InputError
 from mithril.runtime.divergence import relative_error
 from mithril.runtime.fingerprint import fingerprint
@@ -175,11 +174,10 @@ class MlxAutoTuner:
 
 
 def _key(name: str, kinds: Hashable) -> str:
-    machine = dict(mx.device_info())
-    machine.pop("memory_size", None)
-    return fingerprint(
-        "mlx-tuner", name, kinds, str(mx.default_device()), machine, version("mlx"), str(BLAS), __version__
-    )
+    """Everything that the answer depends on."""
+    device = {k: v for k, v in mx.device_info().items() if k != "memory_size"}
+    versions = [version("mlx"), version("mithril-mlx")]
+    return fingerprint("mlx-tuner", name, kinds, str(mx.default_device()), device, str(BLAS), versions)
 
 
 def _kinds(arrays: Sequence[Any]) -> Hashable:
