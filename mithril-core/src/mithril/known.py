@@ -69,7 +69,7 @@ NAMES = {
         "WarmUp",
         "search",
     ),
-    "mithril-tpu": ("plan",),
+    "mithril-tpu": ("plan", "shard"),
 }
 EXPORTS = {name: home for home, names in NAMES.items() for name in names}
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
-from mithril import CompileContext, Export, Found, HardwareTarget, Option, hookimpl
+from mithril import CompileContext, Export, Found, HardwareTarget, OpsSpec, Option, hookimpl
 
 
 @hookimpl
@@ -60,9 +60,19 @@ def mithril_options() -> Sequence[Option]:
 
 
 @hookimpl
+def mithril_ops() -> Sequence[OpsSpec]:
+    """What devices exchange."""
+    names = ("mesh.all_gather", "mesh.all_reduce", "mesh.reduce_scatter")
+    return [OpsSpec("mithril_tpu.sharding.collectives", names)]
+
+
+@hookimpl
 def mithril_exports() -> Sequence[Export]:
-    """``ml.plan``."""
-    return [Export("plan", "mithril_tpu.planning.plan:plan")]
+    """``ml.plan`` and ``ml.shard``."""
+    return [
+        Export("plan", "mithril_tpu.planning.plan:plan"),
+        Export("shard", "mithril_tpu.sharding.share:shard"),
+    ]
 
 
 @hookimpl

@@ -32,8 +32,11 @@ class Choice:
         return self.splits.get(name, whole(rank))
 
 
-def choose(graph: Graph, mesh: Mesh, splits: Mapping[str, int] | None = None) -> Choice:
-    """Splits for the inputs of a graph; ``splits`` (group, name or pattern -> axis) overrides the default."""
+def choose(graph: Graph, mesh: Mesh, splits: Mapping[str, int] | None = None, *, fsdp: bool = False) -> Choice:
+    """Splits for the inputs of a graph; ``splits`` (group, name or pattern -> axis) overrides the default.
+
+    With ``fsdp`` every parameter is also split over ``data``, along its longest axis that can be.
+    """
     choice = Choice(mesh)
     wanted = dict(splits or {})
     _batch(graph, choice, wanted)
@@ -41,13 +44,16 @@ def choose(graph: Graph, mesh: Mesh, splits: Mapping[str, int] | None = None) ->
         _by_hand(graph, choice, wanted)
         if not _explicit(wanted):
             _Pairs(graph, choice).run()
+    _slots(graph, choice)
+    if fsdp:
+        _fully(graph, choice)
     _follow(graph, choice)
     return choice
 
 
 def forward_nodes(graph: Graph) -> list[Node]:
     """The nodes that the model itself has; those of its gradients follow them."""
-    return [n for n in graph.nodes if n.tags.get("phase") != "backward"]
+    return [n for n in graph.nodes if n.tags.get("phase") not in ("backward", "update")]
 
 
 # -- the batch ------------------------------------------------------------------------------------------------------
@@ -266,6 +272,29 @@ def _loses(have: list[Split | None], found: Passage) -> bool:
         or (h is not None and n is not None and any(a == MODEL and n[k] != MODEL for k, a in enumerate(h)))
         for h, n in zip(have, found.needs, strict=True)
     )
+
+
+# -- what is kept for a parameter; parameters over ``data`` ----------------------------------------------------------
+def _slots(graph: Graph, choice: Choice) -> None:
+    """An optimizer's values of a parameter, which are named after it, are split like it."""
+    parameters = {i.name: i.type.shape for i in graph.with_role("param")}
+    for name, shape in parameters.items():
+        owner = name
+        while owner not in choice.splits and "/" in owner:
+            owner = owner.partition("/")[2]
+        if owner in choice.splits and parameters.get(owner) == shape:
+            choice.splits[name] = choice.splits[owner]
+
+
+def _fully(graph: Graph, choice: Choice) -> None:
+    parts = choice.mesh.size(DATA)
+    for i in graph.with_role("param"):
+        split = choice.of(i.name, i.value.ndim)
+        lengths = sizes(i.value)
+        fits = [k for k, n in enumerate(lengths) if split[k] is None and n >= parts and n % parts == 0]
+        if fits and parts > 1 and DATA not in split:
+            chosen = max(fits, key=lambda k: (lengths[k], -k))
+            choice.splits[i.name] = tuple(DATA if k == chosen else a for k, a in enumerate(split))
 
 
 # -- what follows from the rest -------------------------------------------------------------------------------------

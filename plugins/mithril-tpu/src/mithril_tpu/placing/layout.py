@@ -12,9 +12,13 @@ Split = tuple[str | None, ...]  # for each axis of a tensor the mesh axis that d
 
 @dataclass(frozen=True)
 class Mesh:
-    """Named axes and their sizes, outermost first."""
+    """Named axes and their sizes, outermost first.
+
+    ``strided`` says whether a device may hold every n-th row of axes that became one, which compilers see to.
+    """
 
     axes: Mapping[str, int]
+    strided: bool = True
 
     @property
     def devices(self) -> int:

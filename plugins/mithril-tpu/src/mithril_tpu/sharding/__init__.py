@@ -1,0 +1,1 @@
+"""Graphs cut for many devices: the part that one device runs, and what devices tell each other."""

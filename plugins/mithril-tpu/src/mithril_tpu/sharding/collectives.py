@@ -1,0 +1,51 @@
+"""What devices along one axis of a mesh exchange, as operations; alone, a device exchanges nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mithril.ops.declare import op
+
+KINDS = ("sum", "max", "min")
+
+
+def _same(x: Any, **attributes: Any) -> Any:
+    return x
+
+
+def _like(dtypes: Any, attributes: Any) -> Any:
+    return dtypes[0]
+
+
+def _gathered(x: Any, *, mesh: str, parts: int, axis: int) -> Any:
+    return tuple(n * parts if k == axis else n for k, n in enumerate(x))
+
+
+def _scattered(x: Any, *, mesh: str, parts: int, axis: int) -> Any:
+    return tuple(n // parts if k == axis else n for k, n in enumerate(x))
+
+
+@op(name="mesh.all_reduce", shape=_same, dtype=_like, opaque=True)
+def all_reduce(x: Any, *, mesh: str, parts: int, kind: str = "sum") -> Any:
+    """The sum (or ``max``, ``min``) of the values that the ``parts`` devices along the axis ``mesh`` have."""
+    return x
+
+
+@op(name="mesh.all_gather", shape=_gathered, dtype=_like, opaque=True)
+def all_gather(x: Any, *, mesh: str, parts: int, axis: int) -> Any:
+    """The parts of all devices side by side along ``axis``."""
+    import numpy as np
+
+    return np.concatenate([x] * parts, axis)
+
+
+@op(name="mesh.reduce_scatter", shape=_scattered, dtype=_like, opaque=True)
+def reduce_scatter(x: Any, *, mesh: str, parts: int, axis: int) -> Any:
+    """The sum over devices, of which each keeps its part along ``axis``."""
+    import numpy as np
+
+    return np.split(x, parts, axis)[0]
+
+
+for _op in (all_reduce, all_gather, reduce_scatter):
+    _op.no_vjp("exchanges are put into graphs that are differentiated already")

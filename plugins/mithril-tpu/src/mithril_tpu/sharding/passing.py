@@ -1,0 +1,323 @@
+"""Which operations run on parts of their operands, exactly; everything else runs on whole ones, on every device.
+
+The placing rules say what a compiler makes of a split. Here nobody comes after: a rule is only used where the operation
+on parts, with its attributes changed to sizes of parts, gives parts of the result, bit for bit what one device computes
+but for the order of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mithril.graph import Graph, Node, Value
+from mithril_tpu.placing.layout import Mesh, Split, whole
+from mithril_tpu.placing.rules import Passage, passage, sizes
+
+Splits = Sequence[Split | None]
+
+
+@dataclass(frozen=True)
+class Local:
+    """How a node runs on parts. ``joins`` says over which axes its results are joined at once, and how."""
+
+    needs: tuple[Split | None, ...]
+    gives: tuple[Split, ...]
+    sums: frozenset[str] = frozenset()
+    attributes: Mapping[str, Any] = field(default_factory=dict)  # those that change
+    scale: float = 1.0  # of sums that stand for means
+    joins: Mapping[str, str] = field(default_factory=dict)
+
+
+Rule = Callable[[Graph, Node, Splits, Mesh], Local | None]
+RULES: dict[str, Rule] = {}
+
+# Operations whose placing rules are exact as they stand; the attributes named here hold the result's shape.
+PLACED = {
+    "matmul": "",
+    "transpose": "",
+    "cast": "",
+    "where": "",
+    "concat": "",
+    "tril": "",
+    "triu": "",
+    "cumsum": "",
+    "cumprod": "",
+    "flip": "",
+    "sort": "",
+    "argsort": "",
+    "argmax": "",
+    "argmin": "",
+    "conv": "",
+    "max_pool": "",
+    "max_pool_positions": "",
+    "avg_pool": "",
+    "broadcast_to": "shape",
+    "conv_input_grad": "shape",
+    "conv_weight_grad": "shape",
+    "avg_pool_grad": "shape",
+}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    def enter(function: Rule) -> Rule:
+        for name in names:
+            RULES[name] = function
+        return function
+
+    return enter
+
+
+def local(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local | None:
+    """How ``node`` runs on operands split so; None where it wants whole ones."""
+    found = RULES.get(node.op.name)
+    if found is not None:
+        return found(graph, node, splits, mesh)
+    shaped = PLACED.get(node.op.name, "" if getattr(node.op, "elementwise", False) else None)
+    if shaped is None or (node.op.name == "matmul" and min(_ranks(node)) < 2):
+        return None
+    made = passage(node, splits, mesh)
+    return _as_local(node, made, mesh, shaped)
+
+
+def _ranks(node: Node) -> list[int]:
+    return [v.ndim for v in node.operands if v is not None]
+
+
+def _as_local(node: Node, made: Passage, mesh: Mesh, shaped: str = "") -> Local:
+    attributes = {shaped: mesh.local(sizes(node.result), made.gives[0])} if shaped else {}
+    return Local(made.needs, made.gives, made.sums, attributes)
+
+
+def _without(split: Split, axes: Sequence[int]) -> Split:
+    return tuple(None if k in axes else a for k, a in enumerate(split))
+
+
+def _first(node: Node, splits: Splits) -> tuple[Value, Split]:
+    x, split = node.operands[0], splits[0]
+    assert x is not None
+    assert split is not None
+    return x, split
+
+
+def _along(node: Node, need: Split, mesh: Mesh, **attributes: Any) -> Local:
+    """The first operand is split so, the others are whole, and results are split like the first."""
+    rest = (None if v is None else whole(v.ndim) for v in node.operands[1:])
+    return Local((need, *rest), tuple(need for _ in node.results), attributes=attributes)
+
+
+# -- moving -----------------------------------------------------------------------------------------------------------
+@rule("reshape")
+def _reshape(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local:
+    """Of axes that become one, only the outermost may be split: parts of others are no parts of the result."""
+    made = passage(node, splits, Mesh(mesh.axes, strided=False))
+    return _as_local(node, made, mesh, "shape")
+
+
+@rule("slice")
+def _slice(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local:
+    _, split = _first(node, splits)
+    return _along(node, _without(split, node.attributes["axes"]), mesh)
+
+
+@rule("pad")
+def _pad(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local:
+    _, split = _first(node, splits)
+    return _along(node, _without(split, [k for k, w in enumerate(node.attributes["widths"]) if any(w)]), mesh)
+
+
+@rule("dynamic_slice")
+def _dynamic_slice(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local:
+    x, split = _first(node, splits)
+    sizes_ = node.attributes["sizes"]
+    need = _without(split, [k for k, n in enumerate(sizes_) if n != x.shape[k]])
+    return _along(node, need, mesh, sizes=mesh.local(sizes_, need))
+
+
+@rule("dynamic_update_slice")
+def _dynamic_update_slice(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local:
+    x, split = _first(node, splits)
+    update, starts = node.operands[1], node.operands[2]
+    assert update is not None
+    assert starts is not None
+    need = _without(split, [k for k, n in enumerate(update.shape) if n != x.shape[k]])
+    return Local((need, need, whole(starts.ndim)), (need,))
+
+
+@rule("barrier")
+def _barrier(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local:
+    kept = tuple(whole(v.ndim) if s is None else s for v, s in zip(node.results, splits, strict=True))
+    return Local(kept, kept)
+
+
+# -- products ---------------------------------------------------------------------------------------------------------
+@rule("linear")
+def _linear(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local | None:
+    """By rows of ``x`` and columns of the product; a sum over devices cannot come before bias and activation."""
+    _, split = _first(node, splits)
+    weight = splits[1]
+    assert weight is not None
+    rows = split[:-1]
+    if split[-1] is not None and split[-1] == weight[1]:
+        return None
+    columns = weight[0] if weight[0] not in rows else None
+    needs = [(*rows, None), (columns, None), (columns,)][: len(node.operands)]
+    if len(node.operands) > 2 and node.operands[2] is None:
+        return Local((needs[0], needs[1], None), ((*rows, columns),))
+    return Local(tuple(needs), ((*rows, columns),))
+
+
+@rule("dot")
+def _dot(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local:
+    a, b = node.operands
+    left, right = splits
+    assert a is not None
+    assert b is not None
+    assert left is not None
+    assert right is not None
+    at = node.attributes
+    used: set[str] = set()
+    needs: tuple[list[str | None], list[str | None]] = ([None] * a.ndim, [None] * b.ndim)
+
+    def take(axis: str | None, *places: tuple[int, int]) -> str | None:
+        if axis is None or axis in used:
+            return None
+        used.add(axis)
+        for side, k in places:
+            needs[side][k] = axis
+        return axis
+
+    batch = [take(left[i] or right[j], (0, i), (1, j)) for i, j in zip(at["batch_a"], at["batch_b"], strict=True)]
+    free_a = [k for k in range(a.ndim) if k not in (*at["batch_a"], *at["contract_a"])]
+    free_b = [k for k in range(b.ndim) if k not in (*at["batch_b"], *at["contract_b"])]
+    rows = [take(left[k], (0, k)) for k in free_a]
+    columns = [take(right[k], (1, k)) for k in free_b]
+    inner = [take(left[i] or right[j], (0, i), (1, j)) for i, j in zip(at["contract_a"], at["contract_b"], strict=True)]
+    sums = frozenset(axis for axis in inner if axis is not None)
+    return Local((tuple(needs[0]), tuple(needs[1])), ((*batch, *rows, *columns),), sums)
+
+
+@rule("attention")
+def _attention(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local:
+    """Examples and heads are apart from each other; groups of heads that share keys stay together."""
+    _, split = _first(node, splits)
+    k, v, mask = node.operands[1:4]
+    assert k is not None
+    assert v is not None
+    heads = split[1] if isinstance(k.shape[1], int) and mesh.divides(split[1], k.shape[1]) else None
+    need = (split[0], heads, None, None)
+    masked = None
+    if mask is not None:
+        last = tuple(
+            a if mask.shape[k - 4 + mask.ndim] != 1 else None for k, a in enumerate(need) if k >= 4 - mask.ndim
+        )
+        masked = last
+    return Local((need, need, need, masked)[: len(node.operands)], (need,))
+
+
+# -- along an axis ----------------------------------------------------------------------------------------------------
+@rule("softmax", "log_softmax", "rms_norm")
+def _normalised(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local:
+    _, split = _first(node, splits)
+    return _along(node, _without(split, (node.attributes["axis"],)), mesh)
+
+
+@rule("layer_norm")
+def _layer_norm(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local:
+    x, split = _first(node, splits)
+    return _along(node, _without(split, [k % x.ndim for k in node.attributes["axes"]]), mesh)
+
+
+@rule("batch_norm", "group_norm")
+def _channels(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local:
+    x, split = _first(node, splits)
+    return _along(node, (split[0], *whole(x.ndim - 1)), mesh)
+
+
+@rule("sum", "mean", "max", "min", "any", "all", "prod")
+def _reduce(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local | None:
+    made = passage(node, splits, mesh)
+    name = node.op.name
+    if not made.sums:
+        return _as_local(node, made, mesh)
+    if name in ("sum", "mean"):
+        scale = 1.0
+        for axis in made.sums if name == "mean" else ():
+            scale /= mesh.size(axis)
+        return Local(made.needs, made.gives, made.sums, scale=scale)
+    if name in ("max", "min"):
+        return Local(made.needs, made.gives, joins=dict.fromkeys(sorted(made.sums), name))
+    return None
+
+
+@rule("take_along_axis")
+def _take_along_axis(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local:
+    x, split = _first(node, splits)
+    at, other = node.operands[1], splits[1]
+    assert at is not None
+    assert other is not None
+    axis = node.attributes["axis"]
+    used: list[str] = []
+    need: list[str | None] = []
+    for k in range(x.ndim):
+        chosen = split[k] or other[k]
+        fits = k != axis and chosen is not None and chosen not in used and x.shape[k] == at.shape[k]
+        need.append(chosen if fits else None)
+        used += [chosen] if fits and chosen is not None else []
+    return Local((tuple(need), tuple(need)), (tuple(need),))
+
+
+@rule("gather_nd")
+def _gather_nd(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local:
+    """Leading axes that both have go along; others are whole."""
+    x, split = _first(node, splits)
+    at, other = node.operands[1], splits[1]
+    assert at is not None
+    assert other is not None
+    batch = node.attributes["batch_dims"]
+    lead = tuple(
+        (a or b) if x.shape[k] == at.shape[k] else None
+        for k, (a, b) in enumerate(zip(split, other, strict=False))
+        if k < batch
+    )
+    if not batch:  # rows of indices are apart from each other
+        return Local((whole(x.ndim), (*other[:-1], None)), ((*other[:-1], *whole(node.result.ndim - at.ndim + 1)),))
+    if len([a for a in lead if a]) != len({a for a in lead if a}):
+        lead = whole(batch)
+    return Local(
+        ((*lead, *whole(x.ndim - batch)), (*lead, *whole(at.ndim - batch))),
+        ((*lead, *whole(node.result.ndim - batch)),),
+    )
+
+
+@rule("take")
+def _take(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local:
+    """Places may be split, and axes that are not looked up along. Rows of a split table are found by ``looked_up``."""
+    _, split = _first(node, splits)
+    at, where = node.operands[1], splits[1]
+    assert at is not None
+    assert where is not None
+    axis = node.attributes["axis"]
+    outer = {a for a in where if a is not None}
+    kept = tuple(None if a in outer or k == axis else a for k, a in enumerate(split))
+    return Local((kept, where), ((*kept[:axis], *where, *kept[axis + 1 :]),))
+
+
+@rule("scatter_nd_add")
+def _scatter_nd_add(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local | None:
+    """Into zeros every device may add what it has; the sum over devices is the whole."""
+    into = node.operands[0]
+    assert into is not None
+    return _as_local(node, passage(node, splits, mesh), mesh) if is_zero(graph, into) else None
+
+
+def is_zero(graph: Graph, v: Value) -> bool:
+    """Whether a value is zero everywhere, and known to be."""
+    while (node := graph.producers.get(v)) is not None:
+        if node.op.name in ("full", "constant"):
+            return bool(node.attributes["value"] == 0)
+        if node.op.name not in ("broadcast_to", "cast", "reshape") or node.operands[0] is None:
+            return False
+        v = node.operands[0]
+    return False

@@ -1,0 +1,399 @@
+"""The graph that one device of a mesh runs, with its exchanges as operations.
+
+One walk from the inputs to the outputs. Every value has a split and the axes over which it is a sum still to be made;
+what an operation needs otherwise is gathered, cut or summed right before it. Sums stay open through what is linear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mithril.errors import OperationError, UnsupportedError
+from mithril.graph import Builder, Graph, Input, Node, Value
+from mithril.graph.registry import operation
+from mithril.types import TensorType, int32
+from mithril_tpu.placing.layout import Mesh, Split, whole
+from mithril_tpu.placing.rules import sizes
+from mithril_tpu.sharding.passing import Local, is_zero, local
+
+INDEX = "mesh/"  # inputs of this name hold a device's place along an axis
+_LINEAR = frozenset({"reshape", "transpose", "neg", "cast"})
+
+
+@dataclass(frozen=True)
+class Part:
+    """How an output comes together: split along axes of the mesh, and a sum still to be made over others."""
+
+    split: Split
+    sums: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """``graph`` is what one device runs. Inputs it has beyond the whole graph's are its places in the mesh."""
+
+    graph: Graph
+    mesh: Mesh
+    inputs: Mapping[str, Split]
+    outputs: Mapping[str, Part]
+
+    @property
+    def indices(self) -> dict[str, str]:
+        """Inputs that hold the device's place, and along which axis."""
+        return {i.name: i.name.removeprefix(INDEX) for i in self.graph.inputs if i.name.startswith(INDEX)}
+
+
+def cut(
+    graph: Graph,
+    axes: Mapping[str, int],
+    inputs: Mapping[str, Split],
+    *,
+    outputs: Mapping[str, Split] | None = None,
+    turns: Sequence[str] = (),
+) -> Sharded:
+    """Cut ``graph`` for a mesh: ``inputs`` says by name which mesh axis divides which axis of an input.
+
+    ``outputs`` says how results are wanted; the others stay as they come out, split or not. Along the axes ``turns``
+    there are no devices but turns that one device takes: nothing can be exchanged, and sums are left to the caller.
+    """
+    mesh = Mesh({name: n for name, n in axes.items() if n > 1}, strided=False)
+    return _Walk(graph, mesh, frozenset(turns)).run(inputs, outputs or {})
+
+
+class _Walk:
+    """``made`` maps values of the whole graph to the local ones; ``splits`` and ``open`` say what these are."""
+
+    def __init__(self, graph: Graph, mesh: Mesh, turns: frozenset[str], builder: Builder | None = None) -> None:
+        self.graph, self.mesh, self.turns = graph, mesh, turns
+        self.builder = builder or Builder(graph.name)
+        self.made: dict[Value, Value] = {}
+        self.splits: dict[Value, Split] = {}
+        self.open: dict[Value, frozenset[str]] = {}
+        self.known: dict[tuple[Value, Split], Value] = {}  # values brought into another split
+        self.node: Node | None = None
+        self.wanted: dict[Value, Split] = {}
+        self.collecting: set[Value] = set()  # carries of a loop that only have something added
+
+    def run(
+        self, inputs: Mapping[str, Split], outputs: Mapping[str, Split], left_open: Collection[str] = ()
+    ) -> Sharded:
+        for i in self.graph.inputs:
+            self._input(i, inputs.get(i.name))
+        self.wanted = {
+            v: self._clean(outputs[name])
+            for name, v in zip(self.graph.output_names, self.graph.outputs, strict=True)
+            if name in outputs
+        }
+        with self.builder:
+            for node in self.graph.nodes:
+                self.step(node)
+            self.node = None
+            parts: dict[str, Part] = {}
+            values: list[Value] = []
+            for name, v in zip(self.graph.output_names, self.graph.outputs, strict=True):
+                if name in outputs:
+                    split = self._clean(outputs[name])
+                    value = self.as_split(v, split)
+                else:
+                    value = self.made[v] if name in left_open else self.settled(v, self.turns)
+                    split = self.splits[v]
+                parts[name] = Part(split, self.open.get(v, frozenset()))
+                values.append(value)
+        given = {i.name: self.splits[i.value] for i in self.graph.inputs if i.role != "constant"}
+        made = Graph(
+            tuple(self.builder.inputs),
+            tuple(self.builder.nodes),
+            tuple(values),
+            self.graph.output_names,
+            self.graph.name,
+            tuple(self.builder.guards),
+        )
+        return Sharded(made, self.mesh, given, parts)
+
+    def _clean(self, split: Split) -> Split:
+        return tuple(a if self.mesh.size(a) > 1 else None for a in split)
+
+    def _input(self, i: Input, split: Split | None) -> None:
+        if not i.type.is_static:
+            raise UnsupportedError(
+                f"input '{i.name}' has a size that is not known: {i.type}",
+                hint="give its shape as numbers when compiling: devices share work of known size",
+            )
+        chosen = self._clean(split) if split is not None else whole(len(i.type.shape))
+        for k, axis in enumerate(chosen):
+            if not self.mesh.divides(axis, sizes(i.value)[k]):
+                raise OperationError(f"axis {k} of '{i.name}' cannot be divided by {self.mesh.size(axis)}")
+        here = Value(self.builder.unique(i.name), TensorType(i.type.dtype, self.mesh.local(sizes(i.value), chosen)))
+        self.builder.inputs.append(replace(i, value=here))
+        self.made[i.value], self.splits[i.value] = here, chosen
+
+    # -- one node ----------------------------------------------------------------------------------------------------
+    def step(self, node: Node) -> None:
+        self.node = node
+        with self.builder.at(node.origin, node.tags):
+            if node.op.name == "scan":
+                self._scan(node)
+            elif self._stays_open(node):
+                self._linear(node)
+            elif node.op.name == "take" and self._looked_up(node):
+                return
+            else:
+                self._plain(node)
+
+    def _plain(self, node: Node) -> None:
+        have = [None if v is None else self.splits[v] for v in node.operands]
+        split = any(s is not None and any(s) for s in have)
+        found = local(self.graph, node, have, self.mesh) if split else None
+        if found is None and split and getattr(node.op, "composite", False):
+            self._apart(node)
+            return
+        if found is None:
+            needs = tuple(None if v is None else whole(v.ndim) for v in node.operands)
+            found = Local(needs, tuple(whole(v.ndim) for v in node.results))
+        operands = [
+            None if v is None or need is None else self.as_split(v, need)
+            for v, need in zip(node.operands, found.needs, strict=True)
+        ]
+        self._emit(node, operands, found)
+
+    def _emit(self, node: Node, operands: Sequence[Value | None], found: Local) -> None:
+        names = [v.name for v in node.results]
+        made = self.builder.emit(
+            node.op,
+            operands,
+            {**node.attributes, **found.attributes},
+            node.regions,
+            names[0] if len(names) == 1 else None,
+        )
+        for whole_value, value, split in zip(node.results, made, found.gives, strict=True):
+            expected = self.mesh.local(sizes(whole_value), split)
+            if value.shape != expected:
+                raise OperationError(
+                    f"the part of %{whole_value.name} that a device makes is {list(value.shape)}, not {list(expected)}",
+                    facts=[repr(node), str(node.origin)],
+                )
+            if found.scale != 1.0:
+                value = operation("mul")(value, found.scale)
+            for axis, kind in found.joins.items():
+                value = self._exchange("all_reduce", value, axis, kind=kind)
+            self.made[whole_value], self.splits[whole_value] = value, split
+            if found.sums:
+                self.open[whole_value] = found.sums
+
+    def _apart(self, node: Node) -> None:
+        """A composite without a rule is taken apart."""
+        types = [None if v is None else v.type for v in node.operands]
+        body: Graph = node.op.decompose(types, node.attributes)  # type: ignore[attr-defined]
+        stage = Builder(body.name)
+        stage.origin, stage.tags = node.origin, node.tags
+        results = stage.inline(body, node.operands)
+        for i in stage.inputs:
+            self._input(i, None)
+        outer, self.graph = self.graph, _with_body(self.graph, stage, results)
+        for inner in stage.nodes:
+            self.step(inner)
+        self.graph = outer
+        for v, result in zip(node.results, results, strict=True):
+            self.made[v], self.splits[v] = self.made[result], self.splits[result]
+            if result in self.open:
+                self.open[v] = self.open[result]
+
+    # -- sums still to be made ----------------------------------------------------------------------------------------
+    def _stays_open(self, node: Node) -> bool:
+        """Whether the sums that operands wait for can as well be made of the result."""
+        operands = [v for v in node.operands if v is not None and v not in self.collecting]
+        waits = [self.open.get(v, frozenset()) for v in operands]
+        if not any(waits) or any(len(self.graph.users.get(v, ())) > 1 for v in operands if v in self.open):
+            return False
+        if node.op.name in _LINEAR:
+            return node.op.name != "cast" or (operands[0].dtype.is_float and node.result.dtype.is_float)
+        if node.op.name in ("add", "sub"):
+            same = all(w == waits[0] for w in waits) and len({v.type for v in operands}) == 1
+            return same and all(self.splits[v] == self.splits[operands[0]] for v in operands)
+        if node.op.name in ("mul", "div"):  # by a number that all devices have
+            return bool(waits[0]) and not waits[1] and operands[1].ndim == 0
+        return False
+
+    def _linear(self, node: Node) -> None:
+        waits = next(self.open[v] for v in node.operands if v in self.open)
+        have = [None if v is None else self.splits[v] for v in node.operands]
+        found = local(self.graph, node, have, self.mesh)
+        assert found is not None
+        operands = [
+            self.as_split(v, need, closed=False)
+            for v, need in zip(node.operands, found.needs, strict=True)
+            if v is not None and need is not None
+        ]
+        self._emit(node, operands, found)
+        self.open[node.result] = waits
+
+    def settled(self, v: Value, but: frozenset[str] = frozenset()) -> Value:
+        """The value with its sums made, ``but`` those over some axes."""
+        for axis in sorted(self.open.get(v, frozenset()) - but):
+            wanted = self.wanted.get(v)
+            if wanted is not None and axis in wanted and self.splits[v][wanted.index(axis)] is None:
+                k = wanted.index(axis)
+                self.made[v] = self._exchange("reduce_scatter", self.made[v], axis, axis=k)
+                self.splits[v] = tuple(axis if j == k else a for j, a in enumerate(self.splits[v]))
+            else:
+                self.made[v] = self._exchange("all_reduce", self.made[v], axis, kind="sum")
+        left = self.open.pop(v, frozenset()) & but
+        if left:
+            self.open[v] = left
+        return self.made[v]
+
+    # -- exchanges ----------------------------------------------------------------------------------------------------
+    def as_split(self, v: Value, need: Split, *, closed: bool = True) -> Value:
+        """The local value of ``v`` in another split; its sums made unless it is not to be ``closed``."""
+        if closed:
+            self.settled(v, self.turns if self.node is None else frozenset())
+        known = self.known.get((v, need))
+        if known is not None:
+            return known
+        value = self.made[v]
+        for k, axis in enumerate(self.splits[v]):
+            if axis is not None and need[k] != axis:
+                value = self._exchange("all_gather", value, axis, axis=k)
+        for k, axis in enumerate(need):
+            if axis is not None and self.splits[v][k] != axis:
+                value = self._cut(value, axis, k)
+        if v not in self.open:
+            self.known[v, need] = value
+        return value
+
+    def _exchange(self, name: str, value: Value, mesh_axis: str, **attributes: Any) -> Value:
+        if mesh_axis in self.turns:
+            raise self._mixed()
+        op = operation(f"mesh.{name}")
+        complete = op.complete({"mesh": mesh_axis, "parts": self.mesh.size(mesh_axis), **attributes})
+        return self.builder.emit(op, (value,), op.canonical([value.type], complete))[0]
+
+    def _mixed(self) -> UnsupportedError:
+        node = self.node
+        return UnsupportedError(
+            "this model mixes the examples of a batch, which cannot be cut into chunks",
+            facts=[repr(node), str(node.origin)] if node is not None else [],
+            hint="pipeline_chunks=1, or leave out what looks at the whole batch (batch normalisation in training)",
+        )
+
+    def _cut(self, value: Value, mesh_axis: str, k: int) -> Value:
+        """The part along axis ``k`` of a value that every device has whole."""
+        length = value.shape[k]
+        assert isinstance(length, int)
+        part = length // self.mesh.size(mesh_axis)
+        start = operation("reshape")(self.place(mesh_axis) * part, shape=(1,))
+        zero = operation("full")(shape=(1,), value=0, dtype=int32)
+        starts = operation("concat")(*[start if j == k else zero for j in range(value.ndim)], axis=0)
+        shape = tuple(part if j == k else n for j, n in enumerate(value.shape))
+        made: Value = operation("dynamic_slice")(value, starts, sizes=shape)
+        return made
+
+    def place(self, mesh_axis: str) -> Value:
+        """The device's place along an axis, an input."""
+        name = INDEX + mesh_axis
+        for i in self.builder.inputs:
+            if i.name == name:
+                return i.value
+        return self.builder.input(name, (), int32)
+
+    # -- a table whose rows are on several devices ----------------------------------------------------------------------
+    def _looked_up(self, node: Node) -> bool:
+        """Each device finds the rows it has, and zeros for others; their sum is the answer."""
+        table, at = node.operands
+        assert table is not None
+        assert at is not None
+        axis = node.attributes["axis"]
+        holder = self.splits[table][axis]
+        if holder is None or holder in self.turns or holder in self.splits[at] or not table.dtype.is_float:
+            return False
+        count = sizes(table)[axis]
+        part = count // self.mesh.size(holder)
+        where, op = self.splits[at], operation
+        outer = {a for a in where if a is not None}
+        kept = tuple(None if a in outer else a for a in self.splits[table])
+        places = self.as_split(at, where)
+        rows = self.as_split(table, kept)
+        places = op("where")(op("less")(places, 0), places + count, places)
+        places = op("clip")(places, low=0, high=count - 1) - op("cast")(self.place(holder) * part, dtype=places.dtype)
+        mine = op("logical_and")(op("greater_equal")(places, 0), op("less")(places, part))
+        found = op("take")(rows, op("where")(mine, places, 0), axis=axis)
+        mask = op("reshape")(mine, shape=(*[1] * axis, *mine.shape, *[1] * (table.ndim - axis - 1)))
+        value = op("where")(mask, found, 0.0)
+        self.made[node.result] = value
+        self.splits[node.result] = (*kept[:axis], *where, *kept[axis + 1 :])
+        self.open[node.result] = frozenset({holder})
+        return True
+
+    # -- loops --------------------------------------------------------------------------------------------------------
+    def _scan(self, node: Node) -> None:
+        """Carries are split as the body leaves them, sequences as they come but for the axis of steps.
+
+        A carry that begins as zeros and only has something added is a sum over devices when the loop has ended.
+        """
+        carries, sequences = node.attributes["carries"], node.attributes["sequences"]
+        body, last = node.regions[0], carries + sequences
+        have = [self.splits[v] for v in node.operands if v is not None]
+        steps = [(None, *s[1:]) for s in have[carries:last]]
+        collected = {
+            k for k in _collected(body, carries) if (v := node.operands[k]) is not None and is_zero(self.graph, v)
+        }
+        entering = list(have[:carries])
+        made = self._body(body, entering, steps, have[last:], collected)
+        for _ in range(2 * len(self.mesh.axes) + 1):  # zeros come in whole and go round split
+            leaving = [made.outputs[str(k)].split for k in range(carries)]
+            if leaving == entering:
+                break
+            entering = leaving
+            made = self._body(body, entering, steps, have[last:], collected)
+        else:
+            entering = [whole(len(s)) for s in entering]
+            made = self._body(body, entering, steps, have[last:], collected, entering)
+        gives = [made.outputs[str(k)].split for k in range(len(body.outputs))]
+        places = [self.place(axis) for axis in made.indices.values()]
+        needs = [*entering, *steps, *have[last:]]
+        operands = [self.as_split(v, need) for v, need in zip(node.operands, needs, strict=True) if v is not None]
+        found = Local(tuple(needs), (*gives[:carries], *((None, *s) for s in gives[carries:])))
+        self._emit(node.replaced(regions=(made.graph,)), [*operands, *places], found)
+        for k in collected:
+            if sums := made.outputs[str(k)].sums:
+                self.open[node.results[k]] = sums
+
+    def _body(
+        self,
+        body: Graph,
+        entering: Sequence[Split],
+        steps: Sequence[Split],
+        rest: Sequence[Split],
+        collected: set[int],
+        leaving: Sequence[Split] = (),
+    ) -> Sharded:
+        walk = _Walk(body.replaced(output_names=tuple(map(str, range(len(body.outputs))))), self.mesh, self.turns)
+        walk.collecting = {body.arguments[k].value for k in collected}
+        given = [*entering, *(s[1:] for s in steps), *rest]
+        names = {i.name: s for i, s in zip(body.arguments, given, strict=True)}
+        wanted = {str(k): s for k, s in enumerate(leaving) if k not in collected}
+        made = walk.run(names, wanted, left_open={str(k) for k in collected})
+        stuck = [p for name, p in made.outputs.items() if p.sums & self.turns and int(name) not in collected]
+        if stuck:
+            raise self._mixed()
+        return made
+
+
+def _collected(body: Graph, carries: int) -> set[int]:
+    """The carries that only have something added at each step."""
+    found = set()
+    for k, (entering, leaving) in enumerate(zip(body.arguments[:carries], body.outputs[:carries], strict=True)):
+        node = body.producers.get(leaving)
+        if node is not None and node.op.name == "add" and body.users.get(entering.value) == (node,):
+            found.add(k)
+    return found
+
+
+def _with_body(graph: Graph, stage: Builder, results: Sequence[Value]) -> Graph:
+    """The graph with a composite's body beside it, to look up producers and readers of its values in."""
+    return Graph((*graph.inputs, *stage.inputs), (*graph.nodes, *stage.nodes), (*graph.outputs, *results))
+
+
+__all__ = ["INDEX", "Part", "Sharded", "cut"]

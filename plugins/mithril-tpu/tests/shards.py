@@ -1,0 +1,119 @@
+"""Runs what devices run, all of them at once and one operation after the other, on NumPy arrays."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+
+def coordinates(mesh):
+    names = list(mesh.axes)
+    return [dict(zip(names, at, strict=True)) for at in itertools.product(*(range(n) for n in mesh.axes.values()))]
+
+
+def part(x, split, mesh, at):
+    for k, axis in enumerate(split):
+        if axis is not None:
+            x = np.split(x, mesh.size(axis), k)[at[axis]]
+    return x
+
+
+def joined(parts, split, mesh):
+    """The whole of an array from the parts of all devices, which agree where they have the same."""
+    places = coordinates(mesh)
+    for k, axis in enumerate(split):
+        if axis is None:
+            continue
+        groups = {}
+        for at, x in zip(places, parts, strict=True):
+            groups.setdefault(tuple((a, n) for a, n in at.items() if a != axis), []).append(x)
+        whole = {key: np.concatenate(found, k) for key, found in groups.items()}
+        parts = [whole[tuple((a, n) for a, n in at.items() if a != axis)] for at in places]
+    for x in parts[1:]:
+        np.testing.assert_array_equal(x, parts[0])
+    return parts[0]
+
+
+def exchanged(node, xs, mesh):
+    axis = node.attributes["mesh"]
+    places = coordinates(mesh)
+    groups = {}
+    for k, at in enumerate(places):
+        groups.setdefault(tuple((a, n) for a, n in at.items() if a != axis), []).append(k)
+    out = [None] * len(xs)
+    for members in groups.values():
+        given = [xs[k] for k in members]
+        if node.op.name == "mesh.all_gather":
+            made = [np.concatenate(given, node.attributes["axis"])] * len(members)
+        else:
+            kind = {"sum": np.add, "max": np.maximum, "min": np.minimum}[node.attributes.get("kind", "sum")]
+            total = kind.reduce([np.asarray(x) for x in given]).astype(given[0].dtype)
+            scattered = node.op.name == "mesh.reduce_scatter"
+            made = np.split(total, len(members), node.attributes["axis"]) if scattered else [total] * len(members)
+        for k, x in zip(members, made, strict=True):
+            out[k] = x
+    return out
+
+
+def run(sharded, arrays):
+    """The outputs by name, put together from all devices."""
+    mesh, graph = sharded.mesh, sharded.graph
+    places = coordinates(mesh)
+    values = {}
+    for i in graph.inputs:
+        if i.data is not None:
+            values[i.value] = [i.data] * len(places)
+        elif i.name in sharded.indices:
+            values[i.value] = [np.int32(at[sharded.indices[i.name]]) for at in places]
+        else:
+            values[i.value] = [part(arrays[i.name], sharded.inputs[i.name], mesh, at) for at in places]
+    walk(graph, values, mesh)
+    found = {}
+    for name, v in zip(graph.output_names, graph.outputs, strict=True):
+        found[name] = joined(values[v], sharded.outputs[name].split, mesh)
+    return found
+
+
+def walk(graph, values, mesh):
+    for node in graph.nodes:
+        if node.op.name.startswith("mesh."):
+            values[node.result] = exchanged(node, values[node.operands[0]], mesh)
+            continue
+        if node.op.name == "scan" and any(n.op.name.startswith("mesh.") for n in node.regions[0].nodes):
+            loop(node, values, mesh)
+            continue
+        made = [
+            node.op.evaluate(
+                [None if v is None else values[v][k] for v in node.operands], node.attributes, node.regions
+            )
+            for k in range(len(coordinates(mesh)))
+        ]
+        for k, v in enumerate(node.results):
+            values[v] = [x[k] if isinstance(x, tuple) else x for x in made]
+
+
+def loop(node, values, mesh):
+    """A scan whose body exchanges something: all devices take each step together."""
+    carries, sequences = node.attributes["carries"], node.attributes["sequences"]
+    body, operands = node.regions[0], [values[v] for v in node.operands]
+    state, rows = operands[:carries], []
+    length = node.attributes["length"]
+    for step in reversed(range(length)) if node.attributes["reverse"] else range(length):
+        xs = [[x[step] for x in v] for v in operands[carries : carries + sequences]]
+        inner = dict(
+            zip([i.value for i in body.arguments], [*state, *xs, *operands[carries + sequences :]], strict=True)
+        )
+        inner |= {i.value: [i.data] * len(coordinates(mesh)) for i in body.inputs if i.data is not None}
+        walk(body, inner, mesh)
+        made = [inner[v] for v in body.outputs]
+        state = made[:carries]
+        rows.append(made[carries:])
+    if node.attributes["reverse"]:
+        rows.reverse()
+    for k, v in enumerate(node.results):
+        if k < carries:
+            values[v] = state[k]
+        else:
+            steps = [row[k - carries] for row in rows]
+            values[v] = [np.stack([s[d] for s in steps]) for d in range(len(coordinates(mesh)))]
