@@ -1,0 +1,442 @@
+"""The C backend against what else runs on a processor: torch, oneDNN, onnxruntime, OpenVINO, C by hand, TVM's default.
+
+``python benchmarks/bench_c.py [words of the rows] [--threads 2] [--compile] [--tvm] [--high]``: the best of many rounds
+in turns. A peer's number is its time over ours: more than 1, we are faster. ``mithril`` takes weights as arguments of
+every call, ``bound`` has them fixed (``static_inference``), as onnxruntime and OpenVINO do. What is not installed is left
+out. ``--compile`` adds torch.compile, ``--tvm`` TVM's own pipeline, ``--high`` schedules searched for these shapes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+THREADS = int(sys.argv[sys.argv.index("--threads") + 1]) if "--threads" in sys.argv else 1
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TVM_NUM_THREADS"):
+    os.environ[_name] = str(THREADS)
+
+import contextlib
+import ctypes
+import io
+import subprocess
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from bench_torch import Hand
+from frameworks import encoder, mlp
+from interleaved import interleaved
+
+import mithril as ml
+from mithril import ops
+from mithril.models import Conv2d, IOKey, Model
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+from resnet18 import resnet18
+
+torch.set_num_threads(THREADS)
+RNG = np.random.default_rng(0)
+FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros"]
+Call = Callable[[], Any]
+Params = Mapping[str, Any]
+
+
+@dataclass
+class Work:
+    """A model, the shapes of its inputs, the same in torch; what it costs at least; optionally in C by hand."""
+
+    model: Model
+    shapes: dict[str, tuple[int, ...]]
+    torch: Callable[[Any, Params, Any], Any]  # of the framework's functions, parameters, inputs
+    flops: float
+    bytes: float = 0.0
+    c: str = ""  # the body of void f(const float *x, const float *w, float *y)
+
+
+# -- the work -----------------------------------------------------------------------------------------------------
+def _model(function: Callable[..., Any], *names: str) -> Model:
+    keys = [IOKey(n) for n in names]
+    return Model.create(inputs=keys, outputs=function(*keys))
+
+
+def product(n: int) -> Work:
+    hand = f"""
+    for (int i = 0; i < {n}; i++) {{
+        for (int j = 0; j < {n}; j++) y[i * {n} + j] = 0;
+        for (int k = 0; k < {n}; k++)
+            for (int j = 0; j < {n}; j++) y[i * {n} + j] += x[i * {n} + k] * w[k * {n} + j];
+    }}"""
+    model = _model(lambda x, w: x @ w, "x", "w")
+    return Work(
+        model, {"x": (n, n), "w": (n, n)}, lambda f, p, g: f.matmul(g["x"], g["w"]), 2.0 * n**3, 12.0 * n * n, hand
+    )
+
+
+def dense(batch: int) -> Work:
+    case = mlp(batch)
+    weights = 784 * 512 + 512 * 512 + 512 * 10
+    shapes = {"input": case.shape}
+    return Work(
+        case.model, shapes, lambda f, p, g: case.by_hand(f, p, g["input"]), 2.0 * batch * weights, 4.0 * weights
+    )
+
+
+def convolution(channels: int, size: int, kernel: int = 3, stride: int = 1, made: int = 0) -> Work:
+    made = made or channels
+    pad = kernel // 2
+    layer = Conv2d(channels, made, kernel_size=kernel, stride=stride, padding=pad, name="conv")
+    x = IOKey("input")
+    model = Model.create(inputs=x, outputs=layer(x))
+    out = (size + 2 * pad - kernel) // stride + 1
+
+    def by_hand(f: Any, p: Params, g: Any) -> Any:
+        return f.conv2d(g["input"], p["conv.weight"], p["conv.bias"], stride, pad)
+
+    flops = 2.0 * made * channels * kernel**2 * out**2
+    return Work(model, {"input": (1, channels, size, size)}, by_hand, flops, 4.0 * (channels * size**2 + made * out**2))
+
+
+def resnet(size: int) -> Work:
+    def norm(f: Any, p: Params, name: str, x: Any) -> Any:
+        return f.batch_norm(x, *(p[f"{name}.{k}"] for k in ("running_mean", "running_var", "weight", "bias")))
+
+    def by_hand(f: Any, p: Params, g: Any) -> Any:
+        x = f.relu(norm(f, p, "bn1", f.conv2d(g["input"], p["conv1.weight"], None, 2, 3)))
+        x = F.max_pool2d(x, 3, 2, 1)
+        for stage in range(1, 5):
+            for block in range(2):
+                path, stride = f"layer{stage}.{block}", 2 if stage > 1 and block == 0 else 1
+                h = f.relu(norm(f, p, f"{path}.bn1", f.conv2d(x, p[f"{path}.conv1.weight"], None, stride, 1)))
+                h = norm(f, p, f"{path}.bn2", f.conv2d(h, p[f"{path}.conv2.weight"], None, 1, 1))
+                if f"{path}.downsample.0.weight" in p:
+                    x = f.conv2d(x, p[f"{path}.downsample.0.weight"], None, stride, 0)
+                    x = norm(f, p, f"{path}.downsample.1", x)
+                x = f.relu(h + x)
+        return f.linear(x.mean((2, 3)), p["fc.weight"], p["fc.bias"])
+
+    return Work(resnet18(), {"input": (1, 3, size, size)}, by_hand, 3.64e9 * (size / 224) ** 2, 46.8e6)
+
+
+def transformer() -> Work:
+    case = encoder(6, 384, 12, 1, 128)
+    flops = 6 * 2.0 * 128 * (12 * 384 * 384 + 2 * 128 * 384)
+    return Work(
+        case.model, {"input": case.shape}, lambda f, p, g: case.by_hand(f, p, g["input"]), flops, 6 * 48.0 * 384**2
+    )
+
+
+def rows(
+    function: Callable[..., Any], hand: Callable[..., Any], per_element: int, c: str = "", passes: int = 2
+) -> Work:
+    shape = (1024, 1024)
+    model = _model(function, "x")
+    return Work(model, {"x": shape}, lambda f, p, g: hand(g["x"]), per_element * 1024.0**2, 4.0 * passes * 1024**2, c)
+
+
+def chain() -> Work:
+    """(x * 1.5 + 0.5), gelu, times sigmoid, tanh of it, plus x."""
+
+    def in_mithril(x: Any) -> Any:
+        y = x * 1.5 + 0.5
+        return ops.tanh(ops.gelu(y) * ops.sigmoid(y)) + x
+
+    def in_torch(x: Any) -> Any:
+        y = x * 1.5 + 0.5
+        return torch.tanh(F.gelu(y) * torch.sigmoid(y)) + x
+
+    c = """
+    for (int i = 0; i < 1024 * 1024; i++) {
+        float a = x[i] * 1.5f + 0.5f;
+        float g = 0.5f * a * (1.0f + erff(a * 0.70710678f)) / (1.0f + expf(-a));
+        y[i] = tanhf(g) + x[i];
+    }"""
+    return rows(in_mithril, in_torch, 40, c)
+
+
+SOFTMAX = """
+    for (int i = 0; i < 1024; i++) {
+        const float *r = x + 1024 * i; float *o = y + 1024 * i, m = r[0], s = 0;
+        for (int j = 0; j < 1024; j++) m = r[j] > m ? r[j] : m;
+        for (int j = 0; j < 1024; j++) { o[j] = expf(r[j] - m); s += o[j]; }
+        for (int j = 0; j < 1024; j++) o[j] /= s;
+    }"""
+NORM = """
+    for (int i = 0; i < 1024; i++) {
+        const float *r = x + 1024 * i; float *o = y + 1024 * i, m = 0, v = 0;
+        for (int j = 0; j < 1024; j++) m += r[j];
+        m /= 1024;
+        for (int j = 0; j < 1024; j++) v += (r[j] - m) * (r[j] - m);
+        v = 1.0f / sqrtf(v / 1024 + 1e-5f);
+        for (int j = 0; j < 1024; j++) o[j] = (r[j] - m) * v;
+    }"""
+
+WORKS: dict[str, Callable[[], Work]] = {
+    "matmul 512": lambda: product(512),
+    "matmul 1024": lambda: product(1024),
+    "MLP batch 1": lambda: dense(1),
+    "MLP batch 32": lambda: dense(32),
+    "MLP batch 256": lambda: dense(256),
+    "conv 3x3 64->64 at 56": lambda: convolution(64, 56),
+    "conv 3x3 128->128 at 28": lambda: convolution(128, 28),
+    "conv 3x3 64->128 stride 2 at 56": lambda: convolution(64, 56, 3, 2, 128),
+    "conv 1x1 256->256 at 14": lambda: convolution(256, 14, 1),
+    "ResNet-18 at 64": lambda: resnet(64),
+    "ResNet-18 at 224": lambda: resnet(224),
+    "encoder 6 layers, 384": transformer,
+    "element-wise chain 1M": chain,
+    "softmax 1024x1024": lambda: rows(lambda x: ops.softmax(x, axis=-1), lambda x: torch.softmax(x, -1), 12, SOFTMAX),
+    "layer norm 1024x1024": lambda: rows(lambda x: ops.layer_norm(x), lambda x: F.layer_norm(x, (1024,)), 8, NORM),
+    "sum of columns 1024x1024": lambda: rows(lambda x: ops.sum(x, axis=0), lambda x: x.sum(0), 1, passes=1),
+    "transpose 1024x1024": lambda: rows(lambda x: ops.transpose(x, perm=(1, 0)), lambda x: x.t().contiguous(), 0),
+    "tiny graph of 3": lambda: Work(
+        _model(lambda x: ops.tanh(x * 2.0 + 1.0), "x"), {"x": (4,)}, lambda f, p, g: torch.tanh(g["x"] * 2.0 + 1.0), 12
+    ),
+}
+
+
+# -- peers --------------------------------------------------------------------------------------------------------
+class Plain(Hand):
+    matmul = torch.matmul
+    conv2d = F.conv2d
+
+
+class OneDNN(Plain):
+    """Products by oneDNN where torch would take MKL; its convolutions are oneDNN's anyway."""
+
+    @staticmethod
+    def linear(x: Any, w: Any, b: Any) -> Any:
+        return torch.ops.mkldnn._linear_pointwise.default(x, w, b, "none", [], "")
+
+    @staticmethod
+    def matmul(x: Any, w: Any) -> Any:
+        return torch.ops.mkldnn._linear_pointwise.default(x, w.t(), None, "none", [], "")
+
+
+class Whole(torch.nn.Module):
+    """The work as a module, for what takes modules."""
+
+    def __init__(self, work: Work, f: Any, params: Params) -> None:
+        super().__init__()
+        self.work, self.f = work, f
+        self.names = {n: n.replace(".", "_") for n in params}
+        for n, x in params.items():
+            self.register_buffer(self.names[n], x)
+
+    def forward(self, *given: Any) -> Any:
+        params = {n: getattr(self, name) for n, name in self.names.items()}
+        return self.work.torch(self.f, params, dict(zip(self.work.shapes, given, strict=True)))
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def with_onnx(work: Work, params: Params, given: Mapping[str, Any]) -> dict[str, Call]:
+    """onnxruntime and OpenVINO, on the model as torch writes it."""
+    if find_spec("onnxscript") is None or not (find_spec("onnxruntime") or find_spec("openvino")):
+        return {}
+    import logging
+
+    logging.disable(logging.ERROR)
+    calls: dict[str, Call] = {}
+    arrays = [x.numpy() for x in given.values()]
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(Path(folder) / "model.onnx")
+        with quiet():
+            torch.onnx.export(Whole(work, Plain, params), tuple(given.values()), file, dynamo=True, verbose=False)
+        if find_spec("onnxruntime"):
+            import onnxruntime
+
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = THREADS
+            session = onnxruntime.InferenceSession(file, options, ["CPUExecutionProvider"])
+            feed = dict(zip([i.name for i in session.get_inputs()], arrays, strict=True))
+            calls["onnxruntime"] = lambda: session.run(None, feed)[0]
+        if find_spec("openvino"):
+            import openvino
+
+            settings = {
+                "INFERENCE_NUM_THREADS": THREADS,
+                "INFERENCE_PRECISION_HINT": "f32",
+                "PERFORMANCE_HINT": "LATENCY",
+            }
+            request = openvino.Core().compile_model(file, "CPU", settings).create_infer_request()
+            calls["openvino"] = lambda: request.infer(arrays, share_inputs=True, share_outputs=True)[0]
+    return calls
+
+
+def library(body: str, name: str, arguments: str) -> Any:
+    """C by hand, compiled here and now."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, made = Path(folder) / "f.c", Path(folder) / "f.so"
+        source.write_text(f"#include <math.h>\nvoid {name}({arguments}) {{{body}\n}}\n")
+        subprocess.run(["gcc", *FLAGS, "-shared", "-fPIC", str(source), "-o", str(made), "-lm"], check=True)
+        return ctypes.CDLL(str(made))
+
+
+def in_c(work: Work, given: Mapping[str, Any]) -> dict[str, Call]:
+    if not work.c or THREADS > 1:
+        return {}
+    arrays = [x.numpy() for x in given.values()]
+    out = np.empty(arrays[0].shape, np.float32)
+    code = library(work.c, "f", "const float *restrict x, const float *restrict w, float *restrict y")
+    pointers = [ctypes.c_void_p(a.ctypes.data) for a in (arrays[0], arrays[-1], out)]
+
+    def call() -> Any:
+        code.f(*pointers)
+        return out
+
+    return {"C by hand": call}
+
+
+def in_torch(work: Work, params: Params, given: Mapping[str, Any]) -> dict[str, Call]:
+    values = tuple(given.values())
+    calls: dict[str, Call] = {}
+    for name, f in (("torch", Plain), ("oneDNN", OneDNN)):
+        module = Whole(work, f, params)
+        calls[name] = lambda module=module: module(*values)
+    if "--compile" in sys.argv:
+        compiled = torch.compile(Whole(work, Plain, params))
+        calls["torch.compile"] = lambda: compiled(*values)
+    return calls
+
+
+def tvm_default(work: Work, params: Params, given: Mapping[str, Any]) -> dict[str, Call]:
+    """What TVM makes by its own pipeline of the same module."""
+    if "--tvm" not in sys.argv:
+        return {}
+    import tvm
+    from tvm import relax
+    from tvm.relax.frontend.torch import from_exported_program
+
+    with quiet():
+        exported = torch.export.export(Whole(work, Plain, params), tuple(given.values()))
+        module = from_exported_program(exported, unwrap_unit_return_tuple=True)
+        host = tvm.get_global_func("target.llvm_get_system_cpu")()
+        target = tvm.target.Target({"kind": "llvm", "mcpu": host, "num-cores": THREADS})
+        built = tvm.compile(module, target, relax_pipeline=relax.get_default_pipeline(target))
+    run = relax.VirtualMachine(built, tvm.cpu())["main"]
+    arrays = [tvm.runtime.tensor(x.numpy()) for x in given.values()]
+    return {"tvm": lambda: run(*arrays).numpy()}
+
+
+# -- measuring ----------------------------------------------------------------------------------------------------
+def peaks() -> tuple[float, float]:
+    """This machine's float32 operations and bytes read per second, in billions, on as many threads as are used."""
+    loop = """
+    typedef float v __attribute__((vector_size(64)));
+    v a[16]; for (int k = 0; k < 16; k++) a[k] = (v){0} + (float)k;
+    v m = (v){0} + x[0], c = (v){0} + x[1];
+    for (int i = 0; i < 1000000; i++) {
+        #pragma GCC unroll 16
+        for (int k = 0; k < 16; k++) a[k] = a[k] * m + c;
+    }
+    for (int k = 1; k < 16; k++) a[0] += a[k];
+    y[0] = a[0][0];"""
+    read = """
+    float s = 0; for (long i = 0; i < 16777216; i++) s += x[i];
+    y[0] = s;"""
+    arguments = "const float *restrict x, float *restrict y"
+    compute, memory = library(loop, "f", arguments), library(read, "f", arguments)
+    arrays = [(np.full(1 << 24, 0.5, np.float32), np.zeros(16, np.float32)) for _ in range(THREADS)]
+    places = [[ctypes.c_void_p(a.ctypes.data) for a in pair] for pair in arrays]
+    with ThreadPoolExecutor(THREADS) as pool:
+
+        def everywhere(function: Any) -> Call:
+            return lambda: list(pool.map(lambda at: function(*at), places))
+
+        found = interleaved({"compute": everywhere(compute.f), "memory": everywhere(memory.f)}, 2.0, 5)
+    return THREADS * 16 * 32e-3 / found["compute"], THREADS * 67.108864e-3 / found["memory"]
+
+
+def measure(work: Work, seconds: float) -> dict[str, float]:
+    inputs = {n: RNG.standard_normal(s).astype(np.float32) for n, s in work.shapes.items()}
+    shapes = {n: list(s) for n, s in work.shapes.items()}
+    given = {n: torch.from_numpy(x) for n, x in inputs.items()}
+    calls: dict[str, Call] = {}
+    ways: dict[str, dict[str, Any]] = {"mithril": {"inference": True}, "bound": {"static_inference": True}}
+    if "--high" in sys.argv:
+        ways["high"] = {"static_inference": True, "optimization_level": "high"}
+    values: dict[str, Any] = {}
+    for name, options in ways.items():
+        compiled = ml.compile(work.model, "c", shapes=shapes, num_threads=THREADS, **options)
+        params = compiled.randomize_params(0)
+        state = compiled.initial_state()
+        values = values or {**params, **state}
+        if name != "mithril":
+            compiled.bind(params, state)
+            if not params:
+                continue  # nothing to fix
+        calls[name] = lambda c=compiled, p=params: next(iter(c.evaluate(p, inputs).values()))
+    fixed = {n: torch.from_numpy(np.asarray(x)) for n, x in values.items()}
+    with torch.no_grad():
+        calls |= in_torch(work, fixed, given) | with_onnx(work, fixed, given) | in_c(work, given)
+        calls |= tvm_default(work, fixed, given)
+        expected = np.asarray(calls["torch"]())
+        for name, call in calls.items():
+            np.testing.assert_allclose(np.asarray(call()), expected, rtol=1e-2, atol=2e-3, err_msg=name)
+        return interleaved(calls, seconds, least=7)
+
+
+def report(name: str, work: Work, found: Mapping[str, float], peak: tuple[float, float]) -> None:
+    ours = min(found[n] for n in ("mithril", "bound", "high") if n in found)
+    made = ", ".join(f"{n} {found[n] * 1e6:.1f} us" for n in ("mithril", "bound", "high") if n in found)
+    speed = f"{work.flops / ours / 1e9:.0f} GFLOP/s ({work.flops / ours / 1e7 / peak[0]:.0f} %)"
+    if work.bytes:
+        speed += f", {work.bytes / ours / 1e9:.0f} GB/s ({work.bytes / ours / 1e7 / peak[1]:.0f} %)"
+    peers = ", ".join(f"{n} {t / ours:.2f}" for n, t in found.items() if n not in ("mithril", "bound", "high"))
+    print(f"{name}: {made}; {speed}; {peers}", flush=True)
+
+
+FRESH = """
+import time; start = time.perf_counter()
+import numpy as np, sys; sys.path[:0] = {path!r}
+import bench_c, mithril as ml
+work = bench_c.WORKS[{name!r}](); begun = time.perf_counter()
+compiled = ml.compile(work.model, "c", shapes={{n: list(s) for n, s in work.shapes.items()}}, inference=True)
+params = compiled.randomize_params(0)
+compiled.evaluate(params, {{n: np.ones(s, np.float32) for n, s in work.shapes.items()}})
+print(time.perf_counter() - begun)
+"""
+
+
+def fresh(name: str) -> float:
+    """Seconds to the first result in a new process, imports of TVM included, those of the benchmark's peers not."""
+    code = FRESH.format(path=[str(Path(__file__).parent)], name=name)
+    return min(float(subprocess.check_output([sys.executable, "-c", code]).split()[-1]) for _ in range(2))
+
+
+def main() -> None:
+    given = sys.argv[1:]
+    skipped = {"--threads", str(THREADS)} if "--threads" in given else set()
+    words = [w for w in given if not w.startswith("--") and w not in skipped]
+    peak = peaks()
+    print(f"{THREADS} thread(s); this machine: {peak[0]:.0f} GFLOP/s, reads {peak[1]:.0f} GB/s", flush=True)
+    for name, make in WORKS.items():
+        if not words or any(w in name for w in words):
+            work = make()
+            report(name, work, measure(work, 3.0), peak)
+    for name in ("MLP batch 32", "ResNet-18 at 224", "encoder 6 layers, 384"):
+        if not words or "fresh" in words:
+            start = time.perf_counter()
+            print(f"first result in a fresh process, {name}: {fresh(name):.2f} s ({time.perf_counter() - start:.0f} s)")
+
+
+if __name__ == "__main__":
+    main()
