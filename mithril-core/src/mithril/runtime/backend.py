@@ -18,6 +18,8 @@ from mithril.types import ALL, DType, dtype as as_dtype
 PRECISIONS = ("float32", "float16", "bfloat16")
 
 
+Preferences = Mapping[str, Mapping[str, Sequence[str]]]
+
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {
         "jit": None,  # the backend's best choice
@@ -111,6 +113,8 @@ class Backend:
     dtypes: ClassVar[frozenset[DType]] = frozenset(ALL)
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
     symbolic: ClassVar[bool] = True  # whether one executable serves several sizes
+    # By device and operation: ways to compute it that are faster there by far (their names in mithril_passes.ways).
+    preferences: ClassVar[Preferences] = MappingProxyType({})
 
     def __init__(self, *, device: str | None = None, dtype: Any = None, precision: str | None = None) -> None:
         self.device = self._device(device)
@@ -136,6 +140,11 @@ class Backend:
     def with_precision(self, precision: str) -> Backend:
         """The same backend computing in another precision."""
         return type(self)(device=self.device, precision=precision)
+
+    @property
+    def prefers(self) -> Mapping[str, Sequence[str]]:
+        """The preferences on this backend's device."""
+        return self.preferences.get(self.device.split(":")[0], {})
 
     def families(self) -> tuple[str, ...]:
         """Kinds of hardware targets that this backend, on its device, can be compiled for."""

@@ -11,7 +11,7 @@ from mithril import plugins
 from mithril.errors import OptionError
 from mithril.graph import Graph, Node
 from mithril.graph.deferred import Deferred
-from mithril.runtime.backend import Backend, BuildOptions, as_numpy
+from mithril.runtime.backend import Backend, BuildOptions, Preferences, as_numpy
 from mithril.runtime.memory import parse_bytes
 from mithril.types import dtype as as_dtype
 from mithril_ggml import lowering
@@ -31,6 +31,12 @@ class GGMLBackend(Backend):
 
     name = "ggml"
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    preferences: ClassVar[Preferences] = {
+        "cpu": {
+            "conv_input_grad": ("depthwise-shifts",),
+            "conv_weight_grad": ("depthwise-shifts",),
+        }
+    }
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from mithril.codegen import Lowerings
 from mithril.errors import BackendError, OptionError
 from mithril.graph import Graph, iterate
-from mithril.runtime.backend import BuildOptions, as_numpy
+from mithril.runtime.backend import BuildOptions, Preferences, as_numpy
 from mithril.runtime.source_backend import Forward, SourceBackend, SourceExecutable
 from mithril.types import dtype as as_dtype
 from mithril_jax import meshes, process
@@ -37,6 +37,14 @@ class JaxBackend(SourceBackend):
     name = "jax"
     devices = ("cpu", "gpu", "cuda", "tpu")
     tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table, "native": own}
+    preferences: ClassVar[Preferences] = {
+        "cpu": {
+            "linear": ("matvec",),
+            "conv": ("pointwise-matmul", "depthwise-shifts"),
+            "conv_input_grad": ("pointwise-matmul", "depthwise-shifts"),
+            "conv_weight_grad": ("pointwise-matmul", "depthwise-shifts"),
+        }
+    }
 
     def __init__(
         self,

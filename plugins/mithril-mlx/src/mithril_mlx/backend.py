@@ -11,7 +11,7 @@ import numpy as np
 from mithril.codegen import Lowerings
 from mithril.errors import BackendError
 from mithril.graph import Graph, iterate
-from mithril.runtime.backend import BuildOptions, as_numpy
+from mithril.runtime.backend import BuildOptions, Preferences, as_numpy
 from mithril.runtime.source_backend import Forward, SourceBackend
 from mithril.types import ALL, DType, dtype as as_dtype
 from mithril_mlx import native  # noqa: F401  # adds its rows to the table
@@ -26,6 +26,14 @@ class MlxBackend(SourceBackend):
 
     name = "mlx"
     devices = ("cpu", "gpu")
+    preferences: ClassVar[Preferences] = {
+        "cpu": {
+            "linear": ("matvec",),
+            "conv": ("pointwise-matmul", "depthwise-shifts"),
+            "conv_input_grad": ("pointwise-matmul", "depthwise-shifts"),
+            "conv_weight_grad": ("pointwise-matmul", "depthwise-shifts"),
+        }
+    }
     # MLX stores float64 but computes exp, sin, convolutions and more of it in float32's precision only.
     dtypes: ClassVar[frozenset[DType]] = frozenset(d for d in ALL if d.name != "float64")
     tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table, "native": own}

@@ -9,7 +9,7 @@ import numpy as np
 
 from mithril.codegen import Lowerings
 from mithril.graph import Graph
-from mithril.runtime.backend import BuildOptions, as_numpy
+from mithril.runtime.backend import BuildOptions, Preferences, as_numpy
 from mithril.runtime.source_backend import Forward, SourceBackend
 from mithril.types import dtype as as_dtype
 from mithril_numpy.lowering import table
@@ -20,6 +20,12 @@ class NumpyBackend(SourceBackend):
 
     name = "numpy"
     tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table}
+    preferences: ClassVar[Preferences] = {
+        "cpu": {
+            "conv": ("pointwise-matmul",),
+            "conv_input_grad": ("pointwise-matmul", "depthwise-shifts"),
+        }
+    }
 
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
         """The function itself, without NumPy's warnings: inf and nan are results like any other."""
