@@ -170,6 +170,16 @@ def test_a_changed_parameter_is_seen_by_the_fast_path(backend):
         compiled.evaluate(params, {"x": x})
 
 
+@pytest.mark.parametrize("static", [False, True])
+def test_calls_with_bound_parameters_are_checked_once(static, monkeypatch, backend):
+    compiled = ml.compile(mlp(), backend, shapes={"x": [2, 3]}, static_inference=static)
+    compiled.bind(compiled.randomize_params(0))
+    x = compiled.backend.array(random(2, 3))
+    expected = numbers(compiled, compiled({"x": x}))["y"].copy()
+    monkeypatch.setattr(compiled, "_evaluate", None)  # the way of calls that are checked
+    np.testing.assert_array_equal(numbers(compiled, compiled({"x": x}))["y"], expected)
+
+
 # -- parameters ---------------------------------------------------------------------------------------------------
 def test_one_seed_gives_the_same_parameters_on_every_backend(backend):
     here = ml.compile(mlp(), backend, shapes={"x": [2, 3]})

@@ -74,9 +74,9 @@ def called(executable, entry, inputs):
         table[slot] = array.ctypes.data
     for slot, array in program.constants.items():
         table[slot] = array.ctypes.data
-    made = {name: np.empty(shape, dtype) for name, _, shape, dtype in executable.results}
-    for name, slot, _, _ in executable.results:
-        table[slot] = made[name].ctypes.data
+    made = {r.name: np.empty(r.shape, r.dtype) for r in executable.results}
+    for r in executable.results:
+        table[r.slot] = made[r.name].ctypes.data
     entry(ctypes.c_void_p(table.ctypes.data))
     return made
 

@@ -76,6 +76,7 @@ class CompiledModel:
         self._bound: dict[str, Any] | None = None
         self._binding = 0  # counts bind() where parameters are baked in
         self._baked: dict[str, Any] = {}
+        self._baked_in: dict[str, Any] = {}  # what calls of such programs pass as parameters: none, always this object
         self._state: dict[str, Any] | None = None
         self._interface: Graph | None = None
         self._types: dict[str, TensorType] | None = None  # of the first program's inputs
@@ -99,6 +100,10 @@ class CompiledModel:
         gives ``(outputs, gradients)``. With ``state`` the new state comes last. ``training`` decides dropout, batch
         statistics and ``is_training``; left out, it is True exactly where gradients are asked for.
         """
+        binding, bound = 0, inputs is None
+        if bound:
+            binding = self._binding
+            params, inputs = (self._baked_in if binding else self._bound), params
         fast = self._fast
         if (
             fast is not None
@@ -110,18 +115,13 @@ class CompiledModel:
             and not profile.ACTIVE
         ):
             return fast.call(params, inputs)
-        if inputs is None:
-            if self._binding:
-                return self._evaluate({}, params or {}, output_gradients, state, training, wrt, self._binding)
-            params, inputs = self._bound, params
-            if params is None:
-                if self._param_types():
-                    raise InputError(
-                        "no parameters are bound to this model",
-                        hint="evaluate(params, inputs), or compiled.bind(params) once and then evaluate(inputs)",
-                    )
-                params = {}
-        return self._evaluate(params or {}, inputs or {}, output_gradients, state, training, wrt)
+        if bound and params is None and self._param_types():
+            raise InputError(
+                "no parameters are bound to this model",
+                hint="evaluate(params, inputs), or compiled.bind(params) once and then evaluate(inputs)",
+            )
+        given = params if params is not None else {}
+        return self._evaluate(given, inputs or {}, output_gradients, state, training, wrt, binding)
 
     def __call__(self, inputs: Arrays, **keywords: Any) -> Any:
         """``evaluate(inputs)`` with bound parameters."""

@@ -7,9 +7,12 @@ call once nobody holds those any more.
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 import threading
 from collections.abc import Mapping
+from operator import is_
+from sys import getrefcount
 from typing import Any
 
 import numpy as np
@@ -18,21 +21,22 @@ from mithril.graph import Graph, iterate
 from mithril_cbackend.lowering.reader import shape_of
 from mithril_cbackend.program import ARENA, TABLE, Program
 
+Array = np.ndarray[Any, Any]
 ALIGNMENT = 64
 _DATA = 16  # where a NumPy array object keeps its address: the first field after CPython's object header
 _read = ctypes.c_int64.from_address
 
 
-def _address_by_layout(x: np.ndarray[Any, Any]) -> int:
+def _address_by_layout(x: Array) -> int:
     return _read(id(x) + _DATA).value
 
 
-def _address_by_name(x: np.ndarray[Any, Any]) -> int:
+def _address_by_name(x: Array) -> int:
     return x.ctypes.data
 
 
 def _layout_holds() -> bool:
-    probes = [np.zeros(3), np.zeros((2, 2), np.int8)[1:], np.zeros((), np.float32)]
+    probes: list[Array] = [np.zeros(3), np.zeros((2, 2), np.int8)[1:], np.zeros((), np.float32)]
     usual = object.__basicsize__ == _DATA and sys.implementation.name == "cpython"
     return usual and all(_address_by_layout(p) == p.ctypes.data for p in probes)
 
@@ -40,18 +44,32 @@ def _layout_holds() -> bool:
 address_of = _address_by_layout if _layout_holds() else _address_by_name  # the first takes a fifth of the time
 
 
-def aligned(size: int) -> np.ndarray[Any, Any]:
+def aligned(size: int) -> Array:
     """So many bytes that begin at a multiple of 64."""
     whole = np.zeros(size + ALIGNMENT, np.uint8)
     return whole[-whole.ctypes.data % ALIGNMENT :][:size]
 
 
-def aligned_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """An array that begins at a multiple of 64 bytes."""
-    count = int(np.prod(shape, dtype=np.int64))
-    whole = np.empty(count * dtype.itemsize + ALIGNMENT, np.uint8)
-    start = -whole.ctypes.data % ALIGNMENT
-    return whole[start : start + count * dtype.itemsize].view(dtype).reshape(shape)
+class Result:
+    """Where one result is written: arrays made by earlier calls, used again once nobody else holds them."""
+
+    KEPT = 3  # a loop that keeps what the last call gave while the next one runs needs two
+
+    def __init__(self, name: str, slot: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.name, self.slot, self.shape, self.dtype = name, slot, shape, dtype
+        self.size = math.prod(shape) * dtype.itemsize
+        self.made: list[Array] = []
+
+    def array(self) -> Array:
+        """One that can be written, beginning at a multiple of 64 bytes."""
+        for out in self.made:
+            # Held by the list, by this name and by the call that counts. Views of it hold the bytes it is a view of.
+            if getrefcount(out) == 3 and getrefcount(out.base) == 2:
+                return out
+        out = aligned(self.size).view(self.dtype).reshape(self.shape)
+        self.made.insert(0, out)
+        del self.made[self.KEPT :]
+        return out
 
 
 class Executable:
@@ -71,18 +89,18 @@ class Executable:
         self.table[TABLE] = self.table.ctypes.data
         for slot, array in program.constants.items():
             self.table[slot] = array.ctypes.data
-        self.slots = memoryview(self.table)
+        self.slots = self.table.data
         self.address = ctypes.c_void_p(self.table.ctypes.data)
         arguments = graph.arguments
         self.params = [(i.name, program.arguments[i.name]) for i in arguments if i.role == "param"]
         self.inputs = [(i.name, program.arguments[i.name]) for i in arguments if i.role != "param"]
         self.results = [
-            (name, slot, shape_of(v), v.dtype.numpy)
+            Result(name, slot, shape_of(v), v.dtype.numpy)
             for (name, slot), v in zip(program.results, graph.outputs, strict=True)
         ]
+        self.names = [name for name, _ in self.params]
         self.bound: list[Any] = [None] * len(self.params)  # the parameters whose addresses stand in the table
-        self.copies: dict[int, Any] = {}  # of parameters that are views
-        self.written: list[Any] = [None] * len(self.results)
+        self.copies: list[Array] = []  # of those that are views
 
     @property
     def source(self) -> str:
@@ -92,30 +110,26 @@ class Executable:
         return module_text(self.program, self.lanes)
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-        slots, address, count = self.slots, address_of, sys.getrefcount
         with self.lock:
-            bound = self.bound
-            for k, (name, slot) in enumerate(self.params):
-                x = params[name]
-                if x is not bound[k]:
-                    bound[k] = x
-                    self.copies[k] = x = np.ascontiguousarray(x)
-                    slots[slot] = x.ctypes.data
-            kept = None
-            for name, slot in self.inputs:
-                x = inputs[name]
-                if not x.flags.c_contiguous:
-                    x = np.ascontiguousarray(x)
-                    kept = (kept, x)
-                slots[slot] = address(x)
+            if not all(map(is_, map(params.__getitem__, self.names), self.bound)):
+                self.bound = [params[name] for name in self.names]
+                self.copies = self.point(self.params, params)
+            kept = self.point(self.inputs, inputs)
             made = {}
-            written = self.written
-            for k, (name, slot, shape, dtype) in enumerate(self.results):
-                out = written[k]
-                # An array held by this list and this name only; views of it hold its base.
-                if out is None or count(out) > 3 or count(out.base) > 2:
-                    written[k] = out = aligned_array(shape, dtype)
-                    slots[slot] = out.ctypes.data
-                made[name] = out
+            for result in self.results:
+                made[result.name] = out = result.array()
+                self.slots[result.slot] = address_of(out)
             self.run(self.address)
+            del kept
         return made
+
+    def point(self, arguments: list[tuple[str, int]], arrays: Mapping[str, Any]) -> list[Array]:
+        """Write the addresses of these arrays into the table. What had to be copied is given back, to be kept."""
+        slots, copies = self.slots, []
+        for name, slot in arguments:
+            x = arrays[name]
+            if type(x) is not np.ndarray or not x.flags.c_contiguous:
+                x = np.ascontiguousarray(x)
+                copies.append(x)
+            slots[slot] = address_of(x)
+        return copies

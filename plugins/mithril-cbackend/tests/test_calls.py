@@ -1,0 +1,113 @@
+"""Calling what was built: what may be given, what is kept, and that two threads may call at once."""
+
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril.models import Linear, Model, Relu
+
+
+@pytest.fixture
+def compiled():
+    model = Model()
+    model += Linear(32, name="first")
+    model += Relu()
+    model += Linear(10, name="last")
+    made = ml.compile(model, "c", shapes={"input": [5, 16]}, inference=True)
+    return made.bind(made.randomize_params(seed=1))
+
+
+X = np.random.default_rng(0).standard_normal((5, 16)).astype(np.float32)
+
+
+def test_results_that_are_held_stay_as_they_are(compiled):
+    first = compiled({"input": X})["output"]
+    part, kept = first[1:2], first.copy()
+    compiled({"input": X * 2})
+    assert (first == kept).all()
+    del first
+    compiled({"input": X * 3})
+    assert (part == kept[1:2]).all()
+
+
+def test_a_loop_that_keeps_the_last_result_allocates_two_arrays(compiled):
+    seen = set()
+    for _ in range(10):
+        kept = compiled({"input": X})["output"]
+        seen.add(kept.ctypes.data)
+    assert len(seen) == 2
+
+
+def test_results_begin_at_whole_lines_of_the_cache(compiled):
+    assert compiled({"input": X})["output"].ctypes.data % 64 == 0
+
+
+def test_views_are_copied(compiled):
+    expected = compiled({"input": X})["output"].copy()
+    wide = np.zeros((5, 32), np.float32)
+    wide[:, ::2] = X
+    np.testing.assert_array_equal(compiled({"input": wide[:, ::2]})["output"], expected)
+    turned = {n: np.asfortranarray(x) for n, x in compiled.params.items()}
+    np.testing.assert_array_equal(compiled.evaluate(turned, {"input": X})["output"], expected)
+
+
+def test_numpy_scalars_are_arrays_of_no_dimensions():
+    model = Model()
+    model |= Relu(name="r")(input="x", output="y")
+    compiled = ml.compile(model, "c", shapes={"x": []})
+    assert compiled({"x": np.array(3.0, np.float32)})["y"] == 3
+    for _ in range(3):  # the short cut for repeated calls looks at shape and dtype only
+        assert compiled({"x": np.float32(2.0)})["y"] == 2
+
+
+def test_parameters_that_change_are_seen(compiled):
+    params = dict(compiled.params)
+    before = compiled.evaluate(params, {"input": X})["output"].copy()
+    params["last.bias"] = params["last.bias"] + 1
+    np.testing.assert_allclose(compiled.evaluate(params, {"input": X})["output"], before + 1, rtol=1e-5)
+    params["last.bias"] += 1  # in place
+    np.testing.assert_allclose(compiled.evaluate(params, {"input": X})["output"], before + 2, rtol=1e-5)
+
+
+@pytest.fixture
+def hurried():
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("hurried")
+def test_two_threads_call_one_executable(compiled):
+    inputs = [X * k for k in range(4)]
+    expected = [compiled({"input": x})["output"].copy() for x in inputs]
+    wrong = []
+
+    def work(k):
+        for _ in range(200):
+            if not (compiled({"input": inputs[k]})["output"] == expected[k]).all():
+                wrong.append(k)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_every_batch_size_has_its_own_program():
+    model = Model()
+    model += Linear(3, name="l")
+    compiled = ml.compile(model, "c", shapes={"input": [ml.Dim("B", 1, 32), 16]}, inference=True)
+    compiled.bind(compiled.randomize_params(seed=1, inputs={"input": X}))
+    whole = compiled({"input": X})["output"].copy()
+    for n in (1, 3, 5):
+        np.testing.assert_allclose(compiled({"input": X[:n]})["output"], whole[:n], rtol=1e-6)
+    assert len(compiled.programs) == 3
+    with pytest.raises(ml.MithrilError):
+        compiled({"input": np.zeros((33, 16), np.float32)})
