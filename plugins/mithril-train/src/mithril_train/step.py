@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from mithril import ops
@@ -16,7 +17,7 @@ from mithril.autodiff import value_and_gradients
 from mithril.errors import GradientError, OptionError, unknown
 from mithril.graph import Builder, Graph, Input, Value
 from mithril.types import TensorType, bool_, float32, int32
-from mithril_train.optimizers import toward
+from mithril_train.optimizers import Scalars, toward
 from mithril_train.recipe import Recipe
 
 REPORT, RATE = "report/", "learning_rate"
@@ -26,6 +27,8 @@ SCALE, GOOD = "training/loss_scale", "training/good_steps"
 SOUND = "training/finite"  # carried: whether all steps so far were finite
 GRAD = "grad/"
 UPDATE = {"phase": "update"}
+
+Update = Callable[[], dict[str, Value]]  # writes operations, gives new values by name
 
 
 @dataclass(frozen=True)
@@ -216,13 +219,14 @@ class _Update:
                     reports[NORM] = norm = global_norm(gradients.values())
                     share = ops.minimum(recipe.clip_norm / (norm + 1e-6), 1.0)
                     gradients = {n: g * self._as(share, g) for n, g in gradients.items()}
-                update = self._update(gradients)
+                updates = self._updates(gradients)
                 if recipe.guarded:
                     reports[FINITE] = good = self._sound(reports, found)
-                    self._guarded(good, update)
+                    self._guarded(good, updates)
                     self._rescale(good)
                 else:
-                    self.new.update(update())
+                    for update in updates:
+                        self.new.update(update())
             outputs = {name: self.new.get(name, value) for name, value in self.old.items()}
         made = builder.build({**outputs, **reports})
         return made.replaced(inputs=tuple(self._role(i) for i in made.inputs), name="step" if self.last else "sum")
@@ -258,35 +262,31 @@ class _Update:
         return {n: g * self._as(share, g) for n, g in gradients.items()}
 
     # -- parameters --------------------------------------------------------------------------------------------------
-    def _update(self, gradients: Mapping[str, Value]) -> Callable[[], dict[str, Value]]:
-        """A function that writes the optimizer's update and gives the new values by name."""
-        recipe = self.recipe
-        rates = {p: self.builder.input(rate_name(p), (), float32) for p in recipe.optimizer.rates(0)}
-        state = {n.removeprefix("state/"): v for n, v in self.outputs.items() if n.startswith("state/")}
-
+    def _updates(self, gradients: Mapping[str, Value]) -> list[Update]:
+        """Functions that write parts of the update and give new values by name: what all share, then each parameter."""
+        optimizer = self.recipe.optimizer
+        rates = {p: self.builder.input(rate_name(p), (), float32) for p in optimizer.rates(0)}
         step = self.old[STEP] + 1
         t = ops.cast(step, dtype=float32)
-        groups = {
-            p: recipe.optimizer.in_group(p) for p in {recipe.optimizer.group_of(n): None for n in self.parameters}
-        }
-        scalars = {p: o.scalars(t, rates[p if p in rates else ""]) for p, o in groups.items()}
+        scalars: dict[str, Scalars] = {}
+        for group in dict.fromkeys(map(optimizer.group_of, self.parameters)):
+            scalars[group] = optimizer.in_group(group).scalars(t, rates[group if group in rates else ""])
+        state = {n.removeprefix("state/"): v for n, v in self.outputs.items() if n.startswith("state/")}
+        each = [partial(self._update, n, g, scalars[optimizer.group_of(n)]) for n, g in gradients.items()]
+        return [lambda: {**state, STEP: step}, *each]
 
-        def update() -> dict[str, Value]:
-            new = {**state, STEP: step}
-            for name, p in self.parameters.items():
-                group = recipe.optimizer.group_of(name)
-                optimizer = groups[group]
-                slots = {s: self.old[slot_name(s, name)] for s in optimizer.slots(p.type)}
-                wide = self._float(p)
-                made, kept = optimizer.update(wide, self._as(gradients[name], wide), slots, scalars[group])
-                if recipe.ema is not None:
-                    before = self.old[ema_name(name)]
-                    new[ema_name(name)] = toward(before, made, 1.0 - recipe.ema)
-                new[name] = ops.cast(made, dtype=p.dtype) if made.dtype is not p.dtype else made
-                new.update({slot_name(s, name): v for s, v in kept.items()})
-            return new
-
-        return update
+    def _update(self, name: str, gradient: Value, scalars: Scalars) -> dict[str, Value]:
+        """One parameter, and what is kept for it."""
+        p, recipe = self.parameters[name], self.recipe
+        optimizer = recipe.optimizer.in_group(recipe.optimizer.group_of(name))
+        slots = {s: self.old[slot_name(s, name)] for s in optimizer.slots(p.type)}
+        wide = self._float(p)
+        made, kept = optimizer.update(wide, self._as(gradient, wide), slots, scalars)
+        new = {slot_name(s, name): v for s, v in kept.items()}
+        if recipe.ema is not None:
+            new[ema_name(name)] = toward(self.old[ema_name(name)], made, 1.0 - recipe.ema)
+        new[name] = ops.cast(made, dtype=p.dtype) if made.dtype is not p.dtype else made
+        return new
 
     def _sound(self, reports: Mapping[str, Value], gradients: Mapping[str, Value]) -> Value:
         """Whether loss and gradients are finite.
@@ -307,11 +307,18 @@ class _Update:
             good = self.new[SOUND] = ops.logical_and(good, self.old[SOUND])
         return good
 
-    def _guarded(self, good: Value, update: Callable[[], dict[str, Value]]) -> None:
-        """Everything stays as it was where loss or gradients are not finite."""
-        if not self.branch:
-            self.new.update({n: ops.where(good, v, self.old[n]) for n, v in update().items()})
-            return
+    def _guarded(self, good: Value, updates: list[Update]) -> None:
+        """Everything stays as it was where loss or gradients are not finite.
+
+        Each parameter has an ``if`` of its own, so that its gradient is let go before the next one is updated.
+        """
+        for update in updates:
+            if self.branch:
+                self.new.update(self._branched(good, update))
+            else:
+                self.new.update({n: ops.where(good, v, self.old[n]) for n, v in update().items()})
+
+    def _branched(self, good: Value, update: Update) -> dict[str, Value]:
         names: list[str] = []
 
         def then() -> tuple[Value, ...]:
@@ -320,7 +327,7 @@ class _Update:
             return tuple(made.values())
 
         made = ops.cond(good, then, lambda: tuple(self.old[n] for n in names))
-        self.new.update(zip(names, made, strict=True))
+        return dict(zip(names, made, strict=True))
 
     def _rescale(self, good: Value) -> None:
         """The next loss scale, where it is dynamic."""
