@@ -69,7 +69,7 @@ NAMES = {
         "WarmUp",
         "search",
     ),
-    "mithril-tpu": ("plan", "shard"),
+    "mithril-tpu": ("plan", "shard", "staged"),
 }
 EXPORTS = {name: home for home, names in NAMES.items() for name in names}
 

@@ -68,8 +68,9 @@ def mithril_ops() -> Sequence[OpsSpec]:
 
 @hookimpl
 def mithril_exports() -> Sequence[Export]:
-    """``ml.plan`` and ``ml.shard``."""
+    """``ml.plan``, ``ml.shard`` and ``ml.staged``."""
     return [
+        Export("staged", "mithril_tpu.sharding.pipeline:staged"),
         Export("plan", "mithril_tpu.planning.plan:plan"),
         Export("shard", "mithril_tpu.sharding.share:shard"),
     ]

@@ -9,16 +9,31 @@ from math import prod
 DATA, MODEL = "data", "model"
 Split = tuple[str | None, ...]  # for each axis of a tensor the mesh axis that divides it
 
+# Of axes that became one, an inner one may be split: "data%6" divides each of six blocks of an axis over ``data``.
+BLOCKS = "%"
+
+
+def base(axis: str) -> str:
+    """The mesh axis of an entry of a split."""
+    return axis.partition(BLOCKS)[0]
+
+
+def blocks(axis: str) -> int:
+    """How many blocks of a tensor's axis are divided one by one; 1 where the axis is divided as it is."""
+    return int(axis.partition(BLOCKS)[2] or 1)
+
+
+def in_blocks(axis: str, count: int) -> str:
+    """The entry of a split for an axis of ``count`` times as many blocks."""
+    count *= blocks(axis)
+    return f"{base(axis)}{BLOCKS}{count}" if count > 1 else base(axis)
+
 
 @dataclass(frozen=True)
 class Mesh:
-    """Named axes and their sizes, outermost first.
-
-    ``strided`` says whether a device may hold every n-th row of axes that became one, which compilers see to.
-    """
+    """Named axes and their sizes, outermost first."""
 
     axes: Mapping[str, int]
-    strided: bool = True
 
     @property
     def devices(self) -> int:
@@ -26,7 +41,7 @@ class Mesh:
 
     def size(self, axis: str | None) -> int:
         """Devices along an axis; 1 for None and for an axis that the mesh does not have."""
-        return 1 if axis is None else self.axes.get(axis, 1)
+        return 1 if axis is None else self.axes.get(base(axis), 1)
 
     def divides(self, axis: str | None, length: int) -> bool:
         return length % self.size(axis) == 0

@@ -134,11 +134,11 @@ def _reshape(node: Node, splits: Sequence[Split | None], mesh: Mesh) -> Passage:
     assert operand is not None
     before, after = sizes(operand), sizes(node.result)
     need, give = list(whole(len(before))), list(whole(len(after)))
-    for left, right in _groups(before, after):
+    for left, right in groups(before, after):
         # Of axes that are cut apart only the outermost stays one piece per device. Merged ones may have any of them
         # split: devices then hold strided rows, which the product or sum that reads them does not mind.
         long, cut = [k for k in left if before[k] > 1], [k for k in right if after[k] > 1]
-        merged = next((k for k in long if split[k] is not None), None) if len(cut) == 1 and mesh.strided else None
+        merged = next((k for k in long if split[k] is not None), None) if len(cut) == 1 else None
         source = merged if merged is not None else next(iter(long), None)
         target = next(iter(cut), None)
         if source is None or target is None or split[source] is None:
@@ -148,7 +148,7 @@ def _reshape(node: Node, splits: Sequence[Split | None], mesh: Mesh) -> Passage:
     return Passage((tuple(need),), (tuple(give),))
 
 
-def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+def groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
     """Axes of two shapes of one size, in groups of equal products."""
     out: list[tuple[list[int], list[int]]] = []
     i = j = 0

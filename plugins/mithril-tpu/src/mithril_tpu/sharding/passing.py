@@ -8,12 +8,13 @@ but for the order of sums.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 from mithril.graph import Graph, Node, Value
-from mithril_tpu.placing.layout import Mesh, Split, whole
-from mithril_tpu.placing.rules import Passage, passage, sizes
+from mithril_tpu.placing.layout import BLOCKS, Mesh, Split, base, blocks, in_blocks, whole
+from mithril_tpu.placing.rules import Passage, groups, passage, sizes
 
 Splits = Sequence[Split | None]
 
@@ -71,6 +72,27 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 def local(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local | None:
     """How ``node`` runs on operands split so; None where it wants whole ones."""
+    if node.op.name == "reshape":
+        return _reshape(node, splits, mesh)
+    entries = {base(a): a for split in splits for a in split or () if a is not None and BLOCKS in a}
+    if not entries:
+        return _local(graph, node, splits, mesh)
+    # Whatever is divided in the same blocks goes along as if it were divided as a whole; what is not is gathered first.
+    plain = [None if s is None else tuple(_plain(a, entries) for a in s) for s in splits]
+    found = _local(graph, node, plain, mesh)
+    if found is None:
+        return None
+    needs = tuple(None if s is None else tuple(entries.get(a or "", a) for a in s) for s in found.needs)
+    return replace(found, needs=needs, gives=tuple(tuple(entries.get(a or "", a) for a in s) for s in found.gives))
+
+
+def _plain(axis: str | None, entries: Mapping[str, str]) -> str | None:
+    if axis is None or base(axis) not in entries:
+        return axis
+    return base(axis) if entries[base(axis)] == axis else None
+
+
+def _local(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local | None:
     found = RULES.get(node.op.name)
     if found is not None:
         return found(graph, node, splits, mesh)
@@ -108,11 +130,25 @@ def _along(node: Node, need: Split, mesh: Mesh, **attributes: Any) -> Local:
 
 
 # -- moving -----------------------------------------------------------------------------------------------------------
-@rule("reshape")
-def _reshape(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local:
-    """Of axes that become one, only the outermost may be split: parts of others are no parts of the result."""
-    made = passage(node, splits, Mesh(mesh.axes, strided=False))
-    return _as_local(node, made, mesh, "shape")
+def _reshape(node: Node, splits: Splits, mesh: Mesh) -> Local:
+    """An inner one of axes that become one leaves blocks, which become an axis again where it is taken apart."""
+    x, split = _first(node, splits)
+    before, after = sizes(x), sizes(node.result)
+    need, give = list(whole(len(before))), list(whole(len(after)))
+    for left, right in groups(before, after):
+        source = next((k for k in left if split[k] is not None), None)
+        if source is None or 0 in before:
+            continue
+        axis = split[source]
+        assert axis is not None
+        outer = blocks(axis) * prod(before[k] for k in left if k < source)
+        for k in right:
+            if outer % after[k]:
+                if after[k] % outer == 0 and after[k] // outer % mesh.size(axis) == 0:
+                    need[source], give[k] = axis, in_blocks(base(axis), outer)
+                break
+            outer //= after[k]
+    return Local((tuple(need),), (tuple(give),), attributes={"shape": mesh.local(after, tuple(give))})
 
 
 @rule("slice")

@@ -14,12 +14,12 @@ from mithril.errors import OperationError, UnsupportedError
 from mithril.graph import Builder, Graph, Input, Node, Value
 from mithril.graph.registry import operation
 from mithril.types import TensorType, int32
-from mithril_tpu.placing.layout import Mesh, Split, whole
+from mithril_tpu.placing.layout import BLOCKS, Mesh, Split, base, blocks, whole
 from mithril_tpu.placing.rules import sizes
 from mithril_tpu.sharding.passing import Local, is_zero, local
 
 INDEX = "mesh/"  # inputs of this name hold a device's place along an axis
-_LINEAR = frozenset({"reshape", "transpose", "neg", "cast"})
+_LINEAR = frozenset({"reshape", "transpose", "neg", "cast", "sum", "mean", "slice", "broadcast_to"})
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def cut(
     ``outputs`` says how results are wanted; the others stay as they come out, split or not. Along the axes ``turns``
     there are no devices but turns that one device takes: nothing can be exchanged, and sums are left to the caller.
     """
-    mesh = Mesh({name: n for name, n in axes.items() if n > 1}, strided=False)
+    mesh = Mesh({name: n for name, n in axes.items() if n > 1})
     return _Walk(graph, mesh, frozenset(turns)).run(inputs, outputs or {})
 
 
@@ -95,6 +95,9 @@ class _Walk:
             for name, v in zip(self.graph.output_names, self.graph.outputs, strict=True):
                 if name in outputs:
                     split = self._clean(outputs[name])
+                    value = self.as_split(v, split)
+                elif any(BLOCKS in a for a in self.splits[v] if a is not None):
+                    split = tuple(a if a is not None and BLOCKS not in a else None for a in self.splits[v])
                     value = self.as_split(v, split)
                 else:
                     value = self.made[v] if name in left_open else self.settled(v, self.turns)
@@ -209,8 +212,14 @@ class _Walk:
             return False
         if node.op.name in _LINEAR:
             return node.op.name != "cast" or (operands[0].dtype.is_float and node.result.dtype.is_float)
-        if node.op.name in ("add", "sub"):
-            same = all(w == waits[0] for w in waits) and len({v.type for v in operands}) == 1
+        if node.op.name == "scatter_nd_add":
+            into = operands[0]
+            return bool(waits[2]) and not (waits[0] or waits[1]) and is_zero(self.graph, into)
+        if node.op.name == "pad":
+            return node.attributes["mode"] == "constant" and node.attributes["value"] == 0
+        if node.op.name in ("add", "sub", "concat"):
+            same = all(w == waits[0] for w in waits)
+            same = same and (node.op.name == "concat" or len({v.type for v in operands}) == 1)
             return same and all(self.splits[v] == self.splits[operands[0]] for v in operands)
         if node.op.name in ("mul", "div"):  # by a number that all devices have
             return bool(waits[0]) and not waits[1] and operands[1].ndim == 0
@@ -227,7 +236,7 @@ class _Walk:
             if v is not None and need is not None
         ]
         self._emit(node, operands, found)
-        self.open[node.result] = waits
+        self.open[node.result] = waits | found.sums
 
     def settled(self, v: Value, but: frozenset[str] = frozenset()) -> Value:
         """The value with its sums made, ``but`` those over some axes."""
@@ -255,7 +264,7 @@ class _Walk:
         value = self.made[v]
         for k, axis in enumerate(self.splits[v]):
             if axis is not None and need[k] != axis:
-                value = self._exchange("all_gather", value, axis, axis=k)
+                value = self._gathered(value, axis, k)
         for k, axis in enumerate(need):
             if axis is not None and self.splits[v][k] != axis:
                 value = self._cut(value, axis, k)
@@ -278,8 +287,20 @@ class _Walk:
             hint="pipeline_chunks=1, or leave out what looks at the whole batch (batch normalisation in training)",
         )
 
-    def _cut(self, value: Value, mesh_axis: str, k: int) -> Value:
+    def _gathered(self, value: Value, entry: str, k: int) -> Value:
+        """The whole along axis ``k`` of what devices have in parts."""
+        if blocks(entry) == 1:
+            return self._exchange("all_gather", value, entry, axis=k)
+        made = self._exchange("all_gather", _taken_apart(value, entry, k), base(entry), axis=k + 1)
+        return _joined(made, k)
+
+    def _cut(self, value: Value, entry: str, k: int) -> Value:
         """The part along axis ``k`` of a value that every device has whole."""
+        if blocks(entry) > 1:
+            return _joined(self._cut(_taken_apart(value, entry, k), base(entry), k + 1), k)
+        return self._cut_once(value, entry, k)
+
+    def _cut_once(self, value: Value, mesh_axis: str, k: int) -> Value:
         length = value.shape[k]
         assert isinstance(length, int)
         part = length // self.mesh.size(mesh_axis)
@@ -298,7 +319,7 @@ class _Walk:
                 return i.value
         return self.builder.input(name, (), int32)
 
-    # -- a table whose rows are on several devices ----------------------------------------------------------------------
+    # -- a table whose rows are on several devices --------------------------------------------------------------------
     def _looked_up(self, node: Node) -> bool:
         """Each device finds the rows it has, and zeros for others; their sum is the answer."""
         table, at = node.operands
@@ -389,6 +410,20 @@ def _collected(body: Graph, carries: int) -> set[int]:
         if node is not None and node.op.name == "add" and body.users.get(entering.value) == (node,):
             found.add(k)
     return found
+
+
+def _taken_apart(value: Value, entry: str, k: int) -> Value:
+    """The value with the blocks of axis ``k`` as an axis of their own."""
+    n, count = value.shape[k], blocks(entry)
+    assert isinstance(n, int)
+    made: Value = operation("reshape")(value, shape=(*value.shape[:k], count, n // count, *value.shape[k + 1 :]))
+    return made
+
+
+def _joined(value: Value, k: int) -> Value:
+    shape = (*value.shape[:k], value.shape[k] * value.shape[k + 1], *value.shape[k + 2 :])
+    made: Value = operation("reshape")(value, shape=shape)
+    return made
 
 
 def _with_body(graph: Graph, stage: Builder, results: Sequence[Value]) -> Graph:

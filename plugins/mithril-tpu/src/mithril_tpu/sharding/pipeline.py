@@ -1,0 +1,111 @@
+"""``ml.staged``: a graph as tasks of stages and chunks, and the order in which they are done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from mithril.errors import OptionError
+from mithril.graph import Graph
+from mithril_tpu.sharding.share import CHUNK, in_chunks
+from mithril_tpu.sharding.stages import Task, cost, cut
+
+Schedule = Literal["gpipe", "1f1b"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One task with one chunk."""
+
+    task: int
+    stage: int
+    chunk: int
+    backward: bool
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """``steps`` is an order in which everything a step needs has been done; each stage does its own in that order.
+
+    ``axes`` says which axis of an input is cut into chunks, and along which axis an output's chunks lie side by side;
+    outputs in ``sums`` are added up over chunks, others are the same for every chunk. ``index`` is the input that
+    holds the number of the chunk, where tasks want to know it.
+    """
+
+    stages: int
+    chunks: int
+    tasks: list[Task]
+    steps: list[Step]
+    axes: Mapping[str, int]
+    sums: frozenset[str]
+    index: str | None
+
+    @property
+    def shares(self) -> list[float]:
+        """The part of all work that each stage does."""
+        work = [0.0] * self.stages
+        for task in self.tasks:
+            work[task.stage] += sum(cost(node) for node in task.graph.nodes)
+        total = sum(work) or 1.0
+        return [w / total for w in work]
+
+
+def staged(graph: Graph, stages: int, chunks: int = 1, schedule: Schedule = "1f1b") -> Pipeline:
+    """Cut ``graph`` (with gradients or without) into ``stages`` and its batch into ``chunks``.
+
+    ``"gpipe"`` does all chunks forward before the first goes back; ``"1f1b"`` goes back as soon as it can, so that a
+    stage keeps the activations of as many chunks as there are stages after it, and not of all.
+    """
+    if chunks < 1:
+        raise OptionError(f"pipeline_chunks={chunks} must be at least 1")
+    axes: dict[str, int] = {}
+    sums: frozenset[str] = frozenset()
+    index = None
+    if chunks > 1:
+        made = in_chunks(graph, chunks)
+        parts = {name: part.split for name, part in made.outputs.items()}
+        axes = {name: split.index(CHUNK) for name, split in {**made.inputs, **parts}.items() if CHUNK in split}
+        sums = frozenset(name for name, part in made.outputs.items() if CHUNK in part.sums)
+        index = next(iter(made.indices), None)
+        graph = made.graph
+    tasks = cut(graph, stages)
+    return Pipeline(stages, chunks, tasks, order(tasks, stages, chunks, schedule), axes, sums, index)
+
+
+def order(tasks: list[Task], stages: int, chunks: int, schedule: Schedule) -> list[Step]:
+    """All steps, as they happen when every stage does its next one as soon as that can be done."""
+    back = any(task.backward for task in tasks)
+    lists = [_own(k, stages, chunks, schedule, back) for k in range(stages)]
+    number = {(task.stage, task.backward): k for k, task in enumerate(tasks)}
+    done: set[tuple[int, bool, int]] = set()
+    steps: list[Step] = []
+    while any(lists):
+        now = []
+        for k, mine in enumerate(lists):
+            if not mine:
+                continue
+            chunk, backward = mine[0]
+            before = (
+                (k + 1, True) if backward and k + 1 < stages else (stages - 1, False) if backward else (k - 1, False)
+            )
+            if before[0] < 0 or (*before, chunk) in done:
+                now.append((k, backward, chunk))
+        for k, backward, chunk in now:
+            lists[k].pop(0)
+            steps.append(Step(number[k, backward], k, chunk, backward))
+        done.update(now)
+    return steps
+
+
+def _own(stage: int, stages: int, chunks: int, schedule: Schedule, back: bool) -> list[tuple[int, bool]]:
+    """The steps of one stage, in its order."""
+    forward = [(m, False) for m in range(chunks)]
+    if not back:
+        return forward
+    backward = [(m, True) for m in range(chunks)]
+    if schedule == "gpipe":
+        return forward + backward
+    ahead = min(stages - stage, chunks)
+    mixed = [step for m in range(chunks - ahead) for step in (backward[m], forward[ahead + m])]
+    return forward[:ahead] + mixed + backward[chunks - ahead :]

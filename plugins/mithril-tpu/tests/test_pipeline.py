@@ -1,0 +1,130 @@
+"""Stages and chunks: balanced, ordered so that everything is there in time, and together equal to the whole graph."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gpt import gpt
+from lstm_lm import lstm_lm
+from test_shard import step_graph
+from tpu_models import block, scalar_loss
+
+import mithril as ml
+from mithril.models import BatchNorm1d, IOKey, Linear, Model
+from mithril.ops.evaluate import evaluate
+
+
+def run(made, arguments):
+    """All steps in order, each by the references of its operations."""
+    links, found = {}, {}
+    for step in made.steps:
+        task = made.tasks[step.task]
+        given = {}
+        for i in task.graph.arguments:
+            if i.name in task.takes:
+                source, name = task.takes[i.name]
+                given[i.name] = links[source, step.chunk, name]
+            elif i.name == made.index:
+                given[i.name] = np.int32(step.chunk)
+            else:
+                x = arguments[i.name]
+                given[i.name] = np.split(x, made.chunks, made.axes[i.name])[step.chunk] if i.name in made.axes else x
+        for name, x in evaluate(task.graph, given).items():
+            links[step.task, step.chunk, name] = x
+            if not name.startswith("link/"):
+                found.setdefault(name, []).append((step.chunk, x))
+    out = {}
+    for name, chunks in found.items():
+        parts = [x for _, x in sorted(chunks, key=lambda pair: pair[0])]
+        if name in made.sums:
+            out[name] = sum(parts[1:], parts[0])
+        else:
+            out[name] = np.concatenate(parts, made.axes[name]) if name in made.axes else parts[-1]
+    return out
+
+
+MODELS = {
+    "block": (lambda: block(16, 4, 32), {"x": [8, 6, 16]}, "y"),
+    "gpt": (lambda: gpt(32, 8, layers=3, heads=4, features=16), {"input": [8, 8]}, "output"),
+    "lstm": (lambda: lstm_lm(16, 8), {"input": [4, 6]}, "output"),
+    "loss": (lambda: scalar_loss(16), {"x": [8, 12]}, "loss"),
+}
+
+
+@pytest.mark.parametrize(("stages", "chunks"), [(1, 4), (2, 1), (3, 2), (4, 4)])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("name", MODELS)
+def test_stages_and_chunks_equal_the_whole(name, schedule, stages, chunks):
+    pytest.importorskip("mithril_torch")
+    make, shapes, of = MODELS[name]
+    graph, arguments = step_graph(make(), shapes, of)
+    made = ml.staged(graph, stages, chunks, schedule)
+    expected, found = evaluate(graph, arguments), run(made, arguments)
+    assert found.keys() == expected.keys()
+    for output, x in expected.items():
+        np.testing.assert_allclose(found[output], x, rtol=2e-4, atol=2e-5, err_msg=output)
+
+
+def chain(widths):
+    h = IOKey("x")
+    for k, width in enumerate(widths):
+        h = Linear(width, name=f"l{k}")(h)
+    return Model.create(outputs={"y": h})
+
+
+def forward(model, shapes):
+    return ml.compile(model, "numpy", shapes=shapes, optimization_level="none").graph
+
+
+def test_equal_layers_make_equal_stages():
+    made = ml.staged(forward(chain([64] * 8), {"x": [32, 64]}), 4)
+    assert made.shares == pytest.approx([0.25] * 4, rel=0.1)
+
+
+def test_unequal_layers_are_spread_by_their_work():
+    graph = forward(chain([512, 512, 64, 64, 64, 64]), {"x": [32, 512]})
+    made = ml.staged(graph, 3)
+    work = [sum(1 for n in t.graph.nodes if n.op.name in ("linear", "matmul")) for t in made.tasks]
+    assert work == [1, 1, 4]
+
+
+def test_cuts_are_narrow():
+    """Inside a block two values are alive, the residual and its branch; between blocks one."""
+    x = IOKey("x")
+    h = x
+    for k in range(4):
+        h = h + Linear(32, name=f"b{k}")(Linear(128, name=f"a{k}")(h))
+    made = ml.staged(forward(Model.create(outputs={"y": h}), {"x": [16, 32]}), 4)
+    assert [len(t.takes) for t in made.tasks] == [0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("chunks", [1, 3, 8])
+def test_schedules(stages, chunks):
+    """Each stage does every chunk once each way; 1F1B keeps no more chunks alive than there are stages behind."""
+    graph, _ = step_graph(chain([16] * 8), {"x": [24, 16]}, "y")
+    for schedule in ("gpipe", "1f1b"):
+        made = ml.staged(graph, stages, chunks, schedule)
+        for k in range(stages):
+            mine = [s for s in made.steps if s.stage == k]
+            assert len({(s.chunk, s.backward) for s in mine}) == len(mine) == 2 * chunks
+            alive = most = 0
+            for s in mine:
+                alive += -1 if s.backward else 1
+                most = max(most, alive)
+            assert most == (min(chunks, stages - k) if schedule == "1f1b" else chunks)
+
+
+def test_what_mixes_examples_is_refused_by_name():
+    model = Model.create(outputs={"y": Linear(4, name="head")(BatchNorm1d(8, name="norm")(IOKey("x")))})
+    pytest.importorskip("mithril_torch")
+    graph, _ = step_graph(model, {"x": [8, 8]}, "y")
+    with pytest.raises(ml.UnsupportedError, match="mixes the examples") as caught:
+        ml.staged(graph, 2, 4)
+    assert "norm" in str(caught.value)
+    assert ml.staged(graph, 2, 1).chunks == 1
+
+
+def test_more_stages_than_operations():
+    with pytest.raises(ml.OptionError, match="pipeline_stages=9"):
+        ml.staged(forward(chain([4]), {"x": [2, 4]}), 9)
