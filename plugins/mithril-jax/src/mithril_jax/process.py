@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from glob import glob
 
 import jax
 
@@ -10,6 +11,11 @@ from mithril.errors import BackendError, OptionError
 
 _PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 _POOL = "NPROC"  # XLA sizes its pool by this variable, else by the number of cores
+
+
+# Where libtpu is installed for its compiler and no TPU is here, JAX's start would fill stderr with its complaints.
+if not glob("/dev/accel*") and not glob("/dev/vfio/*"):
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 
 
 def started() -> bool:
