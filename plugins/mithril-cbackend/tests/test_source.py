@@ -15,9 +15,9 @@ from mithril.testing.compare import assert_close, tolerance
 from mithril.types import dtype as as_dtype
 from mithril_cbackend.backend import CBackend
 from mithril_cbackend.executable import aligned
-from mithril_cbackend.source import prelude
+from mithril_cbackend.source import body_text, prelude, slot_names
 
-FLAGS = ["-std=c11", "-O1", "-Wall", "-Werror", "-Wno-unused-function", "-fPIC", "-shared", "-march=native"]
+FLAGS = ["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-fwrapv", "-fPIC", "-shared", "-march=native"]
 OTHERS = ("add", "exp", "sum", "matmul")  # what stands for the ways 16 and 64 bits are read and written
 CASES = [
     c
@@ -38,13 +38,16 @@ class Compiled:
         for k, case in enumerate(CASES):
             executable = CBackend().build(decompose(case.graph(), CBackend().lowers))
             self.executables[case.id] = executable, f"entry_{k}"
-            text = executable.source if k == 0 else executable.source.removeprefix(prelude(executable.lanes))
-            names = [*executable.program.functions, "run"]
+            program = executable.program
+            text = body_text(program, executable.lanes)
+            names = [*program.functions, "run"]
+            text = re.sub(rf"\b({'|'.join(slot_names(program).values())})\b", rf"\1_{k}", text)
             text = re.sub(rf"\b({'|'.join(names)})(?=\()", rf"\1_{k}", text)
             texts.append(
                 f"{text}\nvoid entry_{k}(int64_t *table);\nvoid entry_{k}(int64_t *table) {{ run_{k}(table); }}\n"
             )
-        (folder / "k.c").write_text("\n".join(texts))
+        body = "\n".join(texts)
+        (folder / "k.c").write_text(prelude(body, executable.lanes) + body)
         command = ["gcc", *FLAGS, str(folder / "k.c"), "-o", str(folder / "k.so"), "-lm"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
