@@ -16,6 +16,7 @@ _POOL = "NPROC"  # XLA sizes its pool by this variable, else by the number of co
 # Where libtpu is installed for its compiler and no TPU is here, JAX's start would fill stderr with its complaints.
 if not glob("/dev/accel*") and not glob("/dev/vfio/*"):
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-8")
 
 
 def started() -> bool:
