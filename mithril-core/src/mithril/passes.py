@@ -204,7 +204,7 @@ def parse_pipeline(text: str, lookup: Callable[[str], Any]) -> list[Pass]:
         match = _ITEM.match(text, at)
         if not match or match.end() == at:
             raise PassError(
-                f"cannot read the pipeline at '{text[at : at + 30]}'", hint="it looks like a, b{option=1}, c"
+                f"cannot read the pipeline at '{text[at : at + 30].strip()}'", hint="it looks like a, b{option=1}, c"
             )
         made = lookup(match[1])
         if match[2]:
