@@ -73,6 +73,16 @@ def test_resume_in_the_middle_of_an_epoch(shuffle):
     assert seen == expected
 
 
+def test_a_look_at_the_first_batch_takes_nothing_away():
+    loader = DataLoader(Squares(10), batch_size=4)
+    next(iter(loader))
+    assert loader.state_dict()["position"] == 1
+    assert len(list(loader)) == 3
+    loader.load_state_dict({"epoch": 0, "position": 2, "seed": 0})
+    assert len(list(loader.once())) == 3, "all of the epoch, and the place stays"
+    assert len(list(loader)) == 1
+
+
 @pytest.mark.parametrize("kind", ["thread", "process"])
 def test_an_error_in_a_worker_surfaces_with_its_traceback(kind):
     loader = DataLoader(Squares(8, fail=5), batch_size=2, num_workers=2, worker=kind)

@@ -18,10 +18,7 @@ def test_finds_a_good_rate_and_is_reproducible():
     optuna = pytest.importorskip("optuna")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
 
-    def search():
-        return search(make, loader(), validation=(X, Y), epochs=3, trials=8, seed=1)
-
-    found, again = search(), search()
+    found, again = (search(make, loader(), validation=(X, Y), epochs=3, trials=8, seed=1) for _ in range(2))
     assert found.settings["rate"] > 1e-3
     assert (found.settings, found.value) == (again.settings, again.value)
     assert found.trainer.history["val_loss"][-1] == found.value

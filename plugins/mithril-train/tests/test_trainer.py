@@ -57,6 +57,24 @@ def test_a_second_fit_goes_on():
         np.testing.assert_array_equal(arrays(made)[n], x)
 
 
+def test_a_look_at_the_first_batch_costs_no_step():
+    source = loader()
+    next(iter(source))
+    made = trainer()
+    made.fit(source, 1)
+    assert made.steps == 6
+
+
+def test_one_batch_is_no_loader():
+    for batch in ((X, Y), {"input": X, "target": Y}):
+        with pytest.raises(InputError) as caught:
+            trainer().fit(batch, 1)
+        assert str(caught.value) == (
+            "fit takes a loader of batches, and this is one batch\n"
+            "hint: ml.DataLoader(batch, batch_size=32), or [batch] to train on all of it at once"
+        )
+
+
 def test_early_stopping_restores_the_best():
     class Worse(ml.Callback):
         def epoch_end(self, trainer, row):

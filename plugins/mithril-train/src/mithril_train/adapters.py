@@ -77,8 +77,7 @@ class Ours(Loader):
         return dict(self.loader.state_dict())
 
     def load_state(self, state: Mapping[str, Any] | None, epoch: int) -> None:
-        if state:
-            self.loader.load_state_dict(state)
+        self.loader.load_state_dict(state or {**self.loader.state_dict(), "position": 0})
 
 
 class Torch(Loader):

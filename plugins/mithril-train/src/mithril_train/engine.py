@@ -26,7 +26,7 @@ from mithril_train.step import Carried, carried, ema_name, trained_names, with_g
 
 Converters = tuple[tuple[str, Callable[[Any], Any]], ...]
 FLAG = "is_training"
-BRANCHING = ("numpy", "jax", "torch", "mlx")  # backends whose programs can branch
+BRANCHING = ("numpy", "jax", "torch", "mlx", "c")  # backends whose programs can branch
 DONATING = ("jax", "tpu")  # backends whose compiler writes results over arguments, where they are told which
 
 
@@ -253,7 +253,7 @@ class Engine:
         if self.backend.device.split(":")[0] != "cpu" or name not in BRANCHING:
             return False
         compiled = settings["jit"] or settings.get("torch_dynamo") or settings.get("torch_fx")
-        return name in ("numpy", "jax") or not compiled
+        return name in ("numpy", "jax", "c") or not compiled
 
     def _passes(self, graph: Graph, *, first: bool) -> Graph:
         """The pipeline on forward and backward; then on the whole step what cleans and what plans memory.

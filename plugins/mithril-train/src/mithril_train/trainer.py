@@ -206,6 +206,11 @@ class Trainer:
             raise OptionError(f"epochs={epochs} must not be negative")
         if isinstance(loader, CompiledModel | Layer):
             raise InputError("fit takes a loader of batches", hint="ml.DataLoader((x, y), batch_size=32)")
+        if _is_batch(loader):
+            raise InputError(
+                "fit takes a loader of batches, and this is one batch",
+                hint="ml.DataLoader(batch, batch_size=32), or [batch] to train on all of it at once",
+            )
         watchers = self._watchers = [*self.callbacks, *callbacks]
         source = as_loader(loader, self.seed)
         if resume is not None:
@@ -455,9 +460,11 @@ def _compiled(model: Any, backend: Any, options: Mapping[str, Any]) -> CompiledM
 
 def _batches(loader: Any) -> Iterable[Any]:
     """A loader's batches; a single batch is a loader of one."""
-    if isinstance(loader, Mapping) or (isinstance(loader, tuple) and all(hasattr(x, "shape") for x in loader)):
-        return [loader]
-    return as_loader(loader, 0).plain()
+    return [loader] if _is_batch(loader) else as_loader(loader, 0).plain()
+
+
+def _is_batch(given: Any) -> bool:
+    return isinstance(given, Mapping) or (isinstance(given, tuple) and all(hasattr(x, "shape") for x in given))
 
 
 def _at_start(state: Any) -> bool:

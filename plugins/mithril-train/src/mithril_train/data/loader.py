@@ -20,8 +20,8 @@ class DataLoader:
     ``dataset``: arrays (a dictionary or tuple of them), an object with ``[]`` and ``len``, an iterable or a generator
     function. ``shuffle`` gives an order that depends on ``seed`` and the epoch only. ``num_workers`` threads (or
     processes with ``worker="process"``) make up to ``prefetch_factor`` batches each ahead of time. ``pin_memory``
-    copies batches to page-locked memory where torch with CUDA is there. ``state_dict`` taken between two batches
-    resumes at the next.
+    copies batches to page-locked memory where torch with CUDA is there. Each ``iter`` begins an epoch, except after
+    ``load_state_dict`` of a state taken between two batches, which goes on with the next.
     """
 
     def __init__(
@@ -57,7 +57,8 @@ class DataLoader:
         self.drop_last, self.sampler = drop_last, sampler
         self.pin = _pinner() if pin_memory else None
         self.epoch = 0
-        self._position = 0
+        self._position = 0  # batches of this epoch already given
+        self._start = 0  # where the next iteration begins
         self._pool: ProcessPool | None = None  # kept from epoch to epoch
 
     def __len__(self) -> int:
@@ -77,10 +78,12 @@ class DataLoader:
             raise OptionError(
                 "the loader's state belongs to another seed", facts=[f"saved {state['seed']}, here {self.seed}"]
             )
-        self.epoch, self._position = int(state["epoch"]), int(state["position"])
+        self.epoch, self._start = int(state["epoch"]), int(state["position"])
+        self._position = self._start
 
     # -- batches ------------------------------------------------------------------------------------------------------
     def __iter__(self) -> Generator[Any, None, None]:
+        self._position, self._start = self._start, 0
         made = self._stream() if self.source.length is None else self._indexed()
         for batch in made:
             self._position += 1
@@ -90,12 +93,12 @@ class DataLoader:
 
     def once(self) -> Iterator[Any]:
         """All batches of the current epoch without going on to the next: for evaluating."""
-        epoch, position = self.epoch, self._position
-        self._position = 0
+        place = self.epoch, self._position, self._start
+        self._start = 0
         try:
             yield from self
         finally:
-            self.epoch, self._position = epoch, position
+            self.epoch, self._position, self._start = place
 
     def order(self, epoch: int | None = None) -> np.ndarray[Any, Any]:
         """The indices of an epoch in the order they are read."""
