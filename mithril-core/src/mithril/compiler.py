@@ -180,7 +180,12 @@ class Compiler:
         with self.deadline, self._quietly():
             graph = self._optimized(request).graph
             options = BuildOptions(self.settings, inference=self.inference, decisions=self.decisions)
-            return decompose(graph, lambda node: self.backend.lowers(node, options))
+            return self._decomposed(graph, self.backend, options)
+
+    def _decomposed(self, graph: Graph, backend: Backend, options: BuildOptions) -> Graph:
+        """What the backend lowers; and nothing twice, as a body repeats what its gradient or its neighbour computes."""
+        made = decompose(graph, lambda node: backend.lowers(node, options))
+        return made if made is graph else self.optimize(made, only="clean")[0]
 
     def _optimized(self, request: Request) -> _Optimized:
         self.observers.begin()
@@ -274,12 +279,12 @@ class Compiler:
             raise OptionError("autodiff='native' differentiates on one backend only, and backend_map names others")
 
         def single(graph: Graph, backend: Backend) -> Executable:
-            return backend.build(decompose(graph, lambda node: backend.lowers(node, options)), options)
+            return backend.build(self._decomposed(graph, backend, options), options)
 
         def last(graph: Graph, backend: Backend, target: HardwareTarget | None) -> Any:
             if others:
                 return Partitioned(graph, backend, others, single)
-            lowered = decompose(graph, lambda node: backend.lowers(node, options))
+            lowered = self._decomposed(graph, backend, options)
             self._stage("generate", lowered)
             if native is not None:
                 return backend.build_with_gradients(lowered, *native, options)

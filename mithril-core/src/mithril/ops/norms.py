@@ -9,7 +9,7 @@ from mithril.dims import Size, mod, product
 from mithril.errors import ShapeError
 from mithril.ops.attribute_types import Axis, Ints, normalise_axes
 from mithril.ops.declare import composite
-from mithril.ops.elementwise import rsqrt
+from mithril.ops.elementwise import rsqrt, square
 from mithril.ops.reduction import mean, sized, sum
 from mithril.ops.rules import per_input
 from mithril.ops.samples import positive, sample
@@ -58,7 +58,7 @@ def layer_norm(x, scale=None, bias=None, *, axes: Ints = (-1,), eps: float = 1e-
         _expect_parameter(name, given, tuple(x.shape[k] for k in axes))
     z = up(x)
     center = z - mean(z, axis=axes, keepdims=True)
-    spread = rsqrt(mean(center * center, axis=axes, keepdims=True) + eps)
+    spread = rsqrt(mean(square(center), axis=axes, keepdims=True) + eps)
     return down(_scaled(center * spread, _spanning(scale, x, axes), _spanning(bias, x, axes)), x)
 
 
@@ -73,7 +73,7 @@ def _spanning(p: Any, x: Any, axes: Sequence[int]) -> Any:
 def _(g, y, x, scale, bias, *, axes, eps):
     z, c = up(x), up(g)
     center = z - mean(z, axis=axes, keepdims=True)
-    spread = rsqrt(mean(center * center, axis=axes, keepdims=True) + eps)
+    spread = rsqrt(mean(square(center), axis=axes, keepdims=True) + eps)
     normal = center * spread
     span = _spanning(scale, x, axes)
     t = c if span is None else c * up(span)
@@ -157,7 +157,7 @@ def batch_norm_training(x, scale, bias, *, eps: float = 1e-5):
     z = up(x)
     average = mean(z, axis=axes, keepdims=True)
     center = z - average
-    variance = mean(center * center, axis=axes, keepdims=True)
+    variance = mean(square(center), axis=axes, keepdims=True)
     y = center * rsqrt(variance + eps) * up(_per_channel(scale, x)) + up(_per_channel(bias, x))
     channels = (x.shape[1],)
     return down(y, x), down(reshape(average, shape=channels), scale), down(reshape(variance, shape=channels), scale)
@@ -170,7 +170,7 @@ def _(g, y, x, scale, bias, *, eps):
     axes = _leading(x, (1,))
     z = up(x)
     center = z - mean(z, axis=axes, keepdims=True)
-    spread = rsqrt(mean(center * center, axis=axes, keepdims=True) + eps)
+    spread = rsqrt(mean(square(center), axis=axes, keepdims=True) + eps)
     normal = center * spread
     t = gy * up(_per_channel(scale, x))
     gx = spread * (t - mean(t, axis=axes, keepdims=True) - normal * mean(t * normal, axis=axes, keepdims=True))

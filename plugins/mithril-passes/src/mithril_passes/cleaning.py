@@ -12,6 +12,7 @@ from mithril.graph import Builder, Graph, Input, Node, Value, attributes_key, st
 from mithril.passes import PassContext
 
 NO_CONTEXT = PassContext()
+BACKWARD = ("phase", "backward")  # a tag that keeps nothing apart: gradients may use what the forward part computed
 FOLD_LIMIT = 1 << 16  # elements: a folded constant larger than this would cost more memory than it saves time
 
 
@@ -57,7 +58,8 @@ def _key(node: Node) -> Any:
     if getattr(node.op, "commutative", False):
         operands = tuple(sorted(operands, key=id))
     regions = tuple(structural_hash(r) for r in node.regions)
-    return node.op, operands, attributes_key(node.attributes), regions, attributes_key(node.tags)
+    tags = {name: tag for name, tag in node.tags.items() if (name, tag) != BACKWARD}
+    return node.op, operands, attributes_key(node.attributes), regions, attributes_key(tags)
 
 
 def constant_folding(graph: Graph, context: PassContext = NO_CONTEXT) -> Graph:
