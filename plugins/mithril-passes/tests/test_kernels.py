@@ -125,6 +125,18 @@ def test_backends_get_what_they_prefer():
     assert specialise_operations(graph, PassContext(backend=Indifferent())) is graph
 
 
+def test_one_after_the_other():
+    """The second reads what took the first one's place."""
+    with Builder() as b:
+        x, w, v = (b.input(n, s) for n, s in (("x", (2, 3, 5, 6)), ("w", (4, 3, 1, 1)), ("v", (2, 4, 1, 1))))
+        y = ops.conv(ops.conv(x, w, **ONE), v, **ONE)
+    graph = b.build({"y": y})
+    made = specialise_operations(graph, PassContext(backend=NumpyBackend()))
+    assert "conv" not in {n.op.name for n in made.nodes}
+    arguments = random_arguments(graph)
+    np.testing.assert_allclose(evaluate(made, arguments)["y"], evaluate(graph, arguments)["y"], rtol=1e-5, atol=1e-6)
+
+
 class Sluggish(NumpyBackend):
     """A backend whose convolutions take their time."""
 

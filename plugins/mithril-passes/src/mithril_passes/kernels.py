@@ -44,9 +44,10 @@ def kernel_choice(graph: Graph, context: PassContext) -> Graph:
         if chosen is not None:
             editor = editor or graph.edit()
             for node in nodes:
-                with editor.before(node):
-                    editor.replace_value(node.result, chosen.make(node, *node.operands))
-                editor.erase_dead(node)
+                current = editor.producer(node.result) or node  # it reads what took its operands' places
+                with editor.before(current):
+                    editor.replace_value(node.result, chosen.make(current, *current.operands))
+                editor.erase_dead(current)
     return graph if editor is None else editor.freeze()
 
 

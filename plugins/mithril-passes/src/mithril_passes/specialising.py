@@ -21,9 +21,10 @@ def specialise_operations(graph: Graph, context: PassContext) -> Graph:
         chosen = next((w for w in ways(node) if w.name in preferred[node.op.name]), None)
         if chosen is not None:
             editor = editor or graph.edit()
-            with editor.before(node):
-                editor.replace_value(node.result, chosen.make(node, *node.operands))
-            editor.erase_dead(node)
+            current = editor.producer(node.result) or node  # it reads what took its operands' places
+            with editor.before(current):
+                editor.replace_value(node.result, chosen.make(current, *current.operands))
+            editor.erase_dead(current)
     return graph if editor is None else editor.freeze()
 
 
