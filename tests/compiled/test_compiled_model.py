@@ -170,6 +170,33 @@ def test_a_changed_parameter_is_seen_by_the_fast_path(backend):
         compiled.evaluate(params, {"x": x})
 
 
+def test_whatever_changes_is_seen_by_the_fast_path_of_gradients(backend, monkeypatch):
+    """Parameters are others at every call of a training; their kinds, and those of all else, are compared."""
+    compiled = ml.compile(mlp(), backend, shapes={"x": [None, 3]})
+    params = dict(compiled.randomize_params(0))
+    array = compiled.backend.array
+    x, slope = {"x": array(random(2, 3))}, {"y": array(np.ones((2, 2), np.float32))}
+    compiled.evaluate(params, x, slope)
+    twice = {**params, "second.bias": array(np.float32([5, 5]))}
+    with monkeypatch.context() as m:
+        m.setattr(compiled, "_evaluate", None)  # the way of calls that are checked
+        values, slopes = compiled.evaluate(twice, x, slope)
+    expected, found = compiled.evaluate(twice, {"x": random(2, 3)}, slope)  # NumPy's arrays have to be converted
+    assert list(values) == list(expected) and list(slopes) == list(found)
+    for left, right in ((values, expected), (slopes, found)):
+        for name, a in numbers(compiled, left).items():
+            np.testing.assert_allclose(a, numbers(compiled, right)[name], rtol=1e-5, atol=1e-6)
+    for name, wrong in (("second.bias", np.ones(3, np.float32)), ("third", np.ones(2, np.float32))):
+        with pytest.raises(InputError):
+            compiled.evaluate({**params, name: array(wrong)}, x, slope)
+    with pytest.raises(InputError):
+        compiled.evaluate(params, x, {"y": array(np.ones((3, 2), np.float32))})
+    assert set(compiled.evaluate(params, x, slope, wrt=("x",))[1]) == {"x"}
+    assert set(compiled.evaluate(params, x, slope)[1]) == set(params)
+    more = {"x": array(random(5, 3))}, {"y": array(np.ones((5, 2), np.float32))}
+    assert tuple(compiled.evaluate(params, *more)[0]["y"].shape) == (5, 2)
+
+
 @pytest.mark.parametrize("static", [False, True])
 def test_calls_with_bound_parameters_are_checked_once(static, monkeypatch, backend):
     compiled = ml.compile(mlp(), backend, shapes={"x": [2, 3]}, static_inference=static)

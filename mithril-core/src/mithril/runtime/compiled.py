@@ -14,7 +14,7 @@ from mithril.decisions import Decisions
 from mithril.errors import InputError, unknown
 from mithril.graph import Graph
 from mithril.runtime import profile, weights
-from mithril.runtime.program import FastPath, Kind, Program, Request
+from mithril.runtime.program import FastGradients, FastPath, Kind, Program, Request
 from mithril.runtime.signature import (
     InputSpec,
     adapt,
@@ -73,6 +73,7 @@ class CompiledModel:
         self._programs: dict[Request, Program] = {}
         self._calls: dict[tuple[Any, ...], tuple[Program, dict[str, TensorType]]] = {}
         self._fast: FastPath | None = None
+        self._fast_gradients: FastGradients | None = None
         self._bound: dict[str, Any] | None = None
         self._binding = 0  # counts bind() where parameters are baked in
         self._baked: dict[str, Any] = {}
@@ -115,6 +116,15 @@ class CompiledModel:
             and not profile.ACTIVE
         ):
             return fast.call(params, inputs)
+        slopes = output_gradients
+        if (
+            (quick := self._fast_gradients) is not None
+            and slopes is not None
+            and state is None
+            and quick.accepts(params, inputs, slopes, training, wrt)
+            and not profile.ACTIVE
+        ):
+            return quick.run(params, inputs, slopes)
         if bound and params is None and self._param_types():
             raise InputError(
                 "no parameters are bound to this model",
@@ -147,9 +157,13 @@ class CompiledModel:
         if of:
             call.update(self._cotangents(program, cotangents, of, arrays))
         results = self._run(program, checked, call)
-        plain = not of and state is None and not train and not program.interface.states and not self.recorder
+        plain = state is None and not program.interface.states and not self.recorder
         if plain and self._is_native(arrays, inputs) and checked is params and isinstance(params, dict):
-            self._fast = FastPath(program.executable, arrays, params)
+            same = isinstance(cotangents, Mapping) and all(call[GRAD + n] is cotangents[n] for n in of)
+            if of and same and (wrt is None or isinstance(wrt, tuple)):
+                self._fast_gradients = FastGradients(program, params, arrays, cotangents, training, wrt)
+            elif not of and not train:
+                self._fast = FastPath(program.executable, arrays, params)
         return self._split(results, of, state, program)
 
     def _prepared(
@@ -346,7 +360,7 @@ class CompiledModel:
             self._state = dict(state)
         if self.options.get("static_inference"):
             self._bake(wanted, params)
-        self._fast = None
+        self._fast = self._fast_gradients = None
         return self
 
     def _bake(self, wanted: Mapping[str, TensorType], params: Arrays) -> None:

@@ -82,27 +82,80 @@ class Program:
         return dict(self.request.types)
 
 
+class Kinds:
+    """Arrays that were checked, by class, shape and dtype, so that others like them need no checks."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        self.rows = tuple((name, type(x), x.shape, x.dtype) for name, x in arrays.items())
+
+    def accept(self, given: Any) -> bool:
+        """Whether these are arrays of the same names and kinds."""
+        try:
+            if len(given) != len(self.rows):
+                return False
+            for name, kind, shape, dtype in self.rows:
+                x = given[name]
+                if type(x) is not kind or x.shape != shape or x.dtype != dtype:
+                    return False
+        except (AttributeError, KeyError, TypeError, IndexError):
+            return False
+        return True
+
+
 class FastPath:
     """The check that a call looks just like the last one: a few attribute reads, no look-ups by name in the graph."""
 
-    __slots__ = ("call", "count", "params", "specs", "values")
+    __slots__ = ("call", "inputs", "params", "values")
 
-    def __init__(self, call: Any, inputs: dict[str, Any], params: dict[str, Any]) -> None:
+    def __init__(self, call: Any, inputs: Mapping[str, Any], params: dict[str, Any]) -> None:
         self.call = call
-        self.specs = tuple((name, x.shape, x.dtype) for name, x in inputs.items())
-        self.count = len(inputs)
+        self.inputs = Kinds(inputs)
         self.params = params
         self.values = tuple(params.values())
 
     def accepts(self, params: Any, inputs: Any) -> bool:
         """Whether these very parameters and inputs of these shapes and dtypes were checked before."""
-        if params is not self.params or len(inputs) != self.count:
-            return False
-        try:
-            for name, shape, dtype in self.specs:
-                x = inputs[name]
-                if x.shape != shape or x.dtype != dtype:
-                    return False
-        except (AttributeError, KeyError, TypeError):
-            return False
-        return len(params) == len(self.values) and all(map(is_, params.values(), self.values))
+        return (
+            params is self.params
+            and self.inputs.accept(inputs)
+            and len(params) == len(self.values)
+            and all(map(is_, params.values(), self.values))
+        )
+
+
+class FastGradients:
+    """The same for gradients, of whose parameters only the kinds are those of the last call: they are trained."""
+
+    __slots__ = ("call", "gradients", "inputs", "names", "outputs", "params", "slopes", "training", "wrt")
+
+    def __init__(
+        self,
+        program: Program,
+        params: Mapping[str, Any],
+        inputs: Mapping[str, Any],
+        slopes: Mapping[str, Any],
+        training: bool | None,
+        wrt: Any,
+    ) -> None:
+        self.call = program.executable
+        self.params, self.inputs, self.slopes = Kinds(params), Kinds(inputs), Kinds(slopes)
+        self.names = tuple((name, f"grad/{name}") for name in slopes)
+        self.training, self.wrt = training, wrt
+        self.outputs = tuple(n for n in program.names if not n.startswith("grad/"))
+        self.gradients = tuple((n.removeprefix("grad/"), n) for n in program.names if n.startswith("grad/"))
+
+    def accepts(self, params: Any, inputs: Any, slopes: Any, training: bool | None, wrt: Any) -> bool:
+        """Whether arrays of these kinds were checked before."""
+        return (
+            training is self.training
+            and wrt == self.wrt
+            and self.params.accept(params)
+            and self.inputs.accept(inputs)
+            and self.slopes.accept(slopes)
+        )
+
+    def run(self, params: Any, inputs: Any, slopes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        made = self.call(params, {**inputs, **{slope: slopes[name] for name, slope in self.names}})
+        return {n: made[n] for n in self.outputs}, {n: made[slope] for n, slope in self.gradients}
