@@ -193,6 +193,30 @@ def test_checkpoints_kept_and_the_best(tmp_path):
     np.testing.assert_array_equal(arrays(other)["first.weight"], arrays(made)["first.weight"])
 
 
+def test_what_callbacks_kept_comes_back_in_any_order_and_is_not_lost_silently(tmp_path):
+    def callbacks():
+        return [ml.LearningRateMonitor(), ml.EarlyStopping("loss"), ml.Checkpoint(tmp_path, monitor="loss")]
+
+    first = trainer(callbacks=callbacks())
+    first.fit(loader(), 2)
+    second = trainer(callbacks=callbacks()[::-1])
+    second.fit(loader(), 2, resume=tmp_path)
+    best, stopping, rates = second.callbacks
+    assert (best.best, stopping.best) == (first.callbacks[2].best, first.callbacks[1].best)
+    assert rates.rates == first.callbacks[0].rates
+    np.testing.assert_array_equal(stopping.tensors()["first.weight"], first.callbacks[1].tensors()["first.weight"])
+    third = trainer()
+    third.fit(loader(), 2, resume=tmp_path)
+    assert "the checkpoint's state of EarlyStopping: there is no such callback" in str(third.engine.decisions)
+
+
+def test_halves_of_files_are_tidied_away(tmp_path):
+    half = tmp_path / ".step-00000003.safetensors.123.part"
+    half.write_bytes(b"half")
+    trainer(callbacks=[ml.Checkpoint(tmp_path)]).fit(loader(), 1)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000006.safetensors"]
+
+
 def test_resume_from_an_empty_folder_starts_anew(tmp_path):
     made = trainer()
     made.fit(loader(), 1, resume=tmp_path)

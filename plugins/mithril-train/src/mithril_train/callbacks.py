@@ -144,6 +144,9 @@ class Checkpoint(Callback):
         self.mode = better(mode, monitor or "")
         self.best = math.inf if self.mode == "min" else -math.inf
 
+    def begin(self, trainer: Trainer) -> None:
+        checkpoint.tidy(self.folder)
+
     def step_end(self, trainer: Trainer, report: Report) -> None:
         if self.every is not None and trainer.steps % self.every == 0:
             self._save(trainer)

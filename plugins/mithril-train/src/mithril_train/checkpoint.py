@@ -63,6 +63,12 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray[Any, Any]],
     return tensors, json.loads(header["about"])
 
 
+def tidy(folder: str | os.PathLike[str]) -> None:
+    """Remove what kills in the middle of writing have left behind."""
+    for part in Path(folder).glob(".*.safetensors.*.part"):
+        part.unlink(missing_ok=True)
+
+
 def latest(folder: str | os.PathLike[str]) -> Path | None:
     """The newest checkpoint in a folder, by the step in its name."""
     found = sorted(Path(folder).glob("step-*.safetensors"), key=lambda p: int(p.stem.split("-")[1]))

@@ -417,15 +417,24 @@ class Trainer:
         self.history = History(about["rows"], about["losses"])
         self._loader_state, self._partial = about["loader"], about["partial"]
         self._window = []
-        kept = {n: tensors.pop(n) for n in list(tensors) if n.startswith("callback/")}
-        for k, (watcher, (kind, state)) in enumerate(zip(self._watchers, about["callbacks"], strict=False)):
-            if type(watcher).__name__ == kind:
-                head = f"callback/{k}/"
-                watcher.load_state_dict(state, {n.removeprefix(head): x for n, x in kept.items() if n.startswith(head)})
+        self._restore_callbacks(about["callbacks"], tensors)
         if self.engine.arrays:
             self.engine.restore(tensors)
         else:
             self._pending = tensors
+
+    def _restore_callbacks(self, saved: Sequence[tuple[str, Any]], tensors: dict[str, np.ndarray[Any, Any]]) -> None:
+        """Each gets the state of its kind, in order; taken out of ``tensors`` with it."""
+        waiting = list(self._watchers)
+        for k, (kind, state) in enumerate(saved):
+            head = f"callback/{k}/"
+            kept = {n.removeprefix(head): tensors.pop(n) for n in list(tensors) if n.startswith(head)}
+            watcher = next((w for w in waiting if type(w).__name__ == kind), None)
+            if watcher is not None:
+                waiting.remove(watcher)
+                watcher.load_state_dict(state, kept)
+            elif state or kept:
+                self.engine.decisions.record("ignored", f"the checkpoint's state of {kind}: there is no such callback")
 
     def _resume(self, path: str | os.PathLike[str]) -> None:
         chosen = checkpoint.latest(path) if os.path.isdir(path) else path
