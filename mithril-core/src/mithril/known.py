@@ -69,7 +69,7 @@ NAMES = {
         "WarmUp",
         "search",
     ),
-    "mithril-tpu": ("plan", "shard", "staged"),
+    "mithril-tpu": ("placement", "plan", "shard", "staged"),
 }
 EXPORTS = {name: home for home, names in NAMES.items() for name in names}
 
@@ -91,6 +91,7 @@ OPTIONS = {
     "mithril-tpu": (
         "parallelism",
         "pipeline_chunks",
+        "pipeline_schedule",
         "pipeline_stages",
         "tensor_split_dims",
         "tpu_options",

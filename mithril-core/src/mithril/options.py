@@ -94,8 +94,9 @@ class CompileOptions(TypedDict, total=False):
     cpu_options: Mapping[str, Any]
     mobile_options: Mapping[str, Any]
     # mithril-tpu
-    parallelism: Literal["data", "model", "pipeline"] | None
+    parallelism: Literal["data", "fsdp", "model", "pipeline"] | None
     pipeline_chunks: int | None
+    pipeline_schedule: Literal["1f1b", "gpipe"]
     pipeline_stages: int | None
     tensor_split_dims: Mapping[str, int]
     tpu_options: Mapping[str, Any]

@@ -236,7 +236,6 @@ def test_results_on_a_mesh_are_the_same():
         text = backends[0].mesh.shape
         wrong = {"weights": 7}
         for options, message in (
-            ({"parallelism": "pipeline"}, "no program on a mesh"),
             ({"tensor_split_dims": {"wieghts": 0}}, "no parameter is called"),
             ({"tensor_split_dims": wrong}, "has no axis 7"),
             ({"jit": False}, "contradicts a mesh"),
@@ -266,7 +265,7 @@ def test_one_device_needs_no_sharing():
         assert "there is one device" in str(compiled.decisions)
 
 
-@pytest.mark.parametrize("mesh", [(), (0,), (2, 2, 2), ("a",)])
+@pytest.mark.parametrize("mesh", [(), (0,), (2, 2, 2, 2), ("a",)])
 def test_what_is_no_mesh(mesh):
     with pytest.raises(OptionError, match="is no mesh of devices"):
         ml.JaxBackend(device_mesh=mesh)

@@ -81,6 +81,13 @@ def test_equal_layers_make_equal_stages():
     assert made.shares == pytest.approx([0.25] * 4, rel=0.1)
 
 
+def test_the_backward_part_stays_with_the_forward_part():
+    """Though the table of a GPT is read by the first stage and by the last."""
+    pytest.importorskip("mithril_torch")
+    graph, _ = step_graph(gpt(32, 8, layers=6, heads=4, features=32), {"input": [8, 8]}, "output")
+    assert ml.staged(graph, 3).shares == pytest.approx([1 / 3] * 3, rel=0.25)
+
+
 def test_unequal_layers_are_spread_by_their_work():
     graph = forward(chain([512, 512, 64, 64, 64, 64]), {"x": [32, 512]})
     made = ml.staged(graph, 3)

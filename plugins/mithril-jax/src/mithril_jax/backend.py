@@ -17,7 +17,7 @@ from mithril.graph import Graph, iterate
 from mithril.runtime.backend import BuildOptions, Preferences, as_numpy
 from mithril.runtime.source_backend import Forward, SourceBackend, SourceExecutable
 from mithril.types import dtype as as_dtype
-from mithril_jax import meshes, process
+from mithril_jax import meshes, pipeline, process
 from mithril_jax.lowering import table, unrolled
 from mithril_jax.own import DIFFERENT, own
 from mithril_jax.running import described, read, runner
@@ -29,7 +29,8 @@ PLATFORMS = {"gpu": "cuda", "cuda": "cuda", "cpu": "cpu", "tpu": "tpu"}
 class JaxBackend(SourceBackend):
     """Arrays are JAX's, on one device or over a mesh of them; programs are compiled by XLA unless ``jit=False``.
 
-    ``device_mesh=(4,)`` splits batches over four devices; ``(2, 4)`` batches over two and weights over four.
+    ``device_mesh=(4,)`` splits batches over four devices; ``(2, 4)`` batches over two and weights over four; the third
+    of three numbers is how many stages of a pipeline share the layers.
     ``num_threads``, ``pre_allocate`` (a GPU's memory at once) and a mesh of simulated devices are settings of the
     process, which JAX reads when it is first used.
     """
@@ -118,6 +119,26 @@ class JaxBackend(SourceBackend):
         if known is None:
             known = self._unrolled[id(made), steps] = unrolled(made, steps)
         return known
+
+    def build(self, graph: Graph, options: BuildOptions | None = None) -> SourceExecutable:
+        options = options or BuildOptions()
+        parts = pipeline.stages_of(self.mesh, options, self.jax_device.platform)
+        return self.build_whole(graph, options) if parts is None else pipeline.build(self, graph, options, parts)
+
+    def build_whole(self, graph: Graph, options: BuildOptions) -> SourceExecutable:
+        """One program, all of which runs on every device of the mesh."""
+        return super().build(graph, options)
+
+    def build_with_gradients(
+        self, graph: Graph, of: Sequence[str], wrt: Sequence[str], options: BuildOptions | None = None
+    ) -> SourceExecutable:
+        if options is not None and pipeline.stages_of(self.mesh, options, self.jax_device.platform) is not None:
+            raise OptionError(
+                "autodiff='native' contradicts a pipeline",
+                facts=["its stages are cut from the graph, which has no gradients then"],
+                hint="leave autodiff out",
+            )
+        return super().build_with_gradients(graph, of, wrt, options)
 
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
         if options.semantics == "native":

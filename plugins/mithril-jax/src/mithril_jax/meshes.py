@@ -1,5 +1,7 @@
 """Programs over many devices: the batch is split along the axis ``data`` of a mesh, weights along ``model``.
 
+With ``parallelism="fsdp"`` parameters, and whatever is kept for them, are split along ``data`` too.
+
 XLA works out how everything in between is placed and puts in the exchanges: results are the same however this is split.
 """
 
@@ -13,22 +15,25 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import mithril as ml
 from mithril.decisions import Decisions
-from mithril.errors import BackendError, OptionError, UnsupportedError
+from mithril.errors import BackendError, OptionError
 from mithril.graph import Graph, Input
 from mithril_jax import process
 
-AXES = ("data", "model")
+AXES = ("data", "model", "pipeline")
 GROUPS = ("weights", "activations")  # what tensor_split_dims may name besides parameters
 
 
 def shape_of(given: Any) -> tuple[int, ...]:
-    """``device_mesh`` as (data, model)."""
+    """``device_mesh`` as (data, model, pipeline)."""
     sizes = (given,) if isinstance(given, int) else tuple(given)
     if not sizes or len(sizes) > len(AXES) or any(not isinstance(n, int) or n < 1 for n in sizes):
         raise OptionError(
             f"device_mesh={given!r} is no mesh of devices",
-            facts=["(4,) splits batches over 4 devices; (2, 4) splits batches over 2 and weights over 4 times as many"],
+            facts=[
+                "(4,) splits batches over 4 devices; (2, 4) batches over 2 and weights over 4; (1, 1, 4) layers over 4"
+            ],
         )
     return sizes
 
@@ -60,11 +65,6 @@ class Shares:
         self.simulated = mesh.devices.size > 1 and mesh.devices.flat[0].platform == "cpu"
         self.parallelism = settings.get("parallelism")
         self.splits: dict[str, int] = dict(settings.get("tensor_split_dims", {}))
-        if self.parallelism == "pipeline":
-            raise UnsupportedError(
-                "parallelism='pipeline' has no program on a mesh of JAX devices",
-                hint="parallelism='data' or 'model': both keep all layers on every device",
-            )
         if self.parallelism == "model" and mesh.shape.get("model", 1) == 1:
             raise OptionError(
                 "parallelism='model' needs a mesh with an axis for the model",
@@ -72,7 +72,9 @@ class Shares:
                 hint=f"device_mesh=(1, {mesh.devices.size})",
             )
         self._check_names(graph)
+        self.pairs = self._pairs(graph)
         self.specs = {i.name: self._spec(i) for i in graph.arguments}
+        self.carried = {i.name for i in graph.with_role("param", "state")}
         self._kept: dict[str, tuple[Any, Any]] = {}  # parameters: as given, as placed
 
     def _check_names(self, graph: Graph) -> None:
@@ -91,7 +93,7 @@ class Shares:
 
     def _spec(self, i: Input) -> PartitionSpec:
         if i.role == "param":
-            return self._of_weight(i)
+            return self._fully(i, self._of_weight(i)) if self.parallelism == "fsdp" else self._of_weight(i)
         if i.role == "state" or not i.type.shape or self.mesh.shape["data"] == 1:
             return PartitionSpec()
         size = i.type.shape[0]
@@ -100,11 +102,36 @@ class Shares:
             return PartitionSpec()
         return PartitionSpec("data")
 
+    def _pairs(self, graph: Graph) -> Mapping[str, Any]:
+        """Weights in pairs as in Megatron, columns and then rows, where mithril-tpu is there to find them."""
+        if self.mesh.shape.get("model", 1) == 1 or any(n != "activations" for n in self.splits):
+            return {}
+        if not all(i.type.is_static for i in graph.arguments):
+            return {}
+        try:
+            choose = ml.placement
+        except (AttributeError, ml.MithrilError):
+            return {}
+        found: Mapping[str, Any] = choose(graph, {"model": self.mesh.shape["model"]})
+        return found
+
+    def _fully(self, i: Input, spec: PartitionSpec) -> PartitionSpec:
+        """Split over ``data`` as well, along the longest axis that is still whole."""
+        parts, shape = self.mesh.shape["data"], i.type.shape
+        split = (*spec, *[None] * (len(shape) - len(spec)))
+        fits = [k for k, n in enumerate(shape) if split[k] is None and isinstance(n, int) and n and n % parts == 0]
+        if parts == 1 or not fits:
+            return spec
+        chosen = max(fits, key=lambda k: (shape[k], -k))
+        return PartitionSpec(*("data" if k == chosen else a for k, a in enumerate(split)))
+
     def _of_weight(self, i: Input) -> PartitionSpec:
         parts, shape = self.mesh.shape.get("model", 1), i.type.shape
         axis = self._asked_axis(i.name, len(shape))
         if axis is not None and not -len(shape) <= axis < len(shape):
             raise OptionError(f"tensor_split_dims: '{i.name}' has no axis {axis}", facts=[f"it is {i.type}"])
+        if self.pairs:
+            return PartitionSpec(*self.pairs.get(i.name, ()))
         if parts == 1 or len(shape) < 2:
             return PartitionSpec()
         fits = [k for k, n in enumerate(shape) if isinstance(n, int) and n % parts == 0]
@@ -131,13 +158,17 @@ class Shares:
         return NamedSharding(self.mesh, self.specs[name])
 
     def results(self, names: Iterable[str]) -> tuple[NamedSharding | None, ...]:
-        """Gradients are split like what they are of, new state like the old; XLA chooses for others."""
+        """Gradients are split like what they are of, new parameters and state like the old; XLA chooses for others."""
         kept = []
         for name in names:
             argument = name.removeprefix("grad/")
-            like = argument in self.specs and (argument != name or name.startswith("state/"))
+            like = argument in self.specs and (argument != name or name in self.carried)
             kept.append(self.sharding(argument) if like else None)
         return tuple(kept)
+
+    def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters where the program wants them."""
+        return {name: jax.device_put(x, self.sharding(name)) for name, x in params.items()}
 
     def place(self, name: str, x: Any, *, keep: bool) -> Any:
         if keep and (known := self._kept.get(name)) is not None and known[0] is x:

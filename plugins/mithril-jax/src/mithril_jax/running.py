@@ -314,6 +314,10 @@ class Jitted:
             jax.block_until_ready(made)
         return dict(zip(self.results, made, strict=True))
 
+    def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters where this program wants them, so that a call need not move them."""
+        return dict(params) if self.shares is None else self.shares.placed(params)
+
     def lower(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
         """The program for these arguments (arrays or their types) as JAX lowers it, to look at."""
         return self.jitted.lower(*self._params(params), *self._inputs(inputs))

@@ -46,9 +46,18 @@ def mithril_options() -> Sequence[Option]:
         ),
         Option(
             "parallelism",
-            Literal["data", "model", "pipeline"] | None,
+            Literal["data", "fsdp", "model", "pipeline"] | None,
             None,
-            "What many devices share: the batch, the weights, or the layers; None follows tpu_options.",
+            "What many devices share: the batch (fsdp: parameters with it), the weights, or the layers; None follows "
+            "the mesh.",
+        ),
+        Option("pipeline_stages", int | None, None, "How many stages share the layers; None: as the mesh has."),
+        Option("pipeline_chunks", int | None, None, "Into how many pieces a pipeline cuts the batch; None is one."),
+        Option(
+            "pipeline_schedule",
+            Literal["1f1b", "gpipe"],
+            "1f1b",
+            "Whether gradients begin as soon as they can (1f1b), or after the last chunk's forward part (gpipe).",
         ),
         Option(
             "tensor_split_dims",
@@ -68,10 +77,11 @@ def mithril_ops() -> Sequence[OpsSpec]:
 
 @hookimpl
 def mithril_exports() -> Sequence[Export]:
-    """``ml.plan``, ``ml.shard`` and ``ml.staged``."""
+    """How models are planned for, placed on and cut for many devices."""
     return [
         Export("staged", "mithril_tpu.sharding.pipeline:staged"),
         Export("plan", "mithril_tpu.planning.plan:plan"),
+        Export("placement", "mithril_tpu.sharding.share:placement"),
         Export("shard", "mithril_tpu.sharding.share:shard"),
     ]
 

@@ -216,7 +216,7 @@ class _Walk:
             into = operands[0]
             return bool(waits[2]) and not (waits[0] or waits[1]) and is_zero(self.graph, into)
         if node.op.name == "pad":
-            return node.attributes["mode"] == "constant" and node.attributes["value"] == 0
+            return bool(node.attributes["mode"] == "constant" and node.attributes["value"] == 0)
         if node.op.name in ("add", "sub", "concat"):
             same = all(w == waits[0] for w in waits)
             same = same and (node.op.name == "concat" or len({v.type for v in operands}) == 1)

@@ -1,4 +1,4 @@
-"""``ml.shard``: what each device of a mesh runs of a graph, with arguments split as the options say."""
+"""``ml.shard`` and ``ml.placement``: what each device of a mesh runs of a graph, with arguments split as the options say."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ def shard(
     """
     choice = choose(graph, Mesh(axes), splits, fsdp=fsdp)
     return cut(graph, axes, choice.splits, outputs=_like_inputs(graph, choice.splits)), choice.left
+
+
+def placement(graph: Graph, axes: Mapping[str, int]) -> dict[str, Split]:
+    """Which axis of the mesh divides which axis of an argument, for engines whose compiler does the rest."""
+    return choose(graph, Mesh(axes)).splits
 
 
 def in_chunks(graph: Graph, chunks: int) -> Sharded:

@@ -62,7 +62,7 @@ def cut(graph: Graph, stages: int) -> list[Task]:
     return _tasks(graph, where, stages)
 
 
-# -- where to cut -------------------------------------------------------------------------------------------------------
+# -- where to cut -----------------------------------------------------------------------------------------------------
 def _ends(nodes: Sequence[Node], graph: Graph, stages: int) -> list[int]:
     """The end of each stage in ``nodes``."""
     sums = [0.0, *accumulate(cost(n) for n in nodes)]
@@ -83,7 +83,7 @@ def _ends(nodes: Sequence[Node], graph: Graph, stages: int) -> list[int]:
 
 def _least_most(sums: Sequence[float], stages: int) -> float:
     """The least that the busiest stage must do."""
-    low = max(max(b - a for a, b in pairwise(sums)), sums[-1] / stages)
+    low = max(sums[-1] / stages, *(b - a for a, b in pairwise(sums)))
     high = sums[-1]
     for _ in range(40):
         middle = (low + high) / 2
@@ -122,26 +122,26 @@ def _alive(nodes: Sequence[Node], graph: Graph) -> list[int]:
     return list(accumulate(change))
 
 
-# -- where the gradients go -----------------------------------------------------------------------------------------------
+# -- where the gradients go -------------------------------------------------------------------------------------------
 def _place_backward(graph: Graph, where: dict[Node, int], stages: int) -> None:
-    homes: dict[Value, int] = {}
+    homes: dict[Value, set[int]] = {}  # stages that have a value: of a shared parameter all that read it
     for node, k in where.items():
         for v in node.operands:
             if v is not None and v in graph.input_of:
-                homes.setdefault(v, k)
-        homes.update(dict.fromkeys(node.results, k))
+                homes.setdefault(v, set()).add(k)
+        homes.update((v, {k}) for v in node.results)
     made: dict[Value, int] = {}  # results of backward nodes
     for node in graph.nodes:
         if node in where or node.op.name in _ANYWHERE:
             continue
         operands = [v for v in node.operands if v is not None]
         bound = min((made[v] for v in operands if v in made), default=stages - 1)
-        wanted = max((homes[v] for v in operands if v in homes), default=bound)
-        where[node] = min(wanted, bound)
+        near = [max((k for k in homes[v] if k <= bound), default=bound) for v in operands if v in homes]
+        where[node] = max(near, default=bound)
         made.update(dict.fromkeys(node.results, where[node]))
 
 
-# -- tasks ----------------------------------------------------------------------------------------------------------------
+# -- tasks ------------------------------------------------------------------------------------------------------------
 def _tasks(graph: Graph, where: Mapping[Node, int], stages: int) -> list[Task]:
     forward = set(forward_nodes(graph))
     both = any(node not in forward for node in where)

@@ -1,0 +1,154 @@
+"""Many devices on JAX: data, model, fsdp, pipelines and their products equal one device, forward and backward."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import jax
+import numpy as np
+import pytest
+from gpt import gpt
+from tpu_models import block
+
+import mithril as ml
+from mithril_tpu.ahead import analysis
+
+SHAPES = {"x": [8, 6, 16]}
+X = {"x": np.random.default_rng(0).standard_normal((8, 6, 16), np.float32)}
+G = np.random.default_rng(1).standard_normal((8, 6, 16), np.float32)
+
+
+def model():
+    return block(16, 4, 32)
+
+
+def stepped(backend, **options):
+    compiled = ml.compile(model(), backend, shapes=SHAPES, **options)
+    params = compiled.randomize_params(0)
+    return compiled, params, compiled.evaluate(params, X, G)
+
+
+@pytest.fixture(scope="module")
+def one():
+    return stepped(ml.JaxBackend())[2]
+
+
+def assert_same(found, expected):
+    for left, right in zip(found, expected, strict=True):
+        assert left.keys() == right.keys()
+        for name in right:
+            np.testing.assert_allclose(left[name], right[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+WAYS = {
+    "data": ((4,), {}),
+    "model": ((1, 4), {}),
+    "both": ((2, 2), {}),
+    "fsdp": ((4,), {"parallelism": "fsdp"}),
+    "fsdp and model": ((2, 2), {"parallelism": "fsdp"}),
+    "pipeline": ((1, 1, 4), {"pipeline_chunks": 4}),
+    "gpipe": ((1, 1, 2), {"pipeline_chunks": 2, "pipeline_schedule": "gpipe"}),
+    "a mesh of stages": ((2,), {"parallelism": "pipeline"}),
+    "stages of a mesh": ((4,), {"parallelism": "pipeline", "pipeline_stages": 2, "pipeline_chunks": 2}),
+    "all": ((2, 2, 2), {"pipeline_chunks": 2}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_equal_to_one_device(way, one):
+    mesh, options = WAYS[way]
+    compiled, params, found = stepped(ml.JaxBackend(device_mesh=mesh), **options)
+    assert_same(found, one)
+    moved = {name: p - 0.1 * found[1][name] for name, p in params.items()}  # gradients lie where parameters do
+    compiled.evaluate(moved, X, G)
+
+
+def test_without_a_mesh_a_pipeline_takes_the_devices_there_are(one):
+    compiled, _, found = stepped(ml.JaxBackend(), pipeline_stages=2)
+    assert_same(found, one)
+    assert "2 pipeline stages" in str(compiled.decisions)
+
+
+@lru_cache
+def placed(way):
+    mesh, options = WAYS[way]
+    compiled, params, _ = stepped(ml.JaxBackend(device_mesh=mesh), **options)
+    call = compiled.programs[-1].executable.call
+    there = call.placed(params)
+    return compiled, there, compiled.evaluate(there, X, G)[1]
+
+
+def test_fully_sharded_parameters_and_gradients_are_in_parts():
+    _, there, gradients = placed("fsdp")
+    for name in there:
+        assert there[name].addressable_shards[0].data.size * 4 == there[name].size
+        assert gradients[name].sharding == there[name].sharding
+
+
+def test_parameters_of_a_stage_are_on_its_device_alone():
+    _, there, gradients = placed("pipeline")
+    devices = {name: there[name].devices() for name in there}
+    assert all(len(d) == 1 for d in devices.values())
+    assert len(set().union(*devices.values())) > 2
+    assert all(gradients[name].devices() == d for name, d in devices.items())
+
+
+def collectives(way):
+    compiled, there, _ = placed(way)
+    program = compiled.programs[-1].executable.call
+    inputs = {**X, "grad/y": G}
+    lowered = program.lower(there, {n: program.shares.place(n, x, keep=False) for n, x in inputs.items()})
+    text = lowered.compile().as_text()
+    return {kind: found.count for kind, found in analysis.collectives(text).items()}
+
+
+def test_collectives_are_those_expected():
+    assert collectives("data").keys() == {"all-reduce"}
+    model = collectives("model")
+    assert model.keys() == {"all-reduce"}
+    assert model["all-reduce"] <= 4  # Megatron: one after attention and one after the perceptron, each way
+    assert collectives("fsdp")["all-gather"] >= 1
+
+
+def test_training_fully_sharded():
+    pytest.importorskip("mithril_train")
+    losses = []
+    for backend, options in ((ml.JaxBackend(), {}), (ml.JaxBackend(device_mesh=(4,)), {"parallelism": "fsdp"})):
+        compiled = ml.compile(model(), backend, shapes=SHAPES, **options)
+        trainer = ml.Trainer(compiled, ml.Adam(0.01), loss="mse_loss", progress=False)
+        losses.append([trainer.step({**X, "target": G})["loss"] for _ in range(3)])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "options", "message"),
+    [
+        ((1, 1, 2), {"pipeline_stages": 3}, "contradicts device_mesh"),
+        ((1, 1, 2), {"parallelism": "data"}, "contradicts a pipeline"),
+        ((4,), {"parallelism": "pipeline", "pipeline_stages": 3}, "cannot be divided into 3 stages"),
+        ((1, 1, 2), {"pipeline_chunks": 3}, "cannot be divided over 3"),
+    ],
+)
+def test_what_cannot_be(mesh, options, message):
+    with pytest.raises(ml.OptionError, match=message):
+        ml.compile(model(), ml.JaxBackend(device_mesh=mesh), shapes=SHAPES, **options)
+
+
+def test_native_gradients_have_no_pipeline():
+    compiled = ml.compile(
+        model(), ml.JaxBackend(device_mesh=(1, 1, 2)), shapes=SHAPES, autodiff="native", inference=False
+    )
+    with pytest.raises(ml.OptionError, match="contradicts a pipeline"):
+        compiled.evaluate(compiled.randomize_params(0), X, G)
+
+
+def test_dropout_is_the_same_in_chunks():
+    x = np.random.default_rng(0).integers(0, 32, (8, 8)).astype(np.int32)
+    g = np.ones((8, 8, 32), np.float32)
+    found = []
+    for backend, options in ((ml.JaxBackend(), {}), (ml.JaxBackend(device_mesh=(1, 1, 2)), {"pipeline_chunks": 4})):
+        compiled = ml.compile(gpt(32, 8, layers=2, heads=4, features=16), backend, shapes={"input": [8, 8]}, **options)
+        params = compiled.randomize_params(0)
+        found.append(compiled.evaluate(params, {"input": x}, g, state=compiled.initial_state(0))[:2])
+    assert_same(found[1], found[0])
+    assert len(jax.devices()) >= 8
