@@ -136,6 +136,12 @@ class If(Layer):
         free = [name for block in (self.then, self.otherwise) if not block.called for name in block.inputs]
         return tuple(dict.fromkeys(free))
 
+    def expects(self, terminal: str) -> Any:
+        """One number where only the condition reads a name; a bool where the condition is the name."""
+        if self.expression is None or terminal in (*self.then.inputs, *self.otherwise.inputs):
+            return None
+        return (), "bool" if self.expression.text.strip() == terminal else None
+
     def build(self, *values: Any) -> Any:
         from mithril.ops.control import cond
 
@@ -269,6 +275,13 @@ class While(Layer):
     @property
     def standard(self) -> tuple[str, ...]:
         return ()
+
+    def expects(self, terminal: str) -> Any:
+        """One number where only the condition reads a name, an integer if it is held against integers."""
+        if terminal not in self.condition.names or terminal in self.body.inputs or terminal in self.initial.values():
+            return None
+        counts = all(type(self.initial[n]) is int for n in self.condition.names if n in self.initial)
+        return (), "int32" if counts else None
 
     def build(self, *values: Any) -> Any:
         from mithril.ops.control import while_loop

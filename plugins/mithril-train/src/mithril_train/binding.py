@@ -72,15 +72,24 @@ LOSSES = (
 )
 
 
+SHORT = {
+    "bce": "binary_cross_entropy",
+    "mae": "mean_absolute_error",
+    "r2": "r2_score",
+    **{name.removesuffix("_loss"): name for name in LOSSES},
+}
+
+
 def as_measure(given: Any, name: str = "") -> Measure:
     """A measure from an operation or its name, a layer such as ``ml.models.Accuracy()``, or a function."""
     if isinstance(given, Measure):
         return given
     if isinstance(given, str):
-        if given in METRICS:
-            return as_measure(METRICS[given](), name or given)
+        word = SHORT.get(given, given)
+        if word in METRICS:
+            return as_measure(METRICS[word](), name or given)
         try:
-            return as_measure(operation(given), name or given)
+            return as_measure(operation(word), name or given)
         except OperationError:
             what, facts, hint = unknown("loss or metric", given, [*LOSSES, *METRICS])
             raise OptionError(what, facts=facts, hint=hint) from None
