@@ -379,11 +379,11 @@ def measure(work: Work, seconds: float) -> dict[str, float]:
         params = compiled.randomize_params(0)
         state = compiled.initial_state()
         values = values or {**params, **state}
-        if name != "mithril":
+        if name == "mithril":
+            calls[name] = lambda c=compiled, p=params: next(iter(c.evaluate(p, inputs).values()))
+        elif params:  # else there is nothing to fix
             compiled.bind(params, state)
-            if not params:
-                continue  # nothing to fix
-        calls[name] = lambda c=compiled, p=params: next(iter(c.evaluate(p, inputs).values()))
+            calls[name] = lambda c=compiled: next(iter(c.evaluate(inputs).values()))
     fixed = {n: torch.from_numpy(np.asarray(x)) for n, x in values.items()}
     with torch.no_grad():
         calls |= in_torch(work, fixed, given) | with_onnx(work, fixed, given) | in_c(work, given)

@@ -8,11 +8,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from mithril.graph import Graph, Node, Value
-from mithril.types import int32, TensorType, dtype as as_dtype
+from mithril.types import TensorType, dtype as as_dtype, float32, int32
 from mithril_cbackend.kernel import Kernel, Template
-from mithril_cbackend.lowering import contractions, convolutions, elementwise, matmul, reductions, running, scatter, windows
+from mithril_cbackend.lowering import (
+    contractions,
+    convolutions,
+    elementwise,
+    matmul,
+    reductions,
+    running,
+    scatter,
+    windows,
+)
 from mithril_cbackend.lowering.frame import Machine
 from mithril_cbackend.lowering.reader import RULES, shape_of
 
@@ -44,7 +56,9 @@ TEMPLATES: dict[str, Template] = {
     "conv_weight_grad": convolutions.weight_gradient,
 }
 PRODUCTS = frozenset({"matmul", "dot"})
-LEADING = frozenset({*PRODUCTS, *reductions.FOLDS, "conv", "conv_input_grad"})  # templates that go on with element-wise operations
+LEADING = frozenset(
+    {*PRODUCTS, *reductions.FOLDS, "conv", "conv_input_grad"}
+)  # templates that go on with element-wise operations
 READ_THROUGH = frozenset({*reductions.FOLDS, "cumsum", "cumprod"})  # templates that read each element once
 
 
@@ -138,9 +152,7 @@ class Grouping:
         elif (kernel := self._leads(node, readers[0])) is not None:
             kernel.nodes.insert(0, node)
             kernel.anchor, kernel.template = node, TEMPLATES[name]
-            kernel.kind, kernel.scratch = kernel.template.__name__, scratch(node, self.machine)
-            for v in node.operands:
-                self._read(v, kernel)
+            self._lead(kernel)
         else:
             self._alone(node)
 
@@ -194,10 +206,33 @@ class Grouping:
     def _alone(self, node: Node) -> None:
         name = node.op.name
         template = TEMPLATES.get(name, elementwise.elementwise)
-        kernel = Kernel(template, [node], [node.result], node, scratch=scratch(node, self.machine), kind=template.__name__)
+        kernel = Kernel(template, [node], [node.result], node)
         self.steps.append(kernel)
-        for v in node.operands:
-            self._read(v, kernel)
+        self._lead(kernel)
+
+    def _lead(self, kernel: Kernel) -> None:
+        """What the template of a kernel's anchor wants: buffers, operands in its own order, operands as they are."""
+        node = kernel.anchor
+        kernel.kind, kernel.scratch = kernel.template.__name__, scratch(node, self.machine)
+        if node.op.name == "matmul" and (found := self._known(node.operands[1])) is not None:
+            made = matmul.prepared(node, found, self.machine)
+            if made is not None:
+                right = node.operands[1]
+                assert right is not None
+                kernel.prepared = {right: (Value("panels", TensorType(float32, made.shape)), made)}
+        for k, v in enumerate(node.operands):
+            if k == 0 or v not in kernel.prepared:
+                self._read(v, kernel)
+
+    def _known(self, value: Value | None) -> np.ndarray[Any, Any] | None:
+        """The elements of a value that is known now: a constant of the graph, as it is or transposed."""
+        assert value is not None
+        made = self.graph.producers.get(value)
+        if made is not None and made.op.name == "transpose":
+            found = self._known(made.operands[0])
+            return None if found is None else found.transpose(made.attributes["perm"])
+        given = self.graph.input_of.get(value)
+        return None if given is None or given.role != "constant" else np.asarray(given.data)
 
 
 def scratch(node: Node, machine: Machine) -> list[Value]:

@@ -6,10 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from mithril.graph import Node, Value
 from mithril.graph.attributes import attributes_text
 
 Template = Callable[["Kernel", str, Any], Any]
+
+
+Prepared = tuple[Value, np.ndarray[Any, Any]]  # a value that no node makes, and its elements
 
 
 @dataclass(eq=False)
@@ -22,6 +27,7 @@ class Kernel:
     anchor: Node  # the node that decides how the kernel is scheduled
     inputs: list[Value] = field(default_factory=list)  # stored values that are read
     scratch: list[Value] = field(default_factory=list)  # buffers that the template needs besides
+    prepared: dict[Value, Prepared] = field(default_factory=dict)  # what takes the place of the anchor's operands
     kind: str = ""
 
     @property
@@ -35,9 +41,9 @@ class Kernel:
         found: dict[Value, None] = {}
         for node in self.nodes:
             for v in node.operands:
-                if v is not None and v not in made:
+                if v is not None and v not in made and (node is not self.anchor or v not in self.prepared):
                     found[v] = None
-        self.inputs = list(found)
+        self.inputs = [*found, *(v for v, _ in self.prepared.values())]
 
     @property
     def producers(self) -> dict[Value, Node]:

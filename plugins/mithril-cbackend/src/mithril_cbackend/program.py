@@ -184,6 +184,8 @@ class Writer:
 
         for step in region.grouped.steps:
             if isinstance(step, Kernel):
+                for v, data in step.prepared.values():
+                    places[v] = Place(self.constant(data))
                 self.call(step, [place(v) for v in step.parameters])
             else:
                 CONTROL[step.node.op.name](
@@ -217,7 +219,9 @@ class Writer:
         name = self.known.get(key)
         if name is None:
             name = self.known[key] = f"k{len(self.known)}_{kernel.name()}"
-            self.functions[name] = kernel.template(kernel, name, self.machine)
+            made = kernel.template(kernel, name, self.machine)
+            self.functions |= made.helpers
+            self.functions[name] = made
             self.kernels[name] = kernel
         return name
 
@@ -240,7 +244,9 @@ class Writer:
         return t.binary("ne", t.load(table, slot), t.const(0, "int64"))
 
 
-def choose(writer: Writer, node: Node, regions: list[Region], given: list[Place], results: list[Place], room: Place) -> None:
+def choose(
+    writer: Writer, node: Node, regions: list[Region], given: list[Place], results: list[Place], room: Place
+) -> None:
     """``if``: one of two regions, both giving their results to the same places."""
     condition = writer.truth(given[0], writer.slot())
     blocks = []
@@ -266,7 +272,9 @@ def pending(states: list[Value], room: Place) -> tuple[list[Place], Place]:
     return places, room.at(offset)
 
 
-def loop(writer: Writer, node: Node, regions: list[Region], given: list[Place], results: list[Place], room: Place) -> None:
+def loop(
+    writer: Writer, node: Node, regions: list[Region], given: list[Place], results: list[Place], room: Place
+) -> None:
     """``while``: the condition, then the body, as often as it holds."""
     count, trips = node.attributes["states"], node.attributes["max_trips"]
     states = list(node.results)
@@ -275,23 +283,26 @@ def loop(writer: Writer, node: Node, regions: list[Region], given: list[Place], 
     holds, arena = rest, rest.at(memory.ALIGNMENT)
     now = [*results, *given[count:]]
     code = writer.code
-    made = code.alloc("trips", 1, "int64")
-    code.store(made, 0, t.const(0, "int64"))
-    slot = writer.slot()
+    table, slot = writer.table[1], writer.slot()
     writer.drive(regions[0], now, [holds], arena)
     condition = writer.truth(holds, slot)
     if trips is not None:
-        condition = t.binary("and", condition, t.binary("lt", t.load(made, 0), t.const(trips, "int64")))
+        done = writer.slot()  # counted in the table: TVM has no place for variables of the driver
+        code.store(table, done, t.const(0, "int64"))
+        condition = t.binary("and", condition, t.binary("lt", t.load(table, done), t.const(trips, "int64")))
     with code.block() as body:
         writer.drive(regions[1], now, after, arena)
         advance(writer, states, after, results)
         writer.drive(regions[0], now, [holds], arena)
         writer.truth(holds, slot)
-        code.store(made, 0, t.binary("add", t.load(made, 0), t.const(1, "int64")))
+        if trips is not None:
+            code.store(table, done, t.binary("add", t.load(table, done), t.const(1, "int64")))
     code.repeat(condition, body)
 
 
-def scan(writer: Writer, node: Node, regions: list[Region], given: list[Place], results: list[Place], room: Place) -> None:
+def scan(
+    writer: Writer, node: Node, regions: list[Region], given: list[Place], results: list[Place], room: Place
+) -> None:
     """``scan``: the body once per step, its elements read from and stacked into whole arrays."""
     a = node.attributes
     carries, sequences, length = a["carries"], a["sequences"], int(a["length"])
@@ -314,9 +325,7 @@ def scan(writer: Writer, node: Node, regions: list[Region], given: list[Place], 
         inputs = body.graph.arguments
         elements = [row(given[carries + k], inputs[carries + k].value) for k in range(sequences)]
         stacked = [row(results[k], body.graph.outputs[k]) for k in range(carries, len(results))]
-        writer.drive(
-            body, [*results[:carries], *elements, *given[carries + sequences :]], [*after, *stacked], rest
-        )
+        writer.drive(body, [*results[:carries], *elements, *given[carries + sequences :]], [*after, *stacked], rest)
         advance(writer, states, after, results[:carries])
 
 

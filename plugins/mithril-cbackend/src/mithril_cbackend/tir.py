@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -225,6 +226,7 @@ class Code:
         self._open: list[list[Stmt]] = [[]]
         self._names: dict[str, int] = {}
         self.names: set[str] = set()  # of what ``let`` has given: arrays that are written once
+        self.helpers: dict[str, Function] = {}  # functions that are called, by name
         self._vector: tuple[Any, int, list[Stmt]] | None = None  # the vector loop we are in, and the block around it
 
     def name(self, stem: str) -> str:
@@ -279,6 +281,13 @@ class Code:
 
     def call(self, function: str, *arguments: Expr) -> None:
         self.emit(_stmt.Evaluate(tirx.call_extern("int32", function, *arguments)))
+
+    def turn(self, lanes: int, source: Buffer, at: Any, stride: Any, target: Buffer, to: Any, to_stride: Any) -> None:
+        """Transpose a square of float32, as long as a vector: rows at ``stride`` become columns at ``to_stride``."""
+        name = f"turn_{lanes}"
+        self.helpers[name] = _turning(name, lanes)
+        here, there = (tirx.call_intrin("handle", "tirx.address_of", load(b, i)) for b, i in ((source, at), (target, to)))
+        self.call(name, here, index(stride), there, index(to_stride))
 
     @contextmanager
     def block(self) -> Iterator[list[Stmt]]:
@@ -347,6 +356,8 @@ class Function:
     made: Any
     names: frozenset[str]
     read: int
+    helpers: Mapping[str, Function] = field(default_factory=dict)  # other functions that it calls
+    source: str = ""  # its text in C, where that is not to be printed from the statements
 
 
 def function(name: str, parameters: Sequence[tuple[Any, Buffer]], body: Stmt) -> Any:
@@ -357,6 +368,49 @@ def function(name: str, parameters: Sequence[tuple[Any, Buffer]], body: Stmt) ->
     made = tirx.PrimFunc([p for p, _ in parameters], body, PrimType("int32"))
     made = made.with_attr("global_symbol", name).with_attr("tirx.noalias", True)
     return made.with_attr("tirx.is_global_func", True)
+
+
+TURN = """\
+static void NAME(const float *restrict source, int32_t stride, float *restrict target, int32_t to_stride) {
+  for (int32_t i = 0; i < LANES; ++i) {
+    for (int32_t j = 0; j < LANES; ++j) {
+      target[j * to_stride + i] = source[i * stride + j];
+    }
+  }
+}
+"""
+
+
+@cache
+def _turning(name: str, lanes: int) -> Function:
+    """A square transposed in registers: in each step, rows exchange every second part with rows that far away."""
+    (source, rows), (target, columns) = pointer("source", "float32", 1 << 30), pointer("target", "float32", 1 << 30)
+    stride, to_stride = tirx.Var("stride", "int32"), tirx.Var("to_stride", "int32")
+    code = Code()
+
+    def whole(start: Any) -> Expr:
+        return tirx.Ramp(index(start), index(1), lanes)
+
+    held = code.alloc("held", lanes * lanes, "float32")
+    for i in range(lanes):
+        code.store(held, whole(i * lanes), load(rows, whole(tirx.Mul(index(i), stride))))
+    step = 1
+    while step < lanes:
+        after = code.alloc("held", lanes * lanes, "float32")
+        for i in (i for i in range(lanes) if not i & step):
+            pair = [load(held, whole(k * lanes)) for k in (i, i | step)]
+            low = [k if not k & step else lanes + (k ^ step) for k in range(lanes)]
+            high = [lanes + k if k & step else k | step for k in range(lanes)]
+            code.store(after, whole(i * lanes), tirx.Shuffle(pair, [index(k) for k in low]))
+            code.store(after, whole((i | step) * lanes), tirx.Shuffle(pair, [index(k) for k in high]))
+        held, step = after, 2 * step
+    for i in range(lanes):
+        code.store(columns, whole(tirx.Mul(index(i), to_stride)), load(held, whole(i * lanes)))
+    declared = [_stmt.DeclBuffer(rows, data=source), _stmt.DeclBuffer(columns, data=target)]
+    body = sequence([*declared, code.finish(), _stmt.Return(index(0))])
+    made = tirx.PrimFunc([source, stride, target, to_stride], body, PrimType("int32"))
+    made = made.with_attr("global_symbol", name).with_attr("tirx.noalias", True).with_attr("tirx.is_global_func", True)
+    return Function(made, frozenset(), 1, source=TURN.replace("NAME", name).replace("LANES", str(lanes)))
 
 
 def entry(name: str, table: tuple[Any, Buffer], body: Stmt) -> Any:

@@ -50,15 +50,16 @@ def matmul(kernel: Kernel, name: str, machine: Machine) -> Any:
         row = at[len(batch) : len(batch) + rows]
         column = at[len(at) - columns :] if columns else ()
         return (
-            frame.reader.at(a, (*_batch(batch, left[:-2]), *row, within[0])),
-            frame.reader.at(b, (*_batch(batch, right[:-2]), within[0], *column)),
+            frame.reader.at(a, (*batch_position(batch, left[:-2]), *row, within[0])),
+            frame.reader.at(b, (*batch_position(batch, right[:-2]), within[0], *column)),
             [],
         )
 
     return accumulate(frame, node.result, [left[-1]], terms)
 
 
-def _batch(at: Index, shape: Sequence[int]) -> Index:
+def batch_position(at: Index, shape: Sequence[int]) -> Index:
+    """Which matrix of an operand meets a matrix of the result."""
     lead = len(at) - len(shape)
     return tuple(0 if n == 1 else at[lead + k] for k, n in enumerate(shape))
 
@@ -102,9 +103,7 @@ def conv(kernel: Kernel, name: str, machine: Machine) -> Any:
 
     def terms(at: Index, within: Index) -> Any:
         first = t.imul(_group(node, at[1], weights[0]), weights[1])
-        place, inside = place_in_window(
-            frame, at[2:], within[1:], image[2:], a["stride"], a["padding"], a["dilation"]
-        )
+        place, inside = place_in_window(frame, at[2:], within[1:], image[2:], a["stride"], a["padding"], a["dilation"])
         element = frame.reader.at(x, (at[0], t.iadd(first, within[0]), *place))
         return element, frame.reader.at(w, (at[1], *within)), inside
 
@@ -139,9 +138,7 @@ def conv_weight_grad(kernel: Kernel, name: str, machine: Machine) -> Any:
 
     def terms(at: Index, within: Index) -> Any:
         first = t.imul(_group(node, at[0], weights[0]), weights[1])
-        place, inside = place_in_window(
-            frame, within[1:], at[2:], image[2:], a["stride"], a["padding"], a["dilation"]
-        )
+        place, inside = place_in_window(frame, within[1:], at[2:], image[2:], a["stride"], a["padding"], a["dilation"])
         element = frame.reader.at(x, (within[0], t.iadd(first, at[1]), *place))
         return element, frame.reader.at(g, (within[0], at[0], *within[1:])), inside
 

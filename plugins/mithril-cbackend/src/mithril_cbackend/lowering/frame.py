@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +50,20 @@ class Frame:
         """The kind of an outermost loop over so much work."""
         return t.PARALLEL if self.machine.threads > 1 and work >= PARALLEL_WORK else t.SERIAL
 
+    def workers(self, work: int, items: int) -> int:
+        """How many threads share so much work on so many items."""
+        return min(self.machine.threads, items) if work >= PARALLEL_WORK else 1
+
+    @contextmanager
+    def share(self, name: str, items: int, work: int) -> Iterator[tuple[Any, Any]]:
+        """A loop over items, dealt out to the threads: which thread (for buffers of its own), and which item."""
+        workers = self.workers(work, items)
+        with self.reader.loop("worker", workers, t.PARALLEL) as worker:
+            whole, rest = divmod(items, workers)
+            mine: Any = whole if rest == 0 else t.idiv(t.isub(items + workers - 1, worker), workers)
+            with self.reader.loop(name, mine) as i:
+                yield worker, t.iadd(t.imul(i, workers), worker)
+
     def write(self, value: Value, at: Index, element: t.Expr) -> None:
         """Store an element of a result."""
         shape = self.reader.shape(value)
@@ -76,4 +92,4 @@ class Frame:
 
     def finish(self) -> Any:
         made = t.function(self.name, self.parameters, self.code.finish())
-        return t.Function(made, frozenset(self.code.names), len(self.kernel.inputs))
+        return t.Function(made, frozenset(self.code.names), len(self.kernel.inputs), self.code.helpers)

@@ -1,26 +1,26 @@
-"""Matrix products in register tiles: packed panels of the right operand, element-wise operations run on each tile.
+"""Matrix products by tiles, with what follows them run on each tile.
 
-The tile is ``rows`` by ``columns`` accumulators, all in vector registers; the panel of the right operand that it meets is
-copied once into a contiguous scratch buffer, whatever the operand's layout, so that transposes cost nothing extra.
+The right operand is copied to panels, one at a time, whatever its layout, so that transposes cost little; where it is
+known when the program is made, its panels are made then; and where every panel is met once only, it is read as it lies.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from mithril.graph import Node, Value
-from mithril.types import float32
-from mithril.types import TensorType
+from mithril.types import TensorType, float32
 from mithril_cbackend import tir as t
 from mithril_cbackend.kernel import Kernel
 from mithril_cbackend.lowering import contractions
+from mithril_cbackend.lowering.elementwise import vectorisable
 from mithril_cbackend.lowering.frame import Frame, Machine
+from mithril_cbackend.lowering.panels import Matrix, Tile, copy_panel, count, multiply, pack, tile_for
 from mithril_cbackend.lowering.reader import Index, operand, shape_of
-
-Element = Callable[[Any, Any, Any], t.Expr]  # batch, row (or inner), inner (or column) -> element
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,10 @@ class Product:
     m: int
     n: int
     k: int
-    shared: bool  # one right operand for the whole batch
+
+    @property
+    def work(self) -> int:
+        return math.prod(self.batch) * self.m * self.n * self.k
 
 
 def product_of(node: Node) -> Product | None:
@@ -43,48 +46,36 @@ def product_of(node: Node) -> Product | None:
         return None
     k, n = right[-2:]
     if len(right) == 2:  # rows of all matrices follow each other
-        found = Product((), math.prod(left[:-1]), n, k, True)
-    elif left[:-2] == right[:-2]:
-        found = Product(left[:-2], left[-2], n, k, False)
+        found = Product((), math.prod(left[:-1]), n, k)
     else:
-        return None
+        found = Product(np.broadcast_shapes(left[:-2], right[:-2]), left[-2], n, k)
     small = found.m * found.n * found.k < 512 or found.n < 4
     return None if small or 0 in (found.m, found.n, found.k) else found
 
 
-def tile(product: Product, machine: Machine) -> tuple[int, int]:
-    """Rows and columns of the accumulators: as many vectors as there are registers for."""
-    lanes = machine.lanes()
-    vectors = 1 if product.n <= lanes else 2
-    rows = 8 if machine.vector_bytes == 64 else 4
-    if vectors == 1:
-        rows *= 2
-    return min(rows, product.m), vectors * lanes
-
-
-def packs(product: Product, kernel: Kernel) -> bool:
-    """Whether the right operand is copied to panels: it pays as soon as a panel is used several times."""
-    return product.m >= 4 or transposed(kernel)
-
-
-def transposed(kernel: Kernel) -> bool:
-    right = operand(kernel.anchor, 1)
-    made = kernel.producers.get(right)
-    return made is not None and made.op.name == "transpose"
-
-
-def panels(product: Product, columns: int) -> int:
-    return -(-product.n // columns)
+def tile(product: Product, machine: Machine) -> Tile:
+    return tile_for(product.m, product.n, machine)
 
 
 def scratch(node: Node, machine: Machine) -> list[Value]:
-    """The buffer for packed panels."""
+    """A panel for every thread."""
     product = product_of(node)
     if product is None:
         return []
-    columns = tile(product, machine)[1]
-    size = math.prod(product.batch) * panels(product, columns) * columns * product.k
-    return [Value("packed", TensorType(float32, (size,)))]
+    return [Value("panel", TensorType(float32, (machine.threads * tile(product, machine).columns * product.k,)))]
+
+
+def prepared(node: Node, right: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any] | None:
+    """The panels of a right operand that is known now; None where they are not used."""
+    product = product_of(node)
+    if product is None or product.batch:
+        return None
+    return pack(right, tile(product, machine).columns)
+
+
+def transposed(kernel: Kernel) -> bool:
+    made = kernel.producers.get(operand(kernel.anchor, 1))
+    return made is not None and made.op.name == "transpose"
 
 
 def matmul(kernel: Kernel, name: str, machine: Machine) -> Any:
@@ -114,123 +105,98 @@ def _position(at: Any, shape: tuple[int, ...], frame: Frame) -> Index:
     return tuple(out)
 
 
+def _strides(frame: Frame, value: Value) -> tuple[t.Buffer, list[int]] | None:
+    """The buffer in which a value lies, as it is or transposed, and how far its axes' elements lie apart."""
+    made = frame.kernel.producers.get(value)
+    source = operand(made) if made is not None and made.op.name == "transpose" else value
+    buffer = frame.reader.buffers.get(source)
+    if buffer is None:
+        return None
+    shape = shape_of(source)
+    steps = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
+    return buffer, steps if source is value else [steps[k] for k in made.attributes["perm"]]  # type: ignore[union-attr]
+
+
 class Tiles:
-    """The loops over panels and tiles."""
+    """The loops over matrices and panels."""
 
     def __init__(self, frame: Frame, product: Product, machine: Machine) -> None:
-        self.frame, self.product, self.machine = frame, product, machine
-        self.code, self.reader = frame.code, frame.reader
+        self.frame, self.product, self.reader = frame, product, frame.reader
         self.node = frame.kernel.anchor
-        self.rows, self.columns = tile(product, machine)
-        self.lanes = machine.lanes()
-        self.packed = frame.outputs[frame.kernel.scratch[0]]
+        self.tile, self.lanes = tile(product, machine), machine.lanes()
         self.left, self.right = operand(self.node), operand(self.node, 1)
-
-    def a(self, batch: Index, row: Any, inner: Any) -> t.Expr:
-        if self.product.batch:
-            return self.reader.at(self.left, (*batch, row, inner))
-        return self.reader.at(self.left, (*_position(row, shape_of(self.left)[:-1], self.frame), inner))
+        follow = [n for n in frame.kernel.nodes if n is not self.node and n.result not in (self.left, self.right)]
+        self.vector = vectorisable(follow)
+        self.stored = _strides(frame, self.right)
 
     def write(self) -> None:
-        p, reader = self.product, self.reader
-        whole, rest = divmod(p.n, self.columns)
-        work = p.m * p.n * p.k
-        kinds = {0: self.frame.parallel(work)} if p.batch else {}
-        with reader.nest("", list(p.batch), kinds) as batch:
-            number = reader.flat(batch, p.batch) if p.batch else 0
-            start = t.imul(number, panels(p, self.columns) * self.columns * p.k)
-            if whole:
-                kind = t.SERIAL if p.batch else self.frame.parallel(work)
-                with reader.loop("panel", whole, kind) as panel:
-                    self.panel(batch, start, panel, self.columns)
-            if rest:
-                self.panel(batch, start, whole, rest)
+        p, columns = self.product, self.tile.columns
+        whole, rest = divmod(p.n, columns)
+        for first, panels, width in ((0, whole, columns), (whole, 1, rest)):
+            if panels and width:
+                self.panels(first, panels, width)
 
-    def panel(self, batch: Index, start: Any, panel: Any, width: int) -> None:
-        p, reader = self.product, self.reader
-        base = t.iadd(start, t.imul(panel, self.columns * p.k))
-        first = t.imul(panel, self.columns)
-        self.pack(batch, base, first, width)
-        whole, rest = divmod(p.m, self.rows)
-        if whole:
-            with reader.loop("tile", whole) as i:
-                self.tile(batch, base, t.imul(i, self.rows), self.rows, first, width)
-        if rest:
-            self.tile(batch, base, whole * self.rows, rest, first, width)
+    def panels(self, first: int, panels: int, width: int) -> None:
+        """All products with ``panels`` panels of a width, dealt out to the threads; rows as well, if they are few."""
+        p, frame, columns = self.product, self.frame, self.tile.columns
+        matrices, work = math.prod(p.batch), p.work * width * panels // p.n
+        threads = frame.workers(work, p.m)
+        split = matrices * panels < threads and p.m % (threads * self.tile.rows) == 0
+        parts = threads if split else 1
+        with frame.share("panel", matrices * panels * parts, work) as (worker, item):
+            part, item = t.imod(item, parts), t.idiv(item, parts)
+            part, item = self.reader.position(part), self.reader.position(item)
+            batch = self.reader.position(t.idiv(item, panels))
+            number = t.iadd(self.reader.position(t.imod(item, panels)), first)
+            at = _position(batch, p.batch, frame) if p.batch else ()
+            panel = self.panel(at, worker, number, width)
+            start, rows = t.imul(part, p.m // parts), p.m // parts
 
-    def pack(self, batch: Index, base: Any, first: Any, width: int) -> None:
-        """One panel of the right operand, padded with zeros to whole vectors."""
-        p, reader, code = self.product, self.reader, self.code
-        padded = -(-width // self.lanes) * self.lanes
+            def left(row: Any, k: Any) -> t.Expr:
+                return self.element(at, t.iadd(start, row), k)
 
-        def copy(k: Any, j: Any) -> None:
-            at = (*(batch if p.batch else ()), k, reader.position(t.iadd(first, j)))
-            code.store(self.packed, t.iadd(base, t.iadd(t.imul(k, self.columns), j)), reader.at(self.right, at))
+            def emit(row: Any, column: Any, element: t.Expr) -> None:
+                self.emit(at, t.iadd(start, row), t.iadd(t.imul(number, columns), column), element)
 
-        if transposed(self.frame.kernel):
-            block = 16
-            blocks, left = divmod(p.k, block)
-            if blocks:
-                with reader.loop("ko", blocks) as ko, reader.loop("j", width) as j, reader.loop("ki", block) as ki:
-                    copy(t.iadd(t.imul(ko, block), ki), j)
-            if left:
-                with reader.loop("j", width) as j, reader.loop("ki", left) as ki:
-                    copy(t.iadd(ki, blocks * block), j)
-        else:
-            with reader.loop("k", p.k) as k:
-                full = width // self.lanes
-                if full:
-                    with reader.loop("v", full) as v, reader.loop("j", self.lanes, t.VECTORIZED) as j:
-                        copy(k, t.iadd(t.imul(v, self.lanes), j))
-                if width % self.lanes:
-                    with reader.loop("j", width % self.lanes) as j:
-                        copy(k, t.iadd(full * self.lanes, j))
-        if padded > width:
-            with reader.loop("k", p.k) as k, reader.loop("j", padded - width) as j:
-                at = t.iadd(base, t.iadd(t.imul(k, self.columns), t.iadd(j, width)))
-                code.store(self.packed, at, t.const(0, "float32"))
+            multiply(frame, rows, p.k, self.tile, left, panel, width, emit, self.vector)
 
-    def tile(self, batch: Index, base: Any, row: Any, rows: int, first: Any, width: int) -> None:
-        """One tile of the result."""
-        p, reader, code, lanes = self.product, self.reader, self.code, self.lanes
-        vectors = -(-width // lanes)
-        total = code.alloc("tile", rows * vectors * lanes, "float32")
+    def panel(self, at: Index, worker: Any, number: Any, width: int) -> Matrix:
+        """Where the tiles read a panel: made before, in place, or copied now."""
+        p, frame, columns = self.product, self.frame, self.tile.columns
+        size = columns * p.k
+        if self.right in frame.kernel.prepared:
+            packed = frame.reader.buffers[frame.kernel.prepared[self.right][0]]
+            return Matrix(packed, t.imul(number, size), columns, 1)
+        first = t.imul(number, columns)
+        lead = contractions.batch_position(at, shape_of(self.right)[:-2])
+        matrix = None
+        if self.stored is not None:
+            buffer, (*steps, row, column) = self.stored
+            start: Any = 0
+            for i, step in zip(lead, steps, strict=True):
+                start = t.iadd(start, t.imul(i, step))
+            matrix = Matrix(buffer, start, row, column).from_column(first)
+            if column == 1 and p.m <= self.tile.rows and width % self.lanes == 0:
+                return matrix
+        panel = Matrix(frame.outputs[frame.kernel.scratch[0]], t.imul(worker, size), columns, 1)
 
-        def slot(i: int, v: int) -> int:
-            return (i * vectors + v) * lanes
+        def element(i: Any, j: Any) -> t.Expr:
+            return frame.reader.at(self.right, (*lead, i, t.iadd(first, j)))
 
-        for i in range(rows):
-            for v in range(vectors):
-                with reader.loop("j", lanes, t.VECTORIZED) as j:
-                    code.store(total, t.iadd(j, slot(i, v)), t.const(0, "float32"))
-        with reader.loop("k", p.k) as k:
-            elements = [self.a(batch, t.iadd(row, i), k) for i in range(rows)]
-            for i in range(rows):
-                for v in range(vectors):
-                    with reader.loop("j", lanes, t.VECTORIZED) as j:
-                        b = t.load(self.packed, t.iadd(base, t.iadd(t.imul(k, self.columns), t.iadd(j, v * lanes))))
-                        at = t.iadd(j, slot(i, v))
-                        code.store(total, at, t.binary("add", t.load(total, at), t.binary("mul", elements[i], b)))
-        self.store(batch, row, rows, first, width, total, slot)
+        copy_panel(frame, element, matrix, p.k, width, panel)
+        return panel
 
-    def store(self, batch: Index, row: Any, rows: int, first: Any, width: int, total: Any, slot: Any) -> None:
-        from mithril_cbackend.lowering.elementwise import vectorisable
+    def element(self, at: Index, row: Any, k: Any) -> t.Expr:
+        """Of the left operand."""
+        shape = shape_of(self.left)
+        if self.product.batch:
+            return self.reader.at(self.left, (*contractions.batch_position(at, shape[:-2]), row, k))
+        return self.reader.at(self.left, (*_position(row, shape[:-1], self.frame), k))
 
-        p, reader, lanes = self.product, self.reader, self.lanes
-        follow = [n for n in self.frame.kernel.nodes if n is not self.node and n.result is not self.right]
-        vector = t.VECTORIZED if vectorisable([n for n in follow if n.result is not self.left]) else t.SERIAL
+    def emit(self, at: Index, row: Any, column: Any, element: t.Expr) -> None:
         lead = shape_of(self.node.result)[:-1]
-        for i in range(rows):
-            where = (*batch, t.iadd(row, i)) if p.batch else _position(t.iadd(row, i), lead, self.frame)
-            for v in range(width // lanes):
-                with reader.loop("j", lanes, vector) as j:
-                    column = t.iadd(first, t.iadd(j, v * lanes))
-                    self.frame.emit((*where, column), t.load(total, t.iadd(j, slot(i, v))))
-            if width % lanes:
-                v = width // lanes
-                with reader.loop("j", width % lanes) as j:
-                    column = t.iadd(first, t.iadd(j, v * lanes))
-                    self.frame.emit((*where, column), t.load(total, t.iadd(j, slot(i, v))))
+        where = (*at, row) if self.product.batch else _position(row, lead, self.frame)
+        self.frame.emit((*where, column), element)
 
 
 def rows_times_vector(kernel: Kernel, name: str, machine: Machine, product: Product) -> Any:
