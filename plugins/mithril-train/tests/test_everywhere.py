@@ -8,6 +8,7 @@ from small import X, Y, arrays, classifier, loader, trainer
 import mithril as ml
 from mithril.models import Layer, Linear
 from mithril_train.diagnose import NotFiniteError
+from mithril_train.recipe import LossScale
 
 
 @pytest.mark.parametrize("backend", everywhere())
@@ -56,6 +57,25 @@ def test_nan_is_found_and_the_parameters_are_those_before_it(backend, usable):
     good.fit(ml.DataLoader((X[:48], Y[:48]), batch_size=16), 1)
     for n in good.engine.trained:
         np.testing.assert_allclose(arrays(made)[n], arrays(good)[n], atol=1e-7)
+
+
+@pytest.mark.parametrize("backend", everywhere())
+def test_float16_products_with_a_dynamic_loss_scale(backend, usable):
+    """A scale too large for float16 skips steps until it fits; then training goes on."""
+    usable(backend)
+    made = trainer(
+        optimizer=ml.SGD(0.1),
+        backend=backend,
+        mixed_precision={"dtype": "float16"},
+        loss_scale=LossScale(2.0**20, factor=8.0),
+    )
+    losses = [made.step((X[:16], Y[:16]))["loss"] for _ in range(6)]
+    carried = arrays(made)
+    skipped = round(np.log2(2.0**20 / carried["training/loss_scale"]) / 3)
+    assert 1 <= skipped <= 3
+    assert carried["training/step"] == 6 - skipped
+    assert losses[0] == losses[skipped] > losses[-1]
+    assert carried["first.weight"].dtype == np.float32
 
 
 @pytest.mark.parametrize("backend", everywhere("numpy"))

@@ -28,6 +28,16 @@ def test_a_picture_is_well_formed_and_complete(tmp_path):
         curves(tmp_path / "c.svg", {"a": []})
 
 
+def test_heights_are_told_in_round_numbers(tmp_path):
+    def heights(values, **options):
+        root = ElementTree.parse(curves(tmp_path / "a.svg", {"a": values}, **options)).getroot()
+        return [e.text for e in root.iter() if e.tag.endswith("text") and e.get("text-anchor") == "end"]
+
+    assert heights([0.3, 2.2]) == ["0.5", "1", "1.5", "2"]
+    assert heights([0.04, 2.2], log=True) == ["0.05", "0.1", "0.2", "0.5", "1", "2"]
+    assert heights([0.0002, 2.2], log=True) == ["0.001", "0.01", "0.1", "1"]
+
+
 def test_tensorboard_by_the_writer_that_is_installed(tmp_path, monkeypatch):
     class Writer:
         def __init__(self, folder):

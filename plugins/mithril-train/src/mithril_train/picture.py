@@ -40,7 +40,7 @@ def curves(
         f'<text x="{WIDTH / 2}" y="22" text-anchor="middle" font-size="15">{escape(title)}</text>',
         *_grid(across, up, log),
         f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 10}" text-anchor="middle">{escape(x)}</text>',
-        f'<text text-anchor="middle" transform="translate(16 {HEIGHT / 2}) rotate(-90)">{escape(y)}</text>',
+        f'<text x="{LEFT}" y="{TOP - 8}">{escape(y)}</text>',
     ]
     for k, (name, line) in enumerate(points.items()):
         colour, dash = COLOURS[k % len(COLOURS)], DASHES[k % len(DASHES)]
@@ -88,6 +88,13 @@ class _Axis:
         first = math.ceil(self.low / step)
         return [k * step for k in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
+    def decades(self) -> list[float]:
+        """Logarithms of powers of ten and, where those are few, of their doubles and fives."""
+        powers = range(math.floor(self.low), math.ceil(self.high) + 1)
+        digits = (1, 2, 5) if self.high - self.low < 3 else (1,)
+        found = [k + math.log10(d) for k in powers for d in digits]
+        return [v for v in found if self.low <= v <= self.high]
+
 
 def _grid(across: _Axis, up: _Axis, log: bool) -> list[str]:
     parts = []
@@ -95,10 +102,10 @@ def _grid(across: _Axis, up: _Axis, log: bool) -> list[str]:
         place = across.place(value)
         parts.append(f'<line x1="{place:.1f}" y1="{TOP}" x2="{place:.1f}" y2="{HEIGHT - BOTTOM}" stroke="#eeeeee"/>')
         parts.append(f'<text x="{place:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{value:g}</text>')
-    for value in up.ticks():
+    for value in up.decades() if log else up.ticks():
         place = up.place(value)
         parts.append(f'<line x1="{LEFT}" y1="{place:.1f}" x2="{WIDTH - RIGHT}" y2="{place:.1f}" stroke="#eeeeee"/>')
-        text = f"{10**value:.3g}" if log else f"{value:.4g}"
+        text = f"{10**value:.1g}" if log else f"{value:.4g}"
         parts.append(f'<text x="{LEFT - 6}" y="{place + 4:.1f}" text-anchor="end">{text}</text>')
     frame = f'width="{WIDTH - RIGHT - LEFT}" height="{HEIGHT - BOTTOM - TOP}" fill="none" stroke="#888888"'
     parts.append(f'<rect x="{LEFT}" y="{TOP}" {frame}/>')
