@@ -110,6 +110,18 @@ def test_gradients_of_both_kinds_agree():
         np.testing.assert_allclose(np.array(x), np.array(found[1][name]), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_slopes_of_relu_are_chosen_bit_by_bit(dtype):
+    """Also of cotangents that a product with 0 would turn into nan."""
+    model = Model()
+    model += Relu()
+    compiled = ml.compile(model, "mlx", shapes={"input": [None]}, types={"input": dtype}, trainable=["input"])
+    x, g = (compiled.backend.array(v, dtype) for v in ([-1.0, 0.0, 2.0, -3.0], [np.inf, np.nan, -0.5, 1.0]))
+    made = compiled.evaluate({}, {"input": x}, g, wrt=("input",))[1]["input"]
+    assert "kept_where(" in compiled.source
+    np.testing.assert_array_equal(compiled.backend.to_numpy(made).astype(np.float32), [0, 0, -0.5, 0])
+
+
 def test_control_flow_stays_python_and_says_so():
     model = Model()
     model |= If("flag", Relu(), Linear(3))(input="x", flag="flag", output="y")

@@ -51,6 +51,14 @@ def test_gradients_of_compiled_programs():
             np.testing.assert_allclose(other[name], gradient, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
+def test_small_products_do_not_ask_for_onednn():
+    """Asking at run time takes a microsecond per layer; where the size is known it is settled."""
+    for rows, asked in ((1, False), (4096, True), (None, True)):
+        source = ml.compile(mlp(), "torch", shapes={"x": [rows, 512]}, inference=True).source
+        assert ("onednn_pays" in source) == asked, rows
+
+
 def test_jit_and_file_go_together(tmp_path):
     compiled = ml.compile(
         mlp(), "torch", shapes={"x": [2, 8]}, jit=True, jit_options={"backend": "eager"}, file_path=tmp_path / "g.py"

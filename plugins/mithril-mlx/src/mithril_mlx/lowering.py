@@ -157,6 +157,20 @@ def _cast(call: Call) -> str:
     return f"{call.array('x')}.astype({call.dtype()})"
 
 
+def is_slope(node: Node) -> bool:
+    """A choice between floats in a gradient that mithril made: MLX cannot differentiate a view, and need not there."""
+    return bool(node.result.dtype.is_float) and node.tags.get("phase") == "backward"
+
+
+@table.function("where", when=is_slope)
+def _where_slope(call: Call) -> str:
+    condition, a, b = call.operands
+    if "0.0" not in (a, b):
+        return f"mx.where({condition}, {a}, {b})"
+    kept = f"{call.array('a')}, {condition}" if b == "0.0" else f"{call.array('b')}, ~{condition}"
+    return f"{call.helper(helpers.kept_where)}({kept})"
+
+
 # -- reductions ---------------------------------------------------------------------------------------------------
 def _reduced(call: Call, widened: str = "") -> str:
     return f"{call.array('x')}{widened}, {call.literal(call.axis)}, {call.keepdims}"

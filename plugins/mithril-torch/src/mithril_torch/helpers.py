@@ -162,13 +162,18 @@ def matmul_int(a, b):
     return wide != 0 if a.dtype == torch.bool else wide.to(a.dtype)
 
 
+def much_work(rows, inner, columns):
+    """Whether a product is worth the ten microseconds that oneDNN takes to begin."""
+    return rows >= 8 and rows * inner * columns >= 1 << 20
+
+
+@needs(much_work)
 def onednn_pays(x, rows, inner, columns):
-    """Whether oneDNN multiplies these faster: on CPUs where MKL is slow by far, on others hardly less, unless it is
-    little work, since it takes ten microseconds to begin.
+    """Whether oneDNN multiplies these faster: on CPUs where MKL is slow by far, on others hardly less.
 
     Its operation has no gradient, and torch.compile takes it with packed weights only.
     """
-    much = rows >= 8 and rows * inner * columns >= 1 << 20
+    much = much_work(rows, inner, columns)
     return much and x.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from mithril.codegen import Call
@@ -9,6 +10,7 @@ from mithril.graph import Node
 from mithril_torch import helpers
 from mithril_torch.joining import add_rows
 from mithril_torch.lowering import dtype_of, has_onednn, table
+from mithril.types import TensorType
 
 add_rows(table)
 
@@ -54,12 +56,12 @@ ONEDNN = {
     "tanh": ("tanh", ""),
 }
 AFTER = {
-    "relu": "torch.relu({y})",
+    "relu": "torch.relu_({y})",
     "gelu": "F.gelu({y})",
     "gelu_tanh": 'F.gelu({y}, approximate="tanh")',
     "silu": "F.silu({y})",
-    "sigmoid": "torch.sigmoid({y})",
-    "tanh": "torch.tanh({y})",
+    "sigmoid": "torch.sigmoid_({y})",
+    "tanh": "torch.tanh_({y})",
 }
 
 
@@ -69,17 +71,33 @@ def _operands(call: Call, *names: str) -> str:
     return ", ".join("None" if found[name] is None else call.array(name) for name in names)
 
 
+def may_pay(x: TensorType, columns: Any) -> bool:
+    """Whether a product may be large enough for oneDNN's; where sizes are known, its source need not ask at run time."""
+    *rows, inner = x.shape
+    sizes = (*rows, inner, columns)
+    if not all(isinstance(n, int) for n in sizes):
+        return True
+    return helpers.much_work(math.prod(rows), inner, columns)
+
+
 @table.function("linear", when=is_float)
 def _linear(call: Call) -> str:
     given = _operands(call, "x", "w", "b")
-    if is_single(call.node):  # oneDNN is there
+    if is_single(call.node) and may_pay(call.operand_type("x"), call.operand_type("w").shape[0]):
         attribute, algorithm = ONEDNN[call.activation]
         return f'{call.helper(helpers.linear)}({given}, "{attribute}", "{algorithm}")'
     made = f"F.linear({given})"
     return AFTER[call.activation].format(y=made) if call.activation != "none" else made
 
 
-@table.function("matmul", when=is_single)
+def _is_product(node: Node) -> bool:
+    """Of float32, by a matrix without batches, and perhaps large."""
+    a, b = node.operands
+    assert a is not None and b is not None
+    return is_single(node) and b.type.rank == 2 <= a.type.rank and may_pay(a.type, b.shape[1])
+
+
+@table.function("matmul", when=_is_product)
 def _matmul(call: Call) -> str:
     return f"{call.helper(helpers.times)}({call.array('a')}, {call.array('b')})"
 
