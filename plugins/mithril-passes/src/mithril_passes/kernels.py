@@ -22,7 +22,7 @@ from mithril_passes.ways import Way, is_measurable, ways
 
 OWN = "as it is"
 MARGIN = 0.05  # of the time: smaller gains are noise
-SECONDS = 0.05  # for each operation that is measured
+SECONDS, ROUNDS = 0.05, 9  # for each operation that is measured
 SMALL = 1 << 14  # elements read and multiplied: below, calling costs more than computing
 MOST = 64  # operations that one compilation measures; the largest first
 
@@ -78,7 +78,7 @@ def _choice(key: str, node: Node, backend: Backend, store: Store, context: PassC
     """The way that is faster than the operation's own; None where none is."""
     candidates = {w.name: w for w in ways(node)}
     known = _read(store.get(key))
-    times = known if known is not None else _measured(node, candidates.values(), backend, context)
+    times = known if known is not None else measured(node, candidates.values(), backend, context)
     if known is None:
         store.put(key, {"times": json.dumps(times).encode()})
     best = min(times, key=lambda name: times[name])
@@ -90,12 +90,12 @@ def _choice(key: str, node: Node, backend: Backend, store: Store, context: PassC
     return candidates[best]
 
 
-def _measured(node: Node, candidates: Iterable[Way], backend: Backend, context: PassContext) -> dict[str, float]:
+def measured(node: Node, candidates: Iterable[Way], backend: Backend, context: PassContext) -> dict[str, float]:
     """Seconds of each way, one after the other in turns."""
     calls = {OWN: _runner(node, None, backend, context)}
     for one in candidates:
         calls[one.name] = _runner(node, one, backend, context)
-    return in_turns(calls, seconds=SECONDS)
+    return in_turns(calls, seconds=SECONDS, rounds=ROUNDS, of=min)  # other work only ever adds time
 
 
 def _runner(node: Node, chosen: Way | None, backend: Backend, context: PassContext) -> Any:
