@@ -1,47 +1,101 @@
 """Exported C: compiled without warnings, without Python and TVM, gives what the model gives."""
 
+import ctypes
+import re
 import shutil
 import subprocess
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import mithril as ml
 import mithril_cbackend
-from mithril.errors import MithrilError
-from mithril.models import Conv2d, LayerNorm, Linear, Model, MultiHeadAttention, Relu
+from mithril.errors import BackendError, InputError, MithrilError
+from mithril.models import (
+    BatchNorm1d,
+    Conv2d,
+    Embedding,
+    If,
+    LayerNorm,
+    Linear,
+    Model,
+    MultiHeadAttention,
+    Relu,
+    While,
+)
+from mithril_cbackend import tir, toolchains
 
-GCC = shutil.which("gcc")
-needs_gcc = pytest.mark.skipif(GCC is None, reason="there is no gcc")
+
+def needs(*tools):
+    missing = [t for t in tools if shutil.which(t) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
+
+
+def stacked(*layers):
+    model = Model()
+    for layer in layers:
+        model += layer
+    return model
 
 
 def mlp():
-    model = Model()
-    for k, size in enumerate((32, 10)):
-        model += Linear(size, name=f"l{k}")
-        if k == 0:
-            model += Relu()
-    return model, (5, 16)
+    return stacked(Linear(32, name="first"), Relu(), Linear(10, name="last")), {"input": [5, 16]}
 
 
 def normalised():
-    model = Model()
-    model += LayerNorm(name="n")
-    model += Linear(7, name="l")
-    return model, (6, 24)
+    return stacked(LayerNorm(name="n"), Linear(7, name="l")), {"input": [6, 24]}
 
 
 def image():
-    model = Model()
-    model += Conv2d(4, kernel_size=3, padding=1, name="c")
-    model += Relu()
-    return model, (1, 3, 8, 8)
+    return stacked(Conv2d(4, kernel_size=3, padding=1, name="c"), Relu()), {"input": [1, 3, 8, 8]}
 
 
 def attention():
+    return stacked(MultiHeadAttention(heads=2, name="a")), {"query": [2, 5, 16]}
+
+
+def words():
+    return stacked(Embedding(7, 8, name="e"), Linear(3, name="l")), {"input": [4]}
+
+
+def statistics():
+    """State that a run only reads."""
+    return stacked(Linear(8, name="l"), BatchNorm1d(8, name="n")), {"input": [4, 8]}
+
+
+def cached():
+    """State that every run changes."""
+    return stacked(MultiHeadAttention(heads=2, cache=6, name="a")), {"query": [1, 2, 16], "position": []}
+
+
+def branch():
     model = Model()
-    model += MultiHeadAttention(heads=2, name="a")
-    return model, (2, 5, 16)
+    model |= If("flag", Relu(), Linear(3, name="l"))(input="x", flag="flag", output="y")
+    return model, {"x": [2, 3], "flag": []}
+
+
+def repeated():
+    body = Model()
+    body |= Linear(4, name="l")(input="h", output="next")
+    model = Model()
+    model |= While(
+        condition="i < 3",
+        body=body,
+        initial_state={"h": "x", "i": 0},
+        loop_vars={"h": "next", "i": "i + 1"},
+        output_vars={"y": "h"},
+    )(output="y")
+    return model, {"x": [2, 4]}
+
+
+MODELS = [mlp, normalised, image, attention, words, statistics, cached, branch, repeated]
+
+
+def compiled(build, **options):
+    model, shapes = build()
+    made = ml.compile(model, "c", shapes=shapes, inference=True, **options)
+    return made.bind(made.randomize_params(seed=1))
 
 
 def make(folder, *arguments):
@@ -50,43 +104,213 @@ def make(folder, *arguments):
     return done.stdout
 
 
-@needs_gcc
-@pytest.mark.parametrize("build", [mlp, normalised, image, attention], ids=lambda f: f.__name__)
+def check(folder, *arguments):
+    """Compile and run the test; the largest difference, by the largest magnitude."""
+    said = make(folder, "check", *arguments)
+    found = re.findall(r"largest difference (\S+) of (\S+)", said)
+    assert found, said
+    return max(float(apart) / float(largest) for apart, largest in found)
+
+
+STRICT = "-std=c11 -O1 -march=native -ffp-contract=fast -fwrapv -Wall -Wextra -Wpedantic -Wstrict-prototypes -Werror"
+
+
+@needs("gcc", "make")
+@pytest.mark.parametrize("build", MODELS, ids=lambda f: f.__name__)
 def test_exported_c_gives_the_same(build, tmp_path):
-    model, shape = build()
-    name = "query" if build is attention else "input"
-    compiled = ml.compile(model, "c", shapes={name: list(shape)}, inference=True)
-    compiled.bind(compiled.randomize_params(seed=1))
-    mithril_cbackend.export(compiled, tmp_path)
-    assert "tvm" not in (tmp_path / "model.c").read_text().lower()
-    assert "largest difference" in make(tmp_path, "check")
+    compiled(build).export(tmp_path)
+    text = (tmp_path / "model.c").read_text()
+    assert "tvm" not in text.lower()
+    assert set(re.findall(r"#include (\S+)", text)) <= {
+        '"model.h"',
+        "<math.h>",
+        "<stdbool.h>",
+        "<stdint.h>",
+        "<string.h>",
+    }
+    assert check(tmp_path, "CC=gcc", f"CFLAGS={STRICT}") <= 1e-6
 
 
-@needs_gcc
-def test_sanitizers_are_silent(tmp_path):
-    model, shape = mlp()
-    compiled = ml.compile(model, "c", shapes={"input": list(shape)}, inference=True)
-    compiled.bind(compiled.randomize_params(seed=1))
-    mithril_cbackend.export(compiled, tmp_path)
+@needs("gcc", "make")
+def test_with_its_own_flags_it_gives_the_same_bits(tmp_path):
+    compiled(mlp).export(tmp_path)
+    assert check(tmp_path, "CC=gcc") == 0
+
+
+@needs("clang", "make")
+@pytest.mark.parametrize("build", [mlp, attention, cached, repeated], ids=lambda f: f.__name__)
+def test_clang_compiles_it(build, tmp_path):
+    compiled(build).export(tmp_path)
+    assert check(tmp_path, "CC=clang", f"CFLAGS={STRICT}") <= 1e-6
+
+
+@needs("gcc", "make")
+@pytest.mark.parametrize("build", [mlp, image, cached, repeated], ids=lambda f: f.__name__)
+def test_sanitizers_are_silent(build, tmp_path):
+    compiled(build).export(tmp_path)
     flags = "-std=c11 -O1 -g -Wall -Werror -fsanitize=address,undefined -fno-sanitize-recover=all"
-    make(tmp_path, "check", f"CFLAGS={flags}")
+    make(tmp_path, "check", "CC=gcc", f"CFLAGS={flags}")
 
 
-@needs_gcc
-@pytest.mark.skipif(shutil.which("valgrind") is None, reason="there is no valgrind")
+@needs("gcc", "make", "valgrind")
 def test_valgrind_is_silent(tmp_path):
-    model, shape = normalised()
-    compiled = ml.compile(model, "c", shapes={"input": list(shape)}, inference=True)
-    compiled.bind(compiled.randomize_params(seed=1))
-    mithril_cbackend.export(compiled, tmp_path)
-    make(tmp_path, "all", "CFLAGS=-std=c11 -O1 -g -Wall -Werror")
-    done = subprocess.run(
-        ["valgrind", "--error-exitcode=9", "--leak-check=full", str(tmp_path / "model_test")],
-        capture_output=True,
-        text=True,
-        check=False,
+    compiled(cached).export(tmp_path)
+    make(tmp_path, "all", "CC=gcc", "CFLAGS=-std=c11 -O1 -g -Wall -Werror")
+    toolchains.run(["valgrind", "--error-exitcode=9", "--leak-check=full", str(tmp_path / "model_test")])
+
+
+@needs("gcc", "make")
+def test_parallel_loops_are_openmp(tmp_path, monkeypatch):
+    monkeypatch.setattr(tir, "processors", lambda: 2)
+    model = stacked(Linear(256, name="l"), Relu())
+    made = ml.compile(model, "c", shapes={"input": [64, 256]}, inference=True, num_threads=2)
+    made.bind(made.randomize_params(seed=1)).export(tmp_path)
+    assert "PARALLEL" in (tmp_path / "model.c").read_text()
+    assert check(tmp_path, "CC=gcc", "THREADS=1") <= 1e-6
+
+
+@needs("cmake", "gcc")
+def test_cmake_builds_it(tmp_path):
+    compiled(mlp).export(tmp_path)
+    toolchains.run(["cmake", "-S", str(tmp_path), "-B", str(tmp_path / "build"), "-DCMAKE_C_COMPILER=gcc"])
+    toolchains.run(["cmake", "--build", str(tmp_path / "build")])
+    assert "100% tests passed" in toolchains.run(["ctest", "--test-dir", str(tmp_path / "build")])
+
+
+@needs("g++")
+def test_the_header_is_cpp_as_well(tmp_path):
+    compiled(mlp).export(tmp_path)
+    (tmp_path / "use.cpp").write_text('#include "model.h"\nint main() { return sizeof(model_t) == 0; }\n')
+    toolchains.run(
+        ["g++", "-Wall", "-Wextra", "-Werror", "-c", str(tmp_path / "use.cpp"), "-o", str(tmp_path / "use.o")]
     )
-    assert done.returncode == 0, done.stderr
+
+
+@needs("gcc", "make")
+def test_large_weights_stay_in_their_file(tmp_path):
+    compiled(mlp).export(tmp_path, embed=False)
+    assert not (tmp_path / "model_weights.c").exists()
+    assert check(tmp_path, "CC=gcc", f"CFLAGS={STRICT}", "RUN=cd $(CURDIR) &&") <= 1e-6
+
+
+@needs("cc", "make")
+def test_a_shared_library_runs_with_weights_set_one_by_one(tmp_path):
+    made = compiled(mlp)
+    exported = made.export(tmp_path, name="net", library="shared")
+    assert exported.code_bytes > 500
+    library = ctypes.CDLL(str(exported.library))
+    sizes = dict(re.findall(r"#define (\w+) (\d+)", (tmp_path / "net.h").read_text()))
+    net = np.zeros(int(re.search(r"table\[(\d+)\]", (tmp_path / "net.h").read_text())[1]) + 1, np.int64)
+    arena = np.zeros(int(sizes["NET_ARENA_BYTES"]), np.uint8)
+    pointer = net.ctypes.data_as(ctypes.c_void_p)
+    library.net_init(pointer, arena.ctypes.data_as(ctypes.c_void_p))
+    for name, x in made.params.items():
+        assert library.net_set_weight(pointer, name.encode(), x.ctypes.data_as(ctypes.c_void_p)) == 0
+    assert library.net_set_weight(pointer, b"missing", None) == -1
+    x = np.random.default_rng(3).standard_normal((5, 16)).astype(np.float32)
+    y = np.zeros(int(sizes["NET_OUTPUT_SIZE"]), np.float32)
+    library.net_run(pointer, x.ctypes.data_as(ctypes.c_void_p), y.ctypes.data_as(ctypes.c_void_p))
+    np.testing.assert_allclose(y.reshape(5, 10), made({"input": x})["output"], rtol=1e-5, atol=1e-6)
+
+
+def test_programs_of_baked_weights_are_exported(tmp_path):
+    made = compiled(mlp, static_inference=True)
+    made({"input": np.ones((5, 16), np.float32)})
+    exported = made.export(tmp_path)
+    assert not exported.contents.params
+    assert len(exported.contents.weights) >= 4 * (16 * 32 + 32 * 10)
+
+
+# -- telephones ---------------------------------------------------------------------------------------------------
+def telephone(build, arch, **options):
+    return compiled(build, mobile_options={"platform": "linux", "arch": arch, **options})
+
+
+@needs("aarch64-linux-gnu-gcc", "qemu-aarch64", "make")
+@pytest.mark.parametrize("build", [mlp, image, attention, cached], ids=lambda f: f.__name__)
+def test_arm64_gives_the_same(build, tmp_path):
+    exported = telephone(build, "arm64-v8a").export(tmp_path)
+    assert exported.library == tmp_path / "libmodel.a"
+    assert check(tmp_path) <= 1e-6
+
+
+@needs("arm-linux-gnueabihf-gcc", "qemu-arm", "make")
+def test_armv7_gives_the_same(tmp_path):
+    telephone(attention, "armeabi-v7a").export(tmp_path)
+    assert check(tmp_path) <= 1e-6
+
+
+@needs("gcc", "make")
+def test_int8_weights_are_a_quarter_and_the_report_says_what_they_cost(tmp_path):
+    model = stacked(Linear(256, name="l"), Relu(), Linear(64, name="m"))
+    made = ml.compile(
+        model,
+        "c",
+        shapes={"input": [3, 128]},
+        mobile_options={"platform": "linux", "arch": "x86_64", "quantization": "int8"},
+    )
+    made.bind(made.randomize_params(seed=1))
+    exported = made.export(tmp_path, library=None)
+    whole = sum(x.nbytes for x in made.params.values())
+    assert len(exported.contents.weights) < 0.3 * whole
+    assert 0 < exported.quantization_error < 0.02
+    assert "int8 weights move the results by" in str(exported)
+    assert check(tmp_path, "CC=gcc", "RUN=") <= 1e-6
+
+
+def test_smaller_code_where_size_matters(tmp_path):
+    if toolchains.FOREIGN["linux", "x86_64"].compiler() is None:
+        pytest.skip("there is no compiler")
+    fast = telephone(attention, "x86_64").export(tmp_path / "fast")
+    small = telephone(attention, "x86_64", optimize_size=True).export(tmp_path / "small")
+    assert small.code_bytes < fast.code_bytes
+    assert f"{small.code_bytes:,} bytes" in str(small)
+
+
+def test_a_missing_compiler_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("ANDROID_NDK_HOME", raising=False)
+    made = compiled(mlp, mobile_options={"arch": "arm64-v8a"})
+    with pytest.raises(BackendError) as error:
+        made.export(tmp_path / "c")
+    assert str(error.value) == (
+        "there is no C compiler for what is exported\n"
+        "  looked for: aarch64-linux-android24-clang\n"
+        "hint: set ANDROID_NDK_HOME to the folder of Android's NDK; or export(..., library=None) and compile it "
+        "elsewhere with its Makefile"
+    )
+    assert made.export(tmp_path / "c", library=None).library is None
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"archh": "arm64-v8a"}, "mobile_options"),
+        ({"arch": "arm9"}, "'arch'"),
+        ({"platform": "windows"}, "'platform'"),
+        ({"quantization": "int2"}, "'quantization'"),
+    ],
+)
+def test_mobile_options_are_checked(given, message):
+    with pytest.raises(MithrilError, match=message):
+        compiled(mlp, mobile_options=given)
+
+
+def test_target_hardware_mobile_is_arm64():
+    if "mobile_arm64" not in ml.plugins.targets():
+        pytest.skip("mithril-tpu, which knows telephones, is not installed")
+    made = compiled(mlp, target_hardware="mobile")
+    assert made.programs[-1].executable.purpose.arch == "arm64-v8a"
+    assert compiled(mlp, target_hardware="mobile_x86").programs[-1].executable.purpose.arch == "x86_64"
+    with pytest.raises(MithrilError, match="contradicts target_hardware='mobile'"):
+        compiled(mlp, target_hardware="mobile", mobile_options={"arch": "x86_64"})
+
+
+# -- what cannot be exported --------------------------------------------------------------------------------------
+def test_weights_must_be_known(tmp_path):
+    model, shapes = mlp()
+    with pytest.raises(InputError, match="the weights to export are not known"):
+        ml.compile(model, "c", shapes=shapes).export(tmp_path)
 
 
 def test_other_backends_do_not_export(tmp_path):

@@ -71,7 +71,7 @@ def called(executable, entry, inputs):
     program = executable.program
     table = np.zeros(program.slots, np.int64)
     arena = aligned(program.arena)
-    table[:2] = arena.ctypes.data, table.ctypes.data
+    table[0] = arena.ctypes.data
     kept = [np.ascontiguousarray(inputs[name]) for name, _ in executable.inputs]
     for (_, slot), array in zip(executable.inputs, kept, strict=True):
         table[slot] = array.ctypes.data

@@ -27,6 +27,9 @@ class CBackend(Backend):
 
         return grouping.lowers(node.op.name)
 
+    def families(self) -> tuple[str, ...]:
+        return ("cpu", "mobile")
+
     def build(self, graph: Graph, options: BuildOptions | None = None) -> Any:
         from mithril_cbackend import building
 

@@ -10,10 +10,12 @@ from typing import Any
 
 from mithril.errors import OptionError, UnsupportedError, unknown
 from mithril.graph import Graph
+from mithril.ops.decompose import decompose
 from mithril.runtime.backend import BuildOptions
-from mithril_cbackend import program as programs, tir
+from mithril_cbackend import grouping, program as programs, tir
 from mithril_cbackend.executable import Executable
 from mithril_cbackend.lowering.frame import Machine
+from mithril_cbackend.purpose import VECTOR_BYTES, Purpose, purpose
 
 KNOWN = ("num_threads", "vectorize", "vector_bytes", "cpu")
 
@@ -30,19 +32,19 @@ def vector_bytes() -> int:
     return 64 if "avx512f" in flags else 32 if "avx2" in flags else 16
 
 
-def machine(options: BuildOptions) -> Machine:
+def machine(options: BuildOptions, chosen: Purpose) -> Machine:
     """What is compiled for: this computer, unless the options say otherwise."""
     given: Mapping[str, Any] = options.settings.get("cpu_options", {}) or {}
     for name in given:
         if name not in KNOWN:
             what, facts, hint = unknown("key of cpu_options", name, KNOWN)
             raise OptionError(what, facts=facts, hint=hint)
-    threads = options.num_threads or given.get("num_threads") or tir.processors()
-    width = given.get("vector_bytes", vector_bytes())
+    width = given.get("vector_bytes", vector_bytes() if chosen.arch is None else VECTOR_BYTES)
     if width not in (4, 16, 32, 64):
         raise OptionError(f"cpu_options: vector_bytes cannot be {width}", facts=["accepted: 16, 32, 64"])
     if not given.get("vectorize", True):
         width = 4
+    threads = options.num_threads or given.get("num_threads") or tir.processors()
     limit = tir.processors()
     if threads > limit:
         options.decisions.record("downgrade", f"{threads} threads asked for, {limit} used: the process has no more")
@@ -51,7 +53,21 @@ def machine(options: BuildOptions) -> Machine:
 
 
 def build(graph: Graph, options: BuildOptions) -> Executable:
-    chosen = machine(options)
+    chosen = purpose(options.settings)
+    if chosen.arch is not None:
+        what = f"calls in this process run on its own processor; compiled.export(folder) is for {chosen.arch}"
+        options.decisions.record("choice", what)
+    return compiled(graph, machine(options, chosen), chosen)
+
+
+def again(graph: Graph, executable: Executable) -> Executable:
+    """Another graph, not decomposed yet, for what an executable was made for."""
+    lowered = decompose(graph, lambda node: grouping.lowers(node.op.name))
+    return compiled(lowered, executable.machine, executable.purpose)
+
+
+def compiled(graph: Graph, chosen: Machine, meant: Purpose) -> Executable:
+    """Kernels and driver as machine code in this process."""
     program = programs.write(graph, chosen)
     if programs.elements(program) >= 1 << 31:
         raise UnsupportedError("a value of this graph has more than 2**31 elements")
@@ -60,4 +76,4 @@ def build(graph: Graph, options: BuildOptions) -> Executable:
     functions: dict[str, Any] = {n: f.made for n, f in program.functions.items()}
     functions[programs.RUN] = program.driver
     built, run = tir.compiled(functions, programs.RUN, chosen.cpu, chosen.threads)
-    return Executable(graph, program, built, run, chosen.lanes())
+    return Executable(graph, program, built, run, chosen, meant)

@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 
 from mithril.graph import Graph, iterate
+from mithril_cbackend.lowering.frame import Machine
 from mithril_cbackend.lowering.reader import shape_of
-from mithril_cbackend.program import ARENA, TABLE, Program
+from mithril_cbackend.program import ARENA, Program
+from mithril_cbackend.purpose import Purpose
 
 Array = np.ndarray[Any, Any]
 ALIGNMENT = 64
@@ -75,18 +77,20 @@ class Result:
 class Executable:
     """The entry function, the arena it works in, and where its arguments come from."""
 
-    def __init__(self, graph: Graph, program: Program, built: Any, run: Any, lanes: int = 16) -> None:
+    def __init__(
+        self, graph: Graph, program: Program, built: Any, run: Any, machine: Machine, purpose: Purpose
+    ) -> None:
         self.graph = graph
         self.program = program
         self.built = built  # keeps the machine code alive
         self.run = run
-        self.lanes = lanes
+        self.machine, self.purpose = machine, purpose
+        self.lanes = machine.lanes()
         self.lowered = frozenset(node.op.name for node, _ in iterate(graph))
         self.lock = threading.Lock()
         self.arena = aligned(program.arena)
         self.table = np.zeros(program.slots, np.int64)
         self.table[ARENA] = self.arena.ctypes.data
-        self.table[TABLE] = self.table.ctypes.data
         for slot, array in program.constants.items():
             self.table[slot] = array.ctypes.data
         self.slots = self.table.data

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mithril import BackendSpec, Option, hookimpl
+from mithril import BackendSpec, FileFormat, Option, hookimpl
 
 
 @hookimpl
@@ -36,6 +36,15 @@ def mithril_options() -> Sequence[Option]:
             "mobile_options",
             Mapping[str, Any],
             {},
-            "platform, arch, optimize_size: what exported C source is prepared for.",
+            "platform (android, linux), arch (arm64-v8a, armeabi-v7a, x86_64), quantization (int8) and optimize_size:"
+            " what compiled.export(folder) writes C for.",
         ),
+    ]
+
+
+@hookimpl
+def mithril_formats() -> Sequence[FileFormat]:
+    """``compiled.export("folder")``."""
+    return [
+        FileFormat("c", saves="mithril_cbackend.bundle:export", summary="a folder of C that needs no Python and no TVM")
     ]

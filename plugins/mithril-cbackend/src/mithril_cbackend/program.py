@@ -21,7 +21,7 @@ from mithril_cbackend.kernel import Kernel
 from mithril_cbackend.lowering.frame import Machine
 from mithril_cbackend.lowering.reader import shape_of
 
-ARENA, TABLE = 0, 1  # the first slots of the table: the arena, and the table itself
+ARENA = 0  # the first slot of the table
 RUN = "run"
 
 
@@ -139,7 +139,7 @@ class Writer:
         self.constants: dict[int, np.ndarray[Any, Any]] = {}
         self.constant_slots: dict[int, int] = {}
         self.calls = 0
-        self.slots = 2
+        self.slots = 1
         self.top = region(graph, machine, strategy)
 
     def slot(self) -> int:
@@ -231,24 +231,20 @@ class Writer:
             self.code.call("memcpy", to.address(table), source.address(table), t.const(size, "int64"))
 
     # -- control flow ---------------------------------------------------------------------------------------------
-    def truth(self, place: Place, slot: int) -> t.Expr:
-        """The bool at a place, read through a slot of the table."""
-        name = self.known.setdefault("flag", "flag")
-        if name not in self.functions:
-            code = t.Code()
-            source, target = t.pointer("condition", "uint8", 1), t.pointer("flag", "int64", 1)
-            code.store(target[1], 0, t.cast(t.load(source[1], 0), "int64"))
-            self.functions[name] = t.Function(t.function(name, [source, target], code.finish()), frozenset(), 1)
-        table = self.table[1]
-        self.code.call(name, place.address(table), t.address(table, TABLE, 8 * slot))
-        return t.binary("ne", t.load(table, slot), t.const(0, "int64"))
+    def truth(self, place: Place) -> t.Expr:
+        """The bool at a place.
+
+        A copy of it in the table would not be seen: LLVM is told that only the driver's own statements write there.
+        """
+        condition = self.code.view("condition", "uint8", place.address(self.table[1]))
+        return t.binary("ne", t.load(condition, 0), t.const(0, "uint8"))
 
 
 def choose(
     writer: Writer, node: Node, regions: list[Region], given: list[Place], results: list[Place], room: Place
 ) -> None:
     """``if``: one of two regions, both giving their results to the same places."""
-    condition = writer.truth(given[0], writer.slot())
+    condition = writer.truth(given[0])
     blocks = []
     for region in regions:
         with writer.code.block() as block:
@@ -283,20 +279,18 @@ def loop(
     holds, arena = rest, rest.at(memory.ALIGNMENT)
     now = [*results, *given[count:]]
     code = writer.code
-    table, slot = writer.table[1], writer.slot()
     writer.drive(regions[0], now, [holds], arena)
-    condition = writer.truth(holds, slot)
+    condition = writer.truth(holds)
+    table, trip = writer.table[1], writer.slot() if trips is not None else 0
     if trips is not None:
-        done = writer.slot()  # counted in the table: TVM has no place for variables of the driver
-        code.store(table, done, t.const(0, "int64"))
-        condition = t.binary("and", condition, t.binary("lt", t.load(table, done), t.const(trips, "int64")))
+        code.store(table, trip, t.const(0, "int64"))
+        condition = t.binary("and", condition, t.binary("lt", t.load(table, trip), t.const(trips, "int64")))
     with code.block() as body:
         writer.drive(regions[1], now, after, arena)
         advance(writer, states, after, results)
         writer.drive(regions[0], now, [holds], arena)
-        writer.truth(holds, slot)
         if trips is not None:
-            code.store(table, done, t.binary("add", t.load(table, done), t.const(1, "int64")))
+            code.store(table, trip, t.binary("add", t.load(table, trip), t.const(1, "int64")))
     code.repeat(condition, body)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from mithril.graph.attributes import attributes_text
 from mithril_cbackend import tir as t
 from mithril_cbackend.kernel import Kernel
-from mithril_cbackend.program import ARENA, TABLE, Program
+from mithril_cbackend.program import ARENA, Program
 
 n = t.nodes
 TYPES = {
@@ -87,7 +87,11 @@ class Printer:
             const = "const " if k < self.function.read else ""
             parameters.append(f"{const}{TYPES[str(declared[p.name].dtype)]} *restrict {p.name}")
         self.statement(body)
-        return f"static void {name}({', '.join(parameters)}) {{\n{self.body()}\n}}\n"
+        text = self.body()
+        for p in self.function.made.params:
+            if not re.search(rf"\b{p.name}\b", text):  # what a template has no use for with these sizes
+                text = f"  (void){p.name};\n{text}"
+        return f"static void {name}({', '.join(parameters)}) {{\n{text}\n}}\n"
 
     def line(self, text: str, gives: str | None = None) -> None:
         self.written.append(("  " * self.depth + text, gives, self.reading))
@@ -128,6 +132,8 @@ class Printer:
         elif isinstance(s, n.Evaluate):
             if isinstance(s.value, n.Call):
                 self.line(self.expr(s.value) + ";")
+        elif isinstance(s, n.Bind):  # of addresses only
+            self.line(f"const {TYPES[t.pointed(s.var)]} *{s.var.name} = {self.expr(s.value)};")
         elif not isinstance(s, (n.DeclBuffer, n.Return)):
             raise TypeError(f"a statement that C has no words for: {type(s).__name__}")
 
@@ -273,6 +279,8 @@ class Printer:
             return f"~{self.expr(x.args[0], UNARY)}", UNARY
         if name == "if_then_else":
             return self.chosen(*x.args), ATOM
+        if name == "address_of":
+            return f"&{self.expr(x.args[0], UNARY)}", UNARY
         if name == "reinterpret":
             return self.reinterpreted(x), ATOM
         suffix = "f" if t.dtype_of(x) == "float32" else ""
@@ -323,11 +331,11 @@ def number(value: float, dtype: str) -> str:
 
 def slot_names(program: Program) -> dict[int, str]:
     """A name in C for every slot of the table of addresses."""
-    named = {ARENA: "ARENA", TABLE: "TABLE"}
+    named = {ARENA: "ARENA"}
     for stem, slots in (("AT", program.arguments), ("TO", dict(program.results))):
         named.update({slot: f"{stem}_{identifier(name).upper()}" for name, slot in slots.items()})
     named.update({slot: f"CONSTANT_{k}" for k, slot in enumerate(program.constants)})
-    named.update({slot: f"FLAG_{slot}" for slot in range(program.slots) if slot not in named})
+    named.update({slot: f"TRIP_{slot}" for slot in range(program.slots) if slot not in named})
     taken: set[str] = set()
     for slot, name in named.items():
         while name in taken:
@@ -364,7 +372,7 @@ def body_text(program: Program, lanes: int) -> str:
     for name, function in program.functions.items():
         kernel = program.kernels.get(name)
         above = comment(kernel) if kernel is not None else ""
-        parts.append(above + Printer(function, lanes).text(name))
+        parts.append(above + (function.source or Printer(function, lanes).text(name)))
     names = slot_names(program)
     rows = [f"  {names[k]}," for k in sorted(names)]
     parts.append("/* What the addresses in the table are of. */\nenum {\n" + "\n".join(rows) + "\n};\n")

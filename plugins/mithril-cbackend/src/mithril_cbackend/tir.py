@@ -276,6 +276,13 @@ class Code:
         self.emit(_stmt.AllocBuffer(made))
         return made
 
+    def view(self, name: str, dtype: str, address: Expr) -> Buffer:
+        """The element that an address points at."""
+        parameter, made = pointer(self.name(name), dtype, 1)
+        self.emit(_stmt.Bind(parameter, tirx.reinterpret(parameter.ty, address.args[0])))
+        self.emit(_stmt.DeclBuffer(made, data=parameter))
+        return made
+
     def store(self, buffer: Buffer, at: Any, value: Expr) -> None:
         self.emit(_stmt.BufferStore(buffer, value, [index(at)]))
 
@@ -481,6 +488,11 @@ def listing(built: Any, what: str) -> str:
 def kind_of(x: Expr) -> str:
     """The dtype of an expression, ``handle`` for pointers."""
     return "handle" if isinstance(x.ty, PointerType) else dtype_of(x)
+
+
+def pointed(x: Expr) -> str:
+    """The dtype of what a pointer points at."""
+    return str(x.ty.element_type.dtype)
 
 
 def mentions(x: Expr, var: Any) -> bool:

@@ -1,0 +1,91 @@
+"""Everything that an exported folder is written from: names, types, bytes, and what Python computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mithril.runtime.memory import ALIGNMENT, nbytes
+from mithril_cbackend.executable import Executable
+from mithril_cbackend.source import identifier
+
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+STATE = "state/"
+
+
+class Contents:
+    """One program with its weights, its first state, inputs to test it with and the results.
+
+    State that the program changes is kept twice behind its arena: a run reads one copy and writes the other. State that
+    it only reads, such as running statistics, is one more weight.
+    """
+
+    def __init__(self, executable: Executable, params: Arrays, inputs: Arrays, state: Arrays, name: str) -> None:
+        self.name, self.up = name, name.upper()
+        self.executable, self.program, self.graph = executable, executable.program, executable.graph
+        self.purpose = executable.purpose
+        self.inputs = dict(inputs)
+        results = dict(self.program.results)
+        first = {i.name: np.ascontiguousarray(state[i.name]) for i in self.graph.with_role("state")}
+        self.moving = [n for n in first if STATE + n in results]
+        self.params = dict(params)
+        self.constants = {f"constant {slot}": array for slot, array in self.program.constants.items()}
+        self.blob = {**self.params, **first, **self.constants}
+        self.slots = {
+            **{n: self.program.arguments[n] for n in (*self.params, *first)},
+            **{f"constant {slot}": slot for slot in self.program.constants},
+        }
+        self.weights, self.offsets = packed(self.blob)
+        self.rooms: dict[str, tuple[int, int]] = {}  # of state that changes: where its two copies stand in the arena
+        end = up(self.program.arena)
+        for n in self.moving:
+            size = up(nbytes(self.graph.input(n).type))
+            self.rooms[n] = end, end + size
+            end += 2 * size
+        self.arena_bytes = max(end, ALIGNMENT)
+        self.runs = 2 if self.moving else 1  # the second shows that state is passed on
+        self.results = self._run(first)
+        taken = set(C_WORDS)
+        self.c_names = {n: unique(n, taken) for n in self.inputs}
+        self.outputs = {n: unique(f"out_{n}" if n in self.inputs else n, taken) for n in self.results}
+
+    def _run(self, state: Arrays) -> dict[str, np.ndarray[Any, Any]]:
+        """What the last of the test's runs gives."""
+        made: dict[str, Any] = {}
+        passed_on = {STATE + n for n in self.moving}
+        for _ in range(self.runs):
+            made = self.executable(self.params, {**self.inputs, **state})
+            state = {n: np.array(made.get(STATE + n, x)) for n, x in state.items()}
+        return {n: np.array(x) for n, x in made.items() if n not in passed_on}
+
+
+# What parameters of a C function cannot be called: words of C, and the function's own names.
+C_WORDS = frozenset({
+    "self", "auto", "bool", "break", "case", "char", "const", "continue", "default", "do", "double", "else", "enum",
+    "extern", "float", "for", "goto", "if", "inline", "int", "long", "register", "restrict", "return", "short",
+    "signed", "sizeof", "static", "struct", "switch", "typedef", "union", "unsigned", "void", "volatile", "while",
+})  # fmt: skip
+
+
+def unique(name: str, taken: set[str]) -> str:
+    made = identifier(name)
+    while made in taken:
+        made += "_"
+    taken.add(made)
+    return made
+
+
+def up(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def packed(arrays: Arrays) -> tuple[bytes, dict[str, int]]:
+    """Arrays one after the other, each at a multiple of 64 bytes."""
+    whole, offsets = bytearray(), {}
+    for name, array in arrays.items():
+        whole += bytes(-len(whole) % ALIGNMENT)
+        offsets[name] = len(whole)
+        whole += array.tobytes()
+    return bytes(whole), offsets

@@ -1,0 +1,133 @@
+"""The tiled templates on sizes that the kit's small samples do not reach: ragged, grouped, strided, in batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from mithril_cbackend import building, program as programs, tir
+from mithril_cbackend.executable import Executable
+from mithril_cbackend.lowering.frame import Machine
+from mithril_cbackend.purpose import Purpose
+
+from mithril.graph import Builder, Graph, Input
+from mithril.ops import conv, conv_input_grad, conv_weight_grad, matmul, relu, transpose
+
+RNG = np.random.default_rng(0)
+
+
+def random(*shape: int) -> np.ndarray[Any, Any]:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def graph_of(function: Any, arrays: dict[str, np.ndarray[Any, Any]], known: tuple[str, ...] = ()) -> Graph:
+    """A graph of one function; ``known`` arrays are constants of it."""
+    with Builder() as b:
+        made = function(*(b.input(n, a.shape) for n, a in arrays.items()))
+    graph = b.build({"y": made})
+    inputs = [Input(i.value, "constant", arrays[i.name], i.tags) if i.name in known else i for i in graph.inputs]
+    return graph.replaced(inputs=tuple(inputs))
+
+
+def run(graph: Graph, arrays: dict[str, np.ndarray[Any, Any]], machine: Machine) -> np.ndarray[Any, Any]:
+    executable: Executable = building.compiled(graph, machine, Purpose())
+    given = {n: a for n, a in arrays.items() if n in {i.name for i in graph.arguments}}
+    return np.array(executable({}, given)["y"])
+
+
+def check(
+    function: Any, arrays: dict[str, np.ndarray[Any, Any]], *, known: tuple[str, ...] = (), **machine: Any
+) -> None:
+    graph = graph_of(function, arrays, known)
+    made = run(graph, arrays, Machine(tir.host_cpu(), **{"threads": 1, **machine}))
+    expected = np.asarray(function(*arrays.values()))
+    np.testing.assert_allclose(made, expected, rtol=2e-5, atol=2e-5 * float(np.abs(expected).max()))
+
+
+WIDTHS = pytest.mark.parametrize("vector_bytes", [64, 32, 16, 4])
+
+
+# -- products -----------------------------------------------------------------------------------------------------
+@WIDTHS
+@pytest.mark.parametrize("known", [(), ("w",)])
+@pytest.mark.parametrize("m, k, n", [(1, 100, 70), (3, 64, 32), (5, 33, 17), (37, 45, 50), (64, 16, 33), (20, 7, 4)])
+def test_products(m: int, k: int, n: int, known: tuple[str, ...], vector_bytes: int) -> None:
+    for function, w in (
+        (lambda x, w: relu(matmul(x, w)), random(k, n)),
+        (lambda x, w: matmul(x, transpose(w, perm=(1, 0))), random(n, k)),
+    ):
+        check(function, {"x": random(m, k), "w": w}, known=known, vector_bytes=vector_bytes)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_products_of_many_matrices(threads: int) -> None:
+    check(matmul, {"x": random(2, 3, 20, 40), "w": random(2, 3, 40, 50)}, threads=threads)
+    check(matmul, {"x": random(2, 3, 20, 40), "w": random(1, 3, 40, 50)}, threads=threads)
+    check(matmul, {"x": random(3, 20, 40), "w": random(2, 1, 40, 50)}, threads=threads)
+    attention = lambda q, k: matmul(q, transpose(k, perm=(0, 2, 3, 1)))  # noqa: E731
+    check(attention, {"q": random(2, 3, 20, 40), "k": random(2, 50, 3, 40)}, threads=threads)
+
+
+def test_threads_share_the_rows_of_a_single_panel() -> None:
+    check(matmul, {"x": random(256, 300), "w": random(300, 10)}, threads=2)
+    check(matmul, {"x": random(3, 128, 200), "w": random(200, 20)}, threads=2)
+
+
+def test_a_known_operand_is_packed_once() -> None:
+    w = random(64, 96)
+    graph = graph_of(matmul, {"x": random(16, 64), "w": w}, ("w",))
+    program = programs.write(graph, Machine(tir.host_cpu(), 1))
+    (packed,) = program.constants.values()
+    assert packed.size == w.size
+    assert sorted(packed.tolist()) == sorted(w.reshape(-1).tolist())
+
+
+# -- convolutions -------------------------------------------------------------------------------------------------
+IMAGES = {
+    "one pixel": ((1, 24), (1, 1), 40, (3, 3), 1, 1, 1),
+    "few pixels": ((2, 24), (2, 2), 40, (3, 3), 1, 1, 1),
+    "seven": ((1, 16), (7, 7), 37, (3, 3), 1, 1, 1),
+    "seven, three images": ((3, 16), (7, 7), 32, (3, 3), 1, 1, 1),
+    "fourteen": ((1, 20), (14, 14), 48, (3, 3), 1, 1, 1),
+    "large": ((1, 8), (40, 24), 16, (3, 3), 1, 1, 1),
+    "strided": ((2, 12), (15, 17), 20, (3, 3), 2, 1, 1),
+    "seven by seven, stride 2": ((1, 3), (33, 32), 16, (7, 7), 2, 3, 1),
+    "points": ((2, 32), (14, 14), 24, (1, 1), 1, 0, 1),
+    "points, few": ((3, 32), (3, 3), 40, (1, 1), 1, 0, 1),
+    "points, strided": ((1, 32), (14, 14), 24, (1, 1), 2, 0, 1),
+    "groups": ((2, 24), (9, 9), 36, (3, 3), 1, 1, 3),
+    "depthwise": ((1, 32), (12, 12), 32, (3, 3), 1, 1, 32),
+    "signal": ((2, 16), (50,), 24, (5,), 1, 2, 1),
+    "signal, strided": ((1, 16), (50,), 24, (4,), 3, 1, 1),
+    "volume": ((1, 6), (5, 6, 7), 10, (3, 3, 3), 1, 1, 1),
+}
+
+
+@pytest.mark.parametrize("known", [(), ("w",)])
+@pytest.mark.parametrize("name", list(IMAGES))
+def test_convolutions(name: str, known: tuple[str, ...]) -> None:
+    (batch, channels), size, made, kernel, stride, padding, groups = IMAGES[name]
+    rank = len(size)
+    how = {"stride": (stride,) * rank, "padding": ((padding, padding),) * rank, "groups": groups}
+    arrays = {"x": random(batch, channels, *size), "w": random(made, channels // groups, *kernel)}
+    arrays["b"] = random(made, *(1,) * rank)
+    check(lambda x, w, b: relu(conv(x, w, **how) + b), arrays, known=known)
+    if rank == 2:
+        check(lambda x, w, b: conv(x, w, **how) + b, arrays, known=known, threads=2, vector_bytes=32)
+
+
+@pytest.mark.parametrize("name", list(IMAGES))
+def test_gradients_of_convolutions(name: str) -> None:
+    (batch, channels), size, made, kernel, stride, padding, groups = IMAGES[name]
+    rank = len(size)
+    how = {"stride": (stride,) * rank, "padding": ((padding, padding),) * rank, "groups": groups}
+    x, w = random(batch, channels, *size), random(made, channels // groups, *kernel)
+    g = np.ascontiguousarray(np.asarray(conv(x, w, **how)))
+    check(lambda g, w: conv_input_grad(g, w, size=size, **how), {"g": g, "w": w})
+    check(lambda x, g: conv_weight_grad(x, g, size=kernel, **how), {"x": x, "g": g})
+
+
+def test_what_follows_a_convolution_may_read_its_image() -> None:
+    arrays = {"x": random(1, 24, 7, 7), "w": random(24, 24, 3, 3)}
+    check(lambda x, w: relu(conv(x, w, padding=((1, 1), (1, 1))) + x), arrays)
