@@ -119,7 +119,7 @@ def _good_file() -> bytes:
     model = ml.Model()
     model += Embedding(40, 32)
     model += Linear(32)
-    compiled = ml.compile(model, "numpy", inference=True, shapes={"input": [3]})
+    compiled = ml.compile(model, "ggml", inference=True, shapes={"input": [3]})
     compiled.export(_FILE, params=compiled.randomize_params(seed=0), quantize="q8_0")
     return _FILE.read_bytes()
 
