@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from mithril.runtime.backend import Backend as Backend
     from mithril.runtime.batching import find_batch_size as find_batch_size, process_in_batches as process_in_batches
     from mithril.runtime.benchmark import BenchmarkConfig as BenchmarkConfig, run_benchmark as run_benchmark
+    from mithril.runtime.calibration import calibrate as calibrate, estimate as estimate
     from mithril.runtime.divergence import diff as diff
     from mithril.runtime.files import load as load
     from mithril.runtime.profile import profile as profile
@@ -146,6 +147,7 @@ _HOME = {
     "runtime.backend": ("Backend",),
     "runtime.batching": ("find_batch_size", "process_in_batches"),
     "runtime.benchmark": ("BenchmarkConfig", "run_benchmark"),
+    "runtime.calibration": ("calibrate", "estimate"),
     "runtime.divergence": ("diff",),
     "runtime.files": ("load",),
     "runtime.profile": ("profile",),

@@ -15,6 +15,7 @@ COMMANDS = {
     "backends": ("mithril.cli.listing:backends", "Backends: installed, usable, and how to get the others."),
     "bench": ("mithril.cli.measure:bench", "Time a model on installed backends, for one or several batch sizes."),
     "cache": ("mithril.cli.measure:cache", "What cache=True has kept on disk: info, clear."),
+    "calibrate": ("mithril.cli.calibrate:calibrate", "Measure what estimates of running times are made from."),
     "compile": ("mithril.cli.models:compile_command", "Compile a model and print what was generated."),
     "demo": (
         "mithril.cli.demo:demo",

@@ -1,0 +1,92 @@
+"""``ml.calibrate`` and ``ml.estimate``: what is measured is kept, and tells what models take."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import mithril as ml
+from mithril import cli
+from mithril.models import Linear, Model, Relu, Sequential
+from mithril.runtime import calibration as module
+from mithril.runtime.undisturbed import Stopwatch, typical
+
+
+def perceptron(rows, wide):
+    model = Sequential(Linear(wide), Relu(), Linear(wide))
+    return model, {"input": np.ones((rows, 64), np.float32)}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A corpus that is measured in no time."""
+    sizes = [(1, 64), (4, 128), (16, 256), (64, 512), (256, 512)]
+    monkeypatch.setattr(module, "corpus", lambda: {f"{r}x{w}": perceptron(r, w) for r, w in sizes})
+
+
+def compiled_of(rows, wide, backend="numpy"):
+    model, inputs = perceptron(rows, wide)
+    return ml.compile(model, backend, shapes={"input": inputs["input"].shape}), inputs
+
+
+def test_what_was_measured_is_kept(small, tmp_path, monkeypatch):
+    made = ml.calibrate("numpy", store=tmp_path, rounds=2)
+    assert made.samples and made.flops_per_second > 1e7 and made.bytes_per_second > 1e7
+    kept = module.calibration("numpy", tmp_path)
+    assert kept.samples == made.samples and kept.coefficients == made.coefficients and kept.apart == made.apart
+    assert module.calibration(ml.NumpyBackend(dtype="float16"), tmp_path) is None  # another backend
+    monkeypatch.setattr(module, "package_stamp", lambda name: "edited since")
+    assert module.calibration("numpy", tmp_path) is None
+
+
+def test_a_damaged_file_is_measured_anew(small, tmp_path, monkeypatch):
+    ml.calibrate("numpy", store=tmp_path, rounds=1)
+    key = module._key(ml.NumpyBackend())
+    module.Store(tmp_path).put(key, {"cost_model": b'{"samples": [[1]]}'})
+    assert module.calibration("numpy", tmp_path) is None
+    compiled, _ = compiled_of(8, 64)
+    assert ml.estimate(compiled, store=tmp_path).seconds > 0
+    assert module.calibration("numpy", tmp_path) is not None
+
+
+def test_estimates_name_layers_and_need_sizes(small, tmp_path):
+    compiled, _ = compiled_of(32, 300)
+    found = ml.estimate(compiled, store=tmp_path)
+    assert set(found.layers) >= {"linear_0", "linear_1"} or len(found.layers) >= 2
+    assert found.flops >= 2 * 32 * (64 * 300 + 300 * 300) and found.unknown == ()
+    assert "estimated" in str(found)
+    model = Model()
+    model |= Linear(4)(input="x", output="y")
+    open_ = ml.compile(model, "numpy", shapes={"x": ["B", 8]})
+    assert ml.estimate(open_, {"x": [4, 8]}, store=tmp_path).seconds > 0
+    with pytest.raises(ml.InputError, match="nothing to estimate"):
+        ml.estimate(ml.compile(model, "numpy"), store=tmp_path)
+
+
+def test_estimates_come_near_what_is_measured(small, tmp_path):
+    """Within a factor of two: benchmarks have the figures, on machines that nothing else keeps busy."""
+    ml.calibrate("numpy", store=tmp_path, rounds=6)
+    compiled, inputs = compiled_of(128, 384)
+    params = compiled.randomize_params(0)
+    compiled.evaluate(params, inputs)
+    watch = Stopwatch()
+    laps = [(compiled.evaluate(params, inputs), watch.lap())[1] for _ in range(20)]
+    assert 0.5 < ml.estimate(compiled, store=tmp_path).seconds / typical(laps) < 2
+
+
+def test_the_command_says_what_was_found(small, tmp_path):
+    arguments = ["calibrate", "--backends", "numpy", "--rounds", "1", "--dir", str(tmp_path)]
+    made = CliRunner().invoke(cli.main, arguments)
+    assert made.exit_code == 0 and "FLOP/s" in made.stdout and "nine of ten" in made.stdout
+    data = json.loads(CliRunner().invoke(cli.main, [*arguments, "--json"]).stdout)
+    assert data[0]["backend"] == "numpy" and data[0]["samples"] > 0
+
+
+@pytest.mark.slow
+def test_every_backend_runs_the_whole_corpus(tmp_path, backend):
+    if backend == "c":
+        pytest.skip("the C backend compiles every operation by itself, which takes many minutes")
+    assert len(ml.calibrate(backend, store=tmp_path, rounds=1).samples) > 100
