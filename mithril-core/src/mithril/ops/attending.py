@@ -90,7 +90,9 @@ def _weights(q: Any, k: Any, mask: Any, causal: bool, scale: float | None) -> An
     if causal:
         n, m = q.shape[2], k.shape[2]
         rows, columns = iota(shape=(n, m), axis=0), iota(shape=(n, m), axis=1)
-        scores = where(greater_equal(rows + _size(m - n), columns), scores, -INF)
+        ahead = m - n  # the queries are the last positions of the keys
+        last = rows if type(ahead) is int and ahead == 0 else rows + _size(ahead)
+        scores = where(greater_equal(last, columns), scores, -INF)
     return softmax(scores, axis=-1)
 
 
@@ -102,7 +104,7 @@ def _size(n: Any) -> Any:
 
 @attention.vjp
 def _(g, y, q, k, v, mask, *, causal, scale):
-    """The weights are computed again rather than kept: they are the largest value of the layer."""
+    """The weights are computed again: kernels keep none, and where attention is written out they are found equal."""
     p = _weights(q, k, mask, causal, scale)
     c = _split_heads(up(g), k.shape[1])
     shared = _split_heads(up(q), k.shape[1])

@@ -10,7 +10,7 @@ import numpy as np
 
 from mithril.codegen import Lowerings
 from mithril.errors import BackendError
-from mithril.graph import Graph, iterate
+from mithril.graph import Graph, Node, iterate
 from mithril.runtime.backend import BuildOptions, Preferences, as_numpy
 from mithril.runtime.source_backend import Forward, SourceBackend
 from mithril.types import ALL, DType, dtype as as_dtype
@@ -66,6 +66,13 @@ class MlxBackend(SourceBackend):
         return facts
 
     # -- building ----------------------------------------------------------------------------------------------------
+    def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
+        """On the CPU MLX's attention is no kernel; written out for training, its gradient shares the weights."""
+        training = options is not None and not options.inference
+        if node.op.name == "attention" and self.device == "cpu" and training:
+            return False
+        return super().lowers(node, options)
+
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
         if options.semantics == "native":
             for name in sorted({node.op.name for node, _ in iterate(graph)} & set(DIFFERENT)):

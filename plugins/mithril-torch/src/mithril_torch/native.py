@@ -77,7 +77,7 @@ def may_pay(x: TensorType, columns: Any) -> bool:
     sizes = (*rows, inner, columns)
     if not all(isinstance(n, int) for n in sizes):
         return True
-    return helpers.much_work(math.prod(rows), inner, columns)
+    return bool(helpers.much_work(math.prod(rows), inner, columns))  # type: ignore[no-untyped-call]
 
 
 @table.function("linear", when=is_float)
