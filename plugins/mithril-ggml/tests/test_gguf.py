@@ -176,6 +176,21 @@ def test_ternary_weights_go_into_the_file_as_they_are(tmp_path, numpy_backend):
     assert path.stat().st_size < 16 * 66 + 4096
 
 
+def test_the_file_leaves_open_what_any_program_leaves_open(tmp_path):
+    from mithril.dims import Dim
+    from mithril.types import TensorType, float32
+
+    model = ml.Model()
+    model += Linear(8, 3)
+    compiled = ml.compile(model, "ggml")
+    params = compiled.randomize_params(seed=0)
+    compiled.prepare({"input": TensorType(float32, (Dim("B"), 8))})
+    compiled.evaluate(params, {"input": np.ones((2, 8), np.float32)})
+    assert len(compiled.programs) == 2
+    compiled.export(tmp_path / "a.gguf", params=params)
+    assert ml.load(tmp_path / "a.gguf")({"input": np.ones((5, 8), np.float32)})["output"].shape == (5, 3)
+
+
 def test_a_loaded_model_has_no_gradients_and_can_be_written_again(tmp_path):
     compiled = classifier()
     path = tmp_path / "a.gguf"

@@ -90,8 +90,8 @@ def test_a_training_goes_on_on_another_backend(backend, usable, tmp_path):
     np.testing.assert_allclose(second.history.steps, whole.history.steps, atol=1e-5)
 
 
-def test_jax_writes_over_what_it_was_given():
-    pytest.importorskip("jax")
+def test_jax_writes_over_what_it_was_given(usable):
+    usable("jax")
     made = trainer(backend="jax")
     made.begin((X[:16], Y[:16]))
     before = dict(made.engine.arrays)
@@ -110,7 +110,6 @@ def test_jax_writes_over_what_it_was_given():
     ("backend", "jit"), [pytest.param("torch", True, marks=pytest.mark.slow), ("mlx", True), ("jax", False)]
 )
 def test_compiled_or_not(backend, jit, usable):
-    pytest.importorskip(backend if backend != "mlx" else "mlx.core")
     usable(backend)
     expected, made = trainer(), trainer(backend=backend, jit=jit)
     for k in (0, 16):

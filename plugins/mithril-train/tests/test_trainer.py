@@ -75,6 +75,31 @@ def test_one_batch_is_no_loader():
         )
 
 
+def test_the_trained_model_takes_batches_of_any_size():
+    """Also where nobody said so before training: what is made of it, such as a file, leaves the batch open."""
+    made = trainer()
+    made.fit(loader(), 1)
+    (program,) = made.compiled.programs
+    assert str(program.graph.input("input").type) == "f32[batch, 8]"
+    assert made.compiled({"input": X[:5]})["output"].shape == (5, 3)
+
+    class Fixed(ml.models.Layer):
+        inputs = ("input",)
+
+        def __init__(self):
+            self.body = ml.models.Linear(8, 3)
+
+        def build(self, x):
+            if x.shape[0] != 16:
+                raise InputError("sixteen rows")
+            return self.body(x)
+
+    made = trainer(Fixed())
+    made.fit(loader(), 1)
+    assert made.compiled({"input": X[:16]})["output"].shape == (16, 3)
+    assert "the model takes batches of 16 only" in str(made.engine.decisions)
+
+
 def test_early_stopping_restores_the_best():
     class Worse(ml.Callback):
         def epoch_end(self, trainer, row):

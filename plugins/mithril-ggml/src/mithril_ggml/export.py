@@ -69,18 +69,21 @@ def export_gguf(
 
 
 def inference_graph(compiled: Any) -> Graph:
-    """The graph of the newest program for inference; it is made where there are only programs for training."""
+    """The graph of the newest program for inference, of those that leave sizes open where there are any.
+
+    It is made where there are only programs for training.
+    """
     if not compiled.programs:
         raise InputError(
             "nothing has been compiled yet, because the shapes of the inputs are not known",
             hint="ml.compile(..., shapes={...}), or call the model once",
         )
-    for program in reversed(compiled.programs):
-        kind = program.request.kind
-        if not kind.training and not kind.of:
-            return program.graph  # type: ignore[no-any-return]
-    made = compiled.compiler.specialise(Request(compiled.programs[-1].request.types, ProgramKind()))
-    return made.graph  # type: ignore[no-any-return]
+    kinds = [(p, p.request.kind) for p in compiled.programs]
+    graphs: list[Graph] = [p.graph for p, kind in reversed(kinds) if not kind.training and not kind.of]
+    if not graphs:
+        made = compiled.compiler.specialise(Request(compiled.programs[-1].request.types, ProgramKind()))
+        graphs = [made.graph]
+    return next((g for g in graphs if any(not i.type.is_static for i in g.with_role("input"))), graphs[0])
 
 
 def _without_ternarize(graph: Graph, weights: set[Value]) -> Graph:

@@ -97,6 +97,9 @@ class GraphCompiler:
     def probe(self, types: Mapping[str, TensorType] | None) -> Graph:
         return self.graph
 
+    def buckets(self, training: bool) -> None:
+        """Sizes are left as they come: the file says which may differ."""
+
     def pipeline(self) -> tuple[PassManager, PassContext]:
         return PassManager([]), PassContext(backend=self.backend, options=self.settings, decisions=self.decisions)
 

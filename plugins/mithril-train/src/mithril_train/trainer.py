@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from mithril.compiler import compile as compile_model
-from mithril.errors import InputError, OptionError, ShapeError
+from mithril.dims import Dim
+from mithril.errors import InputError, MithrilError, OptionError
 from mithril.models import Layer
 from mithril.runtime.backend import Backend
 from mithril.runtime.compiled import CompiledModel
+from mithril.types import TensorType
 from mithril_train import checkpoint
 from mithril_train.adapters import Loader, as_loader
 from mithril_train.batches import named, rows
@@ -368,16 +370,30 @@ class Trainer:
     def _bind(self) -> None:
         """Give the compiled model copies of the parameters, so that ``compiled(inputs)`` works."""
         if self.engine.arrays:
-            try:
-                _ = self.compiled.interface
-            except ShapeError:  # known from the batches only
-                self.compiled.prepare(self.engine.inputs)
+            if not self.compiled.programs:
+                self._prepare()
             tensors = self.engine.to_numpy()
             array = self.engine.backend.array
             self.compiled.bind(
                 {n: array(tensors[n]) for n in self.engine.parameters},
                 {n: array(tensors[n]) for n in self.engine.states} or None,
             )
+
+    def _prepare(self) -> None:
+        """The compiled model's first program: for any size of batch, where the backend and the model allow it."""
+        types = self.engine.inputs
+        if self.engine.backend.symbolic:
+            size = next((t.shape[0] for t in types.values() if t.shape), None)
+            batch = Dim("batch")
+            opened = {
+                n: TensorType(t.dtype, (batch, *t.shape[1:])) if t.shape and t.shape[0] == size else t
+                for n, t in types.items()
+            }
+            try:
+                return self.compiled.prepare(opened)
+            except MithrilError:
+                self.engine.decisions.record("specialised", f"the model takes batches of {size} only")
+        self.compiled.prepare(types)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike[str]) -> None:
