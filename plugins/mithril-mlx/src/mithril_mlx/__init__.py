@@ -12,6 +12,7 @@ from typing import Any
 UTILITIES = {
     "batches": ("MlxBatchOptimizer",),
     "cache": ("MlxTensorCache",),
+    "fusion": ("FusionPattern", "MlxKernelFusion"),
     "memory": ("MlxMemoryOptimizer",),
     "profiler": ("MlxProfiler",),
     "tuner": ("MlxAutoTuner",),
