@@ -242,6 +242,16 @@ def test_halves_of_files_are_tidied_away(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000006.safetensors"]
 
 
+def test_resume_of_a_finished_training_gives_what_it_gave(tmp_path):
+    first = trainer(callbacks=[ml.Checkpoint(tmp_path)])
+    first.fit(loader(), 2)
+    second = trainer()
+    second.fit(loader(), 2, resume=tmp_path)
+    assert second.history.rows == first.history.rows
+    np.testing.assert_array_equal(second.predict(X), first.predict(X))
+    np.testing.assert_array_equal(second.compiled({"input": X})["output"], first.predict(X))
+
+
 def test_resume_from_an_empty_folder_starts_anew(tmp_path):
     made = trainer()
     made.fit(loader(), 1, resume=tmp_path)

@@ -218,6 +218,10 @@ class Trainer:
         if resume is not None:
             self._resume(resume)
         source.load_state(self._loader_state, self.epoch)
+        if (
+            self._pending is not None and self.epoch >= epochs
+        ):  # finished before: its parameters are wanted all the same
+            self.begin(next(iter(source.plain())))
         self.stopped = ""
         bar = make_progress(self.progress)
         try:
