@@ -76,6 +76,18 @@ def forward(model, shapes):
     return ml.compile(model, "numpy", shapes=shapes, optimization_level="none").graph
 
 
+def test_stages_that_are_cut_for_a_mesh_too():
+    """Exchanges are made where what they exchange is made: nothing goes back to an earlier task."""
+    pytest.importorskip("mithril_torch")
+    graph, _ = step_graph(block(16, 4, 32), {"x": [8, 6, 16]}, "y")
+    made = ml.staged(graph, 2, 2, axes={"data": 2, "model": 2})
+    assert made.sharded.mesh.axes == {"data": 2, "model": 2}
+    for number, task in enumerate(made.tasks):
+        assert all(source < number for source, _ in task.takes.values())
+    exchanges = [[n for n in t.graph.nodes if n.op.name.startswith("mesh.")] for t in made.tasks]
+    assert all(exchanges[2:])
+
+
 def test_equal_layers_make_equal_stages():
     made = ml.staged(forward(chain([64] * 8), {"x": [32, 64]}), 4)
     assert made.shares == pytest.approx([0.25] * 4, rel=0.1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import ml_dtypes
@@ -12,10 +12,11 @@ import torch
 from mithril.codegen import Lowerings
 from mithril.errors import BackendError
 from mithril.graph import Graph, iterate
-from mithril.runtime.backend import BuildOptions, as_numpy
-from mithril.runtime.source_backend import Forward, SourceBackend
+from mithril.runtime.backend import BuildOptions, Preferences, as_numpy
+from mithril.runtime.source_backend import Forward, SourceBackend, SourceExecutable
 from mithril.types import ALL, DType, dtype as as_dtype
-from mithril_torch import native  # noqa: F401  # adds its rows to the table
+from mithril_torch import native, parallel, parallel_rows  # noqa: F401  # add their rows to the table
+from mithril_torch.differentiating import Differentiated
 from mithril_torch.joining import joined
 from mithril_torch.lowering import table
 from mithril_torch.own import DIFFERENT, own
@@ -25,7 +26,11 @@ MISSING = ("uint16", "uint64")  # PyTorch stores these but computes hardly anyth
 
 
 class TorchBackend(SourceBackend):
-    """Arrays are PyTorch's tensors, on one device.
+    """Arrays are PyTorch's tensors, on one device or shared by the processes of a mesh.
+
+    ``device_mesh=(4,)`` splits batches over four processes, ``(2, 4)`` batches over two and weights over four; the
+    third of three numbers is how many stages of a pipeline share the layers. Under ``torchrun`` these are its
+    processes, else this backend starts them.
 
     Programs run as they are unless ``jit=True``: on a CPU ``torch.compile`` takes seconds and gains little.
     """
@@ -34,6 +39,9 @@ class TorchBackend(SourceBackend):
     devices = ("cpu", "cuda", "mps")
     dtypes: ClassVar[frozenset[DType]] = frozenset(d for d in ALL if d.name not in MISSING)
     tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table, "native": own}
+    preferences: ClassVar[Preferences] = {
+        "cpu": {"conv_input_grad": ("pointwise-matmul",), "conv_weight_grad": ("pointwise-matmul",)}
+    }
 
     def __init__(
         self,
@@ -41,6 +49,7 @@ class TorchBackend(SourceBackend):
         device: str | None = None,
         dtype: Any = None,
         precision: str | None = None,
+        device_mesh: int | Sequence[int] | None = None,
         cudnn_benchmark: bool | None = None,
         enable_amp: bool | None = None,
     ) -> None:
@@ -49,11 +58,15 @@ class TorchBackend(SourceBackend):
         self.torch_device = self._find(self.device)
         self.cudnn_benchmark = cudnn_benchmark
         self.enable_amp = enable_amp
+        self.passes = ("mixed-precision",) if enable_amp else ()
+        self.device_mesh = None if device_mesh is None else parallel.shape_of(device_mesh)
+        self.symbolic = self.device_mesh is None  # type: ignore[misc]  # parts of a batch want numbers
 
     def with_precision(self, precision: str) -> TorchBackend:
         return type(self)(
             device=self.device,
             precision=precision,
+            device_mesh=self.device_mesh,
             cudnn_benchmark=self.cudnn_benchmark,
             enable_amp=self.enable_amp,
         )
@@ -74,6 +87,19 @@ class TorchBackend(SourceBackend):
         return ("gpu", "nvidia") if kind == "cuda" else ("apple",) if kind == "mps" else (kind,)
 
     # -- building ----------------------------------------------------------------------------------------------------
+    def build(self, graph: Graph, options: BuildOptions | None = None) -> SourceExecutable:
+        options = options or BuildOptions()
+        mesh = parallel.mesh_for(self, options)
+        return super().build(graph, options) if mesh is None else parallel.build(self, graph, options, mesh)
+
+    def build_with_gradients(
+        self, graph: Graph, of: Sequence[str], wrt: Sequence[str], options: BuildOptions | None = None
+    ) -> SourceExecutable:
+        mesh = parallel.mesh_for(self, options or BuildOptions())
+        if mesh is not None:
+            raise parallel.no_native(mesh)
+        return super().build_with_gradients(graph, of, wrt, options)
+
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
         if options.semantics == "native":
             for name in sorted({node.op.name for node, _ in iterate(graph)} & set(DIFFERENT)):
@@ -85,25 +111,7 @@ class TorchBackend(SourceBackend):
         return super().generate(joined(graph), options)
 
     def differentiated(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
-        def with_gradients(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-            with torch.enable_grad():
-                wanted = {n: (params[n] if n in params else inputs[n]).detach().requires_grad_() for n in wrt}
-                made = forward(
-                    {name: wanted.get(name, x) for name, x in params.items()},
-                    {name: wanted.get(name, x) for name, x in inputs.items()},
-                )
-                found = torch.autograd.grad(
-                    [made[name] for name in of],
-                    list(wanted.values()),
-                    [inputs[f"grad/{name}"] for name in of],
-                    allow_unused=True,
-                )
-            outputs = {name: x.detach() for name, x in made.items()}
-            for name, x, gradient in zip(wrt, wanted.values(), found, strict=True):
-                outputs[f"grad/{name}"] = torch.zeros_like(x) if gradient is None else gradient
-            return outputs
-
-        return with_gradients
+        return Differentiated(forward, of, wrt)
 
     # -- arrays ------------------------------------------------------------------------------------------------------
     def native_dtype(self, dtype: DType) -> torch.dtype:
@@ -127,7 +135,8 @@ class TorchBackend(SourceBackend):
         return self.array(data) if isinstance(data, np.ndarray) else torch.from_dlpack(data).to(self.torch_device)
 
     def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
-        here = array.detach().cpu()
+        whole = array.full_tensor() if hasattr(array, "full_tensor") else array  # of one that several processes hold
+        here = whole.detach().cpu()
         if here.dtype == torch.bfloat16:
             return here.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)  # type: ignore[no-any-return]
         return here.numpy()  # type: ignore[no-any-return]

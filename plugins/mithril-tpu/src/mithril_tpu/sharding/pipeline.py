@@ -8,7 +8,8 @@ from typing import Literal
 
 from mithril.errors import OptionError
 from mithril.graph import Graph
-from mithril_tpu.sharding.share import CHUNK, in_chunks
+from mithril_tpu.sharding.shard import Sharded
+from mithril_tpu.sharding.share import CHUNK, in_chunks, shard
 from mithril_tpu.sharding.stages import Task, cost, cut
 
 Schedule = Literal["gpipe", "1f1b"]
@@ -30,7 +31,8 @@ class Pipeline:
 
     ``axes`` says which axis of an input is cut into chunks, and along which axis an output's chunks lie side by side;
     outputs in ``sums`` are added up over chunks, others are the same for every chunk. ``index`` is the input that
-    holds the number of the chunk, where tasks want to know it.
+    holds the number of the chunk, where tasks want to know it. ``sharded`` says how each chunk is divided among the
+    devices of a stage, where it is.
     """
 
     stages: int
@@ -40,6 +42,7 @@ class Pipeline:
     axes: Mapping[str, int]
     sums: frozenset[str]
     index: str | None
+    sharded: Sharded | None = None
 
     @property
     def shares(self) -> list[float]:
@@ -51,26 +54,38 @@ class Pipeline:
         return [w / total for w in work]
 
 
-def staged(graph: Graph, stages: int, chunks: int = 1, schedule: Schedule = "1f1b") -> Pipeline:
+def staged(
+    graph: Graph,
+    stages: int,
+    chunks: int = 1,
+    schedule: Schedule = "1f1b",
+    *,
+    axes: Mapping[str, int] | None = None,
+    splits: Mapping[str, int] | None = None,
+    fsdp: bool = False,
+) -> Pipeline:
     """Cut ``graph`` (with gradients or without) into ``stages`` and its batch into ``chunks``.
+
+    With ``axes`` what a stage does is cut for a mesh, as by ``ml.shard``.
 
     ``"gpipe"`` does all chunks forward before the first goes back; ``"1f1b"`` goes back as soon as it can, so that a
     stage keeps the activations of as many chunks as there are stages after it, and not of all.
     """
     if chunks < 1:
         raise OptionError(f"pipeline_chunks={chunks} must be at least 1")
-    axes: dict[str, int] = {}
+    cuts: dict[str, int] = {}
     sums: frozenset[str] = frozenset()
     index = None
     if chunks > 1:
         made = in_chunks(graph, chunks)
         parts = {name: part.split for name, part in made.outputs.items()}
-        axes = {name: split.index(CHUNK) for name, split in {**made.inputs, **parts}.items() if CHUNK in split}
+        cuts = {name: split.index(CHUNK) for name, split in {**made.inputs, **parts}.items() if CHUNK in split}
         sums = frozenset(name for name, part in made.outputs.items() if CHUNK in part.sums)
         index = next(iter(made.indices), None)
         graph = made.graph
-    tasks = cut(graph, stages)
-    return Pipeline(stages, chunks, tasks, order(tasks, stages, chunks, schedule), axes, sums, index)
+    sharded = shard(graph, axes, splits=splits, fsdp=fsdp)[0] if axes else None
+    tasks = cut(sharded.graph if sharded is not None else graph, stages)
+    return Pipeline(stages, chunks, tasks, order(tasks, stages, chunks, schedule), cuts, sums, index, sharded)
 
 
 def order(tasks: list[Task], stages: int, chunks: int, schedule: Schedule) -> list[Step]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from mithril.errors import OperationError, UnsupportedError
 from mithril.graph import Builder, Graph, Input, Node, Value
+from mithril.graph.core import NOWHERE
 from mithril.graph.registry import operation
 from mithril.types import TensorType, int32
 from mithril_tpu.placing.layout import BLOCKS, Mesh, Split, base, blocks, whole
@@ -42,7 +43,8 @@ class Sharded:
     @property
     def indices(self) -> dict[str, str]:
         """Inputs that hold the device's place, and along which axis."""
-        return {i.name: i.name.removeprefix(INDEX) for i in self.graph.inputs if i.name.startswith(INDEX)}
+        names = {INDEX + axis: axis for axis in self.mesh.axes}
+        return {i.name: names[i.name] for i in self.graph.inputs if i.name in names}
 
 
 def cut(
@@ -93,17 +95,11 @@ class _Walk:
             parts: dict[str, Part] = {}
             values: list[Value] = []
             for name, v in zip(self.graph.output_names, self.graph.outputs, strict=True):
-                if name in outputs:
-                    split = self._clean(outputs[name])
-                    value = self.as_split(v, split)
-                elif any(BLOCKS in a for a in self.splits[v] if a is not None):
-                    split = tuple(a if a is not None and BLOCKS not in a else None for a in self.splits[v])
-                    value = self.as_split(v, split)
-                else:
-                    value = self.made[v] if name in left_open else self.settled(v, self.turns)
-                    split = self.splits[v]
-                parts[name] = Part(split, self.open.get(v, frozenset()))
-                values.append(value)
+                maker = self.graph.producers.get(v)
+                with self.builder.at(*((maker.origin, maker.tags) if maker is not None else (NOWHERE,))):
+                    wanted = self._clean(outputs[name]) if name in outputs else None
+                    values.append(self._leaving(v, wanted, name in left_open))
+                parts[name] = Part(self.splits[v] if wanted is None else wanted, self.open.get(v, frozenset()))
         given = {i.name: self.splits[i.value] for i in self.graph.inputs if i.role != "constant"}
         made = Graph(
             tuple(self.builder.inputs),
@@ -114,6 +110,17 @@ class _Walk:
             tuple(self.builder.guards),
         )
         return Sharded(made, self.mesh, given, parts)
+
+    def _leaving(self, v: Value, wanted: Split | None, left_open: bool) -> Value:
+        """An output as it is wanted, or as it comes."""
+        if wanted is not None:
+            return self.as_split(v, wanted)
+        if left_open:
+            return self.made[v]
+        if any(BLOCKS in a for a in self.splits[v] if a is not None):
+            plain = tuple(a if a is not None and BLOCKS not in a else None for a in self.splits[v])
+            self.made[v], self.splits[v] = self.as_split(v, plain), plain
+        return self.settled(v, self.turns)
 
     def _clean(self, split: Split) -> Split:
         return tuple(a if self.mesh.size(a) > 1 else None for a in split)

@@ -1,4 +1,4 @@
-"""``ml.shard`` and ``ml.placement``: what each device of a mesh runs of a graph, with arguments split as the options say."""
+"""``ml.shard`` and ``ml.placement``: arguments split as the options say, and what each device then runs."""
 
 from __future__ import annotations
 

@@ -1,0 +1,264 @@
+"""``TorchBackend(device_mesh=...)``: one program as many processes run it, under ``torchrun`` or in a pool of our own.
+
+The graph is cut before its source is written (``ml.shard``, ``ml.staged``): each process runs ordinary generated code
+on its parts, and calls ``torch.distributed`` where devices exchange something.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+import mithril as ml
+from mithril.codegen.source import Source
+from mithril.errors import BackendError, OptionError
+from mithril.graph import Graph
+from mithril.runtime.backend import BuildOptions
+from mithril.runtime.source_backend import SourceExecutable
+from mithril.types import TensorType
+from mithril_torch.parallel_pool import PoolProgram, pool
+from mithril_torch.parallel_rank import AXES, RankProgram, Spec, TaskText, mesh_of
+from mithril_torch.running import read
+
+if TYPE_CHECKING:
+    from mithril_torch.backend import TorchBackend
+
+
+def shape_of(given: int | Sequence[int]) -> tuple[int, ...]:
+    """``device_mesh`` as (data, model, pipeline)."""
+    sizes = (given,) if isinstance(given, int) else tuple(given)
+    if not 1 <= len(sizes) <= len(AXES) or any(not isinstance(n, int) or n < 1 for n in sizes):
+        raise OptionError(
+            f"device_mesh={given!r} is no mesh of devices",
+            facts=["(4,) splits batches; (2, 4) batches over 2 and weights over 4 devices; (1, 1, 4) layers over 4"],
+        )
+    return sizes
+
+
+def world() -> int | None:
+    """How many processes ``torchrun`` or somebody else has started; None where this is the only one."""
+    if dist.is_available() and dist.is_initialized():
+        return int(dist.get_world_size())
+    return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
+
+
+def mesh_for(backend: TorchBackend, options: BuildOptions) -> tuple[int, ...] | None:
+    """The mesh that the backend and the options mean together; None for a single device."""
+    settings = options.settings
+    mesh, kind, stages = backend.device_mesh, settings.get("parallelism"), settings.get("pipeline_stages")
+    if mesh is None:
+        count = world() or stages
+        if kind is None and stages is None:
+            return None
+        if count is None:
+            options.decisions.record(
+                "ignored", f"parallelism='{kind}': TorchBackend(device_mesh=(4,)) says over how many devices"
+            )
+            return None
+        mesh = (count,)
+    mesh = (*mesh, 1, 1)[:3]
+    if kind == "pipeline" or stages is not None:
+        mesh = _with_stages(mesh, stages)
+    elif mesh[2] > 1 and kind is not None:
+        raise OptionError(f"parallelism='{kind}' contradicts device_mesh={mesh}, which has {mesh[2]} stages")
+    if kind == "model" and mesh[1] == 1:
+        raise OptionError(
+            "parallelism='model' needs a mesh with an axis for the model",
+            facts=[f"device_mesh={mesh}"],
+            hint=f"device_mesh=(1, {prod(mesh)})",
+        )
+    return mesh
+
+
+def _with_stages(mesh: tuple[int, ...], stages: int | None) -> tuple[int, ...]:
+    if mesh[2] == 1:  # the mesh says how many devices, not what for
+        count = stages or prod(mesh)
+        if prod(mesh) % count:
+            raise OptionError(f"{prod(mesh)} devices cannot be divided into {count} stages")
+        return (prod(mesh) // count, 1, count)
+    if stages not in (None, mesh[2]):
+        raise OptionError(f"pipeline_stages={stages} contradicts device_mesh={mesh}", hint="leave one of them out")
+    return mesh
+
+
+def build(backend: TorchBackend, graph: Graph, options: BuildOptions, mesh: tuple[int, ...]) -> SourceExecutable:
+    """The executable of a graph over a mesh."""
+    running = read(
+        options, backend.torch_device, cudnn_benchmark=backend.cudnn_benchmark, enable_amp=backend.enable_amp
+    )
+    asked = {"jit=True": running.jit, "torch_fx=True": running.capture, "enable_amp=True": running.amp}
+    for what in (name for name, wanted in asked.items() if wanted):
+        raise OptionError(
+            f"{what} contradicts a mesh of devices",
+            facts=["processes run their parts as they are, with the exchanges in between"],
+            hint=f"leave out {what.partition('=')[0]} or device_mesh",
+        )
+    spec = spec_of(backend, graph, options, mesh)
+    count = world()
+    if count is None:
+        call: Any = PoolProgram(spec, pool(prod(mesh), backend.torch_device.type))
+    elif count == prod(mesh):
+        call = RankedProgram(spec, backend.torch_device)
+    else:
+        raise BackendError(
+            f"device_mesh={mesh} needs {prod(mesh)} processes, and there are {count}",
+            hint=f"torchrun --nproc-per-node {prod(mesh)}, or a mesh of {count} devices",
+        )
+    texts = "\n\n".join(f"# -- task {k} of stage {task.stage} --\n{task.text}" for k, task in enumerate(spec.tasks))
+    executable = SourceExecutable(graph, Source(texts), call, call)
+    executable.differentiated = True  # several programs: nothing that could be kept as one
+    return executable
+
+
+def no_native(mesh: tuple[int, ...]) -> OptionError:
+    """Gradients by PyTorch itself would know nothing of exchanges."""
+    return OptionError(
+        "autodiff='native' contradicts a mesh of devices",
+        facts=[f"device_mesh={mesh}: a graph with its gradients is cut for the processes"],
+        hint="leave autodiff out",
+    )
+
+
+def spec_of(backend: TorchBackend, graph: Graph, options: BuildOptions, mesh: tuple[int, ...]) -> Spec:
+    """The programs of all processes as text and numbers."""
+    settings = options.settings
+    axes = dict(zip(AXES[:2], mesh[:2], strict=True))
+    ways = {"splits": dict(settings.get("tensor_split_dims", {})), "fsdp": settings.get("parallelism") == "fsdp"}
+    chunks = settings.get("pipeline_chunks") or 1
+    if mesh[2] == 1 and chunks == 1:
+        made, left = ml.shard(graph, axes, **ways)
+        for name, why in left.items():
+            options.decisions.record("choice", f"'{name}' is whole on every device: {why}")
+        staged: Any = None
+        tasks: tuple[TaskText, ...] = (_text(backend, made.graph, options, 0, {}),)
+        steps: tuple[tuple[int, int], ...] = ((0, 0),)
+    else:
+        staged = ml.staged(graph, mesh[2], chunks, settings.get("pipeline_schedule") or "1f1b", axes=axes, **ways)
+        made = staged.sharded
+        tasks = tuple(_text(backend, t.graph, options, t.stage, t.takes) for t in staged.tasks)
+        steps = tuple((s.task, s.chunk) for s in staged.steps)
+        shares = ", ".join(f"{share:.0%}" for share in staged.shares)
+        options.decisions.record("choice", f"{mesh[2]} pipeline stages with {shares} of the work, {chunks} chunk(s)")
+    types = {i.name: _plain(i.type) for i in graph.arguments}
+    results = {f"result {name}": _plain(v.type) for name, v in zip(graph.output_names, graph.outputs, strict=True)}
+    return Spec(
+        mesh,
+        tasks,
+        steps,
+        {n: split for n, split in made.inputs.items() if n in types},
+        {name: part.split for name, part in made.outputs.items()},
+        {**types, **results},
+        chunks,
+        staged.axes if staged is not None else {},
+        staged.sums if staged is not None else frozenset(),
+        staged.index if staged is not None else None,
+        made.indices,
+        options.num_threads,
+    )
+
+
+def _text(
+    backend: TorchBackend, graph: Graph, options: BuildOptions, stage: int, takes: Mapping[str, tuple[int, str]]
+) -> TaskText:
+    backend.check(graph)
+    text, arrays = backend.generate(graph, options)
+    params = tuple(i.name for i in graph.with_role("param"))
+    inputs = tuple(i.name for i in graph.arguments if i.role != "param")
+    types = {i.name: _plain(i.type) for i in graph.arguments if i.name in takes}
+    return TaskText(stage, text, dict(arrays), params, inputs, dict(takes), types)
+
+
+def _plain(t: TensorType) -> tuple[tuple[int, ...], str]:
+    return tuple(int(n) for n in t.shape), t.dtype.name  # all known, or it would not have been cut
+
+
+class RankedProgram:
+    """The program of one of several processes that all run the user's script.
+
+    Arguments are whole tensors, the same in every process, or ``DTensor``; what is split comes back as ``DTensor``.
+    """
+
+    def __init__(self, spec: Spec, device: torch.device) -> None:
+        if not dist.is_initialized():
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        self.spec = spec
+        self.program = RankProgram(spec, device)
+        self.mesh = mesh_of(spec.mesh, device.type)
+
+    def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        given = {**params, **inputs}
+        made = self.program({name: self._local(name, given[name]) for name in self.program.needs})
+        if self.spec.mesh[2] > 1:
+            made = self._from_all_stages(made)
+        return {name: self._whole(name, made[name]) for name in self.spec.outputs}
+
+    def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters of which every process holds its part."""
+        from torch.distributed.tensor import DTensor
+
+        found = {}
+        for name, x in params.items():
+            local = self._local(name, x).clone()
+            found[name] = DTensor.from_local(
+                local, self.mesh, self._placements(self.spec.splits[name]), shape=x.shape, stride=_strides(x.shape)
+            )
+        return found
+
+    def _local(self, name: str, x: Any) -> torch.Tensor:
+        if not hasattr(x, "to_local"):
+            return self.program.part(name, x)
+        if name in self.spec.axes:
+            return self.program.part(name, x.full_tensor())
+        wanted = self._placements(self.spec.splits[name])
+        here: torch.Tensor = (x if tuple(x.placements) == wanted else x.redistribute(self.mesh, wanted)).to_local()
+        return here
+
+    def _placements(self, split: tuple[str | None, ...]) -> tuple[Any, ...]:
+        from torch.distributed.tensor import Replicate, Shard
+
+        return tuple(Shard(split.index(axis)) if axis in split else Replicate() for axis in AXES[: len(self.spec.mesh)])
+
+    def _whole(self, name: str, x: torch.Tensor) -> Any:
+        from torch.distributed.tensor import DTensor
+
+        split = self.spec.outputs[name]
+        shape = torch.Size(self.spec.types[f"result {name}"][0])
+        at = self.spec.axes.get(name)
+        if at is not None and any(split):
+            chunks = [self._gathered(piece, split) for piece in x.chunk(self.spec.chunks, at)]
+            return torch.cat(chunks, at)
+        if not any(split):
+            return x
+        return DTensor.from_local(x, self.mesh, self._placements(split), shape=shape, stride=_strides(shape))
+
+    def _gathered(self, x: torch.Tensor, split: tuple[str | None, ...]) -> torch.Tensor:
+        from torch.distributed.tensor import DTensor
+
+        whole: torch.Tensor = DTensor.from_local(x.contiguous(), self.mesh, self._placements(split)).full_tensor()
+        return whole
+
+    def _from_all_stages(self, made: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Results of every stage, in every process: each goes round from the stage that made it."""
+        group, found = self.mesh.get_group("pipeline"), dict(made)
+        ranks = dist.get_process_group_ranks(group)
+        for stage, rank in enumerate(ranks):
+            known = [[(n, tuple(x.shape), x.dtype) for n, x in made.items()] if stage == self.program.stage else None]
+            dist.broadcast_object_list(known, rank, group)
+            for name, shape, dtype in known[0] or ():
+                x = (
+                    made[name].contiguous()
+                    if name in made
+                    else torch.empty(shape, dtype=dtype, device=self.program.device)
+                )
+                dist.broadcast(x.view(torch.uint8) if dtype == torch.bool else x, rank, group)
+                found[name] = x
+        return found
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(prod(shape[k + 1 :]) for k in range(len(shape)))

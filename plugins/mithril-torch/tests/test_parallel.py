@@ -1,0 +1,276 @@
+"""One program in several processes: in a pool of our own, and under torchrun. Everything here has a time limit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import mithril as ml
+from mithril.models import Gelu, IOKey, LayerNorm, Linear, Model, MultiHeadAttention
+from mithril_torch import parallel, parallel_pool
+
+pytest.importorskip("mithril_tpu", reason="graphs are cut by mithril-tpu")
+SECONDS = 120
+X = {"x": np.random.default_rng(0).standard_normal((8, 6, 16), np.float32)}
+G = np.random.default_rng(1).standard_normal((8, 6, 16), np.float32)
+
+
+def block(features=16, heads=4, hidden=32):
+    x = IOKey("x")
+    h = x + MultiHeadAttention(features, heads, name="attn")(LayerNorm(features, name="ln_1")(x))
+    f = Linear(hidden, name="fc")(LayerNorm(features, name="ln_2")(h))
+    return Model.create(outputs={"y": h + Linear(features, name="proj")(Gelu()(f))})
+
+
+def stepped(backend, **options):
+    compiled = ml.compile(block(), backend, shapes={"x": [8, 6, 16]}, **options)
+    params = compiled.randomize_params(0)
+    return compiled, params, compiled.evaluate(params, X, G)
+
+
+@pytest.fixture(scope="module")
+def one():
+    return stepped(ml.TorchBackend())[2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_pool_stays():
+    yield
+    for pool in parallel_pool._pools.values():
+        pool.close()
+
+
+def assert_same(found, expected):
+    for left, right in zip(found, expected, strict=True):
+        assert left.keys() == right.keys()
+        for name in right:
+            np.testing.assert_allclose(left[name], right[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+WAYS = {
+    "data": ((2,), {}),
+    "model": ((1, 2), {}),
+    "fsdp": ((2,), {"parallelism": "fsdp"}),
+    "pipeline": ((1, 1, 2), {"pipeline_chunks": 4}),
+    "gpipe": ((2,), {"parallelism": "pipeline", "pipeline_chunks": 2, "pipeline_schedule": "gpipe"}),
+    "data and model": ((2, 2), {}),
+    "data and stages": ((2, 1, 2), {"pipeline_chunks": 2}),
+    "fully sharded stages": ((2, 1, 2), {"pipeline_chunks": 2, "tensor_split_dims": {"weights": 0}}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_equal_to_one_process(way, one):
+    mesh, options = WAYS[way]
+    compiled, params, found = stepped(ml.TorchBackend(device_mesh=mesh), **options)
+    assert_same(found, one)
+    params["fc.weight"].sub_(1.0)  # written into: the processes must hear of it
+    changed = compiled.evaluate(params, X, G)[0]["y"]
+    single = ml.compile(block(), ml.TorchBackend(), shapes={"x": [8, 6, 16]})
+    np.testing.assert_allclose(changed, single.evaluate(params, X)["y"], rtol=1e-4, atol=1e-4)
+
+
+def exchanges(mesh, **options):
+    compiled, _, _ = stepped(ml.TorchBackend(device_mesh=mesh), **options)
+    lines = [line for line in compiled.source.splitlines() if not line.startswith("def ")]
+    names = ("all_reduce", "all_gather", "reduce_scatter")
+    return {n: sum(f"= {n}_of(" in line for line in lines) for n in names}
+
+
+def test_collectives_are_those_expected():
+    parameters = len(ml.compile(block(), ml.TorchBackend(), shapes={"x": [8, 6, 16]}).randomize_params(0))
+    assert exchanges((2,)) == {"all_reduce": parameters, "all_gather": 0, "reduce_scatter": 0}
+    assert exchanges((1, 2)) == {"all_reduce": 4, "all_gather": 0, "reduce_scatter": 0}
+    fully = exchanges((2,), parallelism="fsdp")
+    assert fully["reduce_scatter"] == parameters
+    assert fully["all_reduce"] == 0
+    assert fully["all_gather"] == parameters
+
+
+def test_training_in_a_pool():
+    pytest.importorskip("mithril_train")
+    losses = []
+    for mesh, options in ((None, {}), ((2,), {}), ((2,), {"parallelism": "fsdp"})):
+        compiled = ml.compile(block(), ml.TorchBackend(device_mesh=mesh), shapes={"x": [8, 6, 16]}, **options)
+        trainer = ml.Trainer(compiled, ml.Adam(0.01), loss="mse_loss", progress=False)
+        losses.append([trainer.step({**X, "target": G})["loss"] for _ in range(3)])
+    np.testing.assert_allclose(losses[1:], losses[:1] * 2, rtol=1e-4)
+
+
+# -- processes ----------------------------------------------------------------------------------------------------
+def test_what_goes_wrong_in_a_process_is_told_with_its_traceback():
+    compiled, params, _ = stepped(ml.TorchBackend(device_mesh=(2,)))
+    pool = parallel_pool.pool(2, "cpu")
+    with pytest.raises(ml.BackendError, match="process . of 2 failed") as caught:
+        pool.ask("run", 999, [])
+    assert "KeyError: 999" in str(caught.value)
+    assert pool.process.poll() is not None
+    with pytest.raises(ml.BackendError, match="have ended"):
+        compiled.evaluate(params, X)
+    stepped(ml.TorchBackend(device_mesh=(2,)))  # another pool
+
+
+def _children(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(n) for n in file.read().split()]
+
+
+def _gone(pids):
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        if not any(os.path.exists(f"/proc/{n}") and "Z" not in open(f"/proc/{n}/stat").read().split()[2] for n in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+def test_a_process_that_is_killed_ends_the_others():
+    stepped(ml.TorchBackend(device_mesh=(2,)))
+    pool = parallel_pool.pool(2, "cpu")
+    members = _children(pool.process.pid)
+    os.kill(members[1], signal.SIGKILL)
+    with pytest.raises(ml.BackendError, match="ended without a word"):
+        pool.ask("forget", 0)
+    assert _gone(members)
+
+
+SCRIPT = """
+    import sys, time
+    import numpy as np, torch
+    torch.set_num_threads(1)
+    import mithril as ml
+    from mithril.models import IOKey, Linear, Model
+
+    model = Model.create(outputs={"y": Linear(4, name="second")(Linear(8, name="first")(IOKey("x")))})
+    compiled = ml.compile(model, ml.TorchBackend(device_mesh=(2,)), shapes={"x": [4, 8]})
+    y = compiled.evaluate(compiled.randomize_params(0), {"x": np.ones((4, 8), np.float32)})["y"]
+    print(tuple(y.shape), flush=True)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+@pytest.mark.parametrize("ending", ["", "raise SystemExit(3)", "time.sleep(60)"])
+def test_a_script_needs_no_main_guard_and_leaves_nothing(tmp_path, ending):
+    """However it ends: by itself, by an error, or killed."""
+    file = tmp_path / "script.py"
+    file.write_text(textwrap.dedent(SCRIPT) + ending)
+    owner = subprocess.Popen([sys.executable, str(file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert owner.stdout.readline() == "(4, 4)\n", owner.stderr.read()
+        running = _children(owner.pid)
+        running += [n for pid in running for n in _children(pid)]
+        if "sleep" in ending:
+            owner.kill()
+        owner.wait(SECONDS)
+        assert owner.returncode == {"": 0, "raise SystemExit(3)": 3}.get(ending, -signal.SIGKILL)
+        assert _gone(running)
+        assert not list(_shared()), "memory that is left behind"
+    finally:
+        owner.kill()
+
+
+def _shared():
+    return (n for n in os.listdir("/dev/shm") if n.startswith("mithril-")) if os.path.isdir("/dev/shm") else iter(())
+
+
+RANKED = """
+    import sys
+    import numpy as np, torch, torch.distributed as dist
+    torch.set_num_threads(1)
+    sys.path.insert(0, {tests!r})
+    import mithril as ml
+    from test_parallel import G, WAYS, X, assert_same, block, stepped
+
+    world = int(__import__("os").environ["WORLD_SIZE"])
+    values = {{}}
+    single = ml.compile(block(), ml.TorchBackend(), shapes={{"x": [8, 6, 16]}})
+    params = single.randomize_params(0)
+    expected = single.evaluate(params, X, G)
+    for way in {ways!r}:
+        mesh, options = WAYS[way]
+        compiled, _, found = stepped(ml.TorchBackend(device_mesh=mesh), **options)
+        whole = [{{n: compiled.backend.to_numpy(x) for n, x in part.items()}} for part in found]
+        assert_same(whole, expected)
+        if way == "fsdp":
+            there = compiled.programs[-1].executable.call.placed(params)
+            gradients = compiled.evaluate(there, X, G)[1]
+            for name, p in there.items():
+                assert p.to_local().numel() * world == p.numel(), name
+                assert gradients[name].placements == p.placements, name
+            new = {{name: p - 0.1 * gradients[name] for name, p in there.items()}}  # each process updates its part
+            after = compiled.evaluate(new, X)["y"]
+            plain = {{name: p - 0.1 * expected[1][name] for name, p in params.items()}}
+            assert_same([{{"y": compiled.backend.to_numpy(after)}}], [single.evaluate(plain, X)])
+    if dist.get_rank() == 0:
+        print("fine", world, flush=True)
+    dist.destroy_process_group()
+"""
+
+
+def ranked(tmp_path, count, ways):
+    file = tmp_path / "ranked.py"
+    file.write_text(textwrap.dedent(RANKED.format(tests=os.path.dirname(__file__), ways=ways)))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), str(file)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False, env=environment)
+    assert done.stdout.strip() == f"fine {count}", done.stderr[-4000:]
+
+
+def test_under_torchrun(tmp_path):
+    ranked(tmp_path, 2, ["data", "model", "fsdp", "pipeline"])
+
+
+@pytest.mark.slow
+def test_under_torchrun_with_four(tmp_path):
+    ranked(tmp_path, 4, ["data and model", "data and stages"])
+
+
+# -- what cannot be -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("mesh", "options", "message"),
+    [
+        ((2,), {"parallelism": "model"}, "needs a mesh with an axis for the model"),
+        ((1, 1, 2), {"pipeline_stages": 3}, "contradicts device_mesh"),
+        ((1, 1, 2), {"parallelism": "data"}, "contradicts device_mesh"),
+        ((4,), {"parallelism": "pipeline", "pipeline_stages": 3}, "cannot be divided into 3 stages"),
+        ((3,), {}, "cannot be divided over 3"),
+        ((2,), {"autodiff": "native"}, "contradicts a mesh"),
+        ((2,), {"jit": True}, "contradicts a mesh"),
+    ],
+)
+def test_contradictions(mesh, options, message):
+    with pytest.raises(ml.OptionError, match=message):
+        stepped(ml.TorchBackend(device_mesh=mesh), **options)
+
+
+@pytest.mark.parametrize("mesh", [(), (0,), (2, 2, 2, 2), ("a",)])
+def test_what_is_no_mesh(mesh):
+    with pytest.raises(ml.OptionError, match="is no mesh of devices"):
+        ml.TorchBackend(device_mesh=mesh)
+
+
+def test_parallelism_without_devices_is_told():
+    compiled = ml.compile(block(), ml.TorchBackend(), shapes={"x": [8, 6, 16]}, parallelism="data")
+    assert "device_mesh=(4,)" in str(compiled.decisions)
+    assert parallel.world() is None
+
+
+def test_sixteen_bits_are_summed_in_thirty_two():
+    found = []
+    for mesh in (None, (2,)):
+        backend = ml.TorchBackend(device_mesh=mesh, precision="bfloat16")
+        compiled = ml.compile(block(), backend, shapes={"x": [8, 6, 16]})
+        x, g = (backend.array(a, "bfloat16") for a in (X["x"], G))
+        found.append(compiled.evaluate(compiled.randomize_params(0), {"x": x}, g)[1])
+    for name, x in found[0].items():
+        assert found[1][name].dtype == torch.bfloat16
+        np.testing.assert_allclose(found[1][name].float(), x.float(), rtol=0.05, atol=0.15)
