@@ -24,7 +24,7 @@ from mithril.models import (
     Relu,
     While,
 )
-from mithril_cbackend import tir, toolchains
+from mithril_cbackend import building, toolchains
 
 
 def needs(*tools):
@@ -161,7 +161,7 @@ def test_valgrind_is_silent(tmp_path):
 
 @needs("gcc", "make")
 def test_parallel_loops_are_openmp(tmp_path, monkeypatch):
-    monkeypatch.setattr(tir, "processors", lambda: 2)
+    monkeypatch.setattr(building, "processors", lambda: 2)
     model = stacked(Linear(256, name="l"), Relu())
     made = ml.compile(model, "c", shapes={"input": [64, 256]}, inference=True, num_threads=2)
     made.bind(made.randomize_params(seed=1)).export(tmp_path)

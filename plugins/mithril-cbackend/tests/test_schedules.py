@@ -6,15 +6,32 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from mithril.graph import Builder, Graph, Input
+from mithril.ops import (
+    conv,
+    conv_input_grad,
+    conv_weight_grad,
+    exp,
+    matmul,
+    max,
+    maximum,
+    mean,
+    sqrt,
+    sum,
+    tanh,
+    transpose,
+)
 from mithril_cbackend import building, program as programs, tir
 from mithril_cbackend.executable import Executable
 from mithril_cbackend.lowering.frame import Machine
 from mithril_cbackend.purpose import Purpose
 
-from mithril.graph import Builder, Graph, Input
-from mithril.ops import conv, conv_input_grad, conv_weight_grad, matmul, relu, transpose
-
 RNG = np.random.default_rng(0)
+
+
+def relu(x: Any) -> Any:
+    return maximum(x, 0.0)
 
 
 def random(*shape: int) -> np.ndarray[Any, Any]:
@@ -109,7 +126,12 @@ IMAGES = {
 def test_convolutions(name: str, known: tuple[str, ...]) -> None:
     (batch, channels), size, made, kernel, stride, padding, groups = IMAGES[name]
     rank = len(size)
-    how = {"stride": (stride,) * rank, "padding": ((padding, padding),) * rank, "groups": groups}
+    how = {
+        "stride": (stride,) * rank,
+        "padding": ((padding, padding),) * rank,
+        "dilation": (1,) * rank,
+        "groups": groups,
+    }
     arrays = {"x": random(batch, channels, *size), "w": random(made, channels // groups, *kernel)}
     arrays["b"] = random(made, *(1,) * rank)
     check(lambda x, w, b: relu(conv(x, w, **how) + b), arrays, known=known)
@@ -121,13 +143,67 @@ def test_convolutions(name: str, known: tuple[str, ...]) -> None:
 def test_gradients_of_convolutions(name: str) -> None:
     (batch, channels), size, made, kernel, stride, padding, groups = IMAGES[name]
     rank = len(size)
-    how = {"stride": (stride,) * rank, "padding": ((padding, padding),) * rank, "groups": groups}
+    how = {
+        "stride": (stride,) * rank,
+        "padding": ((padding, padding),) * rank,
+        "dilation": (1,) * rank,
+        "groups": groups,
+    }
     x, w = random(batch, channels, *size), random(made, channels // groups, *kernel)
     g = np.ascontiguousarray(np.asarray(conv(x, w, **how)))
-    check(lambda g, w: conv_input_grad(g, w, size=size, **how), {"g": g, "w": w})
-    check(lambda x, g: conv_weight_grad(x, g, size=kernel, **how), {"x": x, "g": g})
+    check(lambda g, w: conv_input_grad(g, w, shape=x.shape, **how), {"g": g, "w": w})
+    check(lambda x, g: conv_weight_grad(x, g, shape=w.shape, **how), {"x": x, "g": g})
 
 
 def test_what_follows_a_convolution_may_read_its_image() -> None:
     arrays = {"x": random(1, 24, 7, 7), "w": random(24, 24, 3, 3)}
-    check(lambda x, w: relu(conv(x, w, padding=((1, 1), (1, 1))) + x), arrays)
+    how = {"stride": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1), "groups": 1}
+    check(lambda x, w: relu(conv(x, w, **how) + x), arrays)
+
+
+# -- rows ---------------------------------------------------------------------------------------------------------
+def kernels_of(function: Any, arrays: dict[str, np.ndarray[Any, Any]]) -> list[str]:
+    program = programs.write(graph_of(function, arrays), Machine(tir.host_cpu(), 1))
+    return [k.kind for k in program.kernels.values()]
+
+
+def softmax(x: Any) -> Any:
+    e = exp(x - max(x, axis=-1, keepdims=True))
+    return e / sum(e, axis=-1, keepdims=True)
+
+
+def normalised(x: Any, s: Any, b: Any) -> Any:
+    apart = x - mean(x, axis=-1, keepdims=True)
+    return apart / sqrt(mean(apart * apart, axis=-1, keepdims=True) + 1e-5) * s + b
+
+
+@WIDTHS
+@pytest.mark.parametrize("shape", [(5, 64), (3, 2, 37), (4, 16), (2, 100), (70,)])
+def test_rows(shape: tuple[int, ...], vector_bytes: int) -> None:
+    n = shape[-1]
+    check(softmax, {"x": random(*shape)}, vector_bytes=vector_bytes)
+    check(normalised, {"x": random(*shape), "s": random(n), "b": random(n)}, vector_bytes=vector_bytes, threads=2)
+    check(lambda x: softmax(tanh(x)) * tanh(x), {"x": random(*shape)}, vector_bytes=vector_bytes)
+    check(lambda x, y: softmax(x + y) * y, {"x": random(*shape), "y": random(n)}, vector_bytes=vector_bytes)
+
+
+def test_softmax_and_normalisation_are_one_kernel_each() -> None:
+    assert kernels_of(softmax, {"x": random(8, 64)}) == ["rows"]
+    assert kernels_of(normalised, {"x": random(8, 64), "s": random(64), "b": random(64)}) == ["rows"]
+
+
+def test_rows_of_other_kernels_stay_apart() -> None:
+    """A sum that is read at other places than its own row's is no part of a kernel of rows."""
+    x = random(64, 64)
+    turned = lambda x: x * transpose(sum(x, axis=-1, keepdims=True), perm=(1, 0))  # noqa: E731
+    check(turned, {"x": x})
+    check(lambda x: transpose(softmax(x), perm=(1, 0)) + softmax(x), {"x": x})
+
+
+def test_special_values_in_rows() -> None:
+    x = random(4, 40)
+    x[0, 3], x[1, 5], x[2] = np.nan, np.inf, -np.inf
+    graph = graph_of(softmax, {"x": x})
+    made = run(graph, {"x": x}, Machine(tir.host_cpu(), 1))
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_allclose(made, np.asarray(softmax(x)), rtol=1e-5)

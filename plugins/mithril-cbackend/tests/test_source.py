@@ -39,7 +39,7 @@ class Compiled:
             executable = CBackend().build(decompose(case.graph(), CBackend().lowers))
             self.executables[case.id] = executable, f"entry_{k}"
             program = executable.program
-            text = body_text(program, executable.lanes)
+            text = body_text(program, executable.machine.lanes())
             names = [*program.functions, "run"]
             text = re.sub(rf"\b({'|'.join(slot_names(program).values())})\b", rf"\1_{k}", text)
             text = re.sub(rf"\b({'|'.join(names)})(?=\()", rf"\1_{k}", text)
@@ -47,7 +47,7 @@ class Compiled:
                 f"{text}\nvoid entry_{k}(int64_t *table);\nvoid entry_{k}(int64_t *table) {{ run_{k}(table); }}\n"
             )
         body = "\n".join(texts)
-        (folder / "k.c").write_text(prelude(body, executable.lanes) + body)
+        (folder / "k.c").write_text(prelude(body, executable.machine.lanes()) + body)
         command = ["gcc", *FLAGS, str(folder / "k.c"), "-o", str(folder / "k.so"), "-lm"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

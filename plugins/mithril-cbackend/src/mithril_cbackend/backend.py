@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -11,8 +10,10 @@ import numpy as np
 from mithril.dims import is_static
 from mithril.errors import ShapeError, UnsupportedError
 from mithril.graph import Graph, Node
+from mithril.graph.deferred import Deferred
 from mithril.runtime.backend import Backend, BuildOptions, as_numpy
 from mithril.types import ALL, DType, dtype as as_dtype
+from mithril_cbackend.processor import fingerprint, processors
 
 
 class CBackend(Backend):
@@ -21,6 +22,11 @@ class CBackend(Backend):
     name = "c"
     dtypes: ClassVar[frozenset[DType]] = frozenset(ALL)
     symbolic = False
+    recompiles = True
+
+    def __init__(self, *, device: str | None = None, dtype: Any = None, precision: str | None = None) -> None:
+        super().__init__(device=device, dtype=dtype, precision=precision)
+        self.processor = f"{fingerprint()}, {processors()} threads"  # what is in the cache is for such a one
 
     def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
         from mithril_cbackend import grouping
@@ -37,6 +43,16 @@ class CBackend(Backend):
         require_static(graph)
         return building.build(graph, options or BuildOptions())
 
+    def dump(self, executable: Any) -> Mapping[str, bytes] | None:
+        from mithril_cbackend import keeping
+
+        return keeping.dump(executable)
+
+    def revive(self, parts: Mapping[str, bytes], graph: Deferred, options: BuildOptions) -> Any:
+        from mithril_cbackend import keeping
+
+        return keeping.revive(parts, graph, options)
+
     # -- arrays ------------------------------------------------------------------------------------------------------
     def array(self, data: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
         made = as_numpy(data, self.dtype)
@@ -51,9 +67,10 @@ class CBackend(Backend):
     @classmethod
     def diagnose(cls) -> Mapping[str, str]:
         """For ``mithril doctor``."""
-        from mithril_cbackend import tir
+        from mithril_cbackend import tir, toolchains
 
-        return {"processor": tir.host_cpu(), "cores": str(os.cpu_count())}
+        compiler = toolchains.HOST.compiler() or "none found: no shared libraries, no cache"
+        return {"processor": tir.host_cpu(), "threads": str(processors()), "C compiler": compiler}
 
 
 def require_static(graph: Graph) -> None:

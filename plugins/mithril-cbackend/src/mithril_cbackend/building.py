@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from mithril.errors import OptionError, UnsupportedError, unknown
 from mithril.graph import Graph
+from mithril.graph.deferred import Deferred
 from mithril.ops.decompose import decompose
 from mithril.runtime.backend import BuildOptions
 from mithril_cbackend import grouping, program as programs, tir
-from mithril_cbackend.executable import Executable
+from mithril_cbackend.executable import Executable, Written
+from mithril_cbackend.layout import Layout
 from mithril_cbackend.lowering.frame import Machine
+from mithril_cbackend.processor import processors, vector_bytes
 from mithril_cbackend.purpose import VECTOR_BYTES, Purpose, purpose
 
 KNOWN = ("num_threads", "vectorize", "vector_bytes", "cpu")
-
-
-@cache
-def vector_bytes() -> int:
-    """How wide this processor's vectors are."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return 16
-    try:
-        flags = Path("/proc/cpuinfo").read_text().split()
-    except OSError:
-        return 32
-    return 64 if "avx512f" in flags else 32 if "avx2" in flags else 16
 
 
 def machine(options: BuildOptions, chosen: Purpose) -> Machine:
@@ -44,8 +32,8 @@ def machine(options: BuildOptions, chosen: Purpose) -> Machine:
         raise OptionError(f"cpu_options: vector_bytes cannot be {width}", facts=["accepted: 16, 32, 64"])
     if not given.get("vectorize", True):
         width = 4
-    threads = options.num_threads or given.get("num_threads") or tir.processors()
-    limit = tir.processors()
+    threads = options.num_threads or given.get("num_threads") or processors()
+    limit = processors()
     if threads > limit:
         options.decisions.record("downgrade", f"{threads} threads asked for, {limit} used: the process has no more")
         threads = limit
@@ -76,4 +64,11 @@ def compiled(graph: Graph, chosen: Machine, meant: Purpose) -> Executable:
     functions: dict[str, Any] = {n: f.made for n, f in program.functions.items()}
     functions[programs.RUN] = program.driver
     built, run = tir.compiled(functions, programs.RUN, chosen.cpu, chosen.threads)
-    return Executable(graph, program, built, run, chosen, meant)
+    made = Written(program, chosen)
+    return Executable(Deferred(graph), Layout.of(graph, program), meant, built, run, lambda: made)
+
+
+def written(graph: Graph, chosen: Mapping[str, Any]) -> Written:
+    """Kernels and driver of a program whose machine code came from the cache."""
+    made = Machine(**chosen)
+    return Written(programs.write(graph, made), made)

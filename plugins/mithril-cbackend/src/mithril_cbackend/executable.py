@@ -10,18 +10,24 @@ import ctypes
 import math
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from operator import is_
 from sys import getrefcount
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mithril.graph import Graph, iterate
-from mithril_cbackend.lowering.frame import Machine
-from mithril_cbackend.lowering.reader import shape_of
-from mithril_cbackend.program import ARENA, Program
+from mithril.graph import Graph
+from mithril.graph.deferred import Deferred
+from mithril.types import dtype as as_dtype
+from mithril_cbackend.layout import ARENA, Layout
 from mithril_cbackend.purpose import Purpose
+
+if TYPE_CHECKING:  # the rest of the backend, and TVM with it, stays away from programs that come from the cache
+    from mithril_cbackend.lowering.frame import Machine
+    from mithril_cbackend.program import Program
 
 Array = np.ndarray[Any, Any]
 ALIGNMENT = 64
@@ -57,9 +63,9 @@ class Result:
 
     KEPT = 3  # a loop that keeps what the last call gave while the next one runs needs two
 
-    def __init__(self, name: str, slot: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self.name, self.slot, self.shape, self.dtype = name, slot, shape, dtype
-        self.size = math.prod(shape) * dtype.itemsize
+    def __init__(self, name: str, slot: int, shape: tuple[int, ...], dtype: str) -> None:
+        self.name, self.slot, self.shape, self.dtype = name, slot, shape, as_dtype(dtype).numpy
+        self.size = math.prod(shape) * self.dtype.itemsize
         self.made: list[Array] = []
 
     def array(self) -> Array:
@@ -74,44 +80,61 @@ class Result:
         return out
 
 
+@dataclass(frozen=True)
+class Written:
+    """Kernels and driver before they became machine code, and what they were written for."""
+
+    program: Program
+    machine: Machine
+
+
 class Executable:
     """The entry function, the arena it works in, and where its arguments come from."""
 
     def __init__(
-        self, graph: Graph, program: Program, built: Any, run: Any, machine: Machine, purpose: Purpose
+        self, graph: Deferred, layout: Layout, purpose: Purpose, code: Any, run: Any, write: Callable[[], Written]
     ) -> None:
-        self.graph = graph
-        self.program = program
-        self.built = built  # keeps the machine code alive
+        self.layout, self.purpose = layout, purpose
+        self.code = code  # the module of machine code, which must live as long as its function
         self.run = run
-        self.machine, self.purpose = machine, purpose
-        self.lanes = machine.lanes()
-        self.lowered = frozenset(node.op.name for node, _ in iterate(graph))
+        self._graph, self._write = graph, write
+        self.lowered = layout.lowered
         self.lock = threading.Lock()
-        self.arena = aligned(program.arena)
-        self.table = np.zeros(program.slots, np.int64)
+        self.arena = aligned(layout.arena)
+        self.table = np.zeros(layout.slots, np.int64)
         self.table[ARENA] = self.arena.ctypes.data
-        for slot, array in program.constants.items():
+        for slot, array in layout.constants.items():
             self.table[slot] = array.ctypes.data
         self.slots = self.table.data
         self.address = ctypes.c_void_p(self.table.ctypes.data)
-        arguments = graph.arguments
-        self.params = [(i.name, program.arguments[i.name]) for i in arguments if i.role == "param"]
-        self.inputs = [(i.name, program.arguments[i.name]) for i in arguments if i.role != "param"]
-        self.results = [
-            Result(name, slot, shape_of(v), v.dtype.numpy)
-            for (name, slot), v in zip(program.results, graph.outputs, strict=True)
-        ]
+        self.params, self.inputs = layout.params, layout.inputs
+        self.results = [Result(*row) for row in layout.results]
         self.names = [name for name, _ in self.params]
         self.bound: list[Any] = [None] * len(self.params)  # the parameters whose addresses stand in the table
         self.copies: list[Array] = []  # of those that are views
+
+    @property
+    def graph(self) -> Graph:
+        return self._graph.get()
+
+    @cached_property
+    def written(self) -> Written:
+        return self._write()
+
+    @property
+    def program(self) -> Program:
+        return self.written.program
+
+    @property
+    def machine(self) -> Machine:
+        return self.written.machine
 
     @property
     def source(self) -> str:
         """The kernels and the driver, as readable C."""
         from mithril_cbackend.source import module_text
 
-        return module_text(self.program, self.lanes)
+        return module_text(self.program, self.machine.lanes())
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         with self.lock:

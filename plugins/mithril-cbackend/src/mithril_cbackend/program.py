@@ -18,10 +18,10 @@ from mithril.types import TensorType, dtype as as_dtype
 from mithril_cbackend import tir as t
 from mithril_cbackend.grouping import Grouped, Step, group
 from mithril_cbackend.kernel import Kernel
+from mithril_cbackend.layout import ARENA
 from mithril_cbackend.lowering.frame import Machine
 from mithril_cbackend.lowering.reader import shape_of
 
-ARENA = 0  # the first slot of the table
 RUN = "run"
 
 

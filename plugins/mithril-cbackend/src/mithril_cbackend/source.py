@@ -17,7 +17,8 @@ import numpy as np
 from mithril.graph.attributes import attributes_text
 from mithril_cbackend import tir as t
 from mithril_cbackend.kernel import Kernel
-from mithril_cbackend.program import ARENA, Program
+from mithril_cbackend.layout import ARENA
+from mithril_cbackend.program import Program
 
 n = t.nodes
 TYPES = {

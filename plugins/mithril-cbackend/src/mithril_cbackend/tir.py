@@ -7,7 +7,6 @@ Arithmetic is built without TVM's constant folding, which takes ``x * 0.0`` for 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,36 +14,16 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-
 from mithril.errors import BackendError
-
-
-def processors() -> int:
-    """Threads that this process may use: what the environment says, else all processors it may run on."""
-    for name in ("TVM_NUM_THREADS", "OMP_NUM_THREADS"):
-        if os.environ.get(name, "").isdigit():
-            return max(1, int(os.environ[name]))
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+from mithril_cbackend.loading import without_torch
+from mithril_cbackend.processor import processors
 
 
 def _import_tvm() -> Any:
-    """TVM, without the second that it takes to import PyTorch, which it would do for nothing."""
     os.environ.setdefault("TVM_NUM_THREADS", str(processors()))  # the most that its pool will ever have
-    hidden = "torch" not in sys.modules
-    if hidden:
-        sys.modules["torch"] = None  # type: ignore[assignment]
-    try:
+    with without_torch():
         import tvm
         import tvm_ffi  # noqa: F401
-    except Exception as cause:
-        raise BackendError(
-            f"backend 'c' cannot import TVM: {cause}",
-            hint="pip install apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1",
-        ) from cause
-    finally:
-        if hidden:
-            del sys.modules["torch"]
     return tvm
 
 

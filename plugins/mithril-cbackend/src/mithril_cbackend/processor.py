@@ -1,0 +1,45 @@
+"""What this computer's processor is and may be used for; nothing here needs TVM."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from functools import cache
+from pathlib import Path
+
+
+def processors() -> int:
+    """Threads that this process may use: what the environment says, else all processors it may run on."""
+    for name in ("TVM_NUM_THREADS", "OMP_NUM_THREADS"):
+        if os.environ.get(name, "").isdigit():
+            return max(1, int(os.environ[name]))
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def features() -> frozenset[str]:
+    """The words that Linux has for what the processor can do; none on other systems."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    found = [line.partition(":")[2].split() for line in lines if line.lower().startswith(("flags", "features"))]
+    return frozenset(found[0]) if found else frozenset()
+
+
+@cache
+def vector_bytes() -> int:
+    """How wide its vectors are."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return 16
+    if not features():
+        return 32
+    return 64 if "avx512f" in features() else 32 if "avx2" in features() else 16
+
+
+@cache
+def fingerprint() -> str:
+    """Equal for processors that run each other's machine code."""
+    words = " ".join(sorted(features())) or platform.processor()
+    return f"{platform.machine()} {hashlib.sha256(words.encode()).hexdigest()[:16]}"

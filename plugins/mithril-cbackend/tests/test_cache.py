@@ -1,0 +1,122 @@
+"""Programs on disk: the second process compiles nothing, and does not even import TVM's compiler."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril.models import Linear, Model, Relu
+from mithril_cbackend import building, keeping, toolchains
+
+pytestmark = pytest.mark.skipif(toolchains.HOST.compiler() is None, reason="there is no linker")
+X = np.random.default_rng(0).standard_normal((5, 16)).astype(np.float32)
+
+
+def model():
+    made = Model()
+    made += Linear(32, name="first")
+    made += Relu()
+    made += Linear(10, name="last")
+    return made
+
+
+def compiled(folder, **options):
+    made = ml.compile(
+        model(), "c", shapes={"input": [5, 16]}, inference=True, cache=True, cache_dir=str(folder), **options
+    )
+    return made.bind(made.randomize_params(seed=1))
+
+
+@pytest.fixture
+def nothing_is_built(monkeypatch):
+    def forbid():
+        monkeypatch.setattr(building, "compiled", lambda *_: pytest.fail("it was compiled again"))
+
+    return forbid
+
+
+def test_the_same_model_is_found_again_and_gives_the_same(tmp_path, nothing_is_built):
+    first = compiled(tmp_path)
+    expected = first({"input": X})["output"].copy()
+    nothing_is_built()
+    again = compiled(tmp_path)
+    np.testing.assert_array_equal(again({"input": X})["output"], expected)
+    assert again.source == first.source
+    assert again.programs[-1].executable.lowered == first.programs[-1].executable.lowered
+
+
+def test_it_can_still_be_exported(tmp_path, nothing_is_built):
+    compiled(tmp_path / "cache").export(tmp_path / "first")
+    nothing_is_built()
+    compiled(tmp_path / "cache").export(tmp_path / "again")
+    for name in ("model.c", "model.h", "model.weights"):
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+def test_baked_weights_are_kept(tmp_path, nothing_is_built):
+    expected = compiled(tmp_path, static_inference=True)({"input": X})["output"].copy()
+    nothing_is_built()
+    np.testing.assert_array_equal(compiled(tmp_path, static_inference=True)({"input": X})["output"], expected)
+
+
+def test_other_options_make_another_program(tmp_path):
+    wide = compiled(tmp_path).programs[-1].executable.machine
+    narrow = compiled(tmp_path, cpu_options={"vectorize": False}).programs[-1].executable.machine
+    assert wide.vector_bytes != narrow.vector_bytes == 4
+
+
+def test_another_processor_makes_another_program(tmp_path, monkeypatch):
+    compiled(tmp_path)
+    made = []
+    monkeypatch.setattr("mithril_cbackend.backend.fingerprint", lambda: "another")
+    monkeypatch.setattr(building, "compiled", lambda *given, build=building.compiled: made.append(1) or build(*given))
+    compiled(tmp_path)
+    assert made
+
+
+def test_without_a_linker_the_model_runs_and_says_that_nothing_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(keeping, "HOST", toolchains.Toolchain(("no-such-compiler",), "", ""))
+    made = compiled(tmp_path)
+    assert made({"input": X})["output"].shape == (5, 10)
+    assert "backend 'c' cannot keep this program" in str(made.decisions)
+
+
+def test_a_damaged_entry_is_made_anew(tmp_path, monkeypatch):
+    expected = compiled(tmp_path)({"input": X})["output"].copy()
+    load = keeping.Layout.load
+    monkeypatch.setattr(keeping.Layout, "load", lambda parts: load({**parts, "layout": b"{}"}))
+    made = compiled(tmp_path)
+    np.testing.assert_array_equal(made({"input": X})["output"], expected)
+    assert "could not be read and is made anew" in str(made.decisions)
+
+
+SCRIPT = """
+import os, sys
+os.environ["TVM_NUM_THREADS"] = "2"
+import numpy as np
+import mithril as ml
+from mithril.models import Linear
+made = ml.compile(Linear(256, name="l"), "c", shapes={"input": [256, 256]}, inference=True, num_threads=2,
+                  cache=True, cache_dir=sys.argv[1])
+x = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32)
+params = made.randomize_params(seed=1)
+y = made.evaluate(params, {"input": x})["output"]
+np.testing.assert_allclose(y, x @ params["weight"].T + params["bias"], rtol=1e-4, atol=1e-4)
+print("tvm" in sys.modules)
+if "tvm" not in sys.modules:  # and the compiler can still come later
+    other = ml.compile(Linear(3, name="l"), "c", shapes={"input": [2, 256]})
+    other.evaluate(other.randomize_params(), {"input": x[:2]})
+"""
+
+
+def test_a_second_process_needs_no_compiler_even_for_two_threads(tmp_path):
+    said = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT, str(tmp_path)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout.strip())
+    assert said == ["True", "False"]
