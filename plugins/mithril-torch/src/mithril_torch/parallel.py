@@ -91,7 +91,7 @@ def build(backend: TorchBackend, graph: Graph, options: BuildOptions, mesh: tupl
     running = read(
         options, backend.torch_device, cudnn_benchmark=backend.cudnn_benchmark, enable_amp=backend.enable_amp
     )
-    asked = {"jit=True": running.jit, "torch_fx=True": running.capture, "enable_amp=True": running.amp}
+    asked = {"jit=True": running.jit, "torch_fx=True": running.capture}
     for what in (name for name, wanted in asked.items() if wanted):
         raise OptionError(
             f"{what} contradicts a mesh of devices",
