@@ -394,9 +394,11 @@ class Trainer:
                 for n, t in types.items()
             }
             try:
-                return self.compiled.prepare(opened)
+                self.compiled.prepare(opened)
             except MithrilError:
                 self.engine.decisions.record("specialised", f"the model takes batches of {size} only")
+            else:
+                return
         self.compiled.prepare(types)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
