@@ -30,7 +30,7 @@ def make_pipeline(settings: Mapping[str, Any], context: CompileContext) -> PassM
 def chosen(settings: Mapping[str, Any], context: CompileContext) -> list[Any]:
     """The passes of one compilation by name, the user's own as they are; nothing is imported, names are checked."""
     names = level_passes(context.level)
-    names += [n for n in asked_for(settings) if n not in names]
+    names += [n for n in dict.fromkeys((*context.backend.passes, *asked_for(settings))) if n not in names]
     for name, wanted in switches(settings["optimizations"]).items():
         if wanted and name not in names:
             names.append(name)

@@ -43,7 +43,8 @@ def test_compiled_programs_give_the_same_for_every_batch():
 def test_gradients_of_compiled_programs():
     x, g = random(4, 8), np.ones((4, 2), np.float32)
     found = []
-    for options in ({}, {"jit": True, "jit_options": {"backend": "aot_eager"}}, {"autodiff": "native"}):
+    jitted = {"jit": True, "jit_options": {"backend": "aot_eager"}}
+    for options in ({}, jitted, {"autodiff": "native"}, {"autodiff": "native", **jitted}):
         compiled = ml.compile(mlp(), "torch", shapes={"x": [4, 8]}, **options)
         found.append(compiled.evaluate(compiled.randomize_params(0), {"x": x}, g)[1])
     for other in found[1:]:
@@ -73,12 +74,20 @@ def test_captured_programs(tmp_path):
     np.testing.assert_allclose(run(compiled, random(2, 8)), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_autocast_computes_in_half_and_gives_what_was_declared():
-    compiled = ml.compile(mlp(), ml.TorchBackend(enable_amp=True), shapes={"x": [64, 8]})
+@pytest.mark.parametrize("asked", ["backend", "option"])
+def test_amp_is_the_mixed_precision_of_all_backends(asked):
+    """Also of gradients, which autocast would leave to chance."""
     plain = ml.compile(mlp(), "torch", shapes={"x": [64, 8]})
-    made, expected = run(compiled, random(64, 8)), run(plain, random(64, 8))
-    assert made.dtype == np.float32
-    np.testing.assert_allclose(made, expected, rtol=0.1, atol=0.1)
+    if asked == "backend":
+        made = ml.compile(mlp(), ml.TorchBackend(enable_amp=True), shapes={"x": [64, 8]})
+    else:
+        made = ml.compile(mlp(), "torch", shapes={"x": [64, 8]}, torch_options={"enable_amp": True})
+    params, x, g = plain.randomize_params(0), {"x": random(64, 8)}, {"y": random(64, 2, seed=1)}
+    (values, slopes), (expected, wanted) = made.evaluate(params, x, g), plain.evaluate(params, x, g)
+    assert "bfloat16" in made.source and values["y"].dtype == torch.float32
+    np.testing.assert_allclose(values["y"], expected["y"], rtol=0.1, atol=0.1)
+    for name, slope in wanted.items():
+        np.testing.assert_allclose(slopes[name], slope, rtol=0.1, atol=0.1 * float(slope.abs().max()))
 
 
 def test_threads_are_set_for_the_call_only():
@@ -110,6 +119,9 @@ def test_threads_are_set_for_the_call_only():
         ({"jit": True, "jit_options": {"backend": "inducto"}}, "inductor"),
         ({"jit": True, "jit_options": {"modes": "x"}}, "mode"),
         ({"jit": True, "jit_options": {"mode": "default", "options": {}}}, "not both"),
+        ({"jit": True, "jit_options": {"mode": "fast"}}, "torch.compile refuses"),
+        ({"jit": True, "jit_options": {"dynamic": "yes"}}, "torch.compile refuses"),
+        ({"jit": True, "jit_options": {"options": {"bogus": 1}}}, "torch.compile refuses"),
         ({"torch_options": {"amp": True}}, "enable_amp"),
         ({"torch_options": {"script_optimization": 7}}, "0 to 3"),
     ],
@@ -120,9 +132,24 @@ def test_what_cannot_be_is_said(options, message):
     assert message in str(caught.value)
 
 
-def test_two_places_must_agree():
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [({"enable_amp": False}, {"enable_amp": True}), ({"cudnn_benchmark": True}, {"benchmark_mode": False})],
+)
+def test_two_places_must_agree(backend, options):
     with pytest.raises(OptionError, match="the backend says"):
-        ml.compile(mlp(), ml.TorchBackend(enable_amp=True), shapes={"x": [2, 8]}, torch_options={"enable_amp": False})
+        ml.compile(mlp(), ml.TorchBackend(**backend), shapes={"x": [2, 8]}, torch_options=options)
+
+
+def test_what_cannot_be_compiled_is_said():
+    """By the name of the compiler, not by a traceback of its inside."""
+
+    def broken(graph, examples):
+        raise ArithmeticError("not today")
+
+    compiled = ml.compile(mlp(), "torch", shapes={"x": [2, 8]}, jit=True, jit_options={"backend": broken})
+    with pytest.raises(ml.BackendError, match="torch.compile cannot compile this program"):
+        run(compiled, random(2, 8))
 
 
 def test_control_flow_stays_python_and_says_so():

@@ -113,6 +113,7 @@ class Backend:
     dtypes: ClassVar[frozenset[DType]] = frozenset(ALL)
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
     symbolic: ClassVar[bool] = True  # whether one executable serves several sizes
+    passes: tuple[str, ...] = ()  # those that it was made to run, besides the level's and the options'
     # By device and operation: ways to compute it that are faster there by far (their names in mithril_passes.ways).
     preferences: ClassVar[Preferences] = MappingProxyType({})
 

@@ -175,6 +175,7 @@ def mithril_options() -> Sequence[Option]:
             bool | Mapping[str, Any],
             False,
             "Products in 16 bits; {'dtype': 'float16', 'keep': ['layer.*'], 'low': [ops], 'full': [ops]}.",
+            aliases=("torch_options.enable_amp",),
         ),
         Option("visualize", bool, False, "Draw the optimized graph into a file."),
         Option(

@@ -7,10 +7,10 @@ from typing import Any
 
 from mithril.codegen import Call
 from mithril.graph import Node
+from mithril.types import TensorType
 from mithril_torch import helpers
 from mithril_torch.joining import add_rows
 from mithril_torch.lowering import dtype_of, has_onednn, table
-from mithril.types import TensorType
 
 add_rows(table)
 
@@ -72,7 +72,7 @@ def _operands(call: Call, *names: str) -> str:
 
 
 def may_pay(x: TensorType, columns: Any) -> bool:
-    """Whether a product may be large enough for oneDNN's; where sizes are known, its source need not ask at run time."""
+    """Whether a product may be large enough for oneDNN's: where sizes are known, nothing is asked at run time."""
     *rows, inner = x.shape
     sizes = (*rows, inner, columns)
     if not all(isinstance(n, int) for n in sizes):
@@ -93,7 +93,8 @@ def _linear(call: Call) -> str:
 def _is_product(node: Node) -> bool:
     """Of float32, by a matrix without batches, and perhaps large."""
     a, b = node.operands
-    assert a is not None and b is not None
+    assert a is not None
+    assert b is not None
     return is_single(node) and b.type.rank == 2 <= a.type.rank and may_pay(a.type, b.shape[1])
 
 

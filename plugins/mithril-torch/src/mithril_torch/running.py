@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from mithril.errors import OptionError, unknown
+from mithril.errors import BackendError, OptionError, unknown
 from mithril.graph import Graph, iterate
 from mithril.runtime.backend import BuildOptions
 from mithril.runtime.source_backend import Forward
+from mithril_torch.differentiating import Differentiated
 
 TORCH_OPTIONS = ("enable_amp", "enable_cudnn", "benchmark_mode", "graph_mode", "script_optimization")
 MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")  # by script_optimization
@@ -25,7 +26,6 @@ class Running:
     jit: bool
     compiler: Mapping[str, Any]  # arguments of torch.compile
     capture: bool
-    amp: bool
     cudnn: bool | None
     benchmark: bool | None
     threads: int | None
@@ -42,6 +42,11 @@ def read(
         if name not in TORCH_OPTIONS:
             what, facts, hint = unknown("key of torch_options", name, TORCH_OPTIONS)
             raise OptionError(what, facts=facts, hint=hint)
+    if enable_amp is False and settings.get("mixed_precision"):
+        raise OptionError(
+            "mixed_precision, or torch_options' enable_amp, contradicts what the backend says: enable_amp=False",
+            hint="give it in one place",
+        )
     dynamo, capture = settings.get("torch_dynamo", False), settings.get("torch_fx", False)
     capture = bool(capture or given.get("graph_mode"))
     jit = options.jit
@@ -58,7 +63,6 @@ def read(
         jit,
         compiler,
         capture,
-        bool(_agreed("enable_amp", given.get("enable_amp"), enable_amp)),
         given.get("enable_cudnn"),
         _agreed("benchmark", given.get("benchmark_mode"), cudnn_benchmark),
         options.num_threads,
@@ -86,7 +90,7 @@ def _compiler(options: BuildOptions, jit: bool, level: int | None) -> dict[str, 
         options.decisions.record("choice", f"script_optimization={level} is torch.compile's mode '{MODES[level]}'")
     if given.get("mode") is not None and given.get("options") is not None:
         raise OptionError("jit_options: torch.compile takes mode or options, not both")
-    known = ("backend", "mode", "options", "dynamic")
+    known = ("backend", "dynamic", "fullgraph", "mode", "options")
     for name in given:
         if name not in known:
             what, facts, hint = unknown("key of jit_options for torch", name, known)
@@ -111,35 +115,57 @@ def runner(forward: Forward, graph: Graph, running: Running, options: BuildOptio
             branching.origin,
         )
     elif running.jit:
-        symbolic = any(not i.type.is_static for i in graph.inputs)
-        run = torch.compile(forward, fullgraph=True, **{"dynamic": symbolic, **running.compiler})
+        run = _jitted(forward, dynamic=any(not i.type.is_static for i in graph.inputs), given=running.compiler)
     elif running.capture:
         run = Captured(forward)
-    types = {name: v.type.dtype for name, v in zip(graph.output_names, graph.outputs, strict=True)}
     setting = _settings(running)
 
-    if setting is None:
-
-        def call(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-            with torch.no_grad():
-                return run(params, inputs)  # type: ignore[no-any-return]
-
-        return call
+    def call(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        with torch.no_grad():
+            return run(params, inputs)  # type: ignore[no-any-return]
 
     def call_with_settings(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-        with torch.no_grad(), setting():
-            made = run(params, inputs)
-        if running.amp:
-            made = {name: x.to(getattr(torch, types[name].name)) if name in types else x for name, x in made.items()}
-        return made  # type: ignore[no-any-return]
+        with torch.no_grad(), setting():  # type: ignore[misc]
+            return run(params, inputs)  # type: ignore[no-any-return]
 
-    return call_with_settings
+    return call if setting is None else call_with_settings
+
+
+def _jitted(forward: Forward, *, dynamic: bool, given: Mapping[str, Any]) -> Forward:
+    """The function compiled; of one that PyTorch differentiates, what it differentiates."""
+    if isinstance(forward, Differentiated):
+        return Differentiated(_jitted(forward.forward, dynamic=dynamic, given=given), forward.of, forward.wrt)
+    try:
+        return Compiled(torch.compile(forward, **{"fullgraph": True, "dynamic": dynamic, **given}))
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        raise OptionError(
+            "torch.compile refuses the options given for it", facts=[str(error).splitlines()[0], f"given: {given}"]
+        ) from None
+
+
+class Compiled:
+    """A function of ``torch.compile``, which compiles at the first call of its kind."""
+
+    def __init__(self, run: Any) -> None:
+        self.run = run
+
+    def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return self.run(params, inputs)  # type: ignore[no-any-return]
+        except Exception as error:
+            if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+                raise
+            raise BackendError(
+                "torch.compile cannot compile this program",
+                facts=str(error).strip().splitlines()[:4],
+                hint="jit=False runs the generated code as it is; compiling for a CPU needs a C++ compiler",
+            ) from error
 
 
 def _settings(running: Running) -> Callable[[], Any] | None:
     """A context that sets what was asked for and restores it; None where there is nothing to set."""
     cuda = running.device.type == "cuda"
-    if running.device.type == "cpu" and not running.amp and running.threads is None:
+    if running.device.type == "cpu" and running.threads is None:
         return None
 
     @contextmanager
@@ -147,8 +173,6 @@ def _settings(running: Running) -> Callable[[], Any] | None:
         with ExitStack() as stack:
             if running.device.type != "cpu":
                 stack.enter_context(running.device)
-            if running.amp:
-                stack.enter_context(torch.autocast(running.device.type, dtype=torch.bfloat16))
             if cuda and (running.cudnn is not None or running.benchmark is not None):
                 enabled = True if running.cudnn is None else running.cudnn
                 stack.enter_context(torch.backends.cudnn.flags(enabled=enabled, benchmark=bool(running.benchmark)))
