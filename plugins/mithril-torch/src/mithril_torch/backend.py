@@ -17,7 +17,6 @@ from mithril.runtime.source_backend import Forward, SourceBackend, SourceExecuta
 from mithril.types import ALL, DType, dtype as as_dtype
 from mithril_torch import native, parallel, parallel_rows  # noqa: F401  # add their rows to the table
 from mithril_torch.differentiating import Differentiated
-from mithril_torch.differentiating import Differentiated
 from mithril_torch.joining import joined
 from mithril_torch.lowering import table
 from mithril_torch.own import DIFFERENT, own
@@ -59,7 +58,6 @@ class TorchBackend(SourceBackend):
         self.torch_device = self._find(self.device)
         self.cudnn_benchmark = cudnn_benchmark
         self.enable_amp = enable_amp
-        self.passes = ("mixed-precision",) if enable_amp else ()
         self.passes = ("mixed-precision",) if enable_amp else ()
         self.device_mesh = None if device_mesh is None else parallel.shape_of(device_mesh)
         self.symbolic = self.device_mesh is None  # type: ignore[misc]  # parts of a batch want numbers
