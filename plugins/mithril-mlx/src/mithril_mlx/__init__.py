@@ -13,6 +13,7 @@ UTILITIES = {
     "batches": ("MlxBatchOptimizer",),
     "cache": ("MlxTensorCache",),
     "fusion": ("FusionPattern", "MlxKernelFusion"),
+    "importing": ("import_function",),
     "memory": ("MlxMemoryOptimizer",),
     "profiler": ("MlxProfiler",),
     "tuner": ("MlxAutoTuner",),
