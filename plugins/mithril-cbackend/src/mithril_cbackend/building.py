@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mithril.errors import OptionError, UnsupportedError, unknown
+from mithril.errors import BackendError, OptionError, UnsupportedError, unknown
 from mithril.graph import Graph
 from mithril.graph.deferred import Deferred
 from mithril.ops.decompose import decompose
 from mithril.runtime.backend import BuildOptions
-from mithril_cbackend import grouping, program as programs, tir
+from mithril_cbackend import blame, grouping, program as programs, tir
 from mithril_cbackend.executable import Executable, Written
 from mithril_cbackend.layout import Layout
 from mithril_cbackend.lowering.frame import Machine
@@ -37,7 +37,24 @@ def machine(options: BuildOptions, chosen: Purpose) -> Machine:
     if threads > limit:
         options.decisions.record("downgrade", f"{threads} threads asked for, {limit} used: the process has no more")
         threads = limit
-    return Machine(str(given.get("cpu") or tir.host_cpu()), int(threads), int(width))
+    cpu = given.get("cpu")
+    if cpu is not None:
+        check_cpu(cpu)
+    return Machine(cpu or tir.host_cpu(), int(threads), int(width))
+
+
+def check_cpu(cpu: Any) -> None:
+    """Raise where machine code for a processor could not run here: it would end the process."""
+    if cpu not in tir.cpu_names():
+        what, facts, hint = unknown("processor in cpu_options", str(cpu), tir.cpu_names())
+        raise OptionError(what, facts=facts[:1], hint=hint)
+    lacking = tir.lacking(cpu)
+    if lacking:
+        raise OptionError(
+            f"this computer cannot run code for the processor '{cpu}'",
+            facts=[f"it is a '{tir.host_cpu()}' and lacks: {', '.join(lacking)}"],
+            hint="leave cpu out of cpu_options; compiled.export(folder) writes C for other computers",
+        )
 
 
 def build(graph: Graph, options: BuildOptions) -> Executable:
@@ -63,9 +80,26 @@ def compiled(graph: Graph, chosen: Machine, meant: Purpose) -> Executable:
         tir.set_threads(chosen.threads)
     functions: dict[str, Any] = {n: f.made for n, f in program.functions.items()}
     functions[programs.RUN] = program.driver
-    built, run = tir.compiled(functions, programs.RUN, chosen.cpu, chosen.threads)
+    try:
+        built, run = tir.compiled(functions, programs.RUN, chosen.cpu, chosen.threads)
+    except BackendError as error:
+        raise (culprit(program, chosen) or error) from error.__cause__
     made = Written(program, chosen)
     return Executable(Deferred(graph), Layout.of(graph, program), meant, built, run, lambda: made)
+
+
+def culprit(program: programs.Program, chosen: Machine) -> BackendError | None:
+    """The error of the first kernel that cannot be compiled on its own."""
+    helpers = {n: f.made for n, f in program.functions.items() if n not in program.kernels}
+    table = tir.pointer("table", "int64", 1)
+    nothing = tir.entry(programs.RUN, table, tir.sequence([]))
+    for name, kernel in program.kernels.items():
+        functions = {**helpers, name: program.functions[name].made, programs.RUN: nothing}
+        try:
+            tir.compiled(functions, programs.RUN, chosen.cpu, chosen.threads)
+        except BackendError as error:
+            return blame.failed(kernel, str(error).splitlines()[0])
+    return None
 
 
 def written(graph: Graph, chosen: Mapping[str, Any]) -> Written:

@@ -16,6 +16,7 @@ from mithril.graph import Graph, Node, Value
 from mithril.runtime import memory
 from mithril.types import TensorType, dtype as as_dtype
 from mithril_cbackend import tir as t
+from mithril_cbackend.blame import blaming
 from mithril_cbackend.grouping import Grouped, Step, group
 from mithril_cbackend.kernel import Kernel
 from mithril_cbackend.layout import ARENA
@@ -219,7 +220,8 @@ class Writer:
         name = self.known.get(key)
         if name is None:
             name = self.known[key] = f"k{len(self.known)}_{kernel.name()}"
-            made = kernel.template(kernel, name, self.machine)
+            with blaming(kernel):
+                made = kernel.template(kernel, name, self.machine)
             self.functions |= made.helpers
             self.functions[name] = made
             self.kernels[name] = kernel

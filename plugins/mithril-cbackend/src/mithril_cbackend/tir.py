@@ -422,6 +422,19 @@ def host_cpu() -> str:
     return str(tvm.get_global_func("target.llvm_get_system_cpu")())
 
 
+def cpu_names() -> list[str]:
+    """The processors of this computer's kind that LLVM knows."""
+    return [str(n) for n in tvm.get_global_func("target.llvm_get_cpu_archlist")(target(host_cpu(), 1))]
+
+
+def lacking(cpu: str) -> list[str]:
+    """What a processor can do and this computer's cannot."""
+    of = tvm.get_global_func("target.llvm_get_cpu_features")
+    here = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")()
+    more = {str(f) for f in of(target(cpu, 1))} - {str(f) for f in of(target(host_cpu(), 1))}
+    return sorted(f for f in more if f in here and not here[f])
+
+
 def target(cpu: str, threads: int) -> Any:
     # TVM gives every buffer an alias class of its own, which is wrong once a kernel is inlined in the driver, where
     # buffers of two kernels are the same bytes.

@@ -1,0 +1,123 @@
+"""cpu_options, and errors that say which layer code could not be made for."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril.errors import BackendError, OptionError
+from mithril.models import Linear, Model, Tanh
+from mithril_cbackend import building, tir
+from mithril_cbackend.lowering import elementwise
+
+X = np.random.default_rng(0).standard_normal((64, 256)).astype(np.float32)
+
+
+def compiled(**options):
+    model = Model()
+    model += Linear(256, name="l")
+    model += Tanh(name="t")
+    return ml.compile(model, "c", shapes={"input": [64, 256]}, inference=True, **options)
+
+
+def machine(made):
+    return made.programs[-1].executable.machine
+
+
+def test_threads_and_vectors_are_those_asked_for(monkeypatch):
+    monkeypatch.setattr(building, "processors", lambda: 2)
+    for given, threads, width in (
+        ({"num_threads": 1}, 1, None),
+        ({"num_threads": 2}, 2, None),
+        ({"vector_bytes": 16}, 2, 16),
+        ({"vectorize": False}, 2, 4),
+    ):
+        made = compiled(cpu_options=given)
+        assert machine(made).threads == threads
+        assert width is None or machine(made).vector_bytes == width
+        assert not list(made.decisions)
+        params = made.randomize_params(seed=0)
+        expected = np.tanh(X @ params["l.weight"].T + params["l.bias"])
+        np.testing.assert_allclose(made.evaluate(params, {"input": X})["output"], expected, atol=1e-5)
+
+
+def test_source_shows_threads_and_vectors(monkeypatch):
+    monkeypatch.setattr(building, "processors", lambda: 2)
+    assert "PARALLEL\n" in compiled(num_threads=2).source
+    assert "PARALLEL" not in compiled(num_threads=1).source
+    assert "vector_size(4 * 4)" in compiled(cpu_options={"vector_bytes": 16}).source
+    assert "VECTOR" not in compiled(cpu_options={"vectorize": False}).source
+
+
+def test_more_threads_than_there_are_is_said(monkeypatch):
+    monkeypatch.setattr(building, "processors", lambda: 2)
+    made = compiled(num_threads=64)
+    assert machine(made).threads == 2
+    assert "64 threads asked for, 2 used" in str(made.decisions)
+    with pytest.raises(ml.MithrilError, match="64 threads asked for"):
+        compiled(num_threads=64, strict=True)
+
+
+def test_another_processor_of_the_same_kind():
+    older = [n for n in ("x86-64-v2", "cortex-a53") if n in tir.cpu_names()]
+    made = compiled(cpu_options={"cpu": older[0]})
+    assert machine(made).cpu == older[0]
+    made.evaluate(made.randomize_params(), {"input": X})
+
+
+def test_a_processor_that_nobody_knows():
+    with pytest.raises(OptionError, match="processor in cpu_options 'znver55'"):
+        compiled(cpu_options={"cpu": "znver55"})
+
+
+def test_code_that_this_computer_cannot_run_is_refused(monkeypatch):
+    monkeypatch.setattr(tir, "lacking", lambda cpu: ["amx-tile", "avx512fp16"])
+    with pytest.raises(OptionError) as error:
+        compiled(cpu_options={"cpu": tir.host_cpu()})
+    assert str(error.value) == (
+        f"this computer cannot run code for the processor '{tir.host_cpu()}'\n"
+        f"  it is a '{tir.host_cpu()}' and lacks: amx-tile, avx512fp16\n"
+        "hint: leave cpu out of cpu_options; compiled.export(folder) writes C for other computers"
+    )
+
+
+def test_this_computer_lacks_nothing_of_its_own():
+    assert tir.lacking(tir.host_cpu()) == []
+
+
+@pytest.mark.parametrize(("given", "message"), [({"threads": 2}, "'threads'"), ({"vector_bytes": 12}, "cannot be 12")])
+def test_other_keys_and_values_are_refused(given, message):
+    with pytest.raises(OptionError, match=message):
+        compiled(cpu_options=given)
+
+
+def test_a_failing_pass_of_tvm_is_said_with_the_layer(monkeypatch):
+    def fails(functions, run, cpu, threads, real=tir.compiled):
+        if any("tanh" in name for name in functions):
+            raise BackendError("TVM could not make machine code: a pass failed")
+        return real(functions, run, cpu, threads)
+
+    monkeypatch.setattr(tir, "compiled", fails)
+    model = Model()
+    line = inspect.currentframe().f_lineno + 1
+    model += Tanh(name="t")
+    with pytest.raises(BackendError) as error:
+        ml.compile(model, "c", shapes={"input": [64, 256]})
+    assert str(error.value) == (
+        "the C backend cannot make code for 'tanh'\n"
+        f"  layer 't' at {__file__}:{line}\n"
+        "  tanh(f32[64, 256]) gives f32[64, 256]\n"
+        "  TVM could not make machine code: a pass failed\n"
+        "hint: this is a fault of mithril-cbackend: please report it with str(compiled.graph)"
+    )
+
+
+def test_an_error_while_a_kernel_is_written_is_said_with_the_layer(monkeypatch):
+    def fails(*_):
+        raise IndexError("tuple index out of range")
+
+    monkeypatch.setattr(elementwise, "over_elements", fails)
+    with pytest.raises(BackendError, match="the C backend cannot make code for 'tanh'") as error:
+        ml.compile(Tanh(name="t"), "c", shapes={"input": [64, 256]})
+    assert "IndexError: tuple index out of range" in str(error.value)
