@@ -120,13 +120,18 @@ def torch_step(model: Any, x: Any, y: Any, compiled: bool) -> Step:
 
 
 def mlp_mlx(batch: dict[str, Any], compiled: bool = False) -> Step:
-    import mlx.core as mx
-    from mlx import nn, optimizers
+    from mlx import nn
 
     layers: list[Any] = []
     for a, b in itertools.pairwise(SIZES):
         layers += [nn.Linear(a, b), nn.ReLU()]
-    model = nn.Sequential(*layers[:-1])
+    return mlx_step(nn.Sequential(*layers[:-1]), batch, compiled)
+
+
+def mlx_step(model: Any, batch: dict[str, Any], compiled: bool) -> Step:
+    import mlx.core as mx
+    from mlx import nn, optimizers
+
     optimizer = optimizers.Adam(RATE, bias_correction=True)
     x, y = mx.array(batch["input"]), mx.array(batch["target"])
     graded = nn.value_and_grad(model, lambda x, y: nn.losses.cross_entropy(model(x), y, reduction="mean"))
@@ -297,6 +302,42 @@ def gpt_jax(batch: dict[str, Any]) -> Step:
     return step
 
 
+def gpt_mlx(batch: dict[str, Any], compiled: bool = False) -> Step:
+    import mlx.core as mx
+    from mlx import nn
+
+    f, heads = GPT["features"], GPT["heads"]
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ln_1, self.ln_2 = nn.LayerNorm(f), nn.LayerNorm(f)
+            self.qkv, self.out = nn.Linear(f, 3 * f), nn.Linear(f, f)
+            self.up, self.down = nn.Linear(f, 4 * f), nn.Linear(4 * f, f)
+
+        def __call__(self, x: Any) -> Any:
+            n, length, _ = x.shape
+            parts = mx.split(self.qkv(self.ln_1(x)), 3, -1)
+            q, k, v = (part.reshape(n, length, heads, f // heads).transpose(0, 2, 1, 3) for part in parts)
+            y = mx.fast.scaled_dot_product_attention(q, k, v, scale=(f // heads) ** -0.5, mask="causal")
+            x = x + self.out(y.transpose(0, 2, 1, 3).reshape(n, length, f))
+            return x + self.down(nn.gelu_approx(self.up(self.ln_2(x))))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wte, self.wpe = nn.Embedding(GPT["vocabulary"], f), nn.Embedding(GPT["length"], f)
+            self.blocks, self.ln_f = [Block() for _ in range(GPT["layers"])], nn.LayerNorm(f)
+
+        def __call__(self, tokens: Any) -> Any:
+            x = self.wte(tokens) + self.wpe.weight
+            for block in self.blocks:
+                x = block(x)
+            return self.wte.as_linear(self.ln_f(x))
+
+    return mlx_step(Model(), batch, compiled)
+
+
 # -- loader ----------------------------------------------------------------------------------------------------------
 class Samples:
     """A data set as people write it: one sample at a time."""
@@ -390,6 +431,11 @@ def main(wanted: list[str]) -> None:
             "jax": (gpt_jax, "jax", {}),
             "torch eager": (gpt_torch, "torch", {}),
             "torch compiled": (lambda b: gpt_torch(b, True), "torch", {"jit": True}),
+            "mlx": (gpt_mlx, "mlx", {}),
+            "mlx compiled": (lambda b: gpt_mlx(b, True), "mlx", {"jit": True}),
+            "numpy, torch eager by hand": (gpt_torch, "numpy", {}),
+            "c, torch eager by hand": (gpt_torch, "c", {}),
+            "ggml, torch eager by hand": (gpt_torch, "ggml", {}),
         }
         chosen = {n: h for n, h in hand.items() if not set(wanted) & set(hand) or n in wanted}
         measured("GPT, 8 x 64 tokens", lambda: gpt(**GPT), gpt_batch(), chosen)
