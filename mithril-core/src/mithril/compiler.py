@@ -31,6 +31,7 @@ from mithril.partition import Partitioned
 from mithril.passes import PassContext, PassManager, PipelineReport
 from mithril.pipeline import chosen, make_pipeline, optimization_level
 from mithril.runtime.backend import Backend, BuildOptions, Executable
+from mithril.runtime.buckets import Buckets, find_buckets
 from mithril.runtime.compiled import CompiledModel
 from mithril.runtime.program import Interface, Program, Request
 from mithril.shapes import input_specs, known_types, probe_types
@@ -109,6 +110,7 @@ class Compiler:
         self.decisions: Decisions = context.decisions
         self.context.target = self._target()
         self.deadline = Deadline(settings["timeout"])
+        self._buckets: dict[bool, Buckets | None] = {}
         self._quiet = 0  # depth of work that is no step of making a program, which observers do not see
 
     def start(self) -> CompiledModel:
@@ -174,6 +176,18 @@ class Compiler:
         if self.cache is not None:
             self.cache.save(program, new_decisions(self.decisions, known))
         return program
+
+    def buckets(self, training: bool) -> Buckets | None:
+        """The sizes that batches are rounded up to, where hints bound them and the backend compiles for each."""
+        if training not in self._buckets:
+            wanted = self.backend.recompiles and "input_batch_size_range" in self.settings["hints"]
+            types = (
+                known_types(self.specs, self.backend.dtype) if wanted and self.settings["jit"] is not False else None
+            )
+            with self._quietly():
+                graph = None if types is None else self.trace(types, training=training)
+            self._buckets[training] = None if graph is None else find_buckets(graph, self.decisions)
+        return self._buckets[training]
 
     def lowered(self, request: Request) -> Graph:
         """Steps three to five, and what the backend would be given to generate code from."""

@@ -114,6 +114,7 @@ class Backend:
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
     symbolic: ClassVar[bool] = True  # whether one executable serves several sizes
     passes: tuple[str, ...] = ()  # those that it was made to run, besides the level's and the options'
+    recompiles: ClassVar[bool] = False  # whether each new size is compiled anew, which takes long
     # By device and operation: ways to compute it that are faster there by far (their names in mithril_passes.ways).
     preferences: ClassVar[Preferences] = MappingProxyType({})
 
@@ -222,6 +223,12 @@ class Backend:
 
     def synchronize(self, value: Any = None) -> None:
         """Wait until what was started has finished."""
+
+    def resized(self, array: Any, axis: int, size: int) -> Any:
+        """The array cut to ``size`` along an axis, or filled up with copies of the last row there."""
+        x = self.to_numpy(array)
+        rows = np.minimum(np.arange(size), x.shape[axis] - 1)
+        return self.array(np.take(x, rows, axis) if size > x.shape[axis] else x[(slice(None),) * axis + (slice(size),)])
 
     def zeros(self, shape: Iterable[int], dtype: Any = None) -> Any:
         return self.full(shape, 0, dtype)

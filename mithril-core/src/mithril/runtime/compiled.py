@@ -14,6 +14,7 @@ from mithril.decisions import Decisions
 from mithril.errors import InputError, unknown
 from mithril.graph import Graph
 from mithril.runtime import profile, weights
+from mithril.runtime.buckets import Bucketed, Buckets
 from mithril.runtime.program import FastGradients, FastPath, Kind, Program, Request
 from mithril.runtime.signature import (
     InputSpec,
@@ -44,6 +45,8 @@ class Compiler(Protocol):
     def probe(self, types: Mapping[str, TensorType] | None) -> Graph: ...
 
     def pipeline(self) -> tuple[PassManager, PassContext]: ...
+
+    def buckets(self, training: bool) -> Buckets | None: ...
 
     def lowered(self, request: Request) -> Graph: ...
 
@@ -163,7 +166,7 @@ class CompiledModel:
             if of and same and (wrt is None or isinstance(wrt, tuple)):
                 self._fast_gradients = FastGradients(program, params, arrays, cotangents, training, wrt)
             elif not of and not train:
-                self._fast = FastPath(program.executable, arrays, params)
+                self._fast = FastPath(program.call, arrays, params)
         return self._split(results, of, state, program)
 
     def _prepared(
@@ -186,10 +189,13 @@ class CompiledModel:
 
     def _run(self, program: Program, params: Arrays, inputs: Arrays) -> Mapping[str, Any]:
         if not profile.ACTIVE and self.recorder is None:
-            made: Mapping[str, Any] = program.executable(params, inputs)
+            made: Mapping[str, Any] = program.call(params, inputs)
             return made
         own = [self.recorder] if self.recorder is not None else []
-        return profile.measured(self, program, params, inputs, [*profile.ACTIVE, *own])
+        buckets = program.bucketed.buckets if program.bucketed is not None else None
+        given = inputs if buckets is None else buckets.filled(self.backend, inputs)
+        made = profile.measured(self, program, params, given, [*profile.ACTIVE, *own])
+        return made if buckets is None else buckets.cut(self.backend, made, buckets.rows(inputs))
 
     def _split(self, results: Mapping[str, Any], of: tuple[str, ...], state: Arrays | None, program: Program) -> Any:
         if not of and state is None and not program.interface.states:
@@ -229,8 +235,10 @@ class CompiledModel:
         settled = {name: settle(self._specs[name], t, self.backend.dtype) for name, t in actual.items()}
         self._check_declared(settled, actual)
         concrete = {n: TensorType(t.dtype, actual[n].shape) for n, t in settled.items()}
-        types = settled if self.backend.symbolic else concrete
+        buckets = self.compiler.buckets(kind.training) if not kind.of else None
+        types = settled if self.backend.symbolic else concrete if buckets is None else buckets.rounded(concrete)
         program = self._make(Request(tuple(types.items()), kind, binding, self._baked if binding else {}))
+        program.bucketed = None if buckets is None else Bucketed(program.executable, buckets, self.backend)
         if self.backend.symbolic:
             check_shapes(program.interface.guards, types, {n: t.shape for n, t in actual.items()})  # type: ignore[misc]
         self._calls[key] = (program, concrete)

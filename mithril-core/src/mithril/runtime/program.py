@@ -10,6 +10,7 @@ from typing import Any
 from mithril.dims import Guard
 from mithril.graph import Graph
 from mithril.graph.deferred import Deferred
+from mithril.runtime.buckets import Bucketed
 from mithril.types import TensorType
 
 
@@ -67,7 +68,13 @@ class Program:
     names: tuple[str, ...]  # of the results, in order
     report: Any = None  # of the passes
     timed: bool = False  # whether a profile has run it before
+    bucketed: Bucketed | None = None  # the executable for batches that are rounded up
     stepped: dict[Any, Any] = field(default_factory=dict)  # by shapes: ways to run it operation by operation
+
+    @property
+    def call(self) -> Any:
+        """What a call of the model calls."""
+        return self.bucketed or self.executable
 
     @property
     def traced(self) -> Graph:

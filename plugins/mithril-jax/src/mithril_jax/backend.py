@@ -37,6 +37,7 @@ class JaxBackend(SourceBackend):
 
     name = "jax"
     devices = ("cpu", "gpu", "cuda", "tpu")
+    recompiles = True
     tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table, "native": own}
     preferences: ClassVar[Preferences] = {
         "cpu": {
@@ -87,7 +88,7 @@ class JaxBackend(SourceBackend):
     def _find(self, device: str) -> Any:
         platform, _, number = device.partition(":")
         try:
-            found = jax.devices(PLATFORMS[platform])
+            found = jax.local_devices(backend=PLATFORMS[platform])
             return found[int(number) if number else 0]
         except (RuntimeError, IndexError, ValueError) as error:
             raise BackendError(
@@ -177,12 +178,12 @@ class JaxBackend(SourceBackend):
     # -- arrays ------------------------------------------------------------------------------------------------------
     def array(self, data: Any, dtype: Any = None) -> jax.Array:
         if isinstance(data, jax.Array) and dtype is None:
-            return jax.device_put(data, self.placement)
+            return meshes.put(data, self.placement)
         made = as_numpy(self.shared(data) if _only_dlpack(data) else data, self.dtype)
         if dtype is not None:
             made = made.astype(as_dtype(dtype).numpy)
         with jax.enable_x64(True) if made.dtype.itemsize == 8 else nullcontext():
-            return jax.device_put(_private(made), self.placement)  # jnp.asarray would compile a program
+            return meshes.put(_private(made), self.placement)  # jnp.asarray would compile a program
 
     def shared(self, data: Any) -> jax.Array:
         """Another framework's array in the same memory where that is possible: nobody may write into it any more."""
@@ -194,6 +195,10 @@ class JaxBackend(SourceBackend):
             return jax.device_put(jax.dlpack.from_dlpack(source), self.placement)
 
     def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
+        if isinstance(array, jax.Array) and not array.is_fully_addressable:
+            from jax.experimental.multihost_utils import process_allgather
+
+            return np.asarray(process_allgather(array, tiled=True))
         return np.asarray(array)
 
     def is_array(self, x: Any) -> bool:

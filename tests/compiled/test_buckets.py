@@ -1,0 +1,92 @@
+"""``hints={"input_batch_size_range": ...}``: few sizes are compiled, and every batch gives what it gives by itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril import plugins
+from mithril.models import BatchNorm1d, Linear, Model, Relu, Softmax
+
+HINTS = {"input_batch_size_range": (1, 12)}
+RNG = np.random.default_rng(0)
+
+
+def net() -> Model:
+    model = Model()
+    model |= Linear(8, name="first")(input="x", output="h")
+    model += BatchNorm1d(8, name="norm")
+    model += Relu(name="act")
+    model += Linear(3, name="last")
+    model += Softmax(name="out")
+    return model
+
+
+def chosen(compiled):
+    return [d.message for d in compiled.decisions.of("choice") if "batches" in d.message]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 11, 12])
+def test_every_batch_gives_what_it_gives_by_itself(backend, rows):
+    plain = ml.compile(net(), "numpy", shapes={"x": [None, 4]})
+    params = plain.randomize_params(seed=0)
+    compiled = ml.compile(net(), backend, shapes={"x": [None, 4]}, hints=HINTS)
+    x = RNG.normal(size=(rows, 4)).astype(np.float32)
+    given = {n: compiled.backend.array(a) for n, a in params.items()}
+    for _ in range(3):  # the second and third take the short way
+        (got,) = compiled.evaluate(given, {"x": compiled.backend.array(x)}).values()
+        (expected,) = plain.evaluate(params, {"x": x}).values()
+        np.testing.assert_allclose(compiled.backend.to_numpy(got), expected, rtol=2e-5, atol=1e-6)
+
+
+def test_few_sizes_are_compiled(backend):
+    compiled = ml.compile(net(), backend, shapes={"x": [None, 4]}, hints=HINTS)
+    params = compiled.randomize_params(seed=0)
+    for rows in range(1, 13):
+        compiled.evaluate(params, {"x": np.zeros((rows, 4), np.float32)})
+    assert len(compiled.programs) <= 5
+    assert bool(chosen(compiled)) == plugins.backend_class(backend).recompiles
+    if chosen(compiled):
+        assert chosen(compiled) == ["batches are filled up to 1, 2, 4, 8, 12 rows, so that few sizes are compiled"]
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_gradients_and_empty_batches_keep_their_size(backend, rows):
+    compiled = ml.compile(net(), backend, shapes={"x": [None, 4]}, hints={"input_batch_size_range": (0, 12)})
+    plain = ml.compile(net(), "numpy", shapes={"x": [None, 4]})
+    params = plain.randomize_params(seed=0)
+    given = {n: compiled.backend.array(a) for n, a in params.items()}
+    x = {"x": RNG.normal(size=(rows, 4)).astype(np.float32)}
+    (name,) = plain.evaluate(params, x)
+    assert tuple(compiled.evaluate(given, x)[name].shape) == (rows, 3)
+    if rows == 0:
+        return
+    slope = {name: np.ones((rows, 3), np.float32) * np.arange(3, dtype=np.float32)}
+    _, expected = plain.evaluate(params, x, slope)[:2]
+    _, got = compiled.evaluate(given, x, {name: compiled.backend.array(slope[name])})[:2]
+    for key, array in expected.items():
+        np.testing.assert_allclose(compiled.backend.to_numpy(got[key]), array, rtol=1e-3, atol=1e-5)
+
+
+def test_a_model_that_mixes_rows_keeps_every_size(backend):
+    model = Model()
+    model |= Linear(2, name="last")(input="x", output="h")
+    model |= ml.models.Mean(name="all")(input="h", output="output")
+    compiled = ml.compile(model, backend, shapes={"x": [None, 4]}, hints=HINTS)
+    params = compiled.randomize_params(seed=0)
+    x = RNG.normal(size=(3, 4)).astype(np.float32)
+    got = compiled.backend.to_numpy(compiled.evaluate(params, {"x": x})["output"])
+    w, b = (compiled.backend.to_numpy(params[f"last.{n}"]) for n in ("weight", "bias"))
+    np.testing.assert_allclose(got, (x @ w.T + b).mean(), rtol=1e-5)
+    if plugins.backend_class(backend).recompiles:
+        (said,) = chosen(compiled)
+        assert said.startswith("batches keep their sizes, each compiled for itself: 'mean' in layer 'all' at ")
+
+
+def test_a_profile_sees_the_bucket():
+    compiled = ml.compile(net(), "jax", shapes={"x": [None, 4]}, hints=HINTS)
+    params = compiled.randomize_params(seed=0)
+    with ml.profile() as prof:
+        (got,) = compiled.evaluate(params, {"x": np.zeros((3, 4), np.float32)}).values()
+    assert got.shape == (3, 3) and "first" in prof.summary()
