@@ -110,7 +110,7 @@ class CostModel:
         """Seconds of a static node that runs by itself, from the samples most like it."""
         found = self._by_op.get(node.op.name)
         if found is None:
-            return self._smallest + 2 ** logarithms(node)[1] * self._seconds_per_byte
+            return self.smallest + 2 ** logarithms(node)[1] * self._seconds_per_byte
         group, sizes, least = found
         own, kind = np.array(logarithms(node)), kind_of(node)
         apart = np.abs(sizes - own).sum(axis=1) + [OTHER_ATTRIBUTES * (s.kind != kind) for s in group]
@@ -120,7 +120,8 @@ class CostModel:
         return float(np.exp(np.average(np.log(scaled), weights=weights)))
 
     @cached_property
-    def _smallest(self) -> float:
+    def smallest(self) -> float:
+        """Seconds of the least that can be asked for."""
         return min((s.seconds for s in self.samples), default=1e-6)
 
     def terms(self, graph: Graph) -> np.ndarray[Any, Any]:

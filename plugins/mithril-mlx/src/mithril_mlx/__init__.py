@@ -10,7 +10,9 @@ from typing import Any
 
 # Module -> the names it gives. Those that begin with Mlx are names of ``mithril`` itself, too.
 UTILITIES = {
+    "analysis": ("MlxComputationGraph",),
     "batches": ("MlxBatchOptimizer",),
+    "builder": ("GraphBuilder",),
     "cache": ("MlxTensorCache",),
     "fusion": ("FusionPattern", "MlxKernelFusion"),
     "importing": ("import_function",),
