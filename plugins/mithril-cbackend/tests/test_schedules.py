@@ -207,3 +207,14 @@ def test_special_values_in_rows() -> None:
     made = run(graph, {"x": x}, Machine(tir.host_cpu(), 1))
     with np.errstate(invalid="ignore"):
         np.testing.assert_allclose(made, np.asarray(softmax(x)), rtol=1e-5)
+
+
+# -- transposes ---------------------------------------------------------------------------------------------------
+@WIDTHS
+@pytest.mark.parametrize(
+    "shape, perm",
+    [((32, 48), (1, 0)), ((37, 50), (1, 0)), ((3, 20, 33), (0, 2, 1)), ((20, 3, 18), (2, 1, 0)), ((17, 2, 19), (2, 0, 1))],
+)
+def test_transposes(shape: tuple[int, ...], perm: tuple[int, ...], vector_bytes: int) -> None:
+    check(lambda x: transpose(x, perm=perm), {"x": random(*shape)}, vector_bytes=vector_bytes, threads=2)
+    check(lambda x, y: transpose(x * y + 1.0, perm=perm), {"x": random(*shape), "y": random(shape[-1])})

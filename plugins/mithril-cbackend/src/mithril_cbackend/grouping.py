@@ -21,6 +21,7 @@ from mithril_cbackend.lowering import (
     elementwise,
     matmul,
     reductions,
+    rows,
     running,
     scatter,
     windows,
@@ -55,6 +56,7 @@ TEMPLATES: dict[str, Template] = {
     "conv_input_grad": convolutions.convolution,
     "conv_weight_grad": convolutions.weight_gradient,
 }
+PREPARES = {"matmul": matmul.prepared, "conv": convolutions.prepared}  # templates that want a known operand otherwise
 PRODUCTS = frozenset({"matmul", "dot"})
 LEADING = frozenset(
     {*PRODUCTS, *reductions.FOLDS, "conv", "conv_input_grad"}
@@ -117,6 +119,8 @@ class Grouping:
         for step in self.steps:
             if isinstance(step, Kernel):
                 step.read_stored()
+                if step.template is rows.rows:
+                    step.scratch = rows.scratch(step, self.machine)
         return Grouped(self.steps, self.views)
 
     def _read(self, value: Value | None, by: Kernel | None) -> None:
@@ -145,6 +149,11 @@ class Grouping:
                     self._alone(node)
                 else:
                     reader.nodes.insert(0, node)
+        elif (kernel := self._of_rows(node, readers[0])) is not None:
+            kernel.nodes.insert(0, node)
+            kernel.template, kernel.kind = rows.rows, rows.rows.__name__
+            for v in node.operands:
+                self._read(v, kernel)
         elif name in RULES and (kernel := self._joins(node, readers[0])) is not None:
             kernel.nodes.insert(0, node)
             for v in node.operands:
@@ -167,6 +176,30 @@ class Grouping:
         for other in kernel.nodes:
             if any(v in depends for v in other.operands):
                 if other.op.name not in elementwise.PLAIN or shape_of(other.result) != shape_of(made):
+                    return None
+                depends.add(other.result)
+        return kernel
+
+    def _of_rows(self, node: Node, readers: list[Kernel | None]) -> Kernel | None:
+        """The kernel of rows that computes what a row has one of: a fold of the row, or what follows from folds."""
+        if len(readers) != 1 or readers[0] is None or node.op.name not in rows.FOLDS | elementwise.PLAIN:
+            return None
+        kernel, made = readers[0], node.result
+        shape = shape_of(kernel.outputs[0])
+        if kernel.template not in (elementwise.elementwise, rows.rows) or not shape or shape[-1] < self.machine.lanes():
+            return None
+        if shape_of(made) != (*shape[:-1], 1) or not made.dtype.is_float or any(shape_of(v) != shape for v in kernel.outputs):
+            return None
+        if node.op.name in rows.FOLDS:
+            source = node.operands[0]
+            assert source is not None
+            if shape_of(source) != shape or node.attributes["axis"] != (len(shape) - 1,):
+                return None
+        depends = {made}
+        for other in kernel.nodes:
+            if any(v in depends for v in other.operands):
+                fits = shape_of(other.result) in (shape, shape_of(made))
+                if not fits or other.op.name not in rows.FOLDS | elementwise.PLAIN:
                     return None
                 depends.add(other.result)
         return kernel
@@ -213,13 +246,14 @@ class Grouping:
     def _lead(self, kernel: Kernel) -> None:
         """What the template of a kernel's anchor wants: buffers, operands in its own order, operands as they are."""
         node = kernel.anchor
-        kernel.kind, kernel.scratch = kernel.template.__name__, scratch(node, self.machine)
-        if node.op.name == "matmul" and (found := self._known(node.operands[1])) is not None:
-            made = matmul.prepared(node, found, self.machine)
+        kernel.kind = kernel.template.__name__
+        if node.op.name in PREPARES and (found := self._known(node.operands[1])) is not None:
+            made = PREPARES[node.op.name](kernel, found, self.machine)
             if made is not None:
                 right = node.operands[1]
                 assert right is not None
                 kernel.prepared = {right: (Value("panels", TensorType(float32, made.shape)), made)}
+        kernel.scratch = scratch(kernel, self.machine)
         for k, v in enumerate(node.operands):
             if k == 0 or v not in kernel.prepared:
                 self._read(v, kernel)
@@ -235,8 +269,9 @@ class Grouping:
         return None if given is None or given.role != "constant" else np.asarray(given.data)
 
 
-def scratch(node: Node, machine: Machine) -> list[Value]:
+def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
     """Buffers that a template needs besides its result."""
+    node = kernel.anchor
     source = node.operands[0] if node.operands else None
     if node.op.name in ("sort", "argsort"):
         assert source is not None
@@ -246,7 +281,7 @@ def scratch(node: Node, machine: Machine) -> list[Value]:
     if node.op.name == "matmul":
         return matmul.scratch(node, machine)
     if node.op.name.startswith("conv"):
-        return convolutions.scratch(node, machine)
+        return convolutions.scratch(kernel, machine, bool(kernel.prepared))
     return []
 
 

@@ -173,8 +173,11 @@ class Writer:
         places: dict[Value, Place] = {}
         for i, place in zip(region.graph.arguments, given, strict=True):
             places[i.value] = place
+        read = {region.grouped.stored(v) for step in region.grouped.steps for v in step.inputs}
+        read.update(v for _, v in region.copied)
         for i in region.graph.with_role("constant"):
-            places[i.value] = Place(self.constant(i.data))
+            if i.value in read:  # else its elements lie elsewhere in another order
+                places[i.value] = Place(self.constant(i.data))
         for v, buffer in region.plan.place.items():
             places[v] = arena.at(buffer.offset)
         for v, k in region.direct.items():

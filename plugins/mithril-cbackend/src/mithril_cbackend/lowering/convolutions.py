@@ -1,96 +1,35 @@
 """Convolutions and their gradients as shifted products over a padded copy of the image.
 
-The padded image lies flat, one channel after the other, split into as many phases as the stride is long. Then the pixels
-that an element of the kernel meets follow each other, at a fixed distance from the result's pixels, and a tile of
-accumulators (channels by vectors of pixels) needs no test for borders: what is computed beyond a row's end is dropped.
+A tile of accumulators (channels by vectors of pixels) reads the padded image at a distance that only the element of the
+kernel decides, and needs no test for borders: what is computed beyond a row's end is dropped.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product as every
 from typing import Any
+
+import numpy as np
 
 from mithril.graph import Node, Value
 from mithril.types import TensorType, float32
 from mithril_cbackend import tir as t
 from mithril_cbackend.kernel import Kernel
-from mithril_cbackend.lowering import contractions
+from mithril_cbackend.lowering import columns, contractions
 from mithril_cbackend.lowering.elementwise import vectorisable
 from mithril_cbackend.lowering.frame import Frame, Machine
+from mithril_cbackend.lowering.padding import Layout, layout_of, pad, slack
 from mithril_cbackend.lowering.reader import Index, operand, shape_of
 
 WORK = 1 << 13  # below so many products the simple loops are good enough
-
-
-@dataclass(frozen=True)
-class Layout:
-    """A padded image, laid flat by phases."""
-
-    image: tuple[int, ...]  # spatial sizes
-    spread: tuple[int, ...]  # distance at which the image's pixels are put (stride of a gradient), 1 otherwise
-    before: tuple[int, ...]  # padding in front; negative where pixels are cut off
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
-    kernel: tuple[int, ...]
-    result: tuple[int, ...]  # spatial sizes of the result
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Of one phase."""
-        reach = [(k - 1) * d // s + 1 for k, d, s in zip(self.kernel, self.dilation, self.stride, strict=True)]
-        return tuple(o + r - 1 + (1 if s > 1 else 0) for o, r, s in zip(self.result, reach, self.stride, strict=True))
-
-    @property
-    def phases(self) -> int:
-        return math.prod(self.stride)
-
-    @property
-    def channel(self) -> int:
-        """Elements of one channel, all phases."""
-        return self.phases * math.prod(self.sizes)
-
-    @property
-    def pixels(self) -> int:
-        """Positions computed: those of the result, and those beyond the ends of rows between them."""
-        return self.result[0] * math.prod(self.sizes[1:])
-
-    def offset(self, at: Sequence[int]) -> int:
-        """How far from a result's pixel the image's pixel lies that an element of the kernel meets."""
-        phase = flat = 0
-        for k, d, s, n in zip(at, self.dilation, self.stride, self.sizes, strict=True):
-            phase = phase * s + (k * d) % s
-            flat = flat * n + (k * d) // s
-        return phase * math.prod(self.sizes) + flat
-
-    def rows(self, at: Index) -> Any:
-        """The flat position of a result's pixel."""
-        total: Any = 0
-        for i, n in zip(at, self.sizes, strict=True):
-            total = t.iadd(t.imul(total, n), i)
-        return total
-
-
-def _layout(node: Node) -> Layout:
-    a = node.attributes
-    if node.op.name == "conv_input_grad":
-        image, kernel, result = shape_of(operand(node))[2:], shape_of(operand(node, 1))[2:], shape_of(node.result)[2:]
-        before = tuple((k - 1) * d - p[0] for k, d, p in zip(kernel, a["dilation"], a["padding"], strict=True))
-        return Layout(image, a["stride"], before, (1,) * len(image), a["dilation"], kernel, result)
-    image = shape_of(operand(node))[2:]
-    kernel = shape_of(operand(node, 1) if node.op.name == "conv" else node.result)[2:]
-    result = shape_of(node.result if node.op.name == "conv" else operand(node, 1))[2:]
-    before = tuple(p[0] for p in a["padding"])
-    return Layout(image, (1,) * len(image), before, a["stride"], a["dilation"], kernel, result)
 
 
 def suits(node: Node) -> bool:
     """Whether the tiles take it: float32, and enough to do."""
     if node.result.dtype is not float32 or any(0 in shape_of(v) for v in (*node.operands, node.result) if v is not None):
         return False
-    layout = _layout(node)
+    layout = layout_of(node)
     work = math.prod(layout.result) * math.prod(layout.kernel) * _channels(node)
     return work >= WORK and math.prod(layout.kernel) <= 256
 
@@ -113,13 +52,6 @@ def _width(layout: Layout, machine: Machine, rows: int) -> int:
     return vectors * machine.lanes()
 
 
-def _slack(layout: Layout, width: int) -> int:
-    """Elements that may be read beyond the last channel."""
-    return 2 * width + math.prod(layout.sizes) + max(
-        (layout.offset(at) for at in every(*map(range, layout.kernel))), default=0
-    )
-
-
 def _rows(node: Node) -> int:
     """Channels of a tile."""
     groups = node.attributes["groups"]
@@ -127,73 +59,65 @@ def _rows(node: Node) -> int:
     return next(r for r in (8, 6, 7, 5, 4, 3, 2, 1) if made % r == 0) if made % 8 else 8
 
 
-def scratch(node: Node, machine: Machine) -> list[Value]:
-    """The padded image, and the tiles' results before they lose what lies between rows."""
+def by_columns(kernel: Kernel, machine: Machine, known: bool) -> columns.Plan | None:
+    """The plan by columns, where that is possible and costs less than the tiles of this file."""
+    node = kernel.anchor
+    if node.op.name == "conv_weight_grad" or not columns.suits(kernel):
+        return None
+    layout, found = layout_of(node), columns.plan(node, machine, known)
+    width, pixels = _width(layout, machine, _rows(node)), math.prod(layout.result)
+    waste = columns.count(layout.pixels, width) * width / pixels
+    ordering = 0 if known else 2 * found.depth / (pixels * found.batch)
+    direct = 1.08 * waste * found.depth / (2 * machine.lanes()) + ordering + 1
+    return found if found.cost(machine, known) < direct else None
+
+
+def scratch(kernel: Kernel, machine: Machine, known: bool) -> list[Value]:
+    """The padded image, and what the tiles or columns need besides."""
+    node = kernel.anchor
     if not suits(node):
         return []
-    layout = _layout(node)
+    found = by_columns(kernel, machine, known)
+    if found is not None:
+        return columns.scratch(found, machine)
+    layout = layout_of(node)
     batch, channels = shape_of(operand(node))[:2]
     if node.op.name == "conv_weight_grad":
         width = machine.lanes()
         steps = -(-layout.pixels // width) * width
         weighted = shape_of(operand(node, 1))[1]
         return [
-            _buffer("padded", batch * channels * layout.channel + _slack(layout, width)),
+            _buffer("padded", batch * channels * layout.channel + slack(layout, width)),
             _buffer("weighted", batch * weighted * steps),
         ]
     width = _width(layout, machine, _rows(node))
     made = shape_of(node.result)[1]
-    return [
-        _buffer("padded", batch * channels * layout.channel + _slack(layout, width)),
+    buffers = [
+        _buffer("padded", batch * channels * layout.channel + slack(layout, width)),
         _buffer("tiles", made * -(-layout.pixels // width) * width),
-        _buffer("kernels", made * math.prod(layout.kernel) * (channels // node.attributes["groups"])),
     ]
+    if not known:
+        depth = math.prod(layout.kernel) * (channels // node.attributes["groups"])
+        buffers.append(_buffer("kernels", made * depth))
+    return buffers
+
+
+def prepared(kernel: Kernel, weights: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any] | None:
+    """Kernels that are known now in the order in which they are read; None where that is the order they have."""
+    node = kernel.anchor
+    if not suits(node) or node.op.name != "conv":
+        return None
+    groups = node.attributes["groups"]
+    found = by_columns(kernel, machine, True)
+    if found is not None:
+        return columns.prepared(found, weights, machine)
+    made, depth = weights.shape[0] // groups, math.prod(weights.shape[1:])
+    rows = _rows(node)
+    return np.ascontiguousarray(weights.reshape(groups * made // rows, rows, depth).swapaxes(1, 2)).reshape(-1)
 
 
 def _buffer(name: str, size: int) -> Value:
     return Value(name, TensorType(float32, (size,)))
-
-
-# -- the padded image ---------------------------------------------------------------------------------------------
-def _pad(frame: Frame, layout: Layout, x: Value, padded: Any, channels: int, slack: int) -> None:
-    """Zeros, then the image's pixels where they belong."""
-    code, reader = frame.code, frame.reader
-    batch = shape_of(x)[0]
-    with reader.loop("c", batch * channels, frame.parallel(batch * channels * layout.channel)) as c:
-        base = t.imul(c, layout.channel)
-        with reader.loop("i", layout.channel) as i:
-            code.store(padded, t.iadd(base, i), t.const(0, "float32"))
-        at = (t.idiv(c, channels), t.imod(c, channels))
-        at = tuple(reader.position(k) for k in at)
-        for phase in every(*map(range, layout.stride)):
-            _copy_phase(frame, layout, x, padded, at, base, phase)
-    with reader.loop("i", slack) as i:
-        code.store(padded, t.iadd(i, batch * channels * layout.channel), t.const(0, "float32"))
-
-
-def _copy_phase(frame: Frame, layout: Layout, x: Value, padded: Any, at: Index, base: Any, phase: Sequence[int]) -> None:
-    """The image's pixels of one phase: along each axis those from ``first`` on, ``step`` apart."""
-    reader, starts, counts, places, jumps, steps, number = frame.reader, [], [], [], [], [], 0
-    for n, spread, before, s, p, size in zip(
-        layout.image, layout.spread, layout.before, layout.stride, phase, layout.sizes, strict=True
-    ):
-        # pixel i lies at padded position before + i * spread = place * s + p
-        found = [i for i in range(n) if (before + i * spread - p) % s == 0 and 0 <= (before + i * spread - p) // s < size]
-        if not found:
-            return
-        starts.append(found[0])
-        counts.append(len(found))
-        steps.append(found[1] - found[0] if len(found) > 1 else 1)
-        places.append((before + found[0] * spread - p) // s)
-        jumps.append((found[1] - found[0]) * spread // s if len(found) > 1 else 1)
-        number = number * s + p
-    with reader.nest("yxz", counts) as inner:
-        source = tuple(t.iadd(t.imul(i, step), first) for i, step, first in zip(inner, steps, starts, strict=True))
-        target: Any = 0
-        for i, jump, place, size in zip(inner, jumps, places, layout.sizes, strict=True):
-            target = t.iadd(t.imul(target, size), t.iadd(t.imul(i, jump), place))
-        target = t.iadd(base, t.iadd(target, number * math.prod(layout.sizes)))
-        frame.code.store(padded, target, reader.at(x, (*at, *source)))
 
 
 # -- forward, and the gradient of the image -----------------------------------------------------------------------
@@ -204,19 +128,25 @@ def convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
         simple = contractions.conv if node.op.name == "conv" else contractions.conv_input_grad
         return simple(kernel, name, machine)
     frame = Frame(kernel, name, machine)
-    layout, x, w = _layout(node), operand(node), operand(node, 1)
+    layout, x, w = layout_of(node), operand(node), operand(node, 1)
+    found = by_columns(kernel, machine, known=w in kernel.prepared)
+    if found is not None:
+        columns.Columns(frame, found).write()
+        return frame.finish()
     groups, rows = node.attributes["groups"], _rows(node)
     batch, channels = shape_of(x)[:2]
     made, inner = shape_of(node.result)[1] // groups, channels // groups
     width, lanes = _width(layout, machine, rows), machine.lanes()
-    padded, tiles, kernels = (frame.outputs[v] for v in kernel.scratch)
+    padded, tiles, *ordered = (frame.outputs[v] for v in kernel.scratch)
+    kernels = ordered[0] if ordered else frame.reader.buffers[kernel.prepared[w][0]]
     reader, code = frame.reader, frame.code
     elements = list(every(*map(range, layout.kernel)))
     blocks, pixels = made // rows, -(-layout.pixels // width)
     work = batch * groups * made * inner * layout.pixels * len(elements)
 
-    _pad(frame, layout, x, padded, channels, _slack(layout, width))
-    _order_kernels(frame, node, w, kernels, groups, blocks, rows, inner, layout)
+    pad(frame, layout, x, padded, channels, slack(layout, width))
+    if ordered:
+        _order_kernels(frame, node, w, kernels, groups, blocks, rows, inner, layout)
 
     with reader.loop("image", batch) as image, reader.loop("block", groups * blocks, frame.parallel(work)) as block:
         group = t.idiv(block, blocks) if groups > 1 else 0
@@ -304,7 +234,7 @@ def weight_gradient(kernel: Kernel, name: str, machine: Machine) -> Any:
     if not suits(node):
         return contractions.conv_weight_grad(kernel, name, machine)
     frame = Frame(kernel, name, machine)
-    layout, x, g = _layout(node), operand(node), operand(node, 1)
+    layout, x, g = layout_of(node), operand(node), operand(node, 1)
     groups, lanes = node.attributes["groups"], machine.lanes()
     batch, channels = shape_of(x)[:2]
     made, inner = shape_of(node.result)[:2]
@@ -312,7 +242,7 @@ def weight_gradient(kernel: Kernel, name: str, machine: Machine) -> Any:
     padded, weighted = (frame.outputs[v] for v in kernel.scratch)
     reader, code = frame.reader, frame.code
     steps = -(-layout.pixels // lanes)
-    _pad(frame, layout, x, padded, channels, _slack(layout, lanes))
+    pad(frame, layout, x, padded, channels, slack(layout, lanes))
     _lay_rows(frame, layout, g, weighted, steps * lanes)
     high, wide = _divisor(per_group), _divisor(inner)
     elements = list(every(*map(range, layout.kernel)))

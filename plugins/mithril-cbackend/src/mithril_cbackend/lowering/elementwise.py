@@ -17,14 +17,36 @@ PLAIN = frozenset({*scalars.RULES, "broadcast_to", "constant", "full"})  # posit
 STRAIGHT = PLAIN | {"iota", "transpose", "slice", "tril", "triu", "random_bits"}  # no loads at computed places
 
 
-def merged(nodes: Sequence[Node], shape: tuple[int, ...], breaks: Sequence[int] = ()) -> list[list[int]]:
-    """Axes of ``shape`` in groups that every value of the nodes has, or lacks, together; none spans a break."""
+def aligned_values(kernel: Kernel) -> list[Value] | None:
+    """Values that are read at the results' positions, or broadcast to them; None where others are needed as well.
+
+    The walk ends at the anchor of a template, and where a reshape gives a value another position anyway.
+    """
+    producers, found = kernel.producers, dict.fromkeys(kernel.outputs)
+    pending, elsewhere = list(kernel.outputs), set()
+    while pending:
+        node = producers.get(pending.pop())
+        if node is None or (node is kernel.anchor and kernel.template is not elementwise):
+            continue
+        operands = [v for v in node.operands if v is not None]
+        if node.op.name == "reshape":
+            elsewhere.update(operands)
+        elif node.op.name in PLAIN:
+            pending += [v for v in operands if v not in found]
+            found.update(dict.fromkeys(operands))
+        else:
+            return None
+    return None if any(v in found for v in elsewhere) else list(found)
+
+
+def merged(values: Sequence[Value] | None, shape: tuple[int, ...], breaks: Sequence[int] = ()) -> list[list[int]]:
+    """Axes of ``shape`` in groups that all values have, or lack, together; none spans a break."""
+    if values is None or any(len(v.shape) > len(shape) for v in values):
+        return [[k] for k in range(len(shape))]
     groups: list[list[int]] = []
-    values = {v for node in nodes for v in (*node.operands, *node.results) if v is not None}
     shapes = [(1,) * (len(shape) - len(v.shape)) + shape_of(v) for v in values]
-    plain = all(node.op.name in PLAIN for node in nodes) and all(len(s) == len(shape) for s in shapes)
     for k in range(len(shape)):
-        if groups and k not in breaks and plain and all(_together(s, shape, [*groups[-1], k]) for s in shapes):
+        if groups and k not in breaks and all(_together(s, shape, [*groups[-1], k]) for s in shapes):
             groups[-1].append(k)
         else:
             groups.append([k])
@@ -36,11 +58,12 @@ def _together(given: tuple[int, ...], shape: tuple[int, ...], axes: list[int]) -
     return all(given[k] == shape[k] for k in axes) or all(given[k] == 1 for k in axes)
 
 
-def merge(frame: Frame, nodes: Sequence[Node], shape: tuple[int, ...], groups: list[list[int]]) -> tuple[int, ...]:
-    """Give all values of the nodes shapes in which each group is one axis; what ``shape`` becomes."""
-    if len(groups) == len(shape):
+def merge(
+    frame: Frame, values: Sequence[Value] | None, shape: tuple[int, ...], groups: list[list[int]]
+) -> tuple[int, ...]:
+    """Give all values shapes in which each group is one axis; what ``shape`` becomes."""
+    if values is None or len(groups) == len(shape):
         return shape
-    values = {v for node in nodes for v in (*node.operands, *node.results) if v is not None}
     for v in values:
         full = (1,) * (len(shape) - len(v.shape)) + shape_of(v)
         frame.reader.shapes[v] = tuple(math.prod(full[k] for k in group) for group in groups)
@@ -61,9 +84,16 @@ def _straight(node: Node) -> bool:
 
 def elementwise(kernel: Kernel, name: str, machine: Machine) -> Any:
     """One nest of loops over the results, which all have one shape."""
+    from mithril_cbackend.lowering.turning import turned, turns
+
     frame = Frame(kernel, name, machine)
+    node = turns(kernel, machine.lanes())
+    if node is not None:
+        turned(frame, node)
+        return frame.finish()
     shape = shape_of(kernel.outputs[0])
-    extents = merge(frame, kernel.nodes, shape, merged(kernel.nodes, shape))
+    values = aligned_values(kernel)
+    extents = merge(frame, values, shape, merged(values, shape))
     over_elements(frame, kernel.outputs, extents, vectorisable(kernel.nodes))
     return frame.finish()
 

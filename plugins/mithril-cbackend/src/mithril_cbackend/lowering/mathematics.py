@@ -52,23 +52,23 @@ def clamped(code: t.Code, x: t.Expr, low: float, high: float) -> t.Expr:
     return code.let(t.select(t.binary("gt", x, f(low)), x, f(low)), "c")
 
 
-def power_of_two(n: t.Expr) -> t.Expr:
-    """2 to an int32 from -126 to 127, by its bits."""
-    return t.bits(t.bitwise("shl", t.binary("add", n, i(127)), i(23)), "float32")
-
-
 EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+ROUNDING = 12582912.0  # added to a float of moderate size, it leaves the nearest integer in the last bits
 
 
 def exp(code: t.Code, x: t.Expr) -> t.Expr:
+    """2**n times a polynomial on half a unit around 0; what would be subnormal is 0."""
     x = code.let(x, "x")
-    c = clamped(code, x, -104.0, 89.0)
-    n = code.let(t.intrinsic("floor", add(mul(c, f(1.44269504088896341)), f(0.5))), "n")
+    c = code.let(t.select(t.binary("lt", x, f(88.7228394)), x, f(88.7228394)), "c")
+    c = code.let(t.select(t.binary("gt", c, f(-87.3365479)), c, f(-87.3365479)), "c")
+    whole = code.let(add(mul(c, f(1.44269504088896341)), f(ROUNDING)), "k")
+    n = code.let(sub(whole, f(ROUNDING)), "n")
     r = code.let(sub(sub(c, mul(n, f(0.693359375))), mul(n, f(-2.12194440e-4))), "r")
-    p = add(add(mul(polynomial(code, r, EXP), mul(r, r)), r), f(1.0))
-    whole = code.let(t.cast(n, "int32"), "k")
-    half = code.let(t.bitwise("shr", whole, i(1)), "h")  # in two steps: 2**n itself may be no float
-    made = mul(mul(p, power_of_two(half)), power_of_two(t.binary("sub", whole, half)))
+    p = code.let(add(add(mul(polynomial(code, r, EXP), mul(r, r)), r), f(1.0)), "p")
+    exponent = t.bitwise("shl", t.bits(whole, "int32"), i(23))
+    made = t.bits(t.binary("add", t.bits(p, "int32"), exponent), "float32")
+    made = t.select(t.binary("lt", x, f(-87.3365479)), f(0.0), made)
+    made = t.select(t.binary("gt", x, f(88.7228394)), f(INF), made)
     return t.select(t.isnan(x), x, made)
 
 

@@ -65,9 +65,9 @@ def scratch(node: Node, machine: Machine) -> list[Value]:
     return [Value("panel", TensorType(float32, (machine.threads * tile(product, machine).columns * product.k,)))]
 
 
-def prepared(node: Node, right: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any] | None:
+def prepared(kernel: Kernel, right: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any] | None:
     """The panels of a right operand that is known now; None where they are not used."""
-    product = product_of(node)
+    product = product_of(kernel.anchor)
     if product is None or product.batch:
         return None
     return pack(right, tile(product, machine).columns)
@@ -92,17 +92,7 @@ def matmul(kernel: Kernel, name: str, machine: Machine) -> Any:
 
 def _position(at: Any, shape: tuple[int, ...], frame: Frame) -> Index:
     """A row of the flattened result as a position of the whole result's leading axes."""
-    if len(shape) == 1:
-        return (at,)
-    if sum(n != 1 for n in shape) <= 1:
-        place = max(range(len(shape)), key=lambda k: shape[k])
-        return tuple(at if k == place and shape[k] != 1 else 0 for k in range(len(shape)))
-    out, stride = [], math.prod(shape)
-    for k, n in enumerate(shape):
-        stride //= n
-        i = t.idiv(at, stride)
-        out.append(frame.reader.position(t.imod(i, n) if k else i))
-    return tuple(out)
+    return (at,) if len(shape) == 1 else frame.reader.split(at, shape)
 
 
 def _strides(frame: Frame, value: Value) -> tuple[t.Buffer, list[int]] | None:
@@ -144,21 +134,18 @@ class Tiles:
         split = matrices * panels < threads and p.m % (threads * self.tile.rows) == 0
         parts = threads if split else 1
         with frame.share("panel", matrices * panels * parts, work) as (worker, item):
-            part, item = t.imod(item, parts), t.idiv(item, parts)
-            part, item = self.reader.position(part), self.reader.position(item)
-            batch = self.reader.position(t.idiv(item, panels))
-            number = t.iadd(self.reader.position(t.imod(item, panels)), first)
-            at = _position(batch, p.batch, frame) if p.batch else ()
-            panel = self.panel(at, worker, number, width)
+            *at, number, part = self.reader.split(item, (*p.batch, panels, parts))
+            number = t.iadd(number, first)
+            panel = self.panel(tuple(at), worker, number, width)
             start, rows = t.imul(part, p.m // parts), p.m // parts
 
             def left(row: Any, k: Any) -> t.Expr:
-                return self.element(at, t.iadd(start, row), k)
+                return self.element(tuple(at), t.iadd(start, row), k)
 
             def emit(row: Any, column: Any, element: t.Expr) -> None:
-                self.emit(at, t.iadd(start, row), t.iadd(t.imul(number, columns), column), element)
+                self.emit(tuple(at), t.iadd(start, row), t.iadd(t.imul(number, columns), column), element)
 
-            multiply(frame, rows, p.k, self.tile, left, panel, width, emit, self.vector)
+            multiply(frame, rows, (p.k,), self.tile, left, panel, width, emit, self.vector)
 
     def panel(self, at: Index, worker: Any, number: Any, width: int) -> Matrix:
         """Where the tiles read a panel: made before, in place, or copied now."""

@@ -6,7 +6,7 @@ other, and the next tile finds it in the cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.frame import Frame, Machine
 
 Element = Callable[[Any, Any], t.Expr]  # row, column -> element
+Left = Callable[..., t.Expr]  # row, positions in what is summed over -> element
 Emit = Callable[[Any, Any, t.Expr], None]  # row, column, element
 
 
@@ -40,7 +41,7 @@ def count(n: int, columns: int) -> int:
     return -(-n // columns)
 
 
-def pack(matrix: np.ndarray, columns: int) -> np.ndarray:
+def pack(matrix: np.ndarray[Any, Any], columns: int) -> np.ndarray[Any, Any]:
     """[k, n] as panels, the last one filled up with zeros: what ``copy_panel`` does, done before the program runs."""
     k, n = matrix.shape
     padded = np.zeros((k, count(n, columns) * columns), np.float32)
@@ -95,19 +96,42 @@ def copy_panel(frame: Frame, element: Element, matrix: Matrix | None, k: int, wi
 
 
 def multiply(
-    frame: Frame, m: int, k: int, tile: Tile, left: Element, panel: Matrix, width: int, emit: Emit, vector: bool
+    frame: Frame,
+    m: int,
+    inner: Sequence[int],
+    tile: Tile,
+    left: Left,
+    panel: Matrix,
+    width: int,
+    emit: Emit,
+    vector: bool,
 ) -> None:
-    """All rows of the result over one panel. ``emit`` gets whole vectors where it may, else elements."""
+    """All rows of the result over one panel. ``emit`` gets whole vectors where it may, else elements.
+
+    ``inner`` is what is summed over, one axis or several, as which ``left`` takes its positions.
+    """
+
+    def one(row: Any, rows: int) -> None:
+        _tile(frame, row, rows, inner, left, panel, width, emit, vector)
+
     whole, rest = divmod(m, tile.rows)
     if whole:
         with frame.reader.loop("tile", whole) as i:
-            _tile(frame, t.imul(i, tile.rows), tile.rows, k, left, panel, width, emit, vector)
+            one(t.imul(i, tile.rows), tile.rows)
     if rest:
-        _tile(frame, whole * tile.rows, rest, k, left, panel, width, emit, vector)
+        one(whole * tile.rows, rest)
 
 
 def _tile(
-    frame: Frame, row: Any, rows: int, k: int, left: Element, panel: Matrix, width: int, emit: Emit, vector: bool
+    frame: Frame,
+    row: Any,
+    rows: int,
+    inner: Sequence[int],
+    left: Left,
+    panel: Matrix,
+    width: int,
+    emit: Emit,
+    vector: bool,
 ) -> None:
     code, reader, lanes = frame.code, frame.reader, frame.machine.lanes()
     vectors = count(width, lanes)
@@ -116,11 +140,11 @@ def _tile(
     for _, _, slot in cells:
         with reader.loop("j", lanes, t.VECTORIZED) as j:
             code.store(total, t.iadd(j, slot), t.const(0, "float32"))
-    with reader.loop("k", k) as inner:
-        elements = [left(t.iadd(row, i), inner) for i in range(rows)]
+    with reader.nest("ke", inner) as k:
+        elements = [left(t.iadd(row, i), *k) for i in range(rows)]
         for i, v, slot in cells:
             with reader.loop("j", lanes, t.VECTORIZED) as j:
-                b = t.load(panel.buffer, panel.at(inner, t.iadd(j, v * lanes)))
+                b = panel.element(reader.flat(k, inner), t.iadd(j, v * lanes))
                 at = t.iadd(j, slot)
                 code.store(total, at, t.binary("add", t.load(total, at), t.binary("mul", elements[i], b)))
     for i, v, slot in cells:

@@ -99,6 +99,16 @@ class Reader:
             total = t.iadd(t.imul(total, n), i if n != 1 else 0)
         return total
 
+    def split(self, flat: Any, shape: Sequence[int]) -> Index:
+        """The position that has a number in row-major order."""
+        out: list[Any] = []
+        stride = math.prod(shape)
+        for k, n in enumerate(shape):
+            stride //= n
+            i = t.idiv(self.position(flat), stride)
+            out.append(self.position(t.imod(i, n) if k and n != 1 else (i if n != 1 else 0)))
+        return tuple(out)
+
     def position(self, at: Any) -> Any:
         """A position that is used more than once: by name, unless it is a sum, which vector loads must see through."""
         return at if isinstance(at, int) or t.is_affine(at) else self.code.let(at, "at")
@@ -170,7 +180,7 @@ def _barrier(reader: Reader, node: Node, at: Index) -> t.Expr:
 @rule("reshape")
 def _reshape(reader: Reader, node: Node, at: Index) -> t.Expr:
     x = operand(node)
-    return reader.at(x, unflattened(reader, at, shape_of(node.result), shape_of(x)))
+    return reader.at(x, unflattened(reader, at, reader.shape(node.result), shape_of(x)))
 
 
 def unflattened(reader: Reader, at: Index, shape: Sequence[int], wanted: Sequence[int]) -> Index:
@@ -199,14 +209,7 @@ def _split(reader: Reader, flat: Any, shape: Sequence[int]) -> list[Any]:
         where = max(range(len(shape)), key=lambda k: shape[k])
         flat = reader.position(flat)
         return [flat if k == where and shape[k] != 1 else 0 for k in range(len(shape))]
-    flat = reader.position(flat)
-    out: list[Any] = []
-    stride = math.prod(shape)
-    for k, n in enumerate(shape):
-        stride //= n
-        i = t.idiv(flat, stride)
-        out.append(reader.position(t.imod(i, n) if k and n != 1 else (i if n != 1 else 0)))
-    return out
+    return list(reader.split(flat, shape))
 
 
 @rule("transpose")

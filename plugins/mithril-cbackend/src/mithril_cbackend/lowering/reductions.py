@@ -58,6 +58,17 @@ def read(buffer: t.Buffer, at: Any, dtype: DType) -> t.Expr:
     return t.binary("ne", x, t.const(0, "uint8")) if dtype.is_bool else x
 
 
+def gathered(frame: Frame, op: str, total: Any, lanes: int, dtype: DType, count: int) -> t.Expr:
+    """What the lanes of an accumulator come to: halves are folded together until one element is left."""
+    code, reader = frame.code, frame.reader
+    while lanes > 1:
+        lanes //= 2
+        with reader.loop("l", lanes, t.VECTORIZED) as lane:
+            other = code.let(read(total, t.iadd(lane, lanes), dtype))
+            code.store(total, lane, held(fold(code, op, read(total, lane, dtype), other, dtype)))
+    return finished(code, op, read(total, 0, dtype), dtype, count)
+
+
 def reduction(kernel: Kernel, name: str, machine: Machine) -> Any:
     """Any axes: loops over what is kept, inside them loops over what is reduced.
 
@@ -112,11 +123,7 @@ def _along(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tup
                 if left:
                     with reader.loop("k", left) as k:
                         take(0, reader.position(t.iadd(k, whole * lanes)) if whole else k, rest)
-        if lanes:
-            with reader.loop("l", lanes - 1) as lane:
-                other = code.let(read(total, t.iadd(lane, 1), dtype))
-                code.store(total, 0, held(fold(code, op, read(total, 0, dtype), other, dtype)))
-        made = finished(code, op, read(total, 0, dtype), dtype, count)
+        made = gathered(frame, op, total, width, dtype, count)
         frame.emit(_kept(node, shape, axes, at), made)
 
 

@@ -1,0 +1,126 @@
+"""Padded images: laid flat, one channel after the other, split into as many phases as the stride is long.
+
+Then the pixels that an element of a convolution's kernel meets follow each other, at a fixed distance from the result's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product as every
+from typing import Any
+
+from mithril.graph import Node, Value
+from mithril_cbackend import tir as t
+from mithril_cbackend.lowering.frame import Frame
+from mithril_cbackend.lowering.reader import Index, operand, shape_of
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A padded image, laid flat by phases."""
+
+    image: tuple[int, ...]  # spatial sizes
+    spread: tuple[int, ...]  # distance at which the image's pixels are put (stride of a gradient), 1 otherwise
+    before: tuple[int, ...]  # padding in front; negative where pixels are cut off
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    kernel: tuple[int, ...]
+    result: tuple[int, ...]  # spatial sizes of the result
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of one phase."""
+        reach = [(k - 1) * d // s + 1 for k, d, s in zip(self.kernel, self.dilation, self.stride, strict=True)]
+        return tuple(o + r - 1 + (1 if s > 1 else 0) for o, r, s in zip(self.result, reach, self.stride, strict=True))
+
+    @property
+    def phases(self) -> int:
+        return math.prod(self.stride)
+
+    @property
+    def channel(self) -> int:
+        """Elements of one channel, all phases."""
+        return self.phases * math.prod(self.sizes)
+
+    @property
+    def pixels(self) -> int:
+        """Positions computed: those of the result, and those beyond the ends of rows between them."""
+        return self.result[0] * math.prod(self.sizes[1:])
+
+    def offset(self, at: Sequence[int]) -> int:
+        """How far from a result's pixel the image's pixel lies that an element of the kernel meets."""
+        phase = flat = 0
+        for k, d, s, n in zip(at, self.dilation, self.stride, self.sizes, strict=True):
+            phase = phase * s + (k * d) % s
+            flat = flat * n + (k * d) // s
+        return phase * math.prod(self.sizes) + flat
+
+    def rows(self, at: Index) -> Any:
+        """The flat position of a result's pixel."""
+        total: Any = 0
+        for i, n in zip(at, self.sizes, strict=True):
+            total = t.iadd(t.imul(total, n), i)
+        return total
+
+
+def layout_of(node: Node) -> Layout:
+    a = node.attributes
+    if node.op.name == "conv_input_grad":
+        image, kernel, result = shape_of(operand(node))[2:], shape_of(operand(node, 1))[2:], shape_of(node.result)[2:]
+        before = tuple((k - 1) * d - p[0] for k, d, p in zip(kernel, a["dilation"], a["padding"], strict=True))
+        return Layout(image, a["stride"], before, (1,) * len(image), a["dilation"], kernel, result)
+    image = shape_of(operand(node))[2:]
+    kernel = shape_of(operand(node, 1) if node.op.name == "conv" else node.result)[2:]
+    result = shape_of(node.result if node.op.name == "conv" else operand(node, 1))[2:]
+    before = tuple(p[0] for p in a["padding"])
+    return Layout(image, (1,) * len(image), before, a["stride"], a["dilation"], kernel, result)
+
+
+def slack(layout: Layout, width: int) -> int:
+    """Elements that may be read beyond the last channel."""
+    return 2 * width + math.prod(layout.sizes) + max(
+        (layout.offset(at) for at in every(*map(range, layout.kernel))), default=0
+    )
+
+
+def pad(frame: Frame, layout: Layout, x: Value, padded: Any, channels: int, beyond: int) -> None:
+    """Zeros, then the image's pixels where they belong."""
+    code, reader = frame.code, frame.reader
+    batch = shape_of(x)[0]
+    with reader.loop("c", batch * channels, frame.parallel(batch * channels * layout.channel)) as c:
+        base = t.imul(c, layout.channel)
+        with reader.loop("i", layout.channel) as i:
+            code.store(padded, t.iadd(base, i), t.const(0, "float32"))
+        at = (t.idiv(c, channels), t.imod(c, channels))
+        at = tuple(reader.position(k) for k in at)
+        for phase in every(*map(range, layout.stride)):
+            _copy_phase(frame, layout, x, padded, at, base, phase)
+    with reader.loop("i", beyond) as i:
+        code.store(padded, t.iadd(i, batch * channels * layout.channel), t.const(0, "float32"))
+
+
+def _copy_phase(frame: Frame, layout: Layout, x: Value, padded: Any, at: Index, base: Any, phase: Sequence[int]) -> None:
+    """The image's pixels of one phase: along each axis those from ``first`` on, ``step`` apart."""
+    reader, starts, counts, places, jumps, steps, number = frame.reader, [], [], [], [], [], 0
+    for n, spread, before, s, p, size in zip(
+        layout.image, layout.spread, layout.before, layout.stride, phase, layout.sizes, strict=True
+    ):
+        # pixel i lies at padded position before + i * spread = place * s + p
+        found = [i for i in range(n) if (before + i * spread - p) % s == 0 and 0 <= (before + i * spread - p) // s < size]
+        if not found:
+            return
+        starts.append(found[0])
+        counts.append(len(found))
+        steps.append(found[1] - found[0] if len(found) > 1 else 1)
+        places.append((before + found[0] * spread - p) // s)
+        jumps.append((found[1] - found[0]) * spread // s if len(found) > 1 else 1)
+        number = number * s + p
+    with reader.nest("yxz", counts) as inner:
+        source = tuple(t.iadd(t.imul(i, step), first) for i, step, first in zip(inner, steps, starts, strict=True))
+        target: Any = 0
+        for i, jump, place, size in zip(inner, jumps, places, layout.sizes, strict=True):
+            target = t.iadd(t.imul(target, size), t.iadd(t.imul(i, jump), place))
+        target = t.iadd(base, t.iadd(target, number * math.prod(layout.sizes)))
+        frame.code.store(padded, target, reader.at(x, (*at, *source)))

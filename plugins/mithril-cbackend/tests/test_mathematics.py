@@ -1,0 +1,64 @@
+"""How far our own exp, log, tanh, erf and their kin are from the truth, in units of the last place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from mithril_cbackend.backend import CBackend
+
+from mithril.graph import Builder
+from mithril.ops import erf, exp, expm1, log, log1p, sigmoid, tanh
+from mithril.ops.decompose import decompose
+
+Function = Callable[[Any], Any]
+TRUTH: dict[str, tuple[Function, Function, float, float, float]] = {
+    # name: ours, in float64, from, to, units
+    "exp": (exp, np.exp, -87.3, 88.72, 2),
+    "expm1": (expm1, np.expm1, -30.0, 88.0, 6),
+    "log": (log, np.log, 1e-30, 1e30, 2),
+    "log1p": (log1p, np.log1p, -0.99, 1e6, 4),
+    "tanh": (tanh, np.tanh, -12.0, 12.0, 5),
+    "erf": (erf, np.vectorize(math.erf), -6.0, 6.0, 6),
+    "sigmoid": (sigmoid, lambda x: 1 / (1 + np.exp(-x)), -80.0, 30.0, 5),
+}
+
+
+def compiled(function: Function, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    with Builder() as b:
+        y = function(b.input("x", x.shape))
+    backend = CBackend()
+    return np.array(backend.build(decompose(b.build({"y": y}), backend.lowers))({}, {"x": x})["y"])
+
+
+@pytest.mark.parametrize("name", list(TRUTH))
+def test_units_in_the_last_place(name: str) -> None:
+    ours, truth, low, high, units = TRUTH[name]
+    rng = np.random.default_rng(0)
+    x = rng.uniform(low, high, 200_003)
+    if low > 0:
+        x = np.exp(rng.uniform(math.log(low), math.log(high), x.size))
+    x[:1000] = np.linspace(low, high, 1000)
+    x[1000:60_000] = np.clip(rng.standard_normal(59_000) * np.exp(rng.uniform(-20, 1, 59_000)), low, high)
+    x = x.astype(np.float32)
+    expected = truth(x.astype(np.float64))
+    apart = np.abs(compiled(ours, x).astype(np.float64) - expected) / np.spacing(np.abs(expected).astype(np.float32))
+    worst = int(np.argmax(apart))
+    assert apart[worst] <= units, f"{name}({x[worst]!r}) is {apart[worst]:.1f} units off"
+
+
+def test_ends_and_special_values() -> None:
+    special = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 88.7228, 88.73, 1e30, -87.33, -104.0, -1e30] * 3, np.float32)
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(compiled(exp, special), np.exp(special), rtol=1e-6, atol=1e-37)
+        for ours, truth in ((tanh, np.tanh), (log, np.log), (expm1, np.expm1), (log1p, np.log1p)):
+            np.testing.assert_allclose(compiled(ours, special), truth(special), rtol=1e-6, atol=1e-37)
+
+
+def test_nan_with_any_bits_stays_nan() -> None:
+    bits = (np.arange(1, 4097, dtype=np.uint32) * 1021 & 0x7FFFFF | 0x7F800000).astype(np.uint32)
+    for ours in (exp, tanh, log, erf):
+        assert np.isnan(compiled(ours, bits.view(np.float32))).all()
