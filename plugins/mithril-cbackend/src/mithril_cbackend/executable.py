@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from operator import is_
+from operator import is_, itemgetter
 from sys import getrefcount
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +58,13 @@ def aligned(size: int) -> Array:
     return whole[-whole.ctypes.data % ALIGNMENT :][:size]
 
 
+def chooser(names: list[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    """What gives a dictionary's values of these names."""
+    if len(names) > 1:
+        return itemgetter(*names)
+    return lambda given: tuple([given[name] for name in names])
+
+
 class Result:
     """Where one result is written: arrays made by earlier calls, used again once nobody else holds them."""
 
@@ -66,18 +73,19 @@ class Result:
     def __init__(self, name: str, slot: int, shape: tuple[int, ...], dtype: str) -> None:
         self.name, self.slot, self.shape, self.dtype = name, slot, shape, as_dtype(dtype).numpy
         self.size = math.prod(shape) * self.dtype.itemsize
-        self.made: list[Array] = []
+        self.made: list[tuple[Array, int]] = []
 
-    def array(self) -> Array:
-        """One that can be written, beginning at a multiple of 64 bytes."""
-        for out in self.made:
-            # Held by the list, by this name and by the call that counts. Views of it hold the bytes it is a view of.
+    def array(self) -> tuple[Array, int]:
+        """One that can be written, beginning at a multiple of 64 bytes, and its address."""
+        for known in self.made:
+            out = known[0]
+            # Held by the pair, by this name and by the call that counts. Views of it hold the bytes it is a view of.
             if getrefcount(out) == 3 and getrefcount(out.base) == 2:
-                return out
+                return known
         out = aligned(self.size).view(self.dtype).reshape(self.shape)
-        self.made.insert(0, out)
+        self.made.insert(0, (out, address_of(out)))
         del self.made[self.KEPT :]
-        return out
+        return self.made[0]
 
 
 @dataclass(frozen=True)
@@ -109,8 +117,8 @@ class Executable:
         self.address = ctypes.c_void_p(self.table.ctypes.data)
         self.params, self.inputs = layout.params, layout.inputs
         self.results = [Result(*row) for row in layout.results]
-        self.names = [name for name, _ in self.params]
-        self.bound: list[Any] = [None] * len(self.params)  # the parameters whose addresses stand in the table
+        self.chosen = chooser([name for name, _ in self.params])
+        self.bound: tuple[Any, ...] = (None,) * len(self.params)  # the parameters whose addresses stand in the table
         self.copies: list[Array] = []  # of those that are views
 
     @property
@@ -137,18 +145,21 @@ class Executable:
         return module_text(self.program, self.machine.lanes())
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-        with self.lock:
-            if not all(map(is_, map(params.__getitem__, self.names), self.bound)):
-                self.bound = [params[name] for name in self.names]
+        self.lock.acquire()  # ``with`` takes longer
+        try:
+            chosen = self.chosen(params)
+            if not all(map(is_, chosen, self.bound)):
                 self.copies = self.point(self.params, params)
+                self.bound = chosen
             kept = self.point(self.inputs, inputs)
             made = {}
             for result in self.results:
-                made[result.name] = out = result.array()
-                self.slots[result.slot] = address_of(out)
+                made[result.name], self.slots[result.slot] = result.array()
             self.run(self.address)
             del kept
-        return made
+            return made
+        finally:
+            self.lock.release()
 
     def point(self, arguments: list[tuple[str, int]], arrays: Mapping[str, Any]) -> list[Array]:
         """Write the addresses of these arrays into the table. What had to be copied is given back, to be kept."""
