@@ -12,7 +12,7 @@ from mithril.graph.registry import operation as op
 from mithril_tpu.placing.choose import choose
 from mithril_tpu.placing.layout import Mesh
 from mithril_tpu.placing.propagate import propagate
-from mithril_tpu.placing.rules import RULES, _groups
+from mithril_tpu.placing.rules import RULES, groups
 
 MESH = Mesh({"data": 2, "model": 4})
 MODEL_ONLY = Mesh({"data": 1, "model": 4})
@@ -175,7 +175,7 @@ def test_merged_axes_keep_a_split_and_cut_ones_only_the_outermost():
     ],
 )
 def test_axes_that_a_reshape_joins_or_cuts(before, after, groups):
-    found = [g for g in _groups(before, after) if g[0] and g[1]]
+    found = [g for g in groups(before, after) if g[0] and g[1]]
     wanted = [g for g in groups if g[0] and g[1]]
     # Axes of length one may stand in any group.
     assert [[k for k in left if before[k] > 1] for left, _ in found] == [

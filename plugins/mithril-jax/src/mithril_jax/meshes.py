@@ -56,6 +56,16 @@ def make(platform: str | None, sizes: Sequence[int]) -> Mesh:
     return Mesh(np.array(found[:count]).reshape(tuple(sizes)), AXES[: len(sizes)])
 
 
+def put(x: Any, where: Any) -> jax.Array:
+    """An array on devices, some of which may be those of other processes: there each brings the parts it has."""
+    if getattr(where, "is_fully_addressable", True):
+        return jax.device_put(x, where)
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return x if x.sharding == where else jax.jit(lambda y: y, out_shardings=where)(x)  # type: ignore[no-any-return]
+    whole = np.asarray(x)
+    return jax.make_array_from_callback(whole.shape, where, lambda index: whole[index])
+
+
 class Shares:
     """Where each argument of a program lives. ``place`` moves what lies elsewhere; parameters only once."""
 
@@ -168,7 +178,7 @@ class Shares:
 
     def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Parameters where the program wants them."""
-        return {name: jax.device_put(x, self.sharding(name)) for name, x in params.items()}
+        return {name: put(x, self.sharding(name)) for name, x in params.items()}
 
     def place(self, name: str, x: Any, *, keep: bool) -> Any:
         if keep and (known := self._kept.get(name)) is not None and known[0] is x:
@@ -177,7 +187,7 @@ class Shares:
         if len(spec) and spec[0] == "data" and x.shape[0] % self.mesh.shape["data"]:
             self._whole(name, x.shape[0])
             spec = PartitionSpec()
-        made = jax.device_put(x, NamedSharding(self.mesh, spec))
+        made = put(x, NamedSharding(self.mesh, spec))
         if keep:
             self._kept[name] = (x, made)
         return made

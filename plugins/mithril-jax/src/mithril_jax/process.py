@@ -70,7 +70,7 @@ def simulate_devices(count: int) -> None:
 
     XLA gives the exchanges between them a thread each: with fewer threads than devices they wait forever.
     """
-    if started():
+    if started() or jax.distributed.is_initialized():  # of several processes each says how many devices it brings
         return
     os.environ.setdefault(_POOL, str(max(os.cpu_count() or 1, 2 * count + 8)))
     if jax.config.jax_num_cpu_devices < count:

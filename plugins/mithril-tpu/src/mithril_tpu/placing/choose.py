@@ -13,9 +13,10 @@ from fnmatch import fnmatchcase
 
 from mithril.errors import OptionError
 from mithril.graph import Graph, Input, Node, Value
+from mithril.ops.decompose import decompose
 from mithril_tpu.placing.layout import DATA, MODEL, Mesh, Split, whole
 from mithril_tpu.placing.propagate import Placed, step
-from mithril_tpu.placing.rules import Passage, passage, sizes
+from mithril_tpu.placing.rules import RULES, Passage, passage, sizes
 
 WEIGHTS, ACTIVATIONS = "weights", "activations"  # groups that tensor_split_dims may name
 
@@ -39,6 +40,7 @@ def choose(graph: Graph, mesh: Mesh, splits: Mapping[str, int] | None = None, *,
     """
     choice = Choice(mesh)
     wanted = dict(splits or {})
+    graph = decompose(graph, _has_rule)
     _batch(graph, choice, wanted)
     if mesh.size(MODEL) > 1:
         _by_hand(graph, choice, wanted)
@@ -49,6 +51,11 @@ def choose(graph: Graph, mesh: Mesh, splits: Mapping[str, int] | None = None, *,
         _fully(graph, choice)
     _follow(graph, choice)
     return choice
+
+
+def _has_rule(node: Node) -> bool:
+    """Whether a node's splits are known as it stands; else what it is made of is looked at."""
+    return node.op.name in RULES or getattr(node.op, "elementwise", False) or not getattr(node.op, "composite", False)
 
 
 def forward_nodes(graph: Graph) -> list[Node]:

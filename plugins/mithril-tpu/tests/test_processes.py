@@ -1,0 +1,85 @@
+"""JAX in several processes: equal to one, and nothing hangs: every process has a time limit."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+SECONDS = 150
+SCRIPT = """
+    import os, sys
+    port, count, rank, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    import jax
+    jax.distributed.initialize(f"localhost:{port}", count, rank)
+    sys.path.insert(0, TESTS)
+    import numpy as np
+    import mithril as ml
+    from tpu_models import block
+
+    x = {"x": np.random.default_rng(0).standard_normal((8, 6, 16), np.float32)}
+    g = np.random.default_rng(1).standard_normal((8, 6, 16), np.float32)
+
+    def stepped(backend, **options):
+        compiled = ml.compile(block(16, 4, 32), backend, shapes={"x": [8, 6, 16]}, **options)
+        params = compiled.randomize_params(0)
+        return compiled, params, compiled.evaluate(params, x, g)
+
+    single = stepped(ml.JaxBackend())[2]
+    assert len(jax.devices()) == 2 * jax.local_device_count()
+    n = len(jax.devices())
+    for mesh, options in WAYS(n):
+        compiled, params, found = stepped(ml.JaxBackend(device_mesh=mesh), **options)
+        for mine, right in zip(found, single):
+            for name, expected in right.items():
+                np.testing.assert_allclose(compiled.backend.to_numpy(mine[name]), expected, rtol=1e-4, atol=1e-5)
+        if options:
+            there = compiled.programs[-1].executable.call.placed(params)
+            part = there["fc.weight"].addressable_shards[0].data
+            assert part.size * n == there["fc.weight"].size
+    print("fine", rank, flush=True)
+"""
+
+
+def together(tmp_path, ways, devices):
+    """Two processes with so many devices each."""
+    file = tmp_path / "script.py"
+    text = textwrap.dedent(SCRIPT).replace("TESTS", repr(str(Path(__file__).parent))).replace("WAYS", f"({ways})")
+    file.write_text(text)
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(file), str(port), "2"]
+    running = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for rank, process in enumerate(running):
+            out, err = process.communicate(timeout=SECONDS)
+            assert f"fine {rank}" in out.splitlines(), err[-3000:]
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
+
+
+def test_two_processes_equal_one(tmp_path):
+    together(tmp_path, "lambda n: [((n,), {}), ((n,), {'parallelism': 'fsdp'})]", 1)
+
+
+@pytest.mark.slow
+def test_two_processes_of_two_devices(tmp_path):
+    together(tmp_path, "lambda n: [((2, 2), {}), ((1, 4), {}), ((n,), {'parallelism': 'fsdp'})]", 2)
