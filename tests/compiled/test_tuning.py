@@ -86,10 +86,46 @@ def test_a_choice_that_cannot_be_is_told():
 def test_a_damaged_store_is_measured_anew(tmp_path):
     choices = {"optimization_level": ("medium", "low")}
     ml.tune(net(), "numpy", {"x": X}, choices=choices, seconds=0.05, store=tmp_path)
-    (file,) = tmp_path.rglob("*.mithril")
-    file.write_bytes(b"noise")
+    for file in tmp_path.rglob("*.mithril"):
+        file.write_bytes(b"noise")
     assert not ml.tune(net(), "numpy", {"x": X}, choices=choices, seconds=0.05, store=tmp_path).from_store
-    assert Store(tmp_path).info().entries == 1
+    assert Store(tmp_path).info().entries == 2  # the answer to this question, and the winner for level high
+
+
+def test_level_high_uses_what_was_found(tmp_path, monkeypatch):
+    """The default is slow, and so is high: the winner is what compiling at level high gives from then on."""
+    from mithril.runtime import compiled as module
+
+    original = module.CompiledModel.evaluate
+
+    def evaluate(self, *arguments, **keywords):
+        if self.options["optimization_level"] != "low":
+            time.sleep(0.004)
+        return original(self, *arguments, **keywords)
+
+    def high(shape=(16, 8), **options):
+        settings = {"shapes": {"x": shape}, "optimization_level": "high", "cache_dir": tmp_path, **options}
+        return ml.compile(net(), "numpy", **settings)
+
+    assert high().options["optimization_level"] == "high"
+    monkeypatch.setattr(module.CompiledModel, "evaluate", evaluate)
+    choices = {"optimization_level": ("medium", "high", "low"), "semantics": ("portable",)}
+    ml.tune(net(), "numpy", {"x": X}, choices=choices, seconds=0.1, store=tmp_path)
+    made = high()
+    assert made.options["optimization_level"] == "low"
+    assert "as ml.tune found: optimization_level='low', semantics='portable'" in made.explain()
+    assert high((4, 8)).options["optimization_level"] == "high"  # other shapes are another question
+    assert high(("B", 8)).options["optimization_level"] == "high"
+    assert high(semantics="native").options["semantics"] == "native"  # what the user says is not touched
+    again = ml.tune(net(), "numpy", {"x": X}, choices=choices, seconds=0.1, cache_dir=tmp_path)
+    assert again.options == {"optimization_level": "low"}  # what was found before did not mix with the candidate "high"
+
+
+def test_passes_are_tried_without(tmp_path):
+    choices = {"optimizations": ({}, {"operator-fusion": False})}
+    found = ml.tune(net(), "numpy", {"x": X}, choices=choices, seconds=0.05, store=tmp_path)
+    assert ("optimizations", {"operator-fusion": False}) in [row[:2] for row in found.tried]
+    assert ml.tune(net(), "numpy", {"x": X}, choices=choices, seconds=0.05, store=tmp_path).from_store
 
 
 # -- batches ------------------------------------------------------------------------------------------------------

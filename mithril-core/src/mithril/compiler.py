@@ -34,6 +34,7 @@ from mithril.runtime.backend import Backend, BuildOptions, Executable
 from mithril.runtime.buckets import Buckets, find_buckets
 from mithril.runtime.compiled import CompiledModel
 from mithril.runtime.program import Interface, Program, Request
+from mithril.runtime.winners import winners
 from mithril.shapes import input_specs, known_types, probe_types
 from mithril.types import TensorType
 
@@ -53,6 +54,10 @@ def compile(model: Model, backend: Backend | type[Backend] | str, **options: Unp
     settings = resolve(options)
     made = make_backend(backend, settings)
     decisions = Decisions(strict=settings["strict"])
+    if tuned := winners(model, made, settings, options):
+        settings = resolve({**options, **tuned})
+        made = make_backend(backend, settings)
+        decisions.record("choice", f"as ml.tune found: {', '.join(f'{n}={v!r}' for n, v in tuned.items())}")
     context = CompileContext(model, made, settings, optimization_level(settings), None, decisions)
     observers = Observers(context)
     plugins.compile_begin(context)

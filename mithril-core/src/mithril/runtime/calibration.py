@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,10 +21,11 @@ from mithril.options import resolve
 from mithril.runtime.compiled import CompiledModel
 from mithril.runtime.corpus import Case, corpus
 from mithril.runtime.cost_model import PLAIN, CostModel, Estimate, Sample, kind_of, logarithms
-from mithril.runtime.fingerprint import fingerprint, package_stamp
+from mithril.runtime.fingerprint import fingerprint
 from mithril.runtime.stepping import Stepped
 from mithril.runtime.store import Store
 from mithril.runtime.undisturbed import Lap, Stopwatch, typical
+from mithril.runtime.winners import machine, stamps
 
 if TYPE_CHECKING:
     from mithril.runtime.backend import Backend
@@ -208,9 +208,7 @@ def _store(store: Store | str | os.PathLike[str] | bool) -> Store | None:
 
 def _key(backend: Backend) -> str:
     own = {n: str(v) for n, v in vars(backend).items() if not n.startswith("_")}
-    machine = [platform.machine(), platform.processor(), platform.node(), os.cpu_count()]
-    stamps = [package_stamp("mithril"), package_stamp(type(backend).__module__.partition(".")[0])]
-    return fingerprint("cost model", backend.name, own, machine, stamps)
+    return fingerprint("cost model", backend.name, own, machine(), stamps(backend))
 
 
 def _written(model: CostModel) -> bytes:

@@ -2,30 +2,29 @@
 
 One knob after the other is turned, each alternative against the best so far, in turns. A winner must be faster by more
 than the noise and give the same results. What was found is kept on disk and found again until something it depends
-on changes: the model, the shapes, the backend, a version, the machine.
+on changes: the model, the shapes, the backend, a version, the machine. ``optimization_level="high"`` uses it, too.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mithril import __version__
 from mithril.compiler import compile as compile_model, make_backend
 from mithril.errors import MithrilError, OptionError
 from mithril.models.flatten import flatten
 from mithril.options import resolve
 from mithril.passes import LEVELS
 from mithril.runtime.divergence import TOLERANCE, relative_error
-from mithril.runtime.fingerprint import NoFingerprint, fingerprint, package_stamp
+from mithril.runtime.fingerprint import NoFingerprint, fingerprint
 from mithril.runtime.measuring import in_turns
 from mithril.runtime.store import Store
+from mithril.runtime.winners import keep, machine, searching, stamps
 from mithril.types import dtype as as_dtype
 
 if TYPE_CHECKING:
@@ -36,6 +35,7 @@ MARGIN = 0.03  # of the time: smaller gains are noise
 CHOICES: Mapping[str, Sequence[Any]] = {
     "jit": (None, False, True),
     "optimization_level": ("medium", "high", "low"),
+    "optimizations": ({}, {"operator-fusion": False}, {"linear-activation": False}),
     "num_threads": (None, 1, 2, 4),
 }
 
@@ -85,17 +85,20 @@ def tune(
     made = make_backend(backend, settings)
     arrays = {n: made.to_numpy(x) if made.is_array(x) else np.asarray(x) for n, x in inputs.items()}
     options.setdefault("shapes", {n: list(a.shape) for n, a in arrays.items()})
-    kept = Store(None if store is True else store) if not isinstance(store, (bool, Store)) or store is True else store
+    kept = Store(settings["cache_dir"] if store is True else store) if not isinstance(store, (bool, Store)) or store is True else store
     key = _key(model, made, arrays, options, knobs, gradients_of) if isinstance(kept, Store) else None
     known = kept.get(key) if isinstance(kept, Store) and key is not None else None
-    if known is not None:
-        found = _read(known, knobs)
-        if found is not None:
-            found.compiled = compile_model(model, made, **{**options, **found.options})
-            return found
-    found = _search(model, made, arrays, options, knobs, gradients_of, seconds)
+    with searching():
+        if known is not None:
+            found = _read(known, knobs)
+            if found is not None:
+                found.compiled = compile_model(model, made, **{**options, **found.options})
+                return found
+        found = _search(model, made, arrays, options, knobs, gradients_of, seconds)
     if isinstance(kept, Store) and key is not None:
         kept.put(key, {"tuned": _written(found).encode()})
+        shapes = {n: a.shape for n, a in arrays.items()}
+        keep(kept, model, made, shapes, {n: resolve({**options, **found.options}).peek()[n] for n in knobs})
     return found
 
 
@@ -114,25 +117,25 @@ def _search(
     current = base
     tried: list[tuple[str, Any, float | None, str]] = []
     for knob, values in knobs.items():
-        racing: dict[Any, _Candidate] = {}
-        for value in values:
+        racing: dict[int, _Candidate] = {}  # by position among the values, which need not be hashable
+        for k, value in enumerate(values):
             if value == resolve({**options, **best}).peek().get(knob):
                 continue
             try:
-                racing[value] = _Candidate(model, backend, arrays, {**options, **best, knob: value}, gradients_of)
-                wrong = racing[value].differs(base)
+                racing[k] = _Candidate(model, backend, arrays, {**options, **best, knob: value}, gradients_of)
+                wrong = racing[k].differs(base)
             except MithrilError as error:
                 wrong = error.what
             if wrong:
                 tried.append((knob, value, None, wrong))
-                racing.pop(value, None)
+                racing.pop(k, None)
         if not racing:
             continue
-        times = in_turns({None: current.call, **{(v,): c.call for v, c in racing.items()}}, seconds=seconds)
-        tried += [(knob, v, times[(v,)], "") for v in racing]
-        winner = min(racing, key=lambda v: times[(v,)])
-        if times[(winner,)] < (1 - MARGIN) * times[None]:
-            best[knob], current = winner, racing[winner]
+        times = in_turns({None: current.call, **{k: c.call for k, c in racing.items()}}, seconds=seconds)
+        tried += [(knob, values[k], times[k], "") for k in racing]
+        winner = min(racing, key=lambda k: times[k])
+        if times[winner] < (1 - MARGIN) * times[None]:
+            best[knob], current = values[winner], racing[winner]
     final = in_turns({"best": current.call, "default": base.call}, seconds=seconds)
     if final["best"] > final["default"]:  # what won in single races lost the last one
         best, current = {}, base
@@ -177,20 +180,17 @@ class _Candidate:
 def _key(model: Any, backend: Any, arrays: Any, options: Any, knobs: Any, of: Any) -> str | None:
     """Everything that the answer depends on; None where that cannot be told."""
     own = {n: str(v) for n, v in vars(backend).items() if not n.startswith("_")}
-    machine = [platform.machine(), platform.processor(), platform.node(), os.cpu_count()]
-    package = type(backend).__module__.partition(".")[0]
-    versions = [__version__, package_stamp("mithril"), package_stamp(package)]
     shapes = [(n, a.dtype.name, a.shape) for n, a in arrays.items()]
     try:
         flat, kind = flatten(model), type(backend)
-        return fingerprint("tune", flat, kind, own, shapes, dict(options), dict(knobs), of, machine, versions)
+        return fingerprint("tune", flat, kind, own, shapes, dict(options), dict(knobs), of, machine(), stamps(backend))
     except NoFingerprint:
         return None
 
 
 def _written(found: Tuned) -> str:
     for name, value in found.options.items():
-        if not isinstance(value, (bool, int, float, str, type(None))):
+        if not isinstance(value, (bool, int, float, str, dict, type(None))):
             raise OptionError(f"tune: the choice {name}={value!r} cannot be kept", hint="store=False measures only")
     return json.dumps({"options": found.options, "seconds": found.seconds, "default": found.default_seconds})
 
