@@ -53,7 +53,7 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Every figure the documentation quotes, or those named: ``nox -s bench -- plugins``."""
-    install(session, *EVERYDAY)
+    install(session, *map(str, DISTRIBUTIONS), "optax", "scikit-learn")
     wanted = session.posargs or sorted(path.stem.removeprefix("bench_") for path in ROOT.glob("benchmarks/bench_*.py"))
     for name in wanted:
         session.run("python", f"benchmarks/bench_{name}.py")
