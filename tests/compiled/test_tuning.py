@@ -118,7 +118,8 @@ def test_level_high_uses_what_was_found(tmp_path, monkeypatch):
     assert high(("B", 8)).options["optimization_level"] == "high"
     assert high(semantics="native").options["semantics"] == "native"  # what the user says is not touched
     again = ml.tune(net(), "numpy", {"x": X}, choices=choices, seconds=0.1, cache_dir=tmp_path)
-    assert again.options == {"optimization_level": "low"}  # what was found before did not mix with the candidate "high"
+    (slow,) = [seconds for _, value, seconds, _ in again.tried if value == "high"]
+    assert slow > 0.004  # what was found before did not mix with this candidate
 
 
 def test_passes_are_tried_without(tmp_path):

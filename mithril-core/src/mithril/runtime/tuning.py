@@ -85,7 +85,9 @@ def tune(
     made = make_backend(backend, settings)
     arrays = {n: made.to_numpy(x) if made.is_array(x) else np.asarray(x) for n, x in inputs.items()}
     options.setdefault("shapes", {n: list(a.shape) for n, a in arrays.items()})
-    kept = Store(settings["cache_dir"] if store is True else store) if not isinstance(store, (bool, Store)) or store is True else store
+    kept = store
+    if not isinstance(store, Store) and store is not False:
+        kept = Store(settings["cache_dir"] if store is True else store)
     key = _key(model, made, arrays, options, knobs, gradients_of) if isinstance(kept, Store) else None
     known = kept.get(key) if isinstance(kept, Store) and key is not None else None
     with searching():
