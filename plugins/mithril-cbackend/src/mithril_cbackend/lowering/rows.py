@@ -1,7 +1,8 @@
 """Kernels that go along each row several times: softmax, normalisations, whatever mixes sums of rows with their elements.
 
-A row stays in the nearest cache from one time to the next. What a row has one of (sums, their roots) is computed once;
-elements that are dear to compute and needed again are kept in a buffer as long as a row.
+A row stays in the nearest cache from one time to the next. What a row has one of (sums, their roots) is computed once,
+and instead of dividing all elements by it they are multiplied by its reciprocal, a last place off at most. Elements that
+are dear to compute and needed again are kept in a buffer as long as a row.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mithril.graph import Node, Value
-from mithril.types import TensorType, dtype as as_dtype
+from mithril.types import TensorType, dtype as as_dtype, float32
 from mithril_cbackend import tir as t
 from mithril_cbackend.kernel import Kernel
 from mithril_cbackend.lowering import reductions
@@ -32,6 +33,7 @@ class Passes:
     folds: list[list[Node]]
     kept: list[list[Value]]  # elements that are stored on the way, to be read the next times
     narrow: list[list[Value]]  # what follows for the row as a whole from the folds of one time
+    quotients: list[list[Node]]  # divisions of elements by what a row has one of
 
     @property
     def all_kept(self) -> list[Value]:
@@ -56,6 +58,7 @@ def passes_of(kernel: Kernel) -> Passes:
         elif is_narrow(node.result, width):
             narrow[number[node.result] - 1].append(node.result)
     kept: list[list[Value]] = [[] for _ in range(count)]
+    quotients: list[list[Node]] = [[] for _ in range(count)]
     for node in reversed(kernel.nodes):
         times = needed.get(node.result)
         if times is None or node.op.name in FOLDS or is_narrow(node.result, width):
@@ -63,10 +66,13 @@ def passes_of(kernel: Kernel) -> Passes:
         if node.op.name in DEAR and len(times) > 1:
             kept[min(times)].append(node.result)
             times = {min(times)}
+        if node.op.name == "div" and node.result.dtype is float32 and is_narrow(operand(node, 1), width):
+            for k in times:
+                quotients[k].insert(0, node)
         for v in node.operands:
             if v is not None:
                 needed.setdefault(v, set()).update(times)
-    return Passes(folds, kept, narrow)
+    return Passes(folds, kept, narrow, quotients)
 
 
 def is_narrow(value: Value, width: int) -> bool:
@@ -111,6 +117,9 @@ class Rows:
             for k in range(len(self.passes.folds)):
                 self.along(k, at, start)
 
+    def reciprocal(self, value: Value, at: Index) -> t.Expr:
+        return self.code.let(t.binary("div", t.const(1.0, "float32"), self.reader.broadcast(value, (*at, 0))), "factor")
+
     def dear(self, k: int) -> bool:
         """Whether a pass computes much per element, so that it never waits for its sums."""
         return bool(self.passes.kept[k]) or k + 1 == len(self.passes.folds)
@@ -118,6 +127,7 @@ class Rows:
     def along(self, k: int, at: Index, start: Any) -> None:
         """Once along a row."""
         code, reader, folds = self.code, self.reader, self.passes.folds[k]
+        divided = [(n, self.reciprocal(operand(n, 1), at)) for n in self.passes.quotients[k]]
         known = [v for values in self.passes.kept[:k] for v in values]
         whole = self.width // self.lanes if self.lanes > 1 else 0
         ways = WAYS if whole >= 2 * WAYS and folds and not self.dear(k) else 1
@@ -132,6 +142,9 @@ class Rows:
             there = (*at, i)
             for v in known:
                 reader.give(v, there, code.let(t.load(self.buffers[v], t.iadd(start, i)), "kept"))
+            for node, factor in divided:
+                x = reader.broadcast(operand(node), there)
+                reader.give(node.result, there, code.let(t.binary("mul", x, factor), node.result.name))
             for v in self.passes.kept[k]:
                 code.store(self.buffers[v], t.iadd(start, i), reader.at(v, there))
             for node, total in zip(folds, totals, strict=True):
