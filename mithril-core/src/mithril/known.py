@@ -69,7 +69,7 @@ NAMES = {
         "WarmUp",
         "search",
     ),
-    "mithril-tpu": ("placement", "plan", "shard", "staged"),
+    "mithril-tpu": ("load_sharded", "placement", "plan", "save_sharded", "shard", "staged"),
 }
 EXPORTS = {name: home for home, names in NAMES.items() for name in names}
 

@@ -211,6 +211,12 @@ RANKED = """
             after = compiled.evaluate(new, X)["y"]
             plain = {{name: p - 0.1 * expected[1][name] for name, p in params.items()}}
             assert_same([{{"y": compiled.backend.to_numpy(after)}}], [single.evaluate(plain, X)])
+            ml.save_sharded({folder!r}, there)
+            dist.barrier()
+            other = ml.compile(block(), ml.TorchBackend(device_mesh=(1, world)), shapes={{"x": [8, 6, 16]}})
+            read = ml.load_sharded({folder!r}, other)
+            assert read["fc.weight"].to_local().numel() * world == params["fc.weight"].numel()
+            assert_same([{{n: other.backend.to_numpy(x) for n, x in read.items()}}], [params])
     if dist.get_rank() == 0:
         print("fine", world, flush=True)
     dist.destroy_process_group()
@@ -219,7 +225,9 @@ RANKED = """
 
 def ranked(tmp_path, count, ways):
     file = tmp_path / "ranked.py"
-    file.write_text(textwrap.dedent(RANKED.format(tests=os.path.dirname(__file__), ways=ways)))
+    file.write_text(
+        textwrap.dedent(RANKED.format(tests=os.path.dirname(__file__), ways=ways, folder=str(tmp_path / "kept")))
+    )
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), str(file)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False, env=environment)

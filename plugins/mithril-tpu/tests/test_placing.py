@@ -166,7 +166,7 @@ def test_merged_axes_keep_a_split_and_cut_ones_only_the_outermost():
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "groups"),
+    ("before", "after", "expected"),
     [
         ((4, 32), (4, 8, 4), [([0], [0]), ([1], [1, 2])]),
         ((4, 8, 4), (32, 4), [([0, 1], [0]), ([2], [1])]),
@@ -174,9 +174,9 @@ def test_merged_axes_keep_a_split_and_cut_ones_only_the_outermost():
         ((2, 3, 4), (24,), [([0, 1, 2], [0])]),
     ],
 )
-def test_axes_that_a_reshape_joins_or_cuts(before, after, groups):
+def test_axes_that_a_reshape_joins_or_cuts(before, after, expected):
     found = [g for g in groups(before, after) if g[0] and g[1]]
-    wanted = [g for g in groups if g[0] and g[1]]
+    wanted = [g for g in expected if g[0] and g[1]]
     # Axes of length one may stand in any group.
     assert [[k for k in left if before[k] > 1] for left, _ in found] == [
         [k for k in left if before[k] > 1] for left, _ in wanted

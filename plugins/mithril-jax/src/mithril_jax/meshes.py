@@ -7,7 +7,7 @@ XLA works out how everything in between is placed and puts in the exchanges: res
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -61,7 +61,7 @@ def put(x: Any, where: Any) -> jax.Array:
     if getattr(where, "is_fully_addressable", True):
         return jax.device_put(x, where)
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
-        return x if x.sharding == where else jax.jit(lambda y: y, out_shardings=where)(x)  # type: ignore[no-any-return]
+        return x if x.sharding == where else jax.jit(lambda y: y, out_shardings=where)(x)
     whole = np.asarray(x)
     return jax.make_array_from_callback(whole.shape, where, lambda index: whole[index])
 
@@ -179,6 +179,10 @@ class Shares:
     def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Parameters where the program wants them."""
         return {name: put(x, self.sharding(name)) for name, x in params.items()}
+
+    def assemble(self, name: str, shape: tuple[int, ...], read: Callable[[Any], Any]) -> jax.Array:
+        """A parameter of what ``read(index)`` gives for the regions that this process has."""
+        return jax.make_array_from_callback(shape, self.sharding(name), read)
 
     def place(self, name: str, x: Any, *, keep: bool) -> Any:
         if keep and (known := self._kept.get(name)) is not None and known[0] is x:

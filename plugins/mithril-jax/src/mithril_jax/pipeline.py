@@ -98,7 +98,7 @@ class Piped:
 
     def __init__(self, made: Any, programs: list[SourceExecutable], graph: Graph) -> None:
         self.made = made
-        self.calls = [program.call for program in programs]
+        self.calls: list[Any] = [program.call for program in programs]
         self.arguments = {i.name for i in graph.arguments}
         self.names = graph.output_names
         self.needs = [[i.name for i in task.graph.arguments] for task in made.tasks]
@@ -162,6 +162,13 @@ class Piped:
             here = call.placed({n: x for n, x in params.items() if n in names})
             found.update({n: x for n, x in here.items() if found[n] is params[n]})
         return found
+
+    def assemble(self, name: str, shape: tuple[int, ...], read: Any) -> Any:
+        """A parameter, read for the first stage that wants it."""
+        for call, names in zip(self.calls, self.params, strict=True):
+            if name in names:
+                return call.assemble(name, shape, read)
+        return None
 
 
 def _take(links: dict[tuple[int, int, str], list[Any]], key: tuple[int, int, str]) -> Any:

@@ -22,6 +22,7 @@ from mithril.runtime.backend import BuildOptions
 from mithril.runtime.source_backend import Forward
 from mithril.types import TensorType
 from mithril_jax import meshes, process
+from mithril_jax.keeping import Kept
 from mithril_jax.mapping import mapped
 
 JAX_OPTIONS = ("donate_argnums", "precision", "unroll", "xla_flags")
@@ -235,7 +236,8 @@ def runner(
     if running.vectorize:
         with jax.enable_x64(wide):
             inner = mapped(inner, graph, options.decisions)
-    call: Any = Jitted(inner, graph, running, shares) if running.jit else inner
+    kept = Kept(options.settings, getattr(forward, "forward", forward), running.platform) if _keeps(options) else None
+    call: Any = Jitted(inner, graph, running, shares, kept) if running.jit else inner
     if not wide:
         return call  # type: ignore[no-any-return]
 
@@ -244,6 +246,10 @@ def runner(
             return call(params, inputs)  # type: ignore[no-any-return]
 
     return in_64_bits
+
+
+def _keeps(options: BuildOptions) -> bool:
+    return bool(options.settings.get("cache", False))
 
 
 def _needs_64_bits(graph: Graph) -> bool:
@@ -269,9 +275,19 @@ class Jitted:
     Of donated arguments XLA takes those that have a result of the same type to make of them; the others stay.
     """
 
-    def __init__(self, forward: Forward, graph: Graph, running: Running, shares: meshes.Shares | None) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        graph: Graph,
+        running: Running,
+        shares: meshes.Shares | None = None,
+        kept: Kept | None = None,
+    ) -> None:
         self.forward = forward
         self.shares = shares
+        self.kept = kept
+        self._static = all(i.type.is_static for i in graph.arguments)
+        self._met: set[Any] = set()  # shapes that it was compiled for
         self.params = tuple(i.name for i in graph.with_role("param"))
         self.inputs = tuple(i.name for i in graph.arguments if i.role != "param")
         self.results: tuple[str, ...] = ()
@@ -287,6 +303,7 @@ class Jitted:
         if shares is not None:
             arguments["out_shardings"] = shares.results(graph.output_names)
         self.jitted = jax.jit(self._flat, **arguments)
+        self._run = self.jitted if kept is None else self._run_kept
 
     def _flat(self, *given: Any) -> tuple[Any, ...]:
         n = len(self.params)
@@ -299,16 +316,29 @@ class Jitted:
         if self.shares is not None:
             return self._shared(self.shares, params, inputs)
         try:
-            made = self.jitted(*self._params(params), *self._inputs(inputs))
+            made = self._run(*self._params(params), *self._inputs(inputs))
         except (RuntimeError, ValueError):
             _check_alive({**inputs, **params})
             raise
         return dict(zip(self.results, made, strict=True))
 
+    def _run_kept(self, *given: Any) -> tuple[Any, ...]:
+        """Calls of new shapes, which compile; and all of a program with unknown sizes."""
+        shapes = None if self._static else tuple(x.shape for x in given)
+        if shapes in self._met:
+            return self.jitted(*given)  # type: ignore[no-any-return]
+        assert self.kept is not None
+        with self.kept():
+            made = self.jitted(*given)
+        self._met.add(shapes)
+        if self._static:
+            self._run = self.jitted
+        return made  # type: ignore[no-any-return]
+
     def _shared(self, shares: meshes.Shares, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         given = [shares.place(n, params[n], keep=True) for n in self.params]
         given += [shares.place(n, inputs[n], keep=False) for n in self.inputs]
-        made = self.jitted(*given)
+        made = self._run(*given)
         if shares.simulated:
             # A program begun before the last one ended can starve it of threads, and both wait forever.
             jax.block_until_ready(made)
@@ -317,6 +347,10 @@ class Jitted:
     def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Parameters where this program wants them, so that a call need not move them."""
         return dict(params) if self.shares is None else self.shares.placed(params)
+
+    def assemble(self, name: str, shape: tuple[int, ...], read: Callable[[Any], Any]) -> jax.Array | None:
+        """A parameter, read region by region; None where there is one device to read it for."""
+        return None if self.shares is None else self.shares.assemble(name, shape, read)
 
     def lower(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
         """The program for these arguments (arrays or their types) as JAX lowers it, to look at."""

@@ -7,7 +7,7 @@ on its parts, and calls ``torch.distributed`` where devices exchange something.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +103,7 @@ def build(backend: TorchBackend, graph: Graph, options: BuildOptions, mesh: tupl
     if count is None:
         call: Any = PoolProgram(spec, pool(prod(mesh), backend.torch_device.type))
     elif count == prod(mesh):
-        call = RankedProgram(spec, backend.torch_device)
+        call = RankedProgram(spec, backend)
     else:
         raise BackendError(
             f"device_mesh={mesh} needs {prod(mesh)} processes, and there are {count}",
@@ -183,10 +183,12 @@ class RankedProgram:
     Arguments are whole tensors, the same in every process, or ``DTensor``; what is split comes back as ``DTensor``.
     """
 
-    def __init__(self, spec: Spec, device: torch.device) -> None:
+    def __init__(self, spec: Spec, backend: TorchBackend) -> None:
+        device = backend.torch_device
         if not dist.is_initialized():
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
         self.spec = spec
+        self.array = backend.array
         self.program = RankProgram(spec, device)
         self.mesh = mesh_of(spec.mesh, device.type)
 
@@ -208,6 +210,21 @@ class RankedProgram:
                 local, self.mesh, self._placements(self.spec.splits[name]), shape=x.shape, stride=_strides(x.shape)
             )
         return found
+
+    def assemble(self, name: str, shape: tuple[int, ...], read: Callable[[Any], Any]) -> torch.Tensor:
+        """A parameter of what ``read(index)`` gives for this process's region."""
+        from torch.distributed.tensor import DTensor
+
+        split = self.spec.splits[name]
+        index = []
+        for n, axis in zip(shape, split, strict=True):
+            size = n // (self.mesh.size(AXES.index(axis)) if axis is not None else 1)
+            start = self.program.place[axis] * size if axis is not None else 0
+            index.append(slice(start, start + size))
+        local = self.array(read(tuple(index)))
+        return DTensor.from_local(
+            local, self.mesh, self._placements(split), shape=torch.Size(shape), stride=_strides(shape)
+        )
 
     def _local(self, name: str, x: Any) -> torch.Tensor:
         if not hasattr(x, "to_local"):

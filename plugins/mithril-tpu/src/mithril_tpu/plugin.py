@@ -81,7 +81,9 @@ def mithril_exports() -> Sequence[Export]:
     return [
         Export("staged", "mithril_tpu.sharding.pipeline:staged"),
         Export("plan", "mithril_tpu.planning.plan:plan"),
+        Export("load_sharded", "mithril_tpu.sharding.checkpoint:load_sharded"),
         Export("placement", "mithril_tpu.sharding.share:placement"),
+        Export("save_sharded", "mithril_tpu.sharding.checkpoint:save_sharded"),
         Export("shard", "mithril_tpu.sharding.share:shard"),
     ]
 
