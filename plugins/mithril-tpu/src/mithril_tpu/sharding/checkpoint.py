@@ -1,0 +1,168 @@
+"""``ml.save_sharded`` and ``ml.load_sharded``: every process writes the parts it has, and reads those it needs.
+
+A folder holds for each process a safetensors file of its parts, named after where they begin, and a JSON file that says
+of which tensors they are. Nothing in it depends on the mesh: another one reads other regions of the same tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401  # teaches NumPy bfloat16
+import numpy as np
+
+from mithril.errors import InputError
+from mithril.runtime.compiled import CompiledModel
+from mithril.runtime.weights import save_file, to_numpy
+from mithril.types import dtype as as_dtype
+
+Index = tuple[slice, ...]
+
+
+def save_sharded(folder: str | os.PathLike[str], arrays: Mapping[str, Any]) -> None:
+    """Write arrays (parameters, an optimizer's values): all processes call it, each writes what it holds.
+
+    What several devices hold is written once.
+    """
+    rank, count = _process()
+    tensors: dict[str, np.ndarray[Any, Any]] = {}
+    told: dict[str, Any] = {}
+    for name, x in arrays.items():
+        starts = []
+        for start, data in _pieces(x, rank):
+            tensors[_key(name, start)] = data
+            starts.append([list(start), list(data.shape)])
+        dtype = as_dtype(str(x.dtype).removeprefix("torch."))
+        told[name] = {"shape": list(x.shape), "dtype": dtype.name, "parts": starts}
+    out = Path(folder)
+    out.mkdir(parents=True, exist_ok=True)
+    stem = f"part-{rank:05}-of-{count:05}"
+    save_file(tensors, out / f"{stem}.safetensors", {"format": "mithril sharded"})
+    part = out / f".{stem}.{os.getpid()}"
+    part.write_text(json.dumps(told))
+    os.replace(part, out / f"{stem}.json")  # last: it says that the parts are there
+
+
+def load_sharded(folder: str | os.PathLike[str], compiled: CompiledModel) -> dict[str, Any]:
+    """Parameters of a compiled model where its newest program wants them, whatever mesh they were saved from."""
+    if not compiled.programs:
+        raise InputError("this model has no program yet", hint="shapes={...} when compiling, or evaluate it once")
+    program = compiled.programs[-1]
+    reader = Reader(folder)
+    missing = [n for n in program.interface.params if n not in reader.shapes]
+    if missing:
+        raise InputError(f"'{os.fspath(folder)}' does not fit this model", facts=[f"missing: {', '.join(missing[:8])}"])
+    assemble = getattr(getattr(program.executable, "call", None), "assemble", None)
+    found = {}
+    for name, t in program.interface.params.items():
+        if reader.shapes[name] != t.shape:
+            raise InputError(f"parameter '{name}' has shape {list(reader.shapes[name])}, expected {list(t.shape)}")
+        made = assemble(name, t.shape, partial(reader.read, name)) if assemble is not None else None
+        found[name] = made if made is not None else compiled.backend.array(reader.read(name), t.dtype)
+    return found
+
+
+class Reader:
+    """The tensors of a folder. ``read`` touches only the files and rows that a region lies in."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        told = sorted(self.folder.glob("part-*.json"))
+        counts = {path.stem.rpartition("-")[2] for path in told}
+        if len(counts) > 1:
+            raise InputError(
+                f"'{self.folder}' holds several checkpoints",
+                facts=[f"of {', '.join(str(int(n)) for n in sorted(counts))} processes"],
+                hint="save each into a folder of its own",
+            )
+        if not counts or len(told) != int(next(iter(counts))):
+            raise InputError(
+                f"'{self.folder}' holds no complete checkpoint",
+                facts=[
+                    f"parts of {len(told)} process(es)" + (f", and there were {int(min(counts))}" if counts else "")
+                ],
+            )
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.dtypes: dict[str, Any] = {}
+        self.parts: dict[str, list[tuple[Path, tuple[int, ...], tuple[int, ...]]]] = {}
+        for path in told:
+            for name, entry in json.loads(path.read_text()).items():
+                self.shapes[name] = tuple(entry["shape"])
+                self.dtypes[name] = as_dtype(entry["dtype"]).numpy
+                parts = self.parts.setdefault(name, [])
+                parts += [(path.with_suffix(".safetensors"), tuple(a), tuple(n)) for a, n in entry["parts"]]
+
+    def read(self, name: str, index: Index | None = None) -> np.ndarray[Any, Any]:
+        """A region of a tensor; all of it without an index."""
+        from safetensors import safe_open
+
+        shape = self.shapes[name]
+        bounds = [s.indices(n)[:2] for s, n in zip(index or (slice(None),) * len(shape), shape, strict=True)]
+        out = np.empty([b - a for a, b in bounds], self.dtypes[name])
+        filled = 0
+        for path, start, size in self.parts[name]:
+            lows = [max(a, s) for (a, _), s in zip(bounds, start, strict=True)]
+            highs = [min(b, s + n) for (_, b), s, n in zip(bounds, start, size, strict=True)]
+            if any(low >= high for low, high in zip(lows, highs, strict=True)) and out.size:
+                continue
+            with safe_open(path, "np") as file:
+                there = tuple(slice(a - s, b - s) for a, b, s in zip(lows, highs, start, strict=True))
+                key = _key(name, start)
+                piece = file.get_slice(key)[there] if there else file.get_tensor(key)
+            out[tuple(slice(a - z, b - z) for a, b, (z, _) in zip(lows, highs, bounds, strict=True))] = piece.reshape(
+                [b - a for a, b in zip(lows, highs, strict=True)]
+            )  # scalars are kept as one element
+            filled += piece.size
+        if filled < out.size:
+            raise InputError(f"'{self.folder}' lacks parts of '{name}'")
+        return out
+
+
+def _key(name: str, start: Sequence[int]) -> str:
+    return f"{name}@{','.join(map(str, start))}"
+
+
+def _pieces(x: Any, rank: int) -> Iterator[tuple[tuple[int, ...], np.ndarray[Any, Any]]]:
+    """Where each part begins that this process is to write, and its elements."""
+    if hasattr(x, "addressable_shards"):  # of JAX
+        for shard in x.addressable_shards:
+            if shard.replica_id == 0:
+                yield tuple(s.start or 0 for s in shard.index), np.asarray(shard.data)
+    elif hasattr(x, "to_local") and hasattr(x, "device_mesh"):  # a DTensor of PyTorch
+        start = _offsets(x)
+        if start is not None:
+            yield start, to_numpy(x.to_local())
+    elif rank == 0:
+        yield (0,) * len(x.shape), to_numpy(x)
+
+
+def _offsets(x: Any) -> tuple[int, ...] | None:
+    """Where the local part of a DTensor begins; None where another process has the same."""
+    start, left = [0] * len(x.shape), list(x.shape)
+    for k, placement in enumerate(x.placements):
+        at, n = x.device_mesh.get_local_rank(k), x.device_mesh.size(k)
+        if not placement.is_shard():
+            if at:
+                return None
+            continue
+        if left[placement.dim] % n:
+            raise InputError(f"a tensor of shape {list(x.shape)} is unevenly split over {n} processes")
+        left[placement.dim] //= n
+        start[placement.dim] += at * left[placement.dim]
+    return tuple(start)
+
+
+def _process() -> tuple[int, int]:
+    """This process's number, and how many there are: of PyTorch or of JAX, whichever was told."""
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+    if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if jax is not None and jax.distributed.is_initialized():
+        return jax.process_index(), jax.process_count()
+    return 0, 1

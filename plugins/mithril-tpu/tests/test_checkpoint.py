@@ -1,0 +1,79 @@
+"""Checkpoints in parts: written from one mesh, read for another."""
+
+from __future__ import annotations
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+from tpu_models import block
+
+import mithril as ml
+from mithril_tpu.sharding.checkpoint import Reader
+
+X = {"x": np.random.default_rng(0).standard_normal((8, 6, 16), np.float32)}
+MESHES = {
+    "one": (None, {}),
+    "fsdp": ((4,), {"parallelism": "fsdp"}),
+    "model": ((1, 4), {}),
+    "both": ((2, 2), {"parallelism": "fsdp"}),
+    "stages": ((1, 1, 2), {}),
+}
+
+
+def made(way):
+    mesh, options = MESHES[way]
+    return ml.compile(block(16, 4, 32), ml.JaxBackend(device_mesh=mesh), shapes={"x": [8, 6, 16]}, **options)
+
+
+@pytest.mark.parametrize(
+    ("source", "target"), [("fsdp", "model"), ("both", "stages"), ("stages", "one"), ("one", "both")]
+)
+def test_another_mesh_reads_it(tmp_path, source, target):
+    first, second = made(source), made(target)
+    call = first.programs[-1].executable.call
+    params = first.randomize_params(0)
+    ml.save_sharded(tmp_path, call.placed(params))
+    found = ml.load_sharded(tmp_path, second)
+    for name, x in params.items():
+        np.testing.assert_array_equal(found[name], x)
+    wanted = second.programs[-1].executable.call.placed(second.randomize_params(0))
+    assert {n: x.sharding for n, x in found.items()} == {n: x.sharding for n, x in wanted.items()}
+    np.testing.assert_allclose(second.evaluate(found, X)["y"], first.evaluate(params, X)["y"], rtol=1e-5, atol=1e-5)
+
+
+def test_each_part_is_written_once(tmp_path):
+    model = made("both")
+    params = model.programs[-1].executable.call.placed(model.randomize_params(0))
+    ml.save_sharded(tmp_path, params)
+    told = json.loads((tmp_path / "part-00000-of-00001.json").read_text())
+    assert len(told["fc.weight"]["parts"]) == 4
+    assert sum(np.prod(size) for _, size in told["fc.weight"]["parts"]) == params["fc.weight"].size
+    reader = Reader(tmp_path)
+    whole = np.asarray(params["fc.weight"])
+    np.testing.assert_array_equal(reader.read("fc.weight", (slice(3, 21), slice(2, 9))), whole[3:21, 2:9])
+
+
+def test_numbers_of_16_bits_and_scalars(tmp_path):
+    arrays = {"a": np.arange(6, dtype=ml_dtypes.bfloat16).reshape(2, 3), "step": np.int32(7)}
+    ml.save_sharded(tmp_path, arrays)
+    reader = Reader(tmp_path)
+    np.testing.assert_array_equal(reader.read("a", (slice(1, 2), slice(None))), arrays["a"][1:])
+    assert reader.read("a").dtype == ml_dtypes.bfloat16
+    assert reader.read("step") == 7
+
+
+def test_what_is_not_whole_is_said(tmp_path):
+    model = made("one")
+    with pytest.raises(ml.InputError, match="no complete checkpoint"):
+        ml.load_sharded(tmp_path, model)
+    ml.save_sharded(tmp_path, {"fc.weight": np.zeros((32, 16), np.float32)})
+    with pytest.raises(ml.InputError, match="does not fit this model"):
+        ml.load_sharded(tmp_path, model)
+    (tmp_path / "part-00000-of-00002.json").write_text("{}")
+    with pytest.raises(ml.InputError, match="several checkpoints"):
+        ml.load_sharded(tmp_path, model)
+    (tmp_path / "part-00000-of-00001.json").unlink()
+    with pytest.raises(ml.InputError, match="parts of 1 process"):
+        ml.load_sharded(tmp_path, model)
