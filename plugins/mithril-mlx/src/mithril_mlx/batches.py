@@ -103,7 +103,7 @@ class MlxBatchOptimizer:
         for piece, count in _rows(data, size) if _is_array(data) else _lists(data, size):
             made = process(piece)
             if isinstance(made, mx.array):
-                mx.async_eval(made)  # type: ignore[no-untyped-call]
+                mx.async_eval(made)
             if waiting is not None:
                 yield _cut(name, *waiting)
             waiting = made, count
