@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -109,6 +111,22 @@ def test_threads_are_set_for_the_call_only():
     del torch.SEEN
     assert seen == [before + 1]
     assert torch.get_num_threads() == before
+
+
+def test_what_was_compiled_is_kept(tmp_path, monkeypatch):
+    """In the folder that the user named, whatever torch.compile would choose, which is not asked again."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "elsewhere"))
+    seen = []
+
+    def watching(graph, examples):
+        seen.append(os.environ.get("TORCHINDUCTOR_CACHE_DIR"))
+        return graph.forward
+
+    options = {"jit": True, "jit_options": {"backend": watching}, "cache": True, "cache_dir": str(tmp_path)}
+    compiled = ml.compile(mlp(), "torch", shapes={"x": [2, 8]}, **options)
+    run(compiled, random(2, 8))
+    assert seen == [str(tmp_path / "inductor")]
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "elsewhere")
 
 
 @pytest.mark.parametrize(

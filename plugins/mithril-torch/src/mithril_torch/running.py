@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,8 +15,10 @@ from mithril.errors import BackendError, OptionError, unknown
 from mithril.graph import Graph, iterate
 from mithril.runtime.backend import BuildOptions
 from mithril.runtime.source_backend import Forward
+from mithril.runtime.store import Store
 from mithril_torch.differentiating import Differentiated
 
+INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 TORCH_OPTIONS = ("enable_amp", "enable_cudnn", "benchmark_mode", "graph_mode", "script_optimization")
 MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")  # by script_optimization
 
@@ -30,6 +34,7 @@ class Running:
     benchmark: bool | None
     threads: int | None
     device: torch.device
+    folder: Path | None = None  # where torch.compile keeps what it made; None is its own choice
 
 
 def read(
@@ -67,6 +72,7 @@ def read(
         _agreed("benchmark", given.get("benchmark_mode"), cudnn_benchmark),
         options.num_threads,
         device,
+        Store(settings["cache_dir"]).folder / "inductor" if jit and settings.get("cache") else None,
     )
 
 
@@ -165,7 +171,7 @@ class Compiled:
 def _settings(running: Running) -> Callable[[], Any] | None:
     """A context that sets what was asked for and restores it; None where there is nothing to set."""
     cuda = running.device.type == "cuda"
-    if running.device.type == "cpu" and running.threads is None:
+    if running.device.type == "cpu" and running.threads is None and running.folder is None:
         return None
 
     @contextmanager
@@ -176,12 +182,28 @@ def _settings(running: Running) -> Callable[[], Any] | None:
             if cuda and (running.cudnn is not None or running.benchmark is not None):
                 enabled = True if running.cudnn is None else running.cudnn
                 stack.enter_context(torch.backends.cudnn.flags(enabled=enabled, benchmark=bool(running.benchmark)))
+            if running.folder is not None:
+                stack.enter_context(_kept_in(running.folder))
             if running.threads is not None:
                 stack.callback(torch.set_num_threads, torch.get_num_threads())
                 torch.set_num_threads(running.threads)
             yield
 
     return setting
+
+
+@contextmanager
+def _kept_in(folder: Path) -> Iterator[None]:
+    """The folder in which torch.compile looks for what it made in earlier processes."""
+    before = os.environ.get(INDUCTOR)
+    os.environ[INDUCTOR] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[INDUCTOR]
+        else:
+            os.environ[INDUCTOR] = before
 
 
 class Captured:
