@@ -7,6 +7,7 @@ import pytest
 
 from mithril import ops
 from mithril.codegen import Lowerings
+from mithril.codegen.control import python_control
 from mithril.codegen.emit import emit, render
 from mithril.codegen.source import Source, from_template, transformed
 from mithril.dims import Dim
@@ -110,6 +111,31 @@ def mithril_transpose(x):
     from mithril.ops import transpose
 
     return transpose(x, perm=(1, 0))
+
+
+def test_branches_write_over_what_dies_with_them_and_over_nothing_else():
+    """Memory that the function made and reads for the last time in a branch; never inputs, or what comes twice."""
+    chosen = table()
+    python_control(chosen, "np.stack({rows})", "np.empty({shape}, {dtype})")
+    with Builder() as b:
+        x, y, flag = b.input("x", (2,)), b.input("y", (2,)), b.input("flag", (), "bool")
+        dying, twice, kept = exp(x), exp(y), neg(x)
+        one = ops.cond(flag, lambda: exp(dying) + x, lambda: dying + y)
+        both = ops.cond(flag, lambda: exp(twice) + exp(kept), lambda: exp(exp(twice)))
+    graph = b.build({"one": one, "both": both, "kept": kept})
+    text = source(graph, chosen)
+    assert "np.exp(exp_2, out=exp_2)" in text, "its own, read for the last time"
+    assert "np.exp(neg_1)\n" in text, "an output of the whole"
+    x, y = np.array([0.5, 1.0], np.float32), np.array([0.25, -1.0], np.float32)
+    for flag in (True, False):
+        given = {"x": x.copy(), "y": y.copy(), "flag": np.array(flag)}
+        made = Source(text).function()({}, given)
+        np.testing.assert_array_equal(given["x"], x)
+        np.testing.assert_array_equal(given["y"], y)
+        np.testing.assert_array_equal(made["kept"], -x)
+        e, f = np.exp(x), np.exp(y)
+        np.testing.assert_allclose(made["one"], np.exp(e) + x if flag else e + y, rtol=1e-6)
+        np.testing.assert_allclose(made["both"], np.exp(f) + np.exp(-x) if flag else np.exp(np.exp(f)), rtol=1e-6)
 
 
 def test_symbolic_sizes_are_read_from_the_inputs():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mithril.errors import OperationError
@@ -96,9 +96,12 @@ class Call:
         """A new local name."""
         return self._writer.names.fresh(wish)
 
-    def region(self, k: int) -> str:
-        """The name of the function that is the node's k-th region: takes its inputs, gives a tuple of its outputs."""
-        return self._writer.region(self.node.regions[k], f"{self.node.op.name}_{k}")
+    def region(self, k: int, given: Sequence[Value | None] = ()) -> str:
+        """The name of the function that is the node's k-th region: takes its inputs, gives a tuple of its outputs.
+
+        With ``given``, the values that it is called with, once, it may write over those that nothing else reads.
+        """
+        return self._writer.region(self.node.regions[k], f"{self.node.op.name}_{k}", given)
 
     def field(self, name: str) -> str:
         """What ``{name}`` in a template stands for."""

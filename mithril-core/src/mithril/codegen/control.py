@@ -22,7 +22,7 @@ def _assigned(names: list[str]) -> str:
 
 
 def _if(call: Call) -> None:
-    then, other = call.region(0), call.region(1)
+    then, other = (call.region(k, call.values[1:]) for k in (0, 1))
     inside = ", ".join(str(o) for o in call.operands[1:])
     call.line(f"{_assigned(call.results)} = {then}({inside}) if {call.operands[0]} else {other}({inside})")
 

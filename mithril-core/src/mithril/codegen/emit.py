@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from string import Formatter
 from typing import Any
 
@@ -159,6 +159,7 @@ class Writer:
         self.symbols: dict[str, Symbol] = {} if outer is None else outer.symbols
         for symbol in symbols(*(d for i in graph.inputs for d in i.type.shape)):
             self.names.taken.add(symbol.name)
+        self.step = 0  # which of the nodes is being written
         self.last = {v: k for k, node in enumerate(graph.nodes) for v in node.operands if v is not None}
         self.made = {v for node in graph.nodes for v in node.results}
         self.owned: set[Value] = set()  # values whose memory this function alone holds
@@ -186,10 +187,14 @@ class Writer:
         ending = ["outputs = {" + ", ".join(p.replace("'", '"', 2) for p in pairs) + "}"]
         return [*prologue, *self._size_lines(), *self.lines, *ending]
 
-    def region(self, graph: Graph, wish: str) -> str:
-        """A nested function for a region; it sees the sizes of the outer one."""
+    def region(self, graph: Graph, wish: str, given: Sequence[Value | None] = ()) -> str:
+        """A nested function for a region; it sees the sizes of the outer one.
+
+        ``given`` are the arguments where it is called once: memory that dies with the call is its own.
+        """
         name = self.names.fresh(wish)
         inner = Writer(graph, self.table, self.module, self)
+        inner.owned = {i.value for i, v in zip(graph.arguments, given) if self._dies(v) and given.count(v) == 1}
         arguments = []
         for i in graph.inputs:
             if i.data is not None:
@@ -227,14 +232,15 @@ class Writer:
     # -- one node ----------------------------------------------------------------------------------------------------
     def _nodes(self) -> None:
         for step, node in enumerate(self.graph.nodes):
+            self.step = step
             if node.op.name == "constant":
                 self.scalars[node.result] = node
                 continue
-            self._node(step, node)
+            self._node(node)
             if self.table.release:
-                self._release(step, node)
+                self._release(node)
 
-    def _node(self, step: int, node: Node) -> None:
+    def _node(self, node: Node) -> None:
         """Write one operation."""
         row = self.table.find(node)
         if row is None:
@@ -244,7 +250,7 @@ class Writer:
         operands = [None if v is None else self.expression(v, node) for v in node.operands]
         results = [self.names.fresh(v.name) for v in node.results]
         call = Call(node, operands, results, self)
-        donor = self._donor(step, node, row) if row.out is not None else None
+        donor = self._donor(node) if row.out is not None else None
         if donor is not None:
             assert row.out is not None
             expression: str | None = self._filled(row.out.replace("{out}", self.text[donor]), call)
@@ -274,22 +280,26 @@ class Writer:
         else:
             self.owned.update(node.results)
 
-    def _donor(self, step: int, node: Node, row: Row) -> Value | None:
+    def _donor(self, node: Node) -> Value | None:
         """An operand that dies here and whose memory fits the result."""
         result = node.result
         if not result.shape:
             return None
         for v in node.operands:
-            if v in self.owned and self.last[v] == step and v not in self.kept and v.type == result.type:
+            if v is not None and self._dies(v) and v.type == result.type:
                 return v
         return None
 
-    def _release(self, step: int, node: Node) -> None:
+    def _dies(self, v: Value | None) -> bool:
+        """Whether a value's memory is this function's own and read for the last time now."""
+        return v in self.owned and self.last[v] == self.step and v not in self.kept
+
+    def _release(self, node: Node) -> None:
         """Drop the names of large values that nothing reads any more, also of those whose memory lives on in others."""
         dead = [
             self.text[v]
             for v in dict.fromkeys(node.operands)
-            if v is not None and v in self.made and self.last[v] == step and v not in self.kept
+            if v is not None and v in self.made and self.last[v] == self.step and v not in self.kept
             if v in self.text and _large(v)
         ]
         if dead:
