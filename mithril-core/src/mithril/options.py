@@ -77,7 +77,7 @@ class CompileOptions(TypedDict, total=False):
     checkpoint_segments: int | None
     gradient_checkpointing: bool
     max_memory_gb: float | str | None
-    memory_planning: bool | str
+    memory_planning: bool | str | Callable[..., Any]
     mixed_precision: bool | Mapping[str, Any]
     visualize: bool
     viz_options: Mapping[str, Any]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import re
 from bisect import insort
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 
 import numpy as np
 
@@ -117,13 +120,11 @@ def plan(
     views: frozenset[str] = VIEWS,
 ) -> MemoryPlan:
     """Give every buffer its place in one arena so that no two that live at once overlap."""
-    if isinstance(strategy, str) and strategy not in STRATEGIES:
-        what, facts, hint = unknown("memory planning strategy", strategy, list(STRATEGIES))
-        raise OptionError(what, facts=facts, hint=hint)
+    chosen = find_strategy(strategy)
     buffers = lifetimes(graph, sizes, views=views, **({} if in_place is None else {"in_place": in_place}))
     for buffer in buffers:
         buffer.size = -(-buffer.size // alignment) * alignment
-    (STRATEGIES[strategy] if isinstance(strategy, str) else strategy)(buffers)
+    chosen(buffers)
     place = {value: buffer for buffer in buffers for value in buffer.values}
     name = strategy if isinstance(strategy, str) else getattr(strategy, "__name__", "custom")
     return MemoryPlan(
@@ -200,26 +201,37 @@ def _give_back(gaps: list[tuple[int, int]], offset: int, size: int) -> None:
 STRATEGIES: dict[str, Strategy] = {"greedy": greedy, "best_fit": best_fit}
 
 
+def find_strategy(given: str | Strategy) -> Strategy:
+    """A strategy by name, one of somebody else's as ``"module:function"``, or the function itself.
+
+    It gives every buffer its ``offset``; that no two overlap that live at once is its promise.
+    """
+    if callable(given):
+        return given
+    module, colon, name = given.partition(":")
+    if colon:
+        try:
+            found = getattr(import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise OptionError(f"memory planning strategy '{given}' cannot be loaded: {error}") from None
+        return found  # type: ignore[no-any-return]
+    if given not in STRATEGIES:
+        what, facts, hint = unknown("memory planning strategy", given, list(STRATEGIES))
+        raise OptionError(what, facts=facts, hint=hint)
+    return STRATEGIES[given]
+
+
+UNITS = {"": 10**9, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
 def parse_bytes(limit: float | str) -> int:
     """``8`` and ``"8GB"`` are 8e9 bytes, ``"8GiB"`` 8 * 2**30."""
-    if isinstance(limit, (int, float)):
-        return int(limit * 10**9)
-    text = limit.strip()
-    for suffix, factor in (
-        ("GiB", 2**30),
-        ("MiB", 2**20),
-        ("KiB", 2**10),
-        ("GB", 10**9),
-        ("MB", 10**6),
-        ("kB", 10**3),
-        ("B", 1),
-    ):
-        if text.endswith(suffix):
-            try:
-                return int(float(text[: -len(suffix)]) * factor)
-            except ValueError:
-                break
-    raise OptionError(f"'{limit}' is no amount of memory", hint='write 8, "8GB", "8GiB" or "512MiB"')
+    if not isinstance(limit, str) and 0 <= limit < math.inf:
+        return int(limit * UNITS[""])
+    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(\w*)", str(limit).strip())
+    if found is None or found[2] not in UNITS:
+        raise OptionError(f"'{limit}' is no amount of memory", hint='write 8, "8GB", "8GiB" or "512MiB"')
+    return int(float(found[1]) * UNITS[found[2]])
 
 
 def check_limit(graph: Graph, made: MemoryPlan, limit: int, sizes: Mapping[str, int] | None = None) -> None:

@@ -21,9 +21,9 @@ def memory_planning(graph: Graph, context: PassContext) -> Graph:
         if limit is not None:
             context.record("ignored", "max_memory_gb: a size without an upper bound is known only at run time")
         return graph
-    made = plan(graph, strategy if isinstance(strategy, str) else "greedy", sizes)
-    if isinstance(strategy, str):
-        context.record("choice", f"memory plan '{strategy}': {human(made.size)} instead of {human(made.total)}")
+    made = plan(graph, "greedy" if isinstance(strategy, bool) else strategy, sizes)
+    if not isinstance(strategy, bool):
+        context.record("choice", f"memory plan '{made.strategy}': {human(made.size)} instead of {human(made.total)}")
     if limit is not None:
         try:
             check_limit(graph, made, parse_bytes(limit), sizes)

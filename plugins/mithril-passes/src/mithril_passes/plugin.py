@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -168,7 +168,12 @@ def mithril_options() -> Sequence[Option]:
     return [
         Option("gradient_checkpointing", bool, False, "Recompute in the backward part instead of keeping values."),
         Option("checkpoint_segments", int | None, None, "Segments to recompute; None chooses what needs least memory."),
-        Option("memory_planning", bool | str, True, "Strategy of the memory plan: 'greedy', 'best_fit', or off."),
+        Option(
+            "memory_planning",
+            bool | str | Callable[..., Any],
+            True,
+            "Strategy of the memory plan: 'greedy', 'best_fit', a plugin's 'module:function', a function; or off.",
+        ),
         Option("max_memory_gb", float | str | None, None, "Refuse programs that need more: 8, '8GB', '512MiB'."),
         Option(
             "mixed_precision",
