@@ -43,6 +43,11 @@ def mlp():
     return stacked(Linear(32, name="first"), Relu(), Linear(10, name="last")), {"input": [5, 16]}
 
 
+def wide():
+    """Weights that are transposed in registers."""
+    return stacked(Linear(48, name="l")), {"input": [9, 40]}
+
+
 def normalised():
     return stacked(LayerNorm(name="n"), Linear(7, name="l")), {"input": [6, 24]}
 
@@ -89,7 +94,7 @@ def repeated():
     return model, {"x": [2, 4]}
 
 
-MODELS = [mlp, normalised, image, attention, words, statistics, cached, branch, repeated]
+MODELS = [mlp, wide, normalised, image, attention, words, statistics, cached, branch, repeated]
 
 
 def compiled(build, **options):
@@ -138,14 +143,14 @@ def test_with_its_own_flags_it_gives_the_same_bits(tmp_path):
 
 
 @needs("clang", "make")
-@pytest.mark.parametrize("build", [mlp, attention, cached, repeated], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("build", [wide, attention, cached, repeated], ids=lambda f: f.__name__)
 def test_clang_compiles_it(build, tmp_path):
     compiled(build).export(tmp_path)
     assert check(tmp_path, "CC=clang", f"CFLAGS={STRICT}") <= 1e-6
 
 
 @needs("gcc", "make")
-@pytest.mark.parametrize("build", [mlp, image, cached, repeated], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("build", [wide, image, cached, repeated], ids=lambda f: f.__name__)
 def test_sanitizers_are_silent(build, tmp_path):
     compiled(build).export(tmp_path)
     flags = "-std=c11 -O1 -g -Wall -Werror -fsanitize=address,undefined -fno-sanitize-recover=all"
@@ -227,7 +232,7 @@ def telephone(build, arch, **options):
 
 
 @needs("aarch64-linux-gnu-gcc", "qemu-aarch64", "make")
-@pytest.mark.parametrize("build", [mlp, image, attention, cached], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("build", [wide, image, attention, cached], ids=lambda f: f.__name__)
 def test_arm64_gives_the_same(build, tmp_path):
     exported = telephone(build, "arm64-v8a").export(tmp_path)
     assert exported.library == tmp_path / "libmodel.a"

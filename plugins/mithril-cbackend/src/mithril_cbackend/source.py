@@ -31,12 +31,12 @@ OR, AND, BIT, COMPARED, SUM, PRODUCT, UNARY, ATOM = range(1, 9)
 SIGNS = {
     n.Add: ("+", SUM), n.Sub: ("-", SUM), n.Mul: ("*", PRODUCT), n.Div: ("/", PRODUCT), n.Mod: ("%", PRODUCT),
     n.EQ: ("==", COMPARED), n.NE: ("!=", COMPARED), n.LT: ("<", COMPARED), n.LE: ("<=", COMPARED),
-    n.GT: (">", COMPARED), n.GE: (">=", COMPARED), n.And: ("&&", AND), n.Or: ("||", OR), n.LShift: ("<<", BIT),
+    n.GT: (">", COMPARED), n.GE: (">=", COMPARED), n.And: ("&&", AND), n.Or: ("||", OR),
     n.RShift: (">>", BIT), n.BitwiseAnd: ("&", BIT), n.BitwiseOr: ("|", BIT), n.BitwiseXor: ("^", BIT),
 }  # fmt: skip
 OPERANDS = {OR: COMPARED, AND: COMPARED, BIT: UNARY, COMPARED: SUM}  # how tight both operands must bind
 BITS = {
-    "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^", "shift_left": "<<", "shift_right": ">>",
+    "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^", "shift_right": ">>",
 }  # fmt: skip
 INCLUDES = """\
 #include <math.h>
@@ -57,6 +57,14 @@ typedef float vector __attribute__((vector_size(LANES * 4), aligned(4), may_alia
 #define VECTOR(x) (*(vector *)&(x)) /* as many floats as a register holds, from x on */
 #define CONST_VECTOR(x) (*(const vector *)&(x))
 #define EVERY(x) ((x) - (vector){0}) /* x in every lane */
+""",
+    "SHUFFLE": """\
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+typedef int32_t lanes __attribute__((vector_size(LANES * 4)));
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (lanes){__VA_ARGS__})
+#endif
 """,
     "bits_int32": "static inline int32_t bits_int32(float x) { int32_t y; memcpy(&y, &x, 4); return y; }\n",
     "bits_uint32": "static inline uint32_t bits_uint32(float x) { uint32_t y; memcpy(&y, &x, 4); return y; }\n",
@@ -85,6 +93,9 @@ class Printer:
                 declared[s.data.name] = s.buffer
         parameters = []
         for k, p in enumerate(self.function.made.params):
+            if p.name not in declared:  # a number
+                parameters.append(f"{TYPES[t.dtype_of(p)]} {p.name}")
+                continue
             const = "const " if k < self.function.read else ""
             parameters.append(f"{const}{TYPES[str(declared[p.name].dtype)]} *restrict {p.name}")
         self.statement(body)
@@ -148,6 +159,9 @@ class Printer:
             self.line(f"_Alignas(64) {TYPES[str(buffer.dtype)]} {buffer.name}[{int(buffer.shape[0])}];")
 
     def store(self, s: Any) -> None:
+        if isinstance(s.indices[0], n.Ramp):
+            self.line(f"VECTOR({s.buffer.name}[{self.expr(s.indices[0].base)}]) = {self.expr(s.value)};")
+            return
         if s.buffer.name in self.function.names:
             self.line(f"const {TYPES[str(s.buffer.dtype)]} {s.buffer.name} = {self.expr(s.value)};", s.buffer.name)
         else:
@@ -249,7 +263,12 @@ class Printer:
         if isinstance(x, n.Load):
             name = str(x.source.name)
             self.reading.add(name)
+            if isinstance(x.indices[0], n.Ramp):
+                const = "CONST_" if name in self.constant else ""
+                return f"{const}VECTOR({name}[{self.expr(x.indices[0].base)}])", ATOM
             return name if name in self.function.names else f"{name}[{self.expr(x.indices[0])}]", ATOM
+        if isinstance(x, n.LShift):
+            return self.shifted(x.a, x.b), UNARY
         if isinstance(x, n.Not):
             inner = x.a
             if isinstance(inner, n.LE) and isinstance(inner.b, n.FloatImm) and float(inner.b.value) == math.inf:
@@ -261,12 +280,21 @@ class Printer:
             return self.chosen(x.condition, x.true_value, x.false_value), ATOM
         if isinstance(x, n.Cast):
             return f"({TYPES[t.dtype_of(x)]}){self.expr(x.value, UNARY)}", UNARY
+        if isinstance(x, n.Shuffle):
+            both = ", ".join(self.expr(v) for v in x.vectors)
+            return f"SHUFFLE({both}, {', '.join(self.expr(k) for k in x.indices)})", ATOM
         if isinstance(x, n.Call):
             return self.call(x)
         raise TypeError(f"an expression that C has no words for: {type(x).__name__}")
 
     def chosen(self, condition: Any, yes: Any, no: Any) -> str:
         return f"({self.expr(condition)} ? {self.expr(yes)} : {self.expr(no)})"
+
+    def shifted(self, a: Any, b: Any) -> str:
+        """To the left; C does not say what becomes of signed numbers."""
+        kind = TYPES[t.dtype_of(a)]
+        text = f"({self.expr(a, UNARY)} << {self.expr(b, UNARY)})"
+        return text if kind.startswith("u") else f"({kind})((u{kind}){text[1:]}"
 
     def call(self, x: Any) -> tuple[str, int]:
         name = str(x.op.name).rpartition(".")[2]
@@ -276,6 +304,8 @@ class Printer:
         if name in BITS:
             a, b = x.args
             return f"{self.expr(a, UNARY)} {BITS[name]} {self.expr(b, UNARY)}", BIT
+        if name == "shift_left":
+            return self.shifted(*x.args), UNARY
         if name == "bitwise_not":
             return f"~{self.expr(x.args[0], UNARY)}", UNARY
         if name == "if_then_else":
@@ -373,7 +403,7 @@ def body_text(program: Program, lanes: int) -> str:
     for name, function in program.functions.items():
         kernel = program.kernels.get(name)
         above = comment(kernel) if kernel is not None else ""
-        parts.append(above + (function.source or Printer(function, lanes).text(name)))
+        parts.append(above + Printer(function, lanes).text(name))
     names = slot_names(program)
     rows = [f"  {names[k]}," for k in sorted(names)]
     parts.append("/* What the addresses in the table are of. */\nenum {\n" + "\n".join(rows) + "\n};\n")

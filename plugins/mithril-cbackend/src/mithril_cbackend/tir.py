@@ -36,6 +36,8 @@ nodes = SimpleNamespace(  # what the printer of C tells apart
     **{n: getattr(tirx, n) for n in "Add Sub Mul Div Mod EQ NE LT LE GT GE And Or Not Select Cast LShift RShift BitwiseAnd BitwiseOr BitwiseXor BitwiseNot".split()},
     **{n: getattr(_stmt, n) for n in "Bind For While BufferStore AllocBuffer DeclBuffer IfThenElse SeqStmt Evaluate Return".split()},
     Var=tirx.Var,
+    Ramp=tirx.Ramp,
+    Shuffle=tirx.Shuffle,
     IntImm=tirx.IntImm,
     FloatImm=tirx.FloatImm,
     StringImm=tvm.ir.StringImm if hasattr(tvm.ir, "StringImm") else tirx.StringImm,
@@ -343,7 +345,6 @@ class Function:
     names: frozenset[str]
     read: int
     helpers: Mapping[str, Function] = field(default_factory=dict)  # other functions that it calls
-    source: str = ""  # its text in C, where that is not to be printed from the statements
 
 
 def function(name: str, parameters: Sequence[tuple[Any, Buffer]], body: Stmt) -> Any:
@@ -354,17 +355,6 @@ def function(name: str, parameters: Sequence[tuple[Any, Buffer]], body: Stmt) ->
     made = tirx.PrimFunc([p for p, _ in parameters], body, PrimType("int32"))
     made = made.with_attr("global_symbol", name).with_attr("tirx.noalias", True)
     return made.with_attr("tirx.is_global_func", True)
-
-
-TURN = """\
-static void NAME(const float *restrict source, int32_t stride, float *restrict target, int32_t to_stride) {
-  for (int32_t i = 0; i < LANES; ++i) {
-    for (int32_t j = 0; j < LANES; ++j) {
-      target[j * to_stride + i] = source[i * stride + j];
-    }
-  }
-}
-"""
 
 
 @cache
@@ -396,7 +386,7 @@ def _turning(name: str, lanes: int) -> Function:
     body = sequence([*declared, code.finish(), _stmt.Return(index(0))])
     made = tirx.PrimFunc([source, stride, target, to_stride], body, PrimType("int32"))
     made = made.with_attr("global_symbol", name).with_attr("tirx.noalias", True).with_attr("tirx.is_global_func", True)
-    return Function(made, frozenset(), 1, source=TURN.replace("NAME", name).replace("LANES", str(lanes)))
+    return Function(made, frozenset(), 1)
 
 
 def entry(name: str, table: tuple[Any, Buffer], body: Stmt) -> Any:
