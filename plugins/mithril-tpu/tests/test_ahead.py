@@ -267,3 +267,60 @@ def test_float32_products_keep_their_digits_unless_native_semantics_are_wanted()
     quick = compiled(perceptron(), semantics="native")
     assert "HIGHEST" not in mithril_tpu.ahead_of(quick).stablehlo
     assert "digits" in str(quick.decisions)
+
+
+# ------------------------------------------------------------------------------------------------- stages and parts
+def test_a_pipeline_has_a_program_for_each_stage():
+    model = compiled(block(), shapes={"x": [8, 16, 128]}, pipeline_stages=2, pipeline_chunks=2, tpu_replicas=4)
+    made = mithril_tpu.stages_of(model)
+    whole = mithril_tpu.ahead_of(compiled(block(), shapes={"x": [8, 16, 128]}))
+    devices = [set(map(str, p.mesh.devices.flat)) for p in made.programs]
+    assert [len(d) for d in devices] == [2, 2]
+    assert not devices[0] & devices[1]
+    assert all(made.memory(stage) < whole.analysis.memory.peak for stage in (0, 1))
+    flops = [2 * 2 * p.analysis.flops for p in made.programs]  # two devices, two chunks
+    assert sum(flops) == pytest.approx(whole.analysis.flops, rel=0.1)
+    assert "stage 1" in made.report()
+    with pytest.raises(ml.InputError, match="stages_of"):
+        mithril_tpu.ahead_of(model)
+    with pytest.raises(ml.BackendError, match="no TPU here"):
+        model.evaluate(model.randomize_params(0), {"x": np.ones((8, 16, 128), np.float32)})
+
+
+@pytest.mark.slow
+def test_a_simulated_pipeline_equals_one_device():
+    x, g = ({"x": np.ones((8, 16, 128), np.float32)}, np.ones((8, 16, 128), np.float32))
+    model = compiled(
+        block(),
+        shapes={"x": [8, 16, 128]},
+        tpu_options={"simulate": True},
+        pipeline_stages=2,
+        pipeline_chunks=2,
+        tpu_replicas=4,
+    )
+    params = model.randomize_params(0)
+    one = ml.compile(block(), ml.JaxBackend(), shapes={"x": [8, 16, 128]})
+    for found, expected in zip(model.evaluate(params, x, g), one.evaluate(params, x, g), strict=True):
+        for name in expected:
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-3, atol=1e-3)
+
+
+def test_fully_sharded_parameters_need_their_part_of_memory():
+    def arguments(**options):
+        made = compiled(perceptron(512, 512), tpu_options={"replicas": 8}, **options)
+        return mithril_tpu.ahead_of(made).analysis.memory.arguments
+
+    assert arguments(parallelism="fsdp") < arguments() / 6
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"parallelism": "data", "pipeline_stages": 2}, "contradicts pipeline_stages"),
+        ({"tpu_replicas": 3, "pipeline_stages": 2}, "cannot be divided into 2 stages"),
+        ({"pipeline_stages": 0}, "must be at least 1"),
+    ],
+)
+def test_stages_that_cannot_be(options, message):
+    with pytest.raises(ml.OptionError, match=message):
+        compiled(perceptron(), **options)

@@ -127,11 +127,7 @@ def test_schedules(stages, chunks):
         for k in range(stages):
             mine = [s for s in made.steps if s.stage == k]
             assert len({(s.chunk, s.backward) for s in mine}) == len(mine) == 2 * chunks
-            alive = most = 0
-            for s in mine:
-                alive += -1 if s.backward else 1
-                most = max(most, alive)
-            assert most == (min(chunks, stages - k) if schedule == "1f1b" else chunks)
+            assert made.alive(k) == (min(chunks, stages - k) if schedule == "1f1b" else chunks)
 
 
 def test_what_mixes_examples_is_refused_by_name():

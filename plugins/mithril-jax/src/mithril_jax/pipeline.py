@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 import mithril as ml
+from mithril.codegen.source import Source
 from mithril.errors import OptionError
 from mithril.graph import Graph
 from mithril.runtime.backend import BuildOptions
@@ -80,17 +81,14 @@ def build(backend: JaxBackend, graph: Graph, options: BuildOptions, parts: list[
         "choice", f"{made.stages} pipeline stages with {shares} of the work, {made.chunks} chunk(s) of the batch"
     )
     call = Piped(made, programs, graph)
-    executable = SourceExecutable(graph, _Texts(programs), call)  # type: ignore[arg-type]
+    executable = SourceExecutable(graph, texts(programs), call)
     executable.differentiated = True  # several programs: nothing that could be kept as one
     return executable
 
 
-class _Texts:
+def texts(programs: list[SourceExecutable]) -> Source:
     """The sources of all tasks, one after the other."""
-
-    def __init__(self, programs: list[SourceExecutable]) -> None:
-        self.text = "\n\n".join(f"# -- {p.graph.name} --\n{p.source}" for p in programs)
-        self.arrays: dict[str, Any] = {}
+    return Source("\n\n".join(f"# -- {p.graph.name} --\n{p.source}" for p in programs))
 
 
 class Piped:

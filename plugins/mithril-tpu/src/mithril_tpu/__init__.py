@@ -9,6 +9,7 @@ _HOME = {
     "load_program": "mithril_tpu.ahead.artefact",
     "plan": "mithril_tpu.planning.plan",
     "simulate_devices": "mithril_tpu.programs",
+    "stages_of": "mithril_tpu.programs",
     "training_program": "mithril_tpu.programs",
 }
 

@@ -12,8 +12,8 @@ from mithril.runtime.backend import BuildOptions
 from mithril.runtime.source_backend import Forward, SourceExecutable
 from mithril_jax.backend import JaxBackend
 from mithril_tpu import options as asked
-from mithril_tpu.ahead import gpus, topology
-from mithril_tpu.ahead.program import AheadProgram, SimulatedProgram
+from mithril_tpu.ahead import gpus, stages, topology
+from mithril_tpu.ahead.program import AheadProgram, SimulatedProgram, cpu_devices
 from mithril_tpu.ahead.remedy import remedy
 from mithril_tpu.options import Wanted
 from mithril_tpu.placing.choose import Choice, choose
@@ -29,6 +29,7 @@ class AheadBackend(JaxBackend):
 
     symbolic: ClassVar[bool] = False  # a program for given devices and splits wants numbers
     devices = ("cpu", "tpu")  # type: ignore[assignment]  # fewer than its base has
+    stage = 0  # of a pipeline
 
     def __init__(
         self,
@@ -69,6 +70,13 @@ class AheadBackend(JaxBackend):
             self.precision, self.dtype = fresh.precision, fresh.dtype
 
     # -- building ----------------------------------------------------------------------------------------------------
+    def build(self, graph: Graph, options: BuildOptions | None = None) -> SourceExecutable:
+        options = options or BuildOptions()
+        wanted = asked.read(options.settings)
+        if wanted.stages == 1:
+            return self.build_whole(graph, options)
+        return stages.build(self, graph, options, wanted)
+
     def build_with_gradients(
         self, graph: Graph, of: Sequence[str], wrt: Sequence[str], options: BuildOptions | None = None
     ) -> SourceExecutable:
@@ -86,16 +94,21 @@ class AheadBackend(JaxBackend):
         wanted = asked.read(options.settings)
         target = plugins.target(options.settings["target_hardware"]).spec
         mesh = Mesh({DATA: wanted.data, MODEL: wanted.model})
-        choice = choose(graph, mesh, wanted.splits)
+        choice = choose(graph, mesh, wanted.splits, fsdp=wanted.fsdp)
         for name, why in choice.left.items():
             options.decisions.record("choice", f"'{name}' is whole on every device: {why}")
         wide = _has_64_bits(graph)
         ahead = self._ahead(forward, graph, choice, target, wanted, options, wide)
         if wanted.simulate and (ahead is None or not ahead.present):
             options.decisions.record("choice", f"programs for {target.name} run on {mesh.devices} device(s) of the CPU")
-            return SimulatedProgram(forward, graph, choice, wide=wide, ahead=ahead)
+            here = self._of_stage(cpu_devices(wanted.devices), wanted)
+            return SimulatedProgram(forward, graph, choice, here, wide=wide, ahead=ahead)
         assert ahead is not None
         return ahead
+
+    def _of_stage(self, devices: list[Any], wanted: Wanted) -> list[Any]:
+        """The devices of this stage: neighbours along the pipeline are neighbours in the list."""
+        return devices[self.stage :: wanted.stages]
 
     def _ahead(
         self,
@@ -126,7 +139,7 @@ class AheadBackend(JaxBackend):
             graph,
             choice,
             target,
-            devices,
+            self._of_stage(devices, wanted),
             present=local is not None,
             effort=wanted.effort if found is not None else None,  # XLA for GPUs knows no such thing
             wide=wide,

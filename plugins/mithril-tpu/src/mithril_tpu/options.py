@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from mithril.errors import OptionError, UnsupportedError, unknown
+from mithril.errors import OptionError, unknown
 
 KNOWN = ("effort", "model_parallelism", "precision", "replicas", "simulate", "topology")
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
@@ -32,10 +32,14 @@ class Wanted:
     effort: int | None = None
     simulate: bool = False
     splits: Mapping[str, int] = field(default_factory=dict)
+    fsdp: bool = False  # parameters are split over ``data`` too
+    stages: int = 1  # of a pipeline, each of ``data`` x ``model`` devices
+    chunks: int = 1
+    schedule: Literal["1f1b", "gpipe"] = "1f1b"
 
     @property
     def devices(self) -> int:
-        return self.data * self.model
+        return self.data * self.model * self.stages
 
 
 def precision_of(settings: Mapping[str, Any]) -> str | None:
@@ -67,7 +71,11 @@ def read(settings: Mapping[str, Any]) -> Wanted:
     effort = given.get("effort")
     if effort is not None and not 0 <= effort <= 3:
         raise OptionError("tpu_options['effort'] must be 0, 1, 2 or 3", facts=[f"got {effort!r}"])
-    data, model = _axes(settings["tpu_replicas"], given.get("model_parallelism"), settings["parallelism"])
+    kind, stages = settings["parallelism"], settings["pipeline_stages"]
+    replicas = settings["tpu_replicas"]
+    if stages is None:
+        stages = (replicas or 1) if kind == "pipeline" else 1
+    data, model = _axes(replicas, given.get("model_parallelism"), kind, stages)
     return Wanted(
         data,
         model,
@@ -75,6 +83,10 @@ def read(settings: Mapping[str, Any]) -> Wanted:
         _effort(settings["optimization_level"]) if effort is None else effort,
         bool(given.get("simulate", False)),
         dict(settings["tensor_split_dims"]),
+        kind == "fsdp",
+        stages,
+        settings["pipeline_chunks"] or 1,
+        settings["pipeline_schedule"],
     )
 
 
@@ -83,14 +95,10 @@ def _effort(level: str) -> int | None:
     return {"none": 0, "low": 1, "high": 3}.get(level)
 
 
-def _axes(replicas: int | None, model: int | None, parallelism: str | None) -> tuple[int, int]:
-    """Sizes of the axes ``data`` and ``model``; ``replicas`` is the number of all devices."""
-    if parallelism == "pipeline":
-        raise UnsupportedError(
-            "parallelism='pipeline' has no TPU program yet",
-            hint="parallelism='data' or 'model', or both with tpu_options={'replicas': ..., 'model_parallelism': ...}",
-        )
-    for name, value in (("tpu_replicas", replicas), ("tpu_options['model_parallelism']", model)):
+def _axes(replicas: int | None, model: int | None, parallelism: str | None, stages: int) -> tuple[int, int]:
+    """Sizes of the axes ``data`` and ``model``; ``replicas`` is the number of all devices, those of all stages."""
+    given = {"tpu_replicas": replicas, "tpu_options['model_parallelism']": model, "pipeline_stages": stages}
+    for name, value in given.items():
         if value is not None and value < 1:
             raise OptionError(f"{name} must be at least 1", facts=[f"got {value}"])
     if parallelism == "data" and model not in (None, 1):
@@ -99,7 +107,17 @@ def _axes(replicas: int | None, model: int | None, parallelism: str | None) -> t
             facts=[f"model_parallelism = {model} splits the model"],
             hint="leave one of them out",
         )
-    total = replicas if replicas is not None else (model or 1)
+    if stages > 1 and parallelism not in (None, "pipeline"):
+        raise OptionError(
+            f"parallelism='{parallelism}' contradicts pipeline_stages={stages}",
+            hint="leave parallelism out: tpu_replicas beyond the stages split the batch, model_parallelism the weights",
+        )
+    if replicas is not None and replicas % stages:
+        raise OptionError(
+            f"{replicas} devices cannot be divided into {stages} stages",
+            hint=f"tpu_replicas={stages * -(-replicas // stages)}",
+        )
+    total = replicas // stages if replicas is not None else (model or 1)
     if model is None:
         model = total if parallelism == "model" else 1
     if total % model:

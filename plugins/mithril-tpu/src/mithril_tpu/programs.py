@@ -12,6 +12,7 @@ from mithril.errors import BackendError, InputError, unknown
 from mithril.runtime.compiled import CompiledModel
 from mithril.runtime.program import Kind, Program, Request
 from mithril_tpu.ahead.program import AheadProgram, SimulatedProgram
+from mithril_tpu.ahead.stages import AheadPipeline
 from mithril_tpu.backend import AheadBackend
 
 Update = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
@@ -35,6 +36,14 @@ def simulate_devices(count: int) -> None:
         ) from error
 
 
+def stages_of(compiled: CompiledModel) -> AheadPipeline:
+    """The programs of a pipeline that was compiled ahead of time: one for each stage and direction."""
+    call = getattr(compiled.programs[-1].executable, "call", None) if compiled.programs else None
+    if not isinstance(call, AheadPipeline):
+        raise InputError("this model was not compiled as a pipeline", hint="pipeline_stages=4, tpu_replicas=4")
+    return call
+
+
 def ahead_of(compiled: CompiledModel | Program) -> AheadProgram:
     """The TPU compiler's program of a compiled model (its newest), or of one of its programs."""
     program = compiled.programs[-1] if isinstance(compiled, CompiledModel) and compiled.programs else compiled
@@ -45,6 +54,8 @@ def ahead_of(compiled: CompiledModel | Program) -> AheadProgram:
         )
     executable = program.executable
     call = getattr(executable, "call", None)
+    if isinstance(call, AheadPipeline):
+        raise InputError("a pipeline has a program for each stage", hint="mithril_tpu.stages_of(compiled).programs")
     ahead = call.ahead if isinstance(call, SimulatedProgram) else call
     if not isinstance(ahead, AheadProgram):
         raise InputError(

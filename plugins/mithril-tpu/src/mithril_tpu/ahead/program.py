@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ import numpy as np
 from jax.sharding import Mesh as JaxMesh, NamedSharding, PartitionSpec
 
 from mithril.errors import BackendError, MemoryLimitError
-from mithril.graph import Graph
+from mithril.graph import Graph, Input
 from mithril.hookspecs import HardwareTarget
 from mithril.types import TensorType
 from mithril_tpu.ahead.analysis import Analysis, analyse, memory
 from mithril_tpu.placing.choose import Choice
 from mithril_tpu.placing.layout import Split, whole
+from mithril_tpu.placing.rules import sizes
 
 Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 GIB = 1 << 30
@@ -104,6 +106,16 @@ class AheadProgram:
             made = self._struct(i.type, self.choice.of(i.name, len(i.type.shape)))
             (params if i.role == "param" else inputs)[i.name] = made
         return params, inputs
+
+    def local_bytes(self, i: Input) -> int:
+        """Bytes of one device's part of an argument."""
+        return (
+            prod(self.choice.mesh.local(sizes(i.value), self.choice.of(i.name, i.value.ndim))) * i.type.dtype.itemsize
+        )
+
+    def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters on the devices that the program expects them on."""
+        return {name: jax.device_put(x, self._shardings[name]) for name, x in params.items()}
 
     def _struct(self, t: TensorType, split: Split) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(t.shape, t.dtype.numpy, sharding=self.sharding(split))
@@ -281,10 +293,16 @@ class SimulatedProgram:
     """The same function and the same splits on devices of the CPU, each of which stands for one of the target's."""
 
     def __init__(
-        self, forward: Forward, graph: Graph, choice: Choice, *, wide: bool = False, ahead: AheadProgram | None = None
+        self,
+        forward: Forward,
+        graph: Graph,
+        choice: Choice,
+        devices: list[Any],
+        *,
+        wide: bool = False,
+        ahead: AheadProgram | None = None,
     ) -> None:
         axes = choice.mesh.axes
-        devices = cpu_devices(choice.mesh.devices)
         self.ahead = ahead
         self.choice = choice
         self.mesh = JaxMesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes))
@@ -301,6 +319,10 @@ class SimulatedProgram:
         # A second program dispatched before the first has ended can starve the first of threads, and both wait forever.
         jax.block_until_ready(made)
         return made
+
+    def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters on the devices that the program expects them on."""
+        return self._place(params)
 
     def _place(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         return {name: jax.device_put(x, self._shardings[name]) for name, x in arrays.items()}

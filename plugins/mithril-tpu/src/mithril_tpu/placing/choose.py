@@ -18,6 +18,7 @@ from mithril_tpu.placing.layout import DATA, MODEL, Mesh, Split, whole
 from mithril_tpu.placing.propagate import Placed, step
 from mithril_tpu.placing.rules import RULES, Passage, passage, sizes
 
+LINK = "link/"  # inputs and outputs of this name go from stage to stage
 WEIGHTS, ACTIVATIONS = "weights", "activations"  # groups that tensor_split_dims may name
 
 
@@ -70,6 +71,8 @@ def _batch(graph: Graph, choice: Choice, wanted: Mapping[str, int]) -> None:
         return
     axis = wanted.get(ACTIVATIONS, 0)
     inputs = [i for i in graph.with_role("input") if i.value.ndim > axis and not i.name.startswith("grad/")]
+    own = [i for i in inputs if not i.name.startswith(LINK)]  # what stages hand on need not have the batch in front
+    inputs = own or [i for i in inputs if sizes(i.value)[axis] % parts == 0]
     lengths = [sizes(i.value)[axis] for i in inputs]
     if not lengths:
         return

@@ -53,6 +53,15 @@ class Pipeline:
         total = sum(work) or 1.0
         return [w / total for w in work]
 
+    def alive(self, stage: int) -> int:
+        """The most chunks of which a stage keeps something for the way back."""
+        now = most = 0
+        for step in self.steps:
+            if step.stage == stage:
+                now += -1 if step.backward else 1
+                most = max(most, now)
+        return most if any(task.backward for task in self.tasks) else 1
+
 
 def staged(
     graph: Graph,

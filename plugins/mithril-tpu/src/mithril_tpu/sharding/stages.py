@@ -13,11 +13,10 @@ from math import prod
 
 from mithril.errors import OptionError
 from mithril.graph import Graph, Input, Node, Value
-from mithril_tpu.placing.choose import forward_nodes
+from mithril_tpu.placing.choose import LINK, forward_nodes
 from mithril_tpu.placing.rules import sizes
 from mithril_tpu.planning.fusion import walk
 
-LINK = "link/"  # inputs and outputs of this name go from task to task
 SLACK = 1.05  # how much more than the best balance a stage may do, for a narrower cut
 _ANYWHERE = frozenset({"constant", "full", "iota"})  # cheaper to make again than to send
 _PER_BYTE = 2  # operations that take as long as moving one byte
