@@ -35,6 +35,13 @@ def test_the_step_is_one_executable_with_everything_in_it():
     assert "one executable on numpy" in made.summary()
 
 
+def test_a_loss_and_its_gradient_share_what_they_have_in_common():
+    made = trainer()
+    made.begin(BATCH)
+    lowered = made.engine.prepare(BATCH).run.graph
+    assert [n.op.name for n in lowered.nodes].count("log") == 1
+
+
 def test_report_is_the_loss_before_the_step():
     made = trainer(metrics={"hits": Accuracy()})
     report = made.step(BATCH)

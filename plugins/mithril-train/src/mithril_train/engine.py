@@ -12,11 +12,12 @@ import numpy as np
 from mithril import plugins
 from mithril.compiler import Compiler
 from mithril.errors import BackendError, InputError, OptionError
-from mithril.graph import Graph
+from mithril.graph import Graph, Node
 from mithril.models.initializers import initialise
+from mithril.ops.decompose import decompose
 from mithril.options import Settings
 from mithril.passes import PassManager
-from mithril.runtime.backend import Backend, Executable
+from mithril.runtime.backend import Backend, BuildOptions, Executable
 from mithril.runtime.compiled import CompiledModel
 from mithril.runtime.signature import InputSpec, adapt, array_type, as_numpy, missing_or_unknown, settle
 from mithril.runtime.weights import to_numpy
@@ -277,8 +278,17 @@ class Engine:
             options = {**settings["jit_options"], "donate_argnums": (0,)}
             compiler = copy.copy(compiler)
             compiler.settings = Settings({**settings.peek(), "jit_options": options}, settings.given)
-        made: Executable = compiler.build(graph)
+        made: Executable = compiler.build(self._shared(graph))
         return made
+
+    def _shared(self, graph: Graph) -> Graph:
+        """The graph in operations of the backend, without what comes twice: a loss and its gradient have much alike."""
+        options = BuildOptions(self.compiler.settings, decisions=self.decisions)
+        lowered = decompose(graph, lambda node: self.backend.lowers(node, options))
+        lowered = lowered.replaced(nodes=tuple(without_phase(node) for node in lowered.nodes))
+        manager, context = self.compiler.pipeline()
+        chosen = [p for p in manager.passes if p.stage == "clean"]
+        return PassManager(chosen, check=manager.check).run(lowered, context, runner=plugins.run_pass)[0]
 
     def _fixed(self, graph: Graph, batch: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
         if FLAG in batch or FLAG not in {i.name for i in graph.inputs}:
@@ -312,6 +322,13 @@ def compiler_of(compiled: CompiledModel) -> Compiler:
             hint="compile the logical model with ml.compile",
         )
     return compiled.compiler
+
+
+def without_phase(node: Node) -> Node:
+    """The node as if it were of no part of the step, so that equal ones of several parts are found."""
+    if "phase" not in node.tags:
+        return node
+    return node.replaced(tags={n: tag for n, tag in node.tags.items() if n != "phase"})
 
 
 def signature(batch: Mapping[str, Any]) -> Any:
