@@ -23,5 +23,5 @@ def test_the_blocks_of_a_page_run(page, tmp_path, monkeypatch, capsys):
     space = {"__name__": "guide"}
     for match in re.finditer(r"^```python\n(.*?)^```", text, re.S | re.M):
         line = text[: match.start()].count("\n") + 1
-        code = compile("\n" * line + match[1], str(DOCS / page), "exec")
+        code = compile("\n" * line + match[1], str(DOCS / page), "exec", dont_inherit=True)
         exec(code, space)
