@@ -39,6 +39,17 @@ def test_ways_are_timed_in_turns_and_hopeless_ones_given_up():
     assert calls["slow"] <= 4 < calls["fast"]
 
 
+def test_waiting_for_a_processor_is_left_out_of_long_calls(monkeypatch):
+    """As if others had the processor for half of the time."""
+    from mithril.runtime import undisturbed
+
+    monkeypatch.setattr(undisturbed, "waited", lambda: 0.5 * time.perf_counter())
+    times = in_turns({"long": lambda: time.sleep(0.02)}, seconds=0.1)
+    assert 0.008 < times["long"] < 0.016
+    times = in_turns({"short": lambda: time.sleep(0.0002)}, seconds=0.02)
+    assert times["short"] >= 0.0002
+
+
 # -- tuning -------------------------------------------------------------------------------------------------------
 def test_the_faster_choice_wins_and_is_kept(tmp_path, monkeypatch):
     """One of the choices is made slow."""

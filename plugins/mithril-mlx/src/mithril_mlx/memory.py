@@ -1,8 +1,8 @@
 """``MlxMemoryOptimizer``: input buffers that are filled again, and memory that is known before it is taken.
 
 MLX's arrays are values and its allocator keeps freed memory, so there is nothing to gain in pooling what operations
-make. What does cost is handing NumPy's data to MLX: each ``mx.array(data)`` takes and fills new memory. A staged tensor
-is filled in place instead, and a compiled function that is given it sees the new contents.
+make. NumPy's data is copied to MLX either way; ``mx.array(data)`` takes new memory for it at each call, while a staged
+tensor is filled in place: memory stays where it is, and a compiled function that is given it sees the new contents.
 """
 
 from __future__ import annotations

@@ -1,0 +1,266 @@
+"""What the utilities around MLX cost and bring: ``python benchmarks/bench_utilities.py [section ...]``.
+
+Sections: pool, cache, profiler, fusion, tuning, batches, estimates. Ways are timed in turns, without what
+they wait for a processor; on Linux, figures say nothing about Apple's hardware. ``estimates`` runs the models of
+``examples/`` and takes names of backends, too: ``estimates mlx numpy``.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from interleaved import interleaved
+
+import mithril as ml
+from mithril.runtime.calibration import calibrate
+from mithril.runtime.corpus import corpus
+from mithril.runtime.measuring import in_turns
+from mithril.runtime.undisturbed import Stopwatch, typical
+from mithril_mlx import (
+    MlxAutoTuner,
+    MlxBatchOptimizer,
+    MlxKernelFusion,
+    MlxMemoryOptimizer,
+    MlxProfiler,
+    MlxTensorCache,
+)
+from mithril_mlx.library import mx
+
+RNG = np.random.default_rng(0)
+
+
+def random(*shape):
+    return mx.array(RNG.standard_normal(shape).astype(np.float32))
+
+
+def race(ways):
+    return in_turns(
+        ways, seconds=2.0, rounds=20, hopeless=float("inf"), of=lambda times: float(np.quantile(times, 0.25))
+    )
+
+
+def line(name, value):
+    print(f"  {name:<58}{value}")
+
+
+def pool():
+    """Handing NumPy's data to MLX: a new array each time, or a staged one."""
+    for shape in ((64, 784), (1024, 1024), (32, 3, 224, 224)):
+        data, memory = RNG.standard_normal(shape).astype(np.float32), MlxMemoryOptimizer(4)
+        lease = memory.get_or_create_tensor(shape)
+
+        def new():
+            mx.eval(mx.array(data))
+
+        def lent():
+            with memory.staged(shape) as tensor:
+                tensor.fill(data)
+
+        found = race({"new": new, "filled": lambda: lease.fill(data), "lent": lent})
+        ratios = f"{found['new'] / found['filled']:.2f}x, with lease and return {found['new'] / found['lent']:.2f}x"
+        line(f"new array over filling one in place, {shape}", ratios)
+    memory = MlxMemoryOptimizer(8)
+    sizes = [(n, 128) for n in (1, 2, 4, 8, 16, 32)]
+    for _ in range(2000):
+        leases = [memory.get_or_create_tensor(sizes[k]) for k in RNG.integers(0, len(sizes), 3)]
+        for lease in leases:
+            memory.return_to_pool(lease)
+    line("hit rate, 3 of 6 shapes at a time, room for 8", f"{100 * memory.get_stats().hit_rate:.1f} %")
+    found = interleaved({"lease": lambda: memory.return_to_pool(memory.get_or_create_tensor((1, 128)))})
+    line("a lease and its return", f"{1e6 * found['lease']:.1f} us")
+
+
+def cache():
+    """Zipf's requests: a few keys are asked for often."""
+    keys = np.minimum(RNG.zipf(1.3, 20_000), 1000)
+    for size in (50, 200):
+        kept = MlxTensorCache(size)
+        for key in keys:
+            if kept.get(int(key)) is None:
+                kept._kept.put(int(key), None)  # what is asked about is which keys stay
+        line(f"hit rate, 1000 keys by Zipf (1.3), room for {size}", f"{100 * kept.counts.hit_rate:.1f} %")
+    kept = MlxTensorCache(100)
+    tensor = random(256, 256)
+    kept.put("w", tensor)
+    found = interleaved(
+        {"hit": lambda: kept.get("w"), "miss": lambda: kept.get("v"), "put": lambda: kept.put("w", tensor)}
+    )
+    line("a hit, a miss, a put of 256 kB", ", ".join(f"{1e6 * found[n]:.1f} us" for n in ("hit", "miss", "put")))
+
+
+def profiler():
+    """The same operation bare and between start and end."""
+    for size in (8, 256, 1024):
+        a, timer = random(size, size), MlxProfiler()
+
+        def bare():
+            mx.eval(a @ a)
+
+        def timed():
+            timer.start_operation("matmul")
+            timer.end_operation(a @ a)
+
+        found = race({"bare": bare, "timed": timed})
+        timer.reset()
+        extra = found["timed"] - found["bare"]
+        line(f"matmul of {size}: more when profiled", f"{1e6 * extra:.1f} us ({found['timed'] / found['bare']:.2f}x)")
+
+
+def fusion():
+    """Rows of operations one by one, and fused."""
+    rows = {
+        "matmul, add": ([random(256, 512), random(512, 512), random(512)], ["matmul", "add"]),
+        "add, multiply (1024x1024)": ([random(1024, 1024) for _ in range(3)], ["add", "multiply"]),
+        "relu, tanh, sigmoid (512x512)": ([random(512, 512)], ["relu", "tanh", "sigmoid"]),
+        "quantize, dequantize (512x512)": (
+            [random(512, 512), mx.array(0.1), mx.array(0.1)],
+            ["quantize", "dequantize"],
+        ),
+    }
+    for name, (arrays, operations) in rows.items():
+        fusing = MlxKernelFusion(eliminate_quantization=True)
+        fusing.try_fuse(operations, arrays)
+        (verdict,) = fusing._verdicts.values()
+        found = race(
+            {
+                "unfused": lambda: mx.eval(fusing._unfused(tuple(operations), arrays)),
+                "fused": lambda: mx.eval(fusing.try_fuse(operations, arrays)),
+            }
+        )
+        said = f"{found['unfused'] / found['fused']:.2f}x" if verdict else f"not used: {fusing.decisions}"
+        line(f"unfused over fused: {name}", said)
+
+
+def tuning():
+    """The default of five operations against what the tuner found."""
+    x, w, image, weights = random(32, 1024), random(1024, 1024), random(4, 32, 32, 16), random(32, 3, 3, 16)
+    w_t = mx.contiguous(w.T)
+    q, k, v = (random(1, 8, 256, 64) for _ in range(3))
+    mx.eval(w_t, x, w, image, weights, q, k, v)
+
+    def im2col(image, weights):
+        n, h, width, c = image.shape
+        padded = mx.pad(image, ((0, 0), (1, 1), (1, 1), (0, 0)))
+        patches = [padded[:, i : i + h, j : j + width] for i in range(3) for j in range(3)]
+        rows = mx.concatenate(patches, axis=-1).reshape(-1, 9 * c)
+        return (rows @ weights.reshape(weights.shape[0], -1).T).reshape(n, h, width, -1)
+
+    def attention(q, k, v):
+        return mx.softmax(q @ k.swapaxes(-1, -2) / 8.0, axis=-1) @ v
+
+    def norm(x):
+        mean = x.mean(-1, keepdims=True)
+        return (x - mean) * mx.rsqrt(x.var(-1, keepdims=True) + 1e-5)
+
+    def gelu(x):
+        return x * 0.5 * (1 + mx.erf(x / 2**0.5))
+
+    chunks = {f"{n} parts": lambda x, n=n: mx.concatenate([p @ w for p in mx.split(x, n)]) for n in (2, 4)}
+    questions = {
+        "product, x @ w": ({"default": lambda x: x @ w, "weights transposed": lambda x: x @ w_t.T, **chunks}, [x]),
+        "convolution": ({"default": lambda i, w: mx.conv2d(i, w, padding=1), "as a product": im2col}, [image, weights]),
+        "attention, written out": (
+            {"default": attention, "kernel": lambda *a: mx.fast.scaled_dot_product_attention(*a, scale=0.125),
+             "compiled": mx.compile(attention)}, [q, k, v]),
+        "layer norm, written out": (
+            {"default": norm, "kernel": lambda x: mx.fast.layer_norm(x, None, None, 1e-5),
+             "compiled": mx.compile(norm)}, [x]),
+        "gelu, written out": ({"default": gelu, "compiled": mx.compile(gelu)}, [random(256, 1024)]),
+    }  # fmt: skip
+    for name, (ways, arrays) in questions.items():
+        found = MlxAutoTuner(False).tune(name, ways, arrays, seconds=1.0)
+        both = race({n: lambda n=n: mx.eval(ways[n](*arrays)) for n in {"default", found.best}})
+        line(f"default over tuned: {name}", f"{both['default'] / both[found.best]:.2f}x ({found.best})")
+
+
+def batches():
+    """One by one against the batch found."""
+    from mithril.models import Linear, Relu, Sequential
+
+    compiled = ml.compile(
+        Sequential(Linear(512), Relu(), Linear(512)), "mlx", shapes={"input": ["N", 256]}, inference=True
+    )
+    data = RNG.standard_normal((2048, 256)).astype(np.float32)
+    params = compiled.randomize_params(0, {"input": data[:1]})
+    optimizer = MlxBatchOptimizer("64MB")
+    size = optimizer.find_model_batch_size(compiled, {"input": data[:1]}, most=512)
+    (output,) = compiled.evaluate(params, {"input": data[:1]})
+
+    def process(batch):
+        return compiled.evaluate(params, {"input": batch})[output]
+
+    ways = {n: lambda n=n: optimizer.process_in_batches("x", data, process, batch_size=n) for n in (1, size)}
+    found = race(ways)
+    line(f"rows one by one over batches of {size}", f"{found[1] / found[size]:.1f}x")
+
+
+def estimates(*backends):
+    """Calibrated on a corpus of other models; then told and measured for the models of examples/."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+    import bert
+    import gpt
+    import lstm_lm
+    import resnet18
+    import unet
+    import vit
+
+    tokens = RNG.integers(0, 1000, (2, 32)).astype(np.int32)
+    images = RNG.standard_normal((2, 3, 64, 64)).astype(np.float32)
+    mask = np.arange(32) < np.array([[32], [20]])
+    models = {  # as the examples run them
+        "bert": (bert.bert(1000, 64, layers=4, heads=4, features=128),
+                 {"tokens": tokens, "segments": np.zeros_like(tokens), "mask": mask}),
+        "gpt": (gpt.gpt(vocabulary=256, length=64, layers=4, heads=4, features=128), {"input": tokens[:1, :16] % 256}),
+        "lstm_lm": (lstm_lm.lstm_lm(1000, 128), {"input": np.tile(tokens[:, :24], (2, 1))}),
+        "resnet18": (resnet18.resnet18(), {"input": images}),
+        "unet": (unet.unet(width=16, depth=3), {"input": images[:1]}),
+        "vit": (vit.vit(64, 16, 10, layers=4, heads=4, features=128), {"input": images}),
+    }  # fmt: skip
+    for backend in backends or ("mlx", "numpy"):
+        start = time.perf_counter()
+        costs = calibrate(backend, store=False)
+        took = time.perf_counter() - start
+        line(
+            f"{backend}: {len(costs.samples)} samples of {len(corpus())} models",
+            f"{took:.0f} s; 9 of 10 within {100 * costs.apart:.0f} %",
+        )
+        errors = []
+        for name, (model, inputs) in models.items():
+            shapes = {n: list(a.shape) for n, a in inputs.items()}
+            compiled = ml.compile(model, backend, shapes=shapes, inference=True)
+            params = compiled.randomize_params(0)
+            given = {n: compiled.backend.array(a) for n, a in inputs.items()}
+            told = costs.estimate(
+                compiled.concrete(compiled.programs[-1], {n: tuple(s) for n, s in shapes.items()})
+            ).seconds
+            compiled.backend.synchronize(compiled.evaluate(params, given))
+            watch, laps = Stopwatch(), []
+            for _ in range(30):
+                compiled.backend.synchronize(compiled.evaluate(params, given))
+                laps.append(watch.lap())
+            real = typical(laps)
+            errors.append(abs(told / real - 1))
+            line(
+                f"  {name}: told, measured",
+                f"{1e3 * told:8.3f} ms {1e3 * real:8.3f} ms {100 * (told / real - 1):+6.0f} %",
+            )
+        line("  mean and largest error", f"{100 * statistics.mean(errors):.0f} %, {100 * max(errors):.0f} %")
+
+
+SECTIONS = {f.__name__: f for f in (pool, cache, profiler, fusion, tuning, batches, estimates)}
+
+
+def main():
+    words = sys.argv[1:]
+    wanted = [w for w in words if w in SECTIONS] or list(SECTIONS)
+    for name in wanted:
+        print(f"{name}: {SECTIONS[name].__doc__.splitlines()[0]}")
+        SECTIONS[name](*([w for w in words if w not in SECTIONS] if name == "estimates" else ()))
+
+
+if __name__ == "__main__":
+    main()
