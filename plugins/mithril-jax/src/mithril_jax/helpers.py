@@ -224,7 +224,8 @@ def conv_by_columns(x, w, shape, stride, padding, dilation, groups):
     met = jnp.stack(parts, 2).reshape(x.shape[0], groups, x.shape[1] // groups * len(parts), -1)
     kernels = w.reshape(groups, w.shape[0] // groups, -1)
     wide = jnp.float32 if x.dtype in (jnp.float16, jnp.bfloat16) else x.dtype
-    made = jnp.einsum("gok,ngkp->ngop", kernels, met, preferred_element_type=wide)
+    # Without the barrier XLA may gather the columns anew for each of the product's elements.
+    made = jnp.matmul(kernels, lax.optimization_barrier(met), preferred_element_type=wide)
     return made.reshape(shape).astype(x.dtype)
 
 
