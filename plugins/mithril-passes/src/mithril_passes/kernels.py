@@ -95,7 +95,7 @@ def measured(node: Node, candidates: Iterable[Way], backend: Backend, context: P
     calls = {OWN: _runner(node, None, backend, context)}
     for one in candidates:
         calls[one.name] = _runner(node, one, backend, context)
-    return in_turns(calls, seconds=SECONDS, rounds=ROUNDS, of=min)  # other work only ever adds time
+    return in_turns(calls, seconds=SECONDS, rounds=ROUNDS)
 
 
 def _runner(node: Node, chosen: Way | None, backend: Backend, context: PassContext) -> Any:
