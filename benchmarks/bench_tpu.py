@@ -42,7 +42,12 @@ CASES: dict[str, Case] = {
     "resnet18": (resnet18, {"input": [64, 3, 64, 64]}, "output"),
     "unet": (lambda: unet(width=32, depth=3), {"input": [16, 3, 64, 64]}, "output"),
 }
-MESHES: tuple[dict[str, int], ...] = ({"replicas": 1}, {"replicas": 8}, {"replicas": 8, "model_parallelism": 4})
+MESHES: tuple[tuple[dict[str, int], dict[str, str]], ...] = (
+    ({"replicas": 1}, {}),
+    ({"replicas": 8}, {}),
+    ({"replicas": 8}, {"parallelism": "fsdp"}),
+    ({"replicas": 8, "model_parallelism": 4}, {}),
+)
 
 
 def sgd(params: dict[str, Any], gradients: dict[str, Any]) -> dict[str, Any]:
@@ -52,20 +57,20 @@ def sgd(params: dict[str, Any], gradients: dict[str, Any]) -> dict[str, Any]:
 def compared(name: str, options: dict[str, Any], effort: int) -> Iterator[str]:
     """One line per mesh, for a training step."""
     make, shapes, of = CASES[name]
-    for mesh in MESHES:
+    for mesh, kind in MESHES:
         start = time.perf_counter()
         plan = ml.plan(make(), "tpu_v5e", shapes=shapes, devices=mesh["replicas"], of=of, **options)
         planned = time.perf_counter() - start
-        way = next(w for w in plan if w.options == mesh)
+        way = next(w for w in plan if w.options == {"tpu_options": mesh, **kind})
         try:
-            step = _step(name, "tpu_v5e", {**mesh, "effort": effort}, options)
+            step = _step(name, "tpu_v5e", {**mesh, "effort": effort}, {**options, **kind})
         except ml.MithrilError as error:
             yield f"{name:<10}{way.mesh!s:<20} {error.what}"
             continue
         a = step.analysis
         carried = sum(c.bytes for c in a.collectives.values())
         yield (
-            f"{name:<10}{way.mesh!s:<20}"
+            f"{name:<10}{way.mesh!s:<20}{'fsdp' if way.fsdp else '':<5}"
             f"{a.memory.peak / 2**20:>9.1f}{way.needs.peak / 2**20:>9.1f}{way.needs.peak / a.memory.peak:>6.2f}"
             f"{a.flops or 0:>11.3g}{way.work.flops / (a.flops or 1):>6.2f}"
             f"{carried / 2**20:>9.1f}{way.work.exchanged / 2**20:>9.1f}"

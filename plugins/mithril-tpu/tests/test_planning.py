@@ -25,6 +25,7 @@ def step_plan():
 
 
 def test_all_ways_are_there_and_the_best_is_first(step_plan):
+    assert [w.fsdp for w in step_plan].count(True) == 3
     assert {(w.mesh.size(DATA), w.mesh.size(MODEL)) for w in step_plan} == {(1, 1), (8, 1), (4, 2), (2, 4), (1, 8)}
     assert [w.seconds for w in step_plan] == sorted(w.seconds for w in step_plan)
     assert step_plan.best is step_plan.ways[0]
@@ -32,17 +33,14 @@ def test_all_ways_are_there_and_the_best_is_first(step_plan):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("fsdp", [False, True])
 @pytest.mark.parametrize("mesh", [(8, 1), (2, 4)])
-def test_a_plan_agrees_with_the_compiler(step_plan, mesh):
+def test_a_plan_agrees_with_the_compiler(step_plan, mesh, fsdp):
     pytest.importorskip("libtpu")
-    way = next(w for w in step_plan if (w.mesh.size(DATA), w.mesh.size(MODEL)) == mesh)
-    made = ml.compile(
-        big_block(),
-        ml.JaxBackend(),
-        target_hardware="tpu_v5e",
-        tpu_options={**way.options, "effort": 0},
-        shapes=SHAPES,
-    )
+    way = next(w for w in step_plan if (w.mesh.size(DATA), w.mesh.size(MODEL)) == mesh and w.fsdp == fsdp)
+    options = way.options
+    options["tpu_options"]["effort"] = 0
+    made = ml.compile(big_block(), ml.JaxBackend(), target_hardware="tpu_v5e", shapes=SHAPES, **options)
     step = mithril_tpu.training_program(made, "y", lambda p, g: {n: p[n] - 0.1 * g[n] for n in p})
     found = step.analysis
     assert way.needs.arguments == pytest.approx(found.memory.arguments, rel=0.02)
@@ -106,3 +104,21 @@ def test_tiles():
     assert 197 * 100 * 64 * 4 < stored((197, 100, 64), 4, True) <= 200 * 100 * 128 * 4
     assert stored((10, 10), 4, False) == 512
     assert image_bytes((8, 3, 224, 224), 4) == 224 * 224 * 4 * 128 * 4
+
+
+def test_pipelines_are_planned_where_they_are_asked_for():
+    made = ml.plan(big_block(), "tpu_v5e", shapes=SHAPES, devices=4, of="y", stages=(2, 4), chunks=4)
+    pipes = [w for w in made if w.stages > 1]
+    assert {(w.mesh.size(DATA), w.mesh.size(MODEL), w.stages) for w in pipes} == {(2, 1, 2), (1, 2, 2), (1, 1, 4)}
+    one = ml.plan(big_block(), "tpu_v5e", shapes=SHAPES, of="y").best
+    four = next(w for w in pipes if w.stages == 4)
+    assert four.needs.peak < one.needs.peak
+    assert one.work.flops / 4 < four.work.flops < one.work.flops
+    assert four.options == {"tpu_options": {"replicas": 4}, "pipeline_stages": 4, "pipeline_chunks": 4}
+
+
+def test_fully_sharded_needs_less_and_exchanges_more():
+    made = ml.plan(perceptron(4096, 4096), "tpu_v5e", shapes={"x": [64, 4096]}, devices=8, of="y", slots=2)
+    plain, fully = (next(w for w in made if w.mesh.size(DATA) == 8 and w.fsdp == fsdp) for fsdp in (False, True))
+    assert fully.needs.arguments < plain.needs.arguments / 7
+    assert fully.work.exchanged > plain.work.exchanged

@@ -20,13 +20,17 @@ _AT_ONCE = frozenset({"take", "scatter_nd_add"})  # what compilers sum where it 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One collective: ``bytes`` is one device's part of its result. ``times`` is how often a loop repeats it."""
+    """One collective: ``bytes`` is one device's part of its result. ``times`` is how often a loop repeats it.
+
+    ``whole`` is the value that is gathered, where one is.
+    """
 
     kind: str
     axis: str
     bytes: int
     node: Node
     times: int = 1
+    whole: Value | None = None
 
 
 @dataclass
@@ -143,7 +147,7 @@ def _move(placed: Placed, node: Node, v: Value, have: Split, need: Split) -> Non
             continue
         kind = "all-to-all" if axis in need else "all-gather"
         size = prod(mesh.local(sizes(v), need)) * v.dtype.itemsize
-        placed.exchanges.append(Exchange(kind, axis, size, node))
+        placed.exchanges.append(Exchange(kind, axis, size, node, whole=v if kind == "all-gather" else None))
 
 
 # -- loops ----------------------------------------------------------------------------------------------------------

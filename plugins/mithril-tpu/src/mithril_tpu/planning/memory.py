@@ -58,7 +58,18 @@ def needs(fused: Fused, placed: Placed, *, tiled: bool, updates: bool = False, s
     state = sum(size(v) for v, name in results.items() if name.startswith("state/"))
     aliased = (gradients + slots * parameters if updates else 0) + (state if updates else 0)
     copies = _copies(fused, placed, images) if tiled else []
-    return Needs(arguments, outputs, aliased, _temporaries(fused, placed, results, size, copies))
+    alive = [(at, at, there) for at, there in copies] + _gathered(fused, placed)
+    return Needs(arguments, outputs, aliased, _temporaries(fused, placed, results, size, alive))
+
+
+def _gathered(fused: Fused, placed: Placed) -> list[tuple[int, int, int]]:
+    """First and last step, and bytes, of parameters that are split but read whole: they stay until the last reader."""
+    found = []
+    for e in placed.exchanges:
+        if e.whole is not None and e.whole in fused.graph.input_of and e.node in fused.step:
+            readers = [fused.step[n] for n in fused.graph.users.get(e.whole, ())]
+            found.append((fused.step[e.node], max(readers), e.bytes))
+    return found
 
 
 def _copies(fused: Fused, placed: Placed, images: frozenset[Value]) -> list[tuple[int, int]]:
@@ -73,7 +84,11 @@ def _copies(fused: Fused, placed: Placed, images: frozenset[Value]) -> list[tupl
 
 
 def _temporaries(
-    fused: Fused, placed: Placed, results: dict[Value, str], size: Callable[[Value], int], copies: list[tuple[int, int]]
+    fused: Fused,
+    placed: Placed,
+    results: dict[Value, str],
+    size: Callable[[Value], int],
+    alive: list[tuple[int, int, int]],
 ) -> int:
     summed = {v for v, axis in placed.summed if axis == DATA and results.get(v, "").startswith("grad/")}
     end = len(fused.graph.nodes)
@@ -86,9 +101,9 @@ def _temporaries(
             there = size(v) * (2 if v in widened else 1)  # sums over devices are made in float32
             change[fused.step[kernel.node]] += there
             change[(end if v in summed else fused.last[v]) + 1] -= there
-    for at, size_there in copies:
-        change[at] += size_there
-        change[at + 1] -= size_there
+    for first, last, size_there in alive:
+        change[first] += size_there
+        change[last + 1] -= size_there
     most = now = 0
     for n in change:
         now += n

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mithril import plugins
-from mithril.errors import InputError, OptionError, unknown
+from mithril.errors import InputError, OptionError, UnsupportedError, unknown
 from mithril.graph import Graph
 from mithril.hookspecs import HardwareTarget
 from mithril.runtime.program import Kind, Request
@@ -16,6 +16,7 @@ from mithril_tpu.placing.layout import DATA, MODEL, Mesh
 from mithril_tpu.placing.propagate import propagate
 from mithril_tpu.planning.fusion import Fused, fuse
 from mithril_tpu.planning.memory import Needs, needs
+from mithril_tpu.planning.stages import of_pipeline
 from mithril_tpu.planning.time import Work, work
 
 if TYPE_CHECKING:
@@ -24,13 +25,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to share: a mesh, what a device needs and does, and what could not be split."""
+    """One way to share: a mesh, what a device needs and does, and what could not be split.
+
+    With ``fsdp`` parameters are split along ``data`` too. Of a pipeline the mesh is that of one of its ``stages``, and
+    the numbers are those of the busiest.
+    """
 
     mesh: Mesh
     choice: Choice
     needs: Needs
     work: Work
     limit: float | None
+    fsdp: bool = False
+    stages: int = 1
+    chunks: int = 1
+
+    @property
+    def devices(self) -> int:
+        return self.mesh.devices * self.stages
 
     @property
     def fits(self) -> bool:
@@ -43,10 +55,15 @@ class Way:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What to give to ``ml.compile`` as ``tpu_options``."""
-        found = {"replicas": self.mesh.devices}
+        """What to give to ``ml.compile``."""
+        tpu = {"replicas": self.devices}
         if self.mesh.size(MODEL) > 1:
-            found["model_parallelism"] = self.mesh.size(MODEL)
+            tpu["model_parallelism"] = self.mesh.size(MODEL)
+        found: dict[str, Any] = {"tpu_options": tpu}
+        if self.fsdp:
+            found["parallelism"] = "fsdp"
+        if self.stages > 1:
+            found |= {"pipeline_stages": self.stages, "pipeline_chunks": self.chunks}
         return found
 
 
@@ -75,6 +92,8 @@ class Plan:
             "ways": [
                 {
                     "mesh": dict(w.mesh.axes),
+                    "stages": w.stages,
+                    "fsdp": w.fsdp,
                     "fits": w.fits,
                     "peak_bytes": w.needs.peak,
                     "argument_bytes": w.needs.arguments,
@@ -94,12 +113,14 @@ class Plan:
         what = "one training step" if self.training else "one call"
         lines = [
             f"{what} on {self.target.name}" + (f", {limit / 2**30:.2f} GiB each" if limit else ""),
-            f"{'data':>5}{'model':>7}{'memory':>12}{'operations':>13}{'exchanged':>12}{'step':>11}  fits",
+            f"{'data':>5}{'model':>7}{'stages':>8}{'memory':>12}{'operations':>13}{'exchanged':>12}{'step':>11}  fits",
         ]
         for w in self.ways:
             lines.append(
-                f"{w.mesh.size(DATA):>5}{w.mesh.size(MODEL):>7}{w.needs.peak / 2**20:>8.1f} MiB{w.work.flops:>13.3g}"
+                f"{w.mesh.size(DATA):>5}{w.mesh.size(MODEL):>7}{w.stages:>8}"
+                f"{w.needs.peak / 2**20:>8.1f} MiB{w.work.flops:>13.3g}"
                 f"{w.work.exchanged / 2**20:>8.1f} MiB{w.seconds * 1e3:>8.3f} ms  {'yes' if w.fits else 'no'}"
+                + ("  fsdp" if w.fsdp else "")
             )
         lines += [f"{mesh}: {why}" for mesh, why in self.refused.items()]
         return "\n".join(lines)
@@ -113,14 +134,17 @@ def plan(
     devices: int | Sequence[int] = 1,
     of: str | Sequence[str] = (),
     slots: int = 0,
+    stages: int | Sequence[int] = (),
+    chunks: int = 8,
     tensor_split_dims: Mapping[str, int] | None = None,
     **options: Any,
 ) -> Plan:
     """What ``model`` needs and takes on ``devices`` devices of a target (a number, or several to compare).
 
     ``of`` names the outputs that are differentiated: the plan is then for a training step that updates the parameters,
-    with ``slots`` values of the optimizer for each (0 for SGD, 2 for Adam). Further options are those of
-    ``ml.compile``, as far as they change the graph.
+    with ``slots`` values of the optimizer for each (0 for SGD, 2 for Adam); such a plan has every mesh twice, the
+    second time with parameters split along ``data`` too. With ``stages`` pipelines of so many are planned as well,
+    fed with the batch in ``chunks``. Further options are those of ``ml.compile``, as far as they change the graph.
     """
     spec = plugins.target(target).spec if isinstance(target, str) else target
     names = (of,) if isinstance(of, str) else tuple(of)
@@ -128,11 +152,20 @@ def plan(
     fused = fuse(_graph(model, names, {**options, **({"shapes": shapes} if shapes else {})}), exact=exact)
     limit = spec.costs.get("usable_memory", spec.memory)
     made = Plan(spec, bool(names), [])
-    for mesh in _meshes((devices,) if isinstance(devices, int) else tuple(devices)):
-        try:
-            made.ways.append(_way(fused, mesh, spec, limit, bool(names), slots, tensor_split_dims))
-        except OptionError as error:
-            made.refused[str(mesh)] = error.what
+    counts = (devices,) if isinstance(devices, int) else tuple(devices)
+    for mesh in _meshes(counts):
+        for fsdp in (False, True) if names and mesh.size(DATA) > 1 else (False,):
+            try:
+                made.ways.append(_way(fused, mesh, spec, limit, bool(names), slots, tensor_split_dims, fsdp))
+            except OptionError as error:
+                made.refused[str(mesh)] = error.what
+    for n in (stages,) if isinstance(stages, int) else stages:
+        for mesh in _meshes([count // n for count in counts if count % n == 0 and count >= n > 1]):
+            try:
+                needed, spent = of_pipeline(fused.graph, mesh, n, chunks, spec, slots=slots, exact=exact)
+                made.ways.append(Way(mesh, Choice(mesh), needed, spent, limit, stages=n, chunks=chunks))
+            except (OptionError, UnsupportedError) as error:
+                made.refused[f"{mesh} x {n} stages"] = error.what
     made.ways.sort(key=lambda w: (not w.fits, w.seconds if w.fits else w.needs.peak, w.mesh.size(MODEL)))
     return made
 
@@ -145,11 +178,12 @@ def _way(
     training: bool,
     slots: int,
     splits: Mapping[str, int] | None,
+    fsdp: bool,
 ) -> Way:
-    choice = choose(fused.graph, mesh, splits)
+    choice = choose(fused.graph, mesh, splits, fsdp=fsdp)
     placed = propagate(fused.graph, mesh, choice.splits)
     needed = needs(fused, placed, tiled=target.family == "tpu", updates=training, slots=slots)
-    return Way(mesh, choice, needed, work(fused, placed, target), limit)
+    return Way(mesh, choice, needed, work(fused, placed, target), limit, fsdp)
 
 
 def _graph(model: Model, of: tuple[str, ...], options: Mapping[str, Any]) -> Graph:

@@ -1,0 +1,49 @@
+"""What a pipeline needs and takes: its busiest stage in everything, and the time that stages wait for each other."""
+
+from __future__ import annotations
+
+from mithril.graph import Graph
+from mithril.hookspecs import HardwareTarget
+from mithril_tpu.placing.choose import LINK, choose
+from mithril_tpu.placing.layout import Mesh
+from mithril_tpu.placing.propagate import propagate
+from mithril_tpu.planning.fusion import fuse
+from mithril_tpu.planning.memory import Needs, needs, stored
+from mithril_tpu.planning.time import Work, work
+from mithril_tpu.sharding.pipeline import staged
+
+
+def of_pipeline(
+    graph: Graph, mesh: Mesh, stages: int, chunks: int, target: HardwareTarget, *, slots: int, exact: bool
+) -> tuple[Needs, Work]:
+    """For ``stages`` groups of devices, each of which is ``mesh``."""
+    made = staged(graph, stages, chunks)
+    tiled = target.family == "tpu"
+    memory = [[0, 0, 0, 0] for _ in range(stages)]  # parameters and their slots, sums, links kept, the largest run
+    done = [[0.0, 0, 0, 0.0, 0.0] for _ in range(stages)]
+    link = target.costs.get("interconnect") or target.bandwidth or 1e10
+    for task in made.tasks:
+        choice = choose(task.graph, mesh)
+        placed = propagate(task.graph, mesh, choice.splits)
+        fused = fuse(task.graph, exact=exact)
+        need = needs(fused, placed, tiled=tiled)
+        found = work(fused, placed, target)
+        here = memory[task.stage]
+        params = sum(stored(placed.local(i.value), i.type.dtype.itemsize, tiled) for i in task.graph.with_role("param"))
+        here[0] = max(here[0], params * (1 + slots))
+        outputs = dict(zip(task.graph.output_names, task.graph.outputs, strict=True))
+        sent = sum(placed.bytes(v) for name, v in outputs.items() if name.startswith(LINK))
+        here[1] += sum(placed.bytes(v) for name, v in outputs.items() if name in made.sums)
+        here[2] += sent * made.alive(task.stage)
+        here[3] = max(here[3], need.temporaries + need.outputs)
+        spent = done[task.stage]
+        for k, n in enumerate((found.flops, found.traffic, found.exchanged + sent, found.compute_seconds)):
+            spent[k] += n * chunks
+        spent[4] += chunks * (found.exchange_seconds + sent / link)
+    busiest = max(done, key=lambda d: d[3] + d[4])
+    waits = (chunks + stages - 1) / chunks
+    fullest = max(memory, key=sum)
+    return (
+        Needs(fullest[0], fullest[1], 0, fullest[2] + fullest[3]),
+        Work(busiest[0], int(busiest[1]), int(busiest[2]), busiest[3] * waits, busiest[4] * waits),
+    )
