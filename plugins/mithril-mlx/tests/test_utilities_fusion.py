@@ -138,6 +138,7 @@ GRAPHS = {
     "activations": of(lambda x: sigmoid(tanh(relu(x))) + silu(x), "float32"),
     "functions": of(lambda x: sqrt(exp(x)) + maximum(x, 0.5), "float32"),
     "choices": of(lambda x, y: where(greater(x, y), x, y * 0.5), "float32", "float32"),
+    "nan is kept": of(lambda x: relu(x), "float32"),
     "halves": of(lambda x, y: (x + y) * x, "float16", "float16"),
     "integers": of(lambda x, y: x * y + 3, "int32", "int32"),
 }

@@ -117,7 +117,7 @@ class MlxAutoTuner:
                     racing[config] = _waited(way, arrays)
                 except Exception as error:
                     failed[config] = f"{type(error).__name__}: {error}"
-            return self._decided(name, in_turns(racing, seconds=seconds) if racing else {}, failed)
+            return self._decided(name, in_turns(racing, seconds=seconds, of=_quartile) if racing else {}, failed)
 
         return self._known_or(name, list(ways), arrays, search, anew)
 
@@ -182,6 +182,10 @@ def _key(name: str, kinds: Hashable) -> str:
 
 def _kinds(arrays: Sequence[Any]) -> Hashable:
     return tuple((tuple(np.shape(a)), str(getattr(a, "dtype", type(a).__name__))) for a in arrays)
+
+
+def _quartile(times: Sequence[float]) -> float:
+    return float(np.quantile(times, 0.25))
 
 
 def _waited(way: Callable[..., Any], arrays: Sequence[Any]) -> Callable[[], Any]:
