@@ -1,5 +1,8 @@
 """Whole programs: against the references at sizes where other kernels are chosen, memory, threads, views."""
 
+import subprocess
+import sys
+import textwrap
 import threading
 
 import numpy as np
@@ -286,3 +289,19 @@ def test_windows(name, stride, padding):
     got, expected = run(lowered, arrays), evaluate(backward, arrays)
     for key in expected:
         near(got[key], expected[key], key)
+
+
+def test_a_process_ends_in_silence():
+    """Programs that are alive at the end are not freed by functions that are gone."""
+    code = """
+        import numpy as np, mithril as ml
+        from mithril.models import Linear, Model
+        model = Model()
+        model += Linear(8)
+        compiled = ml.compile(model, "ggml", shapes={"input": [2, 4]})
+        compiled.evaluate(compiled.randomize_params(seed=0), {"input": np.ones((2, 4), np.float32)})
+        kept = [compiled, lambda: compiled]
+        kept.append(kept)  # a circle, which only the end of the process takes apart
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -380,7 +381,9 @@ class GGMLExecutable:
         for name, t in bound.views:
             self._space[name] = array if t.whole and t.shape == array.shape else self._array(t, array)
 
-    def __del__(self) -> None:
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if ending():  # the process gives all memory back, and ggml's functions are gone
+            return
         for s in getattr(self, "segments", ()):
             s.free()
 

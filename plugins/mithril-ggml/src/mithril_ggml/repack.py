@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import sys
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -103,7 +105,7 @@ class Repacked:
         finally:
             ggml.ggml_free(context)
 
-    def __del__(self) -> None:
-        if self.buffer:
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self.buffer and not ending():  # at the end of the process ggml's functions are gone
             ggml.ggml_backend_buffer_free(self.buffer)
             self.buffer = None
