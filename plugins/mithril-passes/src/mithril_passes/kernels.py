@@ -21,7 +21,7 @@ from mithril.runtime.store import Store
 from mithril_passes.ways import Way, is_measurable, ways
 
 OWN = "as it is"
-MARGIN = 0.05  # of the time: smaller gains are noise
+MARGIN = 0.1  # of the time: smaller gains are noise
 SECONDS, ROUNDS = 0.05, 9  # for each operation that is measured
 SMALL = 1 << 14  # elements read and multiplied: below, calling costs more than computing
 MOST = 64  # operations that one compilation measures; the largest first
