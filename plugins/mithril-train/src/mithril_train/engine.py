@@ -283,6 +283,8 @@ class Engine:
 
     def _shared(self, graph: Graph) -> Graph:
         """The graph in operations of the backend, without what comes twice: a loss and its gradient have much alike."""
+        if self.compiler.settings["backend_map"]:
+            return graph  # each part is written out for a backend of its own
         options = BuildOptions(self.compiler.settings, decisions=self.decisions)
         lowered = decompose(graph, lambda node: self.backend.lowers(node, options))
         lowered = lowered.replaced(nodes=tuple(without_phase(node) for node in lowered.nodes))
