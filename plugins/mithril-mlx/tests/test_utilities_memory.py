@@ -14,6 +14,14 @@ from mithril_mlx.library import mx
 from mithril_mlx.memory import planned_bytes
 
 
+@pytest.fixture(autouse=True)
+def nothing_left_over():
+    """Arrays of other tests that are let go meanwhile would show in MLX's counters, and so would freed memory that is
+    taken again for less than it has room for."""
+    gc.collect()
+    mx.clear_cache()
+
+
 def test_returned_tensors_come_back():
     pool = MlxMemoryOptimizer(100)
     first = pool.get_or_create_tensor([64, 128], mx.float32, "cpu")
