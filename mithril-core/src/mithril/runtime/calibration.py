@@ -62,7 +62,10 @@ def calibrate(
     rounds: int = ROUNDS,
     progress: Progress = lambda line: None,
 ) -> CostModel:
-    """Measure the corpus on a backend, and keep the cost model for ``estimate``. Takes some ten seconds."""
+    """Measure the corpus on a backend, and keep the cost model for ``estimate``.
+
+    Takes half a minute; minutes where every operation has to be compiled by itself.
+    """
     made = make_backend(backend, resolve({}))
     model = fitted(measure(made, corpus(), rounds, progress))
     kept = _store(store)
