@@ -35,6 +35,7 @@ def test_a_step_is_one_function_of_one_arena_and_gives_what_the_references_say(e
     batch = {"input": X[:16], "target": Y[:16]}
     step = engine.prepare(batch)
     assert isinstance(step.run, Executable)
+    assert step.run.program.plan.size <= 1.05 * step.run.program.plan.peak
     kept = {n: np.array(x) for n, x in engine.arrays.items()}
     rates = {i.name: np.float32(1e-2) for i in step.graph.arguments if i.name not in {**kept, **batch}}
     expected = evaluate(step.graph, {**kept, **batch, **rates})

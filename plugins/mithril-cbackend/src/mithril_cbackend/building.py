@@ -11,6 +11,7 @@ from mithril.graph.deferred import Deferred
 from mithril.ops.decompose import decompose
 from mithril.runtime.backend import BuildOptions
 from mithril_cbackend import blame, grouping, program as programs, tir
+from mithril_cbackend.arena import smallest
 from mithril_cbackend.executable import Executable, Written
 from mithril_cbackend.layout import Layout
 from mithril_cbackend.lowering.frame import Machine
@@ -73,7 +74,7 @@ def again(graph: Graph, executable: Executable) -> Executable:
 
 def compiled(graph: Graph, chosen: Machine, meant: Purpose) -> Executable:
     """Kernels and driver as machine code in this process."""
-    program = programs.write(graph, chosen)
+    program = programs.write(graph, chosen, smallest)
     if programs.elements(program) >= 1 << 31:
         raise UnsupportedError("a value of this graph has more than 2**31 elements")
     if chosen.threads > 1:
@@ -105,4 +106,4 @@ def culprit(program: programs.Program, chosen: Machine) -> BackendError | None:
 def written(graph: Graph, chosen: Mapping[str, Any]) -> Written:
     """Kernels and driver of a program whose machine code came from the cache."""
     made = Machine(**chosen)
-    return Written(programs.write(graph, made), made)
+    return Written(programs.write(graph, made, smallest), made)
