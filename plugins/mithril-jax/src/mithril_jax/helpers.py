@@ -210,23 +210,72 @@ def pad_inside(x, widths, mode):
 
 
 # -- windows ------------------------------------------------------------------------------------------------------
-def conv_by_columns(x, w, shape, stride, padding, dilation, groups):
-    """Convolution as one product: XLA's own is very slow on a CPU where the kernel exceeds the image."""
-    padded = jnp.pad(x, ((0, 0), (0, 0), *padding))
-    parts = []
+def taps(kernel, counts, stride, dilation):
+    """For every element of a kernel, where the pixels that it meets begin and end."""
     grid = [()]
-    for k in w.shape[2:]:
+    for k in kernel:
         grid = [(*at, i) for at in grid for i in range(k)]
-    for at in grid:
-        low = [k * d for k, d in zip(at, dilation)]
-        high = [a + (n - 1) * s + 1 for a, n, s in zip(low, shape[2:], stride)]
-        parts.append(lax.slice(padded, (0, 0, *low), (*padded.shape[:2], *high), (1, 1, *stride)))
+    low = [[k * d for k, d in zip(at, dilation)] for at in grid]
+    return [(begin, [b + (n - 1) * s + 1 for b, n, s in zip(begin, counts, stride)]) for begin in low]
+
+
+@needs(taps)
+def window_parts(x, kernel, stride, padding, dilation, fill):
+    """For every element of the kernel the elements that meet it, each [batch, channels, ...]."""
+    padded = jnp.pad(x, ((0, 0), (0, 0), *padding), constant_values=fill)
+    counts = [(n - (k - 1) * d - 1) // s + 1 for n, k, s, d in zip(padded.shape[2:], kernel, stride, dilation)]
+    steps = (1, 1, *stride)
+    return [
+        lax.slice(padded, (0, 0, *low), (*padded.shape[:2], *high), steps)
+        for low, high in taps(kernel, counts, stride, dilation)
+    ]
+
+
+@needs(window_parts)
+def columns(x, kernel, stride, padding, dilation, groups):
+    """What each result element meets: [batch, groups, channels / groups * kernel, elements].
+
+    Without the barrier XLA may gather them anew for each element of a product.
+    """
+    parts = window_parts(x, kernel, stride, padding, dilation, 0)
     met = jnp.stack(parts, 2).reshape(x.shape[0], groups, x.shape[1] // groups * len(parts), -1)
-    kernels = w.reshape(groups, w.shape[0] // groups, -1)
+    return lax.optimization_barrier(met)
+
+
+@needs(columns)
+def conv_by_columns(x, w, shape, stride, padding, dilation, groups):
+    """Convolution as one product."""
     wide = jnp.float32 if x.dtype in (jnp.float16, jnp.bfloat16) else x.dtype
-    # Without the barrier XLA may gather the columns anew for each of the product's elements.
-    made = jnp.matmul(kernels, lax.optimization_barrier(met), preferred_element_type=wide)
-    return made.reshape(shape).astype(x.dtype)
+    kernels = w.reshape(groups, w.shape[0] // groups, -1)
+    met = columns(x, w.shape[2:], stride, padding, dilation, groups)
+    return jnp.matmul(kernels, met, preferred_element_type=wide).reshape(shape).astype(x.dtype)
+
+
+@needs(taps)
+def conv_input_grad_by_columns(g, w, shape, stride, padding, dilation, groups):
+    """The cotangent of a convolution's image: one product, each row of which goes where a kernel's element met it."""
+    wide = jnp.float32 if g.dtype in (jnp.float16, jnp.bfloat16) else g.dtype
+    kernels = jnp.swapaxes(w.reshape(groups, w.shape[0] // groups, -1), 1, 2)
+    cotangents = lax.optimization_barrier(g.reshape(g.shape[0], groups, w.shape[0] // groups, -1))
+    met = jnp.matmul(kernels, cotangents, preferred_element_type=wide)
+    met = lax.optimization_barrier(met).reshape(*shape[:2], -1, *g.shape[2:])
+    whole = [n + a + b for n, (a, b) in zip(shape[2:], padding)]
+    padded = jnp.zeros((*shape[:2], *whole), wide)
+    for k, (low, high) in enumerate(taps(w.shape[2:], g.shape[2:], stride, dilation)):
+        edges = [(b, n - e, s - 1) for b, e, n, s in zip(low, high, whole, stride)]
+        padded += lax.pad(met[:, :, k], jnp.zeros((), wide), [(0, 0, 0), (0, 0, 0), *edges])
+    inside = [slice(a, a + n) for n, (a, _) in zip(shape[2:], padding)]
+    return padded[(slice(None), slice(None), *inside)].astype(g.dtype)
+
+
+@needs(columns)
+def conv_weight_grad_by_columns(x, g, shape, stride, padding, dilation, groups):
+    """The cotangent of a convolution's kernel as one product."""
+    wide = jnp.float32 if g.dtype in (jnp.float16, jnp.bfloat16) else g.dtype
+    met = columns(x, shape[2:], stride, padding, dilation, groups)
+    cotangents = g.reshape(g.shape[0], groups, shape[0] // groups, -1)
+    made = jnp.einsum("ngop,ngkp->gok", cotangents, met, preferred_element_type=wide)
+    return made.reshape(shape).astype(g.dtype)
 
 
 def conv(x, w, stride, padding, dilation, groups):
@@ -276,31 +325,16 @@ def max_pool(x, kernel, stride, padding, dilation):
     )
 
 
-def window_parts(x, kernel, stride, padding, dilation, fill):
-    """For every element of the kernel the elements that meet it: [kernel, batch, channels, ...]."""
-    padded = jnp.pad(x, ((0, 0), (0, 0), *padding), constant_values=fill)
-    counts = [(n - (k - 1) * d - 1) // s + 1 for n, k, s, d in zip(padded.shape[2:], kernel, stride, dilation)]
-    grid = [()]
-    for k in kernel:
-        grid = [(*at, i) for at in grid for i in range(k)]
-    parts = []
-    for at in grid:
-        low = [k * d for k, d in zip(at, dilation)]
-        high = [a + (n - 1) * s + 1 for a, n, s in zip(low, counts, stride)]
-        parts.append(lax.slice(padded, (0, 0, *low), (*padded.shape[:2], *high), (1, 1, *stride)))
-    return jnp.stack(parts)
-
-
 @needs(window_parts)
 def max_pool_positions(x, kernel, stride, padding, dilation):
     """The number of each window's first maximum within its channel; -1 where there is only padding."""
     low = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
-    met = window_parts(x, kernel, stride, padding, dilation, low)
+    met = jnp.stack(window_parts(x, kernel, stride, padding, dilation, low))
     count = 1
     for n in x.shape[2:]:
         count *= n
     numbers = jnp.arange(count, dtype=jnp.int32).reshape(1, 1, *x.shape[2:])
-    numbers = window_parts(numbers, kernel, stride, padding, dilation, -1)
+    numbers = jnp.stack(window_parts(numbers, kernel, stride, padding, dilation, -1))
     top = jnp.max(met, axis=0)
     hits = ((met == top) | (jnp.isnan(met) & jnp.isnan(top))) & (numbers >= 0)
     first = jnp.argmax(hits, axis=0)[None]

@@ -272,6 +272,7 @@ def _sort(call: Call) -> str:
 
 # -- windows ------------------------------------------------------------------------------------------------------
 table.helpers(
+    helpers.conv,
     helpers.conv_input_grad,
     helpers.conv_weight_grad,
     helpers.max_pool,
@@ -281,18 +282,24 @@ table.helpers(
 )
 
 
-def _exceeds(call: Call) -> bool:
-    """XLA's convolution on a CPU is up to a hundred times slower where the kernel exceeds the image."""
-    image, kernel = call.operand_type("x").shape[2:], call.operand_type("w").shape[2:]
-    return any(isinstance(n, int) and isinstance(k, int) and k > n for n, k in zip(image, kernel, strict=True))
+def _exceeds(node: Node) -> bool:
+    """XLA's convolutions on a CPU are up to three hundred times slower where the kernel exceeds the image."""
+    given = node.attributes.get("shape", ())
+    image = given if node.op.name == "conv_input_grad" else _shape_of(node, 0)
+    kernel = given if node.op.name == "conv_weight_grad" else _shape_of(node, 1)
+    pairs = zip(image[2:], kernel[2:], strict=True)
+    return any(isinstance(n, int) and isinstance(k, int) and k > n for n, k in pairs)
 
 
-@table.function("conv")
-def _conv(call: Call) -> str:
-    rest = ", ".join(call.literal(getattr(call, n)) for n in ("stride", "padding", "dilation", "groups"))
-    if _exceeds(call):
-        return f"{call.helper(helpers.conv_by_columns)}({call.x}, {call.w}, {call.shape()}, {rest})"
-    return f"{call.helper(helpers.conv)}({call.x}, {call.w}, {rest})"
+def _shape_of(node: Node, k: int) -> tuple[Any, ...]:
+    operand = node.operands[k]
+    assert operand is not None
+    return tuple(operand.shape)
+
+
+table.helper(helpers.conv_by_columns, op="conv", when=_exceeds)
+table.helper(helpers.conv_input_grad_by_columns, op="conv_input_grad", when=_exceeds)
+table.helper(helpers.conv_weight_grad_by_columns, op="conv_weight_grad", when=_exceeds)
 
 
 # -- random -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,39 @@
+"""Kernels larger than their images, which are products here: XLA's convolutions of them are slow by orders."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril import ops
+from mithril.autodiff import gradients
+from mithril.graph import Builder
+from mithril.ops.evaluate import evaluate
+
+CASES = [
+    ((2, 4, 2, 2), (6, 4, 3, 3), {"stride": (1, 1), "padding": ((1, 1), (1, 1))}),
+    ((2, 4, 1, 2), (6, 2, 3, 3), {"stride": (1, 2), "padding": ((1, 2), (2, 1)), "groups": 2}),
+    ((1, 3, 2, 3), (3, 1, 3, 2), {"stride": (2, 1), "padding": ((2, 3), (1, 1)), "dilation": (1, 2), "groups": 3}),
+    ((3, 2, 2), (4, 2, 4), {"stride": (1,), "padding": ((2, 1),)}),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("image", "kernel", "settings"), CASES)
+def test_kernels_larger_than_images(image, kernel, settings, dtype):
+    with Builder() as b:
+        x, w = b.input("x", image, dtype), b.input("w", kernel, dtype)
+        y = ops.conv(x, w, **settings)
+    graph = gradients(b.build({"y": y}), ["y"], ["x", "w"])
+    rng = np.random.default_rng(0)
+    arrays = {i.name: rng.normal(size=i.type.shape).astype(i.type.dtype.numpy) for i in graph.arguments}
+    backend = ml.JaxBackend()
+    executable = backend.build(graph)
+    assert "conv_general_dilated" not in executable.source
+    got = executable({}, {n: backend.array(a) for n, a in arrays.items()})
+    expected = evaluate(graph, arrays)
+    allowed = 1e-5 if dtype == "float32" else 3e-2
+    for name, array in expected.items():
+        error = np.abs(backend.to_numpy(got[name]).astype("f") - array.astype("f")).max()
+        assert error <= allowed * np.abs(array.astype("f")).max(), name
