@@ -1,0 +1,38 @@
+"""The README's blocks, run one after the other: Python here, C by gcc."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+TEXT = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
+
+
+def test_its_python_and_c_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for block in blocks("python"):
+        exec(compile(block, "README.md", "exec"), names)
+    printed = capsys.readouterr().out
+    assert "static void run(int64_t *table)" in printed
+    assert "int8 weights move the results by" in printed
+    if shutil.which("gcc") is None:
+        pytest.skip("there is no gcc")
+    (tmp_path / "digits" / "main.c").write_text(blocks("c")[0])
+    sources = ["main.c", "digits.c", "digits_weights.c"]
+    flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-fwrapv", "-O1", "-march=native"]
+    subprocess.run(["gcc", *flags, *sources, "-o", "main", "-lm"], cwd=tmp_path / "digits", check=True)
+    subprocess.run([tmp_path / "digits" / "main"], check=True)
+
+
+def test_its_table_has_every_option():
+    from mithril_cbackend import building, purpose
+
+    for key in (*building.KNOWN, *purpose.KNOWN):
+        assert f"`{key}`" in TEXT
