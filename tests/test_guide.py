@@ -18,6 +18,7 @@ def test_there_are_pages():
 @pytest.mark.parametrize("page", PAGES)
 def test_the_blocks_of_a_page_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MITHRIL_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(tmp_path)
     text = (DOCS / page).read_text()
     space = {"__name__": "guide"}
