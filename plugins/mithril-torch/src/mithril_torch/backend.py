@@ -20,6 +20,7 @@ from mithril_torch.differentiating import Differentiated
 from mithril_torch.joining import joined
 from mithril_torch.lowering import table
 from mithril_torch.own import DIFFERENT, own
+from mithril_torch.pairing import paired
 from mithril_torch.running import read, runner
 
 MISSING = ("uint16", "uint64")  # PyTorch stores these but computes hardly anything with them
@@ -108,7 +109,7 @@ class TorchBackend(SourceBackend):
         return runner(forward, graph, running, options)
 
     def generate(self, graph: Graph, options: BuildOptions) -> Any:
-        return super().generate(joined(graph), options)
+        return super().generate(paired(joined(graph)), options)
 
     def differentiated(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
         return Differentiated(forward, of, wrt)

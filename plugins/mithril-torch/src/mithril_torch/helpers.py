@@ -381,14 +381,24 @@ def even(padding):
     return [a for a, b in padding] if all(a == b for a, b in padding) else None
 
 
-@needs(padded, even)
-def conv(x, w, stride, padding, dilation, groups, b=None):
-    """Convolution of [batch, channels, ...] images, and a number added to each channel."""
-    function = (F.conv1d, F.conv2d, F.conv3d)[w.ndim - 3]
+def onednn_convolves(x, w):
+    """Whether to ask oneDNN for a convolution: on one thread PyTorch leaves a small image to slower code of its own."""
+    small = w.ndim == 4 and w[0, 0].numel() > 1 and x.shape[0] == 1 and x.numel() <= 20480 and x.dtype == torch.float32
+    free = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return small and free and x.device.type == "cpu" and torch.backends.mkldnn.is_available()
+
+
+@needs(padded, even, onednn_convolves)
+def conv(x, w, stride, padding, dilation, groups, b=None, relu=False):
+    """Convolution of [batch, channels, ...] images, a number added to each channel, and what is below 0 left out."""
     own = even(padding)
     if own is None:
         x, own = padded(x, padding, 0.0), [0] * len(padding)
-    return function(x, w, b, stride, own, dilation, groups)
+    if onednn_convolves(x, w):
+        after = "relu" if relu else "none"
+        return torch.ops.mkldnn._convolution_pointwise(x, w, b, own, stride, dilation, groups, after, [], "")
+    made = (F.conv1d, F.conv2d, F.conv3d)[w.ndim - 3](x, w, b, stride, own, dilation, groups)
+    return torch.relu_(made) if relu else made
 
 
 @needs(padded, even)
@@ -412,15 +422,24 @@ def conv_gradient(g, x, w, stride, padding, dilation, groups, mask):
 @needs(conv_gradient)
 def conv_input_grad(g, w, shape, stride, padding, dilation, groups):
     """The cotangent of a convolution's image."""
-    x = torch.zeros((), dtype=g.dtype, device=g.device).expand(shape)
+    x = torch.empty(shape, dtype=g.dtype, device=g.device)  # not read
     return conv_gradient(g, x, w, stride, padding, dilation, groups, (True, False))
 
 
 @needs(conv_gradient)
 def conv_weight_grad(x, g, shape, stride, padding, dilation, groups):
     """The cotangent of a convolution's kernel."""
-    w = torch.zeros((), dtype=g.dtype, device=g.device).expand(shape)
+    w = torch.empty(shape, dtype=g.dtype, device=g.device)  # not read
     return conv_gradient(g, x, w, stride, padding, dilation, groups, (False, True))
+
+
+@needs(even)
+def conv_grads(g, x, w, stride, padding, dilation, groups):
+    """The cotangents of a convolution's image and kernel at once."""
+    own = even(padding)
+    return torch.ops.aten.convolution_backward(
+        g, x, w, None, stride, own, dilation, False, [0] * len(own), groups, [True, True, False]
+    )[:2]
 
 
 def window_parts(x, kernel, stride, padding, dilation, fill):
@@ -447,6 +466,34 @@ def max_pool(x, kernel, stride, padding, dilation):
         return torch.stack(parts).amax(0)
     function = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(kernel) - 1]
     return function(padded(x, padding, float("-inf")), kernel, stride, 0, dilation)
+
+
+@needs(even)
+def max_found(x, kernel, stride, padding, dilation):
+    """The largest element of each window of images, and where it was: of several nan PyTorch takes the last."""
+    return F.max_pool2d(x, kernel, stride, even(padding), dilation, return_indices=True)
+
+
+@needs(even)
+def max_spread(g, x, at, kernel, stride, padding, dilation):
+    """The cotangent of a max pool's operand, where its maxima are known."""
+    return torch.ops.aten.max_pool2d_with_indices_backward(g, x, kernel, stride, even(padding), dilation, False, at)
+
+
+@needs(padded, even)
+def max_pool_grad(g, x, kernel, stride, padding, dilation):
+    """The cotangent of a max pool's operand, of images: each window's goes to its first maximum."""
+    inf = float("inf")
+    own, inner = even(padding), x.shape[2:]
+    x = torch.nan_to_num(x, nan=inf, posinf=inf, neginf=-inf)  # of several nan PyTorch would take the last
+    if own is None or any(2 * p > k for p, k in zip(own, kernel)):
+        x, own = padded(x, padding, -inf), [0] * len(padding)
+    at = F.max_pool2d(x, kernel, stride, own, dilation, return_indices=True)[1]
+    made = torch.ops.aten.max_pool2d_with_indices_backward(g, x, kernel, stride, own, dilation, False, at)
+    for axis, ((before, _), n) in enumerate(zip(padding, inner)):
+        if made.shape[axis + 2] != n:
+            made = made.narrow(axis + 2, before, n)
+    return made
 
 
 @needs(window_parts)

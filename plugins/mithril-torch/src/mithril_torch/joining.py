@@ -22,8 +22,8 @@ SETTINGS = {"stride": "Ints", "padding": "Pairs", "dilation": "Ints", "groups": 
 op = operation
 
 
-def _private(name: str, *operands: str, like: Any, **attributes: str) -> Op:
-    """An operation of this backend alone; ``like`` gives the result's type from those of the operands."""
+def private(name: str, *operands: str, like: Any, **attributes: str) -> Op:
+    """An operation of this backend alone; ``like`` gives the types of its results from those of the operands."""
     return Op(
         name=f"torch.{name}",
         operands=operands,
@@ -33,23 +33,23 @@ def _private(name: str, *operands: str, like: Any, **attributes: str) -> Op:
         reference=lambda *given, **settings: NotImplemented,
         declared_at=__name__,
         doc="",
-        infer_rule=lambda types, given, regions: (like(types, given),),
+        infer_rule=lambda types, given, regions: like(types, given),
     )
 
 
 def _first(types: Sequence[TensorType | None], given: Any) -> Any:
-    return types[0]
+    return types[:1]
 
 
 def _convolved(types: Sequence[TensorType | None], given: Any) -> Any:
-    return op("conv").infer(types[:2], given)[0]
+    return op("conv").infer(types[:2], given)
 
 
-relu_grad = _private("relu_grad", "g", "y", like=_first)
-gelu_grad = _private("gelu_grad", "g", "x", like=_first)
-layer_norm_grad = _private("layer_norm_grad", "g", "x", "mean", "spread", "scale", like=_first)
-conv_bias = _private("conv_bias", "x", "w", "b", like=_convolved, **SETTINGS)
-conv_bias_relu = _private("conv_bias_relu", "x", "w", "b", like=_convolved, **SETTINGS)
+relu_grad = private("relu_grad", "g", "y", like=_first)
+gelu_grad = private("gelu_grad", "g", "x", like=_first)
+layer_norm_grad = private("layer_norm_grad", "g", "x", "mean", "spread", "scale", like=_first)
+conv_bias = private("conv_bias", "x", "w", "b", like=_convolved, **SETTINGS)
+conv_bias_relu = private("conv_bias_relu", "x", "w", "b", like=_convolved, **SETTINGS)
 
 
 # -- what is looked for -------------------------------------------------------------------------------------------
@@ -152,5 +152,5 @@ def _conv(call: Call) -> str:
     from mithril_torch import helpers
 
     rest = ", ".join(call.literal(call.attributes[n]) for n in SETTINGS)
-    made = f"{call.helper(helpers.conv)}({call.x}, {call.w}, {rest}, {call.b})"
-    return f"torch.relu_({made})" if call.node.op.name == "torch.conv_bias_relu" else made
+    relu = ", relu=True" if call.node.op.name == "torch.conv_bias_relu" else ""
+    return f"{call.helper(helpers.conv)}({call.x}, {call.w}, {rest}, {call.b}{relu})"

@@ -8,11 +8,11 @@ from typing import Any
 from mithril.codegen import Call
 from mithril.graph import Node
 from mithril.types import TensorType
-from mithril_torch import helpers
-from mithril_torch.joining import add_rows
+from mithril_torch import helpers, joining, pairing
 from mithril_torch.lowering import dtype_of, has_onednn, table
 
-add_rows(table)
+joining.add_rows(table)
+pairing.add_rows(table)
 
 UNARY = {
     "relu": "torch.relu({x})",
@@ -139,6 +139,17 @@ def _batch_norm(call: Call) -> str:
 def _group_norm(call: Call) -> str:
     x, rest = call.array("x"), _operands(call, "scale", "bias")
     return f"F.group_norm({x}, {call.groups}, {rest}, {call.literal(call.eps)})"
+
+
+# -- pooling ------------------------------------------------------------------------------------------------------
+def _of_images(node: Node) -> bool:
+    return is_float(node) and len(node.attributes["kernel"]) == 2
+
+
+@table.function("max_pool_grad", when=_of_images)
+def _max_pool_grad(call: Call) -> str:
+    rest = ", ".join(call.literal(call.attributes[n]) for n in ("kernel", "stride", "padding", "dilation"))
+    return f"{call.helper(helpers.max_pool_grad)}({call.g}, {call.x}, {rest})"
 
 
 # -- attention ----------------------------------------------------------------------------------------------------
