@@ -1,18 +1,22 @@
 """Generated MLX against the same models typed by hand, evaluated lazily or through ``mx.compile``.
 
-``python benchmarks/bench_mlx.py [words of the rows]``: microseconds, the best of many rounds in turns. ``--compile``
-adds mx.compile. On Linux this says what mithril adds, and nothing about Apple's hardware. Code by hand profits from the BLAS
-that mithril brings, too; ``MITHRIL_MLX_BLAS=off`` leaves it out.
+``OPENBLAS_NUM_THREADS=1 python benchmarks/bench_mlx.py [words of the rows]``: microseconds of processor time, the best
+of many rounds in turns. ``--compile`` adds mx.compile. On Linux this says what mithril adds, and nothing about Apple's
+hardware. Code by hand profits from the BLAS that mithril brings, too; ``MITHRIL_MLX_BLAS=off`` leaves it out.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any
 
 from frameworks import run
 
 from mithril_mlx.library import mx
+
+nn = importlib.import_module("mlx.nn")  # once mithril has chosen the BLAS of MLX
+pool = nn.MaxPool2d(3, 2, 1)
 
 
 class Hand:
@@ -40,9 +44,13 @@ class Hand:
         return mx.fast.layer_norm(x, scale, bias, 1e-5)
 
     @staticmethod
-    def conv(x: Any, w: Any, b: Any) -> Any:
-        y = mx.conv2d(mx.moveaxis(x, 1, -1), mx.moveaxis(w, 1, -1), padding=1)
-        return mx.moveaxis(y if b is None else y + b, -1, 1)
+    def conv(x: Any, w: Any, stride: int, padding: int) -> Any:
+        y = mx.conv2d(mx.moveaxis(x, 1, -1), mx.moveaxis(w, 1, -1), stride, padding)
+        return mx.moveaxis(y, -1, 1)
+
+    @staticmethod
+    def max_pool(x: Any) -> Any:
+        return mx.moveaxis(pool(mx.moveaxis(x, 1, -1)), -1, 1)
 
     @staticmethod
     def batch_norm(x: Any, mean: Any, var: Any, scale: Any, bias: Any) -> Any:

@@ -1,7 +1,8 @@
 """Generated PyTorch against the same models typed by hand: eager with autograd, and ``torch.compile``.
 
-``python benchmarks/bench_torch.py [words of the rows]``: microseconds, the best of many rounds in turns on one thread.
-``--compile`` adds torch.compile, by hand and of the generated code, which takes minutes to begin.
+``python benchmarks/bench_torch.py [words of the rows]``: microseconds of processor time on one thread, the best of many
+rounds in turns. ``--compile`` adds torch.compile, by hand and of the generated code, which takes minutes to begin;
+``--cold`` shows what ``cache=True`` saves a second process instead.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from frameworks import run
+from frameworks import cold, run
 
 
 class Hand:
@@ -34,8 +35,12 @@ class Hand:
         return F.layer_norm(x, scale.shape, scale, bias)
 
     @staticmethod
-    def conv(x: Any, w: Any, b: Any) -> Any:
-        return F.conv2d(x, w, b, padding=1)
+    def conv(x: Any, w: Any, stride: int, padding: int) -> Any:
+        return F.conv2d(x, w, None, stride, padding)
+
+    @staticmethod
+    def max_pool(x: Any) -> Any:
+        return F.max_pool2d(x, 3, 2, 1)
 
     @staticmethod
     def batch_norm(x: Any, mean: Any, var: Any, scale: Any, bias: Any) -> Any:
@@ -64,6 +69,9 @@ def autograd(function: Any) -> Any:
 
 
 def main() -> None:
+    if "--cold" in sys.argv:
+        cold("torch", {}, {"jit": True})
+        return
     words = [w for w in sys.argv[1:] if not w.startswith("-")]
     torch.set_num_threads(1)
     forward: dict[str, Any] = {"by hand": eager}

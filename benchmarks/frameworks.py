@@ -5,27 +5,30 @@ A framework gives its own way to write ``linear``, ``attention`` and the like; t
 
 from __future__ import annotations
 
+import ctypes
+import os
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
 from interleaved import interleaved, table
+from resnet18 import resnet18
 
 import mithril as ml
-from mithril.models import (
-    BatchNorm2d,
-    Conv2d,
-    IOKey,
-    Linear,
-    Model,
-    Relu,
-    TransformerEncoder,
-    TransformerEncoderLayer,
-)
+from mithril.models import Linear, Model, Relu, TransformerEncoder, TransformerEncoderLayer
 
 RNG = np.random.default_rng(0)
 Params = Mapping[str, Any]
+ROUNDS = 8  # at least, of ways that take long
 
 
 @dataclass
@@ -35,7 +38,6 @@ class Case:
     model: Model
     shape: tuple[int, ...]
     by_hand: Callable[[Any, Params, Any], Any]
-    state: Mapping[str, Any] | None = None
 
 
 def mlp(batch: int) -> Case:
@@ -101,36 +103,32 @@ def gpt_block(features: int, heads: int, batch: int, length: int) -> Case:
     return Case(model, (batch, length, features), by_hand)
 
 
-def resnet_block(channels: int, batch: int, size: int) -> Case:
-    """With convolutions that have a bias in place of batch norms, so that forward and gradients are one program."""
-    x = IOKey("input")
-    h = Relu()(Conv2d(channels, channels, kernel_size=3, padding=1, name="conv1")(x))
-    h = Conv2d(channels, channels, kernel_size=3, padding=1, name="conv2")(h)
-    model = Model.create(inputs=x, outputs=Relu()(h + x), name="block")
+def resnet(batch: int) -> Case:
+    """ResNet-18 on images of 64x64, batch norms by running statistics."""
 
-    def by_hand(f: Any, p: Params, x: Any) -> Any:
-        h = f.relu(f.conv(x, p["conv1.weight"], p["conv1.bias"]))
-        return f.relu(f.conv(h, p["conv2.weight"], p["conv2.bias"]) + x)
-
-    return Case(model, (batch, channels, size, size), by_hand)
-
-
-def resnet_inference(channels: int, batch: int, size: int) -> Case:
-    """With batch norms by running statistics."""
-    x = IOKey("input")
-    h = Conv2d(channels, channels, kernel_size=3, padding=1, bias=False, name="conv1")(x)
-    h = Relu()(BatchNorm2d(channels, name="bn1")(h))
-    h = Conv2d(channels, channels, kernel_size=3, padding=1, bias=False, name="conv2")(h)
-    model = Model.create(inputs=x, outputs=Relu()(BatchNorm2d(channels, name="bn2")(h) + x), name="block")
-
-    def by_hand(f: Any, p: Params, x: Any) -> Any:
+    def block(f: Any, p: Params, at: str, x: Any, stride: int) -> Any:
         def norm(name: str, x: Any) -> Any:
-            return f.batch_norm(x, *(p[f"{name}.{part}"] for part in ("running_mean", "running_var", "weight", "bias")))
+            return _batch_norm(f, p, f"{at}.{name}", x)
 
-        h = f.relu(norm("bn1", f.conv(x, p["conv1.weight"], None)))
-        return f.relu(norm("bn2", f.conv(h, p["conv2.weight"], None)) + x)
+        h = f.relu(norm("bn1", f.conv(x, p[f"{at}.conv1.weight"], stride, 1)))
+        h = norm("bn2", f.conv(h, p[f"{at}.conv2.weight"], 1, 1))
+        if f"{at}.downsample.0.weight" in p:
+            x = norm("downsample.1", f.conv(x, p[f"{at}.downsample.0.weight"], stride, 0))
+        return f.relu(h + x)
 
-    return Case(model, (batch, channels, size, size), by_hand)
+    def by_hand(f: Any, p: Params, x: Any) -> Any:
+        x = f.relu(_batch_norm(f, p, "bn1", f.conv(x, p["conv1.weight"], 2, 3)))
+        x = f.max_pool(x)
+        for stage in range(1, 5):
+            for k in range(2):
+                x = block(f, p, f"layer{stage}.{k}", x, 2 if stage > 1 and k == 0 else 1)
+        return f.linear(x.mean((2, 3)), p["fc.weight"], p["fc.bias"])
+
+    return Case(resnet18(), (batch, 3, 64, 64), by_hand)
+
+
+def _batch_norm(f: Any, p: Params, at: str, x: Any) -> Any:
+    return f.batch_norm(x, *(p[f"{at}.{part}"] for part in ("running_mean", "running_var", "weight", "bias")))
 
 
 CASES: dict[str, Callable[[], Case]] = {
@@ -140,9 +138,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "encoder layer 384, 12 heads, 128": lambda: encoder(1, 384, 12, 1, 128),
     "encoder, 6 layers": lambda: encoder(6, 384, 12, 1, 128),
     "GPT block 256, 8 heads, 4x64": lambda: gpt_block(256, 8, 4, 64),
-    "ResNet block 64, 4x28x28": lambda: resnet_block(64, 4, 28),
+    "ResNet-18, 1 x 64x64": lambda: resnet(1),
+    "ResNet-18, 8 x 64x64": lambda: resnet(8),
 }
-FORWARD_ONLY = {"ResNet block, batch norms": lambda: resnet_inference(64, 4, 28)}
 
 # How a framework runs one function of (params, input): name -> what makes it of a case's function.
 Ways = Mapping[str, Callable[[Callable[[Params, Any], Any]], Callable[[Params, Any], Any]]]
@@ -159,13 +157,61 @@ def run(
     seconds: float = 2.0,
 ) -> None:
     """Both tables. ``options`` name the ways mithril is compiled; ``finish`` waits for results."""
-    made = {**CASES, **FORWARD_ONLY}
-    names = [n for n in made if not chosen or any(word in n for word in chosen)]
-    rows = {n: forward_row(backend, f, made[n](), forward, finish, options, seconds) for n in names}
+    _keep_memory()
+    names = [n for n in CASES if not chosen or any(word in n for word in chosen)]
+    rows = {n: forward_row(backend, f, CASES[n](), forward, finish, options, seconds) for n in names}
     table(f"forward, {backend}", rows, "by hand")
     print()
-    rows = {n: gradient_row(backend, f, made[n](), gradients, finish, options, seconds) for n in names if n in CASES}
+    rows = {n: gradient_row(backend, f, CASES[n](), gradients, finish, options, seconds) for n in names}
     table(f"with gradients, {backend}", rows, "by hand")
+
+
+COLD = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from frameworks import CASES
+import numpy as np, mithril as ml
+case = CASES[sys.argv[2]]()
+x = {"input": np.ones(case.shape, np.float32)}
+params = ml.compile(case.model, "numpy", shapes={"input": list(case.shape)}).randomize_params(0)
+backend = getattr(ml, sys.argv[3])()
+params = {name: backend.array(p) for name, p in params.items()}
+backend.synchronize(params)
+start = time.perf_counter()
+options = {"shapes": {"input": list(case.shape)}, "cache": True, "cache_dir": sys.argv[4], **eval(sys.argv[5])}
+compiled = ml.compile(case.model, backend, **options)
+y = compiled.evaluate(params, x)
+backend.synchronize(compiled.evaluate(params, x, y))
+print(time.perf_counter() - start)
+"""
+
+
+def cold(backend: str, *variants: Mapping[str, Any], case: str = "encoder, 6 layers", processes: int = 3) -> None:
+    """Seconds from ``ml.compile`` to the first outputs and gradients: with an empty cache, and in later processes."""
+    name = {"jax": "JaxBackend", "torch": "TorchBackend"}[backend]
+    for options in variants:
+        first, later = [], []
+        for _ in range(processes):
+            with tempfile.TemporaryDirectory() as folder:
+                command = [sys.executable, "-W", "ignore", "-c", COLD, str(Path(__file__).parent), case, name, folder]
+                environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/elsewhere"}
+                for times in (first, later):
+                    done = subprocess.run(
+                        [*command, repr(dict(options))], env=environment, check=True, capture_output=True, text=True
+                    )
+                    times.append(float(done.stdout))
+        title = f"{backend} {dict(options) or ''}, {case}"
+        ratio = min(first) / min(later)
+        print(f"{title}: first process {min(first):.2f} s, second {min(later):.2f} s: {ratio:.1f}x", flush=True)
+
+
+def _keep_memory() -> None:
+    """Let the process keep what it frees: which way finds its pages gone is chance, and up to a fifth of its time."""
+    if sys.platform.startswith("linux"):
+        libc = ctypes.CDLL("libc.so.6")
+        trim_threshold, mmap_threshold, most = -1, -3, 1 << 25
+        libc.mallopt(mmap_threshold, most)
+        libc.mallopt(trim_threshold, 1 << 30)
 
 
 def _random(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -207,7 +253,7 @@ def forward_row(
         np.testing.assert_allclose(
             check(call()), check(next(iter(calls.values()))()), rtol=1e-2, atol=1e-3, err_msg=label
         )
-    return interleaved(dict(reversed(calls.items())), seconds)
+    return interleaved(dict(reversed(calls.items())), seconds, ROUNDS, time.process_time)
 
 
 def gradient_row(
@@ -220,20 +266,20 @@ def gradient_row(
     seconds: float,
 ) -> dict[str, float]:
     calls: dict[str, Callable[[], Any]] = {}
-    x = y = None
+    x = y = state = slopes = None
     for label, chosen in options.items():
         compiled = ml.compile(case.model, backend, shapes={"input": list(case.shape)}, **chosen)
         params = compiled.randomize_params(0)
         if x is None:
             x = compiled.backend.array(_random(case.shape))
-            y = compiled.backend.array(
-                _random(tuple(next(iter(compiled.evaluate(params, {"input": x}).values())).shape))
-            )
+            (name, output) = next(iter(compiled.evaluate(params, {"input": x}).items()))
+            y = compiled.backend.array(_random(tuple(output.shape)))
+            slopes, state = {name: y}, compiled.initial_state()
         calls[label] = lambda compiled=compiled, params=params: _joined(
-            finish(compiled.evaluate(params, {"input": x}, y))
+            finish(compiled.evaluate(params, {"input": x}, slopes, training=False))
         )
     for label, way in ways.items():
-        function = way(lambda p, x: case.by_hand(f, p, x))
+        function = way(lambda p, x: case.by_hand(f, {**state, **p}, x))
         calls[label] = lambda function=function, params=params: finish(function(params, (x, y)))
     convert = compiled.backend.to_numpy
     expected = {n: convert(g) for n, g in next(iter(calls.values()))().items()}
@@ -241,4 +287,4 @@ def gradient_row(
     for label, call in calls.items():
         for name, g in call().items():
             np.testing.assert_allclose(convert(g) / scale, expected[name] / scale, atol=2e-3, err_msg=f"{label} {name}")
-    return interleaved(dict(reversed(calls.items())), seconds)
+    return interleaved(dict(reversed(calls.items())), seconds, ROUNDS, time.process_time)
