@@ -220,3 +220,30 @@ def test_cache_is_shown_and_cleared(mithril, tmp_path):
     assert json.loads(mithril("cache", "info", "--dir", str(tmp_path), "--json"))["entries"] == 1
     assert "removed 1 entry" in mithril("cache", "clear", "--dir", str(tmp_path))
     assert Store(tmp_path).info().entries == 0
+
+
+def test_inputs_that_the_model_declares_need_no_shape():
+    import mithril as ml
+    from mithril.cli.models import random_inputs
+    from mithril.models import Embedding, Linear, Model
+
+    plain = {"shapes": {}, "types": {}, "inference": False}
+    model = Model()
+    model |= Linear(3)(input=ml.IOKey("x", shape=["N", 4]), output="y")
+    assert random_inputs(model, plain, 0)["x"].shape == (2, 4)
+    assert random_inputs(model, {**plain, "shapes": {"x": [5, 4]}}, 0)["x"].shape == (5, 4)
+    tokens = Model()
+    tokens |= Embedding(7, 3)(input=ml.IOKey("tokens", shape=["N", "T"]), output="y")
+    made = random_inputs(tokens, plain, 0)["tokens"]
+    assert made.dtype == "int32" and made.shape == (2, 3)
+
+
+def test_inputs_of_unknown_shape_are_asked_for():
+    from mithril.cli.models import random_inputs
+    from mithril.errors import InputError
+    from mithril.models import Model, Relu
+
+    model = Model()
+    model |= Relu()(input="x", output="y")
+    with pytest.raises(InputError, match="--shape NAME=2,3 for each input"):
+        random_inputs(model, {"shapes": {}, "types": {}, "inference": False}, 0)

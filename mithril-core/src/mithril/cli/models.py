@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from mithril.errors import InputError, ModelError, closest
+from mithril.errors import InputError, ModelError, ShapeError, closest
 
 
 def load_model(place: str) -> Any:
@@ -179,21 +179,32 @@ def diff_command(model: str, backends: str, across: Any, seed: int, reproducer: 
 
 
 def random_inputs(model: Any, given: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Random arrays for the inputs, of the shapes given; words become small sizes."""
+    """Random arrays for the inputs, of the shapes given or declared; unknown sizes become small ones."""
     import numpy as np
 
-    from mithril.types import dtype as as_dtype
+    from mithril.dims import substitute, symbols
+    from mithril.models.flatten import flatten
+    from mithril.options import resolve
+    from mithril.shapes import TRAINING_FLAG, input_specs, probe_types
+    from mithril.types import float32
 
+    flat = flatten(model, inference=given["inference"])
+    try:
+        types = probe_types(input_specs(flat, resolve(given)), flat, float32)
+    except ShapeError as error:
+        raise InputError(error.what, facts=error.facts, hint="--shape NAME=2,3 for each input") from None
     rng = np.random.default_rng(seed)
-    sizes: dict[str, int] = {}
+    unknown = symbols(*(n for t in types.values() for n in t.shape))
+    sizes = {s.name: min(max(s.low, 2 + k), s.high if s.high is not None else 2 + k) for k, s in enumerate(unknown)}
     out: dict[str, Any] = {}
-    for name, shape in given["shapes"].items():
-        whole = [n if isinstance(n, int) else sizes.setdefault(str(n), 2 + len(sizes)) for n in shape]
-        kind = as_dtype(given["types"].get(name, "float32"))
-        if kind.is_float:
-            out[name] = rng.standard_normal(whole).astype(kind.numpy)
-        elif kind.is_bool:
+    for name, t in types.items():
+        if name == TRAINING_FLAG:
+            continue
+        whole = [int(substitute(n, sizes)) for n in t.shape]
+        if t.dtype.is_float:
+            out[name] = rng.standard_normal(whole).astype(t.dtype.numpy)
+        elif t.dtype.is_bool:
             out[name] = rng.random(whole) < 0.5
         else:
-            out[name] = rng.integers(0, 4, whole).astype(kind.numpy)
+            out[name] = rng.integers(0, 4, whole).astype(t.dtype.numpy)
     return out
