@@ -28,7 +28,13 @@ def made(way):
 
 
 @pytest.mark.parametrize(
-    ("source", "target"), [("fsdp", "model"), ("both", "stages"), ("stages", "one"), ("one", "both")]
+    ("source", "target"),
+    [
+        ("fsdp", "model"),
+        ("both", "stages"),
+        pytest.param("stages", "one", marks=pytest.mark.slow),
+        pytest.param("one", "both", marks=pytest.mark.slow),
+    ],
 )
 def test_another_mesh_reads_it(tmp_path, source, target):
     first, second = made(source), made(target)

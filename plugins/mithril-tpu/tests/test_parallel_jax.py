@@ -54,7 +54,10 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+QUICK = ("data", "fsdp", "pipeline", "all")
+
+
+@pytest.mark.parametrize("way", [way if way in QUICK else pytest.param(way, marks=pytest.mark.slow) for way in WAYS])
 def test_equal_to_one_device(way, one):
     mesh, options = WAYS[way]
     compiled, params, found = stepped(ml.JaxBackend(device_mesh=mesh), **options)
@@ -63,6 +66,7 @@ def test_equal_to_one_device(way, one):
     compiled.evaluate(moved, X, G)
 
 
+@pytest.mark.slow
 def test_without_a_mesh_a_pipeline_takes_the_devices_there_are(one):
     compiled, _, found = stepped(ml.JaxBackend(), pipeline_stages=2)
     assert_same(found, one)
@@ -142,6 +146,7 @@ def test_native_gradients_have_no_pipeline():
         compiled.evaluate(compiled.randomize_params(0), X, G)
 
 
+@pytest.mark.slow
 def test_dropout_is_the_same_in_chunks():
     x = np.random.default_rng(0).integers(0, 32, (8, 8)).astype(np.int32)
     g = np.ones((8, 8, 32), np.float32)

@@ -12,9 +12,10 @@ from math import prod
 
 from mithril.graph import Graph, Node, Value
 from mithril_tpu.placing.layout import Mesh, Split, whole
-from mithril_tpu.placing.rules import Passage, passage, sizes
+from mithril_tpu.placing.rules import Passage, as_part, passage, sizes
 
 _HANDED_ON = frozenset({"reshape", "transpose"})
+_MADE_ANYWHERE = frozenset({"cast", "where", "broadcast_to", "random_bits", "iota", "full"})
 _AT_ONCE = frozenset({"take", "scatter_nd_add"})  # what compilers sum where it is made
 
 
@@ -43,6 +44,7 @@ class Placed:
     pending: dict[Value, frozenset[str]] = field(default_factory=dict)  # sums over these axes are still to be made
     summed: set[tuple[Value, str]] = field(default_factory=set)  # values that an exchange made whole sums of
     moved: set[tuple[Value, Split]] = field(default_factory=set)
+    needs: dict[Node, tuple[Split | None, ...]] = field(default_factory=dict)
 
     def local(self, v: Value) -> tuple[int, ...]:
         """The shape of one device's part of a value."""
@@ -69,7 +71,28 @@ def propagate(graph: Graph, mesh: Mesh, given: Mapping[str, Split], carries: int
     for v in graph.outputs:
         if v not in collected:
             _settle(placed, v, graph.producers.get(v))
+    _pull_back(placed, graph)
     return placed
+
+
+def _pull_back(placed: Placed, graph: Graph) -> None:
+    """What no input splits, random numbers for dropout say, is made in the parts in which all its readers want it."""
+    wanted: dict[Value, set[Split]] = {v: {placed.splits[v]} for v in graph.outputs}
+    for node in reversed(graph.nodes):
+        needs = placed.needs.get(node, tuple(None if v is None else placed.splits[v] for v in node.operands))
+        apart = getattr(node.op, "elementwise", False) or node.op.name in _MADE_ANYWHERE
+        if apart and len(node.results) == 1 and not any(placed.splits[node.result]):
+            asked = wanted.get(node.result, set())
+            if len(asked) == 1 and any(split := next(iter(asked))):
+                placed.splits[node.result] = split
+                shape = sizes(node.result)
+                needs = tuple(None if v is None else as_part(sizes(v), split, shape) for v in node.operands)
+                if node.op.name == "random_bits":
+                    needs = (None,)
+                placed.needs[node] = needs
+        for v, need in zip(node.operands, needs, strict=True):
+            if v is not None:
+                wanted.setdefault(v, set()).add(need or whole(v.ndim))
 
 
 def _collected(graph: Graph, carries: int) -> set[Value]:
@@ -97,6 +120,7 @@ def step(placed: Placed, node: Node, readers: Mapping[Value, int] | None = None,
         return
     have = [None if v is None else placed.splits[v] for v in node.operands]
     found = passage(node, have, placed.mesh)
+    placed.needs[node] = found.needs
     waiting = _still_waiting(placed, node, found, readers or {}, collects)
     if not waiting:
         for v in node.operands:

@@ -72,7 +72,7 @@ def _join(operands: Sequence[tuple[tuple[int, ...], Split]], shape: Sequence[int
     return _once(out)
 
 
-def _as_part(dims: tuple[int, ...], result: Split, shape: Sequence[int]) -> Split:
+def as_part(dims: tuple[int, ...], result: Split, shape: Sequence[int]) -> Split:
     """How an operand must be split to fit a broadcast result."""
     return tuple(
         result[len(shape) - len(dims) + k] if dims[k] == shape[len(shape) - len(dims) + k] else None
@@ -87,7 +87,7 @@ def _present(node: Node, splits: Sequence[Split | None]) -> list[tuple[tuple[int
 def _elementwise(node: Node, splits: Sequence[Split | None], mesh: Mesh) -> Passage:
     shape = sizes(node.result)
     joined = _join(_present(node, splits), shape)
-    needs = tuple(None if v is None else _as_part(sizes(v), joined, shape) for v in node.operands)
+    needs = tuple(None if v is None else as_part(sizes(v), joined, shape) for v in node.operands)
     return Passage(needs, tuple(joined for _ in node.results))
 
 
@@ -227,8 +227,8 @@ def _matmul(node: Node, splits: Sequence[Split | None], mesh: Mesh) -> Passage:
     inner = _inner(left[-1], right[-2], {*used, rows, columns})
     gives = (*joined, rows, columns)
     needs = (
-        (*_as_part(sizes(a)[:-2], joined, batch), rows, inner),
-        (*_as_part(sizes(b)[:-2], joined, batch), inner, columns),
+        (*as_part(sizes(a)[:-2], joined, batch), rows, inner),
+        (*as_part(sizes(b)[:-2], joined, batch), inner, columns),
     )
     return Passage(needs, (gives,), frozenset({inner} if inner else ()))
 

@@ -2,18 +2,22 @@
 
 A value is *kept* where several kernels read it or where no kernel of its reader's can swallow it. Everything else is
 computed inside the kernel that reads it: it takes no memory, and what it is made of lives until that kernel has run.
+What is cheap and made of things that are kept as long anyway is computed again by each of its readers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 
 from mithril.graph import Graph, Node, Value
+from mithril_tpu.placing.rules import sizes
 
 _VIEWS = frozenset({"reshape", "squeeze", "unsqueeze", "stop_gradient", "barrier", "transpose", "broadcast_to"})
 _MADE = frozenset({"constant", "full", "iota", "size_value", "eye"})  # cheaper to make again than to read
 _POINTWISE = frozenset({"cast", "where", "clip", "slice", "pad", "concat", "tril", "triu"})
+_COSTLY = frozenset({"exp", "log", "pow", "tanh", "div", "sqrt", "rsqrt", "sin", "cos", "sigmoid"})  # never made twice
 PRODUCTS = frozenset({"matmul", "conv", "conv_input_grad", "conv_weight_grad", "contract"})
 
 
@@ -51,11 +55,11 @@ def fuse(graph: Graph, *, exact: bool = False) -> Fused:
     inner: set[Node] = set()
     last: dict[Value, int] = {}
     for node in reversed(graph.nodes):
-        if _swallowed(node, users, outputs, exact):
-            inner.add(node)
         for v in node.results:
             reads = [last[user.result] if user in inner else step[user] for user in users.get(v, ())]
             last[v] = end if v in outputs else max(reads, default=step[node])
+        if _swallowed(node, users, outputs, exact) or _again(node, graph, outputs, last, inner, step):
+            inner.add(node)
     kernels = _kernels(graph, inner)
     wide = {
         k.node.result
@@ -81,6 +85,47 @@ def _swallowed(node: Node, users: Mapping[Value, tuple[Node, ...]], outputs: fro
     if reader.op.name in PRODUCTS:
         return pointwise(node) and (not exact or node.result.dtype.bits <= 16)
     return pointwise(node) or pointwise(reader)
+
+
+def _again(
+    node: Node,
+    graph: Graph,
+    outputs: frozenset[Value],
+    last: Mapping[Value, int],
+    inner: set[Node],
+    step: Mapping[Node, int],
+) -> bool:
+    """Whether all readers rather compute a value again than have it kept: it costs little, and no memory."""
+    if len(node.results) != 1 or node.result in outputs or not pointwise(node):
+        return False
+    v = node.result
+    readers = graph.users.get(v, ())
+    if any(not pointwise(r) for r in readers) or last[v] - step[node] < 2:
+        return False
+    pending, chain, longer = [node], {node}, 0
+    while pending:
+        current = pending.pop()
+        if current.op.name in _COSTLY:
+            return False
+        for o in current.operands:
+            if o is None or o in graph.input_of or prod(sizes(o)) < prod(sizes(v)):
+                continue
+            others = [r for r in graph.users[o] if r not in chain]
+            if max((last[r.result] if r in inner else step[r] for r in others), default=-1) >= last[v]:
+                continue
+            maker = graph.producers[o]
+            if others or not pointwise(maker):
+                longer += _bytes(o)  # what must now be kept instead, bfloat16 before it was widened say
+                if longer >= _bytes(v):
+                    return False
+                continue
+            chain.add(maker)
+            pending.append(maker)
+    return True
+
+
+def _bytes(v: Value) -> int:
+    return prod(sizes(v)) * v.dtype.itemsize
 
 
 def _through_views(v: Value, users: Mapping[Value, tuple[Node, ...]]) -> Iterator[Node]:
