@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mithril_cbackend.backend import CBackend
 
 from mithril.graph import Builder
 from mithril.ops import erf, exp, expm1, log, log1p, sigmoid, tanh
 from mithril.ops.decompose import decompose
+from mithril_cbackend.backend import CBackend
 
 Function = Callable[[Any], Any]
 TRUTH: dict[str, tuple[Function, Function, float, float, float]] = {
@@ -51,7 +51,9 @@ def test_units_in_the_last_place(name: str) -> None:
 
 
 def test_ends_and_special_values() -> None:
-    special = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 88.7228, 88.73, 1e30, -87.33, -104.0, -1e30] * 3, np.float32)
+    special = np.array(
+        [np.nan, np.inf, -np.inf, 0.0, -0.0, 88.7228, 88.73, 1e30, -87.33, -104.0, -1e30] * 3, np.float32
+    )
     with np.errstate(all="ignore"):
         np.testing.assert_allclose(compiled(exp, special), np.exp(special), rtol=1e-6, atol=1e-37)
         for ours, truth in ((tanh, np.tanh), (log, np.log), (expm1, np.expm1), (log1p, np.log1p)):

@@ -24,6 +24,7 @@ from mithril.ops import (
 )
 from mithril_cbackend import building, program as programs, tir
 from mithril_cbackend.executable import Executable
+from mithril_cbackend.lowering import frame
 from mithril_cbackend.lowering.frame import Machine
 from mithril_cbackend.purpose import Purpose
 
@@ -60,6 +61,11 @@ def check(
     made = run(graph, arrays, Machine(tir.host_cpu(), **{"threads": 1, **machine}))
     expected = np.asarray(function(*arrays.values()))
     np.testing.assert_allclose(made, expected, rtol=2e-5, atol=2e-5 * float(np.abs(expected).max()))
+
+
+@pytest.fixture(autouse=True)
+def _threads_share_small_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame, "PARALLEL_WORK", 1)
 
 
 WIDTHS = pytest.mark.parametrize("vector_bytes", [64, 32, 16, 4])
@@ -213,8 +219,18 @@ def test_special_values_in_rows() -> None:
 @WIDTHS
 @pytest.mark.parametrize(
     "shape, perm",
-    [((32, 48), (1, 0)), ((37, 50), (1, 0)), ((3, 20, 33), (0, 2, 1)), ((20, 3, 18), (2, 1, 0)), ((17, 2, 19), (2, 0, 1))],
+    [
+        ((32, 48), (1, 0)),
+        ((37, 50), (1, 0)),
+        ((3, 20, 33), (0, 2, 1)),
+        ((20, 3, 18), (2, 1, 0)),
+        ((17, 2, 19), (2, 0, 1)),
+    ],
 )
 def test_transposes(shape: tuple[int, ...], perm: tuple[int, ...], vector_bytes: int) -> None:
     check(lambda x: transpose(x, perm=perm), {"x": random(*shape)}, vector_bytes=vector_bytes, threads=2)
     check(lambda x, y: transpose(x * y + 1.0, perm=perm), {"x": random(*shape), "y": random(shape[-1])})
+
+
+def test_a_transpose_of_no_axes() -> None:
+    check(lambda x: transpose(x, perm=()) + 1.0, {"x": np.array(2.0, np.float32)})

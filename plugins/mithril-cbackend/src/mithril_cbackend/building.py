@@ -10,7 +10,7 @@ from mithril.graph import Graph
 from mithril.graph.deferred import Deferred
 from mithril.ops.decompose import decompose
 from mithril.runtime.backend import BuildOptions
-from mithril_cbackend import blame, grouping, program as programs, tir
+from mithril_cbackend import blame, grouping, program as programs, tir, tuning
 from mithril_cbackend.arena import smallest
 from mithril_cbackend.executable import Executable, Written
 from mithril_cbackend.layout import Layout
@@ -63,7 +63,10 @@ def build(graph: Graph, options: BuildOptions) -> Executable:
     if chosen.arch is not None:
         what = f"calls in this process run on its own processor; compiled.export(folder) is for {chosen.arch}"
         options.decisions.record("choice", what)
-    return compiled(graph, machine(options, chosen), chosen)
+    made = machine(options, chosen)
+    if options.settings.get("optimization_level") == "high":
+        made = tuning.tuned(graph, made, options)
+    return compiled(graph, made, chosen)
 
 
 def again(graph: Graph, executable: Executable) -> Executable:

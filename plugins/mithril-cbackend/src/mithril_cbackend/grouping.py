@@ -33,8 +33,7 @@ CONTROL = frozenset({"if", "while", "scan"})
 VIEWS = frozenset({"reshape", "barrier"})
 FREE = frozenset({"constant", "full"})
 DEAR = frozenset(
-    "exp expm1 log log1p sqrt sin cos asin acos atan sinh cosh tanh asinh acosh atanh erf erfinv pow div floordiv mod "
-    "atan2 random_bits split_key fold_in".split()
+    ["exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfinv", "pow", "div", "floordiv", "mod", "atan2", "random_bits", "split_key", "fold_in"]
 )
 TEMPLATES: dict[str, Template] = {
     **dict.fromkeys(reductions.FOLDS, reductions.reduction),
@@ -188,7 +187,11 @@ class Grouping:
         shape = shape_of(kernel.outputs[0])
         if kernel.template not in (elementwise.elementwise, rows.rows) or not shape or shape[-1] < self.machine.lanes():
             return None
-        if shape_of(made) != (*shape[:-1], 1) or not made.dtype.is_float or any(shape_of(v) != shape for v in kernel.outputs):
+        if (
+            shape_of(made) != (*shape[:-1], 1)
+            or not made.dtype.is_float
+            or any(shape_of(v) != shape for v in kernel.outputs)
+        ):
             return None
         if node.op.name in rows.FOLDS:
             source = node.operands[0]
@@ -226,7 +229,7 @@ class Grouping:
             others = any(v in o.operands for v in node.results for o in kernel.nodes if o is not anchor)
             if anchor.op.name in PRODUCTS and node.op.name == "transpose" and feeds and not others:
                 return kernel
-            if anchor.op.name not in READ_THROUGH or len(kernel.nodes) > 1 and kernel.outputs != [anchor.result]:
+            if anchor.op.name not in READ_THROUGH or (len(kernel.nodes) > 1 and kernel.outputs != [anchor.result]):
                 return None
         source = anchor.operands[0] if anchor.op.name in TEMPLATES else anchor.result
         assert source is not None
@@ -247,7 +250,7 @@ class Grouping:
         """What the template of a kernel's anchor wants: buffers, operands in its own order, operands as they are."""
         node = kernel.anchor
         kernel.kind = kernel.template.__name__
-        if node.op.name in PREPARES and (found := self._known(node.operands[1])) is not None:
+        if node.op.name in PREPARES and (found := known_elements(self.graph, node.operands[1])) is not None:
             made = PREPARES[node.op.name](kernel, found, self.machine)
             if made is not None:
                 right = node.operands[1]
@@ -258,15 +261,16 @@ class Grouping:
             if k == 0 or v not in kernel.prepared:
                 self._read(v, kernel)
 
-    def _known(self, value: Value | None) -> np.ndarray[Any, Any] | None:
-        """The elements of a value that is known now: a constant of the graph, as it is or transposed."""
-        assert value is not None
-        made = self.graph.producers.get(value)
-        if made is not None and made.op.name == "transpose":
-            found = self._known(made.operands[0])
-            return None if found is None else found.transpose(made.attributes["perm"])
-        given = self.graph.input_of.get(value)
-        return None if given is None or given.role != "constant" else np.asarray(given.data)
+
+def known_elements(graph: Graph, value: Value | None) -> np.ndarray[Any, Any] | None:
+    """The elements of a value that is known now: a constant of the graph, as it is or transposed."""
+    assert value is not None
+    made = graph.producers.get(value)
+    if made is not None and made.op.name == "transpose":
+        found = known_elements(graph, made.operands[0])
+        return None if found is None else found.transpose(made.attributes["perm"])
+    given = graph.input_of.get(value)
+    return None if given is None or given.role != "constant" else np.asarray(given.data)
 
 
 def scratch(kernel: Kernel, machine: Machine) -> list[Value]:

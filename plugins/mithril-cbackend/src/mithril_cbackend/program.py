@@ -171,8 +171,8 @@ class Writer:
     def drive(self, region: Region, given: list[Place], results: list[Place], arena: Place) -> None:
         """The calls of one run of a region, between these places."""
         places: dict[Value, Place] = {}
-        for i, place in zip(region.graph.arguments, given, strict=True):
-            places[i.value] = place
+        for i, address in zip(region.graph.arguments, given, strict=True):
+            places[i.value] = address
         read = {region.grouped.stored(v) for step in region.grouped.steps for v in step.inputs}
         read.update(v for _, v in region.copied)
         for i in region.graph.with_role("constant"):

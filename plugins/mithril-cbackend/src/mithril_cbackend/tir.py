@@ -33,8 +33,14 @@ from tvm.ir import PointerType, PrimType  # noqa: E402
 from tvm.tirx import stmt as _stmt  # noqa: E402
 
 nodes = SimpleNamespace(  # what the printer of C tells apart
-    **{n: getattr(tirx, n) for n in "Add Sub Mul Div Mod EQ NE LT LE GT GE And Or Not Select Cast LShift RShift BitwiseAnd BitwiseOr BitwiseXor BitwiseNot".split()},
-    **{n: getattr(_stmt, n) for n in "Bind For While BufferStore AllocBuffer DeclBuffer IfThenElse SeqStmt Evaluate Return".split()},
+    **{
+        n: getattr(tirx, n)
+        for n in "Add Sub Mul Div Mod EQ NE LT LE GT GE And Or Not Select Cast LShift RShift BitwiseAnd BitwiseOr BitwiseXor BitwiseNot".split()
+    },
+    **{
+        n: getattr(_stmt, n)
+        for n in "Bind For While BufferStore AllocBuffer DeclBuffer IfThenElse SeqStmt Evaluate Return".split()
+    },
     Var=tirx.Var,
     Ramp=tirx.Ramp,
     Shuffle=tirx.Shuffle,
@@ -274,7 +280,9 @@ class Code:
         """Transpose a square of float32, as long as a vector: rows at ``stride`` become columns at ``to_stride``."""
         name = f"turn_{lanes}"
         self.helpers[name] = _turning(name, lanes)
-        here, there = (tirx.call_intrin("handle", "tirx.address_of", load(b, i)) for b, i in ((source, at), (target, to)))
+        here, there = (
+            tirx.call_intrin("handle", "tirx.address_of", load(b, i)) for b, i in ((source, at), (target, to))
+        )
         self.call(name, here, index(stride), there, index(to_stride))
 
     @contextmanager
@@ -445,7 +453,12 @@ def compiled(functions: dict[str, Any], run: str, cpu: str, threads: int) -> tup
             module = tvm.IRModule({n: functions[n] for n in names})
             module = lower.BindTarget(chosen.with_host(chosen))(module)
             module = tvm.ir.transform.Sequential(passes)(module)
-            made.update({run if n == [run] else g.name_hint: f for n, (g, f) in zip([names] * len(names), module.functions.items())})
+            made.update(
+                {
+                    run if n == [run] else g.name_hint: f
+                    for n, (g, f) in zip([names] * len(names), module.functions.items())
+                }
+            )
         built = tvm.get_global_func("target.build.llvm")(tvm.IRModule(made), chosen)
     except Exception as cause:
         first = next((line for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
@@ -490,7 +503,9 @@ def mentions(x: Expr, var: Any) -> bool:
         elif isinstance(y, tvm.ir.Call):
             pending += list(y.args)
         else:
-            pending += [getattr(y, k) for k in ("a", "b", "value", "condition", "true_value", "false_value") if hasattr(y, k)]
+            pending += [
+                getattr(y, k) for k in ("a", "b", "value", "condition", "true_value", "false_value") if hasattr(y, k)
+            ]
             pending = [z for z in pending if not isinstance(z, (int, float, str))]
     return False
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import product as every
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from mithril.types import TensorType, float32
 from mithril_cbackend import tir as t
 from mithril_cbackend.kernel import Kernel
 from mithril_cbackend.lowering.elementwise import aligned_values, merge, merged, vectorisable
-from mithril_cbackend.lowering.frame import Frame, Machine
+from mithril_cbackend.lowering.frame import PRODUCTS, Frame, Machine
 from mithril_cbackend.lowering.padding import Layout, layout_of, pad, slack
 from mithril_cbackend.lowering.panels import Matrix, Tile, copy_panel, count, multiply, pack, tile_for
 from mithril_cbackend.lowering.reader import operand, shape_of
@@ -38,6 +37,9 @@ class Plan:
     rows: int  # of the result, in a slab
     images: int  # in a slab
     by_channel: bool  # channels, not pixels, run along the vectors
+
+    def __str__(self) -> str:
+        return f"{'channels' if self.by_channel else 'pixels'}, {self.rows} rows of {self.images}"
 
     @property
     def elements(self) -> int:
@@ -84,8 +86,8 @@ class Plan:
         return each * count(self.made, lanes) * lanes / self.made + columns + packing + 2.5
 
 
-def plan(node: Node, machine: Machine, known: bool) -> Plan:
-    """The cheapest way to cut the result."""
+def plans(node: Node) -> list[Plan]:
+    """The ways to cut the result."""
     layout, groups = layout_of(node), node.attributes["groups"]
     batch, channels = shape_of(operand(node))[:2]
     made, inner, height = shape_of(node.result)[1] // groups, channels // groups, layout.result[0]
@@ -93,13 +95,12 @@ def plan(node: Node, machine: Machine, known: bool) -> Plan:
     several = [(height, d) for d in range(2, batch + 1) if batch % d == 0 and d * height * width <= 128]
     slabs = [(r, 1) for r in range(1, height + 1) if height % r == 0]
     fitting = [(r, d) for r, d in slabs + several if r * d * width * depth <= HELD] or [(1, 1)]
-    plans = [
+    return [
         Plan(batch, groups, made, inner, layout, r, d, by_channel)
         for by_channel in (False, True)
         for r, d in fitting
         if by_channel or d == 1
     ]
-    return min(plans, key=lambda p: (p.cost(machine, known), p.slabs))
 
 
 def suits(kernel: Kernel) -> bool:
@@ -116,7 +117,9 @@ def scratch(plan: Plan, machine: Machine) -> list[Value]:
     tile, threads = plan.tile(machine), machine.threads
     panel = plan.by_channel or plan.straight
     sizes = {
-        "padded": 0 if plan.straight else plan.batch * plan.groups * plan.inner * plan.layout.channel + plan.beyond(machine),
+        "padded": 0
+        if plan.straight
+        else plan.batch * plan.groups * plan.inner * plan.layout.channel + plan.beyond(machine),
         "columns": 0 if plan.straight else threads * plan.depth * plan.length(machine),
         "panel": threads * plan.depth * tile.columns if panel else 0,
     }
@@ -151,7 +154,7 @@ class Columns:
         if not p.straight:
             pad(frame, p.layout, self.x, self.padded, p.groups * p.inner, p.beyond(frame.machine))
         pixels = math.prod(p.layout.result)
-        work = p.batch * p.groups * p.made * p.depth * pixels
+        work = p.batch * p.groups * p.made * p.depth * pixels // PRODUCTS
         items = (p.batch // p.images) * p.groups * p.slabs
         threads = frame.workers(work, p.made)
         parts = threads if items < threads and p.made % (threads * self.step) == 0 else 1
@@ -182,12 +185,13 @@ class Columns:
         with reader.loop("c", p.inner) as c, reader.loop("d", p.images) as d:
             channel = t.iadd(t.imul(t.iadd(image, d), p.groups * p.inner), t.iadd(t.imul(group, p.inner), c))
             source = t.imul(channel, layout.channel)
-            for e, at in enumerate(every(*map(range, layout.kernel))):
-                row = t.iadd(base, t.imul(t.iadd(t.imul(c, p.elements), e), self.length))
-                row = t.iadd(row, t.imul(d, p.pixels // p.images))
+            with reader.nest("abc", layout.kernel) as at:
+                row = t.iadd(t.imul(c, p.elements), reader.flat(at, layout.kernel))
+                row = t.iadd(t.iadd(base, t.imul(row, self.length)), t.imul(d, p.pixels // p.images))
+                offset = code.let(t.index(t.iadd(source, layout.offset(at))), "offset")
                 with reader.nest("yz", between) as y:
                     start = (t.iadd(t.imul(slab, p.rows), y[0]), *y[1:], 0) if y else (t.imul(slab, p.rows),)
-                    there = t.iadd(source, t.iadd(layout.rows(start), layout.offset(at)))
+                    there = t.iadd(offset, layout.rows(start))
                     here = t.iadd(row, t.imul(reader.flat(y, between), run))
                     with reader.loop("v", count(run, self.lanes)) as v, reader.loop("j", self.lanes, t.VECTORIZED) as j:
                         i = t.iadd(t.imul(v, self.lanes), j)

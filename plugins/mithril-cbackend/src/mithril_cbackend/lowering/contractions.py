@@ -19,10 +19,10 @@ Terms = Callable[[Index, Index], tuple[t.Expr, t.Expr, list[t.Expr]]]
 
 
 def accumulate(frame: Frame, result: Value, inner: Sequence[int], terms: Terms) -> Any:
-    """``result[at] = sum of a * b over inner``, where ``terms`` says a and b at both positions, and whether they count."""
+    """``result[at] = sum of a * b over inner``; ``terms`` says a and b at both positions, and whether they count."""
     code, reader, dtype = frame.code, frame.reader, result.dtype
     shape, zero = shape_of(result), t.const(0, computed(dtype))
-    with reader.nest("", shape, {0: frame.parallel(math.prod(shape) * math.prod(inner))}) as at:
+    with reader.nest("", shape, frame.kinds(shape, math.prod(shape) * math.prod(inner))) as at:
         total = code.alloc("total", 1, computed(dtype))
         code.store(total, 0, zero)
         if 0 not in inner:

@@ -7,19 +7,20 @@ kernel decides, and needs no test for borders: what is computed beyond a row's e
 from __future__ import annotations
 
 import math
-from itertools import product as every
 from typing import Any
 
 import numpy as np
 
 from mithril.graph import Node, Value
+from mithril.graph.attributes import attributes_text
 from mithril.types import TensorType, float32
 from mithril_cbackend import tir as t
 from mithril_cbackend.kernel import Kernel
 from mithril_cbackend.lowering import columns, contractions
 from mithril_cbackend.lowering.elementwise import vectorisable
-from mithril_cbackend.lowering.frame import Frame, Machine
+from mithril_cbackend.lowering.frame import PRODUCTS, Frame, Machine
 from mithril_cbackend.lowering.padding import Layout, layout_of, pad, slack
+from mithril_cbackend.lowering.panels import count
 from mithril_cbackend.lowering.reader import Index, operand, shape_of
 
 WORK = 1 << 13  # below so many products the simple loops are good enough
@@ -27,7 +28,9 @@ WORK = 1 << 13  # below so many products the simple loops are good enough
 
 def suits(node: Node) -> bool:
     """Whether the tiles take it: float32, and enough to do."""
-    if node.result.dtype is not float32 or any(0 in shape_of(v) for v in (*node.operands, node.result) if v is not None):
+    if node.result.dtype is not float32 or any(
+        0 in shape_of(v) for v in (*node.operands, node.result) if v is not None
+    ):
         return False
     layout = layout_of(node)
     work = math.prod(layout.result) * math.prod(layout.kernel) * _channels(node)
@@ -59,14 +62,36 @@ def _rows(node: Node) -> int:
     return next(r for r in (8, 6, 7, 5, 4, 3, 2, 1) if made % r == 0) if made % 8 else 8
 
 
+DIRECT = "direct"
+
+
+def signature(node: Node) -> str:
+    """What the best schedule depends on."""
+    types = " ".join(str(v.type) for v in node.operands if v is not None)
+    return f"{node.op.name} {types} {attributes_text(node.attributes, {})}"
+
+
+def schedules(node: Node, machine: Machine, most: int = 3) -> list[str]:
+    """What is worth measuring: the tiles of this file, and of the plans by columns the cheapest of each kind."""
+    if node.op.name == "conv_weight_grad" or not suits(node):
+        return []
+    found = sorted(columns.plans(node), key=lambda p: (p.cost(machine, True), p.slabs))
+    kinds = [[p for p in found if p.by_channel == kind][:most] for kind in (False, True)]
+    return [DIRECT, *map(str, kinds[0] + kinds[1])]
+
+
 def by_columns(kernel: Kernel, machine: Machine, known: bool) -> columns.Plan | None:
     """The plan by columns, where that is possible and costs less than the tiles of this file."""
     node = kernel.anchor
     if node.op.name == "conv_weight_grad" or not columns.suits(kernel):
         return None
-    layout, found = layout_of(node), columns.plan(node, machine, known)
+    ways = columns.plans(node)
+    chosen = machine.schedules.get(signature(node))
+    if chosen is not None:
+        return next((p for p in ways if str(p) == chosen), None)
+    layout, found = layout_of(node), min(ways, key=lambda p: (p.cost(machine, known), p.slabs))
     width, pixels = _width(layout, machine, _rows(node)), math.prod(layout.result)
-    waste = columns.count(layout.pixels, width) * width / pixels
+    waste = count(layout.pixels, width) * width / pixels
     ordering = 0 if known else 2 * found.depth / (pixels * found.batch)
     direct = 1.08 * waste * found.depth / (2 * machine.lanes()) + ordering + 1
     return found if found.cost(machine, known) < direct else None
@@ -140,9 +165,9 @@ def convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
     padded, tiles, *ordered = (frame.outputs[v] for v in kernel.scratch)
     kernels = ordered[0] if ordered else frame.reader.buffers[kernel.prepared[w][0]]
     reader, code = frame.reader, frame.code
-    elements = list(every(*map(range, layout.kernel)))
+    elements = math.prod(layout.kernel)
     blocks, pixels = made // rows, -(-layout.pixels // width)
-    work = batch * groups * made * inner * layout.pixels * len(elements)
+    work = batch * groups * made * inner * layout.pixels * elements // PRODUCTS
 
     pad(frame, layout, x, padded, channels, slack(layout, width))
     if ordered:
@@ -162,15 +187,19 @@ def convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
                     code.store(total, t.iadd(j, slot), t.const(0, "float32"))
             with reader.loop("c", inner) as c:
                 image_at = t.iadd(t.iadd(first, t.imul(c, layout.channel)), pixel)
-                kernel_at = t.imul(t.iadd(t.imul(block, inner), c), len(elements) * rows)
-                for e, at in enumerate(elements):
-                    factors = [code.let(t.load(kernels, t.iadd(kernel_at, e * rows + r)), "w") for r in range(rows)]
-                    for r, v, slot in slots:
-                        with reader.loop("j", lanes, t.VECTORIZED) as j:
-                            there = t.iadd(image_at, t.iadd(j, layout.offset(at) + v * lanes))
-                            product = t.binary("mul", factors[r], t.load(padded, there))
-                            here = t.iadd(j, slot)
-                            code.store(total, here, t.binary("add", t.load(total, here), product))
+                kernel_at = t.imul(t.iadd(t.imul(block, inner), c), elements * rows)
+                with reader.several("abc", layout.kernel) as places:
+                    for at in places:
+                        e = reader.flat(at, layout.kernel)
+                        offset = code.let(t.index(layout.offset(at)), "offset")
+                        there_at = t.iadd(kernel_at, t.imul(e, rows))
+                        factors = [code.let(t.load(kernels, t.iadd(there_at, r)), "w") for r in range(rows)]
+                        for r, v, slot in slots:
+                            with reader.loop("j", lanes, t.VECTORIZED) as j:
+                                there = t.iadd(t.iadd(image_at, offset), t.iadd(j, v * lanes))
+                                product = t.binary("mul", factors[r], t.load(padded, there))
+                                here = t.iadd(j, slot)
+                                code.store(total, here, t.binary("add", t.load(total, here), product))
             for r, v, slot in slots:
                 row = t.imul(t.iadd(t.imul(block, rows), r), pixels * width)
                 with reader.loop("j", lanes, t.VECTORIZED) as j:
@@ -194,7 +223,9 @@ def _order_kernels(
         within = reader.position(t.isub(block, t.imul(group, blocks)) if groups > 1 else block)
         row = t.iadd(t.imul(within, rows), r)
         with reader.nest("abc", sizes) as at:
-            target = t.iadd(t.imul(t.iadd(t.imul(t.iadd(t.imul(block, inner), c), count), reader.flat(at, sizes)), rows), r)
+            target = t.iadd(
+                t.imul(t.iadd(t.imul(t.iadd(t.imul(block, inner), c), count), reader.flat(at, sizes)), rows), r
+            )
             if backward:  # the channels exchanged, the kernel turned around
                 turned = tuple(t.isub(n - 1, i) for i, n in zip(at, sizes, strict=True))
                 source = (t.iadd(t.imul(group, inner), c), row, *turned)
@@ -245,15 +276,15 @@ def weight_gradient(kernel: Kernel, name: str, machine: Machine) -> Any:
     pad(frame, layout, x, padded, channels, slack(layout, lanes))
     _lay_rows(frame, layout, g, weighted, steps * lanes)
     high, wide = _divisor(per_group), _divisor(inner)
-    elements = list(every(*map(range, layout.kernel)))
+    elements = math.prod(layout.kernel)
     blocks = (per_group // high) * (inner // wide)
-    work = batch * made * inner * layout.pixels * len(elements)
+    work = batch * made * inner * layout.pixels * elements // PRODUCTS
     with reader.loop("block", groups * blocks, frame.parallel(work)) as block:
         group = reader.position(t.idiv(block, blocks)) if groups > 1 else 0
         within = reader.position(t.isub(block, t.imul(group, blocks)) if groups > 1 else block)
         row = code.let(t.index(t.imul(t.idiv(within, inner // wide), high)), "row")
         column = code.let(t.index(t.imul(t.imod(within, inner // wide), wide)), "column")
-        for at in elements:
+        with reader.nest("abc", layout.kernel) as at:
             cells = [(r, c) for r in range(high) for c in range(wide)]
             total = code.alloc("total", len(cells) * lanes, "float32")
             for k in range(len(cells)):
@@ -296,5 +327,3 @@ def _lay_rows(frame: Frame, layout: Layout, g: Value, weighted: Any, length: int
         at = (reader.position(t.idiv(c, channels)), reader.position(t.imod(c, channels)))
         with reader.nest("yxz", layout.result) as inner:
             code.store(weighted, t.iadd(base, layout.rows(inner)), reader.at(g, (*at, *inner)))
-
-

@@ -121,8 +121,7 @@ def over_elements(frame: Frame, results: Sequence[Value], extents: Sequence[int]
             with frame.reader.loop("k", inner % lanes) as k:
                 body((frame.reader.position(t.iadd(k, whole * lanes)),))
         return
-    kinds = {0: frame.parallel(work)}
-    with frame.reader.nest("", outer, kinds) as at:
+    with frame.reader.nest("", outer, frame.kinds(outer, work)) as at:
         inner_loop(frame, at, inner, lanes if vectors else 0, body)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mithril.graph import Value
@@ -14,7 +14,8 @@ from mithril_cbackend.kernel import Kernel
 from mithril_cbackend.lowering.dtypes import load, store, stored
 from mithril_cbackend.lowering.reader import Index, Reader, shape_of
 
-PARALLEL_WORK = 1 << 15  # below so many element operations, starting threads costs more than it gains
+PARALLEL_WORK = 1 << 18  # below so many element operations, starting threads costs more than it gains
+PRODUCTS = 8  # multiplications and additions of tiles that take as long as one element operation
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Machine:
     cpu: str
     threads: int
     vector_bytes: int = 64
+    schedules: Mapping[str, str] = field(default_factory=dict)  # found by measuring, for operations of certain sizes
 
     def lanes(self, dtype_bits: int = 32) -> int:
         return max(1, self.vector_bytes * 8 // dtype_bits)
@@ -49,6 +51,13 @@ class Frame:
     def parallel(self, work: int) -> Any:
         """The kind of an outermost loop over so much work."""
         return t.PARALLEL if self.machine.threads > 1 and work >= PARALLEL_WORK else t.SERIAL
+
+    def kinds(self, extents: Sequence[int], work: int) -> dict[int, Any]:
+        """Of the loops of a nest over so much work: the outermost that has a round for every thread is shared."""
+        enough = [k for k, n in enumerate(extents) if n >= self.machine.threads]
+        some = [k for k, n in enumerate(extents) if n > 1]
+        chosen = next(iter(enough + some), None)
+        return {} if chosen is None else {chosen: self.parallel(work)}
 
     def workers(self, work: int, items: int) -> int:
         """How many threads share so much work on so many items."""

@@ -18,8 +18,8 @@ from mithril_cbackend import tir as t
 from mithril_cbackend.kernel import Kernel
 from mithril_cbackend.lowering import contractions
 from mithril_cbackend.lowering.elementwise import vectorisable
-from mithril_cbackend.lowering.frame import Frame, Machine
-from mithril_cbackend.lowering.panels import Matrix, Tile, copy_panel, count, multiply, pack, tile_for
+from mithril_cbackend.lowering.frame import PRODUCTS, Frame, Machine
+from mithril_cbackend.lowering.panels import Matrix, Tile, copy_panel, multiply, pack, tile_for
 from mithril_cbackend.lowering.reader import Index, operand, shape_of
 
 
@@ -32,9 +32,12 @@ class Product:
     n: int
     k: int
 
+    def __str__(self) -> str:
+        return "x".join(map(str, (*self.batch, self.m, self.n, self.k)))
+
     @property
     def work(self) -> int:
-        return math.prod(self.batch) * self.m * self.n * self.k
+        return math.prod(self.batch) * self.m * self.n * self.k // PRODUCTS
 
 
 def product_of(node: Node) -> Product | None:
@@ -54,7 +57,23 @@ def product_of(node: Node) -> Product | None:
 
 
 def tile(product: Product, machine: Machine) -> Tile:
-    return tile_for(product.m, product.n, machine)
+    found = machine.schedules.get(str(product))
+    return tile_for(product.m, product.n, machine) if found is None else Tile(*map(int, found.split("x")))
+
+
+def schedules(node: Node, machine: Machine) -> list[str]:
+    """The tiles that fit the registers and the result."""
+    product = product_of(node)
+    if product is None:
+        return []
+    lanes, registers = machine.lanes(), 32 if machine.vector_bytes == 64 else 16
+    sizes = [(rows, vectors) for vectors in (1, 2, 3, 4) for rows in (1, 2, 4, 6, 8, 12, 14, 16)]
+    return [
+        f"{rows}x{vectors * lanes}"
+        for rows, vectors in sizes
+        if rows <= product.m and (vectors - 1) * lanes < product.n and rows * vectors + vectors + 1 <= registers
+        if 2 * rows * vectors >= min(registers, 2 * product.m)
+    ]
 
 
 def scratch(node: Node, machine: Machine) -> list[Value]:
@@ -201,7 +220,7 @@ def rows_times_vector(kernel: Kernel, name: str, machine: Machine, product: Prod
         at = t.iadd((i * block + c) * lanes, lane)
         code.store(total, at, t.binary("add", t.load(total, at), t.binary("mul", a, b)))
 
-    with reader.loop("n", product.n // block, frame.parallel(product.m * product.n * product.k)) as n:
+    with reader.loop("n", product.n // block, frame.parallel(product.work)) as n:
         column = t.imul(n, block)
         total = code.alloc("total", product.m * block * lanes, "float32")
         for part in range(product.m * block):

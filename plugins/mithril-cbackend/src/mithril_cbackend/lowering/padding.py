@@ -1,6 +1,6 @@
 """Padded images: laid flat, one channel after the other, split into as many phases as the stride is long.
 
-Then the pixels that an element of a convolution's kernel meets follow each other, at a fixed distance from the result's.
+The pixels that an element of a convolution's kernel meets follow each other, at a fixed distance from the result's.
 """
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ class Layout:
         """Positions computed: those of the result, and those beyond the ends of rows between them."""
         return self.result[0] * math.prod(self.sizes[1:])
 
-    def offset(self, at: Sequence[int]) -> int:
+    def offset(self, at: Index) -> Any:
         """How far from a result's pixel the image's pixel lies that an element of the kernel meets."""
-        phase = flat = 0
+        phase: Any = 0
+        flat: Any = 0
         for k, d, s, n in zip(at, self.dilation, self.stride, self.sizes, strict=True):
-            phase = phase * s + (k * d) % s
-            flat = flat * n + (k * d) // s
-        return phase * math.prod(self.sizes) + flat
+            phase = t.iadd(t.imul(phase, s), t.imod(t.imul(k, d), s))
+            flat = t.iadd(t.imul(flat, n), t.idiv(t.imul(k, d), s))
+        return t.iadd(t.imul(phase, math.prod(self.sizes)), flat)
 
     def rows(self, at: Index) -> Any:
         """The flat position of a result's pixel."""
@@ -80,8 +81,10 @@ def layout_of(node: Node) -> Layout:
 
 def slack(layout: Layout, width: int) -> int:
     """Elements that may be read beyond the last channel."""
-    return 2 * width + math.prod(layout.sizes) + max(
-        (layout.offset(at) for at in every(*map(range, layout.kernel))), default=0
+    return (
+        2 * width
+        + math.prod(layout.sizes)
+        + max((layout.offset(at) for at in every(*map(range, layout.kernel))), default=0)
     )
 
 
@@ -101,14 +104,18 @@ def pad(frame: Frame, layout: Layout, x: Value, padded: Any, channels: int, beyo
         code.store(padded, t.iadd(i, batch * channels * layout.channel), t.const(0, "float32"))
 
 
-def _copy_phase(frame: Frame, layout: Layout, x: Value, padded: Any, at: Index, base: Any, phase: Sequence[int]) -> None:
+def _copy_phase(
+    frame: Frame, layout: Layout, x: Value, padded: Any, at: Index, base: Any, phase: Sequence[int]
+) -> None:
     """The image's pixels of one phase: along each axis those from ``first`` on, ``step`` apart."""
     reader, starts, counts, places, jumps, steps, number = frame.reader, [], [], [], [], [], 0
     for n, spread, before, s, p, size in zip(
         layout.image, layout.spread, layout.before, layout.stride, phase, layout.sizes, strict=True
     ):
         # pixel i lies at padded position before + i * spread = place * s + p
-        found = [i for i in range(n) if (before + i * spread - p) % s == 0 and 0 <= (before + i * spread - p) // s < size]
+        found = [
+            i for i in range(n) if (before + i * spread - p) % s == 0 and 0 <= (before + i * spread - p) // s < size
+        ]
         if not found:
             return
         starts.append(found[0])

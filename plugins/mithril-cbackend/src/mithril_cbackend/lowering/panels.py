@@ -70,7 +70,7 @@ class Matrix:
 
 
 def copy_panel(frame: Frame, element: Element, matrix: Matrix | None, k: int, width: int, panel: Matrix) -> None:
-    """k rows of ``width`` columns, filled up with zeros to whole vectors. ``matrix`` tells where they lie, if stored."""
+    """k rows of ``width`` columns, zeros up to whole vectors. ``matrix`` tells where they lie, if stored."""
     code, reader, lanes = frame.code, frame.reader, frame.machine.lanes()
 
     def one(i: Any, j: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product as every
 from typing import Any
 
 from mithril.graph import Node, Value
@@ -22,7 +23,7 @@ RULES: dict[str, Rule] = {}
 
 
 def shape_of(value: Value) -> tuple[int, ...]:
-    return tuple(int(n) for n in value.shape)  # type: ignore[arg-type]
+    return tuple(int(n) for n in value.shape)
 
 
 class Reader:
@@ -66,6 +67,15 @@ class Reader:
             else:
                 with self._nest(names, extents, kinds, k + 1) as rest:
                     yield (i, *rest)
+
+    @contextmanager
+    def several(self, names: str, extents: Sequence[int], most: int = 9) -> Iterator[list[Index]]:
+        """All positions of a small shape, one after the other in the code, or those of one round of a loop."""
+        if math.prod(extents) <= most:
+            yield list(every(*map(range, extents)))
+            return
+        with self.nest(names, extents) as at:
+            yield [at]
 
     # -- elements -------------------------------------------------------------------------------------------------
     def key(self, value: Value, at: Index) -> Any:

@@ -101,7 +101,8 @@ def _along(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tup
     count = math.prod(shape[k] for k in axes)
     work = math.prod(shape) * len(frame.kernel.nodes)
     lanes = lanes if inner >= lanes else 0
-    with reader.nest("", [shape[k] for k in kept], {0: frame.parallel(work)}) as positions:
+    sizes = [shape[k] for k in kept]
+    with reader.nest("", sizes, frame.kinds(sizes, work)) as positions:
         at = dict(zip(kept, positions, strict=True))
         width = max(lanes, 1)
         total = code.alloc("total", width, accumulator(dtype))
@@ -155,9 +156,10 @@ def _across(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tu
         return
     width = lanes * max(1, min(4, inner // lanes)) if lanes and inner >= lanes else 0
     blocks = inner // width if width else 0
-    with reader.nest("", [*(shape[k] for k in kept)], {0: frame.parallel(work)}) as positions:
+    sizes = [shape[k] for k in kept]
+    with reader.nest("", sizes, frame.kinds(sizes, work)) as positions:
         at = dict(zip(kept, positions, strict=True))
-        kind = frame.parallel(work) if not kept else t.SERIAL
+        kind = frame.parallel(work) if math.prod(sizes) == 1 else t.SERIAL
         if blocks:
             with reader.loop("b", blocks, kind) as b:
                 block(at, t.imul(b, width), width, True)
@@ -175,7 +177,8 @@ def positions(kernel: Kernel, name: str, machine: Machine) -> Any:
     shape, dtype = shape_of(x), operand(node).dtype
     kept = [k for k in range(len(shape)) if k != axis]
     wins = "gt" if node.op.name == "argmax" else "lt"
-    with reader.nest("", [shape[k] for k in kept], {0: frame.parallel(math.prod(shape))}) as found:
+    sizes = [shape[k] for k in kept]
+    with reader.nest("", sizes, frame.kinds(sizes, math.prod(shape))) as found:
         at = dict(zip(kept, found, strict=True))
         best, place = code.alloc("best", 1, accumulator(dtype)), code.alloc("place", 1, "int32")
         first = tuple({**at, axis: 0}[k] for k in range(len(shape)))

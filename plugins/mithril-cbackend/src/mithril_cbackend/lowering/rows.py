@@ -1,7 +1,7 @@
-"""Kernels that go along each row several times: softmax, normalisations, whatever mixes sums of rows with their elements.
+"""Kernels that go along each row several times: softmax, normalisations, all that mixes rows' sums and elements.
 
-A row stays in the nearest cache from one time to the next. What a row has one of (sums, their roots) is computed once,
-and instead of dividing all elements by it they are multiplied by its reciprocal, a last place off at most. Elements that
+A row stays in the nearest cache from time to time. What a row has one of (sums, their roots) is computed once, and
+instead of dividing all elements by it they are multiplied by its reciprocal, a last place off at most. Elements that
 are dear to compute and needed again are kept in a buffer as long as a row.
 """
 
@@ -23,7 +23,7 @@ from mithril_cbackend.lowering.reader import Index, operand, shape_of
 
 FOLDS = frozenset({"sum", "mean", "prod", "max", "min"})
 WAYS = 4  # accumulators side by side where a pass does little else than folding
-DEAR = frozenset("exp expm1 log log1p sin cos tanh erf pow".split())
+DEAR = frozenset(["exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf", "pow"])
 
 
 @dataclass
@@ -165,7 +165,9 @@ class Rows:
             with reader.loop("r", self.width - whole * self.lanes) as r:
                 element(t.iadd(r, whole * self.lanes), 0)
         for node, total in zip(folds, totals, strict=True):
-            made = reductions.gathered(self.frame, node.op.name, total, ways * self.lanes, operand(node).dtype, self.width)
+            made = reductions.gathered(
+                self.frame, node.op.name, total, ways * self.lanes, operand(node).dtype, self.width
+            )
             reader.give(node.result, (*at, 0), code.let(made, node.result.name))
         for v in self.passes.narrow[k]:
             reader.at(v, (*at, 0))

@@ -21,7 +21,8 @@ def cumulative(kernel: Kernel, name: str, machine: Machine) -> Any:
     x, axis = operand(node), node.attributes["axis"]
     op, dtype, shape = "sum" if node.op.name == "cumsum" else "prod", x.dtype, shape_of(x)
     kept = [k for k in range(len(shape)) if k != axis]
-    with reader.nest("", [shape[k] for k in kept], {0: frame.parallel(math.prod(shape))}) as found:
+    sizes = [shape[k] for k in kept]
+    with reader.nest("", sizes, frame.kinds(sizes, math.prod(shape))) as found:
         at = dict(zip(kept, found, strict=True))
         total = code.alloc("total", 1, reductions.accumulator(dtype))
         code.store(total, 0, reductions.start(op, dtype))

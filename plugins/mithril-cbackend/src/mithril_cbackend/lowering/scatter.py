@@ -43,7 +43,9 @@ def scatter(kernel: Kernel, name: str, machine: Machine) -> Any:
             with reader.loop("e", row) as e:
                 flat, element = t.iadd(place, e), reader.at(updates, (u, e))
                 if node.op.name == "scatter_nd_add":
-                    known = t.load(frame.outputs[wide], flat) if wide is not None else frame.read_flat(node.result, flat)
+                    known = (
+                        t.load(frame.outputs[wide], flat) if wide is not None else frame.read_flat(node.result, flat)
+                    )
                     element = scalars.RULES["add"](code, known, element, x.dtype)
                 put(flat, element)
     if wide is not None:

@@ -23,7 +23,7 @@ def turns(kernel: Kernel, lanes: int) -> Node | None:
     if len(kernel.outputs) != 1 or node is None or node.op.name != "transpose" or lanes < 2:
         return None
     perm, shape = node.attributes["perm"], shape_of(node.result)
-    if node.result.dtype is not float32 or perm[-1] == len(perm) - 1 or not vectorisable(kernel.nodes):
+    if not perm or node.result.dtype is not float32 or perm[-1] == len(perm) - 1 or not vectorisable(kernel.nodes):
         return None
     return node if shape[-1] >= lanes and shape[perm.index(len(perm) - 1)] >= lanes else None
 
@@ -79,5 +79,5 @@ def turned(frame: Frame, node: Node) -> None:
         ((0, down * lanes), (across * lanes, shape[-1] % lanes)),
     ):
         if high and wide:
-            with reader.nest("", lead) as outer, reader.loop("i", high) as i, reader.loop("j", wide) as j:
-                one(at(outer, t.iadd(i, first), t.iadd(j, begin)))
+            with reader.nest("", lead) as there, reader.loop("i", high) as i, reader.loop("j", wide) as j:
+                one(at(there, t.iadd(i, first), t.iadd(j, begin)))

@@ -35,7 +35,7 @@ def max_pool(kernel: Kernel, name: str, machine: Machine) -> Any:
     node, code, reader = kernel.anchor, frame.code, frame.reader
     x, a = operand(node), node.attributes
     shape, result, dtype = shape_of(x), shape_of(node.result), x.dtype
-    with reader.nest("", result, {0: frame.parallel(math.prod(result))}) as at:
+    with reader.nest("", result, frame.kinds(result, math.prod(result))) as at:
         best = code.alloc("best", 1, reductions.accumulator(dtype))
         code.store(best, 0, reductions.start("max", dtype))
         with reader.nest("abcdef", a["kernel"]) as offset:
@@ -54,7 +54,7 @@ def max_pool_positions(kernel: Kernel, name: str, machine: Machine) -> Any:
     node, code, reader = kernel.anchor, frame.code, frame.reader
     x, a = operand(node), node.attributes
     shape, result, dtype = shape_of(x), shape_of(node.result), x.dtype
-    with reader.nest("", result, {0: frame.parallel(math.prod(result))}) as at:
+    with reader.nest("", result, frame.kinds(result, math.prod(result))) as at:
         best, number = code.alloc("best", 1, reductions.accumulator(dtype)), code.alloc("number", 1, "int32")
         code.store(best, 0, reductions.start("max", dtype))
         code.store(number, 0, t.index(-1))
@@ -78,9 +78,7 @@ def _count(frame: Frame, at: Index, attributes: Any, spatial: Sequence[int]) -> 
     if attributes["count_include_pad"]:
         return t.const(math.prod(kernel), "float32")
     total: Any = 1
-    for i, k, s, (before, _), n in zip(
-        at, kernel, attributes["stride"], attributes["padding"], spatial, strict=True
-    ):
+    for i, k, s, (before, _), n in zip(at, kernel, attributes["stride"], attributes["padding"], spatial, strict=True):
         begin = t.isub(t.imul(i, s), int(before))
         size = t.index(t.isub(clamped(frame.reader, t.iadd(begin, k), 0, n), clamped(frame.reader, begin, 0, n)))
         total = size if isinstance(total, int) else t.binary("mul", total, size)
@@ -93,7 +91,7 @@ def average_pool(kernel: Kernel, name: str, machine: Machine) -> Any:
     node, code, reader = kernel.anchor, frame.code, frame.reader
     x, a = operand(node), node.attributes
     shape, result, dtype = shape_of(x), shape_of(node.result), x.dtype
-    with reader.nest("", result, {0: frame.parallel(math.prod(result))}) as at:
+    with reader.nest("", result, frame.kinds(result, math.prod(result))) as at:
         total = code.alloc("total", 1, computed(dtype))
         code.store(total, 0, t.const(0, computed(dtype)))
         with reader.nest("abcdef", a["kernel"]) as offset:
@@ -133,15 +131,13 @@ def average_pool_grad(kernel: Kernel, name: str, machine: Machine) -> Any:
     g, a = operand(node), node.attributes
     shape, dtype = shape_of(node.result), g.dtype
     zero = t.const(0, computed(dtype))
-    with reader.nest("", shape, {0: frame.parallel(math.prod(shape))}) as at:
+    with reader.nest("", shape, frame.kinds(shape, math.prod(shape))) as at:
         total = code.alloc("total", 1, computed(dtype))
         code.store(total, 0, zero)
         if 0 not in shape_of(g):
             with reader.nest("abcdef", a["kernel"]) as offset:
                 ones = (1,) * len(offset)
-                place, there = windows_over(
-                    frame, at[2:], offset, shape_of(g)[2:], a["stride"], a["padding"], ones
-                )
+                place, there = windows_over(frame, at[2:], offset, shape_of(g)[2:], a["stride"], a["padding"], ones)
                 count = t.cast(_count(frame, place, a, shape[2:]), computed(dtype))
                 share = t.binary("div", reader.at(g, (*at[:2], *place)), count)
                 share = t.select(conjunction(there), share, zero)
