@@ -13,6 +13,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,8 @@ def random(*shape: int, scale: float = 1.0) -> np.ndarray[Any, Any]:
 
 
 def report(title: str, ways: Mapping[str, Callable[[], Any]], seconds: float = 2.0) -> dict[str, float]:
-    """Microseconds and ratio to torch's float32."""
-    found = interleaved(ways, seconds, least=5)
+    """Microseconds of the processor and ratio to torch's float32."""
+    found = interleaved(ways, seconds, least=5, clock=time.process_time)
     base = found["torch f32"]
     print(f"{title}: " + ", ".join(f"{n} {t * 1e6:.0f} us ({base / t:.2f}x)" for n, t in found.items()), flush=True)
     return found
