@@ -1,9 +1,14 @@
 """Training on C: forward, backward and the optimizer's update are one function."""
 
+import ctypes
+import shutil
+import subprocess
+
 import numpy as np
 import pytest
 
 import mithril as ml
+import mithril_cbackend
 from mithril.models import Conv2d, Flatten, LayerNorm, Linear, Model, Relu
 from mithril.ops.evaluate import evaluate
 from mithril_cbackend.executable import Executable
@@ -52,3 +57,40 @@ def test_steps_after_the_second_allocate_no_arrays(engine):
         engine.step(batch, rates)
         seen.append({x.ctypes.data for x in engine.arrays.values()})
     assert set.union(*seen[2:]) <= seen[0] | seen[1]  # what one step writes, the next but one writes over
+
+
+@pytest.mark.skipif(None in (shutil.which("gcc"), shutil.which("make")), reason="there is no gcc")
+def test_a_step_trains_in_exported_c(engine, tmp_path):
+    """Three steps of the C give the loss of three steps here, and the weights that they leave."""
+    batch = {"input": X[:16], "target": Y[:16]}
+    given = {**batch, "learning_rate": np.float32(1e-2)}
+    step = engine.prepare(batch)
+    exported = mithril_cbackend.export_program(
+        step.run, tmp_path, engine.arrays, given, name="trainer", library="shared"
+    )
+    said = subprocess.run(["make", "-C", tmp_path, "check"], capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert "report/loss: largest difference" in said.stdout
+    carried = dict(engine.arrays)
+    for _ in range(5):
+        made = step.run(carried, given)
+        carried = {n: np.array(made[n]) for n in carried}
+    library = ctypes.CDLL(str(exported.library))
+    library.trainer_get.restype = ctypes.c_void_p
+    model = np.zeros(exported.contents.program.slots + 1, np.int64)
+    arena = np.zeros(exported.contents.arena_bytes, np.uint8)
+    rate = np.float32([1e-2])
+    weights = np.frombuffer(exported.contents.weights, np.uint8)
+    self, *addresses = (ctypes.c_void_p(a.ctypes.data) for a in (model, X, Y, rate))
+    loss, finite = np.zeros(1, np.float32), np.zeros(1, np.uint8)
+    library.trainer_init(self, ctypes.c_void_p(arena.ctypes.data))
+    library.trainer_set_weights(self, ctypes.c_void_p(weights.ctypes.data))
+    for _ in range(5):
+        library.trainer_run(self, *addresses, ctypes.c_void_p(loss.ctypes.data), ctypes.c_void_p(finite.ctypes.data))
+    assert finite[0] == 1
+    np.testing.assert_allclose(loss[0], made["report/loss"], rtol=1e-4)
+    for name in ("conv.weight", "head.bias", "optimizer/v/norm.weight"):
+        x = carried[name]
+        address = library.trainer_get(self, name.encode())
+        got = np.ctypeslib.as_array((ctypes.c_float * x.size).from_address(address)).reshape(x.shape)
+        np.testing.assert_allclose(got, x, rtol=1e-3, atol=1e-5, err_msg=name)

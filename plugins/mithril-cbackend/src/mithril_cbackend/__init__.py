@@ -6,9 +6,9 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """``mithril_cbackend.export``, imported when it is used."""
-    if name == "export":
+    """``export`` and ``export_program``, imported when they are used."""
+    if name in ("export", "export_program"):
         import importlib
 
-        return importlib.import_module("mithril_cbackend.bundle").export
+        return getattr(importlib.import_module("mithril_cbackend.bundle"), name)
     raise AttributeError(f"module 'mithril_cbackend' has no attribute '{name}'")

@@ -64,41 +64,63 @@ def export(
     ``library`` (``"object"``, ``"static"``, ``"shared"``) compiles it, too; ``"auto"`` does for telephones, where the
     result is a static library. ``embed`` writes the weights as a C array beside the file; by default if they are small.
     """
+    executable = program_of(compiled)
+    weights = parameters(executable, params if params is not None else compiled.params or {})
+    state = compiled.initial_state() if executable.graph.with_role("state") else {}
+    return export_program(executable, directory, weights, inputs, state=state, name=name, library=library, embed=embed)
+
+
+def export_program(
+    executable: Executable,
+    directory: str | os.PathLike[str],
+    params: Mapping[str, Any],
+    inputs: Mapping[str, Any] | None = None,
+    *,
+    state: Mapping[str, Any] | None = None,
+    name: str = "model",
+    library: str | None = "auto",
+    embed: bool | None = None,
+) -> Exported:
+    """Write any program of this backend as C: a training step, say, whose parameters come out under their own names.
+
+    What comes out under the name of a parameter, or of state, is kept by the C and read by its next run.
+    """
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
         raise InputError(f"'{name}' is no name in C")
-    executable = program_of(compiled)
-    weights = parameters(executable, compiled, params)
-    chosen = executable.purpose
-    given = contents_inputs(executable, inputs)
-    state = compiled.initial_state() if executable.graph.with_role("state") else {}
-    error = None
-    made = Contents(executable, weights, given, state, name)
-    if chosen.quantization == "int8":
+    weights, chosen, given = parameters(executable, params), executable.purpose, contents_inputs(executable, inputs)
+    made, error = Contents(executable, weights, given, state or {}, name), None
+    if chosen.quantization == "int8" and not made.moving.keys() & weights.keys():
         whole = made
         graph, weights = quantized(executable.graph, weights)
-        made = Contents(building.again(graph, executable), weights, given, state, name)
+        made = Contents(building.again(graph, executable), weights, given, state or {}, name)
         error = apart(made.results, whole.results)
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
-    embedded = len(made.weights) <= EMBEDDED if embed is None else embed
+    write(made, folder, len(made.weights) <= EMBEDDED if embed is None else embed)
+    kind = ("static" if chosen.arch else None) if library == "auto" else library
+    if kind is None:
+        return Exported(folder, made, quantization_error=error)
+    compiler = chosen.toolchain.require()
+    built = toolchains.build(folder, name, kind, compiler, chosen.flags)
+    code = toolchains.code_bytes(toolchains.build(folder, name, "object", compiler, chosen.flags))
+    return Exported(folder, made, built, code, error)
+
+
+def write(made: Contents, folder: Path, embedded: bool) -> None:
+    """All files; the C array of weights only if they are to be embedded."""
+    name = made.name
     files = {
         f"{name}.h": writing.header(made, embedded),
         f"{name}.c": writing.source(made),
         f"{name}_test.c": writing.test(made, embedded),
-        "Makefile": makefile(name, chosen, embedded),
-        "CMakeLists.txt": cmake(name, chosen, embedded),
+        "Makefile": makefile(name, made.purpose, embedded),
+        "CMakeLists.txt": cmake(name, made.purpose, embedded),
     }
     if embedded:
         files[f"{name}_weights.c"] = writing.weights(made)
     for file, text in files.items():
         (folder / file).write_text(text)
     (folder / f"{name}.weights").write_bytes(made.weights)
-    kind = ("static" if chosen.arch else None) if library == "auto" else library
-    if kind is None:
-        return Exported(folder, made, quantization_error=error)
-    built = toolchains.build(folder, name, kind, chosen.toolchain.require(), chosen.flags)
-    code = toolchains.code_bytes(toolchains.build(folder, name, "object", chosen.toolchain.require(), chosen.flags))
-    return Exported(folder, made, built, code, error)
 
 
 def program_of(compiled: CompiledModel) -> Executable:
@@ -113,9 +135,8 @@ def program_of(compiled: CompiledModel) -> Executable:
     return executable
 
 
-def parameters(executable: Executable, compiled: CompiledModel, given: Mapping[str, Any] | None) -> dict[str, Any]:
+def parameters(executable: Executable, known: Mapping[str, Any]) -> dict[str, Any]:
     """Every parameter of the program, as contiguous arrays."""
-    known = given if given is not None else compiled.params or {}
     missing = [n for n, _ in executable.params if n not in known]
     if missing:
         raise InputError(
@@ -123,7 +144,7 @@ def parameters(executable: Executable, compiled: CompiledModel, given: Mapping[s
             facts=[f"missing: {', '.join(missing[:8])}"],
             hint="compiled.bind(params) before, or export(directory, params=params)",
         )
-    return {n: np.ascontiguousarray(known[n]) for n, _ in executable.params}
+    return {n: np.ascontiguousarray(known[n]).reshape(np.shape(known[n])) for n, _ in executable.params}
 
 
 def contents_inputs(executable: Executable, given: Mapping[str, Any] | None) -> dict[str, np.ndarray[Any, Any]]:

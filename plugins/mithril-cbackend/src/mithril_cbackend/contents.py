@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mithril.graph import Graph
 from mithril.runtime.memory import ALIGNMENT, nbytes
 from mithril_cbackend.executable import Executable
 from mithril_cbackend.source import identifier
@@ -18,8 +19,8 @@ STATE = "state/"
 class Contents:
     """One program with its weights, its first state, inputs to test it with and the results.
 
-    State that the program changes is kept twice behind its arena: a run reads one copy and writes the other. State that
-    it only reads, such as running statistics, is one more weight.
+    What the program changes (state; the parameters of a training step, which come out under their own names) is kept
+    twice behind its arena: a run reads one copy and writes the other. State that it only reads is one more weight.
     """
 
     def __init__(self, executable: Executable, params: Arrays, inputs: Arrays, state: Arrays, name: str) -> None:
@@ -27,9 +28,8 @@ class Contents:
         self.executable, self.program, self.graph = executable, executable.program, executable.graph
         self.purpose = executable.purpose
         self.inputs = dict(inputs)
-        results = dict(self.program.results)
         first = {i.name: np.ascontiguousarray(state[i.name]) for i in self.graph.with_role("state")}
-        self.moving = [n for n in first if STATE + n in results]
+        self.moving = passed_on(self.graph)
         self.params = dict(params)
         self.constants = {f"constant {slot}": array for slot, array in self.program.constants.items()}
         self.blob = {**self.params, **first, **self.constants}
@@ -45,20 +45,31 @@ class Contents:
             self.rooms[n] = end, end + size
             end += 2 * size
         self.arena_bytes = max(end, ALIGNMENT)
-        self.runs = 2 if self.moving else 1  # the second shows that state is passed on
-        self.results = self._run(first)
+        self.runs = 3 if self.moving else 1  # the later ones show what is passed on
+        self.results = self._run({**self.params, **first})
         taken = set(C_WORDS)
         self.c_names = {n: unique(n, taken) for n in self.inputs}
         self.outputs = {n: unique(f"out_{n}" if n in self.inputs else n, taken) for n in self.results}
 
-    def _run(self, state: Arrays) -> dict[str, np.ndarray[Any, Any]]:
+    def _run(self, carried: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
         """What the last of the test's runs gives."""
         made: dict[str, Any] = {}
-        passed_on = {STATE + n for n in self.moving}
         for _ in range(self.runs):
-            made = self.executable(self.params, {**self.inputs, **state})
-            state = {n: np.array(made.get(STATE + n, x)) for n, x in state.items()}
-        return {n: np.array(x) for n, x in made.items() if n not in passed_on}
+            made = self.executable(carried, {**self.inputs, **carried})
+            carried = {**carried, **{n: np.array(made[result]) for n, result in self.moving.items()}}
+        passed = set(self.moving.values())
+        return {n: np.array(x) for n, x in made.items() if n not in passed}
+
+
+def passed_on(graph: Graph) -> dict[str, str]:
+    """The results that take the place of inputs at the next run, by the inputs' names."""
+    results = dict(zip(graph.output_names, graph.outputs, strict=True))
+    found = {}
+    for i in graph.with_role("state", "param"):
+        name = STATE + i.name if i.role == "state" else i.name
+        if name in results and results[name].type == i.type:
+            found[i.name] = name
+    return found
 
 
 # What parameters of a C function cannot be called: words of C, and the function's own names.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mithril.types import dtype as as_dtype
-from mithril_cbackend.contents import STATE, Contents
+from mithril_cbackend.contents import Contents
 from mithril_cbackend.source import TYPES, body_text, prelude, slot_names
 
 
@@ -57,8 +57,11 @@ def header(made: Contents, embedded: bool) -> str:
     ]
     if made.moving:
         lines += [
-            f"/* Begin anew: every run changes the model's state ({', '.join(map(commented, made.moving))}). */",
+            f"/* Begin anew: every run changes {listed(list(made.moving))}. */",
             f"void {name}_reset({name}_t *self);",
+            "",
+            "/* Where a weight, or what every run changes, stands now; NULL if there is none of that name. */",
+            f"const void *{name}_get({name}_t *self, const char *name);",
             "",
         ]
     lines += [f"void {name}_run({arguments(made)});", ""]
@@ -89,7 +92,7 @@ def source(made: Contents) -> str:
     keys = [
         f'  if (strcmp(name, "{quoted(n)}") == 0) {{ self->table[{names[slot]}] = (int64_t)(intptr_t)data; return 0; }}'
         for n, slot in made.slots.items()
-        if n not in made.constants and n not in made.moving
+        if n not in made.constants
     ]
     results = dict(program.results)
     calls = [f"  self->table[{names[program.arguments[n]]}] = (int64_t)(intptr_t){c};" for n, c in made.c_names.items()]
@@ -129,15 +132,20 @@ def weight(made: Contents, n: str, slot: str) -> str:
 
 
 def moving(made: Contents, names: dict[int, str]) -> list[str]:
-    """What passes state on from one run to the next."""
+    """What passes values on from one run to the next, and tells where they are."""
     results = dict(made.program.results)
     rows = []
     for n in made.moving:
-        at, to = made.program.arguments[n], results[STATE + n]
+        at, to = made.program.arguments[n], results[made.moving[n]]
         rows += [
             weight(made, n, names[at]),
             f"  self->table[{names[to]}] = self->table[ARENA] + {made.rooms[n][0]};",
         ]
+    found = [
+        f'  if (strcmp(name, "{quoted(n)}") == 0) return at(self->table[{names[slot]}]);'
+        for n, slot in made.slots.items()
+        if n not in made.constants
+    ]
     return [
         "/* What was written is read next, and the other copy is written. */",
         *function(
@@ -148,11 +156,12 @@ def moving(made: Contents, names: dict[int, str]) -> list[str]:
             ],
         ),
         *function(f"void {made.name}_reset({made.name}_t *self)", rows),
+        *function(f"const void *{made.name}_get({made.name}_t *self, const char *name)", [*found, "  return NULL;"]),
     ]
 
 
 def turn(made: Contents, n: str, names: dict[int, str]) -> str:
-    at, to = names[made.program.arguments[n]], names[dict(made.program.results)[STATE + n]]
+    at, to = names[made.program.arguments[n]], names[dict(made.program.results)[made.moving[n]]]
     first, second = made.rooms[n]
     return f"  turn(self->table, {at}, {to}, {first}, {second});"
 
@@ -244,6 +253,12 @@ def ctype(x: np.ndarray[Any, Any]) -> str:
     """How an argument's elements are written in C."""
     kind = as_dtype(x.dtype).name
     return {"bool": "uint8_t", "bfloat16": "uint16_t"}.get(kind, TYPES[kind])
+
+
+def listed(names: list[str]) -> str:
+    """Some names, and how many more there are."""
+    text = ", ".join(map(commented, names[:4]))
+    return text + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def commented(text: str) -> str:
