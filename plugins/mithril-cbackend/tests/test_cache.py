@@ -120,3 +120,31 @@ def test_a_second_process_needs_no_compiler_even_for_two_threads(tmp_path):
         assert done.returncode == 0, done.stderr
         said.append(done.stdout.strip())
     assert said == ["True", "False"]
+
+
+GPT = """
+import sys, time
+import mithril as ml
+from mithril.models import Gelu, LayerNorm, Linear, Model, MultiHeadAttention
+
+model = Model()
+for k in range(12):
+    for layer in (LayerNorm(name=f"n{k}"), MultiHeadAttention(heads=12, causal=True, name=f"a{k}")):
+        model += layer
+    for layer in (LayerNorm(name=f"m{k}"), Linear(3072, name=f"u{k}"), Gelu(), Linear(768, name=f"d{k}")):
+        model += layer
+start = time.process_time()
+made = ml.compile(model, "c", shapes={"input": [1, 64, 768]}, inference=True, cache=True, cache_dir=sys.argv[1])
+print(time.process_time() - start)
+"""
+
+
+@pytest.mark.slow
+def test_twelve_blocks_compile_in_seconds_and_load_in_no_time(tmp_path):
+    times = []
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", GPT, str(tmp_path)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        times.append(float(done.stdout))
+    assert times[0] < 20
+    assert times[1] < 2

@@ -18,7 +18,7 @@ class TestC(BackendConformance):
 
 
 def sized(graph: Graph, inputs: Mapping[str, np.ndarray[Any, Any]]) -> Graph:
-    """The graph for inputs of these sizes: the kit tries special values on a graph of any size, which is none of ours."""
+    """The graph for inputs of these sizes: the kit tries special values on a graph of any size, which we do not run."""
     if all(i.type.is_static for i in graph.inputs):
         return graph
     builder = Builder(graph.name)
