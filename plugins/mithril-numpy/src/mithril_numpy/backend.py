@@ -12,6 +12,7 @@ from mithril.graph import Graph
 from mithril.runtime.backend import BuildOptions, Preferences, as_numpy
 from mithril.runtime.source_backend import Forward, SourceBackend
 from mithril.types import dtype as as_dtype
+from mithril_numpy.blas import facts, limited, openblas
 from mithril_numpy.lowering import table
 
 
@@ -34,7 +35,21 @@ class NumpyBackend(SourceBackend):
             with np.errstate(all="ignore"):
                 return forward(params, inputs)
 
-        return call
+        if options.num_threads is None:
+            return call
+        blas = openblas()
+        if blas is None:
+            options.decisions.record(
+                "ignored",
+                f"num_threads={options.num_threads}: this NumPy multiplies by a library that is not asked here",
+            )
+            return call
+        return limited(call, blas, options.num_threads)
+
+    @classmethod
+    def diagnose(cls) -> dict[str, str]:
+        """For ``mithril doctor``."""
+        return facts()
 
     def array(self, data: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
         made = as_numpy(data, self.dtype)
