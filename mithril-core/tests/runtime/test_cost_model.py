@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from mithril.errors import InputError
-from mithril.graph import Builder
+from mithril.graph import Builder, verify
 from mithril.ops import add, exp, matmul, reshape, scan
 from mithril.runtime.calibration import Measured, fitted, nonnegative
+from mithril.runtime.copies import copied
 from mithril.runtime.corpus import corpus
 from mithril.runtime.cost_model import CostModel, Sample, class_of, kind_of, logarithms, turns, worked
 from mithril.runtime.undisturbed import Lap, Stopwatch, typical
@@ -74,15 +75,11 @@ def test_sizes_must_be_known():
 def test_coefficients_are_found_again():
     """Whole calls that take half of what their products take alone, and nothing for the rest."""
 
-    class Case:
-        def __init__(self, graph):
-            self.stepped = self
-            self.graph = graph
-
     graphs = [graph_of(r, s) for r in (1, 8, 64, 512) for s in (32, 128, 256)]
-    nodes = [{n: truth(n, overhead=0.0) for n in worked(g.nodes)} for g in graphs]
-    whole = [1e-5 + 0.5 * sum(t for n, t in found.items() if n.op.name == "matmul") for found in nodes]
-    model = fitted(Measured([Case(g) for g in graphs], whole, nodes))
+    alone = [{n: truth(n, overhead=0.0) for n in worked(g.nodes)} for g in graphs]
+    whole = [1e-5 + 0.5 * sum(t for n, t in found.items() if n.op.name == "matmul") for found in alone]
+    samples = [Sample(n.op.name, kind_of(n), logarithms(n), t) for found in alone for n, t in found.items()]
+    model = fitted(Measured(graphs, whole, samples))
     assert model.apart < 0.1
     told = model.estimate(graph_of(200, 200)).seconds
     product = next(n for n in graph_of(200, 200).nodes if n.op.name == "matmul")
@@ -104,6 +101,17 @@ def test_reshapes_move_nothing_and_products_are_products():
         x = b.input("x", (4, 4))
         graph = b.build({"y": matmul(reshape(x, shape=(2, 8)), reshape(x, shape=(8, 2)))})
     assert [class_of(n) for n in graph.nodes] == ["move", "move", "product"]
+
+
+def test_copies_do_not_read_each_other():
+    graph = graph_of(8)
+    scalars = {n.result: n for n in graph.nodes if n.op.name == "constant"}
+    node = next(n for n in graph.nodes if n.op.name == "add")
+    made = copied(node, scalars, 3)
+    verify(made)
+    assert [n.op.name for n in made.nodes] == ["constant", "add", "add", "add"]
+    assert len(made.inputs) == len(made.outputs) == 3
+    assert {logarithms(n) for n in worked(made.nodes)} == {logarithms(node)}
 
 
 def test_waiting_is_no_work():

@@ -1,14 +1,15 @@
 """``ml.calibrate``: how fast a backend is here at what models consist of; ``ml.estimate``: what a model will take.
 
-Small models of every common kind run whole, and operation by operation, in turns. What their operations took is the
-samples of a cost model; how the sums compare with the whole gives its coefficients. Both are kept on disk.
+Small models of every common kind run, and programs of several copies of each of their operations, in turns. What the
+operations took is the samples of a cost model; how their sums compare with the models gives its coefficients. Both are
+kept on disk.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,13 +17,13 @@ import numpy as np
 
 from mithril.compiler import compile as compile_model, make_backend
 from mithril.errors import InputError
-from mithril.graph import Node
+from mithril.graph import Graph
 from mithril.options import resolve
 from mithril.runtime.compiled import CompiledModel
+from mithril.runtime.copies import distinct
 from mithril.runtime.corpus import Case, corpus
-from mithril.runtime.cost_model import PLAIN, CostModel, Estimate, Sample, kind_of, logarithms
+from mithril.runtime.cost_model import PLAIN, CostModel, Estimate, Sample
 from mithril.runtime.fingerprint import fingerprint
-from mithril.runtime.stepping import Stepped
 from mithril.runtime.store import Store
 from mithril.runtime.undisturbed import Lap, Stopwatch, typical
 from mithril.runtime.winners import machine, stamps
@@ -37,22 +38,18 @@ Progress = Callable[[str], None]
 
 
 class _Case(NamedTuple):
-    """A model of the corpus, ready to run both ways."""
+    """A model of the corpus, ready to run, and the graph that the backend runs."""
 
-    name: str
-    compiled: CompiledModel
-    params: Mapping[str, Any]
-    inputs: Mapping[str, Any]
-    stepped: Stepped
-    arguments: Mapping[str, Any]
+    graph: Graph
+    call: Callable[[], Any]
 
 
 class Measured(NamedTuple):
-    """A corpus run many times: seconds of each case, and of each of its nodes."""
+    """Seconds of whole models, and samples of their operations."""
 
-    cases: list[_Case]
+    graphs: list[Graph]
     whole: list[float]
-    nodes: list[dict[Node, float]]
+    samples: list[Sample]
 
 
 def calibrate(
@@ -105,49 +102,40 @@ def estimate(
 
 # -- measuring ----------------------------------------------------------------------------------------------------
 def measure(
-    backend: Backend,
-    models: Mapping[str, Case],
-    rounds: int,
-    progress: Progress = lambda line: None,
+    backend: Backend, models: Mapping[str, Case], rounds: int, progress: Progress = lambda line: None
 ) -> Measured:
-    """Run models whole and operation by operation, one after the other, round by round."""
+    """Run models and copies of their operations, one after the other, round by round."""
     cases = []
     for name, (model, inputs) in models.items():
         progress(f"compiling {name}")
-        cases.append(_case(name, model, inputs, backend))
-    whole: list[list[Lap]] = [[] for _ in cases]
-    nodes: list[dict[Node, list[Lap]]] = [{} for _ in cases]
+        cases.append(_case(model, inputs, backend))
+    progress("compiling their operations")
+    operations = distinct([case.graph for case in cases], backend)
+    calls = [*(o.call for o in operations), *(c.call for c in cases)]
+    laps: list[list[Lap]] = [[] for _ in calls]
     for turn in range(rounds + 1):
         progress(f"round {turn} of {rounds}" if turn else "warming up")
-        for k, case in enumerate(cases):
-            calls, steps = _run(case)
-            if turn:  # what happens at a first call happened in the one before
-                whole[k] += calls
-                for node, spent in steps:
-                    nodes[k].setdefault(node, []).append(spent)
-    return Measured(cases, [typical(t) for t in whole], [{n: typical(t) for n, t in found.items()} for found in nodes])
+        for k, call in enumerate(calls):
+            if not turn or k >= len(operations):
+                call()  # a model finds its weights where its last call left them
+            if turn:
+                watch = Stopwatch()
+                call()
+                laps[k].append(watch.lap())
+    seconds = [typical(found) for found in laps]
+    nothing = min(seconds[: len(operations)])
+    samples = [o.sample(t, nothing) for o, t in zip(operations, seconds, strict=False)]
+    return Measured([case.graph for case in cases], seconds[len(operations) :], samples)
 
 
-def _case(name: str, model: Any, inputs: Mapping[str, np.ndarray[Any, Any]], backend: Backend) -> _Case:
+def _case(model: Any, inputs: Mapping[str, np.ndarray[Any, Any]], backend: Backend) -> _Case:
     shapes = {n: list(a.shape) for n, a in inputs.items()}
     compiled = compile_model(model, backend, shapes=shapes, inference=True)
     params = compiled.randomize_params(0)
     given = {n: backend.array(a) for n, a in inputs.items()}
-    program, arguments = compiled.bound_call(params, given)
+    program, _ = compiled.bound_call(params, given)
     graph = compiled.concrete(program, {n: tuple(a.shape) for n, a in inputs.items()})
-    return _Case(name, compiled, params, given, Stepped(graph, backend), arguments)
-
-
-def _run(case: _Case) -> tuple[list[Lap], list[tuple[Node, Lap]]]:
-    """Calls whose weights are where the call before left them, and each operation."""
-    backend, calls, steps = case.compiled.backend, [], []
-    backend.synchronize(case.compiled.evaluate(case.params, case.inputs))
-    watch = Stopwatch()
-    for _ in range(2):
-        backend.synchronize(case.compiled.evaluate(case.params, case.inputs))
-        calls.append(watch.lap())
-    case.stepped.run(case.arguments, lambda node, start, spent: steps.append((node, watch.lap(spent))))
-    return calls, steps
+    return _Case(graph, lambda: backend.synchronize(compiled.evaluate(params, given)))
 
 
 # -- fitting ------------------------------------------------------------------------------------------------------
@@ -157,8 +145,8 @@ def fitted(measured: Measured) -> CostModel:
     Where the corpus does not tell coefficients apart, they stay near those of a backend that does one operation after
     the other.
     """
-    model = CostModel(list(_samples(measured)))
-    rows = np.array([model.terms(case.stepped.graph) for case in measured.cases])
+    model = CostModel(measured.samples)
+    rows = np.array([model.terms(graph) for graph in measured.graphs])
     whole = np.array(measured.whole)
     found = np.array(PLAIN)
     for _ in range(10):
@@ -174,32 +162,30 @@ def fitted(measured: Measured) -> CostModel:
     return CostModel(model.samples, tuple(map(float, found)), float(apart))
 
 
-def _samples(measured: Measured) -> Iterator[Sample]:
-    """Equal operations count once, with their median."""
-    groups: dict[tuple[str, str, tuple[float, ...]], list[float]] = {}
-    for nodes in measured.nodes:
-        for node, seconds in nodes.items():
-            groups.setdefault((node.op.name, kind_of(node), logarithms(node)), []).append(seconds)
-    for (op, kind, size), times in groups.items():
-        yield Sample(op, kind, size, float(np.median(times)))
-
-
 def nonnegative(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The x >= 0 with the smallest \\|a x - b\\|, one coordinate after the other until nothing moves."""
+    """The x >= 0 with the smallest error of a x = b, by Lawson and Hanson's active sets."""
     scale = np.linalg.norm(a, axis=0)
-    used = scale > 0
-    a = a[:, used] / scale[used]
-    gram, goal = a.T @ a, a.T @ b
-    x = np.zeros(a.shape[1])
-    for _ in range(20_000):
-        before = x.copy()
-        for k in range(len(x)):
-            x[k] = max(x[k] + (goal[k] - gram[k] @ x) / gram[k, k], 0.0)
-        if np.abs(x - before).max(initial=0.0) < 1e-10:
+    scale[scale == 0] = 1.0
+    a = a / scale
+    x, free = np.zeros(a.shape[1]), np.zeros(a.shape[1], bool)
+    for _ in range(10 * len(x)):
+        slope = np.where(free, -np.inf, a.T @ (b - a @ x))
+        if slope.max(initial=0.0) <= 1e-10 * np.linalg.norm(b):
             break
-    out = np.zeros(len(used))
-    out[used] = x / scale[used]
-    return out
+        free[slope.argmax()] = True
+        while True:
+            wanted = np.zeros_like(x)
+            wanted[free] = np.linalg.lstsq(a[:, free], b, rcond=None)[0]
+            below = free & (wanted <= 0)
+            if not below.any():
+                break
+            step = (x[below] / (x[below] - wanted[below])).min()
+            x = x + step * (wanted - x)
+            free &= x > 1e-12
+            x[~free] = 0.0
+        x = wanted
+    found: np.ndarray[Any, Any] = x / scale
+    return found
 
 
 # -- keeping ------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """How long a graph takes on a backend, told from how long other operations took there.
 
-Two things are known from calibration (``runtime/calibration.py``): seconds of operations that ran one by one, and how
-much of that is left inside a program, where nothing is waited for and operations may be fused.
+Two things are known from calibration (``runtime/calibration.py``): seconds of single operations, and how much of that
+is left inside a model, where they may be fused, and follow each other.
 """
 
 from __future__ import annotations
@@ -22,21 +22,15 @@ from mithril.runtime.summary import columns
 
 CLASSES = ("product", "reduction", "elementwise", "move", "loop")
 PRODUCTS = frozenset({"matmul", "dot", "einsum", "linear", "attention", "conv", "conv_input_grad", "conv_weight_grad"})
-LARGE = (8 << 20, 16 << 20, 32 << 20)  # bytes beyond which a program's arrays may leave caches, of whatever kind
-CALL, SMALLEST, BEYOND = 0, slice(1, 1 + len(CLASSES)), slice(1 + len(CLASSES), 1 + 2 * len(CLASSES))
-MEMORY = slice(1 + 2 * len(CLASSES), None)
-PLAIN = (
-    0.0,
-    *(1.0,) * (2 * len(CLASSES)),
-    *(0.0,) * len(LARGE),
-)  # as if inside a program everything took what it takes alone
+CALL, SMALLEST, BEYOND = 0, slice(1, 1 + len(CLASSES)), slice(1 + len(CLASSES), None)
+PLAIN = (0.0, *(1.0,) * (2 * len(CLASSES)))  # as if inside a model everything took what it takes alone
 NEAREST = 4  # samples that an estimate is made from
 OTHER_ATTRIBUTES = 2.0  # how far apart, in doublings of size, other attributes or dtypes put two samples
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One operation as it ran alone."""
+    """One operation by itself."""
 
     op: str
     kind: str  # attributes and dtypes
@@ -70,8 +64,8 @@ class Estimate:
 class CostModel:
     """Samples by operation, and coefficients of what a call adds up to.
 
-    These are seconds that a call takes at least; for each class of operations how much is left inside a program of
-    what the smallest of a kind takes alone, and of what others take beyond that; seconds per byte of large programs.
+    These are seconds that a call takes at least; for each class of operations how much is left inside a model of
+    what the smallest of a kind takes alone, and of what others take beyond that.
     """
 
     samples: Sequence[Sample]
@@ -128,7 +122,6 @@ class CostModel:
         """What the coefficients multiply, for a static graph."""
         out = sum((self._terms(node) for node in worked(graph.nodes)), np.zeros(len(PLAIN)))
         out[CALL] = 1.0
-        out[MEMORY] = beyond(graph)
         return out
 
     def _terms(self, node: Node) -> np.ndarray[Any, Any]:
@@ -155,19 +148,12 @@ class CostModel:
             flops, moved = flops + sizes[0], moved + sizes[1]
             if node.op.name not in self._by_op:
                 unknown[node.op.name] = None
-        rest = float(weights[CALL] + weights[MEMORY] @ beyond(graph))
-        return Estimate(rest + sum(layers.values()), layers, flops, moved, tuple(unknown))
+        return Estimate(float(weights[CALL]) + sum(layers.values()), layers, flops, moved, tuple(unknown))
 
 
 def worked(nodes: Iterable[Node]) -> Iterable[Node]:
     """Nodes that take any time: numbers written in the graph take none."""
     return (n for n in nodes if n.op.name != "constant")
-
-
-def beyond(graph: Graph) -> np.ndarray[Any, Any]:
-    """Bytes of a program's inputs, parameters among them, over each size from which it counts as large."""
-    total = sum(nbytes(i.type) for i in graph.inputs)
-    return np.array([max(total - size, 0) for size in LARGE], float)
 
 
 def class_of(node: Node) -> str:
