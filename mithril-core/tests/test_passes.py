@@ -11,7 +11,17 @@ import mithril as ml
 from mithril.errors import PassError
 from mithril.graph import Builder
 from mithril.ops import add, exp, mul
-from mithril.passes import STAGES, Pass, PassContext, as_pass, ordered, parse_pipeline, pass_, pipeline_text
+from mithril.passes import (
+    STAGES,
+    Pass,
+    PassContext,
+    PassManager,
+    as_pass,
+    ordered,
+    parse_pipeline,
+    pass_,
+    pipeline_text,
+)
 
 
 def graph():
@@ -85,6 +95,7 @@ def test_a_pipeline_is_text_that_reads_back():
     again = parse_pipeline(text, {"fuse": Fuse, "nothing": nothing}.__getitem__)
     assert again[0].run == Fuse(8, ("a", "b")) and pipeline_text(again) == text
     assert pipeline_text([as_pass(Fuse(), name="fuse")]) == "fuse"
+    assert str(PassManager(again)) == text  # what print(compiled.pipeline) shows
 
 
 def test_what_is_no_pipeline_is_said():

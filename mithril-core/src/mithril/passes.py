@@ -299,6 +299,9 @@ class PassManager:
         self.passes = ordered([as_pass(p) for p in passes])
         self.check = check
 
+    def __str__(self) -> str:
+        return pipeline_text(self.passes)
+
     @property
     def names(self) -> list[str]:
         return [p.name for p in self.passes]
