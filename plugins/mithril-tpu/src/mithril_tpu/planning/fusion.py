@@ -18,6 +18,7 @@ _VIEWS = frozenset({"reshape", "squeeze", "unsqueeze", "stop_gradient", "barrier
 _MADE = frozenset({"constant", "full", "iota", "size_value", "eye"})  # cheaper to make again than to read
 _POINTWISE = frozenset({"cast", "where", "clip", "slice", "pad", "concat", "tril", "triu"})
 _COSTLY = frozenset({"exp", "log", "pow", "tanh", "div", "sqrt", "rsqrt", "sin", "cos", "sigmoid"})  # never made twice
+_SUMS = frozenset({"sum", "mean", "max", "min"})  # which take in what they sum
 PRODUCTS = frozenset({"matmul", "conv", "conv_input_grad", "conv_weight_grad", "contract"})
 
 
@@ -100,7 +101,7 @@ def _again(
         return False
     v = node.result
     readers = graph.users.get(v, ())
-    if any(not pointwise(r) for r in readers) or last[v] - step[node] < 2:
+    if any(not pointwise(r) and r.op.name not in _SUMS for r in readers) or last[v] - step[node] < 2:
         return False
     pending, chain, longer = [node], {node}, 0
     while pending:
@@ -114,9 +115,10 @@ def _again(
             if max((last[r.result] if r in inner else step[r] for r in others), default=-1) >= last[v]:
                 continue
             maker = graph.producers[o]
-            if others or not pointwise(maker):
+            if not pointwise(maker):
                 longer += _bytes(o)  # what must now be kept instead, bfloat16 before it was widened say
-                if longer >= _bytes(v):
+                # Of as many bytes a convolution's result is kept, and not what a normalisation makes of it.
+                if longer > _bytes(v) or (longer == _bytes(v) and maker.op.name != "conv"):
                     return False
                 continue
             chain.add(maker)

@@ -59,7 +59,24 @@ def needs(fused: Fused, placed: Placed, *, tiled: bool, updates: bool = False, s
     aliased = (gradients + slots * parameters if updates else 0) + (state if updates else 0)
     copies = _copies(fused, placed, images) if tiled else []
     alive = [(at, at, there) for at, there in copies] + _gathered(fused, placed)
+    alive += _windows(fused, placed) if tiled else []
     return Needs(arguments, outputs, aliased, _temporaries(fused, placed, results, size, alive))
+
+
+WINDOWS = 3.25  # values, their numbers, both chosen from, of four bytes, and whether they are the maximum, of one
+
+
+def _windows(fused: Fused, placed: Placed) -> list[tuple[int, int, int]]:
+    """Where the places of maxima are found, all windows of an image lie side by side."""
+    return [
+        (
+            fused.step[node],
+            fused.step[node],
+            int(prod(node.attributes["kernel"]) * WINDOWS * image_bytes(placed.local(node.result), 4)),
+        )
+        for node in fused.graph.nodes
+        if node.op.name == "max_pool_positions"
+    ]
 
 
 def _gathered(fused: Fused, placed: Placed) -> list[tuple[int, int, int]]:
