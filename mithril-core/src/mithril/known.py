@@ -32,6 +32,7 @@ NAMES = {
         "MlxAutoTuner",
         "MlxBackend",
         "MlxBatchOptimizer",
+        "MlxComputationGraph",
         "MlxKernelFusion",
         "MlxMemoryOptimizer",
         "MlxProfiler",
