@@ -11,7 +11,9 @@ import pytest
 
 import mithril as ml
 import mithril_cbackend
+from mithril import ops
 from mithril.errors import BackendError, InputError, MithrilError
+from mithril.graph import Builder
 from mithril.models import (
     BatchNorm1d,
     Conv2d,
@@ -24,7 +26,9 @@ from mithril.models import (
     Relu,
     While,
 )
+from mithril.ops.decompose import decompose
 from mithril_cbackend import building, toolchains
+from mithril_cbackend.backend import CBackend
 
 
 def needs(*tools):
@@ -322,3 +326,26 @@ def test_other_backends_do_not_export(tmp_path):
     other = SimpleNamespace(programs=[SimpleNamespace(executable=object())], backend=SimpleNamespace(name="numpy"))
     with pytest.raises(MithrilError, match="backend 'numpy' does not export C"):
         mithril_cbackend.export(other, tmp_path)
+
+
+# -- names and dtypes ---------------------------------------------------------------------------------------------
+@needs("gcc", "make")
+def test_any_name_and_any_dtype(tmp_path):
+    kinds = ["float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint32", "bool"]
+    with Builder() as b:
+        values = [b.input(f"{'int' if k == 0 else f'in.{kind}'}", (3, 4), kind) for k, kind in enumerate(kinds)]
+        scalar, empty = b.input("9 lives", ()), b.input('quo"ted', (0, 3))
+        made = {
+            f"{k}/{kind}": ops.logical_not(v) if kind == "bool" else v + v
+            for k, (kind, v) in enumerate(zip(kinds, values, strict=True))
+        }
+        made |= {
+            "int": scalar * 2.0,
+            "return": empty + 1.0,
+            "self": scalar,
+            "in.int8": values[4],
+            "*/": values[2] * 3.0,
+        }
+    graph = decompose(b.build(made), CBackend().lowers)
+    mithril_cbackend.export_program(CBackend().build(graph), tmp_path, {}, name="odd")
+    assert check(tmp_path, "CC=gcc", f"CFLAGS={STRICT.replace('-Wpedantic ', '')}") <= 1e-6

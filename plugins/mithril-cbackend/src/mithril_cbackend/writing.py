@@ -11,6 +11,8 @@ from mithril.types import dtype as as_dtype
 from mithril_cbackend.contents import Contents
 from mithril_cbackend.source import TYPES, body_text, prelude, slot_names
 
+ARGUMENTS = {**TYPES, "bool": "uint8_t", "bfloat16": "uint16_t"}  # how elements are handed over
+
 
 def header(made: Contents, embedded: bool) -> str:
     """The interface."""
@@ -187,7 +189,8 @@ def test(made: Contents, embedded: bool) -> str:
     name, up = made.name, made.up
     parts = [f'#include "{name}.h"', "", "#include <math.h>", "#include <stdio.h>", "#include <stdlib.h>", ""]
     parts += ["static " + words(f"given_{made.c_names[n]}", x.tobytes()) for n, x in made.inputs.items()]
-    parts += ["static " + words(f"expected_{made.outputs[n]}", x.tobytes()) for n, x in made.results.items()]
+    checked = {n: x for n, x in made.results.items() if x.size}
+    parts += ["static " + words(f"expected_{made.outputs[n]}", x.tobytes()) for n, x in checked.items()]
     parts += [
         f"static {name}_t {name};",
         f"static _Alignas(64) unsigned char arena[{up}_ARENA_BYTES];",
@@ -197,10 +200,11 @@ def test(made: Contents, embedded: bool) -> str:
     ]
     if not embedded:
         parts += READ.replace("NAME", name).splitlines()
-    checked = {n: x for n, x in made.results.items() if x.size and as_dtype(x.dtype).name != "bfloat16"}
-    kinds = {ctype(x) for x in checked.values()}
-    for kind in sorted(kinds):
-        parts += COMPARE.replace("TYPE", kind).splitlines() + [""]
+    for kind in sorted({as_dtype(x.dtype).name for x in checked.values()}):
+        wide = "widened" if kind == "bfloat16" else "(double)"
+        parts += (WIDENED if kind == "bfloat16" else "").splitlines()
+        text = COMPARE.replace("KIND", kind).replace("TYPE", ARGUMENTS[kind]).replace("WIDE", wide)
+        parts += [*text.splitlines(), ""]
     given = [f"(const void *)given_{c}" for c in made.c_names.values()]
     to = [f"made_{c}" for c in made.outputs.values()]
     call = f"{name}_run(&{name}, {', '.join([*given, *to])});"
@@ -213,10 +217,11 @@ def test(made: Contents, embedded: bool) -> str:
         *[f"  {call}"] * made.runs,
     ]
     for n, x in checked.items():
-        c = made.outputs[n]
-        parts.append(
-            f'  worst = fmax(worst, compare_{ctype(x)}("{quoted(n)}", (const void *)expected_{c}, made_{c}, {x.size}));'
-        )
+        c, compare = made.outputs[n], f"compare_{as_dtype(x.dtype).name}"
+        parts += [
+            f'  worst = fmax(worst, {compare}("{quoted(n)}",',
+            f"    (const void *)expected_{c}, made_{c}, {x.size}));",
+        ]
     tolerance = "1e-2" if any(as_dtype(x.dtype).bits == 16 for x in checked.values()) else "1e-5"
     parts += [f"  return worst <= {tolerance} ? EXIT_SUCCESS : EXIT_FAILURE;", "}", ""]
     return "\n".join(parts)
@@ -233,12 +238,19 @@ static int read_weights(void) {
   return 1;
 }
 """
+WIDENED = """\
+static double widened(uint16_t x) {
+  const union { uint32_t bits; float number; } wide = {(uint32_t)x << 16};
+  return wide.number;
+}
+
+"""
 COMPARE = """\
 /* The largest difference by the largest magnitude; infinite where one of two is nan or infinite. */
-static double compare_TYPE(const char *name, const TYPE *expected, const TYPE *made, int size) {
+static double compare_KIND(const char *name, const TYPE *expected, const TYPE *made, int size) {
   double largest = 1e-30, apart = 0.0;
   for (int i = 0; i < size; ++i) {
-    const double e = (double)expected[i], m = (double)made[i];
+    const double e = WIDE(expected[i]), m = WIDE(made[i]);
     if (isfinite(e)) largest = fmax(largest, fabs(e));
     if (e == m || (isnan(e) && isnan(m))) continue;
     apart = isfinite(e - m) ? fmax(apart, fabs(e - m)) : INFINITY;
@@ -251,8 +263,7 @@ static double compare_TYPE(const char *name, const TYPE *expected, const TYPE *m
 
 def ctype(x: np.ndarray[Any, Any]) -> str:
     """How an argument's elements are written in C."""
-    kind = as_dtype(x.dtype).name
-    return {"bool": "uint8_t", "bfloat16": "uint16_t"}.get(kind, TYPES[kind])
+    return ARGUMENTS[as_dtype(x.dtype).name]
 
 
 def listed(names: list[str]) -> str:
