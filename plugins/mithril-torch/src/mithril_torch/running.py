@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from mithril.errors import BackendError, OptionError, unknown
-from mithril.graph import Graph, iterate
+from mithril.graph import Graph, Node, iterate
 from mithril.runtime.backend import BuildOptions
 from mithril.runtime.source_backend import Forward
 from mithril.runtime.store import Store
@@ -113,8 +113,8 @@ def _compiler(options: BuildOptions, jit: bool, level: int | None) -> dict[str, 
 def runner(forward: Forward, graph: Graph, running: Running, options: BuildOptions) -> Forward:
     """The function that is called."""
     run: Any = forward
-    branching = next((n for n, _ in iterate(graph) if n.op.name in ("if", "while")), None)
-    if (running.jit or running.capture) and branching is not None:
+    branching = _branching(graph) if running.jit or running.capture else None
+    if branching is not None:
         options.decisions.record(
             "fallback",
             f"'{branching.op.name}' depends on values known only at run time: it runs as Python",
@@ -135,6 +135,11 @@ def runner(forward: Forward, graph: Graph, running: Running, options: BuildOptio
             return run(params, inputs)  # type: ignore[no-any-return]
 
     return call if setting is None else call_with_settings
+
+
+def _branching(graph: Graph) -> Node | None:
+    """Looked for only where it matters: a program from the cache is text until somebody looks at it."""
+    return next((node for node, _ in iterate(graph) if node.op.name in ("if", "while")), None)
 
 
 def _jitted(forward: Forward, *, dynamic: bool, given: Mapping[str, Any]) -> Forward:
