@@ -70,7 +70,8 @@ def autograd(function: Any) -> Any:
 
 def main() -> None:
     if "--cold" in sys.argv:
-        cold("torch", {}, {"jit": True})
+        cold("torch", {})
+        cold("torch", {"jit": True}, case="MLP, batch 32", processes=2)
         return
     words = [w for w in sys.argv[1:] if not w.startswith("-")]
     torch.set_num_threads(1)

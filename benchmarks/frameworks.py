@@ -200,7 +200,7 @@ def cold(backend: str, *variants: Mapping[str, Any], case: str = "encoder, 6 lay
                         [*command, repr(dict(options))], env=environment, check=True, capture_output=True, text=True
                     )
                     times.append(float(done.stdout))
-        title = f"{backend} {dict(options) or ''}, {case}"
+        title = f"{backend}{', ' if options else ''}{', '.join(f'{n}={v}' for n, v in options.items())}, {case}"
         ratio = min(first) / min(later)
         print(f"{title}: first process {min(first):.2f} s, second {min(later):.2f} s: {ratio:.1f}x", flush=True)
 
