@@ -16,10 +16,13 @@ import numpy as np
 from interleaved import interleaved
 
 import mithril as ml
-from mithril.runtime.calibration import calibrate
+from mithril.compiler import make_backend
+from mithril.options import resolve
+from mithril.runtime.calibration import Measured, fitted, measure
+from mithril.runtime.copies import sample_key
 from mithril.runtime.corpus import corpus
+from mithril.runtime.cost_model import worked
 from mithril.runtime.measuring import in_turns
-from mithril.runtime.undisturbed import Stopwatch, typical
 from mithril_mlx import (
     MlxAutoTuner,
     MlxBatchOptimizer,
@@ -226,33 +229,21 @@ def estimates(*backends):
         "vit": (vit.vit(64, 16, 10, layers=4, heads=4, features=128), {"input": images}),
     }  # fmt: skip
     for backend in backends or ("mlx", "numpy"):
-        start = time.perf_counter()
-        costs = calibrate(backend, store=False)
-        took = time.perf_counter() - start
-        line(
-            f"{backend}: {len(costs.samples)} samples of {len(corpus())} models",
-            f"{took:.0f} s; 9 of 10 within {100 * costs.apart:.0f} %",
-        )
+        start, others = time.perf_counter(), corpus()
+        made = make_backend(backend, resolve({}))
+        everything = measure(made, {**others, **models}, rounds=10)  # together: the machine is as busy for all of them
+        count = len(others)
+        seen = {sample_key(n) for graph in everything.graphs[:count] for n in worked(graph.nodes)}
+        samples = [s for s in everything.samples if (s.op, s.kind, s.size) in seen]  # of the corpus, and no others
+        costs = fitted(Measured(everything.graphs[:count], everything.whole[:count], samples))
+        fit = f"{time.perf_counter() - start:.0f} s; 9 of 10 within {100 * costs.apart:.0f} %"
+        line(f"{backend}: {len(samples)} samples of {count} models", fit)
         errors = []
-        for name, (model, inputs) in models.items():
-            shapes = {n: list(a.shape) for n, a in inputs.items()}
-            compiled = ml.compile(model, backend, shapes=shapes, inference=True)
-            params = compiled.randomize_params(0)
-            given = {n: compiled.backend.array(a) for n, a in inputs.items()}
-            told = costs.estimate(
-                compiled.concrete(compiled.programs[-1], {n: tuple(s) for n, s in shapes.items()})
-            ).seconds
-            compiled.backend.synchronize(compiled.evaluate(params, given))
-            watch, laps = Stopwatch(), []
-            for _ in range(30):
-                compiled.backend.synchronize(compiled.evaluate(params, given))
-                laps.append(watch.lap())
-            real = typical(laps)
+        for name, graph, real in zip(models, everything.graphs[count:], everything.whole[count:], strict=True):
+            told = costs.estimate(graph).seconds
             errors.append(abs(told / real - 1))
-            line(
-                f"  {name}: told, measured",
-                f"{1e3 * told:8.3f} ms {1e3 * real:8.3f} ms {100 * (told / real - 1):+6.0f} %",
-            )
+            both = f"{1e3 * told:8.3f} ms {1e3 * real:8.3f} ms {100 * (told / real - 1):+6.0f} %"
+            line(f"  {name}: told, measured", both)
         line("  mean and largest error", f"{100 * statistics.mean(errors):.0f} %, {100 * max(errors):.0f} %")
 
 

@@ -21,7 +21,7 @@ class Copies:
     """A program of a node's copies, none of which reads what another one does; ``call`` runs it."""
 
     def __init__(self, node: Node, scalars: Mapping[Value, Node], backend: Backend) -> None:
-        self.key: Key = (node.op.name, kind_of(node), logarithms(node))
+        self.key = sample_key(node)
         self.count = max(1, min(MOST, BYTES // max(size_of(node)[1], 1)))
         graph = copied(node, scalars, self.count)
         self._backend = backend
@@ -36,13 +36,18 @@ class Copies:
         return Sample(*self.key, max((seconds - nothing) / self.count, LEAST))
 
 
+def sample_key(node: Node) -> Key:
+    """What two samples of the same have in common."""
+    return node.op.name, kind_of(node), logarithms(node)
+
+
 def distinct(graphs: Iterable[Graph], backend: Backend) -> list[Copies]:
     """A program for every operation, dtype and size that graphs hold; those of bodies of loops stay within these."""
     found: dict[Key, Copies] = {}
     for graph in graphs:
         scalars = {n.result: n for n in graph.nodes if n.op.name == "constant"}
         for node in worked(graph.nodes):
-            key = (node.op.name, kind_of(node), logarithms(node))
+            key = sample_key(node)
             if key not in found:
                 found[key] = Copies(node, scalars, backend)
     return list(found.values())

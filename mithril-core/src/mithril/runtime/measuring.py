@@ -37,7 +37,7 @@ def in_turns(
             times[name].append(clock(call))
         best = min(statistics.median(t) for t in times.values())
         for name in list(racing):
-            if len(times[name]) >= 3 and min(times[name]) > hopeless * best:
+            if len(times[name]) >= 3 and statistics.median(times[name]) > hopeless * best:
                 del racing[name]
         clock = _undisturbed if max(min(t) for t in times.values()) > LONG else _plain
         if time.perf_counter() - begin > 10 * seconds:

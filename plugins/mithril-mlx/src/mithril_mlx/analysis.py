@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mithril.errors import InputError
-from mithril.graph import Graph, Node
+from mithril.graph import Graph
 from mithril.passes import random_arguments
 from mithril.runtime.calibration import calibration
-from mithril.runtime.cost_model import CostModel, Sample, kind_of, logarithms, worked
+from mithril.runtime.copies import Key, sample_key
+from mithril.runtime.cost_model import CostModel, Sample, worked
 from mithril.runtime.memory import MemoryPlan, human, nbytes, plan
 from mithril.runtime.stepping import Stepped
 from mithril.runtime.undisturbed import Lap, Stopwatch, typical
@@ -22,7 +23,6 @@ from mithril_mlx.importing import import_function
 from mithril_mlx.opportunities import PLAIN, FusionOpportunity, lowered, opportunities, rewritten
 
 RUNS = 10  # of a graph whose operations are measured for want of a calibration
-Key = tuple[str, str, tuple[float, ...]]
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class MlxComputationGraph:
         return CostModel(list(self._samples.values())), "measuring its operations, as there is no calibration"
 
     def _measure(self, graph: Graph) -> None:
-        if all(_key(n) in self._samples for n in worked(graph.nodes)):
+        if all(sample_key(n) in self._samples for n in worked(graph.nodes)):
             return
         stepped = Stepped(graph, self.backend)
         arguments = {n: self.backend.array(a) for n, a in random_arguments(graph).items()}
@@ -151,10 +151,8 @@ class MlxComputationGraph:
         laps: dict[Key, list[Lap]] = {}
         watch = Stopwatch()
         for _ in range(RUNS):
-            stepped.run(arguments, lambda node, start, spent: laps.setdefault(_key(node), []).append(watch.lap(spent)))
+            stepped.run(
+                arguments, lambda node, start, spent: laps.setdefault(sample_key(node), []).append(watch.lap(spent))
+            )
         for (op, kind, size), found in laps.items():
             self._samples[op, kind, size] = Sample(op, kind, size, typical(found))
-
-
-def _key(node: Node) -> Key:
-    return node.op.name, kind_of(node), logarithms(node)
