@@ -9,6 +9,7 @@ import pytest
 import mithril as ml
 from mithril.models import Linear, Model, Relu
 from mithril_cbackend import building, keeping, toolchains
+from mithril_cbackend.layout import Layout
 
 pytestmark = pytest.mark.skipif(toolchains.HOST.compiler() is None, reason="there is no linker")
 X = np.random.default_rng(0).standard_normal((5, 16)).astype(np.float32)
@@ -59,6 +60,23 @@ def test_baked_weights_are_kept(tmp_path, nothing_is_built):
     expected = compiled(tmp_path, static_inference=True)({"input": X})["output"].copy()
     nothing_is_built()
     np.testing.assert_array_equal(compiled(tmp_path, static_inference=True)({"input": X})["output"], expected)
+
+
+def test_constants_begin_at_whole_lines_of_the_cache():
+    draw = np.random.default_rng(0)
+    given = {
+        3: draw.random(3) > 0.5,
+        5: draw.random((2, 7)),
+        4: np.float32(2).reshape(()),
+        6: np.zeros((0, 3), np.int8),
+    }
+    layout = Layout(64, 7, [("w", 1)], [("x", 2)], [("y", 0, (2,), "float32")], frozenset({"add"}), given)
+    again = Layout.load(layout.dump())
+    assert (again.arena, again.params, again.results, again.lowered) == (64, [("w", 1)], layout.results, {"add"})
+    for slot, x in given.items():
+        np.testing.assert_array_equal(again.constants[slot], x)
+        assert again.constants[slot].dtype == x.dtype
+        assert x.size == 0 or again.constants[slot].ctypes.data % 64 == 0
 
 
 def test_other_options_make_another_program(tmp_path):

@@ -14,7 +14,7 @@ from mithril.testing.cases import backend_cases
 from mithril.testing.compare import assert_close, tolerance
 from mithril.types import dtype as as_dtype
 from mithril_cbackend.backend import CBackend
-from mithril_cbackend.executable import aligned
+from mithril_cbackend.layout import aligned
 from mithril_cbackend.source import body_text, prelude, slot_names
 
 FLAGS = ["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-fwrapv", "-fPIC", "-shared", "-march=native"]

@@ -10,6 +10,7 @@ import numpy as np
 from mithril.graph import Graph
 from mithril.runtime.memory import ALIGNMENT, nbytes
 from mithril_cbackend.executable import Executable
+from mithril_cbackend.layout import packed
 from mithril_cbackend.source import identifier
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
@@ -37,7 +38,8 @@ class Contents:
             **{n: self.program.arguments[n] for n in (*self.params, *first)},
             **{f"constant {slot}": slot for slot in self.program.constants},
         }
-        self.weights, self.offsets = packed(self.blob)
+        self.weights, offsets = packed(self.blob.values())
+        self.offsets = dict(zip(self.blob, offsets, strict=True))
         self.rooms: dict[str, tuple[int, int]] = {}  # of state that changes: where its two copies stand in the arena
         end = up(self.program.arena)
         for n in self.moving:
@@ -90,13 +92,3 @@ def unique(name: str, taken: set[str]) -> str:
 
 def up(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-def packed(arrays: Arrays) -> tuple[bytes, dict[str, int]]:
-    """Arrays one after the other, each at a multiple of 64 bytes."""
-    whole, offsets = bytearray(), {}
-    for name, array in arrays.items():
-        whole += bytes(-len(whole) % ALIGNMENT)
-        offsets[name] = len(whole)
-        whole += array.tobytes()
-    return bytes(whole), offsets

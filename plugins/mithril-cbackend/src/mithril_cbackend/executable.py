@@ -22,15 +22,13 @@ import numpy as np
 from mithril.graph import Graph
 from mithril.graph.deferred import Deferred
 from mithril.types import dtype as as_dtype
-from mithril_cbackend.layout import ARENA, Layout
+from mithril_cbackend.layout import ARENA, Array, Layout, aligned
 from mithril_cbackend.purpose import Purpose
 
 if TYPE_CHECKING:  # the rest of the backend, and TVM with it, stays away from programs that come from the cache
     from mithril_cbackend.lowering.frame import Machine
     from mithril_cbackend.program import Program
 
-Array = np.ndarray[Any, Any]
-ALIGNMENT = 64
 _DATA = 16  # where a NumPy array object keeps its address: the first field after CPython's object header
 _read = ctypes.c_int64.from_address
 
@@ -50,12 +48,6 @@ def _layout_holds() -> bool:
 
 
 address_of = _address_by_layout if _layout_holds() else _address_by_name  # the first takes a fifth of the time
-
-
-def aligned(size: int) -> Array:
-    """So many bytes that begin at a multiple of 64."""
-    whole = np.zeros(size + ALIGNMENT, np.uint8)
-    return whole[-whole.ctypes.data % ALIGNMENT :][:size]
 
 
 def chooser(names: list[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:

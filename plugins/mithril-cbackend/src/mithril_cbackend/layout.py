@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mithril.graph import Graph, iterate
+from mithril.runtime.memory import ALIGNMENT
 from mithril.types import dtype as as_dtype
 
 if TYPE_CHECKING:
@@ -17,6 +19,22 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 ARENA = 0  # the first slot of the table
+
+
+def aligned(size: int) -> Array:
+    """So many bytes that begin at a multiple of 64."""
+    whole = np.zeros(size + ALIGNMENT, np.uint8)
+    return whole[-whole.ctypes.data % ALIGNMENT :][:size]
+
+
+def packed(arrays: Iterable[Array]) -> tuple[bytes, list[int]]:
+    """Arrays one after the other, each at a multiple of 64 bytes, and where they begin."""
+    whole, offsets = bytearray(), []
+    for array in arrays:
+        whole += bytes(-len(whole) % ALIGNMENT)
+        offsets.append(len(whole))
+        whole += array.tobytes()
+    return bytes(whole), offsets
 
 
 @dataclass(frozen=True)
@@ -49,6 +67,7 @@ class Layout:
 
     def dump(self) -> dict[str, bytes]:
         """As bytes: the numbers, and the constants one after the other."""
+        constants, offsets = packed(self.constants.values())
         about = {
             "arena": self.arena,
             "slots": self.slots,
@@ -56,22 +75,21 @@ class Layout:
             "inputs": self.inputs,
             "results": self.results,
             "lowered": sorted(self.lowered),
-            "constants": [[slot, x.dtype.name, x.shape] for slot, x in self.constants.items()],
+            "constants": [
+                [slot, at, x.dtype.name, x.shape] for (slot, x), at in zip(self.constants.items(), offsets, strict=True)
+            ],
         }
-        return {
-            "layout": json.dumps(about).encode(),
-            "constants": b"".join(x.tobytes() for x in self.constants.values()),
-        }
+        return {"layout": json.dumps(about).encode(), "constants": constants}
 
     @staticmethod
     def load(parts: Mapping[str, bytes]) -> Layout:
         about = json.loads(parts["layout"])
-        constants, at = {}, 0
-        for slot, kind, shape in about["constants"]:
+        constants, data = {}, parts["constants"]
+        whole = aligned(len(data))
+        whole[:] = np.frombuffer(data, np.uint8)
+        for slot, at, kind, shape in about["constants"]:
             dtype = as_dtype(kind).numpy
-            count = int(np.prod(shape, dtype=np.int64))
-            constants[slot] = np.frombuffer(parts["constants"], dtype, count, at).reshape(shape)
-            at += count * dtype.itemsize
+            constants[slot] = whole[at : at + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
         return Layout(
             about["arena"],
             about["slots"],
