@@ -63,6 +63,7 @@ def needs(fused: Fused, placed: Placed, *, tiled: bool, updates: bool = False, s
     return Needs(arguments, outputs, aliased, _temporaries(fused, placed, results, size, alive))
 
 
+_HANDED_ON = frozenset({"transpose", "cast", "reshape"})
 WINDOWS = 3.25  # values, their numbers, both chosen from, of four bytes, and whether they are the maximum, of one
 
 
@@ -80,13 +81,15 @@ def _windows(fused: Fused, placed: Placed) -> list[tuple[int, int, int]]:
 
 
 def _gathered(fused: Fused, placed: Placed) -> list[tuple[int, int, int]]:
-    """First and last step, and bytes, of parameters that are split but read whole: they stay until the last reader."""
-    found = []
+    """First and last step, and bytes, of parameters split but read whole: gathered at once, kept to the end."""
+    found: dict[Value, int] = {}
     for e in placed.exchanges:
-        if e.whole is not None and e.whole in fused.graph.input_of and e.node in fused.step:
-            readers = [fused.step[n] for n in fused.graph.users.get(e.whole, ())]
-            found.append((fused.step[e.node], max(readers), e.bytes))
-    return found
+        root = e.whole
+        while root is not None and (maker := fused.graph.producers.get(root)) is not None:
+            root = maker.operands[0] if maker.op.name in _HANDED_ON else None
+        if root is not None:
+            found[root] = max(found.get(root, 0), e.bytes)
+    return [(0, len(fused.graph.nodes), size) for size in found.values()]
 
 
 def _copies(fused: Fused, placed: Placed, images: frozenset[Value]) -> list[tuple[int, int]]:

@@ -1,0 +1,65 @@
+"""What sharing costs where there is nothing to gain: one training step of a small transformer block, on one processor.
+
+``python benchmarks/bench_parallel.py``: devices are simulated (JAX) or processes (PyTorch) on the same cores, so that
+all of the difference to one device is overhead: exchanges, dispatch, handing on. The best of interleaved rounds.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "4")
+os.environ.setdefault("NPROC", "16")
+sys.path.insert(0, str(Path(__file__).parent))
+
+import jax
+import numpy as np
+from interleaved import interleaved
+
+import mithril as ml
+from mithril.models import Gelu, IOKey, LayerNorm, Linear, Model, MultiHeadAttention
+
+SHAPE = (8, 32, 64)
+WAYS: dict[str, tuple[tuple[int, ...] | None, dict[str, Any]]] = {
+    "one device": (None, {}),
+    "data 2": ((2,), {}),
+    "model 2": ((1, 2), {}),
+    "fsdp 2": ((2,), {"parallelism": "fsdp"}),
+    "pipeline 2, 4 chunks": ((1, 1, 2), {"pipeline_chunks": 4}),
+    "gpipe 2, 4 chunks": ((1, 1, 2), {"pipeline_chunks": 4, "pipeline_schedule": "gpipe"}),
+    "data 2 x pipeline 2": ((2, 1, 2), {"pipeline_chunks": 2}),
+}
+
+
+def block(features: int = 64, heads: int = 4, hidden: int = 256) -> Model:
+    x = IOKey("x")
+    h = x + MultiHeadAttention(features, heads, name="attn")(LayerNorm(features, name="ln_1")(x))
+    f = Linear(hidden, name="fc")(LayerNorm(features, name="ln_2")(h))
+    return Model.create(outputs={"y": h + Linear(features, name="proj")(Gelu()(f))})
+
+
+def step(engine: Any, mesh: tuple[int, ...] | None, options: dict[str, Any]) -> Any:
+    backend = engine(device_mesh=mesh)
+    compiled = ml.compile(block(), backend, shapes={"x": list(SHAPE)}, **options)
+    params = compiled.randomize_params(0)
+    x = {"x": backend.array(np.random.default_rng(0).standard_normal(SHAPE, np.float32))}
+    g = backend.array(np.ones(SHAPE, np.float32))
+    return lambda: jax.block_until_ready(compiled.evaluate(params, x, g))
+
+
+def main() -> None:
+    print(f"{'':<24}{'JAX':>18}{'PyTorch':>22}")
+    found = []
+    for engine in (ml.JaxBackend, ml.TorchBackend):
+        found.append(interleaved({name: step(engine, *way) for name, way in WAYS.items()}, seconds=10))
+    for name in WAYS:
+        cells = [f"{f[name] * 1e3:>10.2f} ms ({f[name] / f['one device']:>5.1f}x)" for f in found]
+        print(f"{name:<24}" + "".join(cells))
+
+
+if __name__ == "__main__":
+    main()
