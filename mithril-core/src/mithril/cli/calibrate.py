@@ -24,7 +24,7 @@ COLUMNS = ("backend", "samples", "products", "other", "apart", "took")
 def calibrate(backends: str, rounds: int, folder: Path | None, as_json: bool) -> None:
     """Measure what estimates of running times are made from.
 
-    Small models of every common kind run whole, and operation by operation. The results are kept, and ml.estimate uses
+    Small models of every common kind run, and copies of their operations. The results are kept, and ml.estimate uses
     them until the machine or a version changes.
     """
     import mithril as ml
