@@ -11,7 +11,7 @@ import numpy as np
 
 from mithril.compiler import compile as compile_model
 from mithril.dims import Dim
-from mithril.errors import InputError, MithrilError, OptionError
+from mithril.errors import InputError, MithrilError, OptionError, ShapeError
 from mithril.models import Layer
 from mithril.runtime.backend import Backend
 from mithril.runtime.compiled import CompiledModel
@@ -399,7 +399,10 @@ class Trainer:
                 self.engine.decisions.record("specialised", f"the model takes batches of {size} only")
             else:
                 return
-        self.compiled.prepare(types)
+        try:
+            _ = self.compiled.interface  # where that is known, a program can wait for the first call
+        except ShapeError:
+            self.compiled.prepare(types)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike[str]) -> None:
