@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import mithril as ml
 from mithril.graph import Builder, Graph, Input
+from mithril.models import Conv2d, IOKey, Linear, Model, Relu
 from mithril.ops import (
     conv,
     conv_input_grad,
@@ -17,6 +23,8 @@ from mithril.ops import (
     max,
     maximum,
     mean,
+    reshape,
+    softmax as softmax_layer,
     sqrt,
     sum,
     tanh,
@@ -234,3 +242,42 @@ def test_transposes(shape: tuple[int, ...], perm: tuple[int, ...], vector_bytes:
 
 def test_a_transpose_of_no_axes() -> None:
     check(lambda x: transpose(x, perm=()) + 1.0, {"x": np.array(2.0, np.float32)})
+
+
+# -- in C ---------------------------------------------------------------------------------------------------------
+@pytest.mark.skipif(not (shutil.which("gcc") and shutil.which("make")), reason="no C compiler")
+@pytest.mark.parametrize("known", [False, True])
+def test_exported_c_has_the_same_schedules(tmp_path: Path, known: bool) -> None:
+    x = IOKey("input")
+    h: Any = Relu()(Conv2d(16, 24, kernel_size=3, padding=1, name="c1")(x))
+    h = Relu()(Conv2d(24, 32, kernel_size=3, stride=2, padding=1, name="c2")(h))
+    h = Conv2d(32, 48, kernel_size=1, name="c3")(h)
+    h = Conv2d(48, 64, kernel_size=3, stride=3, padding=1, name="c4")(h)
+    h = softmax_layer(Linear(64, name="l")(reshape(h, shape=(8, 32))), axis=-1)
+    h = transpose(tanh(h * 2.0), perm=(1, 0))
+    model = Model.create(inputs=x, outputs=matmul(h, transpose(h, perm=(1, 0))))
+    options = {"static_inference": True} if known else {"inference": True}
+    compiled = ml.compile(model, "c", shapes={"input": [1, 16, 12, 12]}, **options)
+    compiled.bind(compiled.randomize_params(0))
+    compiled.evaluate({"input": random(1, 16, 12, 12)})
+    compiled.export(tmp_path)
+    subprocess.run(["make", "model_test"], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run(["./model_test"], cwd=tmp_path, check=True, capture_output=True)
+
+
+# -- the driver ---------------------------------------------------------------------------------------------------
+def test_kernels_are_called_not_inlined() -> None:
+    """A driver into which every call's kernel was copied took LLVM quadratic time."""
+
+    def layers(x: Any, w: Any) -> Any:
+        for _ in range(30):
+            x = maximum(matmul(x, w), 0.0)
+        return x
+
+    graph = graph_of(layers, {"x": random(8, 16), "w": random(16, 16)})
+    machine = Machine(tir.host_cpu(), 1)
+    program = programs.write(graph, machine)
+    functions = {n: f.made for n, f in program.functions.items()} | {programs.RUN: program.driver}
+    built, _ = tir.compiled(functions, programs.RUN, machine.cpu, 1)
+    (name,) = program.kernels
+    assert len(re.findall(rf"call [^\n]*@{name}\(", tir.listing(built, "ll"))) == 30

@@ -37,6 +37,7 @@ class Kernel:
 
     def read_stored(self) -> None:
         """Find out which values come from outside."""
+        self.nodes = self._in_order()
         made = {v for node in self.nodes for v in node.results}
         found: dict[Value, None] = {}
         for node in self.nodes:
@@ -44,6 +45,20 @@ class Kernel:
                 if v is not None and v not in made and (node is not self.anchor or v not in self.prepared):
                     found[v] = None
         self.inputs = [*found, *(v for v, _ in self.prepared.values())]
+
+    def _in_order(self) -> list[Node]:
+        """The nodes in an order that only depends on what they compute: operands first, from the outputs on."""
+        producers = self.producers
+        found: dict[Node, None] = {}
+        pending = [producers[v] for v in reversed(self.outputs)]
+        while pending:
+            node = pending[-1]
+            left = [producers[v] for v in node.operands if v in producers and producers[v] not in found]
+            if left:
+                pending += reversed(left)
+            else:
+                found[pending.pop()] = None
+        return list(found)
 
     @property
     def producers(self) -> dict[Value, Node]:

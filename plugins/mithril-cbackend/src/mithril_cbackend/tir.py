@@ -436,7 +436,8 @@ def lacking(cpu: str) -> list[str]:
 def target(cpu: str, threads: int) -> Any:
     # TVM gives every buffer an alias class of its own, which is wrong once a kernel is inlined in the driver, where
     # buffers of two kernels are the same bytes.
-    plain = ["-enable-tbaa:bool=false"]
+    # Nor are kernels worth inlining: hundreds of calls made a driver that LLVM worked on for half a minute.
+    plain = ["-enable-tbaa:bool=false", "-inline-instr-cost:int=10000"]
     return tvm.target.Target({"kind": "llvm", "mcpu": cpu, "num-cores": max(threads, 1), "cl-opt": plain})
 
 
