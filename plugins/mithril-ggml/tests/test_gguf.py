@@ -191,6 +191,17 @@ def test_the_file_leaves_open_what_any_program_leaves_open(tmp_path):
     assert ml.load(tmp_path / "a.gguf")({"input": np.ones((5, 8), np.float32)})["output"].shape == (5, 3)
 
 
+def test_what_was_never_called_is_written_as_its_layers_expect(tmp_path):
+    model = ml.Model()
+    model += Linear(64, 3)
+    compiled = ml.compile(model, "ggml")
+    params = compiled.randomize_params(seed=0)
+    compiled.export(tmp_path / "a.gguf", params=params, quantize="q8_0")
+    assert not compiled.programs
+    x = {"input": rng.standard_normal((5, 64)).astype(np.float32)}
+    assert relative(ml.load(tmp_path / "a.gguf")(x)["output"], compiled.evaluate(params, x)["output"]) < bound("q8_0")
+
+
 def test_a_loaded_model_has_no_gradients_and_can_be_written_again(tmp_path):
     compiled = classifier()
     path = tmp_path / "a.gguf"

@@ -12,11 +12,11 @@ import numpy as np
 
 import mithril
 from mithril.decisions import Decisions
-from mithril.errors import InputError, OptionError
+from mithril.errors import InputError, OptionError, ShapeError
 from mithril.graph import Graph, Input, Value, to_text
 from mithril.ops.decompose import decompose
 from mithril.runtime.program import Kind as ProgramKind, Request
-from mithril.types import DType
+from mithril.types import DType, TensorType
 from mithril_ggml import lowering
 from mithril_ggml.gguf_reader import MAX_NAME
 from mithril_ggml.kinds import stored
@@ -71,19 +71,26 @@ def export_gguf(
 def inference_graph(compiled: Any) -> Graph:
     """The graph of the newest program for inference, of those that leave sizes open where there are any.
 
-    It is made where there are only programs for training.
+    It is made where there is none yet, or only programs for training.
     """
-    if not compiled.programs:
-        raise InputError(
-            "nothing has been compiled yet, because the shapes of the inputs are not known",
-            hint="ml.compile(..., shapes={...}), or call the model once",
-        )
     kinds = [(p, p.request.kind) for p in compiled.programs]
     graphs: list[Graph] = [p.graph for p, kind in reversed(kinds) if not kind.training and not kind.of]
     if not graphs:
-        made = compiled.compiler.specialise(Request(compiled.programs[-1].request.types, ProgramKind()))
-        graphs = [made.graph]
+        graphs = [compiled.compiler.lowered(Request(_types(compiled), ProgramKind()))]
     return next((g for g in graphs if any(not i.type.is_static for i in g.with_role("input"))), graphs[0])
+
+
+def _types(compiled: Any) -> tuple[tuple[str, TensorType], ...]:
+    """Those of the inputs: of the newest program, or as the layers expect them where there is none."""
+    if compiled.programs:
+        return compiled.programs[-1].request.types  # type: ignore[no-any-return]
+    try:
+        return tuple((i.name, i.type) for i in compiled.interface.with_role("input"))
+    except ShapeError:
+        raise InputError(
+            "nothing has been compiled yet, because the shapes of the inputs are not known",
+            hint="ml.compile(..., shapes={...}), or call the model once",
+        ) from None
 
 
 def _without_ternarize(graph: Graph, weights: set[Value]) -> Graph:
