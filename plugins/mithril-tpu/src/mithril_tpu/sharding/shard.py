@@ -288,6 +288,12 @@ class _Walk:
 
     def _mixed(self) -> UnsupportedError:
         node = self.node
+        if node is not None and any(v is not None and v.name.startswith("grad/") for v in node.operands):
+            return UnsupportedError(
+                "this program goes on with its gradients, for which those of all chunks must be there",
+                facts=[repr(node)],
+                hint="pipeline_chunks=1, or take gradients with evaluate() and update outside",
+            )
         return UnsupportedError(
             "this model mixes the examples of a batch, which cannot be cut into chunks",
             facts=[repr(node), str(node.origin)] if node is not None else [],
