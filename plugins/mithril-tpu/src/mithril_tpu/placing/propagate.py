@@ -44,6 +44,8 @@ class Placed:
     pending: dict[Value, frozenset[str]] = field(default_factory=dict)  # sums over these axes are still to be made
     summed: set[tuple[Value, str]] = field(default_factory=set)  # values that an exchange made whole sums of
     moved: set[tuple[Value, Split]] = field(default_factory=set)
+    roots: dict[Value, Value] = field(default_factory=dict)  # what transposed and reshaped values are made of
+    gathered: set[tuple[Value, str]] = field(default_factory=set)
     needs: dict[Node, tuple[Split | None, ...]] = field(default_factory=dict)
 
     def local(self, v: Value) -> tuple[int, ...]:
@@ -130,6 +132,8 @@ def step(placed: Placed, node: Node, readers: Mapping[Value, int] | None = None,
         if v is not None and split is not None and need is not None and (v, need) not in placed.moved:
             _move(placed, node, v, split, need)
             placed.moved.add((v, need))
+    if node.op.name in _HANDED_ON and node.operands[0] is not None:
+        placed.roots[node.result] = placed.roots.get(node.operands[0], node.operands[0])
     for v, split in zip(node.results, found.gives, strict=True):
         placed.splits[v] = split
         sums = frozenset(axis for axis in found.sums if placed.mesh.size(axis) > 1) | waiting
@@ -164,12 +168,20 @@ def _settle(placed: Placed, v: Value, node: Node | None) -> None:
 
 
 def _move(placed: Placed, node: Node, v: Value, have: Split, need: Split) -> None:
-    """What it takes to get from one split to another: giving up a split gathers, taking one on is free."""
+    """What it takes to get from one split to another: giving up a split gathers, taking one on is free.
+
+    A value and its transpose are gathered once.
+    """
     mesh = placed.mesh
     for k, axis in enumerate(have):
         if axis is None or need[k] == axis or mesh.size(axis) == 1:
             continue
         kind = "all-to-all" if axis in need else "all-gather"
+        root = placed.roots.get(v, v)
+        if kind == "all-gather":
+            if (root, axis) in placed.gathered:
+                continue
+            placed.gathered.add((root, axis))
         size = prod(mesh.local(sizes(v), need)) * v.dtype.itemsize
         placed.exchanges.append(Exchange(kind, axis, size, node, whole=v if kind == "all-gather" else None))
 
