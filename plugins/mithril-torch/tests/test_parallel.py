@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -124,10 +125,17 @@ def _children(pid):
         return [int(n) for n in file.read().split()]
 
 
+def _runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def _gone(pids):
     end = time.monotonic() + 20
     while time.monotonic() < end:
-        if not any(os.path.exists(f"/proc/{n}") and "Z" not in open(f"/proc/{n}/stat").read().split()[2] for n in pids):
+        if not any(map(_runs, pids)):
             return True
         time.sleep(0.05)
     return False
@@ -177,6 +185,7 @@ def test_a_script_needs_no_main_guard_and_leaves_nothing(tmp_path, ending):
         assert not list(_shared()), "memory that is left behind"
     finally:
         owner.kill()
+        owner.communicate()
 
 
 def _shared():
