@@ -1,9 +1,10 @@
 """The C backend against what else runs on a processor: torch, oneDNN, onnxruntime, OpenVINO, C by hand, TVM's default.
 
-``python benchmarks/bench_c.py [words of the rows] [--threads 2] [--compile] [--tvm] [--high]``: the best of many rounds
-in turns. A peer's number is its time over ours: more than 1, we are faster. ``mithril`` takes weights as arguments of
-every call, ``bound`` has them fixed (``static_inference``), as onnxruntime and OpenVINO do. What is not installed is left
-out. ``--compile`` adds torch.compile, ``--tvm`` TVM's own pipeline, ``--high`` schedules searched for these shapes.
+``python benchmarks/bench_c.py [words of the rows] [--threads 2] [--compile] [--tvm] [--high]``: the best of many
+rounds in turns. A peer's number is its time over ours: more than 1, we are faster. ``mithril`` takes weights as
+arguments of every call, ``bound`` has them fixed (``static_inference``), as onnxruntime and OpenVINO do. What is not
+installed is left out. ``--compile`` adds torch.compile, ``--tvm`` TVM's own pipeline, ``--high`` schedules searched
+for these shapes.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ from __future__ import annotations
 import os
 import sys
 
-THREADS = int(sys.argv[sys.argv.index("--threads") + 1]) if "--threads" in sys.argv else 1
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TVM_NUM_THREADS"):
-    os.environ[_name] = str(THREADS)
+os.environ["OMP_NUM_THREADS"] = sys.argv[sys.argv.index("--threads") + 1] if "--threads" in sys.argv else "1"
+os.environ["OPENBLAS_NUM_THREADS"] = os.environ["TVM_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"]
 
 import contextlib
 import ctypes
@@ -43,6 +43,7 @@ from mithril.models import Conv2d, IOKey, Model
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from resnet18 import resnet18
 
+THREADS = int(os.environ["OMP_NUM_THREADS"])
 torch.set_num_threads(THREADS)
 RNG = np.random.default_rng(0)
 FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros"]

@@ -32,9 +32,11 @@ from mithril_cbackend.lowering.reader import RULES, shape_of
 CONTROL = frozenset({"if", "while", "scan"})
 VIEWS = frozenset({"reshape", "barrier"})
 FREE = frozenset({"constant", "full"})
-DEAR = frozenset(
-    ["exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfinv", "pow", "div", "floordiv", "mod", "atan2", "random_bits", "split_key", "fold_in"]
-)
+DEAR = frozenset([
+    "exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "asin", "acos", "atan", "sinh", "cosh", "tanh",
+    "asinh", "acosh", "atanh", "erf", "erfinv", "pow", "div", "floordiv", "mod", "atan2", "random_bits",
+    "split_key", "fold_in",
+])  # fmt: skip
 TEMPLATES: dict[str, Template] = {
     **dict.fromkeys(reductions.FOLDS, reductions.reduction),
     "argmax": reductions.positions,

@@ -35,11 +35,17 @@ from tvm.tirx import stmt as _stmt  # noqa: E402
 nodes = SimpleNamespace(  # what the printer of C tells apart
     **{
         n: getattr(tirx, n)
-        for n in "Add Sub Mul Div Mod EQ NE LT LE GT GE And Or Not Select Cast LShift RShift BitwiseAnd BitwiseOr BitwiseXor BitwiseNot".split()
+        for n in [
+            "Add", "Sub", "Mul", "Div", "Mod", "EQ", "NE", "LT", "LE", "GT", "GE", "And", "Or", "Not", "Select",
+            "Cast", "LShift", "RShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot",
+        ]
     },
     **{
         n: getattr(_stmt, n)
-        for n in "Bind For While BufferStore AllocBuffer DeclBuffer IfThenElse SeqStmt Evaluate Return".split()
+        for n in [
+            "Bind", "For", "While", "BufferStore", "AllocBuffer", "DeclBuffer", "IfThenElse", "SeqStmt",
+            "Evaluate", "Return",
+        ]
     },
     Var=tirx.Var,
     Ramp=tirx.Ramp,
@@ -49,7 +55,7 @@ nodes = SimpleNamespace(  # what the printer of C tells apart
     StringImm=tvm.ir.StringImm if hasattr(tvm.ir, "StringImm") else tirx.StringImm,
     Load=tvm.ir.TensorLoad,
     Call=tvm.ir.Call,
-)
+)  # fmt: skip
 Expr = Any  # an expression of TVM
 Stmt = Any
 Buffer = Any
@@ -197,12 +203,15 @@ def is_affine(a: Expr) -> bool:
     return True
 
 
-TAKEN = frozenset(  # words of C, and functions that kernels call
-    "auto bool break case char const continue default do double else enum extern float for goto if inline int long "
-    "main register restrict return short signed sizeof static struct switch typedef union unsigned void volatile while "
-    "abs exp expm1 log log1p sqrt sin cos asin acos atan sinh cosh tanh asinh acosh atanh erf pow fmod copysign atan2 "
-    "floor ceil trunc nearbyint fabs memcpy table y0 y1 yn j0 j1 jn index gamma remainder round".split()
-)
+TAKEN = frozenset([  # words of C, and functions that kernels call
+    "auto", "bool", "break", "case", "char", "const", "continue", "default", "do", "double", "else", "enum",
+    "extern", "float", "for", "goto", "if", "inline", "int", "long", "main", "register", "restrict", "return",
+    "short", "signed", "sizeof", "static", "struct", "switch", "typedef", "union", "unsigned", "void",
+    "volatile", "while", "abs", "exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "asin", "acos", "atan",
+    "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "pow", "fmod", "copysign", "atan2", "floor",
+    "ceil", "trunc", "nearbyint", "fabs", "memcpy", "table", "y0", "y1", "yn", "j0", "j1", "jn", "index",
+    "gamma", "remainder", "round",
+])  # fmt: skip
 
 
 # -- statements ---------------------------------------------------------------------------------------------------

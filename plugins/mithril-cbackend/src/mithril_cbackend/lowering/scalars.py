@@ -194,12 +194,14 @@ def _pow(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
 
 
 # -- functions of floats ------------------------------------------------------------------------------------------
-for _name in LIBM:
+for _name, _library in LIBM.items():
 
-    def _function(code: t.Code, x: t.Expr, dtype: DType, _name: str = _name, **_: Any) -> t.Expr:
+    def _function(
+        code: t.Code, x: t.Expr, dtype: DType, _name: str = _name, _library: str = _library, **_: Any
+    ) -> t.Expr:
         if dtype.name != "float64" and _name in m.OWN:
             return m.OWN[_name](code, x)
-        return t.libm(LIBM[_name], x)
+        return t.libm(_library, x)
 
     RULES[_name] = _function
 
