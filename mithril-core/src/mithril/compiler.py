@@ -32,6 +32,7 @@ from mithril.passes import PassContext, PassManager, PipelineReport
 from mithril.pipeline import chosen, make_pipeline, optimization_level
 from mithril.runtime.backend import Backend, BuildOptions, Executable
 from mithril.runtime.buckets import Buckets, find_buckets
+from mithril.runtime.checking import Check, Checked, with_checks
 from mithril.runtime.compiled import CompiledModel
 from mithril.runtime.program import Interface, Program, Request
 from mithril.runtime.winners import winners
@@ -102,6 +103,7 @@ class _Optimized(NamedTuple):
     wrt: Names
     native: bool  # whether gradients are left to the backend's framework
     report: PipelineReport
+    checks: list[Check]
 
 
 class Compiler:
@@ -128,7 +130,10 @@ class Compiler:
             passes = chosen(settings, self.context)  # what is wrong with their names is said now, not at the first call
             self.specs = input_specs(self.flat, settings)
             self._stage("resolve", None)
-            self.cache = ProgramCache(self.context, self.flat, passes) if settings["cache"] else None
+            kept = settings["cache"] and not settings["checks"]
+            self.cache = ProgramCache(self.context, self.flat, passes) if kept else None
+            if settings["cache"] and not kept:
+                self.decisions.record("ignored", "cache=True: programs with checks are not kept")
             compiled = CompiledModel(
                 self.backend,
                 self.specs,
@@ -178,6 +183,8 @@ class Compiler:
         program = Program(
             request, Deferred(made.traced), Deferred(made.graph), interface, executable, made.names, made.report
         )
+        if made.checks:
+            program.checked = Checked(executable, made.checks, program.types, self.backend)
         if self.cache is not None:
             self.cache.save(program, new_decisions(self.decisions, known))
         return program
@@ -212,7 +219,8 @@ class Compiler:
         if request.binding:
             traced = baked(traced, request.constants)
         self._stage("types", traced)
-        kind, graph = request.kind, traced
+        kind = request.kind
+        graph, checks = self._with_checks(traced)
         names = traced.output_names
         wrt = kind.wrt if kind.wrt is not None else self._differentiated(traced) if kind.of else ()
         native = self.settings["autodiff"] == "native" and bool(kind.of)
@@ -224,7 +232,16 @@ class Compiler:
                 self._stage("gradients", graph)
         graph, report = self.optimize(graph)
         self._stage("optimize", graph)
-        return _Optimized(traced, graph, names, wrt, native, report)
+        return _Optimized(traced, graph, names, wrt, native, report, checks)
+
+    def _with_checks(self, traced: Graph) -> tuple[Graph, list[Check]]:
+        """The graph with results to look at, where ``checks=True`` asks for them."""
+        if not self.settings["checks"]:
+            return traced, []
+        graph, checks, inside = with_checks(traced)
+        if inside:
+            self.decisions.record("ignored", "checks=True does not look at indices inside of branches and loops")
+        return graph, checks
 
     def _report_unused(self) -> None:
         """Options that nobody has read once there is a program: said, never silently dropped."""

@@ -112,7 +112,7 @@ _CORE: dict[str, tuple[Any, ...]] = {
     ),
     "cache": (False, "Keep what was compiled on disk and use it again."),
     "cache_dir": (None, "Folder of the cache; None is the user's cache folder."),
-    "checks": (False, "Check indices and other run-time conditions, and raise where one does not hold."),
+    "checks": (False, "Raise where an index lies outside of what it indexes; else it is moved to the nearest inside."),
     "code_transformers": ((), "Functions code -> code, applied to the generated source in order."),
     "constants": (_NOTHING, "Inputs whose values are fixed now: name -> array."),
     "custom_passes": ((), "Functions graph -> graph, pass objects, or names of installed passes."),

@@ -195,6 +195,8 @@ class CompiledModel:
         buckets = program.bucketed.buckets if program.bucketed is not None else None
         given = inputs if buckets is None else buckets.filled(self.backend, inputs)
         made = profile.measured(self, program, params, given, [*profile.ACTIVE, *own])
+        if program.checked is not None:
+            made = program.checked.approved(made, given)
         return made if buckets is None else buckets.cut(self.backend, made, buckets.rows(inputs))
 
     def _split(self, results: Mapping[str, Any], of: tuple[str, ...], state: Arrays | None, program: Program) -> Any:
@@ -238,7 +240,8 @@ class CompiledModel:
         buckets = self.compiler.buckets(kind.training) if not kind.of else None
         types = settled if self.backend.symbolic else concrete if buckets is None else buckets.rounded(concrete)
         program = self._make(Request(tuple(types.items()), kind, binding, self._baked if binding else {}))
-        program.bucketed = None if buckets is None else Bucketed(program.executable, buckets, self.backend)
+        runs = program.checked or program.executable
+        program.bucketed = None if buckets is None else Bucketed(runs, buckets, self.backend)
         if self.backend.symbolic:
             check_shapes(program.interface.guards, types, {n: t.shape for n, t in actual.items()})  # type: ignore[misc]
         self._calls[key] = (program, concrete)

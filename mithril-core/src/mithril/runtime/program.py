@@ -11,6 +11,7 @@ from mithril.dims import Guard
 from mithril.graph import Graph
 from mithril.graph.deferred import Deferred
 from mithril.runtime.buckets import Bucketed
+from mithril.runtime.checking import Checked
 from mithril.types import TensorType
 
 
@@ -68,13 +69,14 @@ class Program:
     names: tuple[str, ...]  # of the results, in order
     report: Any = None  # of the passes
     timed: bool = False  # whether a profile has run it before
+    checked: Checked | None = None  # the executable where checks=True
     bucketed: Bucketed | None = None  # the executable for batches that are rounded up
     stepped: dict[Any, Any] = field(default_factory=dict)  # by shapes: ways to run it operation by operation
 
     @property
     def call(self) -> Any:
         """What a call of the model calls."""
-        return self.bucketed or self.executable
+        return self.bucketed or self.checked or self.executable
 
     @property
     def traced(self) -> Graph:
@@ -146,7 +148,7 @@ class FastGradients:
         training: bool | None,
         wrt: Any,
     ) -> None:
-        self.call = program.executable
+        self.call = program.call
         self.params, self.inputs, self.slopes = Kinds(params), Kinds(inputs), Kinds(slopes)
         self.names = tuple((name, f"grad/{name}") for name in slopes)
         self.training, self.wrt = training, wrt
