@@ -180,7 +180,7 @@ def positions(indices, size):
     if indices.dtype.kind == "u":
         indices = np.minimum(indices, indices.dtype.type(min(size - 1, np.iinfo(indices.dtype).max)))
     wide = indices.astype(np.int64)
-    return np.clip(np.where(wide < 0, wide + size, wide), 0, size - 1)
+    return np.minimum(np.maximum(np.where(wide < 0, wide + size, wide), 0), size - 1)
 
 
 @needs(positions)
