@@ -347,6 +347,10 @@ def test_what_is_not_here_is_said(make, options):
     assert any(word in str(error.value).lower() for word in ("gpu", "cuda", "tpu"))
 
 
+def test_pytorch_compiles_for_telephones():
+    check(ml.TorchBackend(), shapes=SHAPES, inference=True, target_hardware="mobile")
+
+
 def test_a_target_that_contradicts_the_device():
     with pytest.raises(MithrilError) as error:
         ml.compile(perceptron(), ml.TorchBackend(device="cpu"), shapes=SHAPES, target_hardware="nvidia_a100")

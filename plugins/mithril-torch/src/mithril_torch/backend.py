@@ -85,7 +85,8 @@ class TorchBackend(SourceBackend):
 
     def families(self) -> tuple[str, ...]:
         kind = self.torch_device.type
-        return ("gpu", "nvidia") if kind == "cuda" else ("apple",) if kind == "mps" else (kind,)
+        families = {"cuda": ("gpu", "nvidia"), "mps": ("apple",), "cpu": ("cpu", "mobile")}  # mobile: as .pte files
+        return families.get(kind, (kind,))
 
     # -- building ----------------------------------------------------------------------------------------------------
     def build(self, graph: Graph, options: BuildOptions | None = None) -> SourceExecutable:

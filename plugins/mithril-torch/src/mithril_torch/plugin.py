@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mithril import BackendSpec, Option, hookimpl
+from mithril import BackendSpec, FileFormat, Option, hookimpl
 
 
 @hookimpl
@@ -34,4 +34,17 @@ def mithril_options() -> Sequence[Option]:
             {},
             "enable_amp, enable_cudnn, benchmark_mode, graph_mode, script_optimization (0 to 3).",
         ),
+    ]
+
+
+@hookimpl
+def mithril_formats() -> Sequence[FileFormat]:
+    """``compiled.export("model.pte")``."""
+    return [
+        FileFormat(
+            "executorch",
+            suffixes=(".pte",),
+            saves="mithril_torch.executorch:export",
+            summary="a program for ExecuTorch on telephones, where executorch is installed",
+        )
     ]
