@@ -35,7 +35,7 @@ class Exported:
         return f"{self.path}: {human(self.bytes)}, forward({', '.join(self.inputs)}) -> ({', '.join(self.outputs)})"
 
 
-class _Program(torch.nn.Module):
+class _Program(torch.nn.Module):  # type: ignore[misc]
     """The generated function with its weights, taking inputs by place."""
 
     def __init__(self, graph: Graph, forward: Any, weights: Mapping[str, Any]) -> None:
