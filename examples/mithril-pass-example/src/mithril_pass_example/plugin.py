@@ -16,6 +16,7 @@ def mithril_passes() -> Sequence[PassSpec]:
             loads="mithril_pass_example.folding:fold_batch_norm",
             stage="fuse",
             level="high",
+            before=("batch-norm-folding",),  # the standard pass for inference would leave nothing to fold
             summary="Multiply the scale of a batch norm into the convolution before it.",
         )
     ]
