@@ -99,3 +99,11 @@ def test_a_backend_that_computes_something_else_is_found():
     assert right.agrees
     assert not wrong.agrees
     assert wrong.output_difference == pytest.approx(0.05)
+
+
+def test_a_broken_backend_does_not_hide_the_others(monkeypatch):
+    def broken(*arguments, **options):
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr(ml, "compile", broken)
+    assert demo.run("any").error == "ZeroDivisionError: oh"

@@ -92,8 +92,8 @@ def run(name: str) -> Run:
         gradients = compiled.evaluate(params, inputs, seed, training=False)[1]
         done.gradients = {k: backend.to_numpy(v) for k, v in gradients.items()}
         done.call_seconds, done.gradient_seconds = _median(call), _median(differentiate)
-    except MithrilError as error:
-        done.error = str(error)
+    except Exception as error:  # one backend's fault must not hide the others
+        done.error = str(error) if isinstance(error, MithrilError) else f"{type(error).__name__}: {error}"
     return done
 
 
