@@ -55,7 +55,6 @@ MODELS = {
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("name", MODELS)
 def test_stages_and_chunks_equal_the_whole(name, schedule, stages, chunks):
-    pytest.importorskip("mithril_torch")
     make, shapes, of = MODELS[name]
     graph, arguments = step_graph(make(), shapes, of)
     made = ml.staged(graph, stages, chunks, schedule)
@@ -78,7 +77,6 @@ def forward(model, shapes):
 
 def test_stages_that_are_cut_for_a_mesh_too():
     """Exchanges are made where what they exchange is made: nothing goes back to an earlier task."""
-    pytest.importorskip("mithril_torch")
     graph, _ = step_graph(block(16, 4, 32), {"x": [8, 6, 16]}, "y")
     made = ml.staged(graph, 2, 2, axes={"data": 2, "model": 2})
     assert made.sharded.mesh.axes == {"data": 2, "model": 2}
@@ -95,7 +93,6 @@ def test_equal_layers_make_equal_stages():
 
 def test_the_backward_part_stays_with_the_forward_part():
     """Though the table of a GPT is read by the first stage and by the last."""
-    pytest.importorskip("mithril_torch")
     graph, _ = step_graph(gpt(32, 8, layers=6, heads=4, features=32), {"input": [8, 8]}, "output")
     assert ml.staged(graph, 3).shares == pytest.approx([1 / 3] * 3, rel=0.25)
 
@@ -132,7 +129,6 @@ def test_schedules(stages, chunks):
 
 def test_what_mixes_examples_is_refused_by_name():
     model = Model.create(outputs={"y": Linear(4, name="head")(BatchNorm1d(8, name="norm")(IOKey("x")))})
-    pytest.importorskip("mithril_torch")
     graph, _ = step_graph(model, {"x": [8, 8]}, "y")
     with pytest.raises(ml.UnsupportedError, match="mixes the examples") as caught:
         ml.staged(graph, 2, 4)

@@ -69,6 +69,7 @@ def test_operations_on_parts(case):
 # ------------------------------------------------------------------------------------------------------------- models
 def step_graph(model, shapes, of):
     """Forward and gradients of all parameters, as PyTorch's backend would be given them, and arguments for it."""
+    pytest.importorskip("mithril_torch")
     compiled = ml.compile(model, "torch", shapes=shapes)
     types = compiled.programs[0].request.types
     graph = compiled.compiler.lowered(Request(types, Kind(True, (of,))))
@@ -103,7 +104,6 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", MODELS)
 def test_models_and_their_gradients(name, way):
-    pytest.importorskip("mithril_torch")
     make, shapes, of = MODELS[name]
     graph, arguments = step_graph(make(), shapes, of)
     axes, options = WAYS[way]
