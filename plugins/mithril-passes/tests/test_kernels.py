@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -186,6 +187,20 @@ def test_small_and_symbolic_operations_are_not_measured(tmp_path):
     for shapes in ([(1, 3, 5, 6), (4, 3, 1, 1)], [(ml.Dim("B"), 16, 32, 32), (16, 16, 1, 1)]):
         graph = one("conv", shapes, ONE)
         assert kernel_choice(graph, context) is graph
+
+
+def test_a_folder_that_cannot_be_written_is_no_failure(tmp_path):
+    (tmp_path / "file").write_text("")
+    context = PassContext(backend=Sluggish(), options={"cache_dir": tmp_path / "file" / "below"})
+    assert "conv" not in {n.op.name for n in kernel_choice(large_conv(), context).nodes}
+    assert any("not remembered" in d.message for d in context.decisions.of("choice"))
+
+
+def test_nothing_is_measured_here_for_hardware_elsewhere(tmp_path):
+    graph, target = large_conv(), SimpleNamespace(family="tpu")
+    context = PassContext(backend=Sluggish(), target=target, options={"cache_dir": tmp_path})
+    assert kernel_choice(graph, context) is graph
+    assert specialise_operations(graph, PassContext(backend=NumpyBackend(), target=target)) is graph
 
 
 def test_high_level_compiles_and_gives_the_same(tmp_path):

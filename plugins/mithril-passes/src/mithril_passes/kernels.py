@@ -10,6 +10,7 @@ from typing import Any
 
 from mithril import Graph, Node, pass_
 from mithril.dims import numel
+from mithril.errors import OptionError
 from mithril.graph import Builder
 from mithril.graph.editor import Editor
 from mithril.ops.decompose import decompose
@@ -18,6 +19,7 @@ from mithril.runtime.backend import Backend, BuildOptions
 from mithril.runtime.fingerprint import fingerprint, package_stamp
 from mithril.runtime.measuring import in_turns
 from mithril.runtime.store import Store
+from mithril_passes.specialising import at_home
 from mithril_passes.ways import Way, is_measurable, ways
 
 OWN = "as it is"
@@ -31,7 +33,7 @@ MOST = 64  # operations that one compilation measures; the largest first
 def kernel_choice(graph: Graph, context: PassContext) -> Graph:
     """Measure other ways to compute the large operations and take those that are faster here."""
     backend = context.backend
-    if not isinstance(backend, Backend):
+    if not isinstance(backend, Backend) or not at_home(context):
         return graph
     store = Store(context.option("cache_dir"))
     groups: dict[str, list[Node]] = {}
@@ -80,7 +82,10 @@ def _choice(key: str, node: Node, backend: Backend, store: Store, context: PassC
     known = _read(store.get(key))
     times = known if known is not None else measured(node, candidates.values(), backend, context)
     if known is None:
-        store.put(key, {"times": json.dumps(times).encode()})
+        try:
+            store.put(key, {"times": json.dumps(times).encode()})
+        except OptionError as error:  # a folder that cannot be written costs the next compilation its time, no more
+            context.record("choice", f"what was measured is not remembered: {error.what}")
     best = min(times, key=lambda name: times[name])
     if best not in candidates or times[best] > (1 - MARGIN) * times[OWN]:
         return None

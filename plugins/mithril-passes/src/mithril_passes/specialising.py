@@ -11,7 +11,7 @@ from mithril_passes.ways import ways
 @pass_(name="specialise-operations", stage="specialise", level="medium", after=("linear-activation",), exact=False)
 def specialise_operations(graph: Graph, context: PassContext) -> Graph:
     """One-row products, one-pixel and per-channel convolutions in the form that ``Backend.prefers``."""
-    if context.backend is None or not _at_home(context):
+    if context.backend is None or not at_home(context):
         return graph
     preferred = context.backend.prefers
     editor: Editor | None = None
@@ -28,7 +28,7 @@ def specialise_operations(graph: Graph, context: PassContext) -> Graph:
     return graph if editor is None else editor.freeze()
 
 
-def _at_home(context: PassContext) -> bool:
-    """Whether the program is for the backend's own device, which its preferences speak of."""
+def at_home(context: PassContext) -> bool:
+    """Whether the program is for the backend's own device, which preferences and measurements speak of."""
     family = getattr(context.target, "family", None)
     return family is None or family == context.backend.device.split(":")[0]
