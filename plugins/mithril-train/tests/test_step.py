@@ -268,3 +268,12 @@ def test_metrics_by_word():
     )
     report = trainer.step((x, np.arange(12, dtype=np.int32) % 3))
     assert 0 <= report["accuracy"] <= 1
+
+
+def test_checks_that_a_step_does_not_make_are_said():
+    trainer = ml.Trainer(
+        ml.models.MLP([4, 3]), ml.SGD(0.1), loss="cross_entropy", backend="numpy", progress=False, checks=True
+    )
+    x, y = np.ones((4, 2), np.float32), np.array([0, 1, 2, 0], np.int32)
+    trainer.fit(ml.DataLoader((x, y), batch_size=4), epochs=1)
+    assert "checks=True: a training step does not look at indices" in str(trainer.compiled.decisions)

@@ -69,6 +69,8 @@ class Engine:
             )
         if self.compiler.settings["autodiff"] == "native":
             self.decisions.record("ignored", "autodiff='native': a training step differentiates the graph")
+        if self.compiler.settings["checks"] and self.backend.name != "ggml":
+            self.decisions.record("ignored", "checks=True: a training step does not look at indices on this backend")
         self.arrays: dict[str, Any] = {}  # everything carried, by name
         self.inputs: dict[str, TensorType] = {}  # of the model, as last traced
         self.parameters: tuple[str, ...] = ()
