@@ -16,31 +16,33 @@ from mithril.ops.evaluate import evaluate
 
 def run(made, arguments):
     """All steps in order, each by the references of its operations."""
-    links, found = {}, {}
+    kept, found = {}, {}
     for step in made.steps:
         task = made.tasks[step.task]
         given = {}
         for i in task.graph.arguments:
             if i.name in task.takes:
-                source, name = task.takes[i.name]
-                given[i.name] = links[source, step.chunk, name]
+                source = task.takes[i.name]
+                last = made.chunks - 1 if not made.tasks[source[0]].once else None
+                summed = source[1] in made.tasks[source[0]].sums
+                given[i.name] = kept[(*source, "sum" if summed else last if task.once else step.chunk)]
             elif i.name == made.index:
                 given[i.name] = np.int32(step.chunk)
             else:
                 x = arguments[i.name]
                 given[i.name] = np.split(x, made.chunks, made.axes[i.name])[step.chunk] if i.name in made.axes else x
         for name, x in evaluate(task.graph, given).items():
-            links[step.task, step.chunk, name] = x
-            if not name.startswith("link/"):
+            if name in task.sums:
+                x = kept[step.task, name, "sum"] = kept.get((step.task, name, "sum"), 0) + x
+                found[name] = [(0, x)]
+            else:
+                kept[step.task, name, step.chunk] = x
                 found.setdefault(name, []).append((step.chunk, x))
     out = {}
     for name, chunks in found.items():
-        parts = [x for _, x in sorted(chunks, key=lambda pair: pair[0])]
-        if name in made.sums:
-            out[name] = sum(parts[1:], parts[0])
-        else:
-            out[name] = np.concatenate(parts, made.axes[name]) if name in made.axes else parts[-1]
-    return out
+        parts = [x for _, x in sorted(chunks, key=lambda pair: pair[0] or 0)]
+        out[name] = np.concatenate(parts, made.axes[name]) if name in made.axes else parts[-1]
+    return {name: x for name, x in out.items() if not name.startswith("link/")}
 
 
 MODELS = {
@@ -84,6 +86,11 @@ def test_stages_that_are_cut_for_a_mesh_too():
         assert all(source < number for source, _ in task.takes.values())
     exchanges = [[n for n in t.graph.nodes if n.op.name.startswith("mesh.")] for t in made.tasks]
     assert all(exchanges[2:])
+    late = [t for t in made.tasks if t.once]
+    over_data = [n for t in made.tasks for n in t.graph.nodes if n.attributes.get("mesh") == "data"]
+    assert over_data
+    assert all(n in t.graph.nodes for n in over_data for t in late if n in t.graph.nodes), "once, after all chunks"
+    assert sum(len([n for n in t.graph.nodes if n.attributes.get("mesh") == "data"]) for t in late) == len(over_data)
 
 
 def test_equal_layers_make_equal_stages():
@@ -122,7 +129,7 @@ def test_schedules(stages, chunks):
     for schedule in ("gpipe", "1f1b"):
         made = ml.staged(graph, stages, chunks, schedule)
         for k in range(stages):
-            mine = [s for s in made.steps if s.stage == k]
+            mine = [s for s in made.steps if s.stage == k and s.chunk is not None]
             assert len({(s.chunk, s.backward) for s in mine}) == len(mine) == 2 * chunks
             assert made.alive(k) == (min(chunks, stages - k) if schedule == "1f1b" else chunks)
 

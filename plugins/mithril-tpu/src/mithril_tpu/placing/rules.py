@@ -91,7 +91,7 @@ def _elementwise(node: Node, splits: Sequence[Split | None], mesh: Mesh) -> Pass
     return Passage(needs, tuple(joined for _ in node.results))
 
 
-rule("where", "cast", "clip", "stop_gradient", "barrier")(_elementwise)
+rule("where", "cast", "clip", "stop_gradient", "barrier", "mesh.chunk_sum")(_elementwise)
 
 
 def _unknown(node: Node, splits: Sequence[Split | None], mesh: Mesh) -> Passage:

@@ -39,6 +39,7 @@ PLACED = {
     "matmul": "",
     "transpose": "",
     "cast": "",
+    "mesh.chunk_sum": "",
     "where": "",
     "concat": "",
     "tril": "",

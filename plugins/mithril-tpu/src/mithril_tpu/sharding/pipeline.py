@@ -17,11 +17,11 @@ Schedule = Literal["gpipe", "1f1b"]
 
 @dataclass(frozen=True)
 class Step:
-    """One task with one chunk."""
+    """One task with one chunk; without a chunk where it is done once."""
 
     task: int
     stage: int
-    chunk: int
+    chunk: int | None
     backward: bool
 
 
@@ -30,9 +30,9 @@ class Pipeline:
     """``steps`` is an order in which everything a step needs has been done; each stage does its own in that order.
 
     ``axes`` says which axis of an input is cut into chunks, and along which axis an output's chunks lie side by side;
-    outputs in ``sums`` are added up over chunks, others are the same for every chunk. ``index`` is the input that
-    holds the number of the chunk, where tasks want to know it. ``sharded`` says how each chunk is divided among the
-    devices of a stage, where it is.
+    other outputs are sums over chunks where their task says so, or the same for every chunk. ``index`` is the input
+    that holds the number of the chunk, where tasks want to know it. ``sharded`` says how each chunk is divided among
+    the devices of a stage, where it is.
     """
 
     stages: int
@@ -40,7 +40,6 @@ class Pipeline:
     tasks: list[Task]
     steps: list[Step]
     axes: Mapping[str, int]
-    sums: frozenset[str]
     index: str | None
     sharded: Sharded | None = None
 
@@ -57,7 +56,7 @@ class Pipeline:
         """The most chunks of which a stage keeps something for the way back."""
         now = most = 0
         for step in self.steps:
-            if step.stage == stage:
+            if step.stage == stage and step.chunk is not None:
                 now += -1 if step.backward else 1
                 most = max(most, now)
         return most if any(task.backward for task in self.tasks) else 1
@@ -73,9 +72,10 @@ def staged(
     splits: Mapping[str, int] | None = None,
     fsdp: bool = False,
 ) -> Pipeline:
-    """Cut ``graph`` (with gradients or without) into ``stages`` and its batch into ``chunks``.
+    """Cut ``graph`` (with gradients or without, a whole training step too) into ``stages``, its batch into ``chunks``.
 
-    With ``axes`` what a stage does is cut for a mesh, as by ``ml.shard``.
+    With ``axes`` what a stage does is cut for a mesh, as by ``ml.shard``. Gradients are summed over chunks first: what
+    devices exchange of them, and an optimizer's update, is done once.
 
     ``"gpipe"`` does all chunks forward before the first goes back; ``"1f1b"`` goes back as soon as it can, so that a
     stage keeps the activations of as many chunks as there are stages after it, and not of all.
@@ -83,25 +83,23 @@ def staged(
     if chunks < 1:
         raise OptionError(f"pipeline_chunks={chunks} must be at least 1")
     cuts: dict[str, int] = {}
-    sums: frozenset[str] = frozenset()
     index = None
     if chunks > 1:
         made = in_chunks(graph, chunks)
         parts = {name: part.split for name, part in made.outputs.items()}
         cuts = {name: split.index(CHUNK) for name, split in {**made.inputs, **parts}.items() if CHUNK in split}
-        sums = frozenset(name for name, part in made.outputs.items() if CHUNK in part.sums)
         index = next(iter(made.indices), None)
         graph = made.graph
     sharded = shard(graph, axes, splits=splits, fsdp=fsdp)[0] if axes else None
     tasks = cut(sharded.graph if sharded is not None else graph, stages)
-    return Pipeline(stages, chunks, tasks, order(tasks, stages, chunks, schedule), cuts, sums, index, sharded)
+    return Pipeline(stages, chunks, tasks, order(tasks, stages, chunks, schedule), cuts, index, sharded)
 
 
 def order(tasks: list[Task], stages: int, chunks: int, schedule: Schedule) -> list[Step]:
     """All steps, as they happen when every stage does its next one as soon as that can be done."""
     back = any(task.backward for task in tasks)
     lists = [_own(k, stages, chunks, schedule, back) for k in range(stages)]
-    number = {(task.stage, task.backward): k for k, task in enumerate(tasks)}
+    number = {(task.stage, task.backward): k for k, task in enumerate(tasks) if not task.once}
     done: set[tuple[int, bool, int]] = set()
     steps: list[Step] = []
     while any(lists):
@@ -119,7 +117,7 @@ def order(tasks: list[Task], stages: int, chunks: int, schedule: Schedule) -> li
             lists[k].pop(0)
             steps.append(Step(number[k, backward], k, chunk, backward))
         done.update(now)
-    return steps
+    return steps + [Step(k, task.stage, None, False) for k, task in enumerate(tasks) if task.once]
 
 
 def _own(stage: int, stages: int, chunks: int, schedule: Schedule, back: bool) -> list[tuple[int, bool]]:

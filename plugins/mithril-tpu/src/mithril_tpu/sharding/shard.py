@@ -20,7 +20,7 @@ from mithril_tpu.placing.rules import sizes
 from mithril_tpu.sharding.passing import Local, is_zero, local
 
 INDEX = "mesh/"  # inputs of this name hold a device's place along an axis
-_LINEAR = frozenset({"reshape", "transpose", "neg", "cast", "sum", "mean", "slice", "broadcast_to"})
+_LINEAR = frozenset({"reshape", "transpose", "neg", "cast", "sum", "mean", "slice", "broadcast_to", "mesh.chunk_sum"})
 
 
 @dataclass(frozen=True)
@@ -58,18 +58,20 @@ def cut(
     """Cut ``graph`` for a mesh: ``inputs`` says by name which mesh axis divides which axis of an input.
 
     ``outputs`` says how results are wanted; the others stay as they come out, split or not. Along the axes ``turns``
-    there are no devices but turns that one device takes: nothing can be exchanged, and sums are left to the caller.
+    there are no devices but turns that one device takes: all that can be exchanged are sums (``mesh.chunk_sum``), and
+    what reads one is done once, after all turns. So is whatever belongs to an optimizer's update.
     """
     mesh = Mesh({name: n for name, n in axes.items() if n > 1})
-    return _Walk(graph, mesh, frozenset(turns)).run(inputs, outputs or {})
+    return _Walk(graph, mesh, frozenset(turns) & frozenset(mesh.axes)).run(inputs, outputs or {})
 
 
 class _Walk:
     """``made`` maps values of the whole graph to the local ones; ``splits`` and ``open`` say what these are."""
 
-    def __init__(self, graph: Graph, mesh: Mesh, turns: frozenset[str], builder: Builder | None = None) -> None:
+    def __init__(self, graph: Graph, mesh: Mesh, turns: frozenset[str], *, inside: bool = False) -> None:
         self.graph, self.mesh, self.turns = graph, mesh, turns
-        self.builder = builder or Builder(graph.name)
+        self.inside = inside  # a loop, which a turn does to its end
+        self.builder = Builder(graph.name)
         self.made: dict[Value, Value] = {}
         self.splits: dict[Value, Split] = {}
         self.open: dict[Value, frozenset[str]] = {}
@@ -77,6 +79,7 @@ class _Walk:
         self.node: Node | None = None
         self.wanted: dict[Value, Split] = {}
         self.collecting: set[Value] = set()  # carries of a loop that only have something added
+        self.once: set[Value] = set()  # what is made after all turns
 
     def run(
         self, inputs: Mapping[str, Split], outputs: Mapping[str, Split], left_open: Collection[str] = ()
@@ -91,11 +94,10 @@ class _Walk:
         with self.builder:
             for node in self.graph.nodes:
                 self.step(node)
-            self.node = None
             parts: dict[str, Part] = {}
             values: list[Value] = []
             for name, v in zip(self.graph.output_names, self.graph.outputs, strict=True):
-                maker = self.graph.producers.get(v)
+                maker = self.node = self.graph.producers.get(v)
                 with self.builder.at(*((maker.origin, maker.tags) if maker is not None else (NOWHERE,))):
                     wanted = self._clean(outputs[name]) if name in outputs else None
                     values.append(self._leaving(v, wanted, name in left_open))
@@ -120,7 +122,7 @@ class _Walk:
         if any(BLOCKS in a for a in self.splits[v] if a is not None):
             plain = tuple(a if a is not None and BLOCKS not in a else None for a in self.splits[v])
             self.made[v], self.splits[v] = self.as_split(v, plain), plain
-        return self.settled(v, self.turns)
+        return self.settled(v)
 
     def _clean(self, split: Split) -> Split:
         return tuple(a if self.mesh.size(a) > 1 else None for a in split)
@@ -169,6 +171,10 @@ class _Walk:
         self._emit(node, operands, found)
 
     def _emit(self, node: Node, operands: Sequence[Value | None], found: Local) -> None:
+        if self.turns and self._is_once(node):
+            if any(a in self.turns for need in found.needs for a in need or ()):
+                raise self._mixed()
+            self.once.update(node.results)
         names = [v.name for v in node.results]
         made = self.builder.emit(
             node.op,
@@ -192,6 +198,9 @@ class _Walk:
             if found.sums:
                 self.open[whole_value] = found.sums
 
+    def _is_once(self, node: Node) -> bool:
+        return node.tags.get("phase") == "update" or any(v in self.once for v in node.operands if v is not None)
+
     def _apart(self, node: Node) -> None:
         """A composite without a rule is taken apart."""
         types = [None if v is None else v.type for v in node.operands]
@@ -209,6 +218,8 @@ class _Walk:
             self.made[v], self.splits[v] = self.made[result], self.splits[result]
             if result in self.open:
                 self.open[v] = self.open[result]
+            if result in self.once:
+                self.once.add(v)
 
     # -- sums still to be made ----------------------------------------------------------------------------------------
     def _stays_open(self, node: Node) -> bool:
@@ -216,6 +227,8 @@ class _Walk:
         operands = [v for v in node.operands if v is not None and v not in self.collecting]
         waits = [self.open.get(v, frozenset()) for v in operands]
         if not any(waits) or any(len(self.graph.users.get(v, ())) > 1 for v in operands if v in self.open):
+            return False
+        if self.turns and self._is_once(node):
             return False
         if node.op.name in _LINEAR:
             return node.op.name != "cast" or (operands[0].dtype.is_float and node.result.dtype.is_float)
@@ -245,9 +258,9 @@ class _Walk:
         self._emit(node, operands, found)
         self.open[node.result] = waits | found.sums
 
-    def settled(self, v: Value, but: frozenset[str] = frozenset()) -> Value:
-        """The value with its sums made, ``but`` those over some axes."""
-        for axis in sorted(self.open.get(v, frozenset()) - but):
+    def settled(self, v: Value) -> Value:
+        """The value with its sums made."""
+        for axis in sorted(self.open.pop(v, frozenset())):
             wanted = self.wanted.get(v)
             if wanted is not None and axis in wanted and self.splits[v][wanted.index(axis)] is None:
                 k = wanted.index(axis)
@@ -255,16 +268,15 @@ class _Walk:
                 self.splits[v] = tuple(axis if j == k else a for j, a in enumerate(self.splits[v]))
             else:
                 self.made[v] = self._exchange("all_reduce", self.made[v], axis, kind="sum")
-        left = self.open.pop(v, frozenset()) & but
-        if left:
-            self.open[v] = left
+            if axis in self.turns:
+                self.once.add(v)
         return self.made[v]
 
     # -- exchanges ----------------------------------------------------------------------------------------------------
     def as_split(self, v: Value, need: Split, *, closed: bool = True) -> Value:
         """The local value of ``v`` in another split; its sums made unless it is not to be ``closed``."""
         if closed:
-            self.settled(v, self.turns if self.node is None else frozenset())
+            self.settled(v)
         known = self.known.get((v, need))
         if known is not None:
             return known
@@ -280,20 +292,17 @@ class _Walk:
         return value
 
     def _exchange(self, name: str, value: Value, mesh_axis: str, **attributes: Any) -> Value:
-        if mesh_axis in self.turns:
+        if mesh_axis not in self.turns:
+            op = operation(f"mesh.{name}")
+            complete = op.complete({"mesh": mesh_axis, "parts": self.mesh.size(mesh_axis), **attributes})
+            return self.builder.emit(op, (value,), op.canonical([value.type], complete))[0]
+        if self.inside or attributes.get("kind") != "sum":
             raise self._mixed()
-        op = operation(f"mesh.{name}")
-        complete = op.complete({"mesh": mesh_axis, "parts": self.mesh.size(mesh_axis), **attributes})
-        return self.builder.emit(op, (value,), op.canonical([value.type], complete))[0]
+        made: Value = operation("mesh.chunk_sum")(value)
+        return made
 
     def _mixed(self) -> UnsupportedError:
         node = self.node
-        if node is not None and any(v is not None and v.name.startswith("grad/") for v in node.operands):
-            return UnsupportedError(
-                "this program goes on with its gradients, for which those of all chunks must be there",
-                facts=[repr(node)],
-                hint="pipeline_chunks=1, or take gradients with evaluate() and update outside",
-            )
         return UnsupportedError(
             "this model mixes the examples of a batch, which cannot be cut into chunks",
             facts=[repr(node), str(node.origin)] if node is not None else [],
@@ -403,16 +412,13 @@ class _Walk:
         collected: set[int],
         leaving: Sequence[Split] = (),
     ) -> Sharded:
-        walk = _Walk(body.replaced(output_names=tuple(map(str, range(len(body.outputs))))), self.mesh, self.turns)
+        numbered = body.replaced(output_names=tuple(map(str, range(len(body.outputs)))))
+        walk = _Walk(numbered, self.mesh, self.turns, inside=True)
         walk.collecting = {body.arguments[k].value for k in collected}
         given = [*entering, *(s[1:] for s in steps), *rest]
         names = {i.name: s for i, s in zip(body.arguments, given, strict=True)}
         wanted = {str(k): s for k, s in enumerate(leaving) if k not in collected}
-        made = walk.run(names, wanted, left_open={str(k) for k in collected})
-        stuck = [p for name, p in made.outputs.items() if p.sums & self.turns and int(name) not in collected]
-        if stuck:
-            raise self._mixed()
-        return made
+        return walk.run(names, wanted, left_open={str(k) for k in collected})
 
 
 def _collected(body: Graph, carries: int) -> set[int]:
