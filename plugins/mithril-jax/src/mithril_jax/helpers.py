@@ -337,10 +337,10 @@ def max_pool_positions(x, kernel, stride, padding, dilation):
     numbers = jnp.stack(window_parts(numbers, kernel, stride, padding, dilation, -1))
     top = jnp.max(met, axis=0)
     hits = ((met == top) | (jnp.isnan(met) & jnp.isnan(top))) & (numbers >= 0)
-    first = jnp.argmax(hits, axis=0)[None]
-    numbers = jnp.broadcast_to(numbers, met.shape)
-    found = jnp.take_along_axis(numbers, first, 0)
-    return jnp.where(jnp.take_along_axis(hits, first, 0), found, -1)[0].astype(jnp.int32)
+    # A window's elements come in the order of their numbers, so the first is the least; looking it up would be a
+    # gather, for which XLA writes the numbers of all windows to memory.
+    first = jnp.min(jnp.where(hits, numbers, count), axis=0)
+    return jnp.where(first < count, first, -1).astype(jnp.int32)
 
 
 def pool_counts(shape, kernel, stride, padding, count_include_pad, dtype):
