@@ -13,8 +13,14 @@ class TestC(BackendConformance):
     backend = "c"
     distribution = "mithril-cbackend"
 
-    def compare(self, graph: Graph, inputs: Mapping[str, np.ndarray[Any, Any]], factor: float) -> None:
-        super().compare(sized(graph, inputs), inputs, factor)
+    def compare(
+        self,
+        graph: Graph,
+        inputs: Mapping[str, np.ndarray[Any, Any]],
+        factor: float,
+        unsure: Mapping[str, float] | None = None,
+    ) -> None:
+        super().compare(sized(graph, inputs), inputs, factor, unsure)
 
 
 def sized(graph: Graph, inputs: Mapping[str, np.ndarray[Any, Any]]) -> Graph:

@@ -25,7 +25,7 @@ from mithril.testing import xfail
 from mithril.testing.arrays import every_pair, make_array, special_array
 from mithril.testing.cases import Case, backend_cases, symbolic_graph
 from mithril.testing.compare import assert_close, tolerance
-from mithril.testing.random_graphs import random_graph
+from mithril.testing.random_graphs import SMALL, WIDE, random_graph
 from mithril.types import DType, bfloat16, dtype as as_dtype, float16, float32, int32
 
 
@@ -92,12 +92,26 @@ class BackendConformance:
         """What the references say."""
         return evaluate(graph, inputs)
 
-    def compare(self, graph: Graph, inputs: Mapping[str, np.ndarray[Any, Any]], factor: float) -> None:
+    def unsure(self, graph: Graph, inputs: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, float]:
+        """How much each output moves when the last digits of all inputs do: no two orders of adding agree to more."""
+        rng = np.random.default_rng(0)
+        near = {n: x * rng.uniform(1 - 4e-6, 1 + 4e-6, x.shape).astype(x.dtype) for n, x in inputs.items()}
+        expected, moved = self.expected(graph, inputs), self.expected(graph, near)
+        return {n: float(np.max(np.abs(moved[n] - x), initial=0.0)) for n, x in expected.items()}
+
+    def compare(
+        self,
+        graph: Graph,
+        inputs: Mapping[str, np.ndarray[Any, Any]],
+        factor: float,
+        unsure: Mapping[str, float] | None = None,
+    ) -> None:
         expected = self.expected(graph, inputs)
         got = self.run(graph, inputs)
         assert list(got) == list(expected), f"outputs {list(got)}, expected {list(expected)}"
         for name, reference in expected.items():
-            assert_close(got[name], reference, tolerance(as_dtype(reference.dtype), factor), f"output '{name}'")
+            allowed = tolerance(as_dtype(reference.dtype), factor)
+            assert_close(got[name], reference, allowed, f"output '{name}'", (unsure or {}).get(name, 0.0))
 
     def check(self, names: list[str], what: Callable[[], None]) -> None:
         xfail.run(names, self.xfail, what)
@@ -114,9 +128,9 @@ class BackendConformance:
             pytest.skip("some operations only")
 
         def what() -> None:
-            graph = random_graph(seed)
+            graph = random_graph(seed, sizes=WIDE if seed % 3 == 0 else SMALL)
             arguments = random_arguments(graph, seed)
-            self.compare(graph, arguments, 64.0)
+            self.compare(graph, arguments, 64.0, self.unsure(graph, arguments))
             wanted = [i.name for i in graph.arguments]
             backward = gradients(graph, None, wanted)
             cotangents = {
@@ -124,7 +138,8 @@ class BackendConformance:
                 for i in backward.arguments
                 if i.name not in arguments
             }
-            self.compare(backward, {**arguments, **cotangents}, 256.0)
+            given = {**arguments, **cotangents}
+            self.compare(backward, given, 256.0, self.unsure(backward, given))
 
         self.check([f"random:{seed}"], what)
 

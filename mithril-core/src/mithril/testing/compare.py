@@ -27,9 +27,16 @@ def tolerance(dtype: DType, factor: float = 1.0) -> Tolerance:
 
 
 def assert_close(
-    got: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], allowed: Tolerance, what: str = "result"
+    got: np.ndarray[Any, Any],
+    expected: np.ndarray[Any, Any],
+    allowed: Tolerance,
+    what: str = "result",
+    unsure: float = 0.0,
 ) -> None:
-    """Same dtype, same shape, nan and infinities in the same places, everything else within the tolerance."""
+    """Same dtype, same shape, nan and infinities in the same places, everything else within the tolerance.
+
+    ``unsure`` is what elements may differ by besides, whatever their size.
+    """
     assert got.dtype == expected.dtype, f"{what}: dtype {got.dtype}, expected {expected.dtype}"
     assert got.shape == expected.shape, f"{what}: shape {list(got.shape)}, expected {list(expected.shape)}"
     if not expected.size:
@@ -41,7 +48,7 @@ def assert_close(
         finite = np.isfinite(e)
         with np.errstate(all="ignore"):
             scale = float(np.max(np.abs(e[finite]), initial=0.0))
-            near = np.abs(g - e) <= allowed.relative * np.abs(e) + allowed.absolute * scale
+            near = np.abs(g - e) <= allowed.relative * np.abs(e) + allowed.absolute * scale + unsure
         alike = (np.isnan(g) & np.isnan(e)) | (g == e)
         wrong = np.where(finite, ~near, ~alike)
     if wrong.any():

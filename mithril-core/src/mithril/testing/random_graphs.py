@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mithril.graph import Builder, Graph, Value
@@ -12,25 +13,30 @@ from mithril.graph.registry import operation as op
 UNARY = ("abs", "neg", "tanh", "sigmoid", "relu", "gelu", "silu", "square", "sin", "cos", "erf", "softsign")
 BINARY = ("add", "sub", "mul", "maximum", "minimum")
 REDUCTIONS = ("sum", "mean", "max", "min")
-NORMALISING = ("softmax", "log_softmax", "layer_norm")
+SMALL = (1, 2, 3, 4)
+WIDE = (1, 2, 3, 5, 7, 8, 12, 16, 17, 24, 33)  # what tiles and vectors of kernels divide, and what they do not
+LARGEST = 40_000  # elements of a value
 
 
-def random_graph(seed: int, size: int = 14) -> Graph:
+def random_graph(seed: int, size: int = 14, sizes: Sequence[int] = SMALL) -> Graph:
     """About ``size`` operations on float32 values of up to four axes, all results bounded so that none overflows."""
     rng = random.Random(seed)
     with Builder(f"random_{seed}") as b:
-        values = [b.input(f"x{k}", _shape(rng)) for k in range(rng.randint(1, 3))]
+        values = [b.input(f"x{k}", _shape(rng, sizes)) for k in range(rng.randint(1, 3))]
         for _ in range(size):
             made = rng.choice(MOVES)(rng, values, b)
-            if made is not None:
+            if made is not None and math.prod(made.shape) <= LARGEST:
                 values.append(op("tanh")(made) if rng.random() < 0.3 else made)
         read = {v for n in b.nodes for v in n.operands}
         ends = [v for v in values if v not in read] or values[-1:]
         return b.build({f"y{k}": v for k, v in enumerate(ends)})
 
 
-def _shape(rng: random.Random) -> tuple[int, ...]:
-    return tuple(rng.choice((1, 2, 3, 4)) for _ in range(rng.randint(1, 4)))
+def _shape(rng: random.Random, sizes: Sequence[int]) -> tuple[int, ...]:
+    shape = [rng.choice(sizes) for _ in range(rng.randint(1, 4))]
+    while math.prod(shape) > LARGEST // 2:
+        shape[shape.index(max(shape))] = rng.choice(SMALL)
+    return tuple(shape)
 
 
 def _unary(rng: random.Random, values: list[Value], b: Builder) -> Any:
@@ -59,7 +65,19 @@ def _reduce(rng: random.Random, values: list[Value], b: Builder) -> Any:
 
 def _normalise(rng: random.Random, values: list[Value], b: Builder) -> Any:
     x = rng.choice(values)
-    return op(rng.choice(NORMALISING))(x) if x.ndim else None
+    if not x.ndim:
+        return None
+    if rng.random() < 0.3:
+        return op("layer_norm")(x)
+    return op(rng.choice(("softmax", "log_softmax")))(x, axis=rng.choice((-1, rng.randrange(x.ndim))))
+
+
+def _running(rng: random.Random, values: list[Value], b: Builder) -> Any:
+    x = rng.choice(values)
+    if not x.ndim:
+        return None
+    axis = rng.randrange(x.ndim)
+    return op("sort")(x, axis=axis) if rng.random() < 0.4 else op("cumsum")(x, axis=axis) * 0.2
 
 
 def _transpose(rng: random.Random, values: list[Value], b: Builder) -> Any:
@@ -94,11 +112,66 @@ def _concat(rng: random.Random, values: list[Value], b: Builder) -> Any:
 
 
 def _product(rng: random.Random, values: list[Value], b: Builder) -> Any:
+    """A linear layer, or a product with one matrix or as many as there are, transposed or not."""
     x = rng.choice(values)
-    if not x.ndim:
+    if x.ndim < 2:
         return None
-    w = b.input(f"w{len(b.inputs)}", (rng.choice((1, 2, 5)), x.shape[-1]))
-    return op("linear")(x, w) if x.ndim > 1 else None
+    name, n, k = f"w{len(b.inputs)}", rng.choice((1, 2, 5, 8, 17)), x.shape[-1]
+    if rng.random() < 0.4:
+        return op("linear")(x, b.input(name, (n, k)))
+    lead = x.shape[:-2] if rng.random() < 0.5 else ()
+    w = _turned(b.input(name, (*lead, n, k))) if rng.random() < 0.4 else b.input(name, (*lead, k, n))
+    return op("matmul")(x, w) * 0.3
+
+
+def _turned(x: Value) -> Any:
+    return op("transpose")(x, perm=(*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
+
+
+def _attend(rng: random.Random, values: list[Value], b: Builder) -> Any:
+    x = rng.choice(values)
+    if x.ndim < 2:
+        return None
+    scores = op("matmul")(x, _turned(op("tanh")(x) if rng.random() < 0.5 else x)) * 0.3
+    if rng.random() < 0.5:
+        scores = scores + b.input(f"a{len(b.inputs)}", scores.shape[-2:])
+    return op("matmul")(op("softmax")(scores), x)
+
+
+def _convolve(rng: random.Random, values: list[Value], b: Builder) -> Any:
+    """Images of any channels, ragged groups, strides, paddings and dilations."""
+    x = rng.choice(values)
+    if x.ndim == 3:
+        x = op("reshape")(x, shape=(1, *x.shape))
+    if x.ndim != 4:
+        return None
+    channels = int(x.shape[1])
+    groups = rng.choice([1, 1, *(g for g in (2, 3, channels) if channels % g == 0)])
+    kernel = _two(rng, (1, 2, 3))
+    stride, dilation = _two(rng, (1, 1, 2)), _two(rng, (1, 1, 2))
+    padding = tuple((rng.randint(0, 1), rng.randint(0, 1)) for _ in kernel)
+    if any(
+        int(n) + sum(p) < d * (k - 1) + 1 for n, k, p, d in zip(x.shape[2:], kernel, padding, dilation, strict=True)
+    ):
+        return None
+    made = groups * rng.choice((1, 2, 3, 8))
+    w = b.input(f"k{len(b.inputs)}", (made, channels // groups, *kernel))
+    return op("conv")(x, w, stride=stride, padding=padding, dilation=dilation, groups=groups) * 0.3
+
+
+def _pool(rng: random.Random, values: list[Value], b: Builder) -> Any:
+    x = rng.choice(values)
+    if x.ndim != 4:
+        return None
+    kernel = _two(rng, (1, 2, 3))
+    if any(int(n) < k for n, k in zip(x.shape[2:], kernel, strict=True)):
+        return None
+    padding = tuple((rng.randint(0, k // 2), rng.randint(0, k // 2)) for k in kernel)
+    return op(rng.choice(("max_pool", "avg_pool")))(x, kernel=kernel, stride=_two(rng, (1, 2)), padding=padding)
+
+
+def _two(rng: random.Random, of: tuple[int, ...]) -> tuple[int, int]:
+    return rng.choice(of), rng.choice(of)
 
 
 def _choose(rng: random.Random, values: list[Value], b: Builder) -> Any:
@@ -122,5 +195,11 @@ MOVES: tuple[Callable[[random.Random, list[Value], Builder], Any], ...] = (
     _slice,
     _concat,
     _product,
+    _product,
+    _attend,
+    _convolve,
+    _convolve,
+    _pool,
+    _running,
     _choose,
 )
