@@ -207,6 +207,24 @@ def test_calls_with_bound_parameters_are_checked_once(static, monkeypatch, backe
     np.testing.assert_array_equal(numbers(compiled, compiled({"x": x}))["y"], expected)
 
 
+def test_one_input_may_be_given_without_its_name(backend):
+    compiled = ml.compile(mlp(), backend, shapes={"x": [2, 3]})
+    compiled.bind(compiled.randomize_params(0))
+    x = random(2, 3)
+    expected = numbers(compiled, compiled({"x": x}))["y"].copy()
+    np.testing.assert_array_equal(numbers(compiled, compiled(x))["y"], expected)
+
+
+def test_models_without_parameters_are_checked_once(monkeypatch, backend):
+    model = Model()
+    model |= Relu()(input="x", output="y")
+    compiled = ml.compile(model, backend, shapes={"x": [2, 3]})
+    x = compiled.backend.array(random(2, 3))
+    expected = numbers(compiled, compiled({"x": x}))["y"].copy()
+    monkeypatch.setattr(compiled, "_evaluate", None)  # the way of calls that are checked
+    np.testing.assert_array_equal(numbers(compiled, compiled({"x": x}))["y"], expected)
+
+
 # -- parameters ---------------------------------------------------------------------------------------------------
 def test_one_seed_gives_the_same_parameters_on_every_backend(backend):
     here = ml.compile(mlp(), backend, shapes={"x": [2, 3]})

@@ -8,6 +8,7 @@ import pytest
 
 import mithril as ml
 from mithril.models import Linear, Model, Relu
+from mithril_cbackend import executable
 
 
 @pytest.fixture
@@ -54,6 +55,62 @@ def test_views_are_copied(compiled):
     np.testing.assert_array_equal(compiled.evaluate(turned, {"input": X})["output"], expected)
 
 
+@pytest.fixture
+def quickly(compiled, monkeypatch):
+    """Calls after the first; the checked way is closed to them."""
+    expected = compiled({"input": X})["output"].copy()
+
+    def call(inputs):
+        with monkeypatch.context() as closed:
+            closed.setattr(compiled, "_evaluate", None)
+            closed.setattr(type(compiled.programs[-1].executable), "__call__", None)
+            return compiled(inputs)["output"]
+
+    call.expected = expected
+    return call
+
+
+def test_calls_that_repeat_take_the_short_way(compiled, quickly):
+    np.testing.assert_array_equal(quickly({"input": X}), quickly.expected)
+    np.testing.assert_array_equal(quickly({"input": X.copy()}), quickly.expected)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        X.astype(np.float64),
+        X[:3],
+        X.T,
+        np.asfortranarray(X),
+        X[:, None],
+        np.zeros((5, 32), np.float32)[:, ::2],
+        X.astype(">f4"),
+        X.view(type("Other", (np.ndarray,), {})),
+        X.tolist(),
+        None,
+        7,
+        object(),
+    ],
+    ids=["dtype", "shape", "turned", "order", "rank", "view", "bytes", "class", "list", "None", "number", "object"],
+)
+def test_the_short_way_is_for_arrays_of_one_kind(quickly, other):
+    with pytest.raises(TypeError, match="'NoneType' object is not callable"):
+        quickly({"input": other})
+    np.testing.assert_array_equal(quickly({"input": X}), quickly.expected)
+
+
+@pytest.mark.parametrize("inputs", [{}, {"input": X, "more": X}, X, None, {"other": X}])
+def test_the_short_way_is_for_the_same_names(quickly, inputs):
+    with pytest.raises(TypeError, match="'NoneType' object is not callable"):
+        quickly(inputs)
+
+
+def test_results_of_the_short_way_that_are_held_stay(compiled):
+    held = [compiled({"input": X * k})["output"] for k in range(6)]
+    for k, y in enumerate(held):
+        np.testing.assert_array_equal(y, compiled.programs[-1].executable(compiled.params, {"input": X * k})["output"])
+
+
 def test_numpy_scalars_are_arrays_of_no_dimensions():
     model = Model()
     model |= Relu(name="r")(input="x", output="y")
@@ -82,14 +139,21 @@ def hurried():
 
 
 @pytest.mark.usefixtures("hurried")
-def test_two_threads_call_one_executable(compiled):
+@pytest.mark.parametrize("short", [True, False])
+def test_threads_call_one_executable(compiled, short, monkeypatch):
+    """By the short way, which keeps Python's lock or the program's own, and by the long one."""
+    monkeypatch.setattr(executable, "SHORT", 1.0 if short else 0.0)
     inputs = [X * k for k in range(4)]
     expected = [compiled({"input": x})["output"].copy() for x in inputs]
+    program = compiled.programs[-1].executable
+    assert program.short == short
     wrong = []
 
     def work(k):
-        for _ in range(200):
-            if not (compiled({"input": inputs[k]})["output"] == expected[k]).all():
+        given = {"input": inputs[k]}
+        for turn in range(200):
+            made = program(compiled.params, given) if turn % 3 == k % 3 else compiled(given)
+            if not (made["output"] == expected[k]).all():
                 wrong.append(k)
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]

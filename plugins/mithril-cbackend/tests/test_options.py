@@ -93,10 +93,10 @@ def test_other_keys_and_values_are_refused(given, message):
 
 
 def test_a_failing_pass_of_tvm_is_said_with_the_layer(monkeypatch):
-    def fails(functions, run, cpu, threads, real=tir.compiled):
+    def fails(functions, entries, cpu, threads, real=tir.compiled):
         if any("tanh" in name for name in functions):
             raise BackendError("TVM could not make machine code: a pass failed")
-        return real(functions, run, cpu, threads)
+        return real(functions, entries, cpu, threads)
 
     monkeypatch.setattr(tir, "compiled", fails)
     model = Model()

@@ -277,7 +277,7 @@ def test_kernels_are_called_not_inlined() -> None:
     graph = graph_of(layers, {"x": random(8, 16), "w": random(16, 16)})
     machine = Machine(tir.host_cpu(), 1)
     program = programs.write(graph, machine)
-    functions = {n: f.made for n, f in program.functions.items()} | {programs.RUN: program.driver}
-    built, _ = tir.compiled(functions, programs.RUN, machine.cpu, 1)
+    functions = {n: f.made for n, f in program.functions.items()} | {programs.DRIVE: program.driver}
+    built = tir.compiled(functions, {}, machine.cpu, 1)
     (name,) = program.kernels
     assert len(re.findall(rf"call [^\n]*@{name}\(", tir.listing(built, "ll"))) == 30

@@ -15,7 +15,8 @@ from mithril.errors import InputError, unknown
 from mithril.graph import Graph
 from mithril.runtime import profile, weights
 from mithril.runtime.buckets import Bucketed, Buckets
-from mithril.runtime.program import FastGradients, FastPath, Kind, Program, Request
+from mithril.runtime.program import FastGradients, Kind, Program, Request
+from mithril.runtime.quick import Quick, never, quick
 from mithril.runtime.signature import (
     InputSpec,
     adapt,
@@ -75,12 +76,12 @@ class CompiledModel:
         self.compiler = compiler
         self._programs: dict[Request, Program] = {}
         self._calls: dict[tuple[Any, ...], tuple[Program, dict[str, TensorType]]] = {}
-        self._fast: FastPath | None = None
+        self._quick: Quick = never
         self._fast_gradients: FastGradients | None = None
         self._bound: dict[str, Any] | None = None
+        self._given: dict[str, Any] = {}  # what calls without parameters pass as such
         self._binding = 0  # counts bind() where parameters are baked in
         self._baked: dict[str, Any] = {}
-        self._baked_in: dict[str, Any] = {}  # what calls of such programs pass as parameters: none, always this object
         self._state: dict[str, Any] | None = None
         self._interface: Graph | None = None
         self._types: dict[str, TensorType] | None = None  # of the first program's inputs
@@ -106,39 +107,44 @@ class CompiledModel:
         """
         binding, bound = 0, inputs is None
         if bound:
-            binding = self._binding
-            params, inputs = (self._baked_in if binding else self._bound), params
-        fast = self._fast
-        if (
-            fast is not None
-            and output_gradients is None
-            and state is None
-            and not training
-            and inputs is not None
-            and fast.accepts(params, inputs)
-            and not profile.ACTIVE
-        ):
-            return fast.call(params, inputs)
+            binding, params, inputs = self._binding, self._given, params
+        if output_gradients is None and state is None and not training and not profile.ACTIVE:
+            made = self._quick(params, inputs)
+            if made is not None:
+                return made
         slopes = output_gradients
         if (
-            (quick := self._fast_gradients) is not None
+            (fast := self._fast_gradients) is not None
             and slopes is not None
             and state is None
-            and quick.accepts(params, inputs, slopes, training, wrt)
+            and fast.accepts(params, inputs, slopes, training, wrt)
             and not profile.ACTIVE
         ):
-            return quick.run(params, inputs, slopes)
-        if bound and params is None and self._param_types():
+            return fast.run(params, inputs, slopes)
+        if bound and self._bound is None and self._param_types():
             raise InputError(
                 "no parameters are bound to this model",
                 hint="evaluate(params, inputs), or compiled.bind(params) once and then evaluate(inputs)",
             )
         given = params if params is not None else {}
-        return self._evaluate(given, inputs or {}, output_gradients, state, training, wrt, binding)
+        inputs = {} if inputs is None else inputs
+        return self._evaluate(given, inputs, output_gradients, state, training, wrt, binding)
 
-    def __call__(self, inputs: Arrays, **keywords: Any) -> Any:
+    def __call__(
+        self,
+        inputs: Arrays,
+        output_gradients: Any = None,
+        *,
+        state: Arrays | None = None,
+        training: bool | None = None,
+        wrt: Collection[str] | None = None,
+    ) -> Any:
         """``evaluate(inputs)`` with bound parameters."""
-        return self.evaluate(inputs, None, **keywords)
+        if output_gradients is None and state is None and not training and not profile.ACTIVE:
+            made = self._quick(self._given, inputs)
+            if made is not None:
+                return made
+        return self.evaluate(inputs, None, output_gradients, state=state, training=training, wrt=wrt)
 
     def _evaluate(
         self,
@@ -166,7 +172,7 @@ class CompiledModel:
             if of and same and (wrt is None or isinstance(wrt, tuple)):
                 self._fast_gradients = FastGradients(program, params, arrays, cotangents, training, wrt)
             elif not of and not train:
-                self._fast = FastPath(program.call, arrays, params)
+                self._quick = quick(program.call, params, arrays)
         return self._split(results, of, state, program)
 
     def _prepared(
@@ -366,12 +372,12 @@ class CompiledModel:
         """Keep these parameters, so that ``compiled(inputs)`` needs none. Returns the model."""
         wanted = self._param_types()
         missing_or_unknown("parameter", wanted, params)
-        self._bound = dict(params)
+        self._bound = self._given = dict(params)
         if state is not None:
             self._state = dict(state)
         if self.options.get("static_inference"):
             self._bake(wanted, params)
-        self._fast = self._fast_gradients = None
+        self._quick, self._fast_gradients = never, None
         return self
 
     def _bake(self, wanted: Mapping[str, TensorType], params: Arrays) -> None:
@@ -381,6 +387,7 @@ class CompiledModel:
             if shape != t.shape:
                 raise InputError(f"parameter '{name}' has shape {list(shape)}, expected {list(t.shape)}")
         self._binding += 1
+        self._given = {}
         kept = self.initial_state() if self.interface.with_role("state") else {}
         self._baked = {n: weights.to_numpy(x) for n, x in (*params.items(), *kept.items())}
         self._programs = {r: p for r, p in self._programs.items() if not r.binding}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from operator import is_
 from typing import Any
 
 from mithril.dims import Guard
@@ -113,29 +112,8 @@ class Kinds:
         return True
 
 
-class FastPath:
-    """The check that a call looks just like the last one: a few attribute reads, no look-ups by name in the graph."""
-
-    __slots__ = ("call", "inputs", "params", "values")
-
-    def __init__(self, call: Any, inputs: Mapping[str, Any], params: dict[str, Any]) -> None:
-        self.call = call
-        self.inputs = Kinds(inputs)
-        self.params = params
-        self.values = tuple(params.values())
-
-    def accepts(self, params: Any, inputs: Any) -> bool:
-        """Whether these very parameters and inputs of these shapes and dtypes were checked before."""
-        return (
-            params is self.params
-            and self.inputs.accept(inputs)
-            and len(params) == len(self.values)
-            and all(map(is_, params.values(), self.values))
-        )
-
-
 class FastGradients:
-    """The same for gradients, of whose parameters only the kinds are those of the last call: they are trained."""
+    """A call for gradients that looks just like the last one. Of parameters only the kinds do: they are trained."""
 
     __slots__ = ("call", "gradients", "inputs", "names", "outputs", "params", "slopes", "training", "wrt")
 

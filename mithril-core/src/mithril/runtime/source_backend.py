@@ -17,6 +17,7 @@ from mithril.errors import UnsupportedError
 from mithril.graph import Graph, Node, iterate
 from mithril.graph.deferred import Deferred
 from mithril.runtime.backend import Backend, BuildOptions
+from mithril.runtime.quick import Quick, written
 
 Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 
@@ -44,6 +45,9 @@ class SourceExecutable:
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         return self.call(params, inputs)
+
+    def quick(self, params: Mapping[str, Any], inputs: Mapping[str, Any], otherwise: Quick) -> Quick:
+        return written(params, inputs, ["return call(params, inputs)"], {"call": self.call})
 
 
 class SourceBackend(Backend):

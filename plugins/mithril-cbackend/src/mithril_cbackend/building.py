@@ -10,7 +10,7 @@ from mithril.graph import Graph
 from mithril.graph.deferred import Deferred
 from mithril.ops.decompose import decompose
 from mithril.runtime.backend import BuildOptions
-from mithril_cbackend import blame, grouping, program as programs, tir, tuning
+from mithril_cbackend import blame, doors, grouping, program as programs, tir, tuning
 from mithril_cbackend.arena import smallest
 from mithril_cbackend.executable import Executable, Written
 from mithril_cbackend.layout import Layout
@@ -83,24 +83,22 @@ def compiled(graph: Graph, chosen: Machine, meant: Purpose) -> Executable:
     if chosen.threads > 1:
         tir.set_threads(chosen.threads)
     functions: dict[str, Any] = {n: f.made for n, f in program.functions.items()}
-    functions[programs.RUN] = program.driver
+    functions[programs.DRIVE] = program.driver
+    layout = Layout.of(graph, program)
     try:
-        built, run = tir.compiled(functions, programs.RUN, chosen.cpu, chosen.threads)
+        built = tir.compiled(functions, doors.entries(graph, layout), chosen.cpu, chosen.threads)
     except BackendError as error:
         raise (culprit(program, chosen) or error) from error.__cause__
     made = Written(program, chosen)
-    return Executable(Deferred(graph), Layout.of(graph, program), meant, built, run, lambda: made)
+    return Executable(Deferred(graph), layout, meant, built, lambda: made)
 
 
 def culprit(program: programs.Program, chosen: Machine) -> BackendError | None:
     """The error of the first kernel that cannot be compiled on its own."""
     helpers = {n: f.made for n, f in program.functions.items() if n not in program.kernels}
-    table = tir.pointer("table", "int64", 1)
-    nothing = tir.entry(programs.RUN, table, tir.sequence([]))
     for name, kernel in program.kernels.items():
-        functions = {**helpers, name: program.functions[name].made, programs.RUN: nothing}
         try:
-            tir.compiled(functions, programs.RUN, chosen.cpu, chosen.threads)
+            tir.compiled({**helpers, name: program.functions[name].made}, {}, chosen.cpu, chosen.threads)
         except BackendError as error:
             return blame.failed(kernel, str(error).splitlines()[0])
     return None

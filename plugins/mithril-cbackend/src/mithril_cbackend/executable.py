@@ -1,53 +1,36 @@
 """A program that can be called: arrays in, arrays out, through one table of addresses.
 
 Nothing is allocated by a call that meets what the last one met: results are written again into the arrays of an earlier
-call once nobody holds those any more.
+call once nobody holds those any more. Calls that repeat run lines written for the program, without loops over names.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from operator import is_, itemgetter
 from sys import getrefcount
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mithril.graph import Graph
 from mithril.graph.deferred import Deferred
+from mithril.runtime.quick import Quick, written
 from mithril.types import dtype as as_dtype
-from mithril_cbackend.layout import ARENA, Array, Layout, aligned
+from mithril_cbackend.layout import ARENA, CALL, RUN, Array, Layout, aligned
+from mithril_cbackend.numpys import KNOWN, address_of
 from mithril_cbackend.purpose import Purpose
 
 if TYPE_CHECKING:  # the rest of the backend, and TVM with it, stays away from programs that come from the cache
     from mithril_cbackend.lowering.frame import Machine
     from mithril_cbackend.program import Program
 
-_DATA = 16  # where a NumPy array object keeps its address: the first field after CPython's object header
-_read = ctypes.c_int64.from_address
-
-
-def _address_by_layout(x: Array) -> int:
-    return _read(id(x) + _DATA).value
-
-
-def _address_by_name(x: Array) -> int:
-    return x.ctypes.data
-
-
-def _layout_holds() -> bool:
-    probes: list[Array] = [np.zeros(3), np.zeros((2, 2), np.int8)[1:], np.zeros((), np.float32)]
-    usual = object.__basicsize__ == _DATA and sys.implementation.name == "cpython"
-    return usual and all(_address_by_layout(p) == p.ctypes.data for p in probes)
-
-
-address_of = _address_by_layout if _layout_holds() else _address_by_name  # the first takes a fifth of the time
+SHORT = 1e-4  # seconds: programs that take less keep Python's lock, since letting go of it takes longer than it gains
 
 
 def chooser(names: list[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
@@ -74,6 +57,10 @@ class Result:
             # Held by the pair, by this name and by the call that counts. Views of it hold the bytes it is a view of.
             if getrefcount(out) == 3 and getrefcount(out.base) == 2:
                 return known
+        return self.another()
+
+    def another(self) -> tuple[Array, int]:
+        """A new one."""
         out = aligned(self.size).view(self.dtype).reshape(self.shape)
         self.made.insert(0, (out, address_of(out)))
         del self.made[self.KEPT :]
@@ -92,11 +79,12 @@ class Executable:
     """The entry function, the arena it works in, and where its arguments come from."""
 
     def __init__(
-        self, graph: Deferred, layout: Layout, purpose: Purpose, code: Any, run: Any, write: Callable[[], Written]
+        self, graph: Deferred, layout: Layout, purpose: Purpose, code: Any, write: Callable[[], Written]
     ) -> None:
         self.layout, self.purpose = layout, purpose
-        self.code = code  # the module of machine code, which must live as long as its function
-        self.run = run
+        self.code = code  # the module of machine code, which must live as long as its functions
+        self.run = code[RUN]
+        self.short: bool | None = None  # whether runs keep Python's lock; known after the first
         self._graph, self._write = graph, write
         self.lowered = layout.lowered
         self.lock = threading.Lock()
@@ -106,7 +94,7 @@ class Executable:
         for slot, array in layout.constants.items():
             self.table[slot] = array.ctypes.data
         self.slots = self.table.data
-        self.address = ctypes.c_void_p(self.table.ctypes.data)
+        self.address = self.table.ctypes.data
         self.params, self.inputs = layout.params, layout.inputs
         self.results = [Result(*row) for row in layout.results]
         self.chosen = chooser([name for name, _ in self.params])
@@ -141,21 +129,64 @@ class Executable:
         try:
             chosen = self.chosen(params)
             if not all(map(is_, chosen, self.bound)):
-                self.copies = self.point(self.params, params)
+                self.copies = self.point(self.slots, self.params, params)
                 self.bound = chosen
-            kept = self.point(self.inputs, inputs)
+            kept = self.point(self.slots, self.inputs, inputs)
             made = {}
             for result in self.results:
                 made[result.name], self.slots[result.slot] = result.array()
-            self.run(self.address)
+            if self.short is None:
+                self.time()
+            else:
+                self.run(self.address)
             del kept
             return made
         finally:
             self.lock.release()
 
-    def point(self, arguments: list[tuple[str, int]], arrays: Mapping[str, Any]) -> list[Array]:
-        """Write the addresses of these arrays into the table. What had to be copied is given back, to be kept."""
-        slots, copies = self.slots, []
+    def time(self) -> None:
+        """The first run, which shows how long one takes."""
+        start = perf_counter()
+        self.run(self.address)
+        self.short = perf_counter() - start < SHORT
+        self.run.release_gil = not self.short
+
+    def quick(self, params: Mapping[str, Any], inputs: Mapping[str, Any], otherwise: Quick) -> Quick:
+        """What a call does, written out for these parameters and inputs like these, which have been called with."""
+        place = {name: k for k, name in enumerate(inputs)}
+        if not (KNOWN and self.layout.callable and place.keys() == {name for name, _ in self.inputs}):
+            return otherwise
+        table = np.concatenate([self.table, np.zeros(self.layout.expected, np.int64)])
+        kept = [self, table, self.point(table.data, self.params, params)]
+        kinds = [np.ndarray, *(inputs[name].dtype for name, _ in self.inputs)]
+        table[self.layout.slots :] = list(map(id, kinds))
+        run = self.code[CALL]
+        run.release_gil = not self.short
+        names: dict[str, Any] = {"run": run, "table": table.ctypes.data, "kept": [kept, kinds]}
+        names |= {"getrefcount": getrefcount, "otherwise": otherwise}
+        lines, given = ["kept"], ", ".join(f"id(x{place[name]})" for name, _ in self.inputs)
+        for k, result in enumerate(self.results):
+            names |= {f"made{k}": result.made, f"another{k}": result.another}
+            lines += [
+                f"for y{k}, at{k} in made{k}:",  # as in Result.array
+                f"    if getrefcount(y{k}) == 3 and getrefcount(y{k}.base) == 2:",
+                "        break",
+                "else:",
+                f"    y{k}, at{k} = another{k}()",
+            ]
+            given += f", at{k}"
+        if self.short:  # nothing else runs meanwhile
+            lines.append(f"if run(table, {given}):")
+        else:
+            names |= {"acquire": self.lock.acquire, "release": self.lock.release}
+            lines += ["acquire()", "try:", f"    other = run(table, {given})", "finally:", "    release()", "if other:"]
+        made = ", ".join(f"{result.name!r}: y{k}" for k, result in enumerate(self.results))
+        lines += ["    return otherwise(params, inputs)", f"return {{{made}}}"]
+        return written(params, inputs, lines, names, kinds=False)
+
+    def point(self, slots: Any, arguments: list[tuple[str, int]], arrays: Mapping[str, Any]) -> list[Array]:
+        """Write the addresses of these arrays into a table. What had to be copied is given back, to be kept."""
+        copies = []
         for name, slot in arguments:
             x = arrays[name]
             if type(x) is not np.ndarray or not x.flags.c_contiguous:

@@ -36,11 +36,11 @@ def dump(executable: Executable) -> dict[str, bytes] | None:
 def revive(parts: Mapping[str, bytes], graph: Deferred, options: BuildOptions) -> Executable:
     """What ``dump`` gave. Kernels are written again only if somebody wants to see or export them."""
     machine = json.loads(parts["machine"])
-    code, run = loading.load(parts["library"], machine["threads"])
+    code = loading.load(parts["library"], machine["threads"])
 
     def write() -> Written:
         from mithril_cbackend import building
 
         return building.written(graph.get(), machine)
 
-    return Executable(graph, Layout.load(parts), purpose(options.settings), code, run, write)
+    return Executable(graph, Layout.load(parts), purpose(options.settings), code, write)

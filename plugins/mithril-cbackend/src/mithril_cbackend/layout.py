@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 ARENA = 0  # the first slot of the table
+RUN, CALL = "run", "call"  # the functions that Python calls
+MOST = 16  # arrays that ``call`` takes
 
 
 def aligned(size: int) -> Array:
@@ -48,6 +50,16 @@ class Layout:
     results: list[tuple[str, int, tuple[int, ...], str]]
     lowered: frozenset[str]
     constants: dict[int, Array] = field(default_factory=dict)
+
+    @property
+    def callable(self) -> bool:
+        """Whether there is a function ``call``."""
+        return len(self.inputs) + len(self.results) <= MOST
+
+    @property
+    def expected(self) -> int:
+        """How many words ``call`` reads behind the addresses in the table: a class, and a dtype for each input."""
+        return 1 + len(self.inputs)
 
     @staticmethod
     def of(graph: Graph, program: Program) -> Layout:

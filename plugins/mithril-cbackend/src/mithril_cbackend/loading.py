@@ -33,8 +33,8 @@ def without_torch() -> Iterator[None]:
             del sys.modules["torch"]
 
 
-def load(library: bytes, threads: int) -> tuple[Any, Any]:
-    """The module in a shared library, and its entry function."""
+def load(library: bytes, threads: int) -> Any:
+    """The module in a shared library."""
     with without_torch():
         import tvm_ffi
     if threads > 1:
@@ -43,12 +43,11 @@ def load(library: bytes, threads: int) -> tuple[Any, Any]:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(library)
-        module = tvm_ffi.load_module(name)
+        return tvm_ffi.load_module(name)
     except Exception as cause:
         raise BackendError(f"machine code from the cache cannot be loaded: {cause}") from cause
     finally:
         os.unlink(name)
-    return module, module["run"]
 
 
 def _thread_pool(tvm_ffi: Any, threads: int) -> None:

@@ -23,7 +23,7 @@ from mithril_cbackend.layout import ARENA
 from mithril_cbackend.lowering.frame import Machine
 from mithril_cbackend.lowering.reader import shape_of
 
-RUN = "run"
+DRIVE = "drive"
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Writer:
         results = [(name, self.slot()) for name in self.graph.output_names]
         given = [Place(arguments[i.name]) for i in self.graph.arguments]
         self.drive(self.top, given, [Place(s) for _, s in results], Place(ARENA))
-        driver = t.entry(RUN, self.table, self.code.finish())
+        driver = t.function(DRIVE, [self.table], self.code.finish())
         return Program(
             self.graph,
             self.functions,

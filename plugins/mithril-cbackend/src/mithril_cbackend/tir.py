@@ -272,9 +272,9 @@ class Code:
         self.emit(_stmt.AllocBuffer(made))
         return made
 
-    def view(self, name: str, dtype: str, address: Expr) -> Buffer:
-        """The element that an address points at."""
-        parameter, made = pointer(self.name(name), dtype, 1)
+    def view(self, name: str, dtype: str, address: Expr, size: int = 1) -> Buffer:
+        """The elements that an address points at."""
+        parameter, made = pointer(self.name(name), dtype, size)
         self.emit(_stmt.Bind(parameter, tirx.reinterpret(parameter.ty, address.args[0])))
         self.emit(_stmt.DeclBuffer(made, data=parameter))
         return made
@@ -331,6 +331,10 @@ class Code:
 
     def repeat(self, condition: Expr, body: list[Stmt]) -> None:
         self.emit(_stmt.While(condition, sequence(body)))
+
+    def leave(self, value: int) -> None:
+        """Return a number."""
+        self.emit(_stmt.Return(index(value)))
 
     def finish(self) -> Stmt:
         (body,) = self._open
@@ -406,9 +410,19 @@ def _turning(name: str, lanes: int) -> Function:
     return Function(made, frozenset(), 1)
 
 
-def entry(name: str, table: tuple[Any, Buffer], body: Stmt) -> Any:
-    """The function that Python calls, with the table of addresses."""
-    made = tirx.PrimFunc([table[0]], sequence([_stmt.DeclBuffer(table[1], data=table[0]), body]))
+def number(name: str) -> Expr:
+    """A number that a function takes, of 64 bits."""
+    return tirx.Var(name, "int64")
+
+
+def pointing(number: Expr) -> Expr:
+    """A number as an address."""
+    return tirx.reinterpret("handle", number)
+
+
+def entry(name: str, parameters: Sequence[Expr], body: Stmt) -> Any:
+    """A function of numbers that Python calls."""
+    made = tirx.PrimFunc(list(parameters), body, PrimType("int32"))
     return made.with_attr("global_symbol", name).with_attr("tirx.is_entry_func", True)
 
 
@@ -450,26 +464,20 @@ def target(cpu: str, threads: int) -> Any:
     return tvm.target.Target({"kind": "llvm", "mcpu": cpu, "num-cores": max(threads, 1), "cl-opt": plain})
 
 
-def compiled(functions: dict[str, Any], run: str, cpu: str, threads: int) -> tuple[Any, Any]:
-    """The module of machine code and its entry function, for functions by name."""
+def compiled(functions: Mapping[str, Any], entries: Mapping[str, Any], cpu: str, threads: int) -> Any:
+    """The module of machine code, for functions by name and those that Python calls."""
     chosen = target(cpu, threads)
     lower = tirx.transform
     # Intrinsics are lowered before loops become vectors: TVM's analysis of integers stumbles over vectors of bools.
     for_kernels = [lower.UnrollLoop(), lower.LowerIntrin(), lower.VectorizeLoop(True)]
-    for_entry = [lower.MakePackedAPI(), lower.SkipAssert(), lower.LowerTVMBuiltin(), lower.LowerIntrin()]
+    for_entries = [lower.MakePackedAPI(), lower.SkipAssert(), lower.LowerTVMBuiltin(), lower.LowerIntrin()]
     try:
         made = {}
-        for names, passes in (([n for n in functions if n != run], for_kernels), ([run], for_entry)):
-            module = tvm.IRModule({n: functions[n] for n in names})
-            module = lower.BindTarget(chosen.with_host(chosen))(module)
-            module = tvm.ir.transform.Sequential(passes)(module)
-            made.update(
-                {
-                    run if n == [run] else g.name_hint: f
-                    for n, (g, f) in zip([names] * len(names), module.functions.items())
-                }
-            )
-        built = tvm.get_global_func("target.build.llvm")(tvm.IRModule(made), chosen)
+        for some, passes in ((functions, for_kernels), (entries, for_entries)):
+            module = lower.BindTarget(chosen.with_host(chosen))(tvm.IRModule(dict(some)))
+            lowered = tvm.ir.transform.Sequential(passes)(module).functions
+            made.update({g.name_hint: f for g, f in lowered.items()})
+        return tvm.get_global_func("target.build.llvm")(tvm.IRModule(made), chosen)
     except Exception as cause:
         first = next((line for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
         raise BackendError(
@@ -477,7 +485,6 @@ def compiled(functions: dict[str, Any], run: str, cpu: str, threads: int) -> tup
             facts=[f"processor '{cpu}', {len(functions)} functions"],
             hint="this is a fault of mithril-cbackend: please report it with str(compiled.graph)",
         ) from cause
-    return built, built[run]
 
 
 def set_threads(count: int) -> None:

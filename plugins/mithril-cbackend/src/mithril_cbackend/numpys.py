@@ -1,0 +1,59 @@
+"""Where a NumPy array object keeps what it is, so that addresses can be read without asking NumPy for them.
+
+These offsets belong to NumPy's binary interface. They are compared with what NumPy says when this is imported; where
+they should not hold, addresses are asked for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+CLASS, DATA, RANK, DIMENSIONS, DTYPE, FLAGS = 8, 16, 24, 32, 56, 64  # bytes from the beginning of the object
+SIZE = 72
+IN_C_ORDER = 1  # a flag
+
+_long, _int = ctypes.c_int64.from_address, ctypes.c_int32.from_address
+
+
+def _holds() -> bool:
+    if object.__basicsize__ != DATA or sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != 8:
+        return False
+    probes: list[np.ndarray[Any, Any]] = [
+        np.zeros(3),
+        np.zeros((2, 5), np.int8)[1:, :3],
+        np.zeros((), np.float32),
+        np.zeros((4, 2, 3)).T,
+    ]
+    return all(map(_as_said, probes))
+
+
+def _as_said(x: np.ndarray[Any, Any]) -> bool:
+    at = id(x)
+    dimensions = _long(at + DIMENSIONS).value
+    return (
+        _long(at + CLASS).value == id(np.ndarray)
+        and _long(at + DATA).value == x.ctypes.data
+        and _int(at + RANK).value == x.ndim
+        and all(_long(dimensions + 8 * k).value == n for k, n in enumerate(x.shape))
+        and _long(at + DTYPE).value == id(x.dtype)
+        and bool(_int(at + FLAGS).value & IN_C_ORDER) == x.flags.c_contiguous
+    )
+
+
+KNOWN = _holds()
+
+
+def _read(x: np.ndarray[Any, Any]) -> int:
+    return _long(id(x) + DATA).value
+
+
+def _ask(x: np.ndarray[Any, Any]) -> int:
+    return x.ctypes.data
+
+
+address_of: Callable[[np.ndarray[Any, Any]], int] = _read if KNOWN else _ask  # reading takes a tenth of the time
