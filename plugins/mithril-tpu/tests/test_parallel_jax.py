@@ -124,15 +124,6 @@ def test_training_fully_sharded():
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
 
 
-def test_training_takes_no_chunks_and_says_so():
-    pytest.importorskip("mithril_train")
-    compiled = ml.compile(model(), ml.JaxBackend(device_mesh=(1, 1, 2)), shapes=SHAPES, pipeline_chunks=2)
-    trainer = ml.Trainer(compiled, ml.Adam(0.01), loss="mse_loss", progress=False)
-    with pytest.raises(ml.UnsupportedError, match="those of all chunks") as caught:
-        trainer.step({**X, "target": G})
-    assert "pipeline_chunks=1" in caught.value.hint
-
-
 @pytest.mark.parametrize(
     ("mesh", "options", "message"),
     [

@@ -58,6 +58,8 @@ def make(platform: str | None, sizes: Sequence[int]) -> Mesh:
 
 def put(x: Any, where: Any) -> jax.Array:
     """An array on devices, some of which may be those of other processes: there each brings the parts it has."""
+    if isinstance(x, jax.Array) and x.sharding == where:
+        return x
     if getattr(where, "is_fully_addressable", True):
         return jax.device_put(x, where)
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
@@ -85,6 +87,7 @@ class Shares:
         self.pairs = self._pairs(graph)
         self.specs = {i.name: self._spec(i) for i in graph.arguments}
         self.carried = {i.name for i in graph.with_role("param", "state")}
+        self.handed_on = {i.name for i in graph.arguments if i.tags.get("handed_on")}  # by other stages, or this one
         self._kept: dict[str, tuple[Any, Any]] = {}  # parameters: as given, as placed
 
     def _check_names(self, graph: Graph) -> None:
@@ -187,6 +190,8 @@ class Shares:
     def place(self, name: str, x: Any, *, keep: bool) -> Any:
         if keep and (known := self._kept.get(name)) is not None and known[0] is x:
             return known[1]
+        if name in self.handed_on and isinstance(x.sharding, NamedSharding):
+            return put(x, NamedSharding(self.mesh, x.sharding.spec))
         spec = self.specs[name]
         if len(spec) and spec[0] == "data" and x.shape[0] % self.mesh.shape["data"]:
             self._whole(name, x.shape[0])

@@ -69,13 +69,12 @@ def build(backend: JaxBackend, graph: Graph, options: BuildOptions, parts: list[
     made = ml.staged(
         graph, len(parts), settings.get("pipeline_chunks") or 1, settings.get("pipeline_schedule") or "1f1b"
     )
-    shared: Any = ChainMap({"parallelism": None}, settings)  # type: ignore[arg-type]
-    inner = BuildOptions(shared, inference=options.inference, decisions=options.decisions)
     programs = []
-    for task in made.tasks:
+    for number, task in enumerate(made.tasks):
         stage = copy.copy(backend)
         stage.mesh = parts[task.stage]
-        programs.append(stage.build_whole(task.graph, inner))
+        later = made.tasks[number + 1 :] if task.once else made.tasks
+        programs.append(stage.build_whole(task.graph, _inner(options, task, later)))
     shares = ", ".join(f"{share:.0%}" for share in made.shares)
     options.decisions.record(
         "choice", f"{made.stages} pipeline stages with {shares} of the work, {made.chunks} chunk(s) of the batch"
@@ -86,22 +85,35 @@ def build(backend: JaxBackend, graph: Graph, options: BuildOptions, parts: list[
     return executable
 
 
+def _inner(options: BuildOptions, task: Any, later: list[Any]) -> BuildOptions:
+    """Options for the program of a task, to which parameters are given over only where no other reads them after it."""
+    changed: dict[str, Any] = {"parallelism": None}
+    params = {i.name for i in task.graph.with_role("param")}
+    if any(params & {i.name for i in other.graph.with_role("param")} for other in later):
+        changed["jit_options"] = {n: x for n, x in options.jit_options.items() if n != "donate_argnums"}
+        given = dict(options.settings.get("jax_options", {}))
+        changed["jax_options"] = {n: x for n, x in given.items() if n != "donate_argnums"}
+    shared: Any = ChainMap(changed, options.settings)  # type: ignore[arg-type]
+    return BuildOptions(shared, inference=options.inference, decisions=options.decisions)
+
+
 def texts(programs: list[SourceExecutable]) -> Source:
     """The sources of all tasks, one after the other."""
     return Source("\n\n".join(f"# -- {p.graph.name} --\n{p.source}" for p in programs))
 
 
 class Piped:
-    """Runs the steps of a pipeline. Results that belong to an argument (gradients, new state) go where that lies."""
+    """Runs the steps of a pipeline. Gradients go where the parameters lie; everything else stays where it is made."""
 
     def __init__(self, made: Any, programs: list[SourceExecutable], graph: Graph) -> None:
         self.made = made
         self.calls: list[Any] = [program.call for program in programs]
-        self.arguments = {i.name for i in graph.arguments}
         self.names = graph.output_names
-        self.needs = [[i.name for i in task.graph.arguments] for task in made.tasks]
-        self.params = [{i.name for i in task.graph.with_role("param")} for task in made.tasks]
-        self.readers = Counter(source for task in made.tasks for source in task.takes.values())
+        self.owners = {n: n.removeprefix("grad/") for n in self.names if n.startswith("grad/")}
+        self.params = [tuple(i.name for i in task.graph.with_role("param")) for task in made.tasks]
+        self.inputs = [tuple(i.name for i in task.graph.arguments if i.role != "param") for task in made.tasks]
+        self.readers = Counter(source for task in made.tasks if not task.once for source in task.takes.values())
+        self.kept = {source for task in made.tasks if task.once for source in task.takes.values()}
         self.numbers = [np.int32(k) for k in range(made.chunks)]
         self._cut = jax.jit(self._cut_all)
         self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0)
@@ -111,53 +123,28 @@ class Piped:
         return {n: jnp.split(x, self.made.chunks, self.made.axes[n]) for n, x in inputs.items()}
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-        made, arguments = self.made, {**params, **inputs}
-        pieces = self._cut({n: x for n, x in inputs.items() if n in made.axes})
-        links: dict[tuple[int, int, str], list[Any]] = {}
-        chunks: dict[str, list[Any]] = {}
-        sums: dict[int, dict[str, Any]] = {}
-        for step in made.steps:
-            task = made.tasks[step.task]
-            given: dict[str, Any] = {}
-            for name in self.needs[step.task]:
-                if (source := task.takes.get(name)) is not None:
-                    given[name] = _take(links, (source[0], step.chunk, source[1]))
-                elif name == made.index:
-                    given[name] = self.numbers[step.chunk]
-                else:
-                    given[name] = pieces[name][step.chunk] if name in pieces else arguments[name]
-            mine = self.params[step.task]
-            found = self.calls[step.task](
-                {n: x for n, x in given.items() if n in mine}, {n: x for n, x in given.items() if n not in mine}
-            )
-            open_sums = {}
-            for name, x in found.items():
-                if (count := self.readers[step.task, name]) > 0:
-                    links[step.task, step.chunk, name] = [x, count]
-                elif name in made.sums:
-                    open_sums[name] = x
-                else:
-                    chunks.setdefault(name, []).append((step.chunk, x))
-            if open_sums:
-                before = sums.get(step.task)
-                sums[step.task] = open_sums if before is None else self._add(before, open_sums)
-        results = {name: x for found in sums.values() for name, x in found.items()}
-        for name, parts in chunks.items():
-            ordered = [x for _, x in sorted(parts, key=lambda part: part[0])]
-            joined = name in made.axes and len(ordered) > 1
-            results[name] = self._join(ordered, made.axes[name]) if joined else ordered[-1]
-        return {name: self._home(name, results[name], arguments) for name in self.names}
+        run = _Run(self, {**params, **inputs})
+        for step in self.made.steps:
+            run.step(step.task, step.chunk)
+        return self._home(run.results(), params)
 
-    def _home(self, name: str, x: Any, arguments: Mapping[str, Any]) -> Any:
-        owner = next((n for n in (name.removeprefix("grad/"), name) if n in self.arguments), None)
-        like = arguments.get(owner) if owner is not None else None
-        return jax.device_put(x, like.sharding) if isinstance(like, jax.Array) and like.shape == x.shape else x
+    def _home(self, made: dict[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
+        """All gradients together to where their parameters are: moving one by one costs more than moving."""
+        there = {name: params[owner] for name, owner in self.owners.items() if owner in params}
+        away = {
+            name: like.sharding
+            for name, like in there.items()
+            if isinstance(like, jax.Array) and like.shape == made[name].shape and like.sharding != made[name].sharding
+        }
+        made.update(jax.device_put({name: made[name] for name in away}, away))
+        return {name: made[name] for name in self.names}
 
     def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Parameters on the devices of the first stage that reads them."""
+        """Parameters on the devices of the stage that changes them, or of the first that reads them."""
         found = dict(params)
-        for call, names in zip(self.calls, self.params, strict=True):
-            here = call.placed({n: x for n, x in params.items() if n in names})
+        order = sorted(range(len(self.calls)), key=lambda k: not self.made.tasks[k].once)
+        for k in order:
+            here = self.calls[k].placed({n: params[n] for n in self.params[k] if n in params})
             found.update({n: x for n, x in here.items() if found[n] is params[n]})
         return found
 
@@ -169,10 +156,59 @@ class Piped:
         return None
 
 
-def _take(links: dict[tuple[int, int, str], list[Any]], key: tuple[int, int, str]) -> Any:
-    """What an earlier task made; forgotten once its last reader has it."""
-    entry = links[key]
-    entry[1] -= 1
-    if not entry[1]:
-        del links[key]
-    return entry[0]
+class _Run:
+    """One call. ``links`` go from step to step, ``sums`` and ``last`` values to what is done once."""
+
+    def __init__(self, piped: Piped, arguments: dict[str, Any]) -> None:
+        self.piped, self.made, self.arguments = piped, piped.made, arguments
+        self.pieces = piped._cut({n: arguments[n] for n in self.made.axes if n in arguments})
+        self.links: dict[tuple[int, int | None, str], list[Any]] = {}
+        self.sums: dict[int, dict[str, Any]] = {}
+        self.last: dict[tuple[int, str], Any] = {}
+        self.found: dict[str, list[tuple[int, Any]]] = {}
+
+    def step(self, number: int, chunk: int | None) -> None:
+        task = self.made.tasks[number]
+        made = self.piped.calls[number](
+            {n: self.arguments[n] for n in self.piped.params[number]},
+            {n: self._input(task, n, chunk) for n in self.piped.inputs[number]},
+        )
+        sums = {name: made.pop(name) for name in task.sums}
+        if sums:
+            before = self.sums.get(number)
+            self.sums[number] = sums if before is None else self.piped._add(before, sums)
+        for name, x in made.items():
+            source = (number, name)
+            if (count := self.piped.readers[source]) > 0:
+                self.links[number, chunk, name] = [x, count]
+            if source in self.piped.kept:
+                self.last[source] = x
+            if name in self.piped.names:
+                self.found.setdefault(name, []).append((chunk or 0, x))
+
+    def _input(self, task: Any, name: str, chunk: int | None) -> Any:
+        source = task.takes.get(name)
+        if source is None:
+            if name == self.made.index:
+                return self.piped.numbers[chunk or 0]
+            return self.pieces[name][chunk] if name in self.pieces else self.arguments[name]
+        if not task.once:
+            return self._taken((source[0], chunk, source[1]))
+        sums = self.sums.get(source[0], {})
+        return sums[source[1]] if source[1] in sums else self.last[source]
+
+    def _taken(self, key: tuple[int, int | None, str]) -> Any:
+        """What an earlier task made; forgotten once its last reader has it."""
+        entry = self.links[key]
+        entry[1] -= 1
+        if not entry[1]:
+            del self.links[key]
+        return entry[0]
+
+    def results(self) -> dict[str, Any]:
+        results = {name: x for sums in self.sums.values() for name, x in sums.items()}
+        for name, parts in self.found.items():
+            ordered = [x for _, x in sorted(parts, key=lambda part: part[0])]
+            joined = name in self.made.axes and len(ordered) > 1
+            results[name] = self.piped._join(ordered, self.made.axes[name]) if joined else ordered[-1]
+        return results

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -135,12 +136,15 @@ def spec_of(backend: TorchBackend, graph: Graph, options: BuildOptions, mesh: tu
         for name, why in left.items():
             options.decisions.record("choice", f"'{name}' is whole on every device: {why}")
         staged: Any = None
-        tasks: tuple[TaskText, ...] = (_text(backend, made.graph, options, 0, {}),)
-        steps: tuple[tuple[int, int], ...] = ((0, 0),)
+        tasks: tuple[TaskText, ...] = (_text(backend, made.graph, options),)
+        steps: tuple[tuple[int, int | None], ...] = ((0, 0),)
     else:
         staged = ml.staged(graph, mesh[2], chunks, settings.get("pipeline_schedule") or "1f1b", axes=axes, **ways)
         made = staged.sharded
-        tasks = tuple(_text(backend, t.graph, options, t.stage, t.takes) for t in staged.tasks)
+        tasks = tuple(
+            replace(_text(backend, t.graph, options, t.takes), stage=t.stage, sums=t.sums, once=t.once)
+            for t in staged.tasks
+        )
         steps = tuple((s.task, s.chunk) for s in staged.steps)
         shares = ", ".join(f"{share:.0%}" for share in staged.shares)
         options.decisions.record("choice", f"{mesh[2]} pipeline stages with {shares} of the work, {chunks} chunk(s)")
@@ -155,7 +159,6 @@ def spec_of(backend: TorchBackend, graph: Graph, options: BuildOptions, mesh: tu
         {**types, **results},
         chunks,
         staged.axes if staged is not None else {},
-        staged.sums if staged is not None else frozenset(),
         staged.index if staged is not None else None,
         made.indices,
         options.num_threads,
@@ -163,14 +166,15 @@ def spec_of(backend: TorchBackend, graph: Graph, options: BuildOptions, mesh: tu
 
 
 def _text(
-    backend: TorchBackend, graph: Graph, options: BuildOptions, stage: int, takes: Mapping[str, tuple[int, str]]
+    backend: TorchBackend, graph: Graph, options: BuildOptions, takes: Mapping[str, tuple[int, str]] | None = None
 ) -> TaskText:
+    takes = dict(takes or {})
     backend.check(graph)
     text, arrays = backend.generate(graph, options)
     params = tuple(i.name for i in graph.with_role("param"))
     inputs = tuple(i.name for i in graph.arguments if i.role != "param")
     types = {i.name: _plain(i.type) for i in graph.arguments if i.name in takes}
-    return TaskText(stage, text, dict(arrays), params, inputs, dict(takes), types)
+    return TaskText(0, text, dict(arrays), params, inputs, takes, types)
 
 
 def _plain(t: TensorType) -> tuple[tuple[int, ...], str]:

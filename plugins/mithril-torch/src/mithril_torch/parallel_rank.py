@@ -17,6 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 AXES = ("data", "model", "pipeline")
 Split = tuple[str | None, ...]
 
+Link = tuple[int, int | None, str]  # a value by the task that makes it, the chunk (None: all of them) and its name
+
 _current: dict[str, DeviceMesh] = {}
 
 
@@ -31,24 +33,41 @@ class TaskText:
     inputs: tuple[str, ...]
     takes: Mapping[str, tuple[int, str]]
     types: Mapping[str, tuple[tuple[int, ...], str]]  # of what it takes from other tasks
+    sums: frozenset[str] = frozenset()  # outputs that are added up over chunks
+    once: bool = False  # done after all chunks
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A whole program. ``steps`` are (task, chunk) in an order in which everything is there in time."""
+    """A whole program. ``steps`` are (task, chunk) in an order in which everything is there in time.
+
+    What is done once has no chunk. It takes sums over chunks, and of other values those of the last chunk.
+    """
 
     mesh: tuple[int, ...]
     tasks: tuple[TaskText, ...]
-    steps: tuple[tuple[int, int], ...]
+    steps: tuple[tuple[int, int | None], ...]
     splits: Mapping[str, Split]
     outputs: Mapping[str, Split]
     types: Mapping[str, tuple[tuple[int, ...], str]]  # whole shapes and dtypes of arguments and outputs
     chunks: int = 1
     axes: Mapping[str, int] = field(default_factory=dict)  # cut into, or joined from, chunks
-    sums: frozenset[str] = frozenset()
     index: str | None = None
     places: Mapping[str, str] = field(default_factory=dict)  # inputs that hold the place along an axis
     threads: int | None = None
+
+    def chunk_of(self, source: tuple[int, str], reader: TaskText, chunk: int | None) -> int | None:
+        """The chunk whose value a task reads that is at ``chunk``; None of what there is one of."""
+        task = self.tasks[source[0]]
+        if task.once or source[1] in task.sums:
+            return None
+        return self.chunks - 1 if reader.once else chunk
+
+    def readers(self, source: tuple[int, str], chunk: int | None) -> list[int]:
+        """The stages that read this value of a task, once for each of their tasks that does."""
+        found = [task for task in self.tasks if source in task.takes.values()]
+        steps = [task for task in found if self.chunk_of(source, task, chunk) == chunk]
+        return [task.stage for task in steps]
 
 
 def group_of(axis: str) -> Any:
@@ -86,8 +105,8 @@ class RankProgram:
         self.fixed = {
             name: torch.tensor(self.place[axis], dtype=torch.int32, device=device) for name, axis in spec.places.items()
         }
-        self.readers = self._readers()
-        self.messages = {k: list(self._messages(k)) for k in range(self._stages)}
+        self.readers = {key: self.spec.readers((key[0], key[2]), key[1]) for key in self._links()}
+        self.messages = {k: [m for m in self.readers if self._sends(k, m)] for k in range(self._stages)}
 
     @property
     def _stages(self) -> int:
@@ -99,21 +118,21 @@ class RankProgram:
         mine = [task for task in self.spec.tasks if task.stage == self.stage]
         return {n for task in mine for n in (*task.params, *task.inputs) if n in self.spec.splits}
 
-    def _readers(self) -> dict[tuple[int, str], list[int]]:
-        """For each value that leaves a task the stages that read it, once for each task that does."""
-        found: dict[tuple[int, str], list[int]] = {}
-        for task in self.spec.tasks:
-            for source in task.takes.values():
-                found.setdefault(source, []).append(task.stage)
-        return found
+    def _links(self) -> Iterator[Link]:
+        """Everything that a task gives to another, in the order in which it is made; sums after their last chunk."""
+        spec = self.spec
+        given = {source for task in spec.tasks for source in task.takes.values()}
+        for number, chunk in spec.steps:
+            task = spec.tasks[number]
+            for name in sorted(name for at, name in given if at == number):
+                if name not in task.sums:
+                    yield number, chunk, name
+                elif chunk == spec.chunks - 1:
+                    yield number, None, name
 
-    def _messages(self, sender: int) -> Iterator[tuple[int, int, str]]:
-        """What a stage sends to this one, in the order in which it does."""
-        for number, chunk in self.spec.steps:
-            if self.spec.tasks[number].stage == sender:
-                for (task, name), stages in sorted(self.readers.items()):
-                    if task == number and self.stage in stages and sender != self.stage:
-                        yield task, chunk, name
+    def _sends(self, stage: int, link: Link) -> bool:
+        """Whether a stage sends this to ours."""
+        return self.spec.tasks[link[0]].stage == stage != self.stage and self.stage in self.readers[link]
 
     # -- arguments and results ----------------------------------------------------------------------------------------
     def part(self, name: str, x: torch.Tensor) -> torch.Tensor:
@@ -154,11 +173,12 @@ class _Run:
         self.pieces = {
             n: x.chunk(self.spec.chunks, self.spec.axes[n]) for n, x in arguments.items() if n in self.spec.axes
         }
-        self.links: dict[tuple[int, int, str], torch.Tensor] = {}
-        self.left: dict[tuple[int, int, str], int] = {}  # how often a link is still read here
+        self.links: dict[Link, torch.Tensor] = {}
+        self.left: dict[Link, int] = {}  # how often a link is still read here
         self.coming = {k: deque(messages) for k, messages in program.messages.items()}
         self.sent: list[tuple[Any, torch.Tensor]] = []
-        self.found: dict[str, list[tuple[int, torch.Tensor]]] = {}
+        self.sums: dict[tuple[int, str], torch.Tensor] = {}
+        self.found: dict[str, list[torch.Tensor]] = {}
 
     def run(self) -> dict[str, torch.Tensor]:
         for number, chunk in self.spec.steps:
@@ -169,58 +189,60 @@ class _Run:
             work.wait()
         results = {}
         for name, parts in self.found.items():
-            ordered = [x for _, x in sorted(parts, key=lambda part: part[0])]
-            joined = name in self.spec.axes and len(ordered) > 1
-            results[name] = torch.cat(ordered, self.spec.axes[name]) if joined else ordered[-1]
+            joined = name in self.spec.axes and len(parts) > 1
+            results[name] = torch.cat(parts, self.spec.axes[name]) if joined else parts[-1]
         return results
 
-    def _step(self, number: int, chunk: int, forward: Any) -> None:
+    def _step(self, number: int, chunk: int | None, forward: Any) -> None:
         task = self.spec.tasks[number]
         params = {n: self.whole[n] for n in task.params}
         made = forward(params, {n: self._input(task, n, chunk) for n in task.inputs})
         for name, x in sorted(made.items()):  # in the order in which others expect it
-            stages = self.program.readers.get((number, name))
-            if stages is not None:
-                self._hand_on(number, chunk, name, x, stages)
-            elif name in self.spec.sums and name in self.found:
-                self.found[name] = [(chunk, self.found[name][0][1] + x)]
-            else:
-                self.found.setdefault(name, []).append((chunk, x))
+            if name not in task.sums:
+                self._give(number, chunk, name, x)
+                continue
+            before = self.sums.get((number, name))
+            total = self.sums[number, name] = x if before is None else before + x
+            if chunk == self.spec.chunks - 1:
+                self._give(number, None, name, total)
 
-    def _input(self, task: TaskText, name: str, chunk: int) -> torch.Tensor:
-        source = task.takes.get(name)
-        if source is not None:
-            return self._take(task, name, (source[0], chunk, source[1]))
-        if name == self.spec.index:
-            return torch.tensor(chunk, dtype=torch.int32, device=self.program.device)
-        return self.pieces[name][chunk] if name in self.pieces else self.whole[name]
-
-    def _hand_on(self, number: int, chunk: int, name: str, x: torch.Tensor, stages: list[int]) -> None:
-        here = stages.count(self.program.stage)
-        if here:
-            self.links[number, chunk, name], self.left[number, chunk, name] = x, here
+    def _give(self, number: int, chunk: int | None, name: str, x: torch.Tensor) -> None:
+        """To the tasks that read it; and a result is kept, one for each chunk."""
+        link = (number, chunk, name)
+        stages = self.program.readers.get(link, [])
+        if here := stages.count(self.program.stage):
+            self.links[link], self.left[link] = x, here
         for stage in sorted(set(stages) - {self.program.stage}):
             packed = x.contiguous()
             work = dist.isend(packed.view(torch.uint8) if packed.dtype == torch.bool else packed, self._rank(stage))
             self.sent.append((work, packed))  # memory that is being sent must not go
+        if name in self.spec.outputs:
+            self.found.setdefault(name, []).append(x)
 
-    def _take(self, task: TaskText, name: str, key: tuple[int, int, str]) -> torch.Tensor:
+    def _input(self, task: TaskText, name: str, chunk: int | None) -> torch.Tensor:
+        source = task.takes.get(name)
+        if source is not None:
+            return self._take((source[0], self.spec.chunk_of(source, task, chunk), source[1]))
+        if name == self.spec.index:
+            return torch.tensor(chunk, dtype=torch.int32, device=self.program.device)
+        return self.pieces[name][chunk or 0] if name in self.pieces else self.whole[name]
+
+    def _take(self, link: Link) -> torch.Tensor:
         """A link of this process, or from another: messages of one sender are received in the order they were sent."""
-        sender = self.spec.tasks[key[0]].stage
-        while key not in self.links:
+        sender = self.spec.tasks[link[0]].stage
+        while link not in self.links:
             message = self.coming[sender].popleft()
             shape, dtype = self._type(message)
             x = torch.empty(shape, dtype=dtype, device=self.program.device)
             dist.recv(x.view(torch.uint8) if dtype == torch.bool else x, self._rank(sender))
-            self.links[message] = x
-            self.left[message] = self.program.readers[message[0], message[2]].count(self.program.stage)
-        x = self.links[key]
-        self.left[key] -= 1
-        if not self.left[key]:
-            del self.links[key]
+            self.links[message], self.left[message] = x, self.program.readers[message].count(self.program.stage)
+        x = self.links[link]
+        self.left[link] -= 1
+        if not self.left[link]:
+            del self.links[link]
         return x
 
-    def _type(self, message: tuple[int, int, str]) -> tuple[tuple[int, ...], torch.dtype]:
+    def _type(self, message: Link) -> tuple[tuple[int, ...], torch.dtype]:
         for task in self.spec.tasks:
             for name, source in task.takes.items():
                 if source == (message[0], message[2]):

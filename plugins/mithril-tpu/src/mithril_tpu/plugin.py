@@ -71,7 +71,7 @@ def mithril_options() -> Sequence[Option]:
 @hookimpl
 def mithril_ops() -> Sequence[OpsSpec]:
     """What devices exchange."""
-    names = ("mesh.all_gather", "mesh.all_reduce", "mesh.reduce_scatter")
+    names = ("mesh.all_gather", "mesh.all_reduce", "mesh.chunk_sum", "mesh.reduce_scatter")
     return [OpsSpec("mithril_tpu.sharding.collectives", names)]
 
 

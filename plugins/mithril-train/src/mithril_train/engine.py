@@ -12,7 +12,7 @@ import numpy as np
 from mithril import plugins
 from mithril.compiler import Compiler
 from mithril.errors import BackendError, InputError, OptionError
-from mithril.graph import Graph, Node
+from mithril.graph import Graph, Node, Value
 from mithril.models.initializers import initialise
 from mithril.ops.decompose import decompose
 from mithril.options import Settings
@@ -289,10 +289,12 @@ class Engine:
             return graph  # each part is written out for a backend of its own
         options = BuildOptions(self.compiler.settings, decisions=self.decisions)
         lowered = decompose(graph, lambda node: self.backend.lowers(node, options))
+        phases = {v: node.tags["phase"] for node in lowered.nodes if "phase" in node.tags for v in node.results}
         lowered = lowered.replaced(nodes=tuple(without_phase(node) for node in lowered.nodes))
         manager, context = self.compiler.pipeline()
         chosen = [p for p in manager.passes if p.stage == "clean"]
-        return PassManager(chosen, check=manager.check).run(lowered, context, runner=plugins.run_pass)[0]
+        cleaned = PassManager(chosen, check=manager.check).run(lowered, context, runner=plugins.run_pass)[0]
+        return cleaned.replaced(nodes=tuple(with_phase(node, phases) for node in cleaned.nodes))
 
     def _fixed(self, graph: Graph, batch: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
         if FLAG in batch or FLAG not in {i.name for i in graph.inputs}:
@@ -333,6 +335,12 @@ def without_phase(node: Node) -> Node:
     if "phase" not in node.tags:
         return node
     return node.replaced(tags={n: tag for n, tag in node.tags.items() if n != "phase"})
+
+
+def with_phase(node: Node, phases: Mapping[Value, Any]) -> Node:
+    """The node with its part of the step, by which stages of a pipeline are cut."""
+    phase = next((phases[v] for v in node.results if v in phases), None)
+    return node if phase is None else node.replaced(tags={**node.tags, "phase": phase})
 
 
 def signature(batch: Mapping[str, Any]) -> Any:

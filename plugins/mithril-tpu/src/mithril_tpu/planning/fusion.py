@@ -19,7 +19,8 @@ _MADE = frozenset({"constant", "full", "iota", "size_value", "eye"})  # cheaper 
 _POINTWISE = frozenset({"cast", "where", "clip", "slice", "pad", "concat", "tril", "triu"})
 _COSTLY = frozenset({"exp", "log", "pow", "tanh", "div", "sqrt", "rsqrt", "sin", "cos", "sigmoid"})  # never made twice
 _SUMS = frozenset({"sum", "mean", "max", "min"})  # which take in what they sum
-PRODUCTS = frozenset({"matmul", "conv", "conv_input_grad", "conv_weight_grad", "contract"})
+_CONVOLUTIONS = frozenset({"conv", "conv_input_grad", "conv_weight_grad"})
+PRODUCTS = _CONVOLUTIONS | {"matmul", "contract"}
 
 
 @dataclass
@@ -49,18 +50,22 @@ def pointwise(node: Node) -> bool:
 
 
 def fuse(graph: Graph, *, exact: bool = False) -> Fused:
-    """The kernels of a graph. ``exact``: products of float32 keep all digits, and then take no operand in."""
+    """The kernels of a graph. ``exact``: matrix products of float32 keep all digits, and then take no operand in."""
     users, outputs = graph.users, frozenset(graph.outputs)
     step = {node: k for k, node in enumerate(graph.nodes)}
     end = len(graph.nodes)
     inner: set[Node] = set()
+    homes: dict[Node, Node | None] = {}  # the one kernel that computes a node; None where there are several
     last: dict[Value, int] = {}
     for node in reversed(graph.nodes):
         for v in node.results:
             reads = [last[user.result] if user in inner else step[user] for user in users.get(v, ())]
             last[v] = end if v in outputs else max(reads, default=step[node])
-        if _swallowed(node, users, outputs, exact) or _again(node, graph, outputs, last, inner, step):
+        homes[node] = node
+        if _swallowed(node, users, outputs, homes, exact) or _again(node, graph, outputs, last, inner, step):
             inner.add(node)
+            found = {homes[user] for v in node.results for user in users.get(v, ())}
+            homes[node] = found.pop() if len(found) == 1 else None
     kernels = _kernels(graph, inner)
     wide = {
         k.node.result
@@ -74,7 +79,13 @@ def fuse(graph: Graph, *, exact: bool = False) -> Fused:
     return Fused(graph, kernels, step, last, frozenset(wide))
 
 
-def _swallowed(node: Node, users: Mapping[Value, tuple[Node, ...]], outputs: frozenset[Value], exact: bool) -> bool:
+def _swallowed(
+    node: Node,
+    users: Mapping[Value, tuple[Node, ...]],
+    outputs: frozenset[Value],
+    homes: Mapping[Node, Node | None],
+    exact: bool,
+) -> bool:
     if len(node.results) != 1 or node.result in outputs:
         return False
     if node.op.name in _MADE or node.op.name in _VIEWS:
@@ -84,8 +95,11 @@ def _swallowed(node: Node, users: Mapping[Value, tuple[Node, ...]], outputs: fro
         return not readers
     (reader,) = readers
     if reader.op.name in PRODUCTS:
-        return pointwise(node) and (not exact or node.result.dtype.bits <= 16)
-    return pointwise(node) or pointwise(reader)
+        return pointwise(node) and (not exact or node.result.dtype.bits <= 16 or reader.op.name in _CONVOLUTIONS)
+    if pointwise(node):
+        return True
+    home = homes[reader]  # where what reads it is computed: once, and not on the way into another product
+    return pointwise(reader) and home is not None and home.op.name not in PRODUCTS
 
 
 def _again(
@@ -101,7 +115,8 @@ def _again(
         return False
     v = node.result
     readers = graph.users.get(v, ())
-    if any(not pointwise(r) and r.op.name not in _SUMS for r in readers) or last[v] - step[node] < 2:
+    takers = _SUMS | _CONVOLUTIONS
+    if any(not pointwise(r) and r.op.name not in takers for r in readers) or last[v] - step[node] < 2:
         return False
     pending, chain, longer = [node], {node}, 0
     while pending:

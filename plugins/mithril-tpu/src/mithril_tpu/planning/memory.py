@@ -58,7 +58,7 @@ def needs(fused: Fused, placed: Placed, *, tiled: bool, updates: bool = False, s
     state = sum(size(v) for v, name in results.items() if name.startswith("state/"))
     aliased = (gradients + slots * parameters if updates else 0) + (state if updates else 0)
     copies = _copies(fused, placed, images) if tiled else []
-    alive = [(at, at, there) for at, there in copies] + _gathered(fused, placed)
+    alive = copies + _gathered(fused, placed)
     alive += _windows(fused, placed) if tiled else []
     return Needs(arguments, outputs, aliased, _temporaries(fused, placed, results, size, alive))
 
@@ -92,15 +92,14 @@ def _gathered(fused: Fused, placed: Placed) -> list[tuple[int, int, int]]:
     return [(0, len(fused.graph.nodes), size) for size in found.values()]
 
 
-def _copies(fused: Fused, placed: Placed, images: frozenset[Value]) -> list[tuple[int, int]]:
-    """Step and bytes where an image that is stored otherwise is copied to have its axes as convolutions want them."""
-    return [
-        (fused.step[node], image_bytes(placed.local(v), v.dtype.itemsize))
-        for node in fused.graph.nodes
-        if node.op.name in _CONVOLUTIONS or node.op.name == "conv_weight_grad"
-        for v in node.operands[:1]
-        if v is not None and v not in images
-    ]
+def _copies(fused: Fused, placed: Placed, images: frozenset[Value]) -> list[tuple[int, int, int]]:
+    """First and last step, and bytes, of images stored otherwise: one copy serves all convolutions that read them."""
+    readers: dict[Value, list[int]] = {}
+    for node in fused.graph.nodes:
+        v = node.operands[0] if node.operands else None
+        if v is not None and v not in images and (node.op.name in _CONVOLUTIONS or node.op.name == "conv_weight_grad"):
+            readers.setdefault(v, []).append(fused.step[node])
+    return [(min(steps), max(steps), image_bytes(placed.local(v), v.dtype.itemsize)) for v, steps in readers.items()]
 
 
 def _temporaries(

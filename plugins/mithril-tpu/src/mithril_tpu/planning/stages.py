@@ -32,14 +32,14 @@ def of_pipeline(
         params = sum(stored(placed.local(i.value), i.type.dtype.itemsize, tiled) for i in task.graph.with_role("param"))
         here[0] = max(here[0], params * (1 + slots))
         outputs = dict(zip(task.graph.output_names, task.graph.outputs, strict=True))
-        sent = sum(placed.bytes(v) for name, v in outputs.items() if name.startswith(LINK))
-        here[1] += sum(placed.bytes(v) for name, v in outputs.items() if name in made.sums)
+        sent = sum(placed.bytes(v) for name, v in outputs.items() if name.startswith(LINK) and name not in task.sums)
+        here[1] += sum(placed.bytes(v) for name, v in outputs.items() if name in task.sums)
         here[2] += sent * made.alive(task.stage)
         here[3] = max(here[3], need.temporaries + need.outputs)
-        spent = done[task.stage]
+        spent, times = done[task.stage], 1 if task.once else chunks
         for k, n in enumerate((found.flops, found.traffic, found.exchanged + sent, found.compute_seconds)):
-            spent[k] += n * chunks
-        spent[4] += chunks * (found.exchange_seconds + sent / link)
+            spent[k] += n * times
+        spent[4] += times * (found.exchange_seconds + sent / link)
     busiest = max(done, key=lambda d: d[3] + d[4])
     waits = (chunks + stages - 1) / chunks
     fullest = max(memory, key=sum)

@@ -36,7 +36,6 @@ RULES: dict[str, Rule] = {}
 
 # Operations whose placing rules are exact as they stand; the attributes named here hold the result's shape.
 PLACED = {
-    "matmul": "",
     "transpose": "",
     "cast": "",
     "mesh.chunk_sum": "",
@@ -54,6 +53,7 @@ PLACED = {
     "conv": "",
     "max_pool": "",
     "max_pool_positions": "",
+    "max_pool_grad": "",
     "avg_pool": "",
     "broadcast_to": "shape",
     "conv_input_grad": "shape",
@@ -98,14 +98,7 @@ def _local(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local | None
     if found is not None:
         return found(graph, node, splits, mesh)
     shaped = PLACED.get(node.op.name, "" if getattr(node.op, "elementwise", False) else None)
-    if shaped is None or (node.op.name == "matmul" and min(_ranks(node)) < 2):
-        return None
-    made = passage(node, splits, mesh)
-    return _as_local(node, made, mesh, shaped)
-
-
-def _ranks(node: Node) -> list[int]:
-    return [v.ndim for v in node.operands if v is not None]
+    return None if shaped is None else _as_local(node, passage(node, splits, mesh), mesh, shaped)
 
 
 def _as_local(node: Node, made: Passage, mesh: Mesh, shaped: str = "") -> Local:
@@ -189,6 +182,24 @@ def _barrier(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local:
 
 
 # -- products ---------------------------------------------------------------------------------------------------------
+@rule("matmul")
+def _matmul(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local:
+    a, b = node.operands
+    left, right = splits
+    assert a is not None
+    assert b is not None
+    assert left is not None
+    assert right is not None
+    if min(a.ndim, b.ndim) > 1:
+        return _as_local(node, passage(node, splits, mesh), mesh)
+    rows, columns = left[:-1], (*right[:-2], *right[-1:]) if b.ndim > 1 else ()
+    kept = (*rows, *columns)  # of a product with a vector one of the two is empty
+    along = left[-1] or (right[0] if b.ndim == 1 else right[-2])
+    inner = None if along in kept else along
+    needs = ((*rows, inner), (inner,) if b.ndim == 1 else (*right[:-2], inner, right[-1]))
+    return Local(needs, (kept,), frozenset({inner} if inner is not None else ()))
+
+
 @rule("linear")
 def _linear(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local | None:
     """By rows of ``x`` and columns of the product; a sum over devices cannot come before bias and activation."""
@@ -341,12 +352,47 @@ def _take(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local:
     return Local((kept, where), ((*kept[:axis], *where, *kept[axis + 1 :]),))
 
 
+@rule("scatter_nd")
+def _scatter_nd(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local:
+    """Axes that are not looked up along may be split."""
+    into, at, updates = node.operands
+    assert into is not None
+    assert at is not None
+    assert updates is not None
+    depth, rows = sizes(at)[-1], at.ndim - 1
+    mine, given = splits[0], splits[2]
+    assert mine is not None
+    assert given is not None
+    columns: list[str | None] = []
+    for a, b in zip(mine[depth:], given[rows:], strict=True):
+        columns.append(a or b if (a or b) not in columns else None)
+    need = (*whole(depth), *columns)
+    return Local((need, whole(at.ndim), (*whole(rows), *columns)), (need,))
+
+
 @rule("scatter_nd_add")
-def _scatter_nd_add(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local | None:
+def _scatter_nd_add(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local:
     """Into zeros every device may add what it has; the sum over devices is the whole."""
     into = node.operands[0]
     assert into is not None
-    return _as_local(node, passage(node, splits, mesh), mesh) if is_zero(graph, into) else None
+    if is_zero(graph, into):
+        return _as_local(node, passage(node, splits, mesh), mesh)
+    return _scatter_nd(graph, node, splits, mesh)
+
+
+def own_places(graph: Graph, x: Value, at: Value) -> list[int]:
+    """Axes along which each row of places in ``at`` names its own place in ``x``, as ``x[i, places[i]]`` does."""
+    stacked = graph.producers.get(at)
+    if stacked is None or stacked.op.name != "concat" or stacked.attributes["axis"] != at.ndim - 1:
+        return []
+    found = []
+    for k, v in enumerate(stacked.operands):
+        while v is not None and (node := graph.producers.get(v)) is not None and node.op.name in ("reshape", "cast"):
+            v = node.operands[0]
+        counts = v is not None and node is not None and node.op.name == "iota" and node.attributes["axis"] == k
+        if counts and v is not None and v.shape == at.shape[:-1] and x.shape[k] == at.shape[k]:
+            found.append(k)
+    return found if len(stacked.operands) == sizes(at)[-1] else []
 
 
 def is_zero(graph: Graph, v: Value) -> bool:

@@ -17,10 +17,12 @@ from mithril.graph.registry import operation
 from mithril.types import TensorType, int32
 from mithril_tpu.placing.layout import BLOCKS, Mesh, Split, base, blocks, whole
 from mithril_tpu.placing.rules import sizes
-from mithril_tpu.sharding.passing import Local, is_zero, local
+from mithril_tpu.sharding.passing import Local, is_zero, local, own_places
 
 INDEX = "mesh/"  # inputs of this name hold a device's place along an axis
 _LINEAR = frozenset({"reshape", "transpose", "neg", "cast", "sum", "mean", "slice", "broadcast_to", "mesh.chunk_sum"})
+
+_PLACED = frozenset({"gather_nd", "scatter_nd", "scatter_nd_add"})
 
 
 @dataclass(frozen=True)
@@ -147,11 +149,11 @@ class _Walk:
         with self.builder.at(node.origin, node.tags):
             if node.op.name == "scan":
                 self._scan(node)
+            elif node.op.name == "if":
+                self._if(node)
             elif self._stays_open(node):
                 self._linear(node)
-            elif node.op.name == "take" and self._looked_up(node):
-                return
-            else:
+            elif not (self._looked_up(node) or self._row_by_row(node)):
                 self._plain(node)
 
     def _plain(self, node: Node) -> None:
@@ -344,6 +346,8 @@ class _Walk:
     # -- a table whose rows are on several devices --------------------------------------------------------------------
     def _looked_up(self, node: Node) -> bool:
         """Each device finds the rows it has, and zeros for others; their sum is the answer."""
+        if node.op.name != "take":
+            return False
         table, at = node.operands
         assert table is not None
         assert at is not None
@@ -368,6 +372,57 @@ class _Walk:
         self.splits[node.result] = (*kept[:axis], *where, *kept[axis + 1 :])
         self.open[node.result] = frozenset({holder})
         return True
+
+    # -- rows that name their own place -------------------------------------------------------------------------------
+    def _row_by_row(self, node: Node) -> bool:
+        """Whether places count along split axes (``x[i, places[i]]``): then each device has those it needs."""
+        if node.op.name not in _PLACED:
+            return False
+        x, at, *updates = [v for v in node.operands if v is not None]
+        own = [] if node.attributes.get("batch_dims") else own_places(self.graph, x, at)
+        chosen: dict[int, str] = {}
+        for k in own:
+            entry = next(
+                (a for v in (x, at, *updates) if (a := self.splits[v][k]) is not None and BLOCKS not in a), None
+            )
+            if entry is not None and entry not in chosen.values():
+                chosen[k] = entry
+        if not chosen:
+            return False
+        needs = [tuple(chosen.get(k) for k in range(v.ndim)) for v in (x, at, *updates)]
+        operands = [self.as_split(v, need) for v, need in zip((x, at, *updates), needs, strict=True)]
+        first = [operation("full")(shape=(1,), value=0, dtype=at.dtype)] * sizes(at)[-1]
+        for k, entry in chosen.items():
+            start = self.place(entry) * (sizes(x)[k] // self.mesh.size(entry))
+            first[k] = operation("reshape")(operation("cast")(start, dtype=at.dtype), shape=(1,))
+        operands[1] = operands[1] - operation("concat")(*first, axis=0)
+        self._emit(node, operands, Local(tuple(needs), (tuple(chosen.get(k) for k in range(node.result.ndim)),)))
+        return True
+
+    # -- branches -----------------------------------------------------------------------------------------------------
+    def _if(self, node: Node) -> None:
+        """Operands are split as they come; results as both branches leave them. All devices take the same branch."""
+        choice, *read = [v for v in node.operands if v is not None]
+        have = [self.splits[v] for v in read]
+        made = [self._branch(region, have, ()) for region in node.regions]
+        leaving = [[p.split for p in branch.outputs.values()] for branch in made]
+        gives = [
+            tuple(a if a == b else None for a, b in zip(*both, strict=True)) for both in zip(*leaving, strict=True)
+        ]
+        if leaving != [gives, gives]:
+            made = [self._branch(region, have, gives) for region in node.regions]
+        axes = sorted({axis for branch in made for axis in branch.indices.values()})
+        regions = tuple(_with_places(branch.graph, axes) for branch in made)
+        needs = [whole(choice.ndim), *have]
+        operands = [self.as_split(v, need) for v, need in zip((choice, *read), needs, strict=True)]
+        places = [self.place(axis) for axis in axes]
+        self._emit(node.replaced(regions=regions), [*operands, *places], Local(tuple(needs), tuple(gives)))
+
+    def _branch(self, region: Graph, have: Sequence[Split], gives: Sequence[Split]) -> Sharded:
+        numbered = region.replaced(output_names=tuple(map(str, range(len(region.outputs)))))
+        names = {i.name: s for i, s in zip(region.arguments, have, strict=True)}
+        wanted = {str(k): s for k, s in enumerate(gives)}
+        return _Walk(numbered, self.mesh, self.turns, inside=True).run(names, wanted)
 
     # -- loops --------------------------------------------------------------------------------------------------------
     def _scan(self, node: Node) -> None:
@@ -419,6 +474,15 @@ class _Walk:
         names = {i.name: s for i, s in zip(body.arguments, given, strict=True)}
         wanted = {str(k): s for k, s in enumerate(leaving) if k not in collected}
         return walk.run(names, wanted, left_open={str(k) for k in collected})
+
+
+def _with_places(branch: Graph, axes: Sequence[str]) -> Graph:
+    """The branch with its places along these axes as its last inputs, read or not."""
+    names = [INDEX + axis for axis in axes]
+    known = {i.name: i for i in branch.inputs if i.name in names}
+    places = [known.get(name) or Input(Value(name, TensorType(int32, ()))) for name in names]
+    rest = [i for i in branch.inputs if i.name not in known]
+    return branch.replaced(inputs=(*rest, *places))
 
 
 def _collected(body: Graph, carries: int) -> set[int]:

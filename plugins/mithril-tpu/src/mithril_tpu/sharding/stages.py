@@ -236,7 +236,9 @@ class _Cutting:
         parts = [self._part(k, nodes) for k, nodes in enumerate(groups)]  # then all know what leaves them
         return [self._task(k, *part) for k, part in enumerate(parts)]
 
-    def _part(self, number: int, nodes: list[Node]) -> tuple[dict[Value, Input], list[Node], dict[str, tuple[int, str]]]:
+    def _part(
+        self, number: int, nodes: list[Node]
+    ) -> tuple[dict[Value, Input], list[Node], dict[str, tuple[int, str]]]:
         takes: dict[str, tuple[int, str]] = {}
         inputs: dict[Value, Input] = {}
         free: dict[Node, None] = {}
@@ -252,7 +254,8 @@ class _Cutting:
                 if v not in renamed:
                     renamed[v] = Value(LINK + v.name, v.type)
                     takes[LINK + v.name] = self._leave(v)
-                    inputs[renamed[v]] = Input(renamed[v])
+                    role = "state" if self.order[number][1] == "once" else "input"  # which a batch is looked for among
+                    inputs[renamed[v]] = Input(renamed[v], role, tags={"handed_on": True})
                 return renamed[v]
             return v
 

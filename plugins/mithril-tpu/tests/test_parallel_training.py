@@ -1,0 +1,111 @@
+"""``ml.Trainer`` over many devices, with pipelines that cut a batch into chunks: the losses of one device."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from tpu_models import block
+
+import mithril as ml
+from mithril.models import Conv2d, Flatten, IOKey, Linear, MaxPool2d, Model, Relu
+
+pytest.importorskip("mithril_train")
+numbers = np.random.default_rng(0)
+BATCHES = [
+    {
+        "x": numbers.standard_normal((8, 6, 16), np.float32),
+        "target": numbers.standard_normal((8, 6, 16), np.float32),
+    }
+    for _ in range(4)
+]
+PIPELINE = ((1, 1, 2), {"pipeline_chunks": 4})
+
+
+def trainer(mesh, options, optimizer=ml.SGD(0.1, momentum=0.9), **recipe):
+    compiled = ml.compile(block(16, 4, 32), ml.JaxBackend(device_mesh=mesh), shapes={"x": [8, 6, 16]}, **options)
+    return ml.Trainer(compiled, optimizer, loss="mse_loss", progress=False, **recipe)
+
+
+def losses(made, batches=BATCHES):
+    return [made.step(batch)["loss"] for batch in batches]
+
+
+def assert_same_training(way, **recipe):
+    one, many = trainer(None, {}, **recipe), trainer(*way, **recipe)
+    np.testing.assert_allclose(losses(many), losses(one), rtol=1e-4)
+    expected, found = one.engine.to_numpy(), many.engine.to_numpy()
+    assert found.keys() == expected.keys()
+    for name, x in expected.items():
+        np.testing.assert_allclose(found[name], x, rtol=1e-4, atol=1e-6, err_msg=name)
+    return many
+
+
+@pytest.mark.parametrize(
+    ("way", "recipe"),
+    [
+        (PIPELINE, {"clip_norm": 0.5, "metrics": ["mean_absolute_error"]}),
+        pytest.param(
+            ((1, 1, 4), {"pipeline_chunks": 2, "pipeline_schedule": "gpipe"}),
+            {"gradient_accumulation_steps": 2},
+            marks=pytest.mark.slow,
+        ),
+        (((2, 1, 2), {"pipeline_chunks": 2}), {"clip_norm": 0.5, "ema": 0.9, "loss_scale": "dynamic"}),
+        pytest.param(((1, 1, 2), {}), {"clip_value": 0.01, "frozen": ["fc.*"]}, marks=pytest.mark.slow),
+    ],
+    ids=["clipped", "accumulated", "data, scaled", "one chunk, frozen"],
+)
+def test_a_pipeline_trains_like_one_device(way, recipe):
+    assert_same_training(way, **recipe)
+
+
+def test_each_stage_keeps_and_updates_its_own():
+    made = trainer(*PIPELINE, ml.Adam(0.01), clip_norm=0.5)
+    losses(made)
+    places = {name: x.devices() for name, x in made.engine.arrays.items()}
+    for name in made.engine.trained:
+        assert len(places[name]) == 1
+        owned = [at for other, at in places.items() if other.endswith(f"/{name}")]
+        assert owned
+        assert all(at == places[name] for at in owned), "an optimizer's values are where the parameter is"
+    assert len(set().union(*(places[name] for name in made.engine.trained))) == 2
+
+
+def test_a_checkpoint_goes_on_in_a_pipeline_and_without(tmp_path):
+    whole = losses(trainer(*PIPELINE))
+    first = trainer(*PIPELINE)
+    assert losses(first, BATCHES[:2]) == whole[:2]
+    first.save(tmp_path / "half.safetensors")
+    for way in (PIPELINE, (None, {})):
+        second = trainer(*way)
+        second.load(tmp_path / "half.safetensors")
+        np.testing.assert_allclose(losses(second, BATCHES[2:]), whole[2:], rtol=0 if way is PIPELINE else 1e-4)
+
+
+def images():
+    h = MaxPool2d(2)(Relu()(Conv2d(8, kernel_size=3, padding=1, name="conv")(IOKey("x"))))
+    return Model.create(outputs={"y": Linear(5, name="head")(Flatten()(h))})
+
+
+def test_images_with_pooling_in_chunks():
+    x = numbers.standard_normal((8, 3, 8, 8), np.float32)
+    batch = {"x": x, "target": numbers.integers(0, 5, 8).astype(np.int32)}
+    found = []
+    for mesh, options in ((None, {}), PIPELINE):
+        compiled = ml.compile(images(), ml.JaxBackend(device_mesh=mesh), shapes={"x": list(x.shape)}, **options)
+        made = ml.Trainer(compiled, ml.SGD(0.1), loss="cross_entropy", metrics="accuracy", progress=False)
+        reports = [made.step(batch) for _ in range(3)]
+        found.append([[r["loss"], r["accuracy"]] for r in reports])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
+
+
+def test_a_step_that_is_not_finite_is_found_in_a_pipeline():
+    made = trainer(*PIPELINE)
+    made.step(BATCHES[0])
+    before = made.engine.to_numpy()
+    bad = {**BATCHES[1], "target": np.full((8, 6, 16), np.inf, np.float32)}
+    with pytest.raises(ml.MithrilError, match="not finite"):
+        float(made.step(bad)["loss"])
+    for name in made.engine.trained:
+        np.testing.assert_array_equal(made.engine.to_numpy()[name], before[name])
+    assert len(jax.devices()) >= 4
