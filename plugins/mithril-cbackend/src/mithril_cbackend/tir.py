@@ -351,6 +351,16 @@ def load(buffer: Buffer, at: Any) -> Expr:
     return buffer[index(at)]
 
 
+def vector(start: Any, lanes: int) -> Any:
+    """The positions of a vector that begins at ``start``."""
+    return index(start) if lanes == 1 else tirx.Ramp(index(start), index(1), lanes)
+
+
+def shuffle(a: Expr, b: Expr, places: Sequence[int]) -> Expr:
+    """The elements at some places of two vectors, one after the other."""
+    return tirx.Shuffle([a, b], [index(k) for k in places])
+
+
 # -- functions ----------------------------------------------------------------------------------------------------
 def pointer(name: str, dtype: str, size: int) -> tuple[Any, Buffer]:
     """A pointer that a function takes, and the buffer of so many elements it points at."""
@@ -385,8 +395,8 @@ def _turning(name: str, lanes: int) -> Function:
     stride, to_stride = tirx.Var("stride", "int32"), tirx.Var("to_stride", "int32")
     code = Code()
 
-    def whole(start: Any) -> Expr:
-        return tirx.Ramp(index(start), index(1), lanes)
+    def whole(start: Any) -> Any:
+        return vector(start, lanes)
 
     held = code.alloc("held", lanes * lanes, "float32")
     for i in range(lanes):
@@ -398,8 +408,8 @@ def _turning(name: str, lanes: int) -> Function:
             pair = [load(held, whole(k * lanes)) for k in (i, i | step)]
             low = [k if not k & step else lanes + (k ^ step) for k in range(lanes)]
             high = [lanes + k if k & step else k | step for k in range(lanes)]
-            code.store(after, whole(i * lanes), tirx.Shuffle(pair, [index(k) for k in low]))
-            code.store(after, whole((i | step) * lanes), tirx.Shuffle(pair, [index(k) for k in high]))
+            code.store(after, whole(i * lanes), shuffle(pair[0], pair[1], low))
+            code.store(after, whole((i | step) * lanes), shuffle(pair[0], pair[1], high))
         held, step = after, 2 * step
     for i in range(lanes):
         code.store(columns, whole(tirx.Mul(index(i), to_stride)), load(held, whole(i * lanes)))

@@ -18,6 +18,7 @@ from mithril_cbackend import tir as t
 from mithril_cbackend.kernel import Kernel
 from mithril_cbackend.lowering.elementwise import aligned_values, merge, merged, vectorisable
 from mithril_cbackend.lowering.frame import PRODUCTS, Frame, Machine
+from mithril_cbackend.lowering.kernels import Kernels
 from mithril_cbackend.lowering.padding import Layout, layout_of, pad, slack
 from mithril_cbackend.lowering.panels import Matrix, Tile, copy_panel, count, multiply, pack, tile_for
 from mithril_cbackend.lowering.reader import operand, shape_of
@@ -85,6 +86,27 @@ class Plan:
         packing = 0 if known else 0.7 * self.depth / self.pixels
         return each * count(self.made, lanes) * lanes / self.made + columns + packing + 2.5
 
+    def scratch(self, machine: Machine, known: bool) -> list[Value]:
+        """The padded image; the columns of a slab and a panel of kernels or pixels for every thread."""
+        tile, threads = self.tile(machine), machine.threads
+        image = self.batch * self.groups * self.inner * self.layout.channel + self.beyond(machine)
+        sizes = {
+            "padded": 0 if self.straight else image,
+            "columns": 0 if self.straight else threads * self.depth * self.length(machine),
+            "panel": threads * self.depth * tile.columns if self.by_channel or self.straight else 0,
+        }
+        return [Value(n, TensorType(float32, (size,))) for n, size in sizes.items()]
+
+    def prepared(self, weights: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any] | None:
+        """Kernels as panels of channels; None where they are read as they lie."""
+        if not self.by_channel:
+            return None
+        matrices = weights.reshape(self.groups, self.made, self.depth).swapaxes(1, 2)
+        return np.concatenate([pack(m, self.tile(machine).columns) for m in matrices])
+
+    def write(self, frame: Frame) -> None:
+        Columns(frame, self).write()
+
 
 def plans(node: Node) -> list[Plan]:
     """The ways to cut the result."""
@@ -112,28 +134,6 @@ def suits(kernel: Kernel) -> bool:
     return [len(g) for g in merged(values, shape, breaks=(1, 2))] == [1, 1, len(shape) - 2]
 
 
-def scratch(plan: Plan, machine: Machine) -> list[Value]:
-    """The padded image; the columns of a slab and a panel of kernels or pixels for every thread."""
-    tile, threads = plan.tile(machine), machine.threads
-    panel = plan.by_channel or plan.straight
-    sizes = {
-        "padded": 0
-        if plan.straight
-        else plan.batch * plan.groups * plan.inner * plan.layout.channel + plan.beyond(machine),
-        "columns": 0 if plan.straight else threads * plan.depth * plan.length(machine),
-        "panel": threads * plan.depth * tile.columns if panel else 0,
-    }
-    return [Value(n, TensorType(float32, (size,))) for n, size in sizes.items()]
-
-
-def prepared(plan: Plan, weights: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any] | None:
-    """Kernels as panels of channels; None where they are read as they lie."""
-    if not plan.by_channel:
-        return None
-    matrices = weights.reshape(plan.groups, plan.made, plan.depth).swapaxes(1, 2)
-    return np.concatenate([pack(m, plan.tile(machine).columns) for m in matrices])
-
-
 class Columns:
     """The loops over slabs, groups and tiles."""
 
@@ -142,6 +142,7 @@ class Columns:
         self.node, self.code = frame.kernel.anchor, frame.code
         self.x, self.w = operand(self.node), operand(self.node, 1)
         self.padded, self.columns, self.spare = (frame.outputs[v] for v in frame.kernel.scratch)
+        self.kernels = Kernels(frame, plan.made, plan.inner, plan.elements)
         self.tile, self.length = plan.tile(frame.machine), plan.length(frame.machine)
         self.lanes = frame.machine.lanes()
         follow = [n for n in frame.kernel.nodes if n is not self.node]
@@ -197,20 +198,6 @@ class Columns:
                         i = t.iadd(t.imul(v, self.lanes), j)
                         code.store(self.columns, t.iadd(here, i), t.load(self.padded, t.iadd(there, i)))
 
-    def weight(self, group: Any, channel: Any, *at: Any) -> t.Expr:
-        """Of the kernels: forward by number, to the image by channel and element, turned around."""
-        p, buffer = self.plan, self.reader.buffers[self.w]
-        if self.node.op.name == "conv":
-            return t.load(buffer, t.iadd(t.imul(t.iadd(t.imul(group, p.made), channel), p.depth), at[0]))
-        row = t.iadd(t.imul(t.iadd(t.imul(group, p.inner), at[0]), p.made), channel)
-        return t.load(buffer, t.iadd(t.imul(row, p.elements), t.isub(p.elements - 1, at[1])))
-
-    @property
-    def inner(self) -> tuple[int, ...]:
-        """What is summed over."""
-        p = self.plan
-        return (p.depth,) if self.node.op.name == "conv" else (p.inner, p.elements)
-
     def source(self, worker: Any, image: Any, group: Any, slab: Any) -> Matrix:
         """The columns of a slab, as the image itself has them or as they were laid."""
         p = self.plan
@@ -227,7 +214,7 @@ class Columns:
         begin = t.imul(slab, p.pixels)
 
         def left(row: Any, *at: Any) -> t.Expr:
-            return self.code.let(self.weight(group, t.iadd(first, row), *at), "w")
+            return self.code.let(self.kernels.weight(group, t.iadd(first, row), *at), "w")
 
         def block(number: Any, width: int) -> None:
             panel = source.from_column(t.imul(number, columns))
@@ -241,7 +228,7 @@ class Columns:
                 pixel = t.iadd(begin, t.iadd(t.imul(number, columns), column))
                 self.frame.emit((image, channel, pixel), element)
 
-            multiply(self.frame, made, self.inner, self.tile, left, panel, width, emit, self.vector)
+            multiply(self.frame, made, self.kernels.inner, self.tile, left, panel, width, emit, self.vector)
 
         self.blocks(p.pixels, block)
 
@@ -261,7 +248,7 @@ class Columns:
         source, known = self.source(worker, image, group, slab), self.frame.kernel.prepared.get(self.w)
 
         def left(row: Any, *at: Any) -> t.Expr:
-            return self.code.let(source.element(self.reader.flat(at, self.inner), row), "x")
+            return self.code.let(source.element(self.reader.flat(at, self.kernels.inner), row), "x")
 
         def block(number: Any, width: int) -> None:
             channel = t.iadd(first, t.imul(number, columns))
@@ -271,26 +258,13 @@ class Columns:
                 panel = Matrix(self.reader.buffers[known[0]], start, columns, 1)
             else:
                 panel = Matrix(self.spare, t.imul(worker, columns * p.depth), columns, 1)
-                self.copy(group, channel, width, panel)
+                self.kernels.copy(group, channel, width, panel)
 
             def emit(row: Any, column: Any, element: t.Expr) -> None:
                 d, pixel = self.reader.split(row, (p.images, each)) if p.images > 1 else (0, row)
                 where = t.iadd(t.imul(group, p.made), t.iadd(channel, column))
                 self.frame.emit((t.iadd(image, d), where, t.iadd(t.imul(slab, each), pixel)), element)
 
-            multiply(self.frame, p.pixels, self.inner, self.tile, left, panel, width, emit, False)
+            multiply(self.frame, p.pixels, self.kernels.inner, self.tile, left, panel, width, emit, False)
 
         self.blocks(made, block)
-
-    def copy(self, group: Any, first: Any, width: int, panel: Matrix) -> None:
-        """A panel of kernels."""
-        p, matrix = self.plan, None
-        if self.node.op.name == "conv":
-            start = t.imul(t.iadd(t.imul(group, p.made), first), p.depth)
-            matrix = Matrix(self.reader.buffers[self.w], start, 1, p.depth)
-
-        def element(k: Any, j: Any) -> t.Expr:
-            at = (k,) if len(self.inner) == 1 else self.reader.split(k, self.inner)
-            return self.weight(group, t.iadd(first, j), *at)
-
-        copy_panel(self.frame, element, matrix, p.depth, width, panel)

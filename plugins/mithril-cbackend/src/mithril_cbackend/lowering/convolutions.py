@@ -7,6 +7,7 @@ kernel decides, and needs no test for borders: what is computed beyond a row's e
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,14 @@ from mithril.graph.attributes import attributes_text
 from mithril.types import TensorType, float32
 from mithril_cbackend import tir as t
 from mithril_cbackend.kernel import Kernel
-from mithril_cbackend.lowering import columns, contractions
+from mithril_cbackend.lowering import columns, contractions, weightgrads, winograd
 from mithril_cbackend.lowering.elementwise import vectorisable
 from mithril_cbackend.lowering.frame import PRODUCTS, Frame, Machine
 from mithril_cbackend.lowering.padding import Layout, layout_of, pad, slack
 from mithril_cbackend.lowering.panels import count
 from mithril_cbackend.lowering.reader import Index, operand, shape_of
 
+Plan = columns.Plan | winograd.Plan
 WORK = 1 << 13  # below so many products the simple loops are good enough
 
 
@@ -72,29 +74,40 @@ def signature(node: Node) -> str:
 
 
 def schedules(node: Node, machine: Machine, most: int = 3) -> list[str]:
-    """What is worth measuring: the tiles of this file, and of the plans by columns the cheapest of each kind."""
+    """What is worth measuring: the tiles of this file, and of the other plans the cheapest of each kind."""
     if node.op.name == "conv_weight_grad" or not suits(node):
         return []
-    found = sorted(columns.plans(node), key=lambda p: (p.cost(machine, True), p.slabs))
-    kinds = [[p for p in found if p.by_channel == kind][:most] for kind in (False, True)]
-    return [DIRECT, *map(str, kinds[0] + kinds[1])]
+
+    def cheapest(plans: Sequence[Plan]) -> list[str]:
+        return [str(p) for p in sorted(plans, key=lambda p: p.cost(machine, True))[:most]]
+
+    by_channel = [p for p in columns.plans(node) if p.by_channel]
+    by_pixel = [p for p in columns.plans(node) if not p.by_channel]
+    return [DIRECT, *cheapest(by_pixel), *cheapest(by_channel), *cheapest(winograd.plans(node, machine))]
 
 
-def by_columns(kernel: Kernel, machine: Machine, known: bool) -> columns.Plan | None:
-    """The plan by columns, where that is possible and costs less than the tiles of this file."""
+def planned(kernel: Kernel, machine: Machine, known: bool) -> Plan | None:
+    """The plan by columns or of Winograd, where one is possible and costs less than the tiles of this file."""
     node = kernel.anchor
     if node.op.name == "conv_weight_grad" or not columns.suits(kernel):
         return None
-    ways = columns.plans(node)
+    ways: list[Plan] = [*columns.plans(node), *winograd.plans(node, machine)]
     chosen = machine.schedules.get(signature(node))
     if chosen is not None:
         return next((p for p in ways if str(p) == chosen), None)
-    layout, found = layout_of(node), min(ways, key=lambda p: (p.cost(machine, known), p.slabs))
+    layout, found = layout_of(node), min(ways, key=lambda p: p.cost(machine, known))
     width, pixels = _width(layout, machine, _rows(node)), math.prod(layout.result)
+    batch, depth = shape_of(node.result)[0], _depth(node)
     waste = count(layout.pixels, width) * width / pixels
-    ordering = 0 if known else 2 * found.depth / (pixels * found.batch)
-    direct = 1.08 * waste * found.depth / (2 * machine.lanes()) + ordering + 1
+    ordering = 0 if known else 2 * depth / (pixels * batch)
+    direct = 1.08 * waste * depth / (2 * machine.lanes()) + ordering + 1
     return found if found.cost(machine, known) < direct else None
+
+
+def _depth(node: Node) -> int:
+    """Products that are added up to a result."""
+    channels = shape_of(operand(node))[1] // node.attributes["groups"]
+    return int(channels * math.prod(layout_of(node).kernel))
 
 
 def scratch(kernel: Kernel, machine: Machine, known: bool) -> list[Value]:
@@ -102,19 +115,13 @@ def scratch(kernel: Kernel, machine: Machine, known: bool) -> list[Value]:
     node = kernel.anchor
     if not suits(node):
         return []
-    found = by_columns(kernel, machine, known)
+    if node.op.name == "conv_weight_grad":
+        return weightgrads.plan_of(node).scratch(machine)
+    found = planned(kernel, machine, known)
     if found is not None:
-        return columns.scratch(found, machine)
+        return found.scratch(machine, known)
     layout = layout_of(node)
     batch, channels = shape_of(operand(node))[:2]
-    if node.op.name == "conv_weight_grad":
-        width = machine.lanes()
-        steps = -(-layout.pixels // width) * width
-        weighted = shape_of(operand(node, 1))[1]
-        return [
-            _buffer("padded", batch * channels * layout.channel + slack(layout, width)),
-            _buffer("weighted", batch * weighted * steps),
-        ]
     width = _width(layout, machine, _rows(node))
     made = shape_of(node.result)[1]
     buffers = [
@@ -133,9 +140,9 @@ def prepared(kernel: Kernel, weights: np.ndarray[Any, Any], machine: Machine) ->
     if not suits(node) or node.op.name != "conv":
         return None
     groups = node.attributes["groups"]
-    found = by_columns(kernel, machine, True)
+    found = planned(kernel, machine, True)
     if found is not None:
-        return columns.prepared(found, weights, machine)
+        return found.prepared(weights, machine)
     made, depth = weights.shape[0] // groups, math.prod(weights.shape[1:])
     rows = _rows(node)
     return np.ascontiguousarray(weights.reshape(groups * made // rows, rows, depth).swapaxes(1, 2)).reshape(-1)
@@ -154,9 +161,9 @@ def convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
         return simple(kernel, name, machine)
     frame = Frame(kernel, name, machine)
     layout, x, w = layout_of(node), operand(node), operand(node, 1)
-    found = by_columns(kernel, machine, known=w in kernel.prepared)
+    found = planned(kernel, machine, known=w in kernel.prepared)
     if found is not None:
-        columns.Columns(frame, found).write()
+        found.write(frame)
         return frame.finish()
     groups, rows = node.attributes["groups"], _rows(node)
     batch, channels = shape_of(x)[:2]
@@ -260,70 +267,10 @@ def _emit_block(
 
 # -- the gradient of the kernel -----------------------------------------------------------------------------------
 def weight_gradient(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """conv_weight_grad: products of rows of pixels, four by four channels at a time."""
+    """conv_weight_grad."""
     node = kernel.anchor
     if not suits(node):
         return contractions.conv_weight_grad(kernel, name, machine)
     frame = Frame(kernel, name, machine)
-    layout, x, g = layout_of(node), operand(node), operand(node, 1)
-    groups, lanes = node.attributes["groups"], machine.lanes()
-    batch, channels = shape_of(x)[:2]
-    made, inner = shape_of(node.result)[:2]
-    per_group = made // groups
-    padded, weighted = (frame.outputs[v] for v in kernel.scratch)
-    reader, code = frame.reader, frame.code
-    steps = -(-layout.pixels // lanes)
-    pad(frame, layout, x, padded, channels, slack(layout, lanes))
-    _lay_rows(frame, layout, g, weighted, steps * lanes)
-    high, wide = _divisor(per_group), _divisor(inner)
-    elements = math.prod(layout.kernel)
-    blocks = (per_group // high) * (inner // wide)
-    work = batch * made * inner * layout.pixels * elements // PRODUCTS
-    with reader.loop("block", groups * blocks, frame.parallel(work)) as block:
-        group = reader.position(t.idiv(block, blocks)) if groups > 1 else 0
-        within = reader.position(t.isub(block, t.imul(group, blocks)) if groups > 1 else block)
-        row = code.let(t.index(t.imul(t.idiv(within, inner // wide), high)), "row")
-        column = code.let(t.index(t.imul(t.imod(within, inner // wide), wide)), "column")
-        with reader.nest("abc", layout.kernel) as at:
-            cells = [(r, c) for r in range(high) for c in range(wide)]
-            total = code.alloc("total", len(cells) * lanes, "float32")
-            for k in range(len(cells)):
-                with reader.loop("j", lanes, t.VECTORIZED) as j:
-                    code.store(total, t.iadd(j, k * lanes), t.const(0, "float32"))
-            with reader.loop("image", batch) as image:
-                lead = t.iadd(t.imul(image, made), t.iadd(t.imul(group, per_group), row))
-                rows = code.let(t.index(t.imul(lead, steps * lanes)), "rows")
-                source = t.iadd(t.imul(image, channels), t.iadd(t.imul(group, inner), column))
-                columns = code.let(t.index(t.iadd(t.imul(source, layout.channel), layout.offset(at))), "columns")
-                with reader.loop("p", steps) as p:
-                    for k, (r, c) in enumerate(cells):
-                        with reader.loop("j", lanes, t.VECTORIZED) as j:
-                            pixel = t.iadd(t.imul(p, lanes), j)
-                            a = t.load(weighted, t.iadd(t.iadd(rows, r * steps * lanes), pixel))
-                            b = t.load(padded, t.iadd(t.iadd(columns, c * layout.channel), pixel))
-                            here = t.iadd(j, k * lanes)
-                            code.store(total, here, t.binary("add", t.load(total, here), t.binary("mul", a, b)))
-            for k, (r, c) in enumerate(cells):
-                with reader.loop("l", lanes - 1) as lane:
-                    other = t.load(total, t.iadd(t.iadd(lane, 1), k * lanes))
-                    code.store(total, k * lanes, t.binary("add", t.load(total, k * lanes), other))
-                place = (t.iadd(t.iadd(t.imul(group, per_group), row), r), t.iadd(column, c), *at)
-                frame.emit(place, t.load(total, k * lanes))
+    weightgrads.plan_of(node).write(frame)
     return frame.finish()
-
-
-def _divisor(count: int) -> int:
-    return next(k for k in (4, 3, 2, 1) if count % k == 0)
-
-
-def _lay_rows(frame: Frame, layout: Layout, g: Value, weighted: Any, length: int) -> None:
-    """The cotangent's pixels at the flat positions that the padded image uses, zeros between rows."""
-    reader, code = frame.reader, frame.code
-    batch, channels = shape_of(g)[:2]
-    with reader.loop("c", batch * channels) as c:
-        base = t.imul(c, length)
-        with reader.loop("i", length) as i:
-            code.store(weighted, t.iadd(base, i), t.const(0, "float32"))
-        at = (reader.position(t.idiv(c, channels)), reader.position(t.imod(c, channels)))
-        with reader.nest("yxz", layout.result) as inner:
-            code.store(weighted, t.iadd(base, layout.rows(inner)), reader.at(g, (*at, *inner)))

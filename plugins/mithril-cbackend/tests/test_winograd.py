@@ -1,0 +1,136 @@
+"""3x3 convolutions by sixteen products for 2x2 results: every way to cut them, exactness, infinities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mithril.graph import Builder, Graph, Input
+from mithril.ops import conv, conv_input_grad, maximum
+from mithril_cbackend import building, tir
+from mithril_cbackend.lowering import convolutions, frame, winograd
+from mithril_cbackend.lowering.frame import Machine
+from mithril_cbackend.purpose import Purpose
+
+RNG = np.random.default_rng(0)
+DENSE = {"stride": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1), "groups": 1}
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+def random(*shape: int) -> np.ndarray[Any, Any]:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def graph_of(function: Any, arrays: Arrays, known: tuple[str, ...] = ()) -> Graph:
+    with Builder() as b:
+        made = function(*(b.input(n, a.shape) for n, a in arrays.items()))
+    graph = b.build({"y": made})
+    inputs = [Input(i.value, "constant", arrays[i.name], i.tags) if i.name in known else i for i in graph.inputs]
+    return graph.replaced(inputs=tuple(inputs))
+
+
+def run(graph: Graph, arrays: Arrays, machine: Machine) -> np.ndarray[Any, Any]:
+    given = {i.name: arrays[i.name] for i in graph.arguments}
+    return np.array(building.compiled(graph, machine, Purpose())({}, given)["y"])
+
+
+def ways(function: Any, arrays: Arrays, known: tuple[str, ...] = (), **machine: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """The result of every plan of Winograd."""
+    graph = graph_of(function, arrays, known)
+    usual = Machine(tir.host_cpu(), **{"threads": 1, **machine})
+    node = next(n for n in graph.nodes if n.op.name.startswith("conv"))
+    names = [str(p) for p in winograd.plans(node, usual)]
+    assert names
+    chosen = {
+        n: Machine(usual.cpu, usual.threads, usual.vector_bytes, {convolutions.signature(node): n}) for n in names
+    }
+    return {n: run(graph, arrays, m) for n, m in chosen.items()}
+
+
+@pytest.fixture(autouse=True)
+def _threads_share_small_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame, "PARALLEL_WORK", 1)
+
+
+SIZES = {
+    "even": (1, 8, 20, 12, 12),
+    "odd": (1, 5, 33, 9, 7),
+    "wider than vectors": (1, 3, 16, 6, 70),
+    "several images": (4, 6, 32, 4, 5),
+    "two pixels": (1, 16, 64, 2, 2),
+}
+
+
+@pytest.mark.parametrize("known", [(), ("w",)])
+@pytest.mark.parametrize("name", list(SIZES))
+def test_every_way_to_cut_it(name: str, known: tuple[str, ...]) -> None:
+    batch, channels, made, height, width = SIZES[name]
+    arrays = {"x": random(batch, channels, height, width), "w": random(made, channels, 3, 3)}
+    arrays |= {"b": random(made, 1, 1), "r": random(batch, made, height, width)}
+
+    def block(x: Any, w: Any, b: Any, r: Any) -> Any:
+        return maximum(conv(x, w, **DENSE) + b + r, 0.0)
+
+    expected = np.asarray(block(*arrays.values()))
+    options = {"threads": 2, "vector_bytes": 32} if known else {}
+    for plan, found in ways(block, arrays, known, **options).items():
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5, err_msg=plan)
+
+
+@pytest.mark.parametrize("padding", [((0, 0), (0, 0)), ((2, 1), (0, 3))])
+def test_borders(padding: Any) -> None:
+    arrays = {"x": random(2, 4, 9, 11), "w": random(16, 4, 3, 3)}
+    how = {**DENSE, "padding": padding}
+    expected = np.asarray(conv(*arrays.values(), **how))
+    for found in ways(lambda x, w: conv(x, w, **how), arrays).values():
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_gradient_of_the_image() -> None:
+    arrays = {"g": random(2, 24, 8, 8), "w": random(24, 20, 3, 3)}
+
+    def back(g: Any, w: Any) -> Any:
+        return conv_input_grad(g, w, shape=(2, 20, 8, 8), **DENSE)
+
+    expected = np.asarray(back(*arrays.values()))
+    for found in ways(back, arrays).values():
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-5)
+
+
+def test_it_is_chosen_where_there_are_channels_enough() -> None:
+    machine = Machine(tir.host_cpu(), 1)
+
+    def chosen(channels: int, size: int) -> Any:
+        arrays = {"x": random(1, channels, size, size), "w": random(channels, channels, 3, 3)}
+        graph = graph_of(lambda x, w: conv(x, w, **DENSE), arrays)
+        from mithril_cbackend import program
+
+        (kernel,) = program.write(graph, machine).kernels.values()
+        return convolutions.planned(kernel, machine, known=True)
+
+    assert isinstance(chosen(64, 28), winograd.Plan)
+    assert not isinstance(chosen(4, 28), winograd.Plan)
+
+
+def test_no_less_exact_than_sums_of_products() -> None:
+    arrays = {"x": random(1, 128, 14, 14), "w": random(32, 128, 3, 3)}
+    exact = np.asarray(conv(*(a.astype(np.float64) for a in arrays.values()), **DENSE))
+    plain = graph_of(lambda x, w: conv(x, w, **DENSE), arrays)
+    node = plain.nodes[0]
+    schedule = {convolutions.signature(node): convolutions.DIRECT}
+    direct = np.abs(run(plain, arrays, Machine(tir.host_cpu(), 1, 64, schedule)) - exact).max()
+    for found in ways(lambda x, w: conv(x, w, **DENSE), arrays).values():
+        assert np.abs(found - exact).max() <= direct
+
+
+def test_infinities_stay_where_they_are_met() -> None:
+    arrays = {"x": random(1, 4, 12, 12), "w": random(16, 4, 3, 3)}
+    arrays["x"][0, 1, 5, 6], arrays["x"][0, 2, 11, 0], arrays["x"][0, 3, 0, 10] = np.inf, np.nan, -np.inf
+    with np.errstate(invalid="ignore"):
+        expected = np.asarray(conv(*arrays.values(), **DENSE))
+    for found in ways(lambda x, w: conv(x, w, **DENSE), arrays).values():
+        assert (np.isfinite(found) == np.isfinite(expected)).all()
+        finite = np.isfinite(expected)
+        np.testing.assert_allclose(found[finite], expected[finite], rtol=1e-5, atol=1e-5)
