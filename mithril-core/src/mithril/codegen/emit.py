@@ -33,7 +33,7 @@ def emit(graph: Graph, table: Lowerings) -> dict[str, Any]:
     return {
         "backend": table.name,
         "graph": graph,
-        "imports": [*table.imports, *(["import base64", "import numpy"] if module.constants else [])],
+        "imports": [*module.imports, *(["import base64", "import numpy"] if module.constants else [])],
         "helpers": list(module.helpers.values()),
         "constants": module.constants,
         "arrays": module.arrays,
@@ -90,6 +90,7 @@ class Module:
     def __init__(self, table: Lowerings) -> None:
         self.table = table
         self.names = Names({*table.reserved, "_array", "_arrays", "base64", "numpy"})
+        self.imports = [*table.imports]
         self.arrays: dict[str, np.ndarray[Any, Any]] = {}
         self.helpers: dict[str, str] = {}
         self.constants: list[str] = []
@@ -101,6 +102,7 @@ class Module:
         if known is None:
             for needed in getattr(function, "needs", ()):
                 self.helper(needed)
+            self.imports += getattr(function, "imports", ())
             known = self._known[function] = function.__name__
             self.names.taken.add(known)
             text = textwrap.dedent(inspect.getsource(function)).strip()

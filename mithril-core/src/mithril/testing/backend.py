@@ -234,6 +234,7 @@ class BackendConformance:
         graph = decompose(case.graph(), lambda node: backend.lowers(node, options))
         first, second = backend.build(graph, options), backend.build(graph, options)
         assert first.source == second.source
+        assert not _of_mithril(first.source), "generated code stands alone"
 
     test_same_source_twice.wants = lambda case: case.number == 0 and case.dtype is None  # type: ignore[attr-defined]
 
@@ -315,6 +316,12 @@ def _differentiable(case: Case) -> bool:
         return False
     graph = case.graph()
     return any(v.dtype.is_float for v in graph.outputs)
+
+
+def _of_mithril(source: str | None) -> list[str]:
+    """The lines of generated Python that import parts of mithril."""
+    lines = (source or "").splitlines()
+    return [n for n in lines if n.lstrip().startswith(("import mithril", "from mithril"))]
 
 
 def _cotangent(name: str, shape: Any, dtype: DType) -> np.ndarray[Any, Any]:

@@ -5,15 +5,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-
-def needs(*functions):
-    """Say which other helpers a helper calls."""
-
-    def mark(function):
-        function.needs = functions
-        return function
-
-    return mark
+from mithril.codegen import needs
 
 
 # -- element-wise -------------------------------------------------------------------------------------------------

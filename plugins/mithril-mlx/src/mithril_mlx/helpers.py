@@ -1,17 +1,8 @@
 """Functions whose source goes into generated files: MLX only, each standing alone save for those it ``needs``."""
 # mypy: ignore-errors
 
+from mithril.codegen import needs
 from mithril_mlx.library import mx
-
-
-def needs(*functions):
-    """Say which other helpers a helper calls."""
-
-    def mark(function):
-        function.needs = functions
-        return function
-
-    return mark
 
 
 # -- element-wise -------------------------------------------------------------------------------------------------

@@ -6,15 +6,7 @@ They carry no annotations, because they are read in generated code.
 
 import numpy as np
 
-
-def needs(*functions):
-    """Say which other helpers a helper calls."""
-
-    def mark(function):
-        function.needs = functions
-        return function
-
-    return mark
+from mithril.codegen import needs
 
 
 # -- element-wise -------------------------------------------------------------------------------------------------

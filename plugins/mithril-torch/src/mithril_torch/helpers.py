@@ -4,15 +4,7 @@
 import torch
 import torch.nn.functional as F
 
-
-def needs(*functions):
-    """Say which other helpers a helper calls."""
-
-    def mark(function):
-        function.needs = functions
-        return function
-
-    return mark
+from mithril.codegen import needs
 
 
 # -- element-wise -------------------------------------------------------------------------------------------------

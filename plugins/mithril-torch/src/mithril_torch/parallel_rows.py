@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from mithril.codegen import needs
 from mithril_torch.lowering import table
 from mithril_torch.parallel_rank import exchanged_as, group_of
 
+OF_RANKS = ("from mithril_torch.parallel_rank import exchanged_as, group_of",)
 
+
+@needs(imports=OF_RANKS)
 def all_reduce(x, mesh, kind):  # type: ignore[no-untyped-def]
     """The sum, or the largest or smallest, over the group; 16 bits are summed in 32."""
     made = x.to(exchanged_as(x.dtype, kind), copy=True).contiguous()
@@ -16,6 +20,7 @@ def all_reduce(x, mesh, kind):  # type: ignore[no-untyped-def]
     return made.to(x.dtype)
 
 
+@needs(imports=OF_RANKS)
 def all_gather(x, mesh, parts, axis):  # type: ignore[no-untyped-def]
     """The parts of the group side by side."""
     given = x.contiguous()
@@ -26,6 +31,7 @@ def all_gather(x, mesh, parts, axis):  # type: ignore[no-untyped-def]
     return whole.view(torch.bool) if x.dtype == torch.bool else whole
 
 
+@needs(imports=OF_RANKS)
 def reduce_scatter(x, mesh, parts, axis):  # type: ignore[no-untyped-def]
     """The sum over the group, of which each keeps its part."""
     given = [part.contiguous() for part in x.to(exchanged_as(x.dtype, "sum")).chunk(parts, axis)]
@@ -36,4 +42,3 @@ def reduce_scatter(x, mesh, parts, axis):  # type: ignore[no-untyped-def]
 
 for _function in (all_reduce, all_gather, reduce_scatter):
     table.helper(_function, op=f"mesh.{_function.__name__}")
-table.imports = (*table.imports, "from mithril_torch.parallel_rank import exchanged_as, group_of")
