@@ -9,10 +9,13 @@ from tpu_models import block, perceptron, scalar_loss
 
 import mithril as ml
 import mithril_tpu
+from mithril.autodiff import gradients
 from mithril.models import Dropout, IOKey, Linear, Model
-from mithril_tpu.placing.layout import DATA, MODEL
+from mithril_tpu.placing.layout import DATA, MODEL, Mesh
+from mithril_tpu.placing.propagate import propagate
+from mithril_tpu.planning.copies import copies
 from mithril_tpu.planning.fusion import fuse
-from mithril_tpu.planning.memory import image_bytes, stored
+from mithril_tpu.planning.tiles import image_bytes, stored
 
 SHAPES = {"x": [16, 128, 256]}
 
@@ -152,6 +155,47 @@ def test_what_is_cheap_is_made_again_and_what_costs_is_kept():
 
     assert "add" not in twice(lambda h: h + 1.0)
     assert "tanh" in twice(ops.tanh)
+
+
+def test_convolutions_compute_what_they_read_themselves():
+    ops = ml.ops
+
+    def between(function):
+        def made(x, w, v):
+            read = function(ops.conv(x, w))
+            return ops.conv(read, v), ops.sum(read)
+
+        return kept(made, (8, 3, 16, 16), (4, 3, 3, 3), (4, 4, 3, 3))
+
+    assert between(lambda h: ops.maximum(h * 2.0, 0.0)) == {"conv", "sum"}
+    assert "tanh" in between(ops.tanh)
+
+
+def convolution(image, kernel, padding=0):
+    """A fused graph of a convolution of a convolution, with gradients, on one device."""
+    pad = ((padding, padding),) * 2
+    with ml.Builder() as b:
+        x, w, v = b.input("x", image), b.param("w", kernel), b.param("v", (4, kernel[0], 1, 1))
+        y = ml.ops.conv(ml.ops.conv(x, w, padding=pad), v)
+    fused = fuse(gradients(b.build({"y": y}), ["y"], ["w", "v"]), exact=True)
+    return fused, propagate(fused.graph, Mesh({DATA: 1, MODEL: 1}), {})
+
+
+def test_one_copy_of_an_image_serves_a_convolution_and_its_gradient():
+    fused, placed = convolution((8, 3, 32, 32), (16, 3, 3, 3))
+    step = {
+        node.op.name: fused.step[node] for node in fused.graph.nodes if fused.graph.inputs[0].value in node.operands
+    }
+    images = {v for node in fused.graph.nodes for v in node.results if v.ndim == 4}
+    spans = {(first, last): size for first, last, size in copies(fused, placed, frozenset(images))}
+    assert spans[step["conv"], step["conv_weight_grad"]] == image_bytes((8, 3, 32, 32), 4)
+    exchanged = next(fused.step[node] for node in fused.graph.nodes if node.op.name == "conv_input_grad")
+    assert spans[0, exchanged] == stored((4, 16, 1, 1), 4, True)
+
+
+def test_kernels_larger_than_images_have_columns():
+    fused, placed = convolution((8, 16, 2, 2), (16, 16, 3, 3), padding=1)
+    assert stored((8, 4, 16 * 9), 4, True) in {size for _, _, size in copies(fused, placed, frozenset())}
 
 
 def test_random_numbers_are_made_in_the_parts_that_are_read():

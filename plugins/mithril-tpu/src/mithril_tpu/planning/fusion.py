@@ -19,8 +19,8 @@ _MADE = frozenset({"constant", "full", "iota", "size_value", "eye"})  # cheaper 
 _POINTWISE = frozenset({"cast", "where", "clip", "slice", "pad", "concat", "tril", "triu"})
 _COSTLY = frozenset({"exp", "log", "pow", "tanh", "div", "sqrt", "rsqrt", "sin", "cos", "sigmoid"})  # never made twice
 _SUMS = frozenset({"sum", "mean", "max", "min"})  # which take in what they sum
-_CONVOLUTIONS = frozenset({"conv", "conv_input_grad", "conv_weight_grad"})
-PRODUCTS = _CONVOLUTIONS | {"matmul", "contract"}
+CONVOLUTIONS = frozenset({"conv", "conv_input_grad", "conv_weight_grad"})
+PRODUCTS = CONVOLUTIONS | {"matmul", "contract"}
 
 
 @dataclass
@@ -95,11 +95,13 @@ def _swallowed(
         return not readers
     (reader,) = readers
     if reader.op.name in PRODUCTS:
-        return pointwise(node) and (not exact or node.result.dtype.bits <= 16 or reader.op.name in _CONVOLUTIONS)
+        return pointwise(node) and (not exact or node.result.dtype.bits <= 16 or reader.op.name in CONVOLUTIONS)
     if pointwise(node):
         return True
-    home = homes[reader]  # where what reads it is computed: once, and not on the way into another product
-    return pointwise(reader) and home is not None and home.op.name not in PRODUCTS
+    if node.op.name in CONVOLUTIONS:  # computed once, and not on the way into another convolution
+        home = homes[reader]
+        return pointwise(reader) and home is not None and home.op.name not in CONVOLUTIONS
+    return pointwise(reader)
 
 
 def _again(
@@ -115,7 +117,7 @@ def _again(
         return False
     v = node.result
     readers = graph.users.get(v, ())
-    takers = _SUMS | _CONVOLUTIONS
+    takers = _SUMS | CONVOLUTIONS
     if any(not pointwise(r) and r.op.name not in takers for r in readers) or last[v] - step[node] < 2:
         return False
     pending, chain, longer = [node], {node}, 0

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from math import prod
 
 from mithril.graph import Graph, Value
 from mithril_tpu.placing.layout import DATA
 from mithril_tpu.placing.propagate import Placed
+from mithril_tpu.planning.copies import copies
 from mithril_tpu.planning.fusion import Fused, pointwise
-
-TILE = (8, 128)
-ALIGNED = 256  # bytes, where memory is not tiled
+from mithril_tpu.planning.tiles import image_bytes, stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,27 +54,11 @@ def needs(fused: Fused, placed: Placed, *, tiled: bool, updates: bool = False, s
     gradients = sum(size(v) for v, name in results.items() if name.startswith("grad/"))
     state = sum(size(v) for v, name in results.items() if name.startswith("state/"))
     aliased = (gradients + slots * parameters if updates else 0) + (state if updates else 0)
-    copies = _copies(fused, placed, images) if tiled else []
-    alive = copies + _gathered(fused, placed)
-    alive += _windows(fused, placed) if tiled else []
+    alive = _gathered(fused, placed) + (copies(fused, placed, images) if tiled else [])
     return Needs(arguments, outputs, aliased, _temporaries(fused, placed, results, size, alive))
 
 
 _HANDED_ON = frozenset({"transpose", "cast", "reshape"})
-WINDOWS = 3.25  # values, their numbers, both chosen from, of four bytes, and whether they are the maximum, of one
-
-
-def _windows(fused: Fused, placed: Placed) -> list[tuple[int, int, int]]:
-    """Where the places of maxima are found, all windows of an image lie side by side."""
-    return [
-        (
-            fused.step[node],
-            fused.step[node],
-            int(prod(node.attributes["kernel"]) * WINDOWS * image_bytes(placed.local(node.result), 4)),
-        )
-        for node in fused.graph.nodes
-        if node.op.name == "max_pool_positions"
-    ]
 
 
 def _gathered(fused: Fused, placed: Placed) -> list[tuple[int, int, int]]:
@@ -90,16 +71,6 @@ def _gathered(fused: Fused, placed: Placed) -> list[tuple[int, int, int]]:
         if root is not None:
             found[root] = max(found.get(root, 0), e.bytes)
     return [(0, len(fused.graph.nodes), size) for size in found.values()]
-
-
-def _copies(fused: Fused, placed: Placed, images: frozenset[Value]) -> list[tuple[int, int, int]]:
-    """First and last step, and bytes, of images stored otherwise: one copy serves all convolutions that read them."""
-    readers: dict[Value, list[int]] = {}
-    for node in fused.graph.nodes:
-        v = node.operands[0] if node.operands else None
-        if v is not None and v not in images and (node.op.name in _CONVOLUTIONS or node.op.name == "conv_weight_grad"):
-            readers.setdefault(v, []).append(fused.step[node])
-    return [(min(steps), max(steps), image_bytes(placed.local(v), v.dtype.itemsize)) for v, steps in readers.items()]
 
 
 def _temporaries(
@@ -130,33 +101,6 @@ def _temporaries(
     return most
 
 
-@lru_cache(maxsize=4096)
-def stored(shape: tuple[int, ...], itemsize: int, tiled: bool) -> int:
-    """Bytes of an array as it is stored; where it is tiled, with its axes in the order that wastes least."""
-    if not tiled:
-        return -(-prod(shape) * itemsize // ALIGNED) * ALIGNED
-    axes = [n for n in shape if n != 1]
-    if 0 in axes:
-        return 0
-    rows, columns = TILE[0] * max(1, 4 // itemsize), TILE[1]
-    if len(axes) < 2:
-        n = axes[0] if axes else 1
-        return -(-n // columns) * columns * itemsize
-    total = prod(axes)
-    least = min(
-        total // (axes[i] * axes[j]) * _rows(axes[i], rows) * (-(-axes[j] // columns) * columns)
-        for i in range(len(axes))
-        for j in range(len(axes))
-        if i != j
-    )
-    return least * itemsize
-
-
-def _rows(n: int, tile: int) -> int:
-    """Rows of a tile are stored in eights (of four bytes); of few rows, as many as the next power of two."""
-    return 1 << (n - 1).bit_length() if n < tile else -(-n // tile) * tile
-
-
 _CONVOLUTIONS = frozenset({"conv", "conv_input_grad"})
 _POOLS = frozenset({"max_pool", "avg_pool", "max_pool_grad", "avg_pool_grad", "pad", "concat", "slice"})
 
@@ -171,11 +115,3 @@ def _images(graph: Graph) -> frozenset[Value]:
         if near:
             found.update(v for v in node.results if v.ndim >= 4)
     return frozenset(found)
-
-
-def image_bytes(shape: tuple[int, ...], itemsize: int) -> int:
-    """Bytes of [N, C, ...] as convolutions want it: N and C are the axes of the tile, in either order."""
-    n, c, *places = shape
-    rows, columns = TILE[0] * max(1, 4 // itemsize), TILE[1]
-    tile = min(_rows(a, rows) * (-(-b // columns) * columns) for a, b in ((n, c), (c, n)))
-    return prod(places) * tile * itemsize

@@ -8,7 +8,8 @@ from mithril_tpu.placing.choose import LINK, choose
 from mithril_tpu.placing.layout import Mesh
 from mithril_tpu.placing.propagate import propagate
 from mithril_tpu.planning.fusion import fuse
-from mithril_tpu.planning.memory import Needs, needs, stored
+from mithril_tpu.planning.memory import Needs, needs
+from mithril_tpu.planning.tiles import stored
 from mithril_tpu.planning.time import Work, work
 from mithril_tpu.sharding.pipeline import staged
 

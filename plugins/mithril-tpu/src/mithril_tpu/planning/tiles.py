@@ -1,0 +1,44 @@
+"""Bytes of an array as a TPU stores it: two of its axes in tiles of eight rows by 128 columns."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+
+TILE = (8, 128)
+ALIGNED = 256  # bytes, where memory is not tiled
+
+
+@lru_cache(maxsize=4096)
+def stored(shape: tuple[int, ...], itemsize: int, tiled: bool) -> int:
+    """Bytes of an array as it is stored; where it is tiled, with its axes in the order that wastes least."""
+    if not tiled:
+        return -(-prod(shape) * itemsize // ALIGNED) * ALIGNED
+    axes = [n for n in shape if n != 1]
+    if 0 in axes:
+        return 0
+    rows, columns = TILE[0] * max(1, 4 // itemsize), TILE[1]
+    if len(axes) < 2:
+        n = axes[0] if axes else 1
+        return -(-n // columns) * columns * itemsize
+    total = prod(axes)
+    least = min(
+        total // (axes[i] * axes[j]) * _rows(axes[i], rows) * (-(-axes[j] // columns) * columns)
+        for i in range(len(axes))
+        for j in range(len(axes))
+        if i != j
+    )
+    return least * itemsize
+
+
+def _rows(n: int, tile: int) -> int:
+    """Rows of a tile are stored in eights (of four bytes); of few rows, as many as the next power of two."""
+    return 1 << (n - 1).bit_length() if n < tile else -(-n // tile) * tile
+
+
+def image_bytes(shape: tuple[int, ...], itemsize: int) -> int:
+    """Bytes of [N, C, ...] as convolutions want it: N and C are the axes of the tile, in either order."""
+    n, c, *places = shape
+    rows, columns = TILE[0] * max(1, 4 // itemsize), TILE[1]
+    tile = min(_rows(a, rows) * (-(-b // columns) * columns) for a, b in ((n, c), (c, n)))
+    return prod(places) * tile * itemsize
