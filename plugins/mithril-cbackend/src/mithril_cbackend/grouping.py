@@ -14,8 +14,11 @@ import numpy as np
 
 from mithril.graph import Graph, Node, Value
 from mithril.types import TensorType, dtype as as_dtype, float32, int32
+from mithril_cbackend import attending
+from mithril_cbackend.attending import Attention
 from mithril_cbackend.kernel import Kernel, Template
 from mithril_cbackend.lowering import (
+    attention,
     contractions,
     convolutions,
     elementwise,
@@ -27,7 +30,8 @@ from mithril_cbackend.lowering import (
     windows,
 )
 from mithril_cbackend.lowering.frame import Machine
-from mithril_cbackend.lowering.reader import RULES, shape_of
+from mithril_cbackend.lowering.reader import RULES, operand, shape_of
+from mithril_cbackend.lowering.views import view
 
 CONTROL = frozenset({"if", "while", "scan"})
 VIEWS = frozenset({"reshape", "barrier"})
@@ -110,6 +114,17 @@ class Grouping:
         self.steps: list[Kernel | Step] = []
         self.views: dict[Value, Value] = {}
         self.expanded: dict[Kernel, int] = {}
+        self.attentions: dict[Node, tuple[Attention, tuple[Node, ...]]] = {}  # by the last node of each
+        self.attended: set[Node] = set()  # nodes that are part of one
+        self._find_attentions()
+
+    def _find_attentions(self) -> None:
+        for node in self.graph.nodes:
+            found = attending.attention_of(self.graph.producers, node) if node.op.name == "matmul" else None
+            chain = None if found is None else attending.following(self.graph, found)
+            if found is not None and chain is not None:
+                self.attentions[chain[-1] if chain else node] = found, chain
+                self.attended.update(found.inner, [node], chain)
 
     def run(self) -> Grouped:
         for v in self.graph.outputs:
@@ -135,7 +150,11 @@ class Grouping:
         if not any(readers):
             return  # nobody reads it
         name = node.op.name
-        if name in CONTROL:
+        if node in self.attentions:
+            self._attend(*self.attentions[node])
+        elif node in self.attended:
+            return
+        elif name in CONTROL:
             for v in node.operands:
                 self._read(v, None)
             self.steps.append(Step(node))
@@ -226,6 +245,8 @@ class Grouping:
             return None
         kernel = readers[0]
         anchor = kernel.anchor
+        if kernel.template is attention.attention:
+            return self._joins_attention(node, kernel)
         if anchor.op.name in TEMPLATES:
             feeds = any(v in anchor.operands for v in node.results)
             others = any(v in o.operands for v in node.results for o in kernel.nodes if o is not anchor)
@@ -240,6 +261,38 @@ class Grouping:
                 return None
             self.expanded[kernel] = self.expanded.get(kernel, 0) + 1
         return kernel
+
+    def _attend(self, found: Attention, chain: tuple[Node, ...]) -> None:
+        """One kernel for an attention, and for the conditions in it that are made of places only."""
+        producers = self.graph.producers
+        places = attending.of_places(producers, [operand(n) for n in found.between if n.op.name == "where"])
+        nodes = [*found.inner, found.second, *chain, *places]
+        last = chain[-1] if chain else found.second
+        kernel = Kernel(attention.attention, nodes, [last.result], found.second, kind=attention.attention.__name__)
+        kernel.scratch = attention.scratch(found, self.machine)
+        self.steps.append(kernel)
+        made = {n.result for n in nodes}
+        for node in nodes:
+            for v in node.operands:
+                if v not in made:
+                    self._read(v, kernel)
+
+    def _joins_attention(self, node: Node, kernel: Kernel) -> Kernel | None:
+        """Transposes of what is multiplied; what is computed once for each query; what is cheap for each score."""
+        found = attending.attention_of(kernel.producers, kernel.anchor)
+        assert found is not None
+        roles = attending.roles(kernel, found, node.result)
+        sources = [self.graph.producers.get(v) for v in node.operands if v is not None]
+        if node.op.name in ("transpose", "reshape") and roles in ({"matrix"}, {"query"}):
+            turned = node.op.name == "transpose" or any(m is not None and m.op.name == "transpose" for m in sources)
+            producers = {node.result: node, **kernel.producers}
+            read = (operand(found.first), operand(found.first, 1), operand(found.second, 1))
+            return kernel if turned and None not in [view(producers, v) for v in read] else None
+        if any(made is not None and made.op.name in LEADING for made in sources):
+            return None  # better done where those are computed
+        if node.op.name == "reshape" or not elementwise.vectorisable([node]):
+            return None
+        return kernel if roles == {"query"} or (roles == {"score"} and node.op.name not in DEAR) else None
 
     def _alone(self, node: Node) -> None:
         name = node.op.name

@@ -76,6 +76,9 @@ def vectorisable(nodes: Sequence[Node]) -> bool:
 
 
 def _straight(node: Node) -> bool:
+    if node.op.name == "reshape":  # that only gives or takes axes of one
+        given = [v for v in node.operands if v is not None] + [node.result]
+        return len({tuple(n for n in shape_of(v) if n != 1) for v in given}) == 1
     if node.op.name not in STRAIGHT:
         return False
     first = node.operands[0] if node.operands else None

@@ -105,8 +105,8 @@ class Reader:
     def flat(self, at: Index, shape: Sequence[int]) -> Any:
         """The number of a position in row-major order."""
         total: Any = 0
-        for i, n in zip(at, shape, strict=True):
-            total = t.iadd(t.imul(total, n), i if n != 1 else 0)
+        for k, (i, n) in enumerate(zip(at, shape, strict=True)):
+            total = t.iadd(t.imul(total, n) if k else 0, 0 if isinstance(n, int) and n == 1 else i)
         return total
 
     def split(self, flat: Any, shape: Sequence[int]) -> Index:
