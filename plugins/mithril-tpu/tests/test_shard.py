@@ -16,6 +16,7 @@ from mithril.ops.evaluate import evaluate
 from mithril.runtime.program import Kind, Request
 from mithril.testing.cases import backend_cases
 from mithril.types import ALL
+from mithril_tpu.sharding import buckets, share
 from mithril_tpu.sharding.shard import cut
 
 MESH = {"data": 2, "model": 2}
@@ -103,7 +104,8 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", MODELS)
-def test_models_and_their_gradients(name, way):
+def test_models_and_their_gradients(name, way, monkeypatch):
+    monkeypatch.setattr(buckets.bucketed, "__defaults__", (4096,))  # bytes: several buckets, and what fits in none
     make, shapes, of = MODELS[name]
     graph, arguments = step_graph(make(), shapes, of)
     axes, options = WAYS[way]
@@ -111,3 +113,27 @@ def test_models_and_their_gradients(name, way):
     expected, found = evaluate(graph, arguments), run(sharded, arguments)
     for output, x in expected.items():
         np.testing.assert_allclose(found[output], x, rtol=2e-4, atol=2e-5, err_msg=output)
+
+
+# ------------------------------------------------------------------------------------------------------------ buckets
+def exchanges(graph):
+    found = [node for node in graph.nodes if node.op.name.startswith("mesh.")]
+    return [(node.op.name.removeprefix("mesh."), sum(v.type.shape[0] for v in node.results)) for node in found]
+
+
+def test_gradients_are_exchanged_together():
+    """One sum of all where a bucket holds them, with small buckets several."""
+    graph, _ = step_graph(block(16, 4, 32), {"x": [4, 6, 16]}, "y")
+    parameters = sum(int(np.prod(i.type.shape)) for i in graph.with_role("param"))
+    made, _ = ml.shard(graph, {"data": 2})
+    assert exchanges(made.graph) == [("all_reduce", parameters)]
+    plain, _ = share.parts(graph, {"data": 2})
+    assert len(exchanges(plain.graph)) == len(graph.with_role("param"))
+    small = buckets.bucketed(plain.graph, 4096)
+    assert 2 < len(exchanges(small)) < len(exchanges(plain.graph))
+
+
+def test_parameters_are_gathered_together():
+    graph, _ = step_graph(block(16, 4, 32), {"x": [4, 6, 16]}, "y")
+    made, _ = ml.shard(graph, {"data": 2}, fsdp=True)
+    assert [name for name, _ in exchanges(made.graph)] == ["all_gather", "reduce_scatter"]

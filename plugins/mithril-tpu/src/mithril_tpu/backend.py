@@ -30,6 +30,7 @@ class AheadBackend(JaxBackend):
     symbolic: ClassVar[bool] = False  # a program for given devices and splits wants numbers
     devices = ("cpu", "tpu")  # type: ignore[assignment]  # fewer than its base has
     stage = 0  # of a pipeline
+    waits = False  # whether programs are compiled when they are first used, not when they are built
 
     def __init__(
         self,
@@ -104,7 +105,7 @@ class AheadBackend(JaxBackend):
             here = self._of_stage(cpu_devices(wanted.devices), wanted)
             return SimulatedProgram(forward, graph, choice, here, wide=wide, ahead=ahead)
         assert ahead is not None
-        return ahead
+        return ahead if self.waits else ahead.ready()
 
     def _of_stage(self, devices: list[Any], wanted: Wanted) -> list[Any]:
         """The devices of this stage: neighbours along the pipeline are neighbours in the list."""

@@ -69,14 +69,7 @@ class AheadProgram:
         self._donate = donate
         self._effort = effort
         self._remedy = remedy
-        start = time.perf_counter()
-        with self._bits():
-            self.lowered = self._lower()
-            middle = time.perf_counter()
-            self.compiled = self._compile()
-        if target.family != "tpu":
-            self._check_memory()
-        self.seconds = {"lower": middle - start, "compile": time.perf_counter() - middle}
+        self.seconds: dict[str, float] = {}
 
     def derived(self, forward: Forward, *, donate: bool = False) -> AheadProgram:
         """Another function of the same arguments on the same devices."""
@@ -95,6 +88,28 @@ class AheadProgram:
         )
 
     # -- making ------------------------------------------------------------------------------------------------------
+    @cached_property
+    def lowered(self) -> Any:
+        """The ``jax.stages.Lowered``, made when it is first asked for."""
+        with self._bits(), self._timed("lower"):
+            return self._lower()
+
+    @cached_property
+    def compiled(self) -> Any:
+        """The ``jax.stages.Compiled``, made when it is first asked for: what does not fit is an error then."""
+        lowered = self.lowered
+        with self._bits(), self._timed("compile"):
+            made = self._compile(lowered)
+        if self.target.family != "tpu":
+            self._check_memory(made)
+        return made
+
+    @contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[what] = time.perf_counter() - start
+
     def _bits(self) -> Any:
         return jax.enable_x64(True) if self.wide else nullcontext()
 
@@ -142,16 +157,16 @@ class AheadProgram:
                     return self.sharding(split or whole(len(i.type.shape)))
         return None
 
-    def _compile(self) -> Any:
+    def _compile(self, lowered: Any) -> Any:
         options: dict[str, Any] = {} if self._effort is None else {"optimization_level": _EFFORT[self._effort]}
         try:
-            return self.lowered.compile(compiler_options=options or None)
+            return lowered.compile(compiler_options=options or None)
         except jax.errors.JaxRuntimeError as error:
             raise self._explained(str(error)) from error
 
-    def _check_memory(self) -> None:
+    def _check_memory(self, compiled: Any) -> None:
         """What only the TPU's compiler looks after itself."""
-        limit, peak = self.target.costs.get("usable_memory", self.target.memory), memory(self.compiled).peak
+        limit, peak = self.target.costs.get("usable_memory", self.target.memory), memory(compiled).peak
         if limit is not None and peak > limit:
             raise self._too_large(peak, limit, [])
 

@@ -371,7 +371,7 @@ def _scatter_nd(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local:
 
 
 @rule("scatter_nd_add")
-def _scatter_nd_add(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local:
+def _scatter_nd_add(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local | None:
     """Into zeros every device may add what it has; the sum over devices is the whole."""
     into = node.operands[0]
     assert into is not None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mithril.errors import OptionError
 from mithril.graph import Graph
+from mithril_tpu.sharding.buckets import bucketed
 from mithril_tpu.sharding.shard import Sharded
-from mithril_tpu.sharding.share import CHUNK, in_chunks, shard
+from mithril_tpu.sharding.share import CHUNK, in_chunks, parts
 from mithril_tpu.sharding.stages import Task, cost, cut
 
 Schedule = Literal["gpipe", "1f1b"]
@@ -86,12 +87,13 @@ def staged(
     index = None
     if chunks > 1:
         made = in_chunks(graph, chunks)
-        parts = {name: part.split for name, part in made.outputs.items()}
-        cuts = {name: split.index(CHUNK) for name, split in {**made.inputs, **parts}.items() if CHUNK in split}
+        given = {name: part.split for name, part in made.outputs.items()}
+        cuts = {name: split.index(CHUNK) for name, split in {**made.inputs, **given}.items() if CHUNK in split}
         index = next(iter(made.indices), None)
         graph = made.graph
-    sharded = shard(graph, axes, splits=splits, fsdp=fsdp)[0] if axes else None
+    sharded = parts(graph, axes, splits=splits, fsdp=fsdp)[0] if axes else None
     tasks = cut(sharded.graph if sharded is not None else graph, stages)
+    tasks = [replace(task, graph=bucketed(task.graph)) for task in tasks]
     return Pipeline(stages, chunks, tasks, order(tasks, stages, chunks, schedule), cuts, index, sharded)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from mithril.graph import Graph
 from mithril_tpu.placing.choose import choose
 from mithril_tpu.placing.layout import DATA, Mesh, Split
+from mithril_tpu.sharding.buckets import bucketed
 from mithril_tpu.sharding.shard import Sharded, cut
 
 CHUNK = "chunk"
@@ -25,6 +27,14 @@ def shard(
     along which weights are; ``splits`` are those of ``tensor_split_dims``. Gradients and new values of parameters and
     state are split like the old.
     """
+    made, left = parts(graph, axes, splits=splits, fsdp=fsdp)
+    return replace(made, graph=bucketed(made.graph)), left
+
+
+def parts(
+    graph: Graph, axes: Mapping[str, int], *, splits: Mapping[str, int] | None = None, fsdp: bool = False
+) -> tuple[Sharded, dict[str, str]]:
+    """As ``shard``, with each exchange by itself, where the graph is cut into stages yet."""
     choice = choose(graph, Mesh(axes), splits, fsdp=fsdp)
     return cut(graph, axes, choice.splits, outputs=_like_inputs(graph, choice.splits)), choice.left
 
