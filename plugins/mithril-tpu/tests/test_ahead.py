@@ -14,6 +14,7 @@ import mithril as ml
 import mithril_tpu
 from mithril_tpu.ahead.analysis import collectives
 from mithril_tpu.ahead.artefact import trees
+from mithril_tpu.ahead.program import AheadProgram
 from mithril_tpu.targets.tpu import GENERATIONS
 
 pytest.importorskip("libtpu")
@@ -113,6 +114,18 @@ def test_a_training_step_takes_the_old_parameters_memory():
     step = mithril_tpu.training_program(made, "loss", lambda p, g: {n: p[n] - 0.1 * g[n] for n in p})
     parameters = sum(4 * np.prod(shape) for n, shape in made.get_shapes().items() if "weight" in n or "bias" in n)
     assert step.analysis.memory.aliased >= parameters * 0.9
+
+
+def test_a_training_step_is_compiled_once(monkeypatch):
+    made = compiled(scalar_loss(64))
+    runs = []
+    compile_ = AheadProgram._compile
+    monkeypatch.setattr(AheadProgram, "_compile", lambda self, lowered: runs.append(1) or compile_(self, lowered))
+    mithril_tpu.training_program(made, "loss", lambda p, g: {n: p[n] - 0.1 * g[n] for n in p})
+    assert len(runs) == 1
+    gradients = mithril_tpu.training_program(made, "loss")
+    assert "compile" in gradients.seconds
+    assert len(runs) == 2
 
 
 def test_gradients_by_jax_itself_compile_too():

@@ -100,12 +100,14 @@ class AheadBackend(JaxBackend):
             options.decisions.record("choice", f"'{name}' is whole on every device: {why}")
         wide = _has_64_bits(graph)
         ahead = self._ahead(forward, graph, choice, target, wanted, options, wide)
+        if ahead is not None and not self.waits:
+            ahead.ready()
         if wanted.simulate and (ahead is None or not ahead.present):
             options.decisions.record("choice", f"programs for {target.name} run on {mesh.devices} device(s) of the CPU")
             here = self._of_stage(cpu_devices(wanted.devices), wanted)
             return SimulatedProgram(forward, graph, choice, here, wide=wide, ahead=ahead)
         assert ahead is not None
-        return ahead if self.waits else ahead.ready()
+        return ahead
 
     def _of_stage(self, devices: list[Any], wanted: Wanted) -> list[Any]:
         """The devices of this stage: neighbours along the pipeline are neighbours in the list."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -87,8 +88,19 @@ def training_program(compiled: CompiledModel, of: str | Sequence[str], update: U
         if name not in known:
             what, facts, hint = unknown("output", name, known)
             raise InputError(what, facts=facts, hint=hint)
-    made = ahead_of(compiled.compiler.specialise(Request(types, Kind(True, names))))
-    return made if update is None else _with_update(made, update)
+    with _waiting(backend):
+        made = ahead_of(compiled.compiler.specialise(Request(types, Kind(True, names))))
+    return (made if update is None else _with_update(made, update)).ready()
+
+
+@contextmanager
+def _waiting(backend: AheadBackend) -> Iterator[None]:
+    """The program of gradients is only a part of the step: compiling it as well would take as long again."""
+    backend.waits = True
+    try:
+        yield
+    finally:
+        backend.waits = False
 
 
 def _with_update(program: AheadProgram, update: Update) -> AheadProgram:

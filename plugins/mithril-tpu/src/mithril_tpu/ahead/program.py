@@ -104,6 +104,11 @@ class AheadProgram:
             self._check_memory(made)
         return made
 
+    def ready(self) -> AheadProgram:
+        """Compiled now, so that what is wrong with it is said now."""
+        assert self.compiled is not None
+        return self
+
     @contextmanager
     def _timed(self, what: str) -> Iterator[None]:
         start = time.perf_counter()
