@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import mithril as ml
+import mithril_cbackend
+from mithril.cli import main
+from mithril.errors import InputError, OptionError, StrictError
 from mithril.graph import Builder, Graph
 from mithril.models import Linear, Model
 from mithril.ops import conv, matmul as product
-from mithril_cbackend import building, tir, tuning
+from mithril_cbackend import building, searching, tir, tuning
 from mithril_cbackend.lowering import convolutions, matmul
 from mithril_cbackend.lowering.frame import Machine
+from mithril_cbackend.processor import vector_bytes
 from mithril_cbackend.purpose import Purpose
+from mithril_cbackend.schedules import Schedules
 
 RNG = np.random.default_rng(0)
 
@@ -65,38 +73,205 @@ def test_every_schedule_of_a_convolution_is_right() -> None:
     assert len(texts) == len(found)
 
 
-def test_level_high_measures_once_and_keeps_what_won(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def model_of(features: int = 256) -> Model:
     model = Model()
-    model += Linear(256, name="l")
-    x = random(64, 128)
-    asked = []
+    model += Linear(features, name="l")
+    return model
 
-    def other(graph: Graph, node: Any, name: str, machine: Machine) -> str:
-        asked.append(name)
-        return "4x32"
+
+def compiled(backend: Any = "c", **options: Any) -> Any:
+    made = ml.compile(model_of(), backend, shapes={"input": [64, 128]}, inference=True, **options)
+    params, x = made.randomize_params(0), random(64, 128)
+    (y,) = made.evaluate(params, {"input": x}).values()
+    np.testing.assert_allclose(y, x @ params["l.weight"].T + params["l.bias"], rtol=1e-4, atol=1e-4)
+    return made
+
+
+def schedules_of(made: Any) -> Any:
+    return made.programs[0].executable.machine.schedules
+
+
+def choices() -> list[str]:
+    """What the templates have for this product."""
+    graph = two(product, random(64, 128), random(128, 256))
+    return matmul.schedules(graph.nodes[0], Machine(tir.host_cpu(), 1, vector_bytes()))
+
+
+NAME = "64x256x128"
+OTHER, BETTER = choices()[:2]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The operations that were measured; a tile that is not the usual one wins each time."""
+    found: list[str] = []
+
+    def other(operation: tuning.Operation, machine: Machine) -> str:
+        found.append(operation.name)
+        return OTHER
 
     monkeypatch.setattr(tuning, "fastest", other)
+    return found
 
-    def compiled() -> Any:
-        options = {"optimization_level": "high", "inference": True, "cache_dir": str(tmp_path), "cache": False}
-        made = ml.compile(model, "c", shapes={"input": [64, 128]}, **options)
-        params = made.randomize_params(0)
-        (y,) = made.evaluate(params, {"input": x}).values()
-        np.testing.assert_allclose(y, x @ params["l.weight"].T + params["l.bias"], rtol=1e-4, atol=1e-4)
-        return made
 
-    first = compiled()
-    assert asked == ["64x256x128"]
+def test_level_high_measures_once_and_keeps_what_won(tmp_path: Path, asked: list[str]) -> None:
+    options = {"optimization_level": "high", "cache_dir": str(tmp_path)}
+    first = compiled(**options)
+    assert asked == [NAME]
     assert any("1 operations were measured, 1 are not the usual ones" in str(d) for d in first.decisions)
-    assert first.programs[0].executable.machine.schedules == {"64x256x128": "4x32"}
-    compiled()
+    assert schedules_of(first) == {NAME: OTHER}
+    compiled(**options)
     assert len(asked) == 1
 
 
 def test_the_fastest_is_measured() -> None:
     x, w = random(128, 256), random(256, 256)
-    graph = two(product, x, w)
-    (node,) = graph.nodes
-    name = str(matmul.product_of(node))
-    found = tuning.fastest(graph, node, name, Machine(tir.host_cpu(), 1))
-    assert found == tuning.DEFAULT or found in matmul.schedules(node, Machine(tir.host_cpu(), 1))
+    (operation,) = tuning.operations(two(product, x, w)).values()
+    machine = Machine(tir.host_cpu(), 1)
+    assert tuning.fastest(operation, machine) in (tuning.DEFAULT, *operation.choices(machine))
+
+
+def test_operations_are_those_of_all_regions_the_largest_first() -> None:
+    x, w, v = random(16, 32), random(32, 32), random(32, 64)
+    with Builder() as b:
+        x, w, v = (b.input(n, a.shape) for n, a in (("x", x), ("w", w), ("v", v)))
+        made = product(product(product(x, w), w), v)
+    found = tuning.operations(b.build({"y": made}))
+    assert [(o.name, o.count, o.multiplications) for o in found.values()] == [
+        ("16x64x32", 1, 16 * 64 * 32),
+        ("16x32x32", 2, 16 * 32 * 32),
+    ]
+
+
+def test_tiles_are_crossed_with_depths() -> None:
+    assert tuning.crossed(["8x32", "4x16"]) == ["8x32", "4x16"]
+    assert tuning.crossed(["8x32", "4x16", "8x32x256", "8x32x512"]) == [
+        "8x32", "4x16", "8x32x256", "8x32x512", "4x16x256", "4x16x512",
+    ]  # fmt: skip
+
+
+# -- files --------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def file(tmp_path: Path, asked: list[str]) -> Path:
+    """What level high has found, written to be shipped."""
+    made = compiled(optimization_level="high", cache_dir=str(tmp_path / "cache"))
+    mithril_cbackend.save_schedules(tmp_path / "schedules.json", made)
+    asked.clear()
+    return tmp_path / "schedules.json"
+
+
+def test_what_a_file_has_is_used_at_every_level_and_not_measured(tmp_path: Path, file: Path, asked: list[str]) -> None:
+    for level in ("medium", "high"):
+        made = compiled(ml.CBackend(schedules=file), optimization_level=level, cache_dir=str(tmp_path / "other"))
+        assert schedules_of(made) == {NAME: OTHER}
+        assert "choice: schedules: the file has those of 1 of 1 operations" in map(str, made.decisions)
+    assert not asked
+    assert not schedules_of(compiled())
+    assert ml.CBackend(schedules=file).with_precision("bfloat16").schedules.machines
+
+
+def test_schedules_of_another_machine_are_not_used_and_that_is_said(file: Path) -> None:
+    (machine,) = json.loads(file.read_text())["machines"]
+    file.write_text(file.read_text().replace(machine, "z80, 1 threads, vectors of 1 bytes"))
+    made = compiled(ml.CBackend(schedules=file))
+    assert not schedules_of(made)
+    said = f"ignored: schedules: the file has none for {machine}; it has some for z80, 1 threads, vectors of 1 bytes"
+    assert said in map(str, made.decisions)
+    with pytest.raises(StrictError):
+        compiled(ml.CBackend(schedules=file), strict=True)
+
+
+def test_schedules_that_the_templates_no_longer_have_are_not_used(file: Path) -> None:
+    file.write_text(file.read_text().replace(OTHER, "4x31"))
+    made = compiled(ml.CBackend(schedules=file))
+    assert not schedules_of(made)
+    assert f"ignored: schedules: this version has none named '4x31' for {NAME}" in map(str, made.decisions)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        ("{", "is no file of schedules: "),
+        ("[]", "is no file of schedules"),
+        ('{"format": "mithril-cbackend schedules", "version": 2}', "has version 2 of the format"),
+        ('{"format": "mithril-cbackend schedules", "version": 1}', "does not say which schedules"),
+        ('{"format": "mithril-cbackend schedules", "version": 1, "machines": {"a": {"b": 1}}}', "does not say which"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, text: str | None, said: str) -> None:
+    file = tmp_path / "schedules.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(OptionError, match=said):
+        ml.CBackend(schedules=file)
+
+
+def test_a_file_is_extended(tmp_path: Path) -> None:
+    file = tmp_path / "schedules.json"
+    Schedules({"one": {"a": "1", "b": "2"}}).save(file)
+    Schedules({"one": {"b": "3"}, "two": {"a": "4"}}).save(file)
+    assert Schedules.load(file).machines == {"one": {"a": "1", "b": "3"}, "two": {"a": "4"}}
+    assert [f.name for f in tmp_path.iterdir()] == ["schedules.json"]
+
+
+def test_models_of_other_backends_have_no_schedules(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no program of the C backend"):
+        mithril_cbackend.save_schedules(tmp_path / "schedules.json", ml.compile(model_of(), "c"))
+
+
+def test_programs_on_disk_are_those_of_their_schedules(tmp_path: Path, file: Path) -> None:
+    options = {"cache": True, "cache_dir": str(tmp_path / "programs")}
+    for _ in range(2):
+        assert not schedules_of(compiled(**options))
+        assert schedules_of(compiled(ml.CBackend(schedules=file), **options)) == {NAME: OTHER}
+
+
+# -- searching ----------------------------------------------------------------------------------------------------
+def test_a_search_keeps_what_makes_the_program_faster(
+    tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = {OTHER: 0.5, BETTER: 0.4}  # of the usual time; the second is faster only by itself
+
+    def raced(calls: Any, **_: Any) -> dict[Any, float]:
+        found = {}
+        for name, call in calls.items():
+            machine = call.executable.machine
+            chosen = machine.schedules.get(NAME, "")
+            whole = bool(call.executable.params)
+            found[name] = times.get(chosen, 1.0) if not (whole and chosen == BETTER) else 2.0
+        return found
+
+    monkeypatch.setattr(searching, "in_turns", raced)
+    made = compiled()
+    found = mithril_cbackend.tune_offline(made, seconds=20, store=tmp_path)
+    (row,) = found.rows
+    assert row.finalists[0] == (BETTER, 0.4) and row.chosen == OTHER and row.tried > 5
+    assert (found.usual_seconds, found.seconds, found.speedup) == (1.0, 0.5, 2.0)
+    assert f"kept '{OTHER}'" in str(found)
+    found.save(tmp_path / "schedules.json")
+    assert schedules_of(compiled(ml.CBackend(schedules=tmp_path / "schedules.json"))) == {NAME: OTHER}
+    assert schedules_of(compiled(optimization_level="high", cache_dir=str(tmp_path))) == {NAME: OTHER}
+    assert not asked
+
+
+def test_a_search_ends_in_time_and_tries_no_more_than_asked(tmp_path: Path) -> None:
+    begin = time.perf_counter()
+    found = mithril_cbackend.tune_offline(compiled(), seconds=0.5, trials=2, store=tmp_path)
+    assert time.perf_counter() - begin < 10
+    assert found.rows[0].tried <= 2 and found.seconds > 0
+    with pytest.raises(OptionError, match="nothing can be tried"):
+        mithril_cbackend.tune_offline(compiled(), trials=0)
+
+
+def test_the_command_searches_and_writes_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MITHRIL_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "net.py").write_text(
+        "from mithril.models import Linear\ndef net():\n    return Linear(256, name='l')\n"
+    )
+    out = tmp_path / "schedules.json"
+    words = f"tune-c {tmp_path}/net.py:net --shape input=64,128 --seconds 0.5 --trials 1 --output {out}"
+    done = CliRunner().invoke(main, words.split())
+    assert done.exit_code == 0, done.output
+    assert f"{NAME} (1x): alone" in done.output
+    assert len(Schedules.load(out).machines) == 1

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+PUBLIC = {  # by name: the module
+    "export": "bundle",
+    "export_program": "bundle",
+    "save_schedules": "schedules",
+    "tune_offline": "searching",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """``export`` and ``export_program``, imported when they are used."""
-    if name in ("export", "export_program"):
+    """What is public, imported when it is used."""
+    if name in PUBLIC:
         import importlib
 
-        return getattr(importlib.import_module("mithril_cbackend.bundle"), name)
+        return getattr(importlib.import_module(f"mithril_cbackend.{PUBLIC[name]}"), name)
     raise AttributeError(f"module 'mithril_cbackend' has no attribute '{name}'")

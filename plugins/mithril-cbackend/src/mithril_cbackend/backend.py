@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os import PathLike
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,19 +15,35 @@ from mithril.graph.deferred import Deferred
 from mithril.runtime.backend import Backend, BuildOptions, as_numpy
 from mithril.types import ALL, DType, dtype as as_dtype
 from mithril_cbackend.processor import fingerprint, processors
+from mithril_cbackend.schedules import Schedules
 
 
 class CBackend(Backend):
-    """Arrays are NumPy's. Programs are specialised for every shape; TVM is imported when the first one is built."""
+    """Arrays are NumPy's. Programs are specialised for every shape; TVM is imported when the first one is built.
+
+    ``schedules`` is a file of those that were found to be fastest; it is read now.
+    """
 
     name = "c"
     dtypes: ClassVar[frozenset[DType]] = frozenset(ALL)
     symbolic = False
     recompiles = True
 
-    def __init__(self, *, device: str | None = None, dtype: Any = None, precision: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        device: str | None = None,
+        dtype: Any = None,
+        precision: str | None = None,
+        schedules: str | PathLike[str] | Schedules | None = None,
+    ) -> None:
         super().__init__(device=device, dtype=dtype, precision=precision)
+        known = schedules if schedules is not None else Schedules()
+        self.schedules = known if isinstance(known, Schedules) else Schedules.load(known)
         self.processor = f"{fingerprint()}, {processors()} threads"  # what is in the cache is for such a one
+
+    def with_precision(self, precision: str) -> CBackend:
+        return type(self)(device=self.device, precision=precision, schedules=self.schedules)
 
     def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
         from mithril_cbackend import grouping
@@ -41,7 +58,7 @@ class CBackend(Backend):
 
         self.check(graph)
         require_static(graph)
-        return building.build(graph, options or BuildOptions())
+        return building.build(graph, options or BuildOptions(), self.schedules)
 
     def dump(self, executable: Any) -> Mapping[str, bytes] | None:
         from mithril_cbackend import keeping

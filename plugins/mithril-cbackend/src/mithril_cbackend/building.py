@@ -18,6 +18,7 @@ from mithril_cbackend.lowering.frame import Machine
 from mithril_cbackend.processor import processors, vector_bytes
 from mithril_cbackend.purpose import VECTOR_BYTES, Purpose, purpose
 
+from mithril_cbackend.schedules import Schedules
 KNOWN = ("num_threads", "vectorize", "vector_bytes", "cpu")
 
 
@@ -58,15 +59,12 @@ def check_cpu(cpu: Any) -> None:
         )
 
 
-def build(graph: Graph, options: BuildOptions) -> Executable:
+def build(graph: Graph, options: BuildOptions, schedules: Schedules) -> Executable:
     chosen = purpose(options.settings)
     if chosen.arch is not None:
         what = f"calls in this process run on its own processor; compiled.export(folder) is for {chosen.arch}"
         options.decisions.record("choice", what)
-    made = machine(options, chosen)
-    if options.settings.get("optimization_level") == "high":
-        made = tuning.tuned(graph, made, options)
-    return compiled(graph, made, chosen)
+    return compiled(graph, tuning.scheduled(graph, machine(options, chosen), options, schedules), chosen)
 
 
 def again(graph: Graph, executable: Executable) -> Executable:

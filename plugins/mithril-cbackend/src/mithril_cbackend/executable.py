@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mithril.errors import InputError
 from mithril.graph import Graph
 from mithril.graph.deferred import Deferred
 from mithril.runtime.quick import Quick, written
@@ -26,7 +27,10 @@ from mithril_cbackend.layout import ARENA, CALL, RUN, Array, Layout, aligned
 from mithril_cbackend.numpys import KNOWN, address_of
 from mithril_cbackend.purpose import Purpose
 
-if TYPE_CHECKING:  # the rest of the backend, and TVM with it, stays away from programs that come from the cache
+if TYPE_CHECKING:
+    from mithril.runtime.compiled import CompiledModel
+
+    # the rest of the backend, and TVM with it, stays away from programs that come from the cache
     from mithril_cbackend.lowering.frame import Machine
     from mithril_cbackend.program import Program
 
@@ -73,6 +77,15 @@ class Written:
 
     program: Program
     machine: Machine
+
+
+def executables(compiled: CompiledModel) -> list[Executable]:
+    """The programs that this backend has made for a model, the newest last."""
+    found = [p.executable for p in compiled.programs if isinstance(p.executable, Executable)]
+    if not found:
+        hint = "compile it for backend 'c' with shapes=, or call it once"
+        raise InputError("this model has no program of the C backend yet", hint=hint)
+    return found
 
 
 class Executable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mithril import BackendSpec, FileFormat, Option, hookimpl
+from mithril import BackendSpec, Command, FileFormat, Option, hookimpl
 
 
 @hookimpl
@@ -40,6 +40,12 @@ def mithril_options() -> Sequence[Option]:
             " what compiled.export(folder) writes C for.",
         ),
     ]
+
+
+@hookimpl
+def mithril_commands() -> Sequence[Command]:
+    """``mithril tune-c``."""
+    return [Command("tune-c", "mithril_cbackend.command:tune", "Search schedules of the C backend for a model.")]
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""``optimization_level="high"``: of the templates' schedules those that are fastest here, on a graph's own sizes.
+"""Schedules that are not the usual ones: those of a file, and with ``optimization_level="high"`` those that win here.
 
 Every large product and convolution is compiled alone, once for each schedule on a short list, and timed on random
 numbers. What won is kept in the cache folder for all graphs that have an operation of these sizes.
@@ -6,13 +6,13 @@ numbers. What won is kept in the cache folder for all graphs that have an operat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from mithril.graph import Builder, Graph, Input, Node, Value, iterate
+from mithril.passes import random_arguments
 from mithril.runtime.backend import BuildOptions
 from mithril.runtime.fingerprint import fingerprint, package_stamp
 from mithril.runtime.measuring import in_turns
@@ -22,63 +22,137 @@ from mithril.types import float32
 from mithril_cbackend.grouping import known_elements
 from mithril_cbackend.lowering import convolutions, matmul
 from mithril_cbackend.lowering.frame import Machine
-from mithril_cbackend.lowering.reader import shape_of
+from mithril_cbackend.lowering.reader import operand, shape_of
 from mithril_cbackend.purpose import Purpose
+from mithril_cbackend.schedules import Schedules, kind
 
 SMALL = 1 << 18  # multiplications: below, no schedule matters
 MOST = 32  # operations that one compilation measures, the largest first
 SECONDS = 0.1  # for each
 MARGIN = 0.03  # of the time: smaller gains are noise
 DEFAULT = ""  # as the templates would choose
+PRODUCTS, CONVOLUTIONS = ("matmul", "dot"), ("conv", "conv_input_grad")
 
 
-def tuned(graph: Graph, machine: Machine, options: BuildOptions) -> Machine:
-    """The machine with the schedules that won."""
+@dataclass(frozen=True)
+class Operation:
+    """A product or convolution of certain sizes, and how often the graph has it."""
+
+    name: str  # what tells schedules apart
+    node: Node
+    within: Graph
+    multiplications: int
+    count: int = 1
+
+    def choices(self, machine: Machine) -> list[str]:
+        """The short list."""
+        if self.node.op.name in PRODUCTS:
+            return matmul.schedules(self.node, machine)
+        return convolutions.schedules(self.node, machine)
+
+    def all_choices(self, machine: Machine) -> list[str]:
+        """Every schedule there is."""
+        if self.node.op.name in CONVOLUTIONS:
+            return convolutions.schedules(self.node, machine, most=1 << 10)
+        return crossed(self.choices(machine))
+
+
+def crossed(choices: list[str]) -> list[str]:
+    """Tiles, as "8x32", with each of the depths that the list has for the usual tile, as "8x32x512"."""
+    parts = [c.split("x") for c in choices]
+    tiles = dict.fromkeys("x".join(p[:2]) for p in parts)
+    depths = dict.fromkeys(p[2] for p in parts if len(p) > 2)
+    return [*tiles, *(f"{tile}x{depth}" for tile in tiles for depth in depths)]
+
+
+def scheduled(graph: Graph, machine: Machine, options: BuildOptions, shipped: Schedules) -> Machine:
+    """The machine with the schedules that a file has for it, and with those that won here."""
+    high = options.settings.get("optimization_level") == "high"
+    if not high and not shipped.machines:
+        return machine
+    given = operations(graph)
+    found = of_file(given, machine, options, shipped)
+    if high:
+        large = {n: x for n, x in given.items() if x.multiplications >= SMALL and n not in found}
+        found |= measured(dict(list(large.items())[:MOST]), machine, options)
+    return replace(machine, schedules={n: chosen for n, chosen in found.items() if chosen})
+
+
+def of_file(
+    given: Mapping[str, Operation], machine: Machine, options: BuildOptions, shipped: Schedules
+) -> dict[str, str]:
+    """Those for this machine that the templates still have."""
+    if not shipped.machines:
+        return {}
+    if kind(machine) not in shipped.machines:
+        known = "; ".join(sorted(shipped.machines))
+        what = f"schedules: the file has none for {kind(machine)}; it has some for {known}"
+        options.decisions.record("ignored", what)
+        return {}
+    found = {n: chosen for n, chosen in shipped.machines[kind(machine)].items() if n in given}
+    for name, chosen in list(found.items()):
+        if chosen not in given[name].all_choices(machine):
+            options.decisions.record("ignored", f"schedules: this version has none named '{chosen}' for {name}")
+            del found[name]
+    options.decisions.record("choice", f"schedules: the file has those of {len(found)} of {len(given)} operations")
+    return found
+
+
+def measured(given: Mapping[str, Operation], machine: Machine, options: BuildOptions) -> dict[str, str]:
+    """Those that were found before, or are found now, to be the fastest here."""
     store = Store(options.settings.get("cache_dir"))
     found: dict[str, str] = {}
-    given = operations(graph)
-    for name, (node, within) in given.items():
-        here = [machine.cpu, machine.threads, machine.vector_bytes, this_machine(), package_stamp("mithril_cbackend")]
-        key = fingerprint("schedule", name, here)
-        kept = store.get(key)
+    for name, operation in given.items():
+        kept = remembered(store, name, machine)
         if kept is None:
-            kept = {"schedule": fastest(within, node, name, machine).encode()}
-            store.put(key, kept)
-        if kept["schedule"]:
-            found[name] = kept["schedule"].decode()
+            kept = fastest(operation, machine)
+            remember(store, name, machine, kept)
+        found[name] = kept
     if given:
-        what = f"the schedules of {len(given)} operations were measured, {len(found)} are not the usual ones"
+        others = sum(1 for chosen in found.values() if chosen)
+        what = f"the schedules of {len(given)} operations were measured, {others} are not the usual ones"
         options.decisions.record("choice", what)
-    return replace(machine, schedules=found)
+    return found
 
 
-def operations(graph: Graph) -> dict[str, tuple[Node, Graph]]:
-    """The large products and convolutions of a graph and its regions, by what tells their schedules apart."""
-    sized: dict[str, tuple[int, Node, Graph]] = {}
+def remembered(store: Store, name: str, machine: Machine) -> str | None:
+    kept = store.get(_key(name, machine))
+    return kept["schedule"].decode() if kept is not None else None
+
+
+def remember(store: Store, name: str, machine: Machine, chosen: str) -> None:
+    store.put(_key(name, machine), {"schedule": chosen.encode()})
+
+
+def _key(name: str, machine: Machine) -> str:
+    here = [machine.cpu, machine.threads, machine.vector_bytes, this_machine(), package_stamp("mithril_cbackend")]
+    return fingerprint("schedule", name, here)
+
+
+def operations(graph: Graph) -> dict[str, Operation]:
+    """The products and convolutions of a graph and its regions by name, the largest first."""
+    found: dict[str, Operation] = {}
     for node, within in iterate(graph):
-        if node.op.name in ("matmul", "conv", "conv_input_grad") and node.result.dtype is float32:
-            product = matmul.product_of(node)
-            name = str(product) if product is not None else convolutions.signature(node)
-            sized[name] = (multiplications(node), node, within)
-    large = sorted(((n, name) for name, (n, _, _) in sized.items() if n >= SMALL), reverse=True)
-    return {name: sized[name][1:] for _, name in large[:MOST]}
+        product = matmul.product_of(node) if node.op.name in PRODUCTS else None
+        if product is not None:
+            name, size = str(product), product.m * product.n * product.k * math.prod(product.batch)
+        elif node.op.name in CONVOLUTIONS and node.result.dtype is float32:
+            image = shape_of(node.result if node.op.name == "conv" else operand(node))
+            name = convolutions.signature(node)
+            size = math.prod(image[2:]) * image[0] * math.prod(shape_of(operand(node, 1)))
+        else:
+            continue
+        known = found.get(name)
+        found[name] = replace(known, count=known.count + 1) if known else Operation(name, node, within, size)
+    return {o.name: o for o in sorted(found.values(), key=lambda o: (-o.multiplications, o.name))}
 
 
-def multiplications(node: Node) -> int:
-    shapes = [shape_of(v) for v in (*node.operands, node.result) if v is not None]
-    if node.op.name == "matmul":
-        return int(np.prod(shapes[2])) * shapes[0][-1]
-    image = shapes[2] if node.op.name == "conv" else shapes[0]
-    return int(np.prod(image[2:])) * image[0] * int(np.prod(shapes[1]))
-
-
-def fastest(graph: Graph, node: Node, name: str, machine: Machine) -> str:
+def fastest(operation: Operation, machine: Machine) -> str:
     """The schedule that is faster than the usual one, which is the empty text."""
-    choices = (matmul if node.op.name == "matmul" else convolutions).schedules(node, machine)
-    alone = single(graph, node)
-    calls = {DEFAULT: calling(alone, machine)}
-    for chosen in choices:
-        calls[chosen] = calling(alone, replace(machine, schedules={name: chosen}))
+    alone = single(operation.within, operation.node)
+    calls = {DEFAULT: Call(alone, machine)}
+    for chosen in operation.choices(machine):
+        calls[chosen] = Call(alone, replace(machine, schedules={operation.name: chosen}))
     times = in_turns(calls, seconds=SECONDS)
     best = min(times, key=lambda n: times[n])
     return best if times[best] < (1 - MARGIN) * times[DEFAULT] else DEFAULT
@@ -96,20 +170,22 @@ def single(graph: Graph, node: Node) -> Graph:
                 known.add(f"x{k}")
         made = b.emit(node.op, operands, node.attributes)
     alone = b.build({"y": made[0]})
+    arrays = random_arguments(alone)
 
     def constant(i: Input) -> Input:
-        return Input(i.value, "constant", random(i.value), i.tags) if i.name in known else i
+        return Input(i.value, "constant", arrays[i.name], i.tags) if i.name in known else i
 
     return alone.replaced(inputs=tuple(map(constant, alone.inputs)))
 
 
-def random(value: Value) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(0).standard_normal(shape_of(value)).astype(np.float32)
+class Call:
+    """A call of a graph's program on random numbers."""
 
+    def __init__(self, graph: Graph, machine: Machine) -> None:
+        from mithril_cbackend import building
 
-def calling(graph: Graph, machine: Machine) -> Callable[[], Mapping[str, Any]]:
-    from mithril_cbackend import building
+        self.executable = building.compiled(graph, machine, Purpose())
+        self.given = random_arguments(graph)
 
-    executable = building.compiled(graph, machine, Purpose())
-    given = {i.name: random(i.value) for i in graph.arguments}
-    return lambda: executable({}, given)
+    def __call__(self) -> Mapping[str, Any]:
+        return self.executable(self.given, self.given)

@@ -1,0 +1,34 @@
+"""``mithril tune-c``: the search for schedules from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mithril.cli.models import compile_options, load_model, model_options, random_inputs
+
+
+@click.command()
+@model_options
+@click.option("--seconds", default=60.0, show_default=True, help="About how long to search.")
+@click.option("--trials", type=int, help="The most schedules to try for an operation; all of them unless given.")
+@click.option("--threads", type=int, help="Threads that programs will run on; all unless given.")
+@click.option("--output", type=click.Path(path_type=Path), help="A file for CBackend(schedules=...), made or extended.")
+def tune(
+    model: str, seconds: float, trials: int | None, threads: int | None, output: Path | None, **options: Any
+) -> None:
+    """Search the schedules of a model's large operations, and keep what wins for level high."""
+    import mithril as ml
+    from mithril_cbackend.searching import tune_offline
+
+    given = compile_options(**options)
+    made = load_model(model)
+    compiled = ml.compile(made, "c", num_threads=threads, **given)
+    inputs = random_inputs(made, given, 0)
+    compiled.evaluate(compiled.randomize_params(0, inputs), inputs)
+    found = tune_offline(compiled, seconds=seconds, trials=trials)
+    click.echo(str(found))
+    if output is not None:
+        found.save(output)
