@@ -7,6 +7,7 @@ Either pixels run along the vectors (kernels are read as they lie), or, where th
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +55,8 @@ class Plan:
     def straight(self) -> bool:
         """Whether the image needs no padding: its pixels are the columns."""
         layout = self.layout
-        return self.elements == 1 and layout.sizes == layout.image == layout.result and self.images == 1
+        fits = layout.sizes == layout.image == layout.result and not any(layout.before)
+        return self.elements == 1 and fits and self.images == 1
 
     @property
     def pixels(self) -> int:
@@ -105,15 +107,26 @@ class Plan:
         return np.concatenate([pack(m, self.tile(machine).columns) for m in matrices])
 
     def write(self, frame: Frame) -> None:
-        Columns(frame, self).write()
+        node = frame.kernel.anchor
+        shape = shape_of(node.result)
+        merge(frame, aligned_values(frame.kernel), shape, [[0], [1], list(range(2, len(shape)))])
+
+        def emit(image: Any, channel: Any, pixel: Any, element: t.Expr) -> None:
+            frame.emit((image, channel, pixel), element)
+
+        vector = vectorisable([n for n in frame.kernel.nodes if n is not node])
+        Columns(frame, self, Kernels(frame, self.made, self.inner, self.elements), emit, vector).write()
 
 
 def plans(node: Node) -> list[Plan]:
-    """The ways to cut the result."""
-    layout, groups = layout_of(node), node.attributes["groups"]
-    batch, channels = shape_of(operand(node))[:2]
-    made, inner, height = shape_of(node.result)[1] // groups, channels // groups, layout.result[0]
-    depth, width = inner * math.prod(layout.kernel), math.prod(layout.result[1:])
+    """The ways to cut a node's result."""
+    groups, batch, channels = node.attributes["groups"], *shape_of(operand(node))[:2]
+    return cuts(batch, groups, shape_of(node.result)[1] // groups, channels // groups, layout_of(node))
+
+
+def cuts(batch: int, groups: int, made: int, inner: int, layout: Layout) -> list[Plan]:
+    """The ways to cut a result."""
+    height, depth, width = layout.result[0], inner * math.prod(layout.kernel), math.prod(layout.result[1:])
     several = [(height, d) for d in range(2, batch + 1) if batch % d == 0 and d * height * width <= 128]
     slabs = [(r, 1) for r in range(1, height + 1) if height % r == 0]
     fitting = [(r, d) for r, d in slabs + several if r * d * width * depth <= HELD] or [(1, 1)]
@@ -134,21 +147,19 @@ def suits(kernel: Kernel) -> bool:
     return [len(g) for g in merged(values, shape, breaks=(1, 2))] == [1, 1, len(shape) - 2]
 
 
+Emit = Callable[[Any, Any, Any, t.Expr], None]  # image, channel, pixel, element
+
+
 class Columns:
     """The loops over slabs, groups and tiles."""
 
-    def __init__(self, frame: Frame, plan: Plan) -> None:
-        self.frame, self.plan, self.reader = frame, plan, frame.reader
-        self.node, self.code = frame.kernel.anchor, frame.code
-        self.x, self.w = operand(self.node), operand(self.node, 1)
+    def __init__(self, frame: Frame, plan: Plan, kernels: Kernels, emit: Emit, vector: bool) -> None:
+        self.frame, self.plan, self.reader, self.code = frame, plan, frame.reader, frame.code
+        self.kernels, self.emit, self.vector = kernels, emit, vector and not plan.by_channel
+        self.x, self.w = operand(frame.kernel.anchor), operand(frame.kernel.anchor, 1)
         self.padded, self.columns, self.spare = (frame.outputs[v] for v in frame.kernel.scratch)
-        self.kernels = Kernels(frame, plan.made, plan.inner, plan.elements)
         self.tile, self.length = plan.tile(frame.machine), plan.length(frame.machine)
         self.lanes = frame.machine.lanes()
-        follow = [n for n in frame.kernel.nodes if n is not self.node]
-        self.vector = vectorisable(follow) and not plan.by_channel
-        shape = shape_of(self.node.result)
-        merge(frame, aligned_values(frame.kernel), shape, [[0], [1], list(range(2, len(shape)))])
 
     def write(self) -> None:
         p, frame, reader = self.plan, self.frame, self.reader
@@ -226,7 +237,7 @@ class Columns:
             def emit(row: Any, column: Any, element: t.Expr) -> None:
                 channel = t.iadd(t.imul(group, p.made), t.iadd(first, row))
                 pixel = t.iadd(begin, t.iadd(t.imul(number, columns), column))
-                self.frame.emit((image, channel, pixel), element)
+                self.emit(image, channel, pixel, element)
 
             multiply(self.frame, made, self.kernels.inner, self.tile, left, panel, width, emit, self.vector)
 
@@ -263,7 +274,7 @@ class Columns:
             def emit(row: Any, column: Any, element: t.Expr) -> None:
                 d, pixel = self.reader.split(row, (p.images, each)) if p.images > 1 else (0, row)
                 where = t.iadd(t.imul(group, p.made), t.iadd(channel, column))
-                self.frame.emit((t.iadd(image, d), where, t.iadd(t.imul(slab, each), pixel)), element)
+                self.emit(t.iadd(image, d), where, t.iadd(t.imul(slab, each), pixel), element)
 
             multiply(self.frame, p.pixels, self.kernels.inner, self.tile, left, panel, width, emit, False)
 

@@ -17,14 +17,15 @@ from mithril.graph.attributes import attributes_text
 from mithril.types import TensorType, float32
 from mithril_cbackend import tir as t
 from mithril_cbackend.kernel import Kernel
-from mithril_cbackend.lowering import columns, contractions, weightgrads, winograd
+from mithril_cbackend.lowering import columns, contractions, phases, weightgrads, winograd
 from mithril_cbackend.lowering.elementwise import vectorisable
 from mithril_cbackend.lowering.frame import PRODUCTS, Frame, Machine
 from mithril_cbackend.lowering.padding import Layout, layout_of, pad, slack
 from mithril_cbackend.lowering.panels import count
 from mithril_cbackend.lowering.reader import Index, operand, shape_of
 
-Plan = columns.Plan | winograd.Plan
+Dense = columns.Plan | winograd.Plan
+Plan = Dense | phases.Plan
 WORK = 1 << 13  # below so many products the simple loops are good enough
 
 
@@ -75,10 +76,10 @@ def signature(node: Node) -> str:
 
 def schedules(node: Node, machine: Machine, most: int = 3) -> list[str]:
     """What is worth measuring: the tiles of this file, and of the other plans the cheapest of each kind."""
-    if node.op.name == "conv_weight_grad" or not suits(node):
+    if node.op.name == "conv_weight_grad" or not suits(node) or phases.plan_of(node, machine) is not None:
         return []
 
-    def cheapest(plans: Sequence[Plan]) -> list[str]:
+    def cheapest(plans: Sequence[Dense]) -> list[str]:
         return [str(p) for p in sorted(plans, key=lambda p: p.cost(machine, True))[:most]]
 
     by_channel = [p for p in columns.plans(node) if p.by_channel]
@@ -87,11 +88,14 @@ def schedules(node: Node, machine: Machine, most: int = 3) -> list[str]:
 
 
 def planned(kernel: Kernel, machine: Machine, known: bool) -> Plan | None:
-    """The plan by columns or of Winograd, where one is possible and costs less than the tiles of this file."""
+    """The plan of another file, where one is possible and costs less than the tiles of this one."""
     node = kernel.anchor
-    if node.op.name == "conv_weight_grad" or not columns.suits(kernel):
+    if not columns.suits(kernel):
         return None
-    ways: list[Plan] = [*columns.plans(node), *winograd.plans(node, machine)]
+    strided = phases.plan_of(node, machine)
+    if strided is not None:
+        return strided
+    ways: list[Dense] = [*columns.plans(node), *winograd.plans(node, machine)]
     chosen = machine.schedules.get(signature(node))
     if chosen is not None:
         return next((p for p in ways if str(p) == chosen), None)
@@ -142,6 +146,7 @@ def prepared(kernel: Kernel, weights: np.ndarray[Any, Any], machine: Machine) ->
     groups = node.attributes["groups"]
     found = planned(kernel, machine, True)
     if found is not None:
+        assert not isinstance(found, phases.Plan)
         return found.prepared(weights, machine)
     made, depth = weights.shape[0] // groups, math.prod(weights.shape[1:])
     rows = _rows(node)

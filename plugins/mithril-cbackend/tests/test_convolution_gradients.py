@@ -1,0 +1,84 @@
+"""Gradients of convolutions, against the reference: strides of all kinds, groups, ragged channels, threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mithril.graph import Builder
+from mithril.ops import conv, conv_input_grad, conv_weight_grad, maximum
+from mithril_cbackend import building, tir
+from mithril_cbackend.lowering import frame
+from mithril_cbackend.lowering.frame import Machine
+from mithril_cbackend.purpose import Purpose
+
+RNG = np.random.default_rng(0)
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+# batch, channels, sizes, channels made, kernel, stride, padding, dilation, groups
+CASES: dict[str, tuple[Any, ...]] = {
+    "points, stride 2": (2, 16, (9, 8), 24, (1, 1), 2, 0, 1, 1),
+    "three, stride 2": (1, 12, (11, 14), 20, (3, 3), 2, 1, 1, 1),
+    "three, stride 2, no padding": (2, 8, (9, 9), 16, (3, 3), 2, 0, 1, 1),
+    "seven, stride 2": (1, 3, (20, 21), 16, (7, 7), 2, 3, 1, 1),
+    "stride beyond the kernel": (1, 16, (13, 13), 16, (2, 2), 3, 0, 1, 1),
+    "stride and dilation": (1, 8, (16, 15), 16, (3, 3), 2, 2, 2, 1),
+    "stride 3, dilation 2": (1, 8, (17, 17), 16, (3, 3), 3, 1, 2, 1),
+    "large padding": (1, 8, (8, 8), 16, (3, 3), 2, 4, 1, 1),
+    "groups, stride 2": (2, 24, (10, 10), 36, (3, 3), 2, 1, 1, 3),
+    "depthwise": (2, 20, (9, 12), 20, (3, 3), 1, 1, 1, 20),
+    "depthwise, stride 2": (1, 20, (12, 12), 20, (3, 3), 2, 1, 1, 20),
+    "depthwise, twice as many": (1, 20, (12, 12), 40, (5, 5), 1, 2, 1, 20),
+    "signal, stride 4": (2, 12, (50,), 24, (8,), 4, 2, 1, 1),
+    "volume, stride 2": (1, 6, (6, 7, 8), 10, (3, 3, 3), 2, 1, 1, 1),
+    "ragged": (3, 19, (7, 7), 35, (3, 3), 1, 1, 1, 1),
+    "high": (1, 8, (40, 20), 33, (3, 3), 1, 1, 1, 1),
+}
+
+
+@pytest.fixture(autouse=True)
+def _threads_share_small_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame, "PARALLEL_WORK", 1)
+
+
+def check(function: Any, arrays: Arrays, **options: Any) -> None:
+    with Builder() as b:
+        made = function(*(b.input(n, a.shape) for n, a in arrays.items()))
+    machine = Machine(tir.host_cpu(), **{"threads": 1, **options})
+    found = np.array(building.compiled(b.build({"y": made}), machine, Purpose())({}, arrays)["y"])
+    expected = np.asarray(function(*arrays.values()))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * float(np.abs(expected).max()))
+
+
+@pytest.mark.parametrize("options", [{}, {"threads": 2, "vector_bytes": 32}], ids=["one thread", "two threads"])
+@pytest.mark.parametrize("name", list(CASES))
+def test_gradients(name: str, options: dict[str, int]) -> None:
+    batch, channels, sizes, made, kernel, stride, padding, dilation, groups = CASES[name]
+    rank = len(sizes)
+    how = {
+        "stride": (stride,) * rank,
+        "padding": ((padding, padding),) * rank,
+        "dilation": (dilation,) * rank,
+        "groups": groups,
+    }
+    x = RNG.standard_normal((batch, channels, *sizes)).astype(np.float32)
+    w = RNG.standard_normal((made, channels // groups, *kernel)).astype(np.float32)
+    g = RNG.standard_normal(np.asarray(conv(x, w, **how)).shape).astype(np.float32)
+    b = RNG.standard_normal((channels, *(1,) * rank)).astype(np.float32)
+
+    def image(g: Any, w: Any, b: Any) -> Any:
+        return maximum(conv_input_grad(g, w, shape=x.shape, **how) + b, 0.0)
+
+    check(image, {"g": g, "w": w, "b": b}, **options)
+    check(lambda x, g: conv_weight_grad(x, g, shape=w.shape, **how), {"x": x, "g": g}, **options)
+
+
+@pytest.mark.parametrize("vector_bytes", [16, 4])
+def test_narrow_vectors(vector_bytes: int) -> None:
+    how = {"stride": (2, 1), "padding": ((1, 1), (0, 2)), "dilation": (1, 1), "groups": 1}
+    x, w = (RNG.standard_normal(s).astype(np.float32) for s in ((2, 6, 9, 10), (9, 6, 3, 3)))
+    g = RNG.standard_normal(np.asarray(conv(x, w, **how)).shape).astype(np.float32)
+    check(lambda g, w: conv_input_grad(g, w, shape=x.shape, **how), {"g": g, "w": w}, vector_bytes=vector_bytes)
+    check(lambda x, g: conv_weight_grad(x, g, shape=w.shape, **how), {"x": x, "g": g}, vector_bytes=vector_bytes)
