@@ -62,6 +62,27 @@ def test_small_products_do_not_ask_for_onednn():
         assert ("onednn_pays" in source) == asked, rows
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
+@pytest.mark.parametrize(("images", "size", "stride", "padding"), [(1, 7, 1, 1), (3, 5, 2, (0, 1)), (2, 3, 1, 0)])
+def test_large_kernels_at_few_places(monkeypatch, images, size, stride, padding):
+    """They are products of columns, with what belongs to them; the same as PyTorch's convolution."""
+    model = ml.Model()
+    model += ml.models.Conv2d(128, 1024, kernel_size=3, stride=stride, padding=padding)(input="x")
+    model += ml.models.Relu()(output="y")
+    compiled = ml.compile(model, "torch", shapes={"x": [images, 128, size, size]}, inference=True)
+    params, x = compiled.randomize_params(0), random(images, 128, size, size)
+    asked = []
+    linear = torch.ops.mkldnn._linear_pointwise
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", lambda *a: asked.append(a) or linear(*a))
+    got = compiled.evaluate(params, {"x": x})["y"]
+    weight, bias = params.values()
+    expected = torch.relu(torch.nn.functional.conv2d(torch.from_numpy(x), weight, bias, stride, padding))
+    assert asked
+    assert got.is_contiguous()  # else what follows would go on with channels last
+    assert got.shape == expected.shape
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_jit_and_file_go_together(tmp_path):
     compiled = ml.compile(
         mlp(), "torch", shapes={"x": [2, 8]}, jit=True, jit_options={"backend": "eager"}, file_path=tmp_path / "g.py"

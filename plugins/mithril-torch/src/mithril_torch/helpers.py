@@ -373,22 +373,46 @@ def even(padding):
     return [a for a, b in padding] if all(a == b for a, b in padding) else None
 
 
+def onednn_runs(x):
+    """Whether oneDNN's own operations may be called: they have no gradients, and torch.compile does not know them all."""
+    recorded = torch.is_grad_enabled() or torch.compiler.is_compiling()
+    return not recorded and x.dtype == torch.float32 and x.device.type == "cpu" and torch.backends.mkldnn.is_available()
+
+
 def onednn_convolves(x, w):
     """Whether to ask oneDNN for a convolution: on one thread PyTorch leaves a small image to slower code of its own."""
-    small = w.ndim == 4 and w[0, 0].numel() > 1 and x.shape[0] == 1 and x.numel() <= 20480 and x.dtype == torch.float32
-    free = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    return small and free and x.device.type == "cpu" and torch.backends.mkldnn.is_available()
+    return w.ndim == 4 and w[0, 0].numel() > 1 and x.shape[0] == 1 and x.numel() <= 20480
 
 
-@needs(padded, even, onednn_convolves)
+def few_places(x, w, padding, stride, dilation):
+    """The result's height and width where a large kernel meets so few places that laying it out costs oneDNN the most."""
+    if w.ndim != 4 or w.numel() < 1 << 20:
+        return None
+    sizes = zip(x.shape[2:], w.shape[2:], padding, stride, dilation)
+    made = [(n + 2 * p - (k - 1) * d - 1) // s + 1 for n, k, p, s, d in sizes]
+    return made if 0 < x.shape[0] * made[0] * made[1] <= 64 else None
+
+
+def by_columns(x, w, b, made, padding, stride, dilation, after):
+    """A convolution as the product of a column for each place with the kernel as it lies."""
+    columns = F.unfold(x, w.shape[2:], dilation, padding, stride).transpose(1, 2)
+    y = torch.ops.mkldnn._linear_pointwise(columns.flatten(0, 1), w.flatten(1), b, after, [], "")
+    return y.view(x.shape[0], -1, w.shape[0]).transpose(1, 2).contiguous().view(x.shape[0], w.shape[0], *made)
+
+
+@needs(padded, even, onednn_runs, onednn_convolves, few_places, by_columns)
 def conv(x, w, stride, padding, dilation, groups, b=None, relu=False):
     """Convolution of [batch, channels, ...] images, a number added to each channel, and what is below 0 left out."""
     own = even(padding)
     if own is None:
         x, own = padded(x, padding, 0.0), [0] * len(padding)
-    if onednn_convolves(x, w):
+    if onednn_runs(x):
         after = "relu" if relu else "none"
-        return torch.ops.mkldnn._convolution_pointwise(x, w, b, own, stride, dilation, groups, after, [], "")
+        made = few_places(x, w, own, stride, dilation) if groups == 1 else None
+        if made:
+            return by_columns(x, w, b, made, own, stride, dilation, after)
+        if onednn_convolves(x, w):
+            return torch.ops.mkldnn._convolution_pointwise(x, w, b, own, stride, dilation, groups, after, [], "")
     made = (F.conv1d, F.conv2d, F.conv3d)[w.ndim - 3](x, w, b, stride, own, dilation, groups)
     return torch.relu_(made) if relu else made
 
