@@ -374,7 +374,7 @@ def even(padding):
 
 
 def onednn_runs(x):
-    """Whether oneDNN's own operations may be called: they have no gradients, and torch.compile does not know them all."""
+    """Whether oneDNN's own operations may be called: they have no gradients, and torch.compile knows few of them."""
     recorded = torch.is_grad_enabled() or torch.compiler.is_compiling()
     return not recorded and x.dtype == torch.float32 and x.device.type == "cpu" and torch.backends.mkldnn.is_available()
 
@@ -385,7 +385,7 @@ def onednn_convolves(x, w):
 
 
 def few_places(x, w, padding, stride, dilation):
-    """The result's height and width where a large kernel meets so few places that laying it out costs oneDNN the most."""
+    """Height and width of the result where a large kernel meets few places: laying it out costs oneDNN the most."""
     if w.ndim != 4 or w.numel() < 1 << 20:
         return None
     sizes = zip(x.shape[2:], w.shape[2:], padding, stride, dilation)
