@@ -9,13 +9,17 @@ from tpu_models import block, perceptron, scalar_loss
 
 import mithril as ml
 import mithril_tpu
+from mithril import plugins
 from mithril.autodiff import gradients
 from mithril.models import Dropout, IOKey, Linear, Model
 from mithril_tpu.placing.layout import DATA, MODEL, Mesh
 from mithril_tpu.placing.propagate import propagate
 from mithril_tpu.planning.copies import copies
 from mithril_tpu.planning.fusion import fuse
+from mithril_tpu.planning.images import strip, strip_bytes, with_strips
+from mithril_tpu.planning.memory import needs
 from mithril_tpu.planning.tiles import image_bytes, stored
+from mithril_tpu.planning.time import work
 
 SHAPES = {"x": [16, 128, 256]}
 
@@ -191,6 +195,24 @@ def test_one_copy_of_an_image_serves_a_convolution_and_its_gradient():
     assert spans[step["conv"], step["conv_weight_grad"]] == image_bytes((8, 3, 32, 32), 4)
     exchanged = next(fused.step[node] for node in fused.graph.nodes if node.op.name == "conv_input_grad")
     assert spans[0, exchanged] == stored((4, 16, 1, 1), 4, True)
+
+
+@pytest.mark.parametrize(("image", "cut"), [((2, 3, 64, 64), True), ((8, 3, 64, 64), False), ((2, 3, 6, 6), False)])
+def test_few_images_are_cut_in_strips(image, cut):
+    fused, placed = convolution(image, (16, 3, 3, 3), padding=1)
+    there = with_strips(fused, placed)
+    assert bool(there.strips) == cut
+    if cut:
+        target = plugins.target("tpu_v5e").spec
+        assert work(there, placed, target).flops == pytest.approx(72 / 64 * work(fused, placed, target).flops, rel=0.02)
+        assert needs(there, placed, tiled=True).peak > needs(fused, placed, tiled=True).peak
+
+
+def test_a_strip_has_a_margin():
+    assert strip(64) == 9
+    assert strip(100) == 13
+    assert strip(8) == 1
+    assert strip_bytes((2, 32, 64, 64), 4) == 64 * 16 * 9 * 128 * 4
 
 
 def test_kernels_larger_than_images_have_columns():

@@ -13,6 +13,7 @@ from mithril_tpu.placing.choose import choose
 from mithril_tpu.placing.layout import DATA, MODEL, Mesh
 from mithril_tpu.placing.propagate import propagate
 from mithril_tpu.planning.fusion import fuse
+from mithril_tpu.planning.images import with_strips
 from mithril_tpu.planning.memory import needs
 from mithril_tpu.targets.tpu import GENERATIONS, generation
 
@@ -60,4 +61,5 @@ def _bytes(graph: Graph, mesh: Mesh, wanted: Wanted, tiled: bool) -> int:
     """Bytes that the plan expects one device to need."""
     choice = choose(graph, mesh, wanted.splits)
     placed = propagate(graph, mesh, choice.splits)
-    return needs(fuse(graph), placed, tiled=tiled).peak
+    fused = with_strips(fuse(graph), placed) if tiled else fuse(graph)
+    return needs(fused, placed, tiled=tiled).peak

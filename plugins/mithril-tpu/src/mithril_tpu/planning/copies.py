@@ -9,6 +9,7 @@ from mithril.graph import Node, Value
 from mithril_tpu.placing.propagate import Placed
 from mithril_tpu.placing.rules import sizes
 from mithril_tpu.planning.fusion import CONVOLUTIONS, Fused
+from mithril_tpu.planning.images import strip_bytes
 from mithril_tpu.planning.tiles import image_bytes, stored
 
 Alive = tuple[int, int, int]  # first and last step, and bytes
@@ -17,11 +18,19 @@ Alive = tuple[int, int, int]  # first and last step, and bytes
 def copies(fused: Fused, placed: Placed, images: frozenset[Value]) -> list[Alive]:
     """Of a graph whose ``images`` are stored as convolutions want them already."""
     nodes = [node for node in fused.graph.nodes if node.op.name in CONVOLUTIONS]
-    return [
-        *_of_images(nodes, fused, placed, images),
-        *_of_kernels(nodes, fused, placed),
-        *_columns(nodes, fused, placed),
-    ]
+    seen = _margins(nodes, fused, placed) if fused.strips else _of_images(nodes, fused, placed, images)
+    return [*seen, *_of_kernels(nodes, fused, placed), *_columns(nodes, fused, placed)]
+
+
+def _margins(nodes: list[Node], fused: Fused, placed: Placed) -> Iterator[Alive]:
+    """Images in strips are there a second time, with margins, from the convolution to the gradients of kernels."""
+    first: dict[Value, int] = {}
+    for node in nodes:
+        x = node.operands[0]
+        if x is not None and x in fused.strips and node.op.name != "conv_input_grad" and prod(_kernel(node)) > 1:
+            first.setdefault(x, fused.step[node])
+    for x, step in first.items():
+        yield step, len(fused.graph.nodes), strip_bytes(placed.local(x), x.dtype.itemsize)
 
 
 def _of_images(nodes: list[Node], fused: Fused, placed: Placed, images: frozenset[Value]) -> Iterator[Alive]:

@@ -41,6 +41,8 @@ class Fused:
     step: dict[Node, int]
     last: dict[Value, int]
     wide: frozenset[Value]  # of 16 bits in the graph, but kept in 32, as the arithmetic around them is
+    exact: bool
+    strips: frozenset[Value]  # images that are cut in strips
 
 
 def pointwise(node: Node) -> bool:
@@ -49,8 +51,12 @@ def pointwise(node: Node) -> bool:
     return bool(getattr(node.op, "elementwise", False)) or name in _POINTWISE or name in _VIEWS or name in _MADE
 
 
-def fuse(graph: Graph, *, exact: bool = False) -> Fused:
-    """The kernels of a graph. ``exact``: matrix products of float32 keep all digits, and then take no operand in."""
+def fuse(graph: Graph, *, exact: bool = False, strips: frozenset[Value] = frozenset()) -> Fused:
+    """The kernels of a graph. ``exact``: matrix products of float32 keep all digits, and then take no operand in.
+
+    Of images in ``strips`` somebody has to write the margins, so that convolutions take none in; and gradients of
+    kernels come after all others.
+    """
     users, outputs = graph.users, frozenset(graph.outputs)
     step = {node: k for k, node in enumerate(graph.nodes)}
     end = len(graph.nodes)
@@ -59,10 +65,14 @@ def fuse(graph: Graph, *, exact: bool = False) -> Fused:
     last: dict[Value, int] = {}
     for node in reversed(graph.nodes):
         for v in node.results:
-            reads = [last[user.result] if user in inner else step[user] for user in users.get(v, ())]
-            last[v] = end if v in outputs else max(reads, default=step[node])
+            readers = users.get(v, ())
+            reads = [last[user.result] if user in inner else step[user] for user in readers]
+            waits = v in strips and any(user.op.name == "conv_weight_grad" for user in readers)
+            last[v] = end if v in outputs or waits else max(reads, default=step[node])
         homes[node] = node
-        if _swallowed(node, users, outputs, homes, exact) or _again(node, graph, outputs, last, inner, step):
+        if _swallowed(node, users, outputs, homes, exact, strips) or _again(
+            node, graph, outputs, last, inner, step, strips
+        ):
             inner.add(node)
             found = {homes[user] for v in node.results for user in users.get(v, ())}
             homes[node] = found.pop() if len(found) == 1 else None
@@ -76,7 +86,7 @@ def fuse(graph: Graph, *, exact: bool = False) -> Fused:
         and k.node.result.dtype.bits == 16
         and not any(r.op.name in PRODUCTS for r in _through_views(k.node.result, users))
     }
-    return Fused(graph, kernels, step, last, frozenset(wide))
+    return Fused(graph, kernels, step, last, frozenset(wide), exact, strips)
 
 
 def _swallowed(
@@ -85,6 +95,7 @@ def _swallowed(
     outputs: frozenset[Value],
     homes: Mapping[Node, Node | None],
     exact: bool,
+    strips: frozenset[Value],
 ) -> bool:
     if len(node.results) != 1 or node.result in outputs:
         return False
@@ -94,8 +105,10 @@ def _swallowed(
     if len(readers) != 1:
         return not readers
     (reader,) = readers
+    if reader.op.name in CONVOLUTIONS:
+        return pointwise(node) and node.result not in strips
     if reader.op.name in PRODUCTS:
-        return pointwise(node) and (not exact or node.result.dtype.bits <= 16 or reader.op.name in CONVOLUTIONS)
+        return pointwise(node) and (not exact or node.result.dtype.bits <= 16)
     if pointwise(node):
         return True
     if node.op.name in CONVOLUTIONS:  # computed once, and not on the way into another convolution
@@ -111,13 +124,14 @@ def _again(
     last: Mapping[Value, int],
     inner: set[Node],
     step: Mapping[Node, int],
+    strips: frozenset[Value],
 ) -> bool:
     """Whether all readers rather compute a value again than have it kept: it costs little, and no memory."""
     if len(node.results) != 1 or node.result in outputs or not pointwise(node):
         return False
     v = node.result
     readers = graph.users.get(v, ())
-    takers = _SUMS | CONVOLUTIONS
+    takers = _SUMS if v in strips else _SUMS | CONVOLUTIONS
     if any(not pointwise(r) and r.op.name not in takers for r in readers) or last[v] - step[node] < 2:
         return False
     pending, chain, longer = [node], {node}, 0

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mithril.graph import Graph, Value
+from mithril.graph import Value
 from mithril_tpu.placing.layout import DATA
 from mithril_tpu.placing.propagate import Placed
 from mithril_tpu.planning.copies import copies
-from mithril_tpu.planning.fusion import Fused, pointwise
+from mithril_tpu.planning.fusion import Fused
+from mithril_tpu.planning.images import images, strip_bytes
 from mithril_tpu.planning.tiles import image_bytes, stored
 
 
@@ -39,11 +40,13 @@ def needs(fused: Fused, placed: Placed, *, tiled: bool, updates: bool = False, s
     """
     graph = fused.graph
 
-    images = _images(graph) if tiled else frozenset()
+    pictures = images(graph) if tiled else frozenset()
 
     def size(v: Value) -> int:
         itemsize = 4 if tiled and v in fused.wide else v.dtype.itemsize
-        if v in images:
+        if v in fused.strips:
+            return strip_bytes(placed.local(v), itemsize)
+        if v in pictures:
             return image_bytes(placed.local(v), itemsize)
         return stored(placed.local(v), itemsize, tiled)
 
@@ -54,7 +57,7 @@ def needs(fused: Fused, placed: Placed, *, tiled: bool, updates: bool = False, s
     gradients = sum(size(v) for v, name in results.items() if name.startswith("grad/"))
     state = sum(size(v) for v, name in results.items() if name.startswith("state/"))
     aliased = (gradients + slots * parameters if updates else 0) + (state if updates else 0)
-    alive = _gathered(fused, placed) + (copies(fused, placed, images) if tiled else [])
+    alive = _gathered(fused, placed) + (copies(fused, placed, pictures) if tiled else [])
     return Needs(arguments, outputs, aliased, _temporaries(fused, placed, results, size, alive))
 
 
@@ -99,19 +102,3 @@ def _temporaries(
         now += n
         most = max(most, now)
     return most
-
-
-_CONVOLUTIONS = frozenset({"conv", "conv_input_grad"})
-_POOLS = frozenset({"max_pool", "avg_pool", "max_pool_grad", "avg_pool_grad", "pad", "concat", "slice"})
-
-
-def _images(graph: Graph) -> frozenset[Value]:
-    """Values that convolutions read or make, and what is computed of them point by point."""
-    found: set[Value] = set()
-    for node in graph.nodes:
-        near = node.op.name in _CONVOLUTIONS or (
-            (pointwise(node) or node.op.name in _POOLS) and any(v in found for v in node.operands)
-        )
-        if near:
-            found.update(v for v in node.results if v.ndim >= 4)
-    return frozenset(found)

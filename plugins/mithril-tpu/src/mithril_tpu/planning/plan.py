@@ -15,6 +15,7 @@ from mithril_tpu.placing.choose import Choice, choose
 from mithril_tpu.placing.layout import DATA, MODEL, Mesh
 from mithril_tpu.placing.propagate import propagate
 from mithril_tpu.planning.fusion import Fused, fuse
+from mithril_tpu.planning.images import with_strips
 from mithril_tpu.planning.memory import Needs, needs
 from mithril_tpu.planning.stages import of_pipeline
 from mithril_tpu.planning.time import Work, work
@@ -182,6 +183,8 @@ def _way(
 ) -> Way:
     choice = choose(fused.graph, mesh, splits, fsdp=fsdp)
     placed = propagate(fused.graph, mesh, choice.splits)
+    if target.family == "tpu":
+        fused = with_strips(fused, placed)
     needed = needs(fused, placed, tiled=target.family == "tpu", updates=training, slots=slots)
     return Way(mesh, choice, needed, work(fused, placed, target), limit, fsdp)
 

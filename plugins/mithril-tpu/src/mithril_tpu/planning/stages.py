@@ -8,6 +8,7 @@ from mithril_tpu.placing.choose import LINK, choose
 from mithril_tpu.placing.layout import Mesh
 from mithril_tpu.placing.propagate import propagate
 from mithril_tpu.planning.fusion import fuse
+from mithril_tpu.planning.images import with_strips
 from mithril_tpu.planning.memory import Needs, needs
 from mithril_tpu.planning.tiles import stored
 from mithril_tpu.planning.time import Work, work
@@ -27,6 +28,8 @@ def of_pipeline(
         choice = choose(task.graph, mesh)
         placed = propagate(task.graph, mesh, choice.splits)
         fused = fuse(task.graph, exact=exact)
+        if tiled:
+            fused = with_strips(fused, placed)
         need = needs(fused, placed, tiled=tiled)
         found = work(fused, placed, target)
         here = memory[task.stage]

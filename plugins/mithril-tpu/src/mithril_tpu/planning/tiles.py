@@ -39,6 +39,9 @@ def _rows(n: int, tile: int) -> int:
 def image_bytes(shape: tuple[int, ...], itemsize: int) -> int:
     """Bytes of [N, C, ...] as convolutions want it: N and C are the axes of the tile, in either order."""
     n, c, *places = shape
-    rows, columns = TILE[0] * max(1, 4 // itemsize), TILE[1]
-    tile = min(_rows(a, rows) * (-(-b // columns) * columns) for a, b in ((n, c), (c, n)))
-    return prod(places) * tile * itemsize
+    return prod(places) * min(tiled_bytes(n, c, itemsize), tiled_bytes(c, n, itemsize))
+
+
+def tiled_bytes(rows: int, columns: int, itemsize: int) -> int:
+    """Bytes of a matrix in tiles; tiles of small numbers have more rows."""
+    return _rows(rows, TILE[0] * max(1, 4 // itemsize)) * (-(-columns // TILE[1]) * TILE[1]) * itemsize

@@ -10,7 +10,8 @@ from mithril.hookspecs import HardwareTarget
 from mithril_tpu.placing.layout import Mesh, Split, whole
 from mithril_tpu.placing.propagate import Exchange, Placed
 from mithril_tpu.placing.rules import passage
-from mithril_tpu.planning.fusion import PRODUCTS, Fused, Kernel, walk
+from mithril_tpu.planning.fusion import CONVOLUTIONS, PRODUCTS, Fused, Kernel, walk
+from mithril_tpu.planning.images import STRIPS, strip
 
 # Where a target does not state what its vector units do: their part of the peak rate of products.
 _VECTOR_PART = 1 / 32
@@ -36,7 +37,7 @@ def work(fused: Fused, placed: Placed, target: HardwareTarget) -> Work:
     """Sum over kernels and exchanges."""
     flops, traffic, seconds = 0.0, 0, 0.0
     for kernel in fused.kernels:
-        products, rest = _flops(kernel, placed)
+        products, rest = _flops(kernel, placed, fused.strips)
         moved = sum(placed.bytes(v) for v in (*kernel.reads, *kernel.node.results))
         moved = moved * _times(kernel.node)
         flops += products + rest
@@ -53,13 +54,13 @@ def _times(node: Node) -> int:
     return max(1, inside // 2) if node.regions else 1
 
 
-def _flops(kernel: Kernel, placed: Placed) -> tuple[float, float]:
+def _flops(kernel: Kernel, placed: Placed, strips: frozenset[Value]) -> tuple[float, float]:
     """Operations of one device: in products, and otherwise."""
     counts = [0.0, 0.0]
     for node in (*kernel.inside, kernel.node):
 
         def count(inner: Node, times: int) -> None:
-            share = _share(inner, placed)
+            share = _share(inner, placed) * _margins(inner, placed, strips)
             types = [None if v is None else v.type for v in inner.operands]
             found = inner.op.flops(types, [v.type for v in inner.results], inner.attributes)  # type: ignore[attr-defined]
             if isinstance(found, (int, float)):
@@ -67,6 +68,15 @@ def _flops(kernel: Kernel, placed: Placed) -> tuple[float, float]:
 
         walk(node, count)
     return counts[0], counts[1]
+
+
+def _margins(node: Node, placed: Placed, strips: frozenset[Value]) -> float:
+    """By how much images in strips are wider than without margins, which are computed as well."""
+    made = node.operands[1] if node.op.name == "conv_weight_grad" else node.result if len(node.results) == 1 else None
+    if node.op.name not in CONVOLUTIONS or made not in strips:
+        return 1.0
+    width = placed.local(made)[-1]
+    return strip(width) * STRIPS / width
 
 
 def _share(node: Node, placed: Placed) -> float:
