@@ -10,7 +10,7 @@ from test_shard import step_graph
 from tpu_models import block, scalar_loss
 
 import mithril as ml
-from mithril.models import BatchNorm1d, IOKey, Linear, Model
+from mithril.models import BatchNorm1d, Gelu, IOKey, LayerNorm, Linear, Model
 from mithril.ops.evaluate import evaluate
 
 
@@ -102,6 +102,19 @@ def test_the_backward_part_stays_with_the_forward_part():
     """Though the table of a GPT is read by the first stage and by the last."""
     graph, _ = step_graph(gpt(32, 8, layers=6, heads=4, features=32), {"input": [8, 8]}, "output")
     assert ml.staged(graph, 3).shares == pytest.approx([1 / 3] * 3, rel=0.25)
+
+
+def test_what_goes_back_is_as_narrow_as_what_went_forward():
+    """A layer is differentiated where it runs, though what it reads was made by the stage before."""
+    h = IOKey("x")
+    for k in range(4):
+        h = Linear(16, name=f"l{k}")(Gelu()(LayerNorm(16, name=f"n{k}")(h)))
+    graph, _ = step_graph(Model.create(outputs={"y": h}), {"x": [8, 6, 16]}, "y")
+    first, second, back, last = ml.staged(graph, 2).tasks
+    assert len(second.takes) == 1
+    assert not first.takes
+    crossing = [source for source, _ in last.takes.values() if source == 2]
+    assert (last.stage, back.stage, len(crossing)) == (0, 1, 1)
 
 
 def test_unequal_layers_are_spread_by_their_work():

@@ -38,7 +38,7 @@ def _bytes(node: Node) -> int:
 
 
 class _Buckets:
-    """``made`` maps results of exchanges to what takes their place; ``late`` are the nodes of an update that wait too."""
+    """``made`` maps results of exchanges to what takes their place; ``late`` nodes of an update wait too."""
 
     def __init__(self, graph: Graph, limit: int) -> None:
         self.graph, self.limit = graph, limit
@@ -91,16 +91,14 @@ class _Buckets:
             if node.result not in self.made:
                 self._together(self.gathers[node])
             return
-        key = _key(node)
-        if key is None:
+        own = _key(node)
+        if own is None:
             self.builder.nodes.append(self._reading(node))
             return
-        waiting = self.waiting.setdefault(key, [])
-        if waiting and sum(map(_bytes, (*waiting, node))) > self.limit:
-            self._flush(key)
-            waiting = self.waiting.setdefault(key, [])
-        waiting.append(node)
-        self.of[node.result] = key
+        if sum(map(_bytes, (*self.waiting.get(own, ()), node))) > self.limit:
+            self._flush(own)
+        self.waiting.setdefault(own, []).append(node)
+        self.of[node.result] = own
 
     def _reading(self, node: Node) -> Node:
         operands = tuple(v if v is None else self.made.get(v, v) for v in node.operands)

@@ -20,6 +20,7 @@ from mithril_tpu.planning.fusion import walk
 from mithril_tpu.sharding.collectives import chunk_sum
 
 SLACK = 1.05  # how much more than the best balance a stage may do, for a narrower cut
+_VIEWS = frozenset({"reshape", "transpose"})  # of what went back: made by who reads them, so that it goes once
 _ANYWHERE = frozenset({"constant", "full", "iota"})  # cheaper to make again than to send
 _PER_BYTE = 2  # operations that take as long as moving one byte
 
@@ -65,7 +66,7 @@ def cut(graph: Graph, stages: int) -> list[Task]:
     ends = _ends(movable, graph, stages)
     where = {node: k for k, (a, b) in enumerate(pairwise((0, *ends))) for node in movable[a:b]}
     homes = _place_backward(graph, where, once, stages)
-    rounds = _place_once(once, where, homes)
+    rounds = _place_once(graph, once, where, homes)
     return _tasks(graph, where, rounds, stages)
 
 
@@ -142,16 +143,15 @@ def _alive(nodes: Sequence[Node], graph: Graph) -> list[int]:
 
 
 # -- where the gradients go, and what follows them --------------------------------------------------------------------
-Homes = dict[Value, set[int]]  # stages that have a value: of a shared parameter all that read it
+Homes = dict[Value, set[int]]  # stages that have a value: that which makes it, and all that read it
 
 
 def _place_backward(graph: Graph, where: dict[Node, int], once: Mapping[Node, None], stages: int) -> Homes:
     homes: Homes = {}
     for node, k in where.items():
-        for v in node.operands:
-            if v is not None and v in graph.input_of:
+        for v in (*node.operands, *node.results):
+            if v is not None:
                 homes.setdefault(v, set()).add(k)
-        homes.update((v, {k}) for v in node.results)
     made: dict[Value, int] = {}  # results of backward nodes
     for node in graph.nodes:
         if node in where or node in once or node.op.name in _ANYWHERE:
@@ -161,11 +161,15 @@ def _place_backward(graph: Graph, where: dict[Node, int], once: Mapping[Node, No
         near = [max((k for k in homes[v] if k <= bound), default=bound) for v in operands if v in homes]
         where[node] = max(near, default=bound)
         made.update(dict.fromkeys(node.results, where[node]))
+    for node in reversed(graph.nodes):
+        if node.op.name in _VIEWS and node.operands[0] in made and node.result not in graph.outputs:
+            readers = [where[n] for n in graph.users.get(node.result, ()) if n in where]
+            where[node] = made[node.result] = max(readers, default=where[node])
     homes.update((v, {k}) for v, k in made.items())
     return homes
 
 
-def _place_once(once: Mapping[Node, None], where: dict[Node, int], homes: Homes) -> dict[Node, int]:
+def _place_once(graph: Graph, once: Mapping[Node, None], where: dict[Node, int], homes: Homes) -> dict[Node, int]:
     """The stages of what is done once, and in which round: what comes from another stage is made in an earlier one.
 
     Parameters, and what is kept for them, stay where they are. Small sums of all parameters go on to later stages.
@@ -177,7 +181,8 @@ def _place_once(once: Mapping[Node, None], where: dict[Node, int], homes: Homes)
         there: dict[int, int] = {}
         for v in read:
             for k in homes.get(v, ()):
-                there[k] = there.get(k, 0) + prod(sizes(v)) * v.dtype.itemsize
+                weight = 2 if v in graph.input_of else 1  # what is carried on stays rather than what is made
+                there[k] = there.get(k, 0) + weight * prod(sizes(v)) * v.dtype.itemsize
         stage = max(there, key=lambda k: (there[k], k), default=0)
         before = [maker[v] for v in read if v in maker]
         rounds[node] = max((rounds[n] + (where[n] != stage) for n in before), default=0)
