@@ -24,7 +24,7 @@ from mithril_cbackend.lowering.padding import Layout, layout_of, pad, slack
 from mithril_cbackend.lowering.panels import Matrix, Tile, copy_panel, count, multiply, pack, tile_for
 from mithril_cbackend.lowering.reader import operand, shape_of
 
-HELD = 1 << 17  # elements of columns that stay in the second cache beside the kernels
+HELD = 1 << 18  # elements of columns that stay in the second cache beside the kernels
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Plan:
     rows: int  # of the result, in a slab
     images: int  # in a slab
     by_channel: bool  # channels, not pixels, run along the vectors
+    backward: bool  # to the image
 
     def __str__(self) -> str:
         return f"{'channels' if self.by_channel else 'pixels'}, {self.rows} rows of {self.images}"
@@ -84,7 +85,8 @@ class Plan:
         lanes, each = machine.lanes(), self.depth / (2 * machine.lanes())
         columns = 0 if self.straight else 4 * self.depth / lanes / self.made
         if not self.by_channel:
-            return each * count(self.pixels, lanes) * lanes / self.pixels + columns
+            scattered = 6 * self.depth / self.pixels if self.backward else 0  # kernels lie by channels of the image
+            return each * count(self.pixels, lanes) * lanes / self.pixels + columns + scattered
         packing = 0 if known else 0.7 * self.depth / self.pixels
         return each * count(self.made, lanes) * lanes / self.made + columns + packing + 2.5
 
@@ -121,17 +123,18 @@ class Plan:
 def plans(node: Node) -> list[Plan]:
     """The ways to cut a node's result."""
     groups, batch, channels = node.attributes["groups"], *shape_of(operand(node))[:2]
-    return cuts(batch, groups, shape_of(node.result)[1] // groups, channels // groups, layout_of(node))
+    made, backward = shape_of(node.result)[1] // groups, node.op.name == "conv_input_grad"
+    return cuts(batch, groups, made, channels // groups, layout_of(node), backward)
 
 
-def cuts(batch: int, groups: int, made: int, inner: int, layout: Layout) -> list[Plan]:
+def cuts(batch: int, groups: int, made: int, inner: int, layout: Layout, backward: bool) -> list[Plan]:
     """The ways to cut a result."""
     height, depth, width = layout.result[0], inner * math.prod(layout.kernel), math.prod(layout.result[1:])
     several = [(height, d) for d in range(2, batch + 1) if batch % d == 0 and d * height * width <= 128]
     slabs = [(r, 1) for r in range(1, height + 1) if height % r == 0]
     fitting = [(r, d) for r, d in slabs + several if r * d * width * depth <= HELD] or [(1, 1)]
     return [
-        Plan(batch, groups, made, inner, layout, r, d, by_channel)
+        Plan(batch, groups, made, inner, layout, r, d, by_channel, backward)
         for by_channel in (False, True)
         for r, d in fitting
         if by_channel or d == 1
@@ -157,7 +160,7 @@ class Columns:
         self.frame, self.plan, self.reader, self.code = frame, plan, frame.reader, frame.code
         self.kernels, self.emit, self.vector = kernels, emit, vector and not plan.by_channel
         self.x, self.w = operand(frame.kernel.anchor), operand(frame.kernel.anchor, 1)
-        self.padded, self.columns, self.spare = (frame.outputs[v] for v in frame.kernel.scratch)
+        self.padded, self.columns, self.spare = (frame.outputs[v] for v in frame.kernel.scratch[:3])
         self.tile, self.length = plan.tile(frame.machine), plan.length(frame.machine)
         self.lanes = frame.machine.lanes()
 

@@ -20,6 +20,7 @@ from mithril_cbackend.kernel import Kernel
 from mithril_cbackend.lowering import columns, contractions, phases, weightgrads, winograd
 from mithril_cbackend.lowering.elementwise import vectorisable
 from mithril_cbackend.lowering.frame import PRODUCTS, Frame, Machine
+from mithril_cbackend.lowering.kernels import turn, turning
 from mithril_cbackend.lowering.padding import Layout, layout_of, pad, slack
 from mithril_cbackend.lowering.panels import count
 from mithril_cbackend.lowering.reader import Index, operand, shape_of
@@ -123,7 +124,7 @@ def scratch(kernel: Kernel, machine: Machine, known: bool) -> list[Value]:
         return weightgrads.plan_of(node).scratch(machine)
     found = planned(kernel, machine, known)
     if found is not None:
-        return found.scratch(machine, known)
+        return [*found.scratch(machine, known), *turning(node)]
     layout = layout_of(node)
     batch, channels = shape_of(operand(node))[:2]
     width = _width(layout, machine, _rows(node))
@@ -168,6 +169,8 @@ def convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
     layout, x, w = layout_of(node), operand(node), operand(node, 1)
     found = planned(kernel, machine, known=w in kernel.prepared)
     if found is not None:
+        if node.op.name == "conv_input_grad":
+            turn(frame)
         found.write(frame)
         return frame.finish()
     groups, rows = node.attributes["groups"], _rows(node)

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from mithril.graph import Node, Value
+from mithril.types import TensorType, float32
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.frame import Frame
 from mithril_cbackend.lowering.panels import Matrix, copy_panel
-from mithril_cbackend.lowering.reader import operand
+from mithril_cbackend.lowering.reader import operand, shape_of
+
+
+def turning(node: Node) -> list[Value]:
+    """For the way to the image: where kernels lie with the image's channels one after the other."""
+    size = math.prod(shape_of(operand(node, 1)))
+    return [] if node.op.name == "conv" else [Value("turned", TensorType(float32, (size,)))]
+
+
+def turn(frame: Frame) -> None:
+    """Lay them so, kernel by kernel: whatever reads them later reads whole vectors."""
+    w = operand(frame.kernel.anchor, 1)
+    given, made, *sizes = shape_of(w)
+    source, target = frame.reader.buffers[w], frame.outputs[frame.kernel.scratch[-1]]
+    elements = math.prod(sizes)
+    shared = {0: frame.parallel(given * made * elements)}
+    with frame.reader.nest("kec", (given, elements, made), shared) as (k, e, c):
+        row = t.imul(k, made * elements)
+        element = t.load(source, t.iadd(row, t.iadd(t.imul(c, elements), e)))
+        frame.code.store(target, t.iadd(row, t.iadd(t.imul(e, made), c)), element)
 
 
 class Kernels:
@@ -24,12 +46,17 @@ class Kernels:
         return (self.depth,) if self.forward else (self.channels, self.elements)
 
     def weight(self, group: Any, channel: Any, *at: Any) -> t.Expr:
-        """An element: forward by number, to the image by channel and element, turned around."""
-        buffer = self.frame.reader.buffers[operand(self.frame.kernel.anchor, 1)]
+        """An element: forward by number, to the image by channel and element, the last one first."""
         if self.forward:
+            buffer = self.frame.reader.buffers[operand(self.frame.kernel.anchor, 1)]
             return t.load(buffer, t.iadd(t.imul(t.iadd(t.imul(group, self.made), channel), self.depth), at[0]))
-        row = t.iadd(t.imul(t.iadd(t.imul(group, self.channels), at[0]), self.made), channel)
-        return t.load(buffer, t.iadd(t.imul(row, self.elements), t.isub(self.elements - 1, at[1])))
+        return self.turned(t.iadd(t.imul(group, self.channels), at[0]), t.isub(self.elements - 1, at[1]), channel)
+
+    def turned(self, given: Any, element: Any, channel: Any) -> t.Expr:
+        """For the way to the image: of a channel of the cotangent, as ``turn`` has laid it."""
+        row = t.iadd(t.imul(given, math.prod(shape_of(operand(self.frame.kernel.anchor, 1))[2:])), element)
+        buffer = self.frame.outputs[self.frame.kernel.scratch[-1]]
+        return t.load(buffer, t.iadd(t.imul(row, self.made), channel))
 
     def copy(self, group: Any, first: Any, width: int, panel: Matrix) -> None:
         """The columns of ``width`` channels."""

@@ -6,7 +6,6 @@ cotangent. Nothing is multiplied with the zeros that a stride would put between 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from itertools import product as every
 from typing import Any
@@ -115,11 +114,9 @@ class Elements(Kernels):
 
     def weight(self, group: Any, channel: Any, *at: Any) -> t.Expr:
         reader = self.frame.reader
-        row = t.iadd(t.imul(t.iadd(t.imul(group, self.channels), at[0]), self.made), channel)
         place = reader.split(at[1], tuple(a.count for a in self.axes))
         element = tuple(t.isub(a.last, t.imul(i, a.step)) for i, a in zip(place, self.axes, strict=True))
-        where = t.iadd(t.imul(row, math.prod(self.shape)), reader.flat(element, self.shape))
-        return t.load(reader.buffers[operand(self.frame.kernel.anchor, 1)], where)
+        return self.turned(t.iadd(t.imul(group, self.channels), at[0]), reader.flat(element, self.shape), channel)
 
 
 def plan_of(node: Node, machine: Machine) -> Plan | None:
@@ -149,7 +146,7 @@ def plan_of(node: Node, machine: Machine) -> Plan | None:
         plan = None
         if all(x.count for x in axes):
             groups = a["groups"]
-            found = columns.cuts(batch, groups, channels // groups, cotangent[1] // groups, layout)
+            found = columns.cuts(batch, groups, channels // groups, cotangent[1] // groups, layout, backward=True)
             plan = min(found, key=lambda p: p.cost(machine, False))
         phases.append(Phase(axes, a["stride"], plan))
     return Plan(batch, channels, tuple(phases))

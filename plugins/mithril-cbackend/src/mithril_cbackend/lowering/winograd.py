@@ -163,7 +163,7 @@ class Winograd:
         self.tile = plan.tile(self.machine)
         self.x, self.w = operand(self.node), operand(self.node, 1)
         self.padded, self.transformed, self.products, self.lines, self.kernels, self.spare = (
-            frame.outputs[v] for v in frame.kernel.scratch
+            frame.outputs[v] for v in frame.kernel.scratch[:6]
         )
         if self.w in frame.kernel.prepared:
             self.kernels = self.reader.buffers[frame.kernel.prepared[self.w][0]]
