@@ -5,6 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from mithril.codegen import Call, Lowerings
+from mithril.codegen.common import (
+    NUMPY_NAMES,
+    QUESTIONS,
+    UNARY,
+    axes_text,
+    bounds,
+    functions,
+    is_half,
+    is_integer,
+    nothing_yet,
+    operators,
+)
 from mithril.codegen.slicing import sliced
 from mithril.graph import Node
 from mithril_jax import helpers
@@ -19,82 +31,10 @@ table = Lowerings(
 )
 
 
-def dtype_of(node: Node, k: int = 0) -> Any:
-    operand = node.operands[k]
-    assert operand is not None
-    return operand.dtype
-
-
-def is_integer(node: Node) -> bool:
-    return bool(dtype_of(node).is_integer)
-
-
-def is_half(node: Node) -> bool:
-    return bool(dtype_of(node).is_float and dtype_of(node).bits == 16)
-
-
 # -- element-wise -------------------------------------------------------------------------------------------------
-for _name, _sign in {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "div": "/",
-    "equal": "==",
-    "not_equal": "!=",
-    "less": "<",
-    "less_equal": "<=",
-    "greater": ">",
-    "greater_equal": ">=",
-    "bitwise_and": "&",
-    "bitwise_or": "|",
-    "bitwise_xor": "^",
-}.items():
-    table.row(_name, f"{{a}} {_sign} {{b}}")
-for _name, _function in {
-    "maximum": "maximum",
-    "minimum": "minimum",
-    "pow": "power",
-    "floordiv": "floor_divide",
-    "mod": "mod",
-    "atan2": "arctan2",
-    "logical_and": "logical_and",
-    "logical_or": "logical_or",
-    "logical_xor": "logical_xor",
-}.items():
-    table.row(_name, f"jnp.{_function}({{a}}, {{b}})")
-for _name, _function in {
-    "abs": "abs",
-    "sign": "sign",
-    "exp": "exp",
-    "expm1": "expm1",
-    "log": "log",
-    "log1p": "log1p",
-    "log2": "log2",
-    "sqrt": "sqrt",
-    "sin": "sin",
-    "cos": "cos",
-    "tan": "tan",
-    "asin": "arcsin",
-    "acos": "arccos",
-    "atan": "arctan",
-    "sinh": "sinh",
-    "cosh": "cosh",
-    "tanh": "tanh",
-    "asinh": "arcsinh",
-    "acosh": "arccosh",
-    "atanh": "arctanh",
-    "floor": "floor",
-    "ceil": "ceil",
-    "round": "round",
-    "trunc": "trunc",
-    "isnan": "isnan",
-    "isinf": "isinf",
-    "isfinite": "isfinite",
-    "logical_not": "logical_not",
-    "bitwise_not": "invert",
-    "square": "square",
-}.items():
-    table.row(_name, f"jnp.{_function}({{x}})")
+operators(table)
+_PAIRS = ("maximum", "minimum", "pow", "floordiv", "mod", "atan2", "logical_and", "logical_or", "logical_xor")
+functions(table, "jnp", (*UNARY, *QUESTIONS, "log2", *_PAIRS, "sign", "trunc"), NUMPY_NAMES)
 table.rows(
     {
         "neg": "-{x}",
@@ -117,13 +57,9 @@ table.helpers(helpers.shift_left, helpers.shift_right)
 
 @table.function("clip")
 def _clip(call: Call) -> str:
-    integer, text = not call.type.dtype.is_float, str(call.x)
-    limits = call.type.dtype.limits if integer else (0, 0)
-    if call.low is not None:
-        text = f"jnp.maximum({text}, {max(int(call.low), limits[0]) if integer else call.literal(call.low)})"
-    if call.high is not None:
-        text = f"jnp.minimum({text}, {min(int(call.high), limits[1]) if integer else call.literal(call.high)})"
-    return text
+    (low, high), text = bounds(call), str(call.x)
+    text = text if low is None else f"jnp.maximum({text}, {low})"
+    return text if high is None else f"jnp.minimum({text}, {high})"
 
 
 @table.function("cast")
@@ -136,45 +72,34 @@ def _cast(call: Call) -> str:
 
 
 # -- reductions ---------------------------------------------------------------------------------------------------
-def _axes(call: Call) -> str:
-    axes = call.axis
-    if axes == tuple(range(len(call.operand_type("x").shape))):
-        return "None"
-    return str(axes[0]) if len(axes) == 1 else call.literal(axes)
-
-
 @table.function("sum", "prod")
 def _sum(call: Call) -> str:
     kept = ", keepdims=True" if call.keepdims else ""
     name = call.node.op.name
     if is_half(call.node):
-        return f"jnp.{name}({call.x}, axis={_axes(call)}, dtype=jnp.float32{kept}).astype({call.dtype()})"
-    return f"jnp.{name}({call.x}, axis={_axes(call)}, dtype={call.dtype()}{kept})"
+        return f"jnp.{name}({call.x}, axis={axes_text(call)}, dtype=jnp.float32{kept}).astype({call.dtype()})"
+    return f"jnp.{name}({call.x}, axis={axes_text(call)}, dtype={call.dtype()}{kept})"
 
 
 @table.function("mean")
 def _mean(call: Call) -> str:
     kept = ", keepdims=True" if call.keepdims else ""
     if is_half(call.node):
-        return f"jnp.mean({call.x}, axis={_axes(call)}, dtype=jnp.float32{kept}).astype({call.dtype()})"
-    return f"jnp.mean({call.x}, axis={_axes(call)}{kept})"
+        return f"jnp.mean({call.x}, axis={axes_text(call)}, dtype=jnp.float32{kept}).astype({call.dtype()})"
+    return f"jnp.mean({call.x}, axis={axes_text(call)}{kept})"
 
 
 @table.function("max", "min")
 def _extreme(call: Call) -> str:
     kept = ", keepdims=True" if call.keepdims else ""
-    kind, name = call.type.dtype, call.node.op.name
-    if kind.is_float:
-        start = "-jnp.inf" if name == "max" else "jnp.inf"
-    else:
-        start = str(kind.limits[0 if name == "max" else 1])
-    return f"jnp.{name}({call.x}, axis={_axes(call)}{kept}, initial={start})"
+    name = call.node.op.name
+    return f"jnp.{name}({call.x}, axis={axes_text(call)}{kept}, initial={nothing_yet(call, '-jnp.inf', 'jnp.inf')})"
 
 
 @table.function("any", "all")
 def _logic(call: Call) -> str:
     kept = ", keepdims=True" if call.keepdims else ""
-    return f"jnp.{call.node.op.name}({call.x}, axis={_axes(call)}{kept})"
+    return f"jnp.{call.node.op.name}({call.x}, axis={axes_text(call)}{kept})"
 
 
 table.rows(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mithril.codegen import Call
-from mithril_jax.lowering import is_integer, table
+from mithril.codegen.common import is_integer
+from mithril_jax.lowering import table
 
 own = table.extend({}, "native semantics")
 DIFFERENT: dict[str, str] = {

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mithril.codegen import Call, Lowerings
+from mithril.codegen.common import (
+    NUMPY_NAMES,
+    QUESTIONS,
+    UNARY,
+    as_it_is,
+    bounds,
+    dtype_of,
+    functions,
+    is_half,
+    is_integer,
+    nothing_yet,
+    operators,
+)
 from mithril.codegen.control import python_control
 from mithril.codegen.slicing import sliced
 from mithril.graph import Node
@@ -21,83 +32,17 @@ table = Lowerings(
 )
 
 
-def dtype_of(node: Node, k: int = 0) -> Any:
-    operand = node.operands[k]
-    assert operand is not None
-    return operand.dtype
-
-
-def is_integer(node: Node) -> bool:
-    return bool(dtype_of(node).is_integer)
-
-
-def is_half(node: Node) -> bool:
-    return bool(dtype_of(node).is_float and dtype_of(node).bits == 16)
-
-
 # -- element-wise -------------------------------------------------------------------------------------------------
-for _name, _symbol in {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "div": "/",
-    "equal": "==",
-    "not_equal": "!=",
-    "less": "<",
-    "less_equal": "<=",
-    "greater": ">",
-    "greater_equal": ">=",
-    "bitwise_and": "&",
-    "bitwise_or": "|",
-    "bitwise_xor": "^",
-}.items():
-    table.row(_name, f"{{a}} {_symbol} {{b}}")
-for _name, _function in {
-    "abs": "abs",
-    "exp": "exp",
-    "expm1": "expm1",
-    "log": "log",
-    "log1p": "log1p",
-    "log2": "log2",
-    "sqrt": "sqrt",
-    "rsqrt": "rsqrt",
-    "square": "square",
-    "sin": "sin",
-    "cos": "cos",
-    "tan": "tan",
-    "asin": "arcsin",
-    "acos": "arccos",
-    "atan": "arctan",
-    "sinh": "sinh",
-    "cosh": "cosh",
-    "tanh": "tanh",
-    "asinh": "arcsinh",
-    "acosh": "arccosh",
-    "atanh": "arctanh",
-    "erf": "erf",
-    "erfinv": "erfinv",
-    "floor": "floor",
-    "ceil": "ceil",
-    "round": "round",
-    "isnan": "isnan",
-    "isinf": "isinf",
-    "isfinite": "isfinite",
-    "logical_not": "logical_not",
-    "bitwise_not": "bitwise_invert",
-}.items():
-    table.row(_name, f"mx.{_function}({{x}})")
-table.rows(
-    {
-        "neg": "-{x}",
-        "maximum": "mx.maximum({a}, {b})",
-        "minimum": "mx.minimum({a}, {b})",
-        "pow": "mx.power({a}, {b})",
-        "atan2": "mx.arctan2({a}, {b})",
-        "where": "mx.where({condition}, {a}, {b})",
-        "logical_and": "mx.logical_and({a}, {b})",
-        "logical_or": "mx.logical_or({a}, {b})",
-    }
+operators(table)
+_PAIRS = ("maximum", "minimum", "pow", "atan2", "logical_and", "logical_or")
+functions(
+    table,
+    "mx",
+    (*UNARY, *QUESTIONS, "log2", *_PAIRS, "rsqrt", "erf", "erfinv"),
+    {**NUMPY_NAMES, "bitwise_not": "bitwise_invert"},
 )
+table.row("neg", "-{x}")
+table.row("where", "mx.where({condition}, {a}, {b})")
 
 
 @table.function("logical_xor")
@@ -137,11 +82,9 @@ table.helpers(helpers.shift_left, helpers.shift_right)
 
 @table.function("clip")
 def _clip(call: Call) -> str:
-    integer, text = not call.type.dtype.is_float, call.array("x")
-    limits = call.type.dtype.limits if integer else (0, 0)
-    for name, value, edge, better in (("maximum", call.low, limits[0], max), ("minimum", call.high, limits[1], min)):
-        if value is not None:
-            bound = better(int(value), edge) if integer else call.literal(value)
+    text = call.array("x")
+    for name, bound in zip(("maximum", "minimum"), bounds(call), strict=True):
+        if bound is not None:
             text = f"mx.{name}({text}, mx.array({bound}, {call.dtype()}))"
     return text
 
@@ -195,11 +138,8 @@ def _mean(call: Call) -> str:
 
 @table.function("max", "min")
 def _extreme(call: Call) -> str:
-    kind, largest = call.type.dtype, call.node.op.name == "max"
-    if kind.is_float:
-        start = 'float("-inf")' if largest else 'float("inf")'
-    else:
-        start = str(kind.limits[0 if largest else 1])
+    largest = call.node.op.name == "max"
+    start = nothing_yet(call, 'float("-inf")', 'float("inf")')
     return f"{call.helper(helpers.extreme)}({_reduced(call)}, {largest}, {start})"
 
 
@@ -265,9 +205,7 @@ def _triangle(call: Call) -> str:
     return f"{call.helper(helpers.triangle)}({call.array('x')}, mx.{call.node.op.name}, {call.k})"
 
 
-@table.function("barrier", view=True)
-def _barrier(call: Call) -> str:
-    return ", ".join(str(x) for x in call.operands)
+table.function("barrier", view=True)(as_it_is)
 
 
 @table.function("iota")

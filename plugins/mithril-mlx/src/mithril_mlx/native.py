@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from mithril.codegen import Call
+from mithril.codegen.common import dtype_of, is_half
 from mithril.graph import Node
 from mithril_mlx import helpers
-from mithril_mlx.lowering import dtype_of, is_half, table
+from mithril_mlx.lowering import table
 
 
 def is_float(node: Node) -> bool:

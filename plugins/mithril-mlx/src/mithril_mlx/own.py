@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from mithril.codegen import Call
+from mithril.codegen.common import dtype_of, is_integer
 from mithril.graph import Node
 from mithril_mlx import native
-from mithril_mlx.lowering import dtype_of, is_integer, table
+from mithril_mlx.lowering import table
 
 own = table.extend({}, "native semantics")
 DIFFERENT: dict[str, str] = {

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mithril.codegen import Call, Lowerings
+from mithril.codegen.common import (
+    NUMPY_NAMES,
+    QUESTIONS,
+    SIGNS,
+    UNARY,
+    as_it_is,
+    axes_text,
+    bounds,
+    functions,
+    is_half,
+    is_integer,
+    nothing_yet,
+    operators,
+)
 from mithril.codegen.control import python_control
 from mithril.codegen.slicing import sliced
 from mithril.graph import Node
@@ -13,83 +25,17 @@ from mithril_numpy import helpers
 table = Lowerings("numpy", ["import numpy as np"], bfloat16="ml_dtypes.bfloat16", reserved=vars(helpers), release=True)
 
 
-def dtype_of(node: Node, k: int = 0) -> Any:
-    operand = node.operands[k]
-    assert operand is not None
-    return operand.dtype
-
-
-def is_integer(node: Node) -> bool:
-    return bool(dtype_of(node).is_integer)
-
-
-def is_half(node: Node) -> bool:
-    return bool(dtype_of(node).is_float and dtype_of(node).bits == 16)
-
-
 # -- element-wise: an operator where there is one, with a form that writes into a dead operand -------------------------
-for _name, _sign, _function in (
-    ("add", "+", "add"),
-    ("sub", "-", "subtract"),
-    ("mul", "*", "multiply"),
-    ("div", "/", "divide"),
-):
-    table.row(_name, f"{{a}} {_sign} {{b}}", out=f"np.{_function}({{a}}, {{b}}, out={{out}})")
-for _name, _function in (
-    ("maximum", "maximum"),
-    ("minimum", "minimum"),
-    ("pow", "power"),
-    ("floordiv", "floor_divide"),
-    ("mod", "mod"),
-    ("atan2", "arctan2"),
-    ("bitwise_and", "bitwise_and"),
-    ("bitwise_or", "bitwise_or"),
-    ("bitwise_xor", "bitwise_xor"),
-    ("logical_and", "logical_and"),
-    ("logical_or", "logical_or"),
-    ("logical_xor", "logical_xor"),
-):
-    table.row(_name, f"np.{_function}({{a}}, {{b}})", out=f"np.{_function}({{a}}, {{b}}, out={{out}})")
-for _name, _sign in (
-    ("equal", "=="),
-    ("not_equal", "!="),
-    ("less", "<"),
-    ("less_equal", "<="),
-    ("greater", ">"),
-    ("greater_equal", ">="),
-):
-    table.row(_name, f"{{a}} {_sign} {{b}}")
-for _name, _function in {
-    "neg": "negative",
-    "abs": "absolute",
-    "sign": "sign",
-    "exp": "exp",
-    "expm1": "expm1",
-    "log": "log",
-    "log1p": "log1p",
-    "sqrt": "sqrt",
-    "sin": "sin",
-    "cos": "cos",
-    "tan": "tan",
-    "asin": "arcsin",
-    "acos": "arccos",
-    "atan": "arctan",
-    "sinh": "sinh",
-    "cosh": "cosh",
-    "tanh": "tanh",
-    "asinh": "arcsinh",
-    "acosh": "arccosh",
-    "atanh": "arctanh",
-    "floor": "floor",
-    "ceil": "ceil",
-    "round": "rint",
-    "trunc": "trunc",
-    "logical_not": "logical_not",
-    "bitwise_not": "invert",
-    "square": "square",
-}.items():
-    table.row(_name, f"np.{_function}({{x}})", out=f"np.{_function}({{x}}, out={{out}})")
-table.rows({"isnan": "np.isnan({x})", "isinf": "np.isinf({x})", "isfinite": "np.isfinite({x})"})
+operators(table)
+for _name in ("add", "sub", "mul", "div"):
+    table.row(
+        _name, f"{{a}} {SIGNS[_name]} {{b}}", out=f"np.{NUMPY_NAMES.get(_name, _name)}({{a}}, {{b}}, out={{out}})"
+    )
+functions(table, "np", QUESTIONS)
+_PAIRS = ("maximum", "minimum", "pow", "floordiv", "mod", "atan2", "logical_and", "logical_or", "logical_xor")
+_BITS = ("bitwise_and", "bitwise_or", "bitwise_xor")
+_OWN_NAMES = {**NUMPY_NAMES, "abs": "absolute", "round": "rint"}
+functions(table, "np", (*UNARY, "neg", "sign", "trunc", *_PAIRS, *_BITS), _OWN_NAMES, out=True)
 for _name in ("floor", "ceil", "round", "trunc"):
     table.row(_name, "{x}.copy()", when=is_integer)
 table.row("where", "np.where({condition}, {a}, {b})")
@@ -126,14 +72,9 @@ def _special(call: Call) -> str:
 
 @table.function("clip")
 def _clip(call: Call) -> str:
-    integer, low, high = not call.type.dtype.is_float, call.low, call.high
-    limits = call.type.dtype.limits if integer else (0, 0)
-    text = call.x
-    if low is not None:
-        text = f"np.maximum({text}, {max(int(low), limits[0]) if integer else call.number(low)})"
-    if high is not None:
-        text = f"np.minimum({text}, {min(int(high), limits[1]) if integer else call.number(high)})"
-    return str(text)
+    (low, high), text = bounds(call), str(call.x)
+    text = text if low is None else f"np.maximum({text}, {low})"
+    return text if high is None else f"np.minimum({text}, {high})"
 
 
 @table.function("cast", view=False)
@@ -146,52 +87,38 @@ def _cast(call: Call) -> str:
 
 
 # -- reductions ---------------------------------------------------------------------------------------------------
-def _axes(call: Call) -> str:
-    """The axes as written; all of them as None."""
-    axes = call.axis
-    rank = len(call.operand_type("x").shape)
-    if axes == tuple(range(rank)):
-        return "None"
-    return str(axes[0]) if len(axes) == 1 else call.literal(axes)
-
-
 @table.function("sum", "prod")
 def _sum(call: Call) -> str:
     name = call.node.op.name
     kept = ", keepdims=True" if call.keepdims else ""
     if is_half(call.node):
-        return f"np.{name}({call.x}, axis={_axes(call)}, dtype=np.float32{kept}).astype({call.dtype()})"
+        return f"np.{name}({call.x}, axis={axes_text(call)}, dtype=np.float32{kept}).astype({call.dtype()})"
     exact = f", dtype={call.dtype()}" if is_integer(call.node) else ""
-    return f"np.{name}({call.x}, axis={_axes(call)}{exact}{kept})"
+    return f"np.{name}({call.x}, axis={axes_text(call)}{exact}{kept})"
 
 
 @table.function("mean")
 def _mean(call: Call) -> str:
     kept = ", keepdims=True" if call.keepdims else ""
     if is_half(call.node):
-        return f"np.mean({call.x}, axis={_axes(call)}, dtype=np.float32{kept}).astype({call.dtype()})"
-    return f"np.mean({call.x}, axis={_axes(call)}{kept})"
+        return f"np.mean({call.x}, axis={axes_text(call)}, dtype=np.float32{kept}).astype({call.dtype()})"
+    return f"np.mean({call.x}, axis={axes_text(call)}{kept})"
 
 
 @table.function("max", "min")
 def _extreme(call: Call) -> str:
     name = call.node.op.name
     kept = ", keepdims=True" if call.keepdims else ""
-    kind = call.type.dtype
     sizes = [call.operand_type("x").shape[k] for k in call.axis]
     if all(isinstance(n, int) and n > 0 for n in sizes):
-        return f"np.{name}({call.x}, axis={_axes(call)}{kept})"
-    if kind.is_float:
-        start = "-np.inf" if name == "max" else "np.inf"
-    else:
-        start = str(kind.limits[0 if name == "max" else 1])
-    return f"np.{name}({call.x}, axis={_axes(call)}{kept}, initial={start})"
+        return f"np.{name}({call.x}, axis={axes_text(call)}{kept})"
+    return f"np.{name}({call.x}, axis={axes_text(call)}{kept}, initial={nothing_yet(call, '-np.inf', 'np.inf')})"
 
 
 @table.function("any", "all")
 def _logic(call: Call) -> str:
     kept = ", keepdims=True" if call.keepdims else ""
-    return f"np.{call.node.op.name}({call.x}, axis={_axes(call)}{kept})"
+    return f"np.{call.node.op.name}({call.x}, axis={axes_text(call)}{kept})"
 
 
 table.rows(
@@ -238,9 +165,7 @@ table.row("triu", "np.triu({x}, {k})")
 table.row("size_value", "np.asarray({value}, {dtype})")
 
 
-@table.function("barrier", view=True)
-def _barrier(call: Call) -> str:
-    return ", ".join(str(x) for x in call.operands)
+table.function("barrier", view=True)(as_it_is)
 
 
 @table.function("iota", view=True)

@@ -5,6 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from mithril.codegen import Call, Lowerings
+from mithril.codegen.common import (
+    QUESTIONS,
+    UNARY,
+    as_it_is,
+    bounds,
+    dtype_of,
+    functions,
+    is_half,
+    is_integer,
+    nothing_yet,
+    operators,
+)
 from mithril.codegen.control import python_control
 from mithril.codegen.slicing import sliced
 from mithril.graph import Node
@@ -19,20 +31,6 @@ table = Lowerings(
     reserved=vars(helpers),
     release=True,
 )
-
-
-def dtype_of(node: Node, k: int = 0) -> Any:
-    operand = node.operands[k]
-    assert operand is not None
-    return operand.dtype
-
-
-def is_integer(node: Node) -> bool:
-    return bool(dtype_of(node).is_integer)
-
-
-def is_half(node: Node) -> bool:
-    return bool(dtype_of(node).is_float and dtype_of(node).bits == 16)
 
 
 def is_inexact(node: Node) -> bool:
@@ -51,59 +49,8 @@ def is_words(node: Node) -> bool:
 
 
 # -- element-wise -------------------------------------------------------------------------------------------------
-OPERATORS = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "div": "/",
-    "equal": "==",
-    "not_equal": "!=",
-    "less": "<",
-    "less_equal": "<=",
-    "greater": ">",
-    "greater_equal": ">=",
-    "bitwise_and": "&",
-    "bitwise_or": "|",
-    "bitwise_xor": "^",
-}
-for _name, _symbol in OPERATORS.items():
-    table.row(_name, f"{{a}} {_symbol} {{b}}")
-UNARY = {
-    "abs": "abs",
-    "exp": "exp",
-    "expm1": "expm1",
-    "log": "log",
-    "log1p": "log1p",
-    "log2": "log2",
-    "sqrt": "sqrt",
-    "sin": "sin",
-    "cos": "cos",
-    "tan": "tan",
-    "asin": "asin",
-    "acos": "acos",
-    "atan": "atan",
-    "sinh": "sinh",
-    "cosh": "cosh",
-    "tanh": "tanh",
-    "asinh": "asinh",
-    "acosh": "acosh",
-    "atanh": "atanh",
-    "erf": "erf",
-    "erfinv": "erfinv",
-    "floor": "floor",
-    "ceil": "ceil",
-    "round": "round",
-    "trunc": "trunc",
-    "isnan": "isnan",
-    "isinf": "isinf",
-    "isfinite": "isfinite",
-    "logical_not": "logical_not",
-    "bitwise_not": "bitwise_not",
-    "square": "square",
-    "rsqrt": "rsqrt",
-}
-for _name, _function in UNARY.items():
-    table.row(_name, f"torch.{_function}({{x}})")
+operators(table)
+functions(table, "torch", (*UNARY, *QUESTIONS, "log2", "trunc", "erf", "erfinv", "rsqrt"))
 table.row("neg", "-{x}")
 
 
@@ -176,13 +123,9 @@ def _words_helped(call: Call) -> str:
 
 @table.function("clip")
 def _clip(call: Call) -> str:
-    integer = not call.type.dtype.is_float
-    limits = call.type.dtype.limits if integer else (0, 0)
-    bounds = []
-    for name, value, edge, better in (("min", call.low, limits[0], max), ("max", call.high, limits[1], min)):
-        if value is not None:
-            bounds.append(f"{name}={better(int(value), edge) if integer else call.literal(value)}")
-    return f"torch.clamp({call.x}, {', '.join(bounds)})" if bounds else str(call.x)
+    low, high = bounds(call)
+    given = [f"{name}={bound}" for name, bound in (("min", low), ("max", high)) if bound is not None]
+    return f"torch.clamp({call.x}, {', '.join(given)})" if given else str(call.x)
 
 
 @table.function("cast")
@@ -226,11 +169,8 @@ def _mean(call: Call) -> str:
 
 @table.function("max", "min")
 def _extreme(call: Call) -> str:
-    kind, largest = call.type.dtype, call.node.op.name == "max"
-    if kind.is_float:
-        start = 'float("-inf")' if largest else 'float("inf")'
-    else:
-        start = str(kind.limits[0 if largest else 1])
+    largest = call.node.op.name == "max"
+    start = nothing_yet(call, 'float("-inf")', 'float("inf")')
     return f"{call.helper(helpers.extreme)}({_reduced(call)}, {largest}, {start})"
 
 
@@ -291,9 +231,7 @@ def _of_scalar(call: Call) -> str:
     return f"{call.array('x')}.expand({call.shape()})" if call.type.shape else call.array("x")
 
 
-@table.function("barrier", view=True)
-def _barrier(call: Call) -> str:
-    return ", ".join(str(x) for x in call.operands)
+table.function("barrier", view=True)(as_it_is)
 
 
 @table.function("iota")

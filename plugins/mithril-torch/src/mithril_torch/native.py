@@ -6,10 +6,11 @@ import math
 from typing import Any
 
 from mithril.codegen import Call
+from mithril.codegen.common import dtype_of
 from mithril.graph import Node
 from mithril.types import TensorType
 from mithril_torch import helpers, joining, pairing
-from mithril_torch.lowering import dtype_of, has_onednn, table
+from mithril_torch.lowering import has_onednn, table
 
 joining.add_rows(table)
 pairing.add_rows(table)

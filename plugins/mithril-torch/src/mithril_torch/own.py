@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from mithril.codegen import Call
+from mithril.codegen.common import dtype_of
 from mithril.graph import Node
 from mithril_torch import native
-from mithril_torch.lowering import dtype_of, is_words, table
+from mithril_torch.lowering import is_words, table
 
 own = table.extend({}, "native semantics")
 DIFFERENT: dict[str, str] = {
