@@ -94,14 +94,43 @@ def test_collectives_are_those_expected():
     assert exchanges((2,), parallelism="fsdp") == {"all_reduce": 0, "all_gather": 1, "reduce_scatter": 1}
 
 
-def test_training_in_a_pool():
+def trainer(mesh, options, **recipe):
+    compiled = ml.compile(block(), ml.TorchBackend(device_mesh=mesh), shapes={"x": [8, 6, 16]}, **options)
+    return ml.Trainer(compiled, ml.SGD(0.1, momentum=0.9), loss="mse_loss", progress=False, **recipe)
+
+
+@pytest.mark.parametrize(
+    ("way", "recipe"),
+    [
+        (((2,), {}), {"gradient_accumulation_steps": 2}),
+        (((2,), {"parallelism": "fsdp"}), {"clip_norm": 0.5, "ema": 0.9}),
+        (((1, 1, 2), {"pipeline_chunks": 4}), {"clip_norm": 0.5}),
+        (((2, 1, 2), {"pipeline_chunks": 2}), {"loss_scale": "dynamic", "metrics": ["mean_absolute_error"]}),
+    ],
+    ids=["data", "fsdp", "pipeline", "data and stages"],
+)
+def test_training_in_a_pool(way, recipe):
     pytest.importorskip("mithril_train")
-    losses = []
-    for mesh, options in ((None, {}), ((2,), {}), ((2,), {"parallelism": "fsdp"})):
-        compiled = ml.compile(block(), ml.TorchBackend(device_mesh=mesh), shapes={"x": [8, 6, 16]}, **options)
-        trainer = ml.Trainer(compiled, ml.Adam(0.01), loss="mse_loss", progress=False)
-        losses.append([trainer.step({**X, "target": G})["loss"] for _ in range(3)])
-    np.testing.assert_allclose(losses[1:], losses[:1] * 2, rtol=1e-4)
+    batches = [{"x": np.roll(X["x"], k, 1), "target": np.roll(G, k, 1)} for k in range(4)]
+    one, many = trainer(None, {}, **recipe), trainer(*way, **recipe)
+    expected, found = ([dict(made.step(batch)) for batch in batches] for made in (one, many))
+    for left, right in zip(found, expected, strict=True):
+        assert left == pytest.approx(right, rel=1e-4)
+    weights = one.engine.to_numpy()
+    for name, x in many.engine.to_numpy().items():
+        np.testing.assert_allclose(x, weights[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_a_training_step_exchanges_gradients_once():
+    """In parts they are updated in parts: what is gathered of a step are parameters, not gradients."""
+    pytest.importorskip("mithril_train")
+    made = trainer((2,), {"parallelism": "fsdp"}, clip_norm=0.5)
+    made.begin({**X, "target": G})
+    source = next(iter(made.engine._steps.values())).run.source
+    lines = [line for line in source.splitlines() if not line.startswith("def ")]
+    names = ("all_reduce", "all_gather", "reduce_scatter")
+    counts = {n: sum(len(re.findall(rf"(?<![.\w]){n}\(", line)) for line in lines) for n in names}
+    assert counts == {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}, "the loss and the norm are sums as well"
 
 
 # -- processes ----------------------------------------------------------------------------------------------------

@@ -163,6 +163,12 @@ class _Walk:
         if found is None and split and getattr(node.op, "composite", False):
             self._apart(node)
             return
+        if any(v in self.open for v in node.operands if v is not None):
+            for v in node.operands:
+                if v is not None:
+                    self.settled(v)
+            self._plain(node)  # of which some may be in parts now
+            return
         if found is None:
             needs = tuple(None if v is None else whole(v.ndim) for v in node.operands)
             found = Local(needs, tuple(whole(v.ndim) for v in node.results))
@@ -263,7 +269,7 @@ class _Walk:
     def settled(self, v: Value) -> Value:
         """The value with its sums made."""
         for axis in sorted(self.open.pop(v, frozenset())):
-            wanted = self.wanted.get(v)
+            wanted = self.wanted.get(v) or self._met(v, axis)
             if wanted is not None and axis in wanted and self.splits[v][wanted.index(axis)] is None:
                 k = wanted.index(axis)
                 self.made[v] = self._exchange("reduce_scatter", self.made[v], axis, axis=k)
@@ -273,6 +279,22 @@ class _Walk:
             if axis in self.turns:
                 self.once.add(v)
         return self.made[v]
+
+    def _met(self, v: Value, axis: str) -> Split | None:
+        """The split along an axis of an argument that a value meets element by element: of a gradient's parameter."""
+        front, seen = [v], {v}
+        while front:
+            for node in self.graph.users.get(front.pop(), ()):
+                alike = getattr(node.op, "elementwise", False)
+                if not alike and node.op.name != "if":  # in which an optimizer's update may be
+                    continue
+                for other in node.operands:
+                    if other in self.graph.input_of and other.shape == v.shape and axis in self.splits[other]:
+                        return self.splits[other]
+                following = [r for r in node.results if alike and r.shape == v.shape and r not in seen]
+                front += following
+                seen.update(following)
+        return None
 
     # -- exchanges ----------------------------------------------------------------------------------------------------
     def as_split(self, v: Value, need: Split, *, closed: bool = True) -> Value:
@@ -403,6 +425,8 @@ class _Walk:
     def _if(self, node: Node) -> None:
         """Operands are split as they come; results as both branches leave them. All devices take the same branch."""
         choice, *read = [v for v in node.operands if v is not None]
+        for v in read:
+            self.settled(v)
         have = [self.splits[v] for v in read]
         made = [self._branch(region, have, ()) for region in node.regions]
         leaving = [[p.split for p in branch.outputs.values()] for branch in made]
