@@ -61,5 +61,7 @@ def _bytes(graph: Graph, mesh: Mesh, wanted: Wanted, tiled: bool) -> int:
     """Bytes that the plan expects one device to need."""
     choice = choose(graph, mesh, wanted.splits)
     placed = propagate(graph, mesh, choice.splits)
-    fused = with_strips(fuse(graph), placed) if tiled else fuse(graph)
+    fused = fuse(graph, tpu=tiled)
+    if tiled:
+        fused = with_strips(fused, placed)
     return needs(fused, placed, tiled=tiled).peak

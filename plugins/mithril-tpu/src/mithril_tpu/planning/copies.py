@@ -10,7 +10,7 @@ from mithril_tpu.placing.propagate import Placed
 from mithril_tpu.placing.rules import sizes
 from mithril_tpu.planning.fusion import CONVOLUTIONS, Fused
 from mithril_tpu.planning.images import strip_bytes
-from mithril_tpu.planning.tiles import image_bytes, stored
+from mithril_tpu.planning.tiles import TILE, image_bytes, stored
 
 Alive = tuple[int, int, int]  # first and last step, and bytes
 
@@ -19,7 +19,7 @@ def copies(fused: Fused, placed: Placed, images: frozenset[Value]) -> list[Alive
     """Of a graph whose ``images`` are stored as convolutions want them already."""
     nodes = [node for node in fused.graph.nodes if node.op.name in CONVOLUTIONS]
     seen = _margins(nodes, fused, placed) if fused.strips else _of_images(nodes, fused, placed, images)
-    return [*seen, *_of_kernels(nodes, fused, placed), *_columns(nodes, fused, placed)]
+    return [*seen, *_of_kernels(nodes, fused, placed), *_columns(nodes, fused, placed), *_reshaped(fused, placed)]
 
 
 def _margins(nodes: list[Node], fused: Fused, placed: Placed) -> Iterator[Alive]:
@@ -67,6 +67,17 @@ def _columns(nodes: list[Node], fused: Fused, placed: Placed) -> Iterator[Alive]
             size[x] = stored((n, prod(_spots(node)), channels * prod(_kernel(node))), x.dtype.itemsize, True)
     for x, steps in readers.items():
         yield min(steps), max(steps), size[x]
+
+
+def _reshaped(fused: Fused, placed: Placed) -> Iterator[Alive]:
+    """Where rows are counted anew and do not fill their tiles, reshaping moves every one of them."""
+    for node in fused.graph.nodes:
+        if node.op.name != "reshape":
+            continue
+        before, after = placed.local(_operand(node, 0))[-2:], placed.local(node.result)[-2:]
+        if len(before) == len(after) == 2 and before[0] != after[0] and (before[0] % TILE[0] or after[0] % TILE[0]):
+            step = fused.step[node]
+            yield step, step, stored(placed.local(node.result), node.result.dtype.itemsize, True)
 
 
 def by_columns(node: Node) -> bool:

@@ -2,7 +2,8 @@
 
 A value is *kept* where several kernels read it or where no kernel of its reader's can swallow it. Everything else is
 computed inside the kernel that reads it: it takes no memory, and what it is made of lives until that kernel has run.
-What is cheap and made of things that are kept as long anyway is computed again by each of its readers.
+What is cheap and made of things that are kept as long anyway is computed again by each of its readers; and so is what
+costs where a TPU's products read it, which compute their operands themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from mithril_tpu.placing.rules import sizes
 _VIEWS = frozenset({"reshape", "squeeze", "unsqueeze", "stop_gradient", "barrier", "transpose", "broadcast_to"})
 _MADE = frozenset({"constant", "full", "iota", "size_value", "eye"})  # cheaper to make again than to read
 _POINTWISE = frozenset({"cast", "where", "clip", "slice", "pad", "concat", "tril", "triu"})
-_COSTLY = frozenset({"exp", "log", "pow", "tanh", "div", "sqrt", "rsqrt", "sin", "cos", "sigmoid"})  # never made twice
+_COSTLY = frozenset({"exp", "log", "pow", "tanh", "div", "sqrt", "rsqrt", "sin", "cos", "sigmoid"})
 _SUMS = frozenset({"sum", "mean", "max", "min"})  # which take in what they sum
 CONVOLUTIONS = frozenset({"conv", "conv_input_grad", "conv_weight_grad"})
 PRODUCTS = CONVOLUTIONS | {"matmul", "contract"}
@@ -41,7 +42,6 @@ class Fused:
     step: dict[Node, int]
     last: dict[Value, int]
     wide: frozenset[Value]  # of 16 bits in the graph, but kept in 32, as the arithmetic around them is
-    exact: bool
     strips: frozenset[Value]  # images that are cut in strips
 
 
@@ -51,8 +51,8 @@ def pointwise(node: Node) -> bool:
     return bool(getattr(node.op, "elementwise", False)) or name in _POINTWISE or name in _VIEWS or name in _MADE
 
 
-def fuse(graph: Graph, *, exact: bool = False, strips: frozenset[Value] = frozenset()) -> Fused:
-    """The kernels of a graph. ``exact``: matrix products of float32 keep all digits, and then take no operand in.
+def fuse(graph: Graph, *, tpu: bool, strips: frozenset[Value] = frozenset()) -> Fused:
+    """The kernels of a graph, on a TPU or elsewhere.
 
     Of images in ``strips`` somebody has to write the margins, so that convolutions take none in; and gradients of
     kernels come after all others.
@@ -70,8 +70,8 @@ def fuse(graph: Graph, *, exact: bool = False, strips: frozenset[Value] = frozen
             waits = v in strips and any(user.op.name == "conv_weight_grad" for user in readers)
             last[v] = end if v in outputs or waits else max(reads, default=step[node])
         homes[node] = node
-        if _swallowed(node, users, outputs, homes, exact, strips) or _again(
-            node, graph, outputs, last, inner, step, strips
+        if _swallowed(node, users, outputs, homes, strips) or _again(
+            node, graph, outputs, last, inner, step, tpu, strips
         ):
             inner.add(node)
             found = {homes[user] for v in node.results for user in users.get(v, ())}
@@ -86,7 +86,7 @@ def fuse(graph: Graph, *, exact: bool = False, strips: frozenset[Value] = frozen
         and k.node.result.dtype.bits == 16
         and not any(r.op.name in PRODUCTS for r in _through_views(k.node.result, users))
     }
-    return Fused(graph, kernels, step, last, frozenset(wide), exact, strips)
+    return Fused(graph, kernels, step, last, frozenset(wide), strips)
 
 
 def _swallowed(
@@ -94,7 +94,6 @@ def _swallowed(
     users: Mapping[Value, tuple[Node, ...]],
     outputs: frozenset[Value],
     homes: Mapping[Node, Node | None],
-    exact: bool,
     strips: frozenset[Value],
 ) -> bool:
     if len(node.results) != 1 or node.result in outputs:
@@ -105,15 +104,13 @@ def _swallowed(
     if len(readers) != 1:
         return not readers
     (reader,) = readers
-    if reader.op.name in CONVOLUTIONS:
-        return pointwise(node) and node.result not in strips
     if reader.op.name in PRODUCTS:
-        return pointwise(node) and (not exact or node.result.dtype.bits <= 16)
+        return pointwise(node) and node.result not in strips
     if pointwise(node):
         return True
-    if node.op.name in CONVOLUTIONS:  # computed once, and not on the way into another convolution
+    if node.op.name in PRODUCTS:  # computed once, and not on the way into another product
         home = homes[reader]
-        return pointwise(reader) and home is not None and home.op.name not in CONVOLUTIONS
+        return pointwise(reader) and home is not None and home.op.name not in PRODUCTS
     return pointwise(reader)
 
 
@@ -124,6 +121,7 @@ def _again(
     last: Mapping[Value, int],
     inner: set[Node],
     step: Mapping[Node, int],
+    tpu: bool,
     strips: frozenset[Value],
 ) -> bool:
     """Whether all readers rather compute a value again than have it kept: it costs little, and no memory."""
@@ -131,13 +129,13 @@ def _again(
         return False
     v = node.result
     readers = graph.users.get(v, ())
-    takers = _SUMS if v in strips else _SUMS | CONVOLUTIONS
+    takers = _SUMS | PRODUCTS if tpu and v not in strips else _SUMS
     if any(not pointwise(r) and r.op.name not in takers for r in readers) or last[v] - step[node] < 2:
         return False
     pending, chain, longer = [node], {node}, 0
     while pending:
         current = pending.pop()
-        if current.op.name in _COSTLY:
+        if current.op.name in _COSTLY and not any(r.op.name in PRODUCTS for r in readers):
             return False
         for o in current.operands:
             if o is None or o in graph.input_of or prod(sizes(o)) < prod(sizes(v)):

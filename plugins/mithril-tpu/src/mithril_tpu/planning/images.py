@@ -37,7 +37,7 @@ def with_strips(fused: Fused, placed: Placed) -> Fused:
     made = (node.result for node in fused.graph.nodes if node.op.name == "conv" and node.result in cut)
     if not any(shapes[v][-1] > STRIPS for v in made):  # it is worth while for one, and then goes on to all others
         return fused
-    return fuse(fused.graph, exact=fused.exact, strips=cut)
+    return fuse(fused.graph, tpu=True, strips=cut)
 
 
 def strip(width: int) -> int:

@@ -149,8 +149,7 @@ def plan(
     """
     spec = plugins.target(target).spec if isinstance(target, str) else target
     names = (of,) if isinstance(of, str) else tuple(of)
-    exact = spec.family == "tpu" and options.get("semantics", "portable") == "portable"
-    fused = fuse(_graph(model, names, {**options, **({"shapes": shapes} if shapes else {})}), exact=exact)
+    fused = fuse(_graph(model, names, {**options, **({"shapes": shapes} if shapes else {})}), tpu=spec.family == "tpu")
     limit = spec.costs.get("usable_memory", spec.memory)
     made = Plan(spec, bool(names), [])
     counts = (devices,) if isinstance(devices, int) else tuple(devices)
@@ -163,7 +162,7 @@ def plan(
     for n in (stages,) if isinstance(stages, int) else stages:
         for mesh in _meshes([count // n for count in counts if count % n == 0 and count >= n > 1]):
             try:
-                needed, spent = of_pipeline(fused.graph, mesh, n, chunks, spec, slots=slots, exact=exact)
+                needed, spent = of_pipeline(fused.graph, mesh, n, chunks, spec, slots=slots)
                 made.ways.append(Way(mesh, Choice(mesh), needed, spent, limit, stages=n, chunks=chunks))
             except (OptionError, UnsupportedError) as error:
                 made.refused[f"{mesh} x {n} stages"] = error.what

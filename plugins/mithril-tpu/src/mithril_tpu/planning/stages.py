@@ -16,7 +16,7 @@ from mithril_tpu.sharding.pipeline import staged
 
 
 def of_pipeline(
-    graph: Graph, mesh: Mesh, stages: int, chunks: int, target: HardwareTarget, *, slots: int, exact: bool
+    graph: Graph, mesh: Mesh, stages: int, chunks: int, target: HardwareTarget, *, slots: int
 ) -> tuple[Needs, Work]:
     """For ``stages`` groups of devices, each of which is ``mesh``."""
     made = staged(graph, stages, chunks)
@@ -27,7 +27,7 @@ def of_pipeline(
     for task in made.tasks:
         choice = choose(task.graph, mesh)
         placed = propagate(task.graph, mesh, choice.splits)
-        fused = fuse(task.graph, exact=exact)
+        fused = fuse(task.graph, tpu=tiled)
         if tiled:
             fused = with_strips(fused, placed)
         need = needs(fused, placed, tiled=tiled)
