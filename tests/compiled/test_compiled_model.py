@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.errors import InputError
+from mithril.errors import InputError, UnsupportedError
 from mithril.models import (
     GRU,
     BatchNorm1d,
@@ -398,3 +401,10 @@ def test_attention_with_a_loss_trains(backend):
         losses.append(float(numbers(compiled, outputs)["loss"]))
         params = {n: p - 0.5 * numbers(compiled, gradients)[n] for n, p in params.items()}
     assert losses[-1] < 0.7 * losses[0]
+
+
+def test_neither_pickled_nor_copied():
+    compiled = ml.compile(Linear(2, 3), "numpy", shapes={"input": [1, 2]})
+    for way in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(UnsupportedError, match="cache=True"):
+            way(compiled)

@@ -89,7 +89,7 @@ def make_backend(backend: Backend | type[Backend] | str, settings: Settings) -> 
             )
         return backend.with_precision(precision) if precision and backend.precision is None else backend
     raise BackendError(
-        f"'{backend!r}' is no backend",
+        f"{backend!r} is no backend",
         facts=["accepted: a backend instance such as ml.NumpyBackend(), its class, or its name"],
     )
 

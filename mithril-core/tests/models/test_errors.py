@@ -204,3 +204,21 @@ def test_a_model_cannot_contain_itself():
     inner |= outer
     with pytest.raises(ModelError, match="contains itself"):
         flatten(outer)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (None, "a NoneType cannot be compiled\n  accepted: a model, or a single layer"),
+        (lambda x: x, "a function cannot be compiled\n  accepted: a model, or a single layer"),
+        (int, "the class int cannot be compiled\n  accepted: a model, or a single layer"),
+        (
+            Tanh,
+            "the class Tanh cannot be compiled\n  accepted: a model, or a single layer\nhint: make one: Tanh(...)",
+        ),
+    ],
+)
+def test_what_is_no_model(given, text):
+    with pytest.raises(ModelError) as error:
+        flatten(given)
+    assert str(error.value) == text

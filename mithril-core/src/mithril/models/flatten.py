@@ -92,6 +92,8 @@ def flatten(model: Layer, outputs: Sequence[str] | None = None, inference: bool 
 
     ``outputs`` names the values to give; under ``inference`` the input ``is_training`` is the constant False.
     """
+    if not isinstance(model, Layer):
+        raise _no_model(model)
     model = model if isinstance(model, Model) else _wrapped(model)
     flat = FlatModel(name=_identifier(model), inference=inference)
     top = _Frame(model, "", model.tags or NO_TAGS, {}, iter(ordered(model)))
@@ -116,6 +118,16 @@ def flatten(model: Layer, outputs: Sequence[str] | None = None, inference: bool 
     flat.outputs = tuple((name, _slot(flat, top, c)) for name, c in wanted.items())
     flat.inputs = _input_declarations(flat, top)
     return flat
+
+
+def _no_model(given: object) -> ModelError:
+    what = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+    made = isinstance(given, type) and issubclass(given, Layer)
+    return ModelError(
+        f"{what} cannot be compiled",
+        facts=["accepted: a model, or a single layer"],
+        hint=f"make one: {given.__name__}(...)" if made else None,
+    )
 
 
 def _wrapped(layer: Layer) -> Model:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from mithril.decisions import Decisions
-from mithril.errors import InputError, unknown
+from mithril.errors import InputError, UnsupportedError, unknown
 from mithril.graph import Graph
 from mithril.runtime import profile, weights
 from mithril.runtime.buckets import Bucketed, Buckets
@@ -86,6 +86,12 @@ class CompiledModel:
         self._interface: Graph | None = None
         self._types: dict[str, TensorType] | None = None  # of the first program's inputs
         self._inference = bool(options.get("inference"))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UnsupportedError(
+            "a compiled model is neither pickled nor copied: it holds machine code and arrays of its backend",
+            hint="pickle the model and compile it there; cache=True makes that quick, save and load carry the parameters",
+        )
 
     # -- calling -----------------------------------------------------------------------------------------------------
     def evaluate(

@@ -107,7 +107,7 @@ class Trainer:
     ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise OptionError(
-                f"'{optimizer!r}' is no optimizer", hint="optimizer=ml.Adam(1e-3), or another of mithril_train's"
+                f"{optimizer!r} is no optimizer", hint="optimizer=ml.Adam(1e-3), or another of mithril_train's"
             )
         self.compiled = _compiled(model, backend, options)
         self.recipe = Recipe(
