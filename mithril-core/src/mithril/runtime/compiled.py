@@ -90,7 +90,7 @@ class CompiledModel:
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UnsupportedError(
             "a compiled model is neither pickled nor copied: it holds machine code and arrays of its backend",
-            hint="pickle the model and compile it there; cache=True makes that quick, save and load carry the parameters",
+            hint="pickle the model and compile it there; cache=True makes that quick, save and load carry weights",
         )
 
     # -- calling -----------------------------------------------------------------------------------------------------
