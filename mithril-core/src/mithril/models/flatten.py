@@ -121,13 +121,13 @@ def flatten(model: Layer, outputs: Sequence[str] | None = None, inference: bool 
 
 
 def _no_model(given: object) -> ModelError:
-    what = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
-    made = isinstance(given, type) and issubclass(given, Layer)
-    return ModelError(
-        f"{what} cannot be compiled",
-        facts=["accepted: a model, or a single layer"],
-        hint=f"make one: {given.__name__}(...)" if made else None,
-    )
+    hint = None
+    if isinstance(given, type):
+        what = f"the class {given.__name__}"
+        hint = f"make one: {given.__name__}(...)" if issubclass(given, Layer) else None
+    else:
+        what = f"a {type(given).__name__}"
+    return ModelError(f"{what} cannot be compiled", facts=["accepted: a model, or a single layer"], hint=hint)
 
 
 def _wrapped(layer: Layer) -> Model:
