@@ -174,6 +174,13 @@ def test_products_compute_what_they_read_themselves(product, shapes):
 
     assert "tanh" not in kept(between, *shapes)
 
+    def thrice(x, w, v):
+        h = made(x, w)
+        read = ops.tanh(h)
+        return made(read, v), made(read, v * 2.0) + made(read, v * 3.0), ops.sum(h)
+
+    assert "tanh" in kept(thrice, *shapes)
+
 
 def convolution(image, kernel, padding=0):
     """A fused graph of a convolution of a convolution, with gradients, on one device."""

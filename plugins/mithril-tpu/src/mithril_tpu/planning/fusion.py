@@ -19,6 +19,7 @@ _VIEWS = frozenset({"reshape", "squeeze", "unsqueeze", "stop_gradient", "barrier
 _MADE = frozenset({"constant", "full", "iota", "size_value", "eye"})  # cheaper to make again than to read
 _POINTWISE = frozenset({"cast", "where", "clip", "slice", "pad", "concat", "tril", "triu"})
 _COSTLY = frozenset({"exp", "log", "pow", "tanh", "div", "sqrt", "rsqrt", "sin", "cos", "sigmoid"})
+_OFTEN = 2  # products that make a value again; more of them, queries, keys and values say, have it kept
 _SUMS = frozenset({"sum", "mean", "max", "min"})  # which take in what they sum
 CONVOLUTIONS = frozenset({"conv", "conv_input_grad", "conv_weight_grad"})
 PRODUCTS = CONVOLUTIONS | {"matmul", "contract"}
@@ -129,7 +130,8 @@ def _again(
         return False
     v = node.result
     readers = graph.users.get(v, ())
-    takers = _SUMS | PRODUCTS if tpu and v not in strips else _SUMS
+    products = sum(1 for r in _through_views(v, graph.users) if r.op.name in PRODUCTS)
+    takers = _SUMS | PRODUCTS if tpu and v not in strips and products <= _OFTEN else _SUMS
     if any(not pointwise(r) and r.op.name not in takers for r in readers) or last[v] - step[node] < 2:
         return False
     pending, chain, longer = [node], {node}, 0
