@@ -19,7 +19,7 @@ from mithril.graph import Builder, Graph
 from mithril.models import Linear, Model
 from mithril.ops import conv, matmul as product
 from mithril_cbackend import building, searching, tir, tuning
-from mithril_cbackend.lowering import convolutions, matmul
+from mithril_cbackend.lowering import convolutions, matmul, products
 from mithril_cbackend.lowering.frame import Machine
 from mithril_cbackend.processor import vector_bytes
 from mithril_cbackend.purpose import Purpose
@@ -49,7 +49,7 @@ def test_every_schedule_of_a_product_is_right() -> None:
     (node,) = graph.nodes
     found = matmul.schedules(node, machine)
     assert "8x32" in found
-    name = str(matmul.product_of(node))
+    name = str(products.product_of(node))
     for chosen in found:
         made = run(graph, Machine(machine.cpu, 1, schedules={name: chosen}), x, w)
         np.testing.assert_allclose(made, x @ w, rtol=1e-4, atol=1e-4, err_msg=chosen)

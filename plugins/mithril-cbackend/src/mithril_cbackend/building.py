@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from mithril.errors import BackendError, OptionError, UnsupportedError, unknown
@@ -15,10 +16,10 @@ from mithril_cbackend.arena import smallest
 from mithril_cbackend.executable import Executable, Written
 from mithril_cbackend.layout import Layout
 from mithril_cbackend.lowering.frame import Machine
-from mithril_cbackend.processor import processors, vector_bytes
+from mithril_cbackend.processor import processors, second_cache, vector_bytes
 from mithril_cbackend.purpose import VECTOR_BYTES, Purpose, purpose
-
 from mithril_cbackend.schedules import Schedules
+
 KNOWN = ("num_threads", "vectorize", "vector_bytes", "cpu")
 
 
@@ -42,7 +43,8 @@ def machine(options: BuildOptions, chosen: Purpose) -> Machine:
     cpu = given.get("cpu")
     if cpu is not None:
         check_cpu(cpu)
-    return Machine(cpu or tir.host_cpu(), int(threads), int(width))
+    made = Machine(cpu or tir.host_cpu(), int(threads), int(width))
+    return replace(made, cache=second_cache()) if chosen.arch is None else made
 
 
 def check_cpu(cpu: Any) -> None:

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 
 from mithril.graph import Graph, Node, Value
-from mithril.types import TensorType, dtype as as_dtype, float32, int32
+from mithril.types import TensorType, dtype as as_dtype, int32
 from mithril_cbackend import attending
 from mithril_cbackend.attending import Attention
 from mithril_cbackend.kernel import Kernel, Template
 from mithril_cbackend.lowering import (
     attention,
-    contractions,
     convolutions,
     elementwise,
     matmul,
+    products,
     reductions,
     rows,
     running,
@@ -56,7 +56,7 @@ TEMPLATES: dict[str, Template] = {
     "avg_pool": windows.average_pool,
     "avg_pool_grad": windows.average_pool_grad,
     "matmul": matmul.matmul,
-    "dot": contractions.dot,
+    "dot": matmul.matmul,
     "conv": convolutions.convolution,
     "conv_input_grad": convolutions.convolution,
     "conv_weight_grad": convolutions.weight_gradient,
@@ -137,6 +137,8 @@ class Grouping:
                 step.read_stored()
                 if step.template is rows.rows:
                     step.scratch = rows.scratch(step, self.machine)
+                if step.template is matmul.matmul:
+                    step.scratch = matmul.scratch(step, self.machine)
         return Grouped(self.steps, self.views)
 
     def _read(self, value: Value | None, by: Kernel | None) -> None:
@@ -248,9 +250,7 @@ class Grouping:
         if kernel.template is attention.attention:
             return self._joins_attention(node, kernel)
         if anchor.op.name in TEMPLATES:
-            feeds = any(v in anchor.operands for v in node.results)
-            others = any(v in o.operands for v in node.results for o in kernel.nodes if o is not anchor)
-            if anchor.op.name in PRODUCTS and node.op.name == "transpose" and feeds and not others:
+            if anchor.op.name in PRODUCTS and read_by_products(node) and feeds_only(kernel, node):
                 return kernel
             if anchor.op.name not in READ_THROUGH or (len(kernel.nodes) > 1 and kernel.outputs != [anchor.result]):
                 return None
@@ -310,11 +310,30 @@ class Grouping:
             if made is not None:
                 right = node.operands[1]
                 assert right is not None
-                kernel.prepared = {right: (Value("panels", TensorType(float32, made.shape)), made)}
+                kernel.prepared = {right: (Value("panels", TensorType(as_dtype(made.dtype), made.shape)), made)}
         kernel.scratch = scratch(kernel, self.machine)
         for k, v in enumerate(node.operands):
             if k == 0 or v not in kernel.prepared:
                 self._read(v, kernel)
+
+
+def feeds_only(kernel: Kernel, node: Node) -> bool:
+    """Whether a node's result is read for the anchor's operands, and for nothing else in a kernel."""
+    before = dict.fromkeys(kernel.anchor.operands, kernel.anchor)
+    for other in reversed(kernel.nodes):
+        if any(v in before for v in other.results):
+            before.update(dict.fromkeys(other.operands, other))
+    on_the_way = {kernel.anchor, *before.values()}
+    return node.result in before and all(o in on_the_way for o in kernel.nodes if node.result in o.operands)
+
+
+def read_by_products(node: Node) -> bool:
+    """Whether a product reads through a node where it copies its operand."""
+    if node.op.name == "cast":
+        source = node.operands[0]
+        assert source is not None
+        return products.widens(source.dtype, node.result.dtype)
+    return node.op.name == "transpose"
 
 
 def known_elements(graph: Graph, value: Value | None) -> np.ndarray[Any, Any] | None:
@@ -337,8 +356,6 @@ def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
         return [Value("scratch", TensorType(int32, (2 * shape_of(source)[node.attributes["axis"]],)))]
     if node.op.name == "scatter_nd_add" and node.result.dtype.is_float and node.result.dtype.bits == 16:
         return [Value("wide", TensorType(as_dtype("float32"), node.result.shape))]
-    if node.op.name == "matmul":
-        return matmul.scratch(node, machine)
     if node.op.name.startswith("conv"):
         return convolutions.scratch(kernel, machine, bool(kernel.prepared))
     return []

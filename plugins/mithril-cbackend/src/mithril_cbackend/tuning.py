@@ -20,7 +20,7 @@ from mithril.runtime.store import Store
 from mithril.runtime.winners import machine as this_machine
 from mithril.types import float32
 from mithril_cbackend.grouping import known_elements
-from mithril_cbackend.lowering import convolutions, matmul
+from mithril_cbackend.lowering import convolutions, matmul, products
 from mithril_cbackend.lowering.frame import Machine
 from mithril_cbackend.lowering.reader import operand, shape_of
 from mithril_cbackend.purpose import Purpose
@@ -133,7 +133,7 @@ def operations(graph: Graph) -> dict[str, Operation]:
     """The products and convolutions of a graph and its regions by name, the largest first."""
     found: dict[str, Operation] = {}
     for node, within in iterate(graph):
-        product = matmul.product_of(node) if node.op.name in PRODUCTS else None
+        product = products.product_of(node) if node.op.name in PRODUCTS else None
         if product is not None:
             name, size = str(product), product.m * product.n * product.k * math.prod(product.batch)
         elif node.op.name in CONVOLUTIONS and node.result.dtype is float32:

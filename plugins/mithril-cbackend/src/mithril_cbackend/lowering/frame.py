@@ -26,6 +26,7 @@ class Machine:
     threads: int
     vector_bytes: int = 64
     schedules: Mapping[str, str] = field(default_factory=dict)  # found by measuring, for operations of certain sizes
+    cache: int = 1 << 19  # bytes of the second cache, which each of its cores has to itself
 
     def lanes(self, dtype_bits: int = 32) -> int:
         return max(1, self.vector_bytes * 8 // dtype_bits)

@@ -1,246 +1,346 @@
 """Matrix products by tiles, with what follows them run on each tile.
 
-The right operand is copied to panels, one at a time, whatever its layout, so that transposes cost little; where it is
-known when the program is made, its panels are made then; and where every panel is met once only, it is read as it lies.
+The right operand is copied to panels, a few at a time, whatever its layout and dtype, so that transposes and narrow
+numbers cost little; where it is known when the program is made, its panels are made then. Long sums are formed in
+parts, so that the panels of a part stay in the second cache. What has few rows is left to ``vectors``.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from mithril.graph import Node, Value
-from mithril.types import TensorType, float32
+from mithril.types import TensorType
 from mithril_cbackend import tir as t
 from mithril_cbackend.kernel import Kernel
-from mithril_cbackend.lowering import contractions
+from mithril_cbackend.lowering import contractions, vectors
 from mithril_cbackend.lowering.elementwise import vectorisable
-from mithril_cbackend.lowering.frame import PRODUCTS, Frame, Machine
-from mithril_cbackend.lowering.panels import Matrix, Tile, copy_panel, multiply, pack, tile_for
-from mithril_cbackend.lowering.reader import Index, operand, shape_of
+from mithril_cbackend.lowering.frame import Frame, Machine
+from mithril_cbackend.lowering.panels import (
+    Matrix,
+    Sums,
+    Tile,
+    copy_panel,
+    count,
+    multiply_tile,
+    pack,
+    tile_for,
+    tiles,
+)
+from mithril_cbackend.lowering.products import Product, Stored, product_of, stored
+from mithril_cbackend.lowering.reader import Index, shape_of
+
+GROUP = 4  # panels that a tile of rows, once in the first cache, meets one after the other
+STRIP = 64  # rows of the left operand that are copied at a time
+ROWS = 2048  # that are copied before they are used
 
 
 @dataclass(frozen=True)
-class Product:
-    """A product as ``batch`` times [m, k] @ [k, n]."""
+class Plan:
+    """How a product is cut."""
 
-    batch: tuple[int, ...]
-    m: int
-    n: int
-    k: int
-
-    def __str__(self) -> str:
-        return "x".join(map(str, (*self.batch, self.m, self.n, self.k)))
+    tile: Tile
+    depth: int  # of what is summed over, at a time
+    group: int  # panels at a time
+    copied: int  # rows of the left operand that are copied at a time, so that they lie as tiles read them; or 0
 
     @property
-    def work(self) -> int:
-        return math.prod(self.batch) * self.m * self.n * self.k // PRODUCTS
+    def pitch(self) -> int:
+        """From one copied row to the next: whole vectors, and no power of two, whose rows would share cache lines."""
+        return -(-self.depth // 16) * 16 + 16
 
 
-def product_of(node: Node) -> Product | None:
-    """How a matmul is one of matrices; None where a simple schedule does better."""
-    if node.op.name != "matmul" or node.result.dtype is not float32:
-        return None
-    left, right = shape_of(operand(node)), shape_of(operand(node, 1))
-    if len(left) < 2 or len(right) < 2:
-        return None
-    k, n = right[-2:]
-    if len(right) == 2:  # rows of all matrices follow each other
-        found = Product((), math.prod(left[:-1]), n, k)
-    else:
-        found = Product(np.broadcast_shapes(left[:-2], right[:-2]), left[-2], n, k)
-    small = found.m * found.n * found.k < 512 or found.n < 4
-    return None if small or 0 in (found.m, found.n, found.k) else found
+def plan_of(product: Product, kernel: Kernel, machine: Machine) -> Plan:
+    bits = product.kind.bits
+    chosen = [int(n) for n in machine.schedules.get(str(product), "").split("x") if n]
+    tile = Tile(*chosen[:2]) if chosen else tile_for(product.m, product.n, machine, bits)
+    limit = chosen[2] if len(chosen) > 2 else deepest(tile, product, machine)
+    parts = count(product.k, limit)
+    depth = product.k if parts == 1 else -(-product.k // (parts * 16)) * 16
+    panels = count(product.n, tile.columns)
+    group = max(1, min(GROUP, panels // machine.threads, count(product.m, tile.rows)))
+    copied = product.m if worth_copying(stored(product.left, kernel.producers), product, panels, machine) else 0
+    if copied > ROWS:
+        copied = -(-product.m // (count(product.m, ROWS) * STRIP)) * STRIP
+    return Plan(tile, depth, group, copied)
 
 
-def tile(product: Product, machine: Machine) -> Tile:
-    found = machine.schedules.get(str(product))
-    return tile_for(product.m, product.n, machine) if found is None else Tile(*map(int, found.split("x")))
+def deepest(tile: Tile, product: Product, machine: Machine) -> int:
+    """What is summed at a time, so that a group of panels fills no more than a quarter of the second cache."""
+    return max(64, machine.cache * 8 // (4 * GROUP * tile.columns * product.kind.bits))
+
+
+def worth_copying(left: Stored | None, product: Product, panels: int, machine: Machine) -> bool:
+    """Whether rows are read so often, or lie so badly, that a copy costs less."""
+    if left is None or left.value.dtype is not product.kind:
+        return panels > 1
+    far = left.summed != 1 and product.m * product.k * product.kind.bits // 8 > machine.cache
+    return far and panels > GROUP
 
 
 def schedules(node: Node, machine: Machine) -> list[str]:
-    """The tiles that fit the registers and the result."""
+    """The tiles that fit the registers and the result; for long sums, how much of them may be formed at a time."""
     product = product_of(node)
     if product is None:
         return []
-    lanes, registers = machine.lanes(), 32 if machine.vector_bytes == 64 else 16
-    sizes = [(rows, vectors) for vectors in (1, 2, 3, 4) for rows in (1, 2, 4, 6, 8, 12, 14, 16)]
-    return [
-        f"{rows}x{vectors * lanes}"
-        for rows, vectors in sizes
-        if rows <= product.m and (vectors - 1) * lanes < product.n and rows * vectors + vectors + 1 <= registers
-        if 2 * rows * vectors >= min(registers, 2 * product.m)
+    lanes, registers = machine.lanes(product.kind.bits), 32 if machine.vector_bytes == 64 else 16
+    sizes = [(rows, wide) for wide in (1, 2, 3, 4) for rows in (1, 2, 4, 6, 8, 12, 14, 16)]
+    fitting = [
+        Tile(rows, wide * lanes)
+        for rows, wide in sizes
+        if rows <= product.m and (wide - 1) * lanes < product.n and rows * wide + wide + 1 <= registers
+        if 2 * rows * wide >= min(registers, 2 * product.m)
     ]
+    usual = tile_for(product.m, product.n, machine, product.kind.bits)
+    depths = [d for d in (256, 512, 1024, 2048) if d < product.k]
+    parts = [f"{usual.rows}x{usual.columns}x{d}" for d in (*depths, product.k)] if depths else []
+    return [f"{tile.rows}x{tile.columns}" for tile in fitting] + parts
 
 
-def scratch(node: Node, machine: Machine) -> list[Value]:
-    """A panel for every thread."""
-    product = product_of(node)
-    if product is None:
+def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
+    """Panels for every thread; copied rows of the left operand; sums, where no result can hold them meanwhile."""
+    product = product_of(kernel.anchor)
+    if product is None or vectors.suits(kernel, product, machine):
         return []
-    return [Value("panel", TensorType(float32, (machine.threads * tile(product, machine).columns * product.k,)))]
+    plan, threads = plan_of(product, kernel, machine), machine.threads
+    waiting = plan.depth < product.k and holds(kernel, product) is None
+    sizes = {
+        "panel": threads * plan.group * plan.tile.columns * plan.depth,
+        "rows": plan.copied * plan.pitch * (threads if apart(product, machine) else 1),
+        "sums": product.matrices * product.m * product.n if waiting else 0,
+    }
+    return [Value(name, TensorType(product.kind, (size,))) for name, size in sizes.items() if size]
+
+
+def apart(product: Product, machine: Machine) -> bool:
+    """Whether every thread has matrices of its own."""
+    return product.matrices > 1 and (product.matrices % machine.threads == 0 or product.matrices >= 4 * machine.threads)
+
+
+def holds(kernel: Kernel, product: Product) -> Value | None:
+    """A result in which sums can wait until they are complete."""
+    fits = (v for v in kernel.outputs if v.dtype is product.kind and shape_of(v) == shape_of(kernel.anchor.result))
+    return next(fits, None)
 
 
 def prepared(kernel: Kernel, right: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any] | None:
     """The panels of a right operand that is known now; None where they are not used."""
     product = product_of(kernel.anchor)
-    if product is None or product.batch:
+    if product is None or product.batch or right.ndim != 2 or product.right.summed != (0,):
         return None
-    return pack(right, tile(product, machine).columns)
-
-
-def transposed(kernel: Kernel) -> bool:
-    made = kernel.producers.get(operand(kernel.anchor, 1))
-    return made is not None and made.op.name == "transpose"
+    return pack(right, plan_of(product, kernel, machine).tile.columns)
 
 
 def matmul(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """NumPy's matrix product."""
+    """Products: NumPy's, and those over any axes."""
     product = product_of(kernel.anchor)
     if product is None:
-        return contractions.matmul(kernel, name, machine)
-    if product.m < 4 and not product.batch and transposed(kernel):
-        return rows_times_vector(kernel, name, machine, product)
+        simple = contractions.matmul if kernel.anchor.op.name == "matmul" else contractions.dot
+        return simple(kernel, name, machine)
     frame = Frame(kernel, name, machine)
-    Tiles(frame, product, machine).write()
+    if vectors.suits(kernel, product, machine):
+        vectors.write(frame, product)
+    else:
+        Tiles(frame, product).write()
     return frame.finish()
 
 
-def _position(at: Any, shape: tuple[int, ...], frame: Frame) -> Index:
-    """A row of the flattened result as a position of the whole result's leading axes."""
-    return (at,) if len(shape) == 1 else frame.reader.split(at, shape)
-
-
-def _strides(frame: Frame, value: Value) -> tuple[t.Buffer, list[int]] | None:
-    """The buffer in which a value lies, as it is or transposed, and how far its axes' elements lie apart."""
-    made = frame.kernel.producers.get(value)
-    source = operand(made) if made is not None and made.op.name == "transpose" else value
-    buffer = frame.reader.buffers.get(source)
-    if buffer is None:
-        return None
-    shape = shape_of(source)
-    steps = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
-    return buffer, steps if source is value else [steps[k] for k in made.attributes["perm"]]  # type: ignore[union-attr]
+def segments(whole: int, size: int) -> list[tuple[int, int, int]]:
+    """Parts of a size, and what is left: where they begin, how many there are, how large they are."""
+    parts, rest = divmod(whole, size)
+    return [s for s in ((0, parts, size), (parts * size, 1, rest)) if s[1] and s[2]]
 
 
 class Tiles:
-    """The loops over matrices and panels."""
+    """The loops over matrices, parts of sums, panels and tiles."""
 
-    def __init__(self, frame: Frame, product: Product, machine: Machine) -> None:
+    def __init__(self, frame: Frame, product: Product) -> None:
+        kernel, machine = frame.kernel, frame.machine
         self.frame, self.product, self.reader = frame, product, frame.reader
-        self.node = frame.kernel.anchor
-        self.tile, self.lanes = tile(product, machine), machine.lanes()
-        self.left, self.right = operand(self.node), operand(self.node, 1)
-        follow = [n for n in frame.kernel.nodes if n is not self.node and n.result not in (self.left, self.right)]
-        self.vector = vectorisable(follow)
-        self.stored = _strides(frame, self.right)
+        self.plan = plan_of(product, kernel, machine)
+        self.lanes = machine.lanes(product.kind.bits)
+        self.left, self.right = (stored(side, kernel.producers) for side in (product.left, product.right))
+        feeding = {product.left.value, product.right.value}
+        follow = [n for n in kernel.nodes if n is not kernel.anchor and n.result not in feeding]
+        self.vector = vectorisable(follow) and vectors.straight(product, kernel)
+        self.scratch = {v.name: frame.outputs[v] for v in kernel.scratch}
+        self.worker: Any = None  # which one works on the matrix at hand, if not all do
 
     def write(self) -> None:
-        p, columns = self.product, self.tile.columns
-        whole, rest = divmod(p.n, columns)
-        for first, panels, width in ((0, whole, columns), (whole, 1, rest)):
-            if panels and width:
-                self.panels(first, panels, width)
+        p = self.product
+        if apart(p, self.frame.machine):
+            with self.frame.share("matrix", p.matrices, p.work) as (self.worker, item):
+                self.matrix(self.reader.split(item, p.batch))
+        else:
+            with self.reader.nest("", p.batch) as at:
+                self.matrix(at)
 
-    def panels(self, first: int, panels: int, width: int) -> None:
-        """All products with ``panels`` panels of a width, dealt out to the threads; rows as well, if they are few."""
-        p, frame, columns = self.product, self.frame, self.tile.columns
-        matrices, work = math.prod(p.batch), p.work * width * panels // p.n
-        threads = frame.workers(work, p.m)
-        split = matrices * panels < threads and p.m % (threads * self.tile.rows) == 0
-        parts = threads if split else 1
-        with frame.share("panel", matrices * panels * parts, work) as (worker, item):
-            *at, number, part = self.reader.split(item, (*p.batch, panels, parts))
-            number = t.iadd(number, first)
-            panel = self.panel(tuple(at), worker, number, width)
-            start, rows = t.imul(part, p.m // parts), p.m // parts
+    @contextmanager
+    def share(self, name: str, items: int, work: int) -> Iterator[tuple[Any, Any]]:
+        """A loop over items, dealt out to the threads unless each of them has a matrix of its own."""
+        if self.worker is None:
+            with self.frame.share(name, items, work) as found:
+                yield found
+        else:
+            with self.reader.loop(name, items) as i:
+                yield self.worker, i
 
-            def left(row: Any, k: Any) -> t.Expr:
-                return self.element(tuple(at), t.iadd(start, row), k)
+    def matrix(self, at: Index) -> None:
+        p, plan = self.product, self.plan
+        for first_row, blocks, rows in segments(p.m, plan.copied or p.m):
+            for first, parts, depth in segments(p.k, plan.depth):
+                with self.reader.loop("block", blocks) as block, self.reader.loop("part", parts) as part:
+                    begin = t.iadd(first_row, t.imul(block, rows)), t.iadd(first, t.imul(part, depth))
+                    last: Any = first + parts * depth == p.k
+                    if last and parts > 1:
+                        last = t.binary("eq", part, t.index(parts - 1))
+                    start: Any = first == 0
+                    if start and parts > 1:
+                        start = t.binary("eq", part, t.index(0))
+                    Part(self, at, *begin, rows, depth, start, last).write()
 
-            def emit(row: Any, column: Any, element: t.Expr) -> None:
-                self.emit(tuple(at), t.iadd(start, row), t.iadd(t.imul(number, columns), column), element)
 
-            multiply(frame, rows, (p.k,), self.tile, left, panel, width, emit, self.vector)
+@dataclass(frozen=True)
+class Part:
+    """Some rows of one matrix's product, and some of what is summed over."""
 
-    def panel(self, at: Index, worker: Any, number: Any, width: int) -> Matrix:
-        """Where the tiles read a panel: made before, in place, or copied now."""
-        p, frame, columns = self.product, self.frame, self.tile.columns
-        size = columns * p.k
-        if self.right in frame.kernel.prepared:
-            packed = frame.reader.buffers[frame.kernel.prepared[self.right][0]]
-            return Matrix(packed, t.imul(number, size), columns, 1)
-        first = t.imul(number, columns)
-        lead = contractions.batch_position(at, shape_of(self.right)[:-2])
-        matrix = None
-        if self.stored is not None:
-            buffer, (*steps, row, column) = self.stored
-            start: Any = 0
-            for i, step in zip(lead, steps, strict=True):
-                start = t.iadd(start, t.imul(i, step))
-            matrix = Matrix(buffer, start, row, column).from_column(first)
-            if column == 1 and p.m <= self.tile.rows and width % self.lanes == 0:
-                return matrix
-        panel = Matrix(frame.outputs[frame.kernel.scratch[0]], t.imul(worker, size), columns, 1)
+    tiles: Tiles
+    at: Index
+    row: Any
+    begin: Any
+    rows: int
+    depth: int
+    first: Any
+    last: Any
+
+    def write(self) -> None:
+        s, plan = self.tiles, self.tiles.plan
+        if plan.copied:
+            for first, strips, rows in segments(self.rows, STRIP):
+                with s.share("strip", strips, self.work // GROUP if strips > 1 else 0) as (_, strip):
+                    self.copy_rows(t.iadd(first, t.imul(strip, STRIP)), rows)
+        for first, panels, width in segments(s.product.n, plan.tile.columns):
+            self.over_panels(first // plan.tile.columns, panels, width)
+
+    @property
+    def work(self) -> int:
+        p = self.tiles.product
+        return p.work // p.matrices * self.rows // p.m * self.depth // p.k
+
+    # -- the left operand -----------------------------------------------------------------------------------------
+    def copy_rows(self, first: Any, rows: int) -> None:
+        s = self.tiles
+        row = t.iadd(self.row, first)
+        matrix = None if s.left is None else s.left.matrix(self.at, s.product.kind, s.reader).part(row, self.begin)
 
         def element(i: Any, j: Any) -> t.Expr:
-            return frame.reader.at(self.right, (*lead, i, t.iadd(first, j)))
+            if matrix is not None:
+                return matrix.element(i, j)
+            return s.product.left.element(s.reader, self.at, t.iadd(row, i), t.iadd(self.begin, j))
 
-        copy_panel(frame, element, matrix, p.k, width, panel)
-        return panel
+        copy_panel(s.frame, element, matrix, rows, self.depth, self.copy().part(first, 0))
 
-    def element(self, at: Index, row: Any, k: Any) -> t.Expr:
-        """Of the left operand."""
-        shape = shape_of(self.left)
-        if self.product.batch:
-            return self.reader.at(self.left, (*contractions.batch_position(at, shape[:-2]), row, k))
-        return self.reader.at(self.left, (*_position(row, shape[:-1], self.frame), k))
+    def copy(self) -> Matrix:
+        s, pitch = self.tiles, self.tiles.plan.pitch
+        start = t.imul(s.worker or 0, s.plan.copied * pitch)
+        return Matrix(s.scratch["rows"], start, pitch, 1, s.product.kind, s.product.kind)
 
-    def emit(self, at: Index, row: Any, column: Any, element: t.Expr) -> None:
-        lead = shape_of(self.node.result)[:-1]
-        where = (*at, row) if self.product.batch else _position(row, lead, self.frame)
-        self.frame.emit((*where, column), element)
+    def left(self, row: Any, k: Any) -> t.Expr:
+        s = self.tiles
+        if s.plan.copied:
+            return s.reader.code.let(self.copy().element(row, k))
+        row, k = t.iadd(self.row, row), t.iadd(self.begin, k)
+        if s.left is None:
+            return s.product.left.element(s.reader, self.at, row, k)
+        return s.reader.code.let(s.left.matrix(self.at, s.product.kind, s.reader).element(row, k))
 
+    # -- the right operand ----------------------------------------------------------------------------------------
+    def over_panels(self, first: int, panels: int, width: int) -> None:
+        """All products with ``panels`` panels of a width, dealt out to the threads; rows as well, if they are few."""
+        s, plan = self.tiles, self.tiles.plan
+        group = min(plan.group, panels)
+        groups, work = count(panels, group), self.work * width * panels // s.product.n
+        threads = s.frame.workers(work, self.rows) if s.worker is None else 1
+        uneven = groups % threads != 0 and groups < 4 * threads
+        parts = threads if uneven and self.rows % threads == 0 and self.rows // threads >= plan.tile.rows else 1
+        with s.share("group", groups * parts, work) as (worker, item):
+            number, part = s.reader.split(item, (groups, parts))
+            number = t.imul(number, group)
+            here: Any = group
+            if panels % group:
+                left = t.isub(panels, number)
+                here = t.select(t.binary("lt", left, t.index(group)), left, t.index(group))
+            number = t.iadd(number, first)
+            place = None if self.in_place(width) else t.imul(worker, plan.group)
+            if place is not None:
+                with s.reader.loop("panel", here) as i:
+                    self.copy_panel(t.iadd(number, i), t.iadd(place, i), width)
+            rows = self.rows // parts
+            for over, high in tiles(s.frame, rows, plan.tile):
+                with over as row, s.reader.loop("panel", here) as i:
+                    panel = self.stored_panel(t.iadd(number, i), width)
+                    if place is not None:
+                        panel = self.panel(t.iadd(place, i))
+                    assert panel is not None
+                    self.tile(t.iadd(t.imul(part, rows), row), high, t.iadd(number, i), panel, width)
 
-def rows_times_vector(kernel: Kernel, name: str, machine: Machine, product: Product) -> Any:
-    """A few rows times a transposed matrix: each element a product of two rows, which are read once."""
-    frame = Frame(kernel, name, machine)
-    code, reader, lanes = frame.code, frame.reader, machine.lanes()
-    node = kernel.anchor
-    left, right, lead = operand(node), operand(node, 1), shape_of(node.result)[:-1]
-    block = next(b for b in (4, 2, 1) if product.n % b == 0)
-    whole, rest = divmod(product.k, lanes)
+    def in_place(self, width: int) -> bool:
+        """Whether tiles read panels where they lie: in order, and not so often that widening each time costs more."""
+        s = self.tiles
+        panel, few = self.stored_panel(0, width), self.rows <= s.plan.tile.rows
+        if panel is None or panel.column != 1:
+            return False
+        known = s.product.right.value in s.frame.kernel.prepared
+        return (few and (known or width % s.lanes == 0)) or (known and panel.dtype is panel.kind)
 
-    def take(i: int, c: int, k: Any, lane: Any, column: Any, total: Any) -> None:
-        a = reader.at(left, (*_position(i, shape_of(left)[:-1], frame), k))
-        b = reader.at(right, (k, t.iadd(column, c)))
-        at = t.iadd((i * block + c) * lanes, lane)
-        code.store(total, at, t.binary("add", t.load(total, at), t.binary("mul", a, b)))
+    def stored_panel(self, number: Any, width: int) -> Matrix | None:
+        """Where the elements of a panel come from, if they are stored; [k, column]."""
+        s, columns = self.tiles, self.tiles.plan.tile.columns
+        p, kernel = s.product, s.frame.kernel
+        if p.right.value in kernel.prepared:
+            packed = kernel.prepared[p.right.value][0]
+            matrix = Matrix(s.reader.buffers[packed], t.imul(number, columns * p.k), columns, 1, packed.dtype, p.kind)
+            return matrix.part(self.begin, 0)
+        if s.right is None:
+            return None
+        matrix = s.right.matrix(self.at, p.kind, s.reader).turned()
+        return matrix.part(self.begin, t.imul(number, columns))
 
-    with reader.loop("n", product.n // block, frame.parallel(product.work)) as n:
-        column = t.imul(n, block)
-        total = code.alloc("total", product.m * block * lanes, "float32")
-        for part in range(product.m * block):
-            with reader.loop("j", lanes, t.VECTORIZED) as j:
-                code.store(total, t.iadd(j, part * lanes), t.const(0, "float32"))
-        cells = [(i, c) for i in range(product.m) for c in range(block)]
-        if whole:
-            with reader.loop("k", whole) as k:
-                for i, c in cells:
-                    with reader.loop("j", lanes, t.VECTORIZED) as j:
-                        take(i, c, t.iadd(t.imul(k, lanes), j), j, column, total)
-        if rest:
-            with reader.loop("r", rest) as r:
-                for i, c in cells:
-                    take(i, c, t.iadd(whole * lanes, r), 0, column, total)
-        for i, c in cells:
-            with reader.loop("l", lanes - 1) as lane:
-                at = (i * block + c) * lanes
-                other = t.load(total, t.iadd(t.iadd(lane, 1), at))
-                code.store(total, at, t.binary("add", t.load(total, at), other))
-            where = _position(i, lead, frame)
-            frame.emit((*where, t.iadd(column, c)), t.load(total, (i * block + c) * lanes))
-    return frame.finish()
+    def panel(self, place: Any) -> Matrix:
+        """One that has been copied."""
+        s, columns = self.tiles, self.tiles.plan.tile.columns
+        start = t.imul(place, columns * s.plan.depth)
+        return Matrix(s.scratch["panel"], start, columns, 1, s.product.kind, s.product.kind)
+
+    def copy_panel(self, number: Any, place: Any, width: int) -> None:
+        s = self.tiles
+        matrix, column = self.stored_panel(number, width), t.imul(number, s.plan.tile.columns)
+
+        def element(i: Any, j: Any) -> t.Expr:
+            if matrix is not None:
+                return matrix.element(i, j)
+            return s.product.right.element(s.reader, self.at, t.iadd(column, j), t.iadd(self.begin, i))
+
+        copy_panel(s.frame, element, matrix, self.depth, width, self.panel(place))
+
+    # -- the result -----------------------------------------------------------------------------------------------
+    def tile(self, row: Any, high: int, number: Any, panel: Matrix, width: int) -> None:
+        s, p = self.tiles, self.tiles.product
+        column = t.imul(number, s.plan.tile.columns)
+
+        def emit(i: Any, j: Any, element: t.Expr) -> None:
+            vectors.emit(s.frame, p, self.at, t.iadd(self.row, i), t.iadd(column, j), element)
+
+        def waiting(i: Any, j: Any) -> tuple[t.Buffer, Any]:
+            held = holds(s.frame.kernel, p)
+            buffer = s.scratch["sums"] if held is None else s.frame.outputs[held]
+            at = t.iadd(t.imul(s.reader.flat(self.at, p.batch), p.m), t.iadd(self.row, i))
+            return buffer, t.iadd(t.imul(at, p.n), t.iadd(column, j))
+
+        sums = None if self.depth == p.k else Sums(waiting, self.first, self.last)
+        multiply_tile(s.frame, row, high, (self.depth,), self.left, panel, width, emit, s.vector, sums)

@@ -49,6 +49,20 @@ class Reader:
             yield i
             self.given.pop()
 
+    def either(self, condition: Any, yes: Callable[[], None], no: Callable[[], None]) -> None:
+        """One of two, by a condition that is known now (a bool) or when the code runs."""
+        if isinstance(condition, bool):
+            (yes if condition else no)()
+            return
+        blocks = []
+        for write in (yes, no):
+            self.given.append({})
+            with self.code.block() as block:
+                write()
+            self.given.pop()
+            blocks.append(block)
+        self.code.either(condition, *blocks)
+
     @contextmanager
     def nest(self, names: str, extents: Sequence[int], kinds: Mapping[int, Any] | None = None) -> Iterator[Index]:
         """Loops over all positions of a shape."""
