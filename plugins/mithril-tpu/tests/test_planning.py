@@ -217,6 +217,12 @@ def test_few_images_are_cut_in_strips(image, cut):
         assert fused.last[read] < len(fused.graph.nodes)
 
 
+def test_traffic_counts_bytes_as_they_are_stored():
+    fused, placed = convolution((8, 16, 16, 16), (16, 16, 3, 3), padding=1)
+    tpu, gpu = (work(fused, placed, plugins.target(name).spec).traffic for name in ("tpu_v5e", "nvidia_a100"))
+    assert tpu > 4 * gpu  # tiles of 128 columns hold 16 channels
+
+
 def test_a_strip_has_a_margin():
     assert strip(64) == 9
     assert strip(100) == 13

@@ -40,7 +40,21 @@ def needs(fused: Fused, placed: Placed, *, tiled: bool, updates: bool = False, s
     """
     graph = fused.graph
 
-    pictures = images(graph) if tiled else frozenset()
+    size = sizer(fused, placed, tiled=tiled)
+    parameters = sum(size(i.value) for i in graph.with_role("param"))
+    arguments = sum(size(i.value) for i in graph.arguments) + slots * parameters
+    results = {v: n for n, v in zip(graph.output_names, graph.outputs, strict=True)}
+    outputs = sum(size(v) for v in results) + slots * parameters
+    gradients = sum(size(v) for v, name in results.items() if name.startswith("grad/"))
+    state = sum(size(v) for v, name in results.items() if name.startswith("state/"))
+    aliased = (gradients + slots * parameters if updates else 0) + (state if updates else 0)
+    alive = _gathered(fused, placed) + (copies(fused, placed, images(graph)) if tiled else [])
+    return Needs(arguments, outputs, aliased, _temporaries(fused, placed, results, size, alive))
+
+
+def sizer(fused: Fused, placed: Placed, *, tiled: bool) -> Callable[[Value], int]:
+    """The bytes of one device's part of a value as it is stored."""
+    pictures = images(fused.graph) if tiled else frozenset()
 
     def size(v: Value) -> int:
         itemsize = 4 if tiled and v in fused.wide else v.dtype.itemsize
@@ -50,15 +64,7 @@ def needs(fused: Fused, placed: Placed, *, tiled: bool, updates: bool = False, s
             return image_bytes(placed.local(v), itemsize)
         return stored(placed.local(v), itemsize, tiled)
 
-    parameters = sum(size(i.value) for i in graph.with_role("param"))
-    arguments = sum(size(i.value) for i in graph.arguments) + slots * parameters
-    results = {v: n for n, v in zip(graph.output_names, graph.outputs, strict=True)}
-    outputs = sum(size(v) for v in results) + slots * parameters
-    gradients = sum(size(v) for v, name in results.items() if name.startswith("grad/"))
-    state = sum(size(v) for v, name in results.items() if name.startswith("state/"))
-    aliased = (gradients + slots * parameters if updates else 0) + (state if updates else 0)
-    alive = _gathered(fused, placed) + (copies(fused, placed, pictures) if tiled else [])
-    return Needs(arguments, outputs, aliased, _temporaries(fused, placed, results, size, alive))
+    return size
 
 
 _HANDED_ON = frozenset({"transpose", "cast", "reshape"})

@@ -12,6 +12,7 @@ from mithril_tpu.placing.propagate import Exchange, Placed
 from mithril_tpu.placing.rules import passage
 from mithril_tpu.planning.fusion import CONVOLUTIONS, PRODUCTS, Fused, Kernel, walk
 from mithril_tpu.planning.images import STRIPS, strip
+from mithril_tpu.planning.memory import sizer
 
 # Where a target does not state what its vector units do: their part of the peak rate of products.
 _VECTOR_PART = 1 / 32
@@ -35,10 +36,11 @@ class Work:
 
 def work(fused: Fused, placed: Placed, target: HardwareTarget) -> Work:
     """Sum over kernels and exchanges."""
+    size = sizer(fused, placed, tiled=target.family == "tpu")
     flops, traffic, seconds = 0.0, 0, 0.0
     for kernel in fused.kernels:
         products, rest = _flops(kernel, placed, fused.strips)
-        moved = sum(placed.bytes(v) for v in (*kernel.reads, *kernel.node.results))
+        moved = sum(size(v) for v in (*kernel.reads, *kernel.node.results))
         moved = moved * _times(kernel.node)
         flops += products + rest
         traffic += moved
