@@ -270,10 +270,49 @@ def test_metrics_by_word():
     assert 0 <= report["accuracy"] <= 1
 
 
+def test_labels_outside_of_the_classes():
+    model = Model()
+    model |= Linear(3, name="l")(input="input", output="output")
+    trainer = ml.Trainer(model, ml.SGD(0.1), loss="cross_entropy", backend="numpy", progress=False)
+    x, y = np.ones((4, 2), np.float32), np.array([0, 3, 2, 0], np.int64)
+    for run in (lambda: trainer.step((x, y)), lambda: trainer.evaluate([(x, y)])):
+        with pytest.raises(InputError, match="index 3 of 'cross_entropy' lies outside of 3 elements") as error:
+            run()
+        assert "in 'target'" in str(error.value)
+    trainer.step((x, y % 3))
+
+
+def test_labels_that_count_for_nothing():
+    loss = ml.ops.cross_entropy
+    model = Model()
+    model |= Linear(3, name="l")(input="input", output="output")
+    trainer = ml.Trainer(
+        model,
+        ml.SGD(0.1),
+        loss=lambda output, target: loss(output, target, ignore_index=-100),
+        backend="numpy",
+        progress=False,
+    )
+    x, y = np.ones((4, 2), np.float32), np.array([0, -100, 2, 0], np.int64)
+    trainer.step((x, y))
+    with pytest.raises(InputError, match="index -7 of"):
+        trainer.step((x, np.array([0, -100, 2, -7])))
+
+
+def test_tokens_outside_of_the_table():
+    model = Model()
+    model += ml.models.Embedding(5, 4)
+    model += Linear(3, name="l")
+    trainer = ml.Trainer(model, ml.SGD(0.1), loss="cross_entropy", backend="numpy", progress=False)
+    tokens, y = np.array([[1, 5]]), np.array([[0, 1]])
+    with pytest.raises(InputError, match=r"(?s)index 5 of 'embedding'.*layer 'embedding'.*in 'input'"):
+        trainer.step({"input": tokens, "target": y})
+
+
 def test_checks_that_a_step_does_not_make_are_said():
     trainer = ml.Trainer(
         ml.models.MLP([4, 3]), ml.SGD(0.1), loss="cross_entropy", backend="numpy", progress=False, checks=True
     )
     x, y = np.ones((4, 2), np.float32), np.array([0, 1, 2, 0], np.int32)
     trainer.fit(ml.DataLoader((x, y), batch_size=4), epochs=1)
-    assert "checks=True: a training step does not look at indices" in str(trainer.compiled.decisions)
+    assert "checks=True: a training step looks at labels and tokens" in str(trainer.compiled.decisions)

@@ -5,10 +5,11 @@ The smallest and the largest index of each look-up become results of the program
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
+
+import numpy as np
 
 from mithril.dims import Size, numel, substitute, symbols
 from mithril.errors import InputError
@@ -32,11 +33,14 @@ class Check:
         size = int(substitute(self.size, sizes))
         if -size <= low and high < size:
             return
-        found = high if high >= size else low
-        raise InputError(
-            f"index {found} of '{self.op}' lies outside of {size} elements",
-            facts=[self.where, f"accepted: {-size} to {size - 1}; negative ones count from the end"],
-        )
+        raise _outside(high if high >= size else low, size, self.op, self.where)
+
+
+def _outside(found: int, size: int, op: str, where: str) -> InputError:
+    return InputError(
+        f"index {found} of '{op}' lies outside of {size} elements",
+        facts=[where, f"accepted: {-size} to {size - 1}; negative ones count from the end"],
+    )
 
 
 def with_checks(graph: Graph) -> tuple[Graph, list[Check], bool]:
@@ -47,15 +51,16 @@ def with_checks(graph: Graph) -> tuple[Graph, list[Check], bool]:
     checks: list[Check] = []
     extra: dict[str, Value] = {}
     for node in graph.nodes:
-        for indices, size in looked_up(node):
+        for lookup in lookups(node):
             with editor.before(node):
+                indices = lookup.written()
                 # With a zero among them, which is always inside, so that there is something even in an empty batch.
-                flat = ops.reshape(indices(), shape=(numel(indices().shape),))
+                flat = ops.reshape(indices, shape=(numel(indices.shape),))
                 some = ops.concat(flat, ops.full(shape=(1,), value=0, dtype=flat.dtype), axis=0)
                 names = f"{PREFIX}{len(checks)}/low", f"{PREFIX}{len(checks)}/high"
                 extra |= {names[0]: ops.min(some), names[1]: ops.max(some)}
-            checks.append(Check(*names, size, node.op.name, str(node.origin)))
-    inside = any(True for node in graph.nodes for region in node.regions for _ in _lookups(region))
+            checks.append(Check(*names, lookup.size, node.op.name, str(node.origin)))
+    inside = any(True for node in graph.nodes for region in node.regions for n, _ in iterate(region) if any(lookups(n)))
     if not checks:
         return graph, checks, inside
     made = editor.freeze()
@@ -66,13 +71,26 @@ def with_checks(graph: Graph) -> tuple[Graph, list[Check], bool]:
     )
 
 
-def _lookups(graph: Graph) -> Iterator[Node]:
-    return (node for node, _ in iterate(graph) if any(True for _ in looked_up(node)))
+@dataclass(frozen=True)
+class Lookup:
+    """Indices that an operation reads, and the size that they index."""
+
+    indices: Value
+    size: Size
+    ignored: int | None = None  # an index that stands for none
+    component: int | None = None  # where indices lie side by side along the last axis
+
+    def written(self) -> Any:
+        """The indices, written into the graph that is being built."""
+        from mithril import ops
+
+        if self.component is not None:
+            return self.indices[..., self.component]
+        return self.indices if self.ignored is None else ops.where(self.indices == self.ignored, 0, self.indices)
 
 
-def looked_up(node: Node) -> Iterator[tuple[Callable[[], Any], Size]]:
-    """Indices that an operation reads, as what writes them into the graph, and the size that they index."""
-    from mithril import ops
+def lookups(node: Node) -> Iterator[Lookup]:
+    """What an operation looks up."""
 
     def operand(k: int) -> Value:
         value = node.operands[k]
@@ -81,25 +99,60 @@ def looked_up(node: Node) -> Iterator[tuple[Callable[[], Any], Size]]:
 
     name, given = node.op.name, node.attributes
     if name == "embedding":
-        yield lambda: operand(0), operand(1).shape[0]
+        yield Lookup(operand(0), operand(1).shape[0])
     elif name in ("take", "take_along_axis"):
-        yield lambda: operand(1), operand(0).shape[given["axis"]]
+        yield Lookup(operand(1), operand(0).shape[given["axis"]])
     elif name in ("cross_entropy", "nll_loss") and operand(1).dtype.is_integer:
-        ignored = given.get("ignore_index")
-
-        def labels() -> Any:
-            return operand(1) if ignored is None else ops.where(operand(1) == ignored, 0, operand(1))
-
-        yield labels, operand(0).shape[given["axis"]]
+        yield Lookup(operand(1), operand(0).shape[given["axis"]], ignored=given.get("ignore_index"))
     elif name in ("gather_nd", "scatter_nd", "scatter_nd_add"):
         first = given.get("batch_dims", 0)
         depth = operand(1).shape[-1]
         for k in range(depth if isinstance(depth, int) else 0):
-            yield partial(_component, operand(1), k), operand(0).shape[first + k]
+            yield Lookup(operand(1), operand(0).shape[first + k], component=k)
 
 
-def _component(indices: Value, k: int) -> Any:
-    return indices[..., k]
+@dataclass(frozen=True)
+class GivenIndices:
+    """An input whose elements are indices as they come: labels, tokens. They can be looked at before anything runs."""
+
+    name: str
+    size: int
+    ignored: int | None
+    op: str
+    where: str
+
+    def hold(self, array: np.ndarray[Any, Any]) -> None:
+        """Raise where an index is outside."""
+        if not array.size:
+            return
+        low, high = int(array.min()), int(array.max())
+        if (low < -self.size or high >= self.size) and self.ignored is not None:
+            array = np.where(array == self.ignored, 0, array)
+            low, high = int(array.min()), int(array.max())
+        if low < -self.size or high >= self.size:
+            error = _outside(high if high >= self.size else low, self.size, self.op, self.where)
+            raise error.with_facts(f"in '{self.name}'")
+
+
+UNCHANGED = frozenset({"cast", "reshape", "transpose", "broadcast_to", "barrier"})  # give all elements as they are
+
+
+def given_indices(graph: Graph) -> tuple[GivenIndices, ...]:
+    """The inputs that hold indices, and what they index."""
+    found: dict[GivenIndices, None] = {}
+    inputs = {i.value: i.name for i in graph.with_role("input")}
+    for node in graph.nodes:
+        for lookup in lookups(node):
+            value = lookup.indices
+            while (made := graph.producers.get(value)) is not None and made.op.name in UNCHANGED:
+                source = made.operands[0]
+                assert source is not None
+                value = source
+            plain = lookup.component is None and isinstance(lookup.size, int)
+            if plain and value in inputs and value.dtype.is_integer:
+                size: Any = lookup.size
+                found[GivenIndices(inputs[value], size, lookup.ignored, node.op.name, str(node.origin))] = None
+    return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -140,6 +140,15 @@ def chosen(condition, a, b):
 
 
 # -- reductions ---------------------------------------------------------------------------------------------------
+def average(x, axis, keepdims):
+    """The mean, which is nan where there is nothing; NumPy's own warns of that."""
+    total = np.sum(x, axis=axis, keepdims=keepdims, dtype=np.float32 if x.dtype.itemsize == 2 else None)
+    count = 1
+    for k in range(x.ndim) if axis is None else np.atleast_1d(axis):
+        count *= x.shape[k]
+    return (total / total.dtype.type(count)).astype(x.dtype)
+
+
 def running(x, accumulate, start, axis, reverse, exclusive):
     """A running sum or product, from either end, with or without the element itself."""
     narrow = x.dtype.itemsize == 2 and x.dtype.kind not in "iu"

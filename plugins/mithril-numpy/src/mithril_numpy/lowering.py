@@ -100,17 +100,22 @@ def _sum(call: Call) -> str:
 @table.function("mean")
 def _mean(call: Call) -> str:
     kept = ", keepdims=True" if call.keepdims else ""
+    if not _never_empty(call):
+        return f"{call.helper(helpers.average)}({call.array('x')}, {axes_text(call)}, {call.keepdims})"
     if is_half(call.node):
         return f"np.mean({call.x}, axis={axes_text(call)}, dtype=np.float32{kept}).astype({call.dtype()})"
     return f"np.mean({call.x}, axis={axes_text(call)}{kept})"
+
+
+def _never_empty(call: Call) -> bool:
+    return all(isinstance(n, int) and n > 0 for n in (call.operand_type("x").shape[k] for k in call.axis))
 
 
 @table.function("max", "min")
 def _extreme(call: Call) -> str:
     name = call.node.op.name
     kept = ", keepdims=True" if call.keepdims else ""
-    sizes = [call.operand_type("x").shape[k] for k in call.axis]
-    if all(isinstance(n, int) and n > 0 for n in sizes):
+    if _never_empty(call):
         return f"np.{name}({call.x}, axis={axes_text(call)}{kept})"
     return f"np.{name}({call.x}, axis={axes_text(call)}{kept}, initial={nothing_yet(call, '-np.inf', 'np.inf')})"
 

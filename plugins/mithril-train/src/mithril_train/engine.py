@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from mithril.ops.decompose import decompose
 from mithril.options import Settings
 from mithril.passes import PassManager
 from mithril.runtime.backend import Backend, BuildOptions, Executable
+from mithril.runtime.checking import GivenIndices, given_indices
 from mithril.runtime.compiled import CompiledModel
 from mithril.runtime.signature import InputSpec, adapt, array_type, as_numpy, missing_or_unknown, settle
 from mithril.runtime.weights import to_numpy
@@ -41,6 +42,7 @@ class Step:
     convert: Converters
     reports: tuple[str, ...]
     fixed: Mapping[str, Any]  # further inputs that are always the same
+    indices: tuple[GivenIndices, ...]  # columns of the batch that index something
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,15 @@ class Evaluation:
     run: Executable
     convert: Converters
     fixed: Mapping[str, Any]
+    indices: tuple[GivenIndices, ...]
+
+
+def _hold(indices: Iterable[GivenIndices], batch: Mapping[str, Any]) -> None:
+    """Raise where labels or tokens lie outside of what they index; what lies on a device is not fetched for that."""
+    for given in indices:
+        column = batch[given.name]
+        if isinstance(column, np.ndarray):
+            given.hold(column)
 
 
 class Engine:
@@ -70,7 +81,8 @@ class Engine:
         if self.compiler.settings["autodiff"] == "native":
             self.decisions.record("ignored", "autodiff='native': a training step differentiates the graph")
         if self.compiler.settings["checks"] and self.backend.name != "ggml":
-            self.decisions.record("ignored", "checks=True: a training step does not look at indices on this backend")
+            said = "a training step looks at labels and tokens of NumPy batches, not at indices that it computes"
+            self.decisions.record("ignored", f"checks=True: {said}")
         self.arrays: dict[str, Any] = {}  # everything carried, by name
         self.inputs: dict[str, TensorType] = {}  # of the model, as last traced
         self.parameters: tuple[str, ...] = ()
@@ -86,6 +98,7 @@ class Engine:
     def step(self, batch: Mapping[str, Any], rates: Mapping[str, float], *, last: bool = True) -> dict[str, Any]:
         """One step, or with ``last=False`` one batch of several that make a step. Gives what the step reports."""
         made = self.prepare(batch)
+        _hold(made.indices, batch)
         inputs = {n: convert(batch[n]) for n, convert in made.convert}
         inputs.update(made.fixed)
         if last:
@@ -102,6 +115,7 @@ class Engine:
         """Loss and metrics of a batch."""
         key = signature(batch)
         made = self._evaluations.get(key) or self._new_evaluation(key, batch)
+        _hold(made.indices, batch)
         inputs = {n: convert(batch[n]) for n, convert in made.convert}
         inputs.update(made.fixed)
         inputs.update({n: self.arrays[n] for n in self.states})
@@ -223,6 +237,7 @@ class Engine:
             self._converters(graph, columns),
             tuple(n for n in graph.output_names if n.startswith("report/")),
             self._fixed(graph, batch, training=True),
+            given_indices(forward),
         )
         self._steps[key] = made
         if len(self._steps) > 1:
@@ -231,10 +246,10 @@ class Engine:
         return made
 
     def _new_evaluation(self, key: Any, batch: Mapping[str, Any]) -> Evaluation:
-        _, graph, columns = self.traced(batch, training=False)
-        kept = [k for k, n in enumerate(graph.output_names) if not n.startswith("state/")]
-        graph = graph.replaced(
-            outputs=tuple(graph.outputs[k] for k in kept), output_names=tuple(graph.output_names[k] for k in kept)
+        _, whole, columns = self.traced(batch, training=False)
+        kept = [k for k, n in enumerate(whole.output_names) if not n.startswith("state/")]
+        graph = whole.replaced(
+            outputs=tuple(whole.outputs[k] for k in kept), output_names=tuple(whole.output_names[k] for k in kept)
         )
         graph, _ = self.compiler.optimize(graph)
         made = Evaluation(
@@ -242,6 +257,7 @@ class Engine:
             self.compiler.build(graph),
             self._converters(graph, columns),
             self._fixed(graph, batch, training=False),
+            given_indices(whole),
         )
         self._evaluations[key] = made
         return made
