@@ -85,9 +85,9 @@ class Plan:
         lanes, each = machine.lanes(), self.depth / (2 * machine.lanes())
         columns = 0 if self.straight else 4 * self.depth / lanes / self.made
         if not self.by_channel:
-            scattered = 6 * self.depth / self.pixels if self.backward else 0  # kernels lie by channels of the image
+            scattered = 2 * self.depth / self.pixels if self.backward else 0  # kernels lie by channels of the image
             return each * count(self.pixels, lanes) * lanes / self.pixels + columns + scattered
-        packing = 0 if known else 0.7 * self.depth / self.pixels
+        packing = 0 if known or self.backward else 0.7 * self.depth / self.pixels
         return each * count(self.made, lanes) * lanes / self.made + columns + packing + 2.5
 
     def scratch(self, machine: Machine, known: bool) -> list[Value]:
@@ -271,8 +271,8 @@ class Columns:
                 start = t.iadd(t.imul(group, size), t.imul(channel, p.depth))
                 panel = Matrix(self.reader.buffers[known[0]], start, columns, 1)
             else:
-                panel = Matrix(self.spare, t.imul(worker, columns * p.depth), columns, 1)
-                self.kernels.copy(group, channel, width, panel)
+                spare = Matrix(self.spare, t.imul(worker, columns * p.depth), columns, 1)
+                panel = self.kernels.panel(group, channel, width, spare)
 
             def emit(row: Any, column: Any, element: t.Expr) -> None:
                 d, pixel = self.reader.split(row, (p.images, each)) if p.images > 1 else (0, row)

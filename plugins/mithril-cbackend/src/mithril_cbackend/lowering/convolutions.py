@@ -124,7 +124,7 @@ def scratch(kernel: Kernel, machine: Machine, known: bool) -> list[Value]:
         return weightgrads.plan_of(node).scratch(machine)
     found = planned(kernel, machine, known)
     if found is not None:
-        return [*found.scratch(machine, known), *turning(node)]
+        return [*found.scratch(machine, known), *turning(node, machine)]
     layout = layout_of(node)
     batch, channels = shape_of(operand(node))[:2]
     width = _width(layout, machine, _rows(node))

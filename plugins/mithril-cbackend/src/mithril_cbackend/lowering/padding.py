@@ -124,10 +124,36 @@ def _copy_phase(
         places.append((before + found[0] * spread - p) // s)
         jumps.append((found[1] - found[0]) * spread // s if len(found) > 1 else 1)
         number = number * s + p
-    with reader.nest("yxz", counts) as inner:
-        source = tuple(t.iadd(t.imul(i, step), first) for i, step, first in zip(inner, steps, starts, strict=True))
-        target: Any = 0
+
+    def source(inner: Index) -> Any:
+        within = tuple(t.iadd(t.imul(i, step), first) for i, step, first in zip(inner, steps, starts, strict=True))
+        return reader.flat((*at, *within), shape_of(x))
+
+    def target(inner: Index) -> Any:
+        flat: Any = 0
         for i, jump, place, size in zip(inner, jumps, places, layout.sizes, strict=True):
-            target = t.iadd(t.imul(target, size), t.iadd(t.imul(i, jump), place))
-        target = t.iadd(base, t.iadd(target, number * math.prod(layout.sizes)))
-        frame.code.store(padded, target, reader.at(x, (*at, *source)))
+            flat = t.iadd(t.imul(flat, size), t.iadd(t.imul(i, jump), place))
+        return t.iadd(base, t.iadd(flat, number * math.prod(layout.sizes)))
+
+    with reader.nest("yxz", counts[:-1]) as row:
+        if steps[-1] == 2 and jumps[-1] == 1 and 1 < frame.machine.lanes() <= counts[-1]:
+            _every_second(frame, reader.buffers[x], source((*row, 0)), padded, target((*row, 0)), counts[-1])
+        else:
+            with reader.loop("k", counts[-1]) as k:
+                frame.code.store(padded, target((*row, k)), t.load(reader.buffers[x], source((*row, k))))
+
+
+def _every_second(frame: Frame, source: Any, start: Any, target: Any, to: Any, size: int) -> None:
+    """Every second element of a row, in vectors; the last of them begins where it ends with the row."""
+    lanes, code = frame.machine.lanes(), frame.code
+    chosen = [2 * k if 2 * k < lanes else 2 * k + 1 for k in range(lanes)]  # of two vectors that share an element
+
+    def one(first: Any) -> None:
+        begin = t.iadd(start, t.imul(first, 2))
+        a, b = (t.load(source, t.vector(t.iadd(begin, k), lanes)) for k in (0, lanes - 1))
+        code.store(target, t.vector(t.iadd(to, first), lanes), t.shuffle(a, b, chosen))
+
+    with frame.reader.loop("v", size // lanes) as v:
+        one(t.imul(v, lanes))
+    if size % lanes:
+        one(size - lanes)

@@ -6,6 +6,7 @@ cotangent. Nothing is multiplied with the zeros that a stride would put between 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import product as every
 from typing import Any
@@ -18,6 +19,9 @@ from mithril_cbackend.lowering.frame import Frame, Machine
 from mithril_cbackend.lowering.kernels import Kernels
 from mithril_cbackend.lowering.padding import Layout
 from mithril_cbackend.lowering.reader import Index, operand, shape_of
+
+
+FEW = 4  # channels of a group
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,8 @@ def multiply(frame: Frame, phase: Phase, plan: columns.Plan) -> None:
 class Elements(Kernels):
     """The elements of the kernels that a phase meets."""
 
+    all = False
+
     def __init__(self, frame: Frame, phase: Phase, plan: columns.Plan) -> None:
         super().__init__(frame, plan.made, plan.inner, plan.elements)
         self.axes, self.shape = phase.axes, shape_of(operand(frame.kernel.anchor, 1))[2:]
@@ -116,15 +122,18 @@ class Elements(Kernels):
         reader = self.frame.reader
         place = reader.split(at[1], tuple(a.count for a in self.axes))
         element = tuple(t.isub(a.last, t.imul(i, a.step)) for i, a in zip(place, self.axes, strict=True))
-        return self.turned(t.iadd(t.imul(group, self.channels), at[0]), reader.flat(element, self.shape), channel)
+        last = math.prod(self.shape) - 1
+        return self.turned(group, channel, at[0], t.isub(last, reader.flat(element, self.shape)))
 
 
 def plan_of(node: Node, machine: Machine) -> Plan | None:
-    """None for what has no strides."""
+    """None for what has no strides, and where channels are so few that zeros cost less than to move what is not zero."""
     if node.op.name != "conv_input_grad" or max(node.attributes["stride"]) == 1:
         return None
     a, (batch, channels, *image) = node.attributes, shape_of(node.result)
     cotangent, kernel = shape_of(operand(node)), shape_of(operand(node, 1))[2:]
+    if min(channels, cotangent[1]) < FEW * a["groups"]:
+        return None
     phases = []
     for first in every(*map(range, a["stride"])):
         axes = tuple(

@@ -201,8 +201,8 @@ class Winograd:
                 continue
             with self.frame.share("panel", panels, work) as (worker, number):
                 number = t.iadd(number, first)
-                panel = Matrix(self.spare, t.imul(worker, source.depth * columns), columns, 1)
-                source.copy(0, t.imul(number, columns), width, panel)
+                spare = Matrix(self.spare, t.imul(worker, source.depth * columns), columns, 1)
+                panel = source.panel(0, t.imul(number, columns), width, spare)
                 with self.reader.loop("c", p.inner) as c, self.reader.loop("v", count(width, self.lanes)) as v:
                     self.kernel_transformed(panel, number, c, t.imul(v, self.lanes))
 
