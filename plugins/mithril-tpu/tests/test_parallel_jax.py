@@ -130,7 +130,7 @@ def test_training_fully_sharded():
         ((1, 1, 2), {"pipeline_stages": 3}, "contradicts device_mesh"),
         ((1, 1, 2), {"parallelism": "data"}, "contradicts a pipeline"),
         ((4,), {"parallelism": "pipeline", "pipeline_stages": 3}, "cannot be divided into 3 stages"),
-        ((1, 1, 2), {"pipeline_chunks": 3}, "cannot be divided over 3"),
+        ((1, 1, 2), {"pipeline_chunks": 3}, "cannot be cut into 3 chunks"),
     ],
 )
 def test_what_cannot_be(mesh, options, message):

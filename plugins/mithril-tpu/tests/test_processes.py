@@ -42,23 +42,25 @@ SCRIPT = """
             there = compiled.programs[-1].executable.call.placed(params)
             part = there["fc.weight"].addressable_shards[0].data
             assert part.size * n == there["fc.weight"].size
+    try:
+        stepped(ml.JaxBackend(device_mesh=(1, 1, n)), pipeline_chunks=2)
+    except ml.BackendError as error:
+        assert "devices of one process" in str(error)
+    else:
+        raise AssertionError("stages in two processes")
     print("fine", rank, flush=True)
 """
 
 
-def together(tmp_path, ways, devices):
-    """Two processes with so many devices each."""
-    file = tmp_path / "script.py"
-    text = textwrap.dedent(SCRIPT).replace("TESTS", repr(str(Path(__file__).parent))).replace("WAYS", f"({ways})")
-    file.write_text(text)
+def started(file, tmp_path, devices):
+    """Two processes that run a script."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(file), str(port), "2"]
-    running = [
+    return [
         subprocess.Popen(
-            [*command, str(rank), str(tmp_path)],
+            [sys.executable, str(file), str(port), "2", str(rank), str(tmp_path)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -66,6 +68,14 @@ def together(tmp_path, ways, devices):
         )
         for rank in range(2)
     ]
+
+
+def together(tmp_path, ways, devices):
+    """Two processes with so many devices each."""
+    file = tmp_path / "script.py"
+    text = textwrap.dedent(SCRIPT).replace("TESTS", repr(str(Path(__file__).parent))).replace("WAYS", f"({ways})")
+    file.write_text(text)
+    running = started(file, tmp_path, devices)
     try:
         for rank, process in enumerate(running):
             out, err = process.communicate(timeout=SECONDS)
@@ -83,3 +93,39 @@ def test_two_processes_equal_one(tmp_path):
 @pytest.mark.slow
 def test_two_processes_of_two_devices(tmp_path):
     together(tmp_path, "lambda n: [((2, 2), {}), ((1, 4), {}), ((n,), {'parallelism': 'fsdp'})]", 2)
+
+
+KILLED = """
+    import os, signal, sys
+    port, rank = sys.argv[1], int(sys.argv[3])
+    import jax
+    jax.distributed.initialize(f"localhost:{port}", 2, rank, heartbeat_timeout_seconds=10)
+    import numpy as np
+    import mithril as ml
+
+    model = ml.models.Model.create(outputs={"y": ml.models.Linear(4)(ml.models.IOKey("x"))})
+    compiled = ml.compile(model, ml.JaxBackend(device_mesh=(2,)), shapes={"x": [4, 8]})
+    params, x, g = compiled.randomize_params(0), np.ones((4, 8), np.float32), np.ones((4, 4), np.float32)
+    compiled.evaluate(params, {"x": x}, g)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        compiled.evaluate(params, {"x": x}, g)
+    except ml.BackendError as error:
+        assert "one of these processes has ended" in str(error)
+        print("fine", rank, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_is_told_to_the_other(tmp_path):
+    file = tmp_path / "script.py"
+    file.write_text(textwrap.dedent(KILLED))
+    running = started(file, tmp_path, 1)
+    try:
+        out, err = running[0].communicate(timeout=SECONDS)
+        assert "fine 0" in out.splitlines(), err[-3000:]
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()

@@ -7,6 +7,7 @@ XLA works out how everything in between is placed and puts in the exchanges: res
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -23,6 +24,8 @@ from mithril_jax import process
 
 AXES = ("data", "model", "pipeline")
 GROUPS = ("weights", "activations")  # what tensor_split_dims may name besides parameters
+
+STATUS = re.compile(r"[A-Z_]{4,}: ")  # how XLA's own errors begin, of whatever class they come
 
 
 def shape_of(given: Any) -> tuple[int, ...]:
@@ -68,12 +71,22 @@ def put(x: Any, where: Any) -> jax.Array:
     return jax.make_array_from_callback(whole.shape, where, lambda index: whole[index])
 
 
+def lost(error: Exception) -> BackendError:
+    """An exchange failed: what JAX tells of it are addresses and ports."""
+    return BackendError(
+        "devices of other processes do not answer: one of these processes has ended",
+        facts=[str(error).splitlines()[0], f"this is process {jax.process_index()} of {jax.process_count()}"],
+        hint="its own output says why; jax.distributed.initialize(heartbeat_timeout_seconds=10) ends the others soon",
+    )
+
+
 class Shares:
     """Where each argument of a program lives. ``place`` moves what lies elsewhere; parameters only once."""
 
     def __init__(self, mesh: Mesh, graph: Graph, settings: Mapping[str, Any], decisions: Decisions) -> None:
         self.mesh = mesh
         self.decisions = decisions
+        self.elsewhere = any(device.process_index != jax.process_index() for device in mesh.devices.flat)
         self.simulated = mesh.devices.size > 1 and mesh.devices.flat[0].platform == "cpu"
         self.parallelism = settings.get("parallelism")
         self.splits: dict[str, int] = dict(settings.get("tensor_split_dims", {}))

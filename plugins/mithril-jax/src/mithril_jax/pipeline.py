@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 import mithril as ml
 from mithril.codegen.source import Source
-from mithril.errors import OptionError
+from mithril.errors import BackendError, OptionError
 from mithril.graph import Graph
 from mithril.runtime.backend import BuildOptions
 from mithril.runtime.source_backend import SourceExecutable
@@ -58,6 +58,12 @@ def stages_of(mesh: Mesh | None, options: BuildOptions, platform: str) -> list[M
             f"pipeline_stages={wanted} contradicts device_mesh={tuple(mesh.shape.values())}",
             facts=[f"the mesh has {given} along '{AXIS}'"],
             hint="leave one of them out",
+        )
+    if len({device.process_index for device in mesh.devices.flat}) > 1:
+        raise BackendError(
+            "the stages of a pipeline on JAX are devices of one process",
+            facts=[f"device_mesh={tuple(mesh.shape.values())} has devices of {jax.process_count()} processes"],
+            hint="data, model and fsdp go over processes; ml.TorchBackend has a stage in each process",
         )
     devices = mesh.devices.reshape((*mesh.devices.shape, 1, 1)[:3])
     return [Mesh(devices[:, :, k], meshes.AXES[:2]) for k in range(devices.shape[2])]

@@ -338,10 +338,15 @@ class Jitted:
     def _shared(self, shares: meshes.Shares, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         given = [shares.place(n, params[n], keep=True) for n in self.params]
         given += [shares.place(n, inputs[n], keep=False) for n in self.inputs]
-        made = self._run(*given)
-        if shares.simulated:
-            # A program begun before the last one ended can starve it of threads, and both wait forever.
-            jax.block_until_ready(made)
+        try:
+            made = self._run(*given)
+            if shares.simulated:
+                # A program begun before the last one ended can starve it of threads, and both wait forever.
+                jax.block_until_ready(made)
+        except (RuntimeError, ValueError) as error:
+            if shares.elsewhere and meshes.STATUS.match(str(error)):
+                raise meshes.lost(error) from error
+            raise
         return dict(zip(self.results, made, strict=True))
 
     def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:

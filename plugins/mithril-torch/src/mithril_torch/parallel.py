@@ -181,6 +181,15 @@ def _plain(t: TensorType) -> tuple[tuple[int, ...], str]:
     return tuple(int(n) for n in t.shape), t.dtype.name  # all known, or it would not have been cut
 
 
+def lost(error: Exception) -> BackendError:
+    """An exchange failed: what PyTorch tells of it are addresses and ports."""
+    return BackendError(
+        "other processes do not answer: one of those that run this program together has ended",
+        facts=[str(error).splitlines()[0], f"this is process {dist.get_rank()} of {dist.get_world_size()}"],
+        hint="its own output says why",
+    )
+
+
 class RankedProgram:
     """The program of one of several processes that all run the user's script.
 
@@ -198,9 +207,14 @@ class RankedProgram:
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         given = {**params, **inputs}
-        made = self.program({name: self._local(name, given[name]) for name in self.program.needs})
-        if self.spec.mesh[2] > 1:
-            made = self._from_all_stages(made)
+        try:
+            made = self.program({name: self._local(name, given[name]) for name in self.program.needs})
+            if self.spec.mesh[2] > 1:
+                made = self._from_all_stages(made)
+        except RuntimeError as error:
+            if isinstance(error, dist.DistError) or "gloo" in str(error):
+                raise lost(error) from error
+            raise
         return {name: self._whole(name, made[name]) for name in self.spec.outputs}
 
     def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,15 +34,23 @@ class Choice:
         return self.splits.get(name, whole(rank))
 
 
-def choose(graph: Graph, mesh: Mesh, splits: Mapping[str, int] | None = None, *, fsdp: bool = False) -> Choice:
+def choose(
+    graph: Graph,
+    mesh: Mesh,
+    splits: Mapping[str, int] | None = None,
+    *,
+    fsdp: bool = False,
+    chunked: bool = False,
+) -> Choice:
     """Splits for the inputs of a graph; ``splits`` (group, name or pattern -> axis) overrides the default.
 
-    With ``fsdp`` every parameter is also split over ``data``, along its longest axis that can be.
+    With ``fsdp`` every parameter is also split over ``data``, along its longest axis that can be. ``chunked``: those
+    along ``data`` are no devices but chunks, of which an error speaks then.
     """
     choice = Choice(mesh)
     wanted = dict(splits or {})
     graph = decompose(graph, _has_rule)
-    _batch(graph, choice, wanted)
+    _batch(graph, choice, wanted, chunked)
     if mesh.size(MODEL) > 1:
         _by_hand(graph, choice, wanted)
         if not _explicit(wanted):
@@ -65,7 +73,7 @@ def forward_nodes(graph: Graph) -> list[Node]:
 
 
 # -- the batch ------------------------------------------------------------------------------------------------------
-def _batch(graph: Graph, choice: Choice, wanted: Mapping[str, int]) -> None:
+def _batch(graph: Graph, choice: Choice, wanted: Mapping[str, int], chunked: bool) -> None:
     parts = choice.mesh.size(DATA)
     if parts == 1:
         return
@@ -79,10 +87,17 @@ def _batch(graph: Graph, choice: Choice, wanted: Mapping[str, int]) -> None:
     length = max(lengths, key=lambda n: (lengths.count(n), n))
     if length % parts:
         named = next(i.name for i, n in zip(inputs, lengths, strict=True) if n == length)
+        fits = f"a batch of {parts * max(1, round(length / parts))}"
+        if chunked:
+            possible = [n for n in range(1, parts) if length % n == 0]
+            raise OptionError(
+                f"{length} items of input '{named}' cannot be cut into {parts} chunks",
+                hint=f"{fits}, or pipeline_chunks={possible[-1]}",
+            )
         raise OptionError(
             f"{length} items of input '{named}' cannot be divided over {parts} devices",
             facts=[f"the mesh is {choice.mesh}"],
-            hint=f"a batch of {parts * max(1, round(length / parts))}, or fewer devices along '{DATA}'",
+            hint=f"{fits}, or fewer devices along '{DATA}'",
         )
     for i, n in zip(inputs, lengths, strict=True):
         if n == length:

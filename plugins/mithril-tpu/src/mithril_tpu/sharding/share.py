@@ -46,7 +46,7 @@ def placement(graph: Graph, axes: Mapping[str, int]) -> dict[str, Split]:
 
 def in_chunks(graph: Graph, chunks: int) -> Sharded:
     """The part of one chunk of the batch, which devices take in turns, with their sums as ``mesh.chunk_sum``."""
-    choice = choose(graph, Mesh({DATA: chunks}))
+    choice = choose(graph, Mesh({DATA: chunks}), chunked=True)
     names = {
         name: tuple(CHUNK if a == DATA else a for a in split)
         for name, split in choice.splits.items()
