@@ -20,7 +20,6 @@ from mithril_cbackend.lowering.kernels import Kernels
 from mithril_cbackend.lowering.padding import Layout
 from mithril_cbackend.lowering.reader import Index, operand, shape_of
 
-
 FEW = 4  # channels of a group
 
 
@@ -127,7 +126,7 @@ class Elements(Kernels):
 
 
 def plan_of(node: Node, machine: Machine) -> Plan | None:
-    """None for what has no strides, and where channels are so few that zeros cost less than to move what is not zero."""
+    """None for what has no strides, and where channels are so few that zeros cost less than moving the rest."""
     if node.op.name != "conv_input_grad" or max(node.attributes["stride"]) == 1:
         return None
     a, (batch, channels, *image) = node.attributes, shape_of(node.result)
