@@ -128,6 +128,18 @@ def test_a_training_step_is_compiled_once(monkeypatch):
     assert len(runs) == 2
 
 
+def test_an_update_gives_every_parameter():
+    made = compiled(scalar_loss(64))
+    with pytest.raises(ml.InputError) as caught:
+        mithril_tpu.training_program(made, "loss", lambda p, g: {"first.weight": p["first.weight"], "other": 1.0})
+    assert str(caught.value) == (
+        "the update of a training program must give every parameter anew, and nothing else\n"
+        "  missing: first.bias, second.bias, second.weight\n"
+        "  unknown: other\n"
+        "hint: lambda params, gradients: {n: params[n] - 0.1 * gradients[n] for n in params}"
+    )
+
+
 def test_gradients_by_jax_itself_compile_too():
     made = compiled(scalar_loss(), autodiff="native")
     step = mithril_tpu.training_program(made, "loss")

@@ -110,9 +110,23 @@ def _with_update(program: AheadProgram, update: Update) -> AheadProgram:
         made = forward(params, inputs)
         gradients = {n.removeprefix("grad/"): g for n, g in made.items() if n.startswith("grad/")}
         new = update(params, gradients)
+        if set(new) != set(params):
+            raise InputError(
+                "the update of a training program must give every parameter anew, and nothing else",
+                facts=[
+                    *([f"missing: {_some(set(params) - set(new))}"] if set(params) - set(new) else []),
+                    *([f"unknown: {_some(set(new) - set(params))}"] if set(new) - set(params) else []),
+                ],
+                hint="lambda params, gradients: {n: params[n] - 0.1 * gradients[n] for n in params}",
+            )
         return {
             **{n: x for n, x in made.items() if not n.startswith("grad/")},
             **{f"param/{n}": x for n, x in new.items()},
         }
 
     return program.derived(step, donate=True)
+
+
+def _some(names: set[str]) -> str:
+    first = sorted(names)[:4]
+    return ", ".join(first) + (f" and {len(names) - len(first)} more" if len(names) > len(first) else "")

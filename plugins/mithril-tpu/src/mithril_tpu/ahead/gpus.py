@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 from mithril.errors import BackendError
@@ -60,7 +61,7 @@ def described_gpus(target: HardwareTarget, count: int) -> list[Any]:
         raise BackendError(
             "compiling for a GPU that is not here needs XLA's compiler for GPUs",
             facts=["the package 'jax-cuda12-pjrt' is not installed"],
-            hint="pip install --no-deps jax-cuda12-pjrt, of the version that jaxlib has",
+            hint=f"pip install --no-deps jax-cuda12-pjrt=={version('jaxlib')}",
         )
     from jax.experimental import topologies
 

@@ -179,7 +179,7 @@ class AheadProgram:
         hint = self._remedy(needed, there) if self._remedy else None
         return MemoryLimitError(
             f"this program needs {_gib(needed)} on each {self.target.name}, which has {_gib(there)}",
-            facts=[f"mesh: {self.choice.mesh} ({self.choice.mesh.devices} devices)", *facts],
+            facts=[f"mesh: {self.choice.mesh.told}", *facts],
             hint=hint or "a smaller batch, gradient_checkpointing=True, or more devices",
         )
 
@@ -199,7 +199,7 @@ class AheadProgram:
         if found is None:
             return MemoryLimitError(
                 f"this program does not fit the memory of a {self.target.name}",
-                facts=[f"mesh: {self.choice.mesh} ({self.choice.mesh.devices} devices)", _first_line(message)],
+                facts=[f"mesh: {self.choice.mesh.told}", _first_line(message)],
                 hint="a smaller batch, gradient_checkpointing=True, or more devices",
             )
         return self._too_large(*_amounts(found), [_first_line(message)])
@@ -290,7 +290,7 @@ class AheadProgram:
         if not self.present:
             raise BackendError(
                 f"this program was compiled for {self.target.name}, and there is no {self.kind} here to run it",
-                facts=[f"mesh: {self.choice.mesh} ({self.choice.mesh.devices} devices)"],
+                facts=[f"mesh: {self.choice.mesh.told}"],
                 hint=f"run it on a machine with a {self.kind}, or with tpu_options={{'simulate': True}} on CPU devices",
             )
         made: dict[str, Any] = self.compiled(*self._placed(params, inputs))

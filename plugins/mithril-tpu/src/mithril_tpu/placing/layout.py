@@ -50,6 +50,11 @@ class Mesh:
         """The shape of one device's part."""
         return tuple(-(-n // self.size(a)) for n, a in zip(shape, split, strict=True))
 
+    @property
+    def told(self) -> str:
+        """For messages: ``data=4 x model=2 (8 devices)``."""
+        return f"{self} ({self.devices} device{'' if self.devices == 1 else 's'})"
+
     def __str__(self) -> str:
         return " x ".join(f"{axis}={n}" for axis, n in self.axes.items())
 
