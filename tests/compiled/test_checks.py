@@ -85,3 +85,14 @@ def test_several_indices_at_once():
     with pytest.raises(ml.InputError, match="index 4 of 'gather_nd' lies outside of 3 elements"):
         for check in checks:
             check.hold(int(made[check.low]), int(made[check.high]), {})
+
+
+def test_labels_that_count_for_nothing_are_not_looked_at():
+    model = Model()
+    model |= CrossEntropy(ignore_index=-100, name="loss")(logits="logits", labels="labels", output="output")
+    compiled = ml.compile(model, "numpy", shapes={"logits": [3, 4], "labels": [3]}, checks=True)
+    logits = np.ones((3, 4), np.float32)
+    loss = compiled.evaluate({}, {"logits": logits, "labels": ints(0, -100, 1)})["output"]
+    np.testing.assert_allclose(loss, np.log(4), rtol=1e-6)
+    with pytest.raises(ml.InputError, match="index -99 of"):
+        compiled.evaluate({}, {"logits": logits, "labels": ints(0, -100, -99)})

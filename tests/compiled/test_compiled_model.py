@@ -408,3 +408,13 @@ def test_neither_pickled_nor_copied():
     for way in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(UnsupportedError, match="cache=True"):
             way(compiled)
+
+
+@pytest.mark.parametrize("shape", [[None, 3], [0, 3]])
+def test_the_mean_of_an_empty_batch_is_nan_and_silent(backend, shape, recwarn):
+    model = Model()
+    model += ml.models.Mean(axis=(0, 1))(input="x", output="y")
+    compiled = ml.compile(model, backend, shapes={"x": shape})
+    made = compiled.evaluate({}, {"x": np.zeros((0, 3), np.float32)})["y"]
+    assert np.isnan(compiled.backend.to_numpy(made))
+    assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]

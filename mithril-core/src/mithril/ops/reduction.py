@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -228,8 +229,10 @@ def sized(count: Any, dtype: Any) -> Any:
 
 @op(shape=reduced, dtype=floating, flops=per_input(1), promotes="float", samples=REDUCTIONS)
 def mean(x, *, axis: Axes = None, keepdims: bool = False):
-    """Arithmetic mean over axes, accumulated in float32 at least."""
-    return np.mean(wide(x), axis=axis, keepdims=keepdims, dtype=wide(x).dtype)
+    """Arithmetic mean over axes, accumulated in float32 at least; nan where there is nothing."""
+    total = np.sum(wide(x), axis=axis, keepdims=keepdims, dtype=wide(x).dtype)
+    axes = range(x.ndim) if axis is None else np.atleast_1d(axis)
+    return total / total.dtype.type(math.prod(x.shape[k] for k in axes))
 
 
 @mean.vjp

@@ -86,7 +86,9 @@ class Lookup:
 
         if self.component is not None:
             return self.indices[..., self.component]
-        return self.indices if self.ignored is None else ops.where(self.indices == self.ignored, 0, self.indices)
+        if self.ignored is None:
+            return self.indices
+        return ops.where(ops.equal(self.indices, self.ignored), 0, self.indices)
 
 
 def lookups(node: Node) -> Iterator[Lookup]:
