@@ -1,9 +1,10 @@
 """Plans against the TPU's own compiler on the example models; compile seconds per topology; growth to 256 devices.
 
 ``python benchmarks/bench_tpu.py [model ...]``: nothing runs on a TPU and none is needed, only its compiler (libtpu).
-For each model and mesh one line: the compiler's peak memory per device and the plan's, the same for operations and for
-bytes exchanged, and the seconds that plan and compiler took. ``--bfloat16`` compiles in that precision, ``--effort N``
-lets the compiler think longer than the least (0).
+For each model and mesh one line: the compiler's peak memory per device and the plan's; the same for operations and for
+bytes to and from memory, as ratios, and for bytes exchanged; and the seconds that plan and compiler took.
+``--bfloat16`` compiles in that precision, ``--effort N`` lets the compiler think longer than the least (0),
+``--only models`` leaves the topologies out, ``--only topologies`` the models.
 """
 
 from __future__ import annotations
@@ -41,7 +42,16 @@ CASES: dict[str, Case] = {
     "lstm": (lambda: lstm_lm(10000, 512), {"input": [64, 64]}, "output"),
     "resnet18": (resnet18, {"input": [64, 3, 64, 64]}, "output"),
     "unet": (lambda: unet(width=32, depth=3), {"input": [16, 3, 64, 64]}, "output"),
+    # Looked at only when the rules of plans stood.
+    "unet 48": (lambda: unet(width=48, depth=2), {"input": [32, 3, 96, 96]}, "output"),
+    "vit 8": (lambda: vit(128, 8, 1000, layers=3, heads=6, features=384), {"input": [32, 3, 128, 128]}, "output"),
+    "resnet 128": (resnet18, {"input": [32, 3, 128, 128]}, "output"),
+    "resnet of 2": (resnet18, {"input": [2, 3, 64, 64]}, "output"),
 }
+TOPOLOGIES = (
+    *(("tpu_v5e", n) for n in (1, 4, 8, 16, 32, 64, 128, 256)),
+    *((target, 8) for target in ("tpu_v2", "tpu_v3", "tpu_v4", "tpu_v5p", "tpu_v6e", "tpu_v7x")),
+)
 MESHES: tuple[tuple[dict[str, int], dict[str, str]], ...] = (
     ({"replicas": 1}, {}),
     ({"replicas": 8}, {}),
@@ -65,14 +75,15 @@ def compared(name: str, options: dict[str, Any], effort: int) -> Iterator[str]:
         try:
             step = _step(name, "tpu_v5e", {**mesh, "effort": effort}, {**options, **kind})
         except ml.MithrilError as error:
-            yield f"{name:<10}{way.mesh!s:<20} {error.what}"
+            yield f"{name:<12}{way.mesh!s:<20} {error.what}"
             continue
         a = step.analysis
         carried = sum(c.bytes for c in a.collectives.values())
         yield (
-            f"{name:<10}{way.mesh!s:<20}{'fsdp' if way.fsdp else '':<5}"
+            f"{name:<12}{way.mesh!s:<20}{'fsdp' if way.fsdp else '':<5}"
             f"{a.memory.peak / 2**20:>9.1f}{way.needs.peak / 2**20:>9.1f}{way.needs.peak / a.memory.peak:>6.2f}"
             f"{a.flops or 0:>11.3g}{way.work.flops / (a.flops or 1):>6.2f}"
+            f"{way.work.traffic / (a.bytes_accessed or 1):>6.2f}"
             f"{carried / 2**20:>9.1f}{way.work.exchanged / 2**20:>9.1f}"
             f"{planned:>8.2f}{step.seconds['compile']:>9.2f}"
         )
@@ -88,24 +99,23 @@ def _step(name: str, target: str, tpu_options: dict[str, Any], options: dict[str
 
 def topologies() -> Iterator[str]:
     """Compile seconds of a small GPT's forward pass, by generation and number of devices."""
-    for target, counts in (("tpu_v5e", (1, 8, 64, 256)), ("tpu_v4", (1, 8, 64)), ("tpu_v6e", (8,)), ("tpu_v7x", (8,))):
-        for n in counts:
-            model = gpt(1024, 128, layers=2, heads=8, features=256)
-            made = ml.compile(
-                model,
-                ml.JaxBackend(),
-                target_hardware=target,
-                tpu_options={"replicas": n, "model_parallelism": min(n, 4), "effort": 0},
-                shapes={"input": [256, 128]},
-            )
-            program = mithril_tpu.ahead_of(made)
-            exchanges = ", ".join(f"{c.count} {kind}" for kind, c in program.analysis.collectives.items()) or "none"
-            yield f"{target:<9}{n:>5}{program.seconds['compile']:>8.2f} s  {exchanges}"
+    for target, n in TOPOLOGIES:
+        made = ml.compile(
+            gpt(1024, 128, layers=2, heads=8, features=256),
+            ml.JaxBackend(),
+            target_hardware=target,
+            tpu_options={"replicas": n, "model_parallelism": min(n, 4), "effort": 0},
+            shapes={"input": [256, 128]},
+        )
+        program = mithril_tpu.ahead_of(made)
+        exchanges = ", ".join(f"{c.count} {kind}" for kind, c in program.analysis.collectives.items()) or "none"
+        told = exchanges if program.hlo is not None else "exchanges unknown"
+        yield f"{target:<9}{n:>5}{program.seconds['compile']:>8.2f} s  {told}"
 
 
 def growth() -> Iterator[str]:
     """Seconds of planning all meshes of n devices for one training step."""
-    for n in (1, 8, 64, 256):
+    for n in (1, 4, 8, 16, 32, 64, 128, 256):
         start = time.perf_counter()
         made = ml.plan(
             gpt(1024, 128, layers=4, heads=16, features=256),
@@ -122,14 +132,16 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=list(CASES))
     parser.add_argument("--bfloat16", action="store_true")
     parser.add_argument("--effort", type=int, default=0)
-    parser.add_argument("--only-models", action="store_true")
+    parser.add_argument("--only", choices=("models", "topologies"))
     given = parser.parse_args()
     options = {"precision": "bfloat16"} if given.bfloat16 else {}
-    print("training step, per device: peak MiB by compiler and plan, ratio; operations, ratio; exchanged MiB; seconds")
-    for name in given.models:
-        for line in compared(name, options, given.effort):
-            print(line, flush=True)
-    if not given.only_models:
+    if given.only != "topologies":
+        print("training step, per device: peak MiB by compiler and plan, ratio; operations, ratio; ratio of traffic;")
+        print("exchanged MiB by compiler and plan; seconds of plan and compiler")
+        for name in given.models:
+            for line in compared(name, options, given.effort):
+                print(line, flush=True)
+    if given.only != "models":
         print("\ncompile seconds, small GPT forward, data x 4")
         for line in topologies():
             print(line, flush=True)
