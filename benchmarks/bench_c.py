@@ -3,8 +3,8 @@
 ``python benchmarks/bench_c.py [words of the rows] [--threads 2] [--compile] [--tvm] [--high]``: the best of many
 rounds in turns. A peer's number is its time over ours: more than 1, we are faster. ``mithril`` takes weights as
 arguments of every call, ``bound`` has them fixed (``static_inference``), as onnxruntime and OpenVINO do. What is not
-installed is left out. ``--compile`` adds torch.compile, ``--tvm`` TVM's own pipeline, ``--high`` schedules searched
-for these shapes.
+installed is left out. ``--compile`` adds torch.compile, ``--tvm`` TVM's own pipeline, ``--high`` schedules measured
+for these shapes. How long the first result takes: ``bench_c_start.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import ctypes
 import io
 import subprocess
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -405,24 +404,6 @@ def report(name: str, work: Work, found: Mapping[str, float], peak: tuple[float,
     print(f"{name}: {made}; {speed}; {peers}", flush=True)
 
 
-FRESH = """
-import time; start = time.perf_counter()
-import numpy as np, sys; sys.path[:0] = {path!r}
-import bench_c, mithril as ml
-work = bench_c.WORKS[{name!r}](); begun = time.perf_counter()
-compiled = ml.compile(work.model, "c", shapes={{n: list(s) for n, s in work.shapes.items()}}, inference=True)
-params = compiled.randomize_params(0)
-compiled.evaluate(params, {{n: np.ones(s, np.float32) for n, s in work.shapes.items()}})
-print(time.perf_counter() - begun)
-"""
-
-
-def fresh(name: str) -> float:
-    """Seconds to the first result in a new process, imports of TVM included, those of the benchmark's peers not."""
-    code = FRESH.format(path=[str(Path(__file__).parent)], name=name)
-    return min(float(subprocess.check_output([sys.executable, "-c", code]).split()[-1]) for _ in range(2))
-
-
 def main() -> None:
     given = sys.argv[1:]
     skipped = {"--threads", str(THREADS)} if "--threads" in given else set()
@@ -433,10 +414,6 @@ def main() -> None:
         if not words or any(w in name for w in words):
             work = make()
             report(name, work, measure(work, 3.0), peak)
-    for name in ("MLP batch 32", "ResNet-18 at 224", "encoder 6 layers, 384"):
-        if not words or "fresh" in words:
-            start = time.perf_counter()
-            print(f"first result in a fresh process, {name}: {fresh(name):.2f} s ({time.perf_counter() - start:.0f} s)")
 
 
 if __name__ == "__main__":
