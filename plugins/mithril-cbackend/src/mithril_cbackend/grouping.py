@@ -135,6 +135,8 @@ class Grouping:
         for step in self.steps:
             if isinstance(step, Kernel):
                 step.read_stored()
+                if step.template is attention.attention:
+                    step.scratch = attention.scratch(step, self.machine)
                 if step.template is rows.rows:
                     step.scratch = rows.scratch(step, self.machine)
                 if step.template is matmul.matmul:
@@ -269,7 +271,6 @@ class Grouping:
         nodes = [*found.inner, found.second, *chain, *places]
         last = chain[-1] if chain else found.second
         kernel = Kernel(attention.attention, nodes, [last.result], found.second, kind=attention.attention.__name__)
-        kernel.scratch = attention.scratch(found, self.machine)
         self.steps.append(kernel)
         made = {n.result for n in nodes}
         for node in nodes:

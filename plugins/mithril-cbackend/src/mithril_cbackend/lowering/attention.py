@@ -17,15 +17,17 @@ from mithril.types import TensorType, float32
 from mithril_cbackend import tir as t
 from mithril_cbackend.attending import Attention, attention_of, last_seen
 from mithril_cbackend.kernel import Kernel
-from mithril_cbackend.lowering import contractions, reductions, scalars
+from mithril_cbackend.lowering import contractions, mathematics, reductions
 from mithril_cbackend.lowering.elementwise import inner_loop, vectorisable
 from mithril_cbackend.lowering.frame import PRODUCTS, Frame, Machine
 from mithril_cbackend.lowering.panels import Matrix, Tile, copy_panel, count, multiply, tile_for
 from mithril_cbackend.lowering.reader import Index, clamped, operand, shape_of
 from mithril_cbackend.lowering.views import placed, view
 
-BLOCK = 64  # queries
+BLOCK = 32  # queries
+TOGETHER = 4  # rows of scores
 SCORES = 1 << 15  # elements of a block's scores, about: they share the second cache with keys and values
+FEW = 3  # queries that keys are not worth copying for
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,10 @@ class Sizes:
     block: int
     keys_tile: Tile
     values_tile: Tile
+    in_place: bool  # keys and values are read where they lie
 
     @staticmethod
-    def of(attention: Attention, machine: Machine) -> Sizes:
+    def of(kernel: Kernel, attention: Attention, machine: Machine) -> Sizes:
         *batch, queries, keys = shape_of(attention.scores)
         inner, outer = shape_of(operand(attention.first))[-1], shape_of(attention.second.result)[-1]
         own = 0  # axes up to the last that keys or values have
@@ -54,7 +57,12 @@ class Sizes:
         most = min(BLOCK, max(8, SCORES // keys // 8 * 8))
         block = min(queries, -(-queries // -(-queries // most) // 8) * 8)
         tiles = tile_for(block, keys, machine), tile_for(block, outer, machine)
-        return Sizes(tuple(batch[:own]), tuple(batch[own:]), queries, keys, inner, outer, block, *tiles)
+        lanes = machine.lanes()
+        strides = [view(kernel.producers, operand(product, 1)) for product in (attention.first, attention.second)]
+        lie = [found is not None and found[1][k] == 1 for found, k in zip(strides, (-2, -1), strict=True)]
+        whole = lanes > 1 and keys >= lanes and inner % lanes == outer % lanes == 0
+        in_place = queries <= FEW and whole and all(lie)
+        return Sizes(tuple(batch[:own]), tuple(batch[own:]), queries, keys, inner, outer, block, *tiles, in_place)
 
     @property
     def row(self) -> int:
@@ -63,20 +71,18 @@ class Sizes:
 
     def parts(self, machine: Machine) -> dict[str, int]:
         """What a thread has buffers for, and how many elements of each, in whole vectors."""
-        found = {
-            "query": self.block * self.inner,
-            "keys": self.row * self.inner,
-            "values": count(self.outer, self.values_tile.columns) * self.values_tile.columns * self.keys,
-            "scores": self.block * self.row,
-            "factors": self.block,
-        }
-        lanes = machine.lanes()
+        columns, lanes = self.values_tile.columns, machine.lanes()
+        found = {"query": self.block * self.inner, "scores": self.block * self.row, "factors": self.block}
+        if not self.in_place:
+            found |= {"keys": self.row * self.inner, "values": count(self.outer, columns) * columns * self.keys}
         return {name: -(-n // lanes) * lanes for name, n in found.items()}
 
 
-def scratch(attention: Attention, machine: Machine) -> list[Value]:
+def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
     """One buffer for all parts of all threads."""
-    elements = sum(Sizes.of(attention, machine).parts(machine).values())
+    found = attention_of(kernel.producers, kernel.anchor)
+    assert found is not None
+    elements = sum(Sizes.of(kernel, found, machine).parts(machine).values())
     return [Value("scratch", TensorType(float32, (machine.threads * elements,)))]
 
 
@@ -85,7 +91,8 @@ def attention(kernel: Kernel, name: str, machine: Machine) -> Any:
     frame = Frame(kernel, name, machine)
     found = attention_of(kernel.producers, kernel.anchor)
     assert found is not None
-    Blocks(frame, found, Sizes.of(found, machine)).write()
+    sizes = Sizes.of(kernel, found, machine)
+    (InPlace if sizes.in_place else Blocks)(frame, found, sizes).write()
     return frame.finish()
 
 
@@ -124,8 +131,7 @@ class Blocks:
             self.at: dict[str, Any] = {}
             for name, elements in self.parts.items():
                 self.at[name], start = start, t.iadd(start, elements)
-            self.copy_keys(tuple(head))
-            self.copy_values(tuple(head))
+            self.prepare(tuple(head))
             with self.reader.nest("", s.sharing) as sharing:
                 lead = (*head, *sharing)
                 mine = blocks // parts if blocks % parts == 0 else t.idiv(t.isub(blocks + parts - 1, part), parts)
@@ -181,13 +187,10 @@ class Blocks:
         if rest:
             copy(whole, rest)
 
-    def copy_keys(self, head: Index) -> None:
-        full = (*head, *[0] * len(self.sizes.sharing))
-        self.panels(self.keys, full, "keys", self.sizes.inner, self.sizes.keys, self.sizes.keys_tile)
-
-    def copy_values(self, head: Index) -> None:
-        full = (*head, *[0] * len(self.sizes.sharing))
-        self.panels(self.values, full, "values", self.sizes.keys, self.sizes.outer, self.sizes.values_tile)
+    def prepare(self, head: Index) -> None:
+        s, full = self.sizes, (*head, *[0] * len(self.sizes.sharing))
+        self.panels(self.keys, full, "keys", s.inner, s.keys, s.keys_tile)
+        self.panels(self.values, full, "values", s.keys, s.outer, s.values_tile)
 
     # -- a block of queries ---------------------------------------------------------------------------------------
     def block(self, lead: Index, first: Any, rows: int) -> None:
@@ -279,36 +282,48 @@ class Blocks:
 
     def weigh(self, rows: int, panels: Any) -> None:
         """Scores become exp(score - largest), and what divides a row by its sum is kept."""
-        s, columns, code, reader = self.sizes, self.sizes.keys_tile.columns, self.code, self.reader
-        vectors = columns // self.lanes
-        with reader.loop("row", rows) as row:
-            start = reader.position(t.iadd(self.at["scores"], t.imul(row, s.row)))
+        for first, times, together in ((0, rows // TOGETHER, TOGETHER), (rows - rows % TOGETHER, rows % TOGETHER, 1)):
+            if times:
+                with self.reader.loop("row", times) as k:
+                    begin = t.iadd(t.imul(k, together), first)
+                    self.weigh_rows([t.iadd(begin, n) for n in range(together)], panels)
 
-            def folded(op: str, take: Any) -> t.Expr:
-                """One fold along the row, over what ``take`` gives for a place."""
-                total = code.alloc(op, columns, "float32")
-                with reader.loop("j", columns, t.VECTORIZED) as j:
-                    code.store(total, j, reductions.start(op, float32))
-                with reader.loop("panel", panels) as number:
-                    for v in range(vectors):
-                        with reader.loop("j", self.lanes, t.VECTORIZED) as j:
-                            at = t.iadd(t.iadd(start, t.imul(number, columns)), t.iadd(j, v * self.lanes))
-                            slot = t.iadd(j, v * self.lanes)
-                            made = reductions.fold(code, op, t.load(total, slot), take(at), float32)
-                            code.store(total, slot, made)
-                return code.let(reductions.gathered(self.frame, op, total, columns, float32, s.keys), op)
+    def weigh_rows(self, rows: list[Any], panels: Any) -> None:
+        """Some rows side by side, so that one need not wait for another's sum."""
+        code, reader, buffer, row = self.code, self.reader, self.buffer, self.sizes.row
+        starts = [reader.position(t.iadd(self.at["scores"], t.imul(k, row))) for k in rows]
 
-            largest = folded("max", lambda at: t.load(self.buffer, at))
+        def larger(best: t.Expr, at: Any, which: int) -> t.Expr:
+            return reductions.fold(code, "max", best, t.load(buffer, at), float32)
 
-            def weight(at: Any) -> t.Expr:
-                score = t.binary("sub", t.load(self.buffer, at), largest)
-                made = code.let(scalars.RULES["exp"](code, score, float32), "weight")
-                code.store(self.buffer, at, made)
-                return made
+        def more(total: t.Expr, at: Any, which: int) -> t.Expr:
+            score = code.let(t.binary("sub", t.load(buffer, at), largest[which]), "score")
+            weight = code.let(mathematics.exp_of_negative(code, score), "weight")
+            code.store(buffer, at, weight)
+            return t.binary("add", total, weight)
 
-            total = folded("sum", weight)
+        largest = self.folded("max", starts, panels, larger)
+        sums = self.folded("sum", starts, panels, more)
+        for k, total in zip(rows, sums, strict=True):
             factor = t.binary("div", t.const(1.0, "float32"), total)
-            code.store(self.buffer, t.iadd(self.at["factors"], row), factor)
+            code.store(buffer, t.iadd(self.at["factors"], k), factor)
+
+    def folded(self, op: str, starts: list[Any], panels: Any, take: Any) -> list[t.Expr]:
+        """A fold along rows of scores that start here and there."""
+        code, reader, columns = self.code, self.reader, self.sizes.keys_tile.columns
+        totals = [code.alloc(op, columns, "float32") for _ in starts]
+        for total in totals:
+            with reader.loop("j", columns, t.VECTORIZED) as j:
+                code.store(total, j, reductions.start(op, float32))
+        with reader.loop("panel", panels) as number:
+            for which, (start, total) in enumerate(zip(starts, totals, strict=True)):
+                for v in range(columns // self.lanes):
+                    with reader.loop("j", self.lanes, t.VECTORIZED) as j:
+                        slot = t.iadd(j, v * self.lanes)
+                        at = t.iadd(t.iadd(start, t.imul(number, columns)), slot)
+                        code.store(total, slot, take(t.load(total, slot), at, which))
+        made = [reductions.gathered(self.frame, op, total, columns, float32, 0) for total in totals]
+        return [code.let(x, op) for x in made]
 
     def gather(self, lead: Index, first: Any, rows: int, panels: Any) -> None:
         """Weights times values, each row divided by its sum, stored where the result is wanted."""
@@ -327,7 +342,7 @@ class Blocks:
 
         def one(number: Any, width: int) -> None:
             begin = t.imul(number, tile.columns)
-            panel = Matrix(self.buffer, t.iadd(self.at["values"], t.imul(begin, s.keys)), tile.columns, 1)
+            panel = self.panel_of_values(lead, begin)
 
             def emit(row: Any, column: Any, element: t.Expr) -> None:
                 factor = t.load(self.buffer, t.iadd(self.at["factors"], row))
@@ -343,6 +358,11 @@ class Blocks:
         if rest:
             one(whole, rest)
 
+    def panel_of_values(self, lead: Index, begin: Any) -> Matrix:
+        """The panel that starts with a column."""
+        start = t.iadd(self.at["values"], t.imul(begin, self.sizes.keys))
+        return Matrix(self.buffer, start, self.sizes.values_tile.columns, 1)
+
     def keys_in(self, panels: Any) -> Any:
         """How many keys so many panels have."""
         s, columns = self.sizes, self.sizes.keys_tile.columns
@@ -350,3 +370,56 @@ class Blocks:
             return s.keys
         keys = self.reader.position(t.imul(panels, columns))
         return keys if s.row == s.keys else clamped(self.reader, keys, 0, s.keys)
+
+
+class InPlace(Blocks):
+    """Few queries, as when a text is written word by word: keys and values are read once, where they lie.
+
+    As many keys as a vector has lanes are multiplied with a query at a time, each giving a vector of sums; a square of
+    these is turned, so that its rows add up to the scores.
+    """
+
+    def prepare(self, head: Index) -> None:
+        pass
+
+    def panel_of_values(self, lead: Index, begin: Any) -> Matrix:
+        found = self.matrix(self.values, lead)
+        assert found is not None
+        return found.from_column(begin)
+
+    def score(self, lead: Index, first: Any, rows: int, panels: Any) -> None:
+        s, lanes = self.sizes, self.lanes
+        keys = self.matrix(self.keys, lead)
+        assert keys is not None
+        groups = t.imul(panels, s.keys_tile.columns // lanes)
+        with self.reader.loop("group", groups) as group:
+            begin = t.imul(group, lanes)
+            if s.row != s.keys:  # the last group begins earlier rather than ending too late
+                begin = clamped(self.reader, begin, 0, s.keys - lanes)
+            for row in range(rows):
+                self.score_group(lead, first, row, begin, keys)
+
+    def score_group(self, lead: Index, first: Any, row: int, begin: Any, keys: Matrix) -> None:
+        s, lanes, code, reader, made = self.sizes, self.lanes, self.code, self.reader, self.found.first.result
+        products, turned = (code.alloc(name, lanes * lanes, "float32") for name in ("products", "turned"))
+        with reader.loop("key", lanes) as key, reader.loop("j", lanes, t.VECTORIZED) as j:
+            total = None
+            for k in range(0, s.inner, lanes):
+                query = t.load(self.buffer, t.iadd(t.iadd(self.at["query"], row * s.inner + k), j))
+                product = t.binary("mul", query, keys.element(t.iadd(j, k), t.iadd(begin, key)))
+                total = product if total is None else t.binary("add", total, product)
+            code.store(products, t.iadd(t.imul(key, lanes), j), total)
+        code.turn(lanes, products, 0, lanes, turned, 0, lanes)
+        sums = code.alloc("sums", lanes, "float32")
+        with reader.loop("j", lanes, t.VECTORIZED) as j:
+            parts = [t.load(turned, t.iadd(j, k * lanes)) for k in range(lanes)]
+            while len(parts) > 1:
+                parts = [t.binary("add", a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+            code.store(sums, j, parts[0])
+        with reader.loop("j", lanes, t.VECTORIZED if self.vector else t.SERIAL) as j:
+            key = t.iadd(begin, j)
+            at = (*lead, t.iadd(first, row), key)
+            reader.give(made, at, code.let(t.load(sums, j), made.name))
+            code.store(
+                self.buffer, t.iadd(t.iadd(self.at["scores"], row * s.row), key), reader.at(self.found.scores, at)
+            )

@@ -52,7 +52,8 @@ def clamped(code: t.Code, x: t.Expr, low: float, high: float) -> t.Expr:
     return code.let(t.select(t.binary("gt", x, f(low)), x, f(low)), "c")
 
 
-EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+EXP = (1.3814467e-3, 8.3687808e-3, 4.1668393e-2, 1.66665196e-1, 4.99999940e-1)
+LOG2_E = 1.44269504088896341
 ROUNDING = 12582912.0  # added to a float of moderate size, it leaves the nearest integer in the last bits
 
 
@@ -61,15 +62,29 @@ def exp(code: t.Code, x: t.Expr) -> t.Expr:
     x = code.let(x, "x")
     c = code.let(t.select(t.binary("lt", x, f(88.7228394)), x, f(88.7228394)), "c")
     c = code.let(t.select(t.binary("gt", c, f(-87.3365479)), c, f(-87.3365479)), "c")
-    whole = code.let(add(mul(c, f(1.44269504088896341)), f(ROUNDING)), "k")
-    n = code.let(sub(whole, f(ROUNDING)), "n")
-    r = code.let(sub(sub(c, mul(n, f(0.693359375))), mul(n, f(-2.12194440e-4))), "r")
-    p = code.let(add(add(mul(polynomial(code, r, EXP), mul(r, r)), r), f(1.0)), "p")
+    whole = code.let(add(mul(c, f(LOG2_E)), f(ROUNDING)), "k")
+    p = code.let(add(_exp_less_one(code, c, code.let(sub(whole, f(ROUNDING)), "n")), f(1.0)), "p")
     exponent = t.bitwise("shl", t.bits(whole, "int32"), i(23))
     made = t.bits(t.binary("add", t.bits(p, "int32"), exponent), "float32")
     made = t.select(t.binary("lt", x, f(-87.3365479)), f(0.0), made)
     made = t.select(t.binary("gt", x, f(88.7228394)), f(INF), made)
     return t.select(t.isnan(x), x, made)
+
+
+def exp_of_negative(code: t.Code, x: t.Expr) -> t.Expr:
+    """For what is at most 0, as softmax has it, with half as many instructions: 2**n is a float, from -88 on 0."""
+    bias = ROUNDING + 127.0
+    c = code.let(t.select(t.binary("lt", x, f(-88.0)), f(-88.0), x), "c")  # nan stays
+    whole = code.let(add(mul(c, f(LOG2_E)), f(bias)), "k")
+    n = code.let(sub(whole, f(bias)), "n")
+    scale = code.let(t.bits(t.bitwise("shl", t.bits(whole, "int32"), i(23)), "float32"), "scale")
+    return add(mul(_exp_less_one(code, c, n), scale), scale)
+
+
+def _exp_less_one(code: t.Code, x: t.Expr, n: t.Expr) -> t.Expr:
+    """exp(x - n log 2) - 1, for what is left on half a unit around 0."""
+    r = code.let(sub(sub(x, mul(n, f(0.693359375))), mul(n, f(-2.12194440e-4))), "r")
+    return add(mul(polynomial(code, r, EXP), mul(r, r)), r)
 
 
 LOG = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,

@@ -15,7 +15,7 @@ from mithril.graph import Node, Value
 from mithril.types import TensorType, dtype as as_dtype, float32
 from mithril_cbackend import tir as t
 from mithril_cbackend.kernel import Kernel
-from mithril_cbackend.lowering import reductions
+from mithril_cbackend.lowering import mathematics, reductions
 from mithril_cbackend.lowering.dtypes import computed
 from mithril_cbackend.lowering.elementwise import vectorisable
 from mithril_cbackend.lowering.frame import Frame, Machine
@@ -33,7 +33,7 @@ class Passes:
     folds: list[list[Node]]
     kept: list[list[Value]]  # elements that are stored on the way, to be read the next times
     narrow: list[list[Value]]  # what follows for the row as a whole from the folds of one time
-    quotients: list[list[Node]]  # divisions of elements by what a row has one of
+    shortcuts: list[list[Node]]  # divisions by what a row has one of, exponentials of elements less the row's largest
 
     @property
     def all_kept(self) -> list[Value]:
@@ -58,7 +58,7 @@ def passes_of(kernel: Kernel) -> Passes:
         elif is_narrow(node.result, width):
             narrow[number[node.result] - 1].append(node.result)
     kept: list[list[Value]] = [[] for _ in range(count)]
-    quotients: list[list[Node]] = [[] for _ in range(count)]
+    shortcuts: list[list[Node]] = [[] for _ in range(count)]
     for node in reversed(kernel.nodes):
         times = needed.get(node.result)
         if times is None or node.op.name in FOLDS or is_narrow(node.result, width):
@@ -66,13 +66,27 @@ def passes_of(kernel: Kernel) -> Passes:
         if node.op.name in DEAR and len(times) > 1:
             kept[min(times)].append(node.result)
             times = {min(times)}
-        if node.op.name == "div" and node.result.dtype is float32 and is_narrow(operand(node, 1), width):
+        if is_by_narrow(node, width) or is_of_negative(kernel, node):
             for k in times:
-                quotients[k].insert(0, node)
+                shortcuts[k].insert(0, node)
         for v in node.operands:
             if v is not None:
                 needed.setdefault(v, set()).update(times)
-    return Passes(folds, kept, narrow, quotients)
+    return Passes(folds, kept, narrow, shortcuts)
+
+
+def is_by_narrow(node: Node, width: int) -> bool:
+    """Whether a node divides elements by what a row has one of."""
+    return node.op.name == "div" and node.result.dtype is float32 and is_narrow(operand(node, 1), width)
+
+
+def is_of_negative(kernel: Kernel, node: Node) -> bool:
+    """Whether a node is ``exp(x - max(x))``."""
+    sub = kernel.producers.get(operand(node)) if node.op.name == "exp" and node.result.dtype is float32 else None
+    if sub is None or sub.op.name != "sub":
+        return False
+    largest = kernel.producers.get(operand(sub, 1))
+    return largest is not None and largest.op.name == "max" and operand(largest) is operand(sub)
 
 
 def is_narrow(value: Value, width: int) -> bool:
@@ -127,7 +141,8 @@ class Rows:
     def along(self, k: int, at: Index, start: Any) -> None:
         """Once along a row."""
         code, reader, folds = self.code, self.reader, self.passes.folds[k]
-        divided = [(n, self.reciprocal(operand(n, 1), at)) for n in self.passes.quotients[k]]
+        shortcuts = self.passes.shortcuts[k]
+        factors = {n: self.reciprocal(operand(n, 1), at) for n in shortcuts if n.op.name == "div"}
         known = [v for values in self.passes.kept[:k] for v in values]
         whole = self.width // self.lanes if self.lanes > 1 else 0
         ways = WAYS if whole >= 2 * WAYS and folds and not self.dear(k) else 1
@@ -142,9 +157,10 @@ class Rows:
             there = (*at, i)
             for v in known:
                 reader.give(v, there, code.let(t.load(self.buffers[v], t.iadd(start, i)), "kept"))
-            for node, factor in divided:
+            for node in shortcuts:
                 x = reader.broadcast(operand(node), there)
-                reader.give(node.result, there, code.let(t.binary("mul", x, factor), node.result.name))
+                made = t.binary("mul", x, factors[node]) if node in factors else mathematics.exp_of_negative(code, x)
+                reader.give(node.result, there, code.let(made, node.result.name))
             for v in self.passes.kept[k]:
                 code.store(self.buffers[v], t.iadd(start, i), reader.at(v, there))
             for node, total in zip(folds, totals, strict=True):

@@ -104,8 +104,8 @@ def extreme(wins: str, a: t.Expr, b: t.Expr, dtype: DType) -> t.Expr:
     """The operand that wins; nan wins over everything."""
     if dtype.is_bool:
         return t.binary("or" if wins == "gt" else "and", a, b)
-    first = t.binary(wins, a, b)
-    return t.select(t.binary("or", first, t.isnan(a)) if dtype.is_float else first, a, b)
+    better = t.select(t.binary(wins, a, b), a, b)
+    return t.select(t.isnan(a), a, better) if dtype.is_float else better
 
 
 @rule("clip")
