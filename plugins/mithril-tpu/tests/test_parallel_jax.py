@@ -11,6 +11,7 @@ from gpt import gpt
 from tpu_models import block
 
 import mithril as ml
+from mithril.models import IOKey, Linear, Model
 from mithril_tpu.ahead import analysis
 
 SHAPES = {"x": [8, 6, 16]}
@@ -136,6 +137,37 @@ def test_training_fully_sharded():
 def test_what_cannot_be(mesh, options, message):
     with pytest.raises(ml.OptionError, match=message):
         ml.compile(model(), ml.JaxBackend(device_mesh=mesh), shapes=SHAPES, **options)
+
+
+@pytest.mark.parametrize("engine", ["jax", "torch"])
+@pytest.mark.parametrize(
+    ("asked", "split", "whole"),
+    [
+        ({}, {"body.weight": 0, "head.weight": 1}, {"odd.weight": "axis 0 of length 9"}),
+        ({"weights": 0}, {"body.weight": 0}, {"odd.weight": "axis 0 of length 9", "head.weight": "axis 0 of length 7"}),
+        ({"head.*": 0}, {}, {"head.weight": "axis 0 of length 7", "head.bias": "axis 0 of length 7"}),
+        ({"body.weight": 1, "body.bias": 0}, {"body.bias": 0}, {"body.weight": "axis 1 of length 9"}),
+    ],
+)
+def test_what_is_asked_for_is_split_and_what_cannot_be_is_told(asked, split, whole, engine):
+    """By group, by pattern, by name; by default in pairs, columns and then rows."""
+    pytest.importorskip(f"mithril_{engine}")
+    h = Linear(12, name="body")(Linear(9, name="odd")(IOKey("x")))
+    made = Model.create(outputs={"y": Linear(7, name="head")(h)})
+    backend = (ml.JaxBackend if engine == "jax" else ml.TorchBackend)(device_mesh=(1, 2))
+    options = {"tensor_split_dims": asked} if asked else {}
+    compiled = ml.compile(made, backend, shapes={"x": [4, 10]}, **options)
+    told = [line for line in map(str, compiled.decisions) if "whole on every device" in line]
+    assert sorted(told) == sorted(
+        f"choice: '{name}' is whole on every device: {why} cannot be divided by 2" for name, why in whole.items()
+    )
+    call = compiled.programs[-1].executable.call
+    splits = call.spec.splits if engine == "torch" else {n: tuple(s) for n, s in call.shares.specs.items()}
+    found = {name: s.index("model") for name, s in splits.items() if "model" in s}
+    assert split.items() <= found.items()
+    assert not whole.keys() & found.keys()
+    if asked:
+        assert found == split
 
 
 def test_native_gradients_have_no_pipeline():

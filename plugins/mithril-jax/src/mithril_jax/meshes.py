@@ -124,22 +124,27 @@ class Shares:
             return PartitionSpec()
         size = i.type.shape[0]
         if isinstance(size, int) and size % self.mesh.shape["data"]:
-            self._whole(i.name, size)
+            self._whole(i.name, 0, size, "data")
             return PartitionSpec()
         return PartitionSpec("data")
 
-    def _pairs(self, graph: Graph) -> Mapping[str, Any]:
-        """Weights in pairs as in Megatron, columns and then rows, where mithril-tpu is there to find them."""
+    def _pairs(self, graph: Graph) -> Mapping[str, Any] | None:
+        """Weights in pairs as in Megatron, columns and then rows; None where nobody (mithril-tpu) finds them.
+
+        Where somebody says which axes are split, there are none but those.
+        """
         if self.mesh.shape.get("model", 1) == 1 or any(n != "activations" for n in self.splits):
             return {}
         if not all(i.type.is_static for i in graph.arguments):
-            return {}
+            return None
         try:
             choose = ml.placement
         except (AttributeError, ml.MithrilError):
-            return {}
-        found: Mapping[str, Any] = choose(graph, {"model": self.mesh.shape["model"]})
-        return found
+            return None
+        found, left = choose(graph, {"model": self.mesh.shape["model"]})
+        for name, why in left.items():
+            self.decisions.record("choice", f"'{name}' is whole on every device: {why}")
+        return found  # type: ignore[no-any-return]
 
     def _fully(self, i: Input, spec: PartitionSpec) -> PartitionSpec:
         """Split over ``data`` as well, along the longest axis that is still whole."""
@@ -156,17 +161,18 @@ class Shares:
         axis = self._asked_axis(i.name, len(shape))
         if axis is not None and not -len(shape) <= axis < len(shape):
             raise OptionError(f"tensor_split_dims: '{i.name}' has no axis {axis}", facts=[f"it is {i.type}"])
-        if self.pairs:
-            return PartitionSpec(*self.pairs.get(i.name, ()))
-        if parts == 1 or len(shape) < 2:
+        if parts == 1 or not shape:
             return PartitionSpec()
         fits = [k for k, n in enumerate(shape) if isinstance(n, int) and n % parts == 0]
-        if axis is not None and axis % len(shape) not in fits:
-            self._whole(i.name, shape[axis])
-            return PartitionSpec()
-        if not fits:
-            return PartitionSpec()
-        chosen = fits[0] if axis is None else axis % len(shape)
+        if axis is not None:
+            chosen: int | None = axis % len(shape)
+            if chosen not in fits:
+                self._whole(i.name, axis % len(shape), shape[axis], "model")
+                return PartitionSpec()
+        elif self.pairs is not None:
+            return PartitionSpec(*self.pairs.get(i.name, ()))
+        else:
+            chosen = next(iter(fits), None) if len(shape) > 1 else None
         return PartitionSpec(*("model" if k == chosen else None for k in range(len(shape))))
 
     def _asked_axis(self, name: str, rank: int) -> int | None:
@@ -177,8 +183,9 @@ class Shares:
                 return axis
         return self.splits.get("weights") if rank >= 2 else None
 
-    def _whole(self, name: str, size: Any) -> None:
-        self.decisions.record("choice", f"'{name}' is whole on every device: {size} cannot be divided among them")
+    def _whole(self, name: str, axis: int, size: Any, over: str) -> None:
+        why = f"axis {axis} of length {size} cannot be divided by {self.mesh.shape[over]}"
+        self.decisions.record("choice", f"'{name}' is whole on every device: {why}")
 
     def sharding(self, name: str) -> NamedSharding:
         return NamedSharding(self.mesh, self.specs[name])
@@ -207,7 +214,7 @@ class Shares:
             return put(x, NamedSharding(self.mesh, x.sharding.spec))
         spec = self.specs[name]
         if len(spec) and spec[0] == "data" and x.shape[0] % self.mesh.shape["data"]:
-            self._whole(name, x.shape[0])
+            self._whole(name, 0, x.shape[0], "data")
             spec = PartitionSpec()
         made = put(x, NamedSharding(self.mesh, spec))
         if keep:

@@ -39,9 +39,13 @@ def parts(
     return cut(graph, axes, choice.splits, outputs=_like_inputs(graph, choice.splits)), choice.left
 
 
-def placement(graph: Graph, axes: Mapping[str, int]) -> dict[str, Split]:
-    """Which axis of the mesh divides which axis of an argument, for engines whose compiler does the rest."""
-    return choose(graph, Mesh(axes)).splits
+def placement(graph: Graph, axes: Mapping[str, int]) -> tuple[dict[str, Split], dict[str, str]]:
+    """Which axis of the mesh divides which axis of an argument, for engines whose compiler does the rest.
+
+    And what was left whole, with the reason.
+    """
+    choice = choose(graph, Mesh(axes))
+    return choice.splits, choice.left
 
 
 def in_chunks(graph: Graph, chunks: int) -> Sharded:
