@@ -418,3 +418,12 @@ def test_the_mean_of_an_empty_batch_is_nan_and_silent(backend, shape, recwarn):
     made = compiled.evaluate({}, {"x": np.zeros((0, 3), np.float32)})["y"]
     assert np.isnan(compiled.backend.to_numpy(made))
     assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]
+
+
+def test_programs_say_what_they_are_for():
+    compiled = ml.compile(Linear(2, 3), "numpy", shapes={"input": ["B", 2]})
+    compiled.evaluate(compiled.randomize_params(0), {"input": np.ones((1, 2), np.float32)}, np.ones((1, 3), np.float32))
+    assert [repr(p) for p in compiled.programs] == [
+        "Program(input: f32[B, 2])",
+        "Program(input: f32[B, 2]; training, gradients)",
+    ]

@@ -191,6 +191,21 @@ def test_the_file_leaves_open_what_any_program_leaves_open(tmp_path):
     assert ml.load(tmp_path / "a.gguf")({"input": np.ones((5, 8), np.float32)})["output"].shape == (5, 3)
 
 
+@pytest.mark.parametrize("shapes", [{}, {"x": ["B", 4]}])
+def test_the_file_of_a_backend_of_exact_sizes_leaves_open_what_the_user_did(tmp_path, shapes):
+    """GGML stands for such a backend here: what is asked for are its programs."""
+    model = ml.Model()
+    model += Linear(3)(input="x", output="y")
+    compiled = ml.compile(model, "ggml", shapes=shapes)
+    params = compiled.randomize_params(0, {"x": np.ones((5, 4), np.float32)})
+    compiled.evaluate(params, {"x": np.ones((5, 4), np.float32)})
+    compiled.export(tmp_path / "m.gguf", params=params)
+    loaded = ml.load(tmp_path / "m.gguf")
+    for n in (1, 7):
+        x = np.ones((n, 4), np.float32)
+        np.testing.assert_allclose(loaded.evaluate({"x": x})["y"], compiled.evaluate(params, {"x": x})["y"], rtol=1e-5)
+
+
 def test_what_was_never_called_is_written_as_its_layers_expect(tmp_path):
     model = ml.Model()
     model += Linear(64, 3)

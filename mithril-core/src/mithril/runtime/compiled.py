@@ -481,6 +481,11 @@ class CompiledModel:
         return tuple(self._programs.values())
 
     @property
+    def specs(self) -> Mapping[str, InputSpec]:
+        """What was known of each input before the first call."""
+        return self._specs
+
+    @property
     def graph(self) -> Graph:
         """The newest program's graph after the passes; before the first specialisation the traced one."""
         return self.programs[-1].graph if self._programs else self.interface

@@ -56,7 +56,7 @@ class Interface:
         )
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, repr=False, slots=True)
 class Program:
     """The answer: the graphs before and after the passes, and what runs."""
 
@@ -71,6 +71,12 @@ class Program:
     checked: Checked | None = None  # the executable where checks=True
     bucketed: Bucketed | None = None  # the executable for batches that are rounded up
     stepped: dict[Any, Any] = field(default_factory=dict)  # by shapes: ways to run it operation by operation
+
+    def __repr__(self) -> str:
+        kind = self.request.kind
+        words = ["training"] * kind.training + ["gradients"] * bool(kind.of)
+        inputs = ", ".join(f"{name}: {t}" for name, t in self.request.types)
+        return f"Program({inputs}{'; ' if words else ''}{', '.join(words)})"
 
     @property
     def call(self) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import numpy as np
 
 import mithril
 from mithril.decisions import Decisions
-from mithril.errors import InputError, OptionError, ShapeError
+from mithril.dims import Dim
+from mithril.errors import InputError, MithrilError, OptionError, ShapeError
 from mithril.graph import Graph, Input, Value, to_text
 from mithril.ops.decompose import decompose
 from mithril.runtime.program import Kind as ProgramKind, Request
+from mithril.runtime.signature import InputSpec
 from mithril.types import DType, TensorType
 from mithril_ggml import lowering
 from mithril_ggml.gguf_reader import MAX_NAME
@@ -24,6 +27,7 @@ from mithril_ggml.packing import Packing
 from mithril_ggml.quantize import Recipe
 from mithril_ggml.weights import PackedArray, Store
 
+InputTypes = tuple[tuple[str, TensorType], ...]
 FORMAT = 1
 ARCHITECTURE = "mithril"
 INLINE = 16  # constants of up to so many elements stay in the graph's text
@@ -69,18 +73,39 @@ def export_gguf(
 
 
 def inference_graph(compiled: Any) -> Graph:
-    """The graph of the newest program for inference, of those that leave sizes open where there are any.
+    """The graph for inference, of the newest program that leaves sizes open.
 
-    It is made where there is none yet, or only programs for training.
+    Where there is none (the backend makes programs for exact sizes, or all were for training) it is made, with those
+    sizes open that the user left so, if the model can do with that.
     """
     kinds = [(p, p.request.kind) for p in compiled.programs]
     graphs: list[Graph] = [p.graph for p, kind in reversed(kinds) if not kind.training and not kind.of]
-    if not graphs:
-        graphs = [compiled.compiler.lowered(Request(_types(compiled), ProgramKind()))]
-    return next((g for g in graphs if any(not i.type.is_static for i in g.with_role("input"))), graphs[0])
+    found = next((g for g in graphs if any(not i.type.is_static for i in g.with_role("input"))), None)
+    if found is not None:
+        return found
+    types = _types(compiled)
+    opened = _opened(compiled.specs, types)
+    if opened != types:
+        with suppress(MithrilError):
+            return compiled.compiler.lowered(Request(opened, ProgramKind()))  # type: ignore[no-any-return]
+    return graphs[0] if graphs else compiled.compiler.lowered(Request(types, ProgramKind()))
 
 
-def _types(compiled: Any) -> tuple[tuple[str, TensorType], ...]:
+def _opened(specs: Mapping[str, InputSpec], types: InputTypes) -> InputTypes:
+    """The types as the user gave them; where nothing was said of a shape, with any first size that all such have."""
+    unsaid = {t.shape[0] for n, t in types if specs[n].shape is None and t.shape}
+    batch = Dim("batch", 1)
+
+    def opened(name: str, t: TensorType) -> TensorType:
+        said = specs[name].shape
+        if said is None:
+            said = (batch, *t.shape[1:]) if t.shape and len(unsaid) == 1 else t.shape
+        return TensorType(t.dtype, said)
+
+    return tuple((n, opened(n, t)) for n, t in types)
+
+
+def _types(compiled: Any) -> InputTypes:
     """Those of the inputs: of the newest program, or as the layers expect them where there is none."""
     if compiled.programs:
         return compiled.programs[-1].request.types  # type: ignore[no-any-return]
