@@ -27,8 +27,13 @@ from mithril.models import (
     While,
 )
 from mithril.ops.decompose import decompose
-from mithril_cbackend import building, toolchains
+from mithril.types import int32
+from mithril_cbackend import building, grouping, tir, toolchains
 from mithril_cbackend.backend import CBackend
+from mithril_cbackend.lowering.frame import Machine
+from mithril_cbackend.purpose import Purpose
+
+RNG = np.random.default_rng(0)
 
 
 def needs(*tools):
@@ -265,6 +270,29 @@ def test_int8_weights_are_a_quarter_and_the_report_says_what_they_cost(tmp_path)
     assert 0 < exported.quantization_error < 0.02
     assert "int8 weights move the results by" in str(exported)
     assert check(tmp_path, "CC=gcc", "RUN=") <= 1e-6
+
+
+@needs("gcc", "make")
+@pytest.mark.parametrize("rows", [1, 40])
+def test_products_read_int8_weights_where_they_are(tmp_path, rows):
+    """Nothing wide is stored, whichever way the weights lie; nor of a table whose rows are taken."""
+    with Builder() as b:
+        x, ids = b.input("x", (rows, 48)), b.input("ids", (rows,), int32)
+        w, v, table = b.param("w", (48, 300)), b.param("v", (300, 64)), b.param("table", (100, 64))
+        y = ops.linear(ops.matmul(ops.matmul(x, w), v) + ops.take(table, ids, axis=0), table)
+    graph = decompose(b.build({"y": y}), lambda node: grouping.lowers(node.op.name))
+    params = {i.name: RNG.standard_normal(i.type.shape).astype(np.float32) for i in graph.with_role("param")}
+    arenas = {}
+    for quantization in (None, "int8"):
+        folder = tmp_path / str(quantization)
+        executable = building.compiled(
+            graph, Machine(tir.host_cpu(), 1, 16), Purpose("x86_64", "linux", quantization=quantization)
+        )
+        exported = mithril_cbackend.export_program(executable, folder, params, library=None)
+        arenas[quantization] = exported.contents.arena_bytes
+        assert check(folder, "CC=gcc", "RUN=") <= 2e-6
+    assert 0 < exported.quantization_error < 0.05
+    assert arenas["int8"] <= arenas[None]
 
 
 def test_smaller_code_where_size_matters(tmp_path):

@@ -194,3 +194,14 @@ def test_few_rows(layout: str, vector_bytes: int) -> None:
 def test_few_rows_of_a_transposed_matrix() -> None:
     for layout in ("TN", "TT"):
         check(LAYOUTS[layout], *operands(layout, 4, 40, 90))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_matrix_times_a_vector(threads: int) -> None:
+    machine = replace(SMALL, threads=threads)
+    check(matmul, random(50, 70), random(70), machine=machine)
+    check(lambda x, w: maximum(matmul(x, w) + 1.0, 0.0), random(3, 50, 70), random(70, 1), machine=machine)
+    check(lambda x, w: matmul(x, w) + 1.0, random(2, 50, 300), random(2, 300, 3), machine=machine)
+    check(LAYOUTS["TN"], *operands("TN", 200, 70, 2), machine=machine)
+    batched = {"contract_a": (2,), "contract_b": (1,), "batch_a": (0,), "batch_b": (0,)}
+    check(lambda a, b: dot(a, b, **batched), random(5, 40, 30), random(5, 30), machine=machine)

@@ -131,7 +131,7 @@ def holds(kernel: Kernel, product: Product) -> Value | None:
 def prepared(kernel: Kernel, right: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any] | None:
     """The panels of a right operand that is known now; None where they are not used."""
     product = product_of(kernel.anchor)
-    if product is None or product.batch or right.ndim != 2 or product.right.summed != (0,):
+    if product is None or product.batch or product.turned or right.ndim != 2:
         return None
     return pack(right, plan_of(product, kernel, machine).tile.columns)
 
@@ -339,8 +339,7 @@ class Part:
         def waiting(i: Any, j: Any) -> tuple[t.Buffer, Any]:
             held = holds(s.frame.kernel, p)
             buffer = s.scratch["sums"] if held is None else s.frame.outputs[held]
-            at = t.iadd(t.imul(s.reader.flat(self.at, p.batch), p.m), t.iadd(self.row, i))
-            return buffer, t.iadd(t.imul(at, p.n), t.iadd(column, j))
+            return buffer, p.flat(s.reader, self.at, t.iadd(self.row, i), t.iadd(column, j))
 
         sums = None if self.depth == p.k else Sums(waiting, self.first, self.last)
         multiply_tile(s.frame, row, high, (self.depth,), self.left, panel, width, emit, s.vector, sums)

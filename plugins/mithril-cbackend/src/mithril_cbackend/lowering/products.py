@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -53,6 +53,7 @@ class Product:
     right: Side
     batch: tuple[int, ...]
     kind: DType  # in which sums are formed
+    turned: bool = False  # the result has its right operand's axes before the left one's
 
     @property
     def m(self) -> int:
@@ -74,6 +75,18 @@ class Product:
     def work(self) -> int:
         return self.matrices * self.m * self.n * self.k // PRODUCTS
 
+    def flat(self, reader: Reader, at: Index, row: t.Expr, column: t.Expr) -> t.Expr:
+        """The number of an element of the result."""
+        rows, columns = (self.n, self.m) if self.turned else (self.m, self.n)
+        first, second = (column, row) if self.turned else (row, column)
+        return t.iadd(t.imul(t.iadd(t.imul(reader.flat(at, self.batch), rows), first), columns), second)
+
+    def position(self, reader: Reader, at: Index, row: t.Expr, column: t.Expr) -> Index:
+        """The position of an element of the result."""
+        parts = [reader.split(i, s.sizes(s.free)) for i, s in ((row, self.left), (column, self.right))]
+        first, second = reversed(parts) if self.turned else parts
+        return (*at, *first, *second)
+
     def __str__(self) -> str:
         """What tells schedules apart."""
         sizes = "x".join(map(str, (*self.batch, self.m, self.n, self.k)))
@@ -93,6 +106,8 @@ def accumulator(dtype: DType) -> DType:
 def product_of(node: Node) -> Product | None:
     """How a node is a product of matrices; None where simple loops do better."""
     found = {"matmul": _matmul, "dot": _dot}[node.op.name](node)
+    if found.n < 4 <= found.m:  # a matrix times a vector: the vector times the matrix's transpose
+        found = replace(found, left=found.right, right=found.left, turned=True)
     if 0 in (found.m, found.n, found.k, found.matrices) or found.n < 4 or found.m * found.n * found.k < LEAST:
         return None
     return found

@@ -42,7 +42,8 @@ def write(frame: Frame, product: Product) -> None:
 def straight(product: Product, kernel: Kernel) -> bool:
     """Whether neighbours in a row of the result are neighbours in memory, and for all that follows."""
     several = [n for n in product.right.sizes(product.right.free) if n != 1]
-    return len(several) < 2 or kernel.outputs == [kernel.anchor.result]
+    neighbours = not product.turned or product.m == 1
+    return neighbours and (len(several) < 2 or kernel.outputs == [kernel.anchor.result])
 
 
 def emit(frame: Frame, product: Product, at: Index, row: Any, column: Any, total: t.Expr) -> None:
@@ -50,12 +51,9 @@ def emit(frame: Frame, product: Product, at: Index, row: Any, column: Any, total
     reader, result = frame.reader, frame.kernel.anchor.result
     element = rounded(frame.code, t.cast(total, computed(result.dtype)), result.dtype)
     if frame.kernel.outputs == [result]:
-        flat = t.iadd(t.imul(reader.flat(at, product.batch), product.m), row)
-        frame.write_flat(result, t.iadd(t.imul(flat, product.n), column), element)
-        return
-    rows = reader.split(row, product.left.sizes(product.left.free))
-    columns = reader.split(column, product.right.sizes(product.right.free))
-    frame.emit((*at, *rows, *columns), element)
+        frame.write_flat(result, product.flat(reader, at, row, column), element)
+    else:
+        frame.emit(product.position(reader, at, row, column), element)
 
 
 def _left(frame: Frame, product: Product, at: Index) -> Any:
@@ -72,7 +70,7 @@ def by_column(frame: Frame, product: Product) -> None:
     """Each element a product of two rows of memory; a few columns at a time, so that rows are read for all of them."""
     code, reader, kind, rows = frame.code, frame.reader, product.kind, product.m
     lanes = frame.machine.lanes(kind.bits)
-    block = next(b for b in (4, 2, 1) if product.n % b == 0 and rows * b <= 2 * FEW)
+    block = next(b for b in (8, 4, 2, 1) if product.n % b == 0 and rows * b <= 2 * FEW)
     cells = [(i, c) for i in range(rows) for c in range(block)]
     whole, rest = divmod(product.k, lanes)
     right = stored(product.right, frame.kernel.producers)
