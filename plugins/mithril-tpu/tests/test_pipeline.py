@@ -10,7 +10,7 @@ from test_shard import step_graph
 from tpu_models import block, scalar_loss
 
 import mithril as ml
-from mithril.models import BatchNorm1d, Gelu, IOKey, LayerNorm, Linear, Model
+from mithril.models import Gelu, IOKey, LayerNorm, Linear, Model
 from mithril.ops.evaluate import evaluate
 
 
@@ -145,15 +145,6 @@ def test_schedules(stages, chunks):
             mine = [s for s in made.steps if s.stage == k and s.chunk is not None]
             assert len({(s.chunk, s.backward) for s in mine}) == len(mine) == 2 * chunks
             assert made.alive(k) == (min(chunks, stages - k) if schedule == "1f1b" else chunks)
-
-
-def test_what_mixes_examples_is_refused_by_name():
-    model = Model.create(outputs={"y": Linear(4, name="head")(BatchNorm1d(8, name="norm")(IOKey("x")))})
-    graph, _ = step_graph(model, {"x": [8, 8]}, "y")
-    with pytest.raises(ml.UnsupportedError, match="mixes the examples") as caught:
-        ml.staged(graph, 2, 4)
-    assert "norm" in str(caught.value)
-    assert ml.staged(graph, 2, 1).chunks == 1
 
 
 def test_more_stages_than_operations():
