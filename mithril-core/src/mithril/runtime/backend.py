@@ -271,11 +271,9 @@ class Backend:
 
 def as_numpy(data: Any, default: DType) -> np.ndarray[Any, Any]:
     """Anything array-like as NumPy; Python numbers get the default dtypes."""
-    if hasattr(data, "detach"):
-        from mithril.runtime.weights import to_numpy
+    from mithril.runtime.weights import to_numpy
 
-        return to_numpy(data)
-    array = np.asarray(data)
+    array = to_numpy(data)
     if not hasattr(data, "dtype"):
         if array.dtype == np.float64:
             array = array.astype(default.numpy)

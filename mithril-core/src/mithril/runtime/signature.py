@@ -11,6 +11,7 @@ import numpy as np
 from mithril.decisions import Decisions
 from mithril.dims import Guard, Shape, Size, bind
 from mithril.errors import DTypeError, GuardError, InputError, closest
+from mithril.runtime.weights import to_numpy
 from mithril.types import DType, TensorType, dtype as as_dtype, int32
 
 
@@ -70,7 +71,7 @@ def _dtype_of(name: str, kind: Any) -> DType:
 def as_numpy(name: str, x: Any) -> np.ndarray[Any, Any]:
     """Lists and Python numbers as arrays of the default dtypes; anything ragged or foreign is an error."""
     if isinstance(x, np.ndarray):
-        return x
+        return to_numpy(x)
     try:
         array = np.asarray(x)
     except (ValueError, TypeError, RuntimeError) as error:

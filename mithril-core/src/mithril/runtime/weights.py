@@ -89,9 +89,9 @@ def match(
 
 
 def to_numpy(x: Any) -> np.ndarray[Any, Any]:
-    """Any framework's array as NumPy, bfloat16 included."""
+    """Any framework's array as NumPy, bfloat16 included, in this machine's order of bytes."""
     if isinstance(x, np.ndarray):
-        return x
+        return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
     if hasattr(x, "detach"):
         x = x.detach().cpu()
         if str(x.dtype).endswith("bfloat16"):
