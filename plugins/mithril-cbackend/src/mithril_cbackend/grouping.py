@@ -21,6 +21,7 @@ from mithril_cbackend.lowering import (
     attention,
     convolutions,
     elementwise,
+    lines,
     matmul,
     products,
     reductions,
@@ -357,6 +358,8 @@ def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
         return [Value("scratch", TensorType(int32, (2 * shape_of(source)[node.attributes["axis"]],)))]
     if node.op.name == "scatter_nd_add" and node.result.dtype.is_float and node.result.dtype.bits == 16:
         return [Value("wide", TensorType(as_dtype("float32"), node.result.shape))]
+    if node.op.name in ("max_pool", "avg_pool"):
+        return lines.scratch(node, machine)
     if node.op.name.startswith("conv"):
         return convolutions.scratch(kernel, machine, bool(kernel.prepared))
     return []

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from mithril_cbackend import tir as t
 from mithril_cbackend.kernel import Kernel
-from mithril_cbackend.lowering import reductions
+from mithril_cbackend.lowering import lines, reductions
 from mithril_cbackend.lowering.dtypes import computed, rounded
 from mithril_cbackend.lowering.frame import Frame, Machine
 from mithril_cbackend.lowering.reader import Index, between, clamped, conjunction, operand, shape_of
@@ -29,22 +30,21 @@ def place_in_window(
     return tuple(found), inside
 
 
+def line_in_window(frame: Frame, at: Index, offset: Index) -> tuple[Index, list[t.Expr]]:
+    """Where a line of a window lies in the image, and whether it lies there."""
+    a, shape = frame.kernel.anchor.attributes, shape_of(operand(frame.kernel.anchor))
+    sizes = (shape[2:-1], a["stride"][:-1], a["padding"][:-1], a.get("dilation", [1] * len(shape[2:]))[:-1])
+    return place_in_window(frame, at, offset, *sizes)
+
+
 def max_pool(kernel: Kernel, name: str, machine: Machine) -> Any:
     """The largest element of each window."""
     frame = Frame(kernel, name, machine)
-    node, code, reader = kernel.anchor, frame.code, frame.reader
-    x, a = operand(node), node.attributes
-    shape, result, dtype = shape_of(x), shape_of(node.result), x.dtype
-    with reader.nest("", result, frame.kinds(result, math.prod(result))) as at:
-        best = code.alloc("best", 1, reductions.accumulator(dtype))
-        code.store(best, 0, reductions.start("max", dtype))
-        with reader.nest("abcdef", a["kernel"]) as offset:
-            place, inside = place_in_window(frame, at[2:], offset, shape[2:], a["stride"], a["padding"], a["dilation"])
-            element = reader.at(x, (*at[:2], *place))
-            if inside:
-                element = t.select(conjunction(inside), element, reductions.start("max", dtype))
-            code.store(best, 0, reductions.fold(code, "max", t.load(best, 0), element, dtype))
-        frame.write(node.result, at, t.load(best, 0))
+
+    def emit(at: Index, element: t.Expr) -> None:
+        frame.write(kernel.anchor.result, at, element)
+
+    lines.fold_windows(frame, "max", partial(line_in_window, frame), emit)
     return frame.finish()
 
 
@@ -88,21 +88,14 @@ def _count(frame: Frame, at: Index, attributes: Any, spatial: Sequence[int]) -> 
 def average_pool(kernel: Kernel, name: str, machine: Machine) -> Any:
     """The mean of each window."""
     frame = Frame(kernel, name, machine)
-    node, code, reader = kernel.anchor, frame.code, frame.reader
-    x, a = operand(node), node.attributes
-    shape, result, dtype = shape_of(x), shape_of(node.result), x.dtype
-    with reader.nest("", result, frame.kinds(result, math.prod(result))) as at:
-        total = code.alloc("total", 1, computed(dtype))
-        code.store(total, 0, t.const(0, computed(dtype)))
-        with reader.nest("abcdef", a["kernel"]) as offset:
-            ones = (1,) * len(offset)
-            place, inside = place_in_window(frame, at[2:], offset, shape[2:], a["stride"], a["padding"], ones)
-            element = reader.at(x, (*at[:2], *place))
-            if inside:
-                element = t.select(conjunction(inside), element, t.const(0, computed(dtype)))
-            code.store(total, 0, t.binary("add", t.load(total, 0), element))
-        count = t.cast(_count(frame, at[2:], a, shape[2:]), computed(dtype))
-        frame.write(node.result, at, rounded(code, t.binary("div", t.load(total, 0), count), dtype))
+    node, spatial = kernel.anchor, shape_of(operand(kernel.anchor))[2:]
+    dtype = node.result.dtype
+
+    def emit(at: Index, element: t.Expr) -> None:
+        count = t.cast(_count(frame, at[2:], node.attributes, spatial), computed(dtype))
+        frame.write(node.result, at, rounded(frame.code, t.binary("div", element, count), dtype))
+
+    lines.fold_windows(frame, "sum", partial(line_in_window, frame), emit)
     return frame.finish()
 
 
