@@ -121,6 +121,22 @@ def test_training_in_a_pool(way, recipe):
         np.testing.assert_allclose(x, weights[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+def test_what_a_training_step_carries_stays_in_its_processes(monkeypatch):
+    pytest.importorskip("mithril_train")
+    made = trainer((2,), {"parallelism": "fsdp"})
+    asked = []
+    ask = parallel_pool.Pool.ask
+    monkeypatch.setattr(parallel_pool.Pool, "ask", lambda pool, *words: (asked.append(words), ask(pool, *words))[1])
+    for _ in range(2):
+        made.step({**X, "target": G})
+    first, second = [words for words in asked if words[0] == "run"]
+    assert set(made.engine.arrays) <= set(first[2])
+    assert set(second[2]) <= {"x", "target", "learning_rate"}
+    made.engine.arrays["fc.weight"].mul_(0.0)  # written into: the processes must hear of it
+    made.step({**X, "target": G})
+    assert "fc.weight" in asked[-1][2]
+
+
 def test_a_training_step_exchanges_gradients_once():
     """In parts they are updated in parts: what is gathered of a step are parameters, not gradients."""
     pytest.importorskip("mithril_train")
@@ -138,7 +154,7 @@ def test_what_goes_wrong_in_a_process_is_told_with_its_traceback():
     compiled, params, _ = stepped(ml.TorchBackend(device_mesh=(2,)))
     pool = parallel_pool.pool(2, "cpu")
     with pytest.raises(ml.BackendError, match="process . of 2 failed") as caught:
-        pool.ask("run", 999, [])
+        pool.ask("run", 999, [], [])
     assert "KeyError: 999" in str(caught.value)
     assert pool.process.poll() is not None
     with pytest.raises(ml.BackendError, match="have ended"):

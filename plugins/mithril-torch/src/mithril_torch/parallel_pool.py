@@ -107,6 +107,18 @@ class Pool:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+Seen = tuple[weakref.ref[torch.Tensor], int]  # a tensor, and how often it had been written into
+
+
+def _seen(x: torch.Tensor) -> Seen:
+    return weakref.ref(x), x._version
+
+
+def _same(seen: Seen | None, x: torch.Tensor) -> bool:
+    """Whether it is that tensor, and nobody has written into it since."""
+    return seen is not None and seen[0]() is x and seen[1] == x._version
+
+
 class PoolProgram:
     """A program that a pool runs. Arguments are whole tensors here, and so are results."""
 
@@ -120,26 +132,25 @@ class PoolProgram:
             pool.ask("load", self.number, spec, str(path))
         finally:
             path.unlink()
-        self.known: dict[str, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self.known: dict[str, Seen] = {}  # arguments that the processes have
+        self.made: dict[str, Seen] = {}  # results that they have, of which a next call may make arguments
         weakref.finalize(self, _forget, pool, self.number)
 
     def __call__(
         self, params: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        changed = [n for n, x in (*params.items(), *inputs.items()) if n in self.spec.splits and self._is_new(n, x)]
-        given = {**params, **inputs}
-        for name in changed:
-            self.block.arrays[name].copy_(given[name].detach())
-        self.pool.ask("run", self.number, changed)
-        for name in changed:
-            self.known[name] = (weakref.ref(given[name]), given[name]._version)
+        given = {n: x for n, x in (*params.items(), *inputs.items()) if n in self.spec.splits}
+        new = {n: x for n, x in given.items() if not _same(self.known.get(n), x)}
+        kept = [n for n, x in new.items() if _same(self.made.get(n), x)]
+        sent = [n for n in new if n not in kept]
+        for name in sent:
+            self.block.arrays[name].copy_(new[name].detach())
+        self.pool.ask("run", self.number, sent, kept)
+        self.known.update({name: _seen(x) for name, x in new.items()})
         device = next((x.device for x in given.values()), torch.device(self.pool.device))
-        return {name: self.block.arrays[f"result {name}"].to(device, copy=True) for name in self.spec.outputs}
-
-    def _is_new(self, name: str, x: torch.Tensor) -> bool:
-        """Whether a tensor is another than at the last call, or was written into since."""
-        known = self.known.get(name)
-        return known is None or known[0]() is not x or known[1] != x._version  # type: ignore[union-attr]
+        results = {name: self.block.arrays[f"result {name}"].to(device, copy=True) for name in self.spec.outputs}
+        self.made = {name: _seen(x) for name, x in results.items() if self.spec.carries(name)}
+        return results
 
     def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Parameters as they are: the processes keep their parts, and are told when a tensor changes."""

@@ -63,6 +63,10 @@ class Spec:
             return None
         return self.chunks - 1 if reader.once else chunk
 
+    def carries(self, name: str) -> bool:
+        """Whether a result can be an argument of the next call where it is: of one stage, both split alike."""
+        return self.mesh[2] == 1 and self.splits.get(name) == self.outputs[name]
+
     def readers(self, source: tuple[int, str], chunk: int | None) -> list[int]:
         """The stages that read this value of a task, once for each of their tasks that does."""
         found = [task for task in self.tasks if source in task.takes.values()]

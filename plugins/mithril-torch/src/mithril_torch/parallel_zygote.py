@@ -80,8 +80,8 @@ def _answer(word: str, rest: list[Any], programs: dict[int, _Loaded], device: to
         number, spec, path = rest
         programs[number] = _Loaded(spec, path, device)
     elif word == "run":
-        number, changed = rest
-        programs[number].run(changed)
+        number, sent, kept = rest
+        programs[number].run(sent, kept)
     elif word == "forget":
         programs.pop(rest[0], None)
 
@@ -95,14 +95,19 @@ class _Loaded:
         self.program = RankProgram(spec, device)
         self.block = Block.open(path, spec)
         self.arguments: dict[str, torch.Tensor] = {}
+        self.results: dict[str, torch.Tensor] = {}  # that the next call may take
 
-    def run(self, changed: list[str]) -> None:
-        for name in changed:
+    def run(self, sent: list[str], kept: list[str]) -> None:
+        """``sent`` lie in the shared memory; ``kept`` are this process's own results of the last call."""
+        self.arguments.update({name: self.results[name] for name in kept if name in self.program.needs})
+        for name in sent:
             if name in self.program.needs:
                 self.arguments[name] = self.program.part(name, self.block.arrays[name]).to(
                     self.program.device, copy=True
                 )
-        for name, x in self.program(self.arguments).items():
+        made = self.program(self.arguments)
+        self.results = {name: x for name, x in made.items() if self.program.spec.carries(name)}
+        for name, x in made.items():
             self._write(name, x)
 
     def _write(self, name: str, x: torch.Tensor) -> None:
