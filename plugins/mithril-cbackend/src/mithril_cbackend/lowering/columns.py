@@ -19,7 +19,7 @@ from mithril_cbackend import tir as t
 from mithril_cbackend.kernel import Kernel
 from mithril_cbackend.lowering.elementwise import aligned_values, merge, merged, vectorisable
 from mithril_cbackend.lowering.frame import PRODUCTS, Frame, Machine
-from mithril_cbackend.lowering.kernels import Kernels
+from mithril_cbackend.lowering.kernels import Kernels, reading
 from mithril_cbackend.lowering.padding import Layout, layout_of, pad, slack
 from mithril_cbackend.lowering.panels import Matrix, Tile, copy_panel, count, multiply, pack, tile_for
 from mithril_cbackend.lowering.reader import operand, shape_of
@@ -83,12 +83,15 @@ class Plan:
     def cost(self, machine: Machine, known: bool) -> float:
         """Cycles per element of the result, more or less."""
         lanes, each = machine.lanes(), self.depth / (2 * machine.lanes())
+        held = self.depth * (self.pixels + self.tile(machine).columns)
+        each *= 1 if self.straight or reading(held) == reading(0) else 1.2  # slower beyond the second cache
         columns = 0 if self.straight else 4 * self.depth / lanes / self.made
+        kernels = reading(self.made * self.depth) * self.depth / self.pixels  # once for every slab
         if not self.by_channel:
             scattered = 2 * self.depth / self.pixels if self.backward else 0  # kernels lie by channels of the image
-            return each * count(self.pixels, lanes) * lanes / self.pixels + columns + scattered
+            return each * count(self.pixels, lanes) * lanes / self.pixels + columns + kernels + scattered
         packing = 0 if known or self.backward else 0.7 * self.depth / self.pixels
-        return each * count(self.made, lanes) * lanes / self.made + columns + packing + 2.5
+        return each * count(self.made, lanes) * lanes / self.made + columns + kernels + packing + 2.5
 
     def scratch(self, machine: Machine, known: bool) -> list[Value]:
         """The padded image; the columns of a slab and a panel of kernels or pixels for every thread."""

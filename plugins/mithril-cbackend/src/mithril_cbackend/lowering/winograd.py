@@ -20,7 +20,7 @@ from mithril.types import TensorType, float32
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.elementwise import aligned_values, inner_loop, merge, vectorisable
 from mithril_cbackend.lowering.frame import PRODUCTS, Frame, Machine
-from mithril_cbackend.lowering.kernels import Kernels
+from mithril_cbackend.lowering.kernels import Kernels, reading
 from mithril_cbackend.lowering.padding import Layout, layout_of, pad
 from mithril_cbackend.lowering.panels import Matrix, Tile, count, multiply, pack, tile_for
 from mithril_cbackend.lowering.reader import operand, shape_of
@@ -41,6 +41,7 @@ class Plan:
     layout: Layout
     rows: int  # of tiles, in a block
     images: int  # in a block
+    backward: bool  # to the image
 
     def __str__(self) -> str:
         return f"winograd, {self.rows} rows of {self.images}"
@@ -108,7 +109,8 @@ class Plan:
         held, kernels = self.tiles * POINTS * (self.inner + self.tile(machine).columns), POINTS * self.inner * self.made
         moved = 2 * held * self.blocks * reading(held)
         moved += kernels * (self.blocks - 1) * (reading(kernels) - 0.05)  # one after the other, which is well foreseen
-        moved += self.inner * self.made * (3 if known else 12 + POINTS + 64 / lanes)
+        packed = 0 if known else POINTS if self.backward else POINTS + 9 + 64 / lanes
+        moved += self.inner * self.made * (3 + packed)
         return 1.05 * products + image + back + moved / (self.batch * self.made * pixels) + 1
 
     # -- buffers --------------------------------------------------------------------------------------------------
@@ -143,15 +145,12 @@ def plans(node: Node, machine: Machine) -> list[Plan]:
     if layout.kernel != (3, 3) or not dense or lanes < SIDE or min(layout.result) < 2:
         return []
     batch, inner = shape_of(operand(node))[:2]
-    whole = Plan(batch, shape_of(node.result)[1], inner, layout, count(layout.result[0], 2), 1)
+    whole = Plan(
+        batch, shape_of(node.result)[1], inner, layout, count(layout.result[0], 2), 1, node.op.name == "conv_input_grad"
+    )
     height = whole.rows
     slabs = [replace(whole, rows=r) for r in range(1, height + 1) if height % r == 0]
     return slabs + [replace(whole, images=d) for d in range(2, batch + 1) if batch % d == 0]
-
-
-def reading(size: int) -> float:
-    """Cycles for each of so many elements that are read again and again, from the cache that holds them."""
-    return 0.06 if size < 1 << 17 else 0.1 if size < 1 << 22 else 0.45
 
 
 class Winograd:
