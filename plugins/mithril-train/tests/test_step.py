@@ -7,6 +7,7 @@ from small import X, Y, arrays, classifier, loader, trainer
 import mithril as ml
 from mithril.errors import GradientError, InputError, OptionError
 from mithril.models import Accuracy, Layer, Linear, Model
+from mithril_train.diagnose import NotFiniteError
 from mithril_train.recipe import LossScale
 
 BATCH = {"input": X[:16], "target": Y[:16]}
@@ -316,3 +317,17 @@ def test_checks_that_a_step_does_not_make_are_said():
     x, y = np.ones((4, 2), np.float32), np.array([0, 1, 2, 0], np.int32)
     trainer.fit(ml.DataLoader((x, y), batch_size=4), epochs=1)
     assert "checks=True: a training step looks at labels and tokens" in str(trainer.compiled.decisions)
+
+
+def test_numpy_writes_new_values_over_the_old():
+    made = trainer(clip_norm=1.0)
+    made.step(BATCH)
+    before = dict(made.engine.arrays)
+    made.step(BATCH)
+    kept = [n for n, x in made.engine.arrays.items() if x.shape and not np.shares_memory(x, before[n])]
+    assert kept == []
+    values = arrays(made)
+    with pytest.raises(NotFiniteError):
+        made.step({**BATCH, "input": BATCH["input"] * np.nan})
+        made.check_finite()
+    assert all((values[n] == x).all() for n, x in arrays(made).items() if n != "training/finite")

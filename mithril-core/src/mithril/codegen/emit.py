@@ -164,7 +164,9 @@ class Writer:
         self.step = 0  # which of the nodes is being written
         self.last = {v: k for k, node in enumerate(graph.nodes) for v in node.operands if v is not None}
         self.made = {v for node in graph.nodes for v in node.results}
-        self.owned: set[Value] = set()  # values whose memory this function alone holds
+        self.owned = {i.value for i in graph.inputs if i.tags.get("donated")}  # values whose memory is ours to write
+        self.bases: dict[Value, set[Value]] = {}  # of a view: the values whose memory it shows
+        self.shown: dict[Value, int] = {}  # of such a value: the step that is the last to read one of its views
         self.kept = set(graph.outputs)
 
     # -- the whole ---------------------------------------------------------------------------------------------------
@@ -276,25 +278,30 @@ class Writer:
         return "".join(parts)
 
     def _ownership(self, node: Node, row: Row) -> None:
-        """Fresh results are ours; once a view of a value exists, its memory is never written again."""
-        if row.view or node.regions:
-            self.owned.difference_update(v for v in node.operands if v is not None)
-        else:
+        """Fresh results are ours; memory that a view shows is read as long as the view is."""
+        if not row.view and not node.regions:
             self.owned.update(node.results)
+            return
+        bases = {base for v in node.operands if v is not None for base in self.bases.get(v, (v,))}
+        if node.regions or self.kept.intersection(node.results):
+            self.owned -= bases
+        end = max(self.last.get(v, -1) for v in node.results)
+        self.shown.update({base: max(self.shown.get(base, end), end) for base in bases})
+        self.bases.update(dict.fromkeys(node.results, bases))
 
     def _donor(self, node: Node) -> Value | None:
-        """An operand that dies here and whose memory fits the result."""
+        """An operand that dies here and whose memory fits the result; best one that came from outside."""
         result = node.result
         if not result.shape:
             return None
-        for v in node.operands:
-            if v is not None and self._dies(v) and v.type == result.type:
-                return v
-        return None
+        dying = [v for v in node.operands if v is not None and self._dies(v) and v.type == result.type]
+        return next((v for v in dying if v not in self.made), dying[0] if dying else None)
 
     def _dies(self, v: Value | None) -> bool:
         """Whether a value's memory is this function's own and read for the last time now."""
-        return v in self.owned and self.last[v] == self.step and v not in self.kept
+        if v not in self.owned or v in self.kept:
+            return False
+        return self.last[v] == self.step and self.shown.get(v, self.step) <= self.step
 
     def _release(self, node: Node) -> None:
         """Drop the names of large values that nothing reads any more, also of those whose memory lives on in others."""

@@ -1,7 +1,7 @@
 """The training step as one graph: forward, loss, backward, clipping, the optimizer's update, metrics.
 
 What a step carries on (parameters, the model's state, the optimizer's slots and counters) are inputs of the role
-``param`` and outputs of the same names, so that a backend may write the new ones over the old. The batch and the
+``param`` and outputs of the same names, tagged ``donated``: a backend may write the new ones over the old. The batch and the
 learning rates are inputs of the role ``input``. What a step tells are outputs ``report/...``.
 """
 
@@ -232,7 +232,9 @@ class _Update:
         return made.replaced(inputs=tuple(self._role(i) for i in made.inputs), name="step" if self.last else "sum")
 
     def _role(self, i: Input) -> Input:
-        return replace(i, role="param") if i.name in self.old and i.role != "constant" else i
+        if i.name not in self.old or i.role == "constant":
+            return i
+        return replace(i, role="param", tags={**i.tags, "donated": True})  # nobody reads the old after the step
 
     # -- gradients ---------------------------------------------------------------------------------------------------
     def _float(self, g: Value) -> Value:
