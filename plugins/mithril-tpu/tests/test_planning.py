@@ -145,6 +145,20 @@ def kept(function, *shapes):
     return {k.node.op.name for k in fuse(graph, tpu=True).kernels}
 
 
+def test_parameters_in_parts_are_gathered_again_where_they_are_read_much_later():
+    def exchanged(layers):
+        x = h = IOKey("x", shape=[None, 256])
+        for k in range(layers):
+            h = Linear(256, bias=False, name=f"fc{k}")(ml.ops.tanh(h))
+        model = Model.create(inputs=x, outputs={"y": h})
+        made = ml.plan(model, "tpu_v5e", shapes={"x": [64, 256]}, devices=8, of="y")
+        way = next(w for w in made if w.fsdp and w.mesh.size(DATA) == 8)
+        return way.work.exchanged / (layers * 4 * 256 * 256)
+
+    assert exchanged(4) == pytest.approx(2, rel=0.05)  # once whole, once for its gradient
+    assert exchanged(60) > 2.4
+
+
 def test_what_is_cheap_is_made_again_and_what_costs_is_kept():
     ops = ml.ops
 

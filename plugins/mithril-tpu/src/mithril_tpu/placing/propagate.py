@@ -16,6 +16,7 @@ from mithril_tpu.placing.rules import Passage, as_part, passage, sizes
 
 _HANDED_ON = frozenset({"reshape", "transpose"})
 _MADE_ANYWHERE = frozenset({"cast", "where", "broadcast_to", "random_bits", "iota", "full"})
+_FAR = 100  # operations on the longest way, after which XLA gathers anew
 _AT_ONCE = frozenset({"take", "scatter_nd_add"})  # what compilers sum where it is made
 
 
@@ -43,9 +44,10 @@ class Placed:
     exchanges: list[Exchange] = field(default_factory=list)
     pending: dict[Value, frozenset[str]] = field(default_factory=dict)  # sums over these axes are still to be made
     summed: set[tuple[Value, str]] = field(default_factory=set)  # values that an exchange made whole sums of
-    moved: set[tuple[Value, Split]] = field(default_factory=set)
+    moved: dict[tuple[Value, Split], int] = field(default_factory=dict)  # at what depth
     roots: dict[Value, Value] = field(default_factory=dict)  # what transposed and reshaped values are made of
-    gathered: set[tuple[Value, str]] = field(default_factory=set)
+    gathered: dict[tuple[Value, str], int] = field(default_factory=dict)  # at what depth
+    depths: dict[Value, int] = field(default_factory=dict)  # operations on the longest way to a value
     needs: dict[Node, tuple[Split | None, ...]] = field(default_factory=dict)
 
     def local(self, v: Value) -> tuple[int, ...]:
@@ -117,6 +119,8 @@ def _readers(graph: Graph) -> dict[Value, int]:
 
 def step(placed: Placed, node: Node, readers: Mapping[Value, int] | None = None, *, collects: bool = False) -> None:
     """Place the results of one node; a value that was moved for an earlier reader is not moved again."""
+    depth = 1 + max((placed.depths.get(v, 0) for v in node.operands if v is not None), default=0)
+    placed.depths.update(dict.fromkeys(node.results, depth))
     if node.op.name == "scan":
         _scan(placed, node)
         return
@@ -129,9 +133,11 @@ def step(placed: Placed, node: Node, readers: Mapping[Value, int] | None = None,
             if v is not None:
                 _settle(placed, v, node)
     for v, split, need in zip(node.operands, have, found.needs, strict=True):
-        if v is not None and split is not None and need is not None and (v, need) not in placed.moved:
+        if v is None or split is None or need is None:
+            continue
+        if depth - placed.moved.get((v, need), -_FAR - 1) > _FAR:
             _move(placed, node, v, split, need)
-            placed.moved.add((v, need))
+            placed.moved[v, need] = depth
     if node.op.name in _HANDED_ON and node.operands[0] is not None:
         placed.roots[node.result] = placed.roots.get(node.operands[0], node.operands[0])
     for v, split in zip(node.results, found.gives, strict=True):
@@ -170,7 +176,7 @@ def _settle(placed: Placed, v: Value, node: Node | None) -> None:
 def _move(placed: Placed, node: Node, v: Value, have: Split, need: Split) -> None:
     """What it takes to get from one split to another: giving up a split gathers, taking one on is free.
 
-    A value and its transpose are gathered once.
+    A value and its transpose are gathered once, unless they are read again much later.
     """
     mesh = placed.mesh
     for k, axis in enumerate(have):
@@ -179,9 +185,10 @@ def _move(placed: Placed, node: Node, v: Value, have: Split, need: Split) -> Non
         kind = "all-to-all" if axis in need else "all-gather"
         root = placed.roots.get(v, v)
         if kind == "all-gather":
-            if (root, axis) in placed.gathered:
+            depth = placed.depths[node.results[0]]
+            if depth - placed.gathered.get((root, axis), -_FAR - 1) <= _FAR:
                 continue
-            placed.gathered.add((root, axis))
+            placed.gathered[root, axis] = depth
         size = prod(mesh.local(sizes(v), need)) * v.dtype.itemsize
         placed.exchanges.append(Exchange(kind, axis, size, node, whole=v if kind == "all-gather" else None))
 

@@ -7,16 +7,17 @@ end, so that until then every gradient is there twice. On TPUs two axes of an ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import prod
 
-from mithril.graph import Value
-from mithril_tpu.placing.layout import DATA
+from mithril.graph import Node, Value
+from mithril_tpu.placing.layout import DATA, base
 from mithril_tpu.placing.propagate import Placed
 from mithril_tpu.planning.copies import copies
 from mithril_tpu.planning.fusion import Fused
 from mithril_tpu.planning.images import images, strip_bytes
-from mithril_tpu.planning.tiles import image_bytes, stored
+from mithril_tpu.planning.tiles import TILE, image_bytes, stored, tiled_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +63,49 @@ def sizer(fused: Fused, placed: Placed, *, tiled: bool) -> Callable[[Value], int
             return strip_bytes(placed.local(v), itemsize)
         if v in pictures:
             return image_bytes(placed.local(v), itemsize)
+        if tiled and _of_heads(fused.graph.producers.get(v), placed.local(v)):
+            *heads, rows, columns = placed.local(v)
+            return prod(heads) * tiled_bytes(rows, columns, itemsize)
         return stored(placed.local(v), itemsize, tiled)
 
     return size
+
+
+def _of_heads(maker: Node | None, shape: tuple[int, ...]) -> bool:
+    """Whether a value is a product of attention's heads whose rows fill tiles: it then keeps its few columns."""
+    return maker is not None and maker.op.name == "matmul" and len(shape) >= 4 and shape[-2] % TILE[1] == 0
 
 
 _HANDED_ON = frozenset({"transpose", "cast", "reshape"})
 
 
 def _gathered(fused: Fused, placed: Placed) -> list[tuple[int, int, int]]:
-    """First and last step, and bytes, of parameters split but read whole: gathered at once, kept to the end."""
-    found: dict[Value, int] = {}
+    """First and last step, and bytes, of parameters split but read whole: till gathered anew, or read last."""
+    found: dict[Value, dict[int, int]] = {}
     for e in placed.exchanges:
         root = e.whole
         while root is not None and (maker := fused.graph.producers.get(root)) is not None:
             root = maker.operands[0] if maker.op.name in _HANDED_ON else None
-        if root is not None:
-            found[root] = max(found.get(root, 0), e.bytes)
-    return [(0, len(fused.graph.nodes), size) for size in found.values()]
+        if root is not None and e.node in fused.step:
+            found.setdefault(root, {})[fused.step[e.node]] = e.bytes
+    alive = []
+    for root, gathers in found.items():
+        starts = sorted(gathers)
+        reads = sorted(_read(root, fused))
+        for start, end in zip(starts, [*starts[1:], len(fused.graph.nodes) + 1], strict=True):
+            alive.append((start, max((r for r in reads if start <= r < end), default=start), gathers[start]))
+    return alive
+
+
+def _read(root: Value, fused: Fused) -> Iterator[int]:
+    """The steps at which a value is read, as it is or turned round."""
+    pending = list(fused.graph.users.get(root, ()))
+    while pending:
+        node = pending.pop()
+        if node.op.name in _HANDED_ON:
+            pending += fused.graph.users.get(node.result, ())
+        else:
+            yield fused.step[node]
 
 
 def _temporaries(
@@ -91,6 +117,8 @@ def _temporaries(
 ) -> int:
     summed = {v for v, axis in placed.summed if axis == DATA and results.get(v, "").startswith("grad/")}
     end = len(fused.graph.nodes)
+    split = {i.name for i in fused.graph.with_role("param") if DATA in map(base, filter(None, placed.splits[i.value]))}
+    scattered = {v for v in summed if results[v].removeprefix("grad/") in split}  # as soon as it is made
     widened = {v for v in summed if v.dtype.is_float and v.dtype.bits == 16}
     change = [0] * (end + 2)
     for kernel in fused.kernels:
@@ -98,8 +126,9 @@ def _temporaries(
             if v in results and v not in summed:
                 continue
             there = size(v) * (2 if v in widened else 1)  # sums over devices are made in float32
-            change[fused.step[kernel.node]] += there
-            change[(end if v in summed else fused.last[v]) + 1] -= there
+            first = fused.step[kernel.node]
+            change[first] += there
+            change[(first if v in scattered else end if v in summed else fused.last[v]) + 1] -= there
     for first, last, size_there in alive:
         change[first] += size_there
         change[last + 1] -= size_there
