@@ -1,8 +1,8 @@
 """The training step as one graph: forward, loss, backward, clipping, the optimizer's update, metrics.
 
 What a step carries on (parameters, the model's state, the optimizer's slots and counters) are inputs of the role
-``param`` and outputs of the same names, tagged ``donated``: a backend may write the new ones over the old. The batch and the
-learning rates are inputs of the role ``input``. What a step tells are outputs ``report/...``.
+``param`` and outputs of the same names, tagged ``donated``: a backend may write the new ones over the old. The batch
+and the learning rates are inputs of the role ``input``. What a step tells are outputs ``report/...``.
 """
 
 from __future__ import annotations
