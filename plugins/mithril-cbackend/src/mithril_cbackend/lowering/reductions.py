@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from mithril.graph import Node, Value
@@ -15,7 +16,9 @@ from mithril_cbackend.lowering.elementwise import vectorisable
 from mithril_cbackend.lowering.frame import Frame, Machine
 from mithril_cbackend.lowering.reader import Index, operand, shape_of
 
+Block = Callable[[dict[int, Any], Any, int, bool], None]  # positions, first element, how many, whether vectors
 FOLDS = ("sum", "mean", "prod", "max", "min", "any", "all")
+WAYS = 4  # vectors side by side, more than it takes to fold in one element
 
 
 def start(op: str, dtype: DType) -> t.Expr:
@@ -104,7 +107,8 @@ def _along(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tup
     sizes = [shape[k] for k in kept]
     with reader.nest("", sizes, frame.kinds(sizes, work)) as positions:
         at = dict(zip(kept, positions, strict=True))
-        width = max(lanes, 1)
+        ways = WAYS if lanes and inner >= 2 * WAYS * lanes else 1
+        width = ways * max(lanes, 1)
         total = code.alloc("total", width, accumulator(dtype))
         with reader.loop("l", width, t.VECTORIZED if lanes else t.SERIAL) as lane:
             code.store(total, lane, held(start(op, dtype)))
@@ -117,9 +121,14 @@ def _along(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tup
         if count:
             with reader.nest("", [shape[k] for k in outer]) as rest:
                 whole = inner // lanes if lanes else 0
-                if whole:
-                    with reader.loop("i", whole) as i, reader.loop("j", lanes, t.VECTORIZED) as j:
-                        take(j, reader.position(t.iadd(t.imul(i, lanes), j)), rest)
+                for first, times, many in ((0, whole // ways, ways), (whole - whole % ways, whole % ways, 1)):
+                    if times:
+                        with reader.loop("i", times) as i:
+                            for way in range(many):
+                                with reader.loop("j", lanes, t.VECTORIZED) as j:
+                                    vector = t.iadd(t.imul(i, many), first + way)
+                                    place = reader.position(t.iadd(t.imul(vector, lanes), j))
+                                    take(t.iadd(j, way * lanes), place, rest)
                 left = inner - whole * lanes
                 if left:
                     with reader.loop("k", left) as k:
@@ -132,8 +141,7 @@ def _across(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tu
     """The last axis is kept: blocks of it are accumulated side by side."""
     op, dtype, code, reader = node.op.name, x.dtype, frame.code, frame.reader
     last = len(shape) - 1
-    kept = [k for k in range(len(shape)) if k not in axes and k != last]
-    count, inner = math.prod(shape[k] for k in axes), shape[-1]
+    count = math.prod(shape[k] for k in axes)
     work = math.prod(shape) * len(frame.kernel.nodes)
 
     def block(at: dict[int, Any], begin: Any, width: int, vector: bool) -> None:
@@ -152,9 +160,18 @@ def _across(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tu
             made = finished(code, op, code.let(read(total, lane, dtype)), dtype, count)
             frame.emit(_kept(node, shape, axes, full), made)
 
+    side_by_side(frame, shape, axes, lanes, work, block)
+
+
+def side_by_side(
+    frame: Frame, shape: tuple[int, ...], axes: tuple[int, ...], lanes: int, work: int, block: Block
+) -> None:
+    """Loops over all axes but some, the last one of which is cut into blocks: vectors, and what is left one by one."""
+    reader, last = frame.reader, len(shape) - 1
+    kept, inner = [k for k in range(last) if k not in axes], shape[-1]
     if 0 in [shape[k] for k in (*kept, last)]:
         return
-    width = lanes * max(1, min(4, inner // lanes)) if lanes and inner >= lanes else 0
+    width = lanes * max(1, min(WAYS, inner // lanes)) if lanes and inner >= lanes else 0
     blocks = inner // width if width else 0
     sizes = [shape[k] for k in kept]
     with reader.nest("", sizes, frame.kinds(sizes, work)) as positions:
@@ -169,31 +186,91 @@ def _across(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tu
                 block(at, t.iadd(b, blocks * width), 1, False)
 
 
+class Extreme:
+    """The best element so far and its place, in every lane: the first of equals, nan before all."""
+
+    def __init__(self, frame: Frame, lanes: int) -> None:
+        node = frame.kernel.anchor
+        self.code, self.reader, self.dtype = frame.code, frame.reader, operand(node).dtype
+        self.wins = "gt" if node.op.name == "argmax" else "lt"
+        self.best = self.code.alloc("best", lanes, accumulator(self.dtype))
+        self.place = self.code.alloc("place", lanes, "int32")
+
+    def begin(self, lane: Any, element: t.Expr, place: Any) -> None:
+        self.code.store(self.best, lane, held(element))
+        self.code.store(self.place, lane, t.index(place))
+
+    def consider(self, lane: Any, element: t.Expr, place: Any) -> None:
+        """One more element, from a place behind those considered."""
+        element, known = self.code.let(held(element)), self.code.let(t.load(self.best, lane))
+        self._keep(lane, self.beats(element, known), element, place)
+
+    def beats(self, element: t.Expr, known: t.Expr) -> t.Expr:
+        better = t.binary(self.wins, element, known)
+        if not self.dtype.is_float:
+            return better
+        return t.binary("or", better, t.binary("and", t.isnan(element), t.logical_not(t.isnan(known))))
+
+    def join(self, lane: Any) -> None:
+        """Lane 0 takes over what another has found: of equals, what comes first."""
+        best, place = self.code.let(t.load(self.best, lane)), self.code.let(t.load(self.place, lane))
+        known, before = self.code.let(t.load(self.best, 0)), t.binary("lt", place, t.load(self.place, 0))
+        as_good = t.logical_not(self.beats(known, best))
+        self._keep(0, t.binary("or", self.beats(best, known), t.binary("and", as_good, before)), best, place)
+
+    def _keep(self, lane: Any, better: t.Expr, element: t.Expr, place: Any) -> None:
+        better = self.code.let(better, "better")
+        self.code.store(self.best, lane, t.select(better, element, t.load(self.best, lane)))
+        self.code.store(self.place, lane, t.select(better, t.index(place), t.load(self.place, lane)))
+
+
 def positions(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """argmax and argmin: the first of equals, nan before all."""
+    """argmax and argmin, with vectors along the last axis, whether it is searched or kept."""
     frame = Frame(kernel, name, machine)
-    node, code, reader = kernel.anchor, frame.code, frame.reader
-    x, axis = operand(node), node.attributes["axis"]
-    shape, dtype = shape_of(x), operand(node).dtype
-    kept = [k for k in range(len(shape)) if k != axis]
-    wins = "gt" if node.op.name == "argmax" else "lt"
-    sizes = [shape[k] for k in kept]
-    with reader.nest("", sizes, frame.kinds(sizes, math.prod(shape))) as found:
-        at = dict(zip(kept, found, strict=True))
-        best, place = code.alloc("best", 1, accumulator(dtype)), code.alloc("place", 1, "int32")
-        first = tuple({**at, axis: 0}[k] for k in range(len(shape)))
-        code.store(best, 0, held(reader.at(x, first)))
-        code.store(place, 0, t.index(0))
-        with reader.loop("r", shape[axis]) as r:
-            element = reader.at(x, tuple({**at, axis: r}[k] for k in range(len(shape))))
-            known = t.load(best, 0)
-            element = held(element)
-            better = t.binary(wins, element, known)
-            if dtype.is_float:
-                both = t.binary("and", t.isnan(element), t.logical_not(t.isnan(known)))
-                better = t.binary("or", better, both)
-            with code.when(code.let(better, "better")):
-                code.store(best, 0, element)
-                code.store(place, 0, t.index(r))
-        frame.emit(_kept(node, shape, (axis,), at), t.load(place, 0))
+    node = kernel.anchor
+    shape, axis = shape_of(operand(node)), node.attributes["axis"]
+    lanes = machine.lanes(max(operand(node).dtype.bits, 32))
+    (_search_along if axis == len(shape) - 1 else _search_across)(frame, node, shape, axis, lanes)
     return frame.finish()
+
+
+def _search_across(frame: Frame, node: Node, shape: tuple[int, ...], axis: int, lanes: int) -> None:
+    reader, x, last = frame.reader, operand(node), len(shape) - 1
+
+    def block(at: dict[int, Any], begin: Any, width: int, vector: bool) -> None:
+        kind, found = t.VECTORIZED if vector else t.SERIAL, Extreme(frame, width)
+
+        def element(r: Any, j: Any) -> t.Expr:
+            full = {**at, axis: r, last: reader.position(t.iadd(begin, j))}
+            return reader.at(x, tuple(full[k] for k in range(len(shape))))
+
+        with reader.loop("j", width, kind) as j:
+            found.begin(j, element(0, j), 0)
+        with reader.loop("r", shape[axis]) as r, reader.loop("j", width, kind) as j:
+            found.consider(j, element(r, j), r)
+        with reader.loop("j", width, kind) as j:
+            full = {**at, last: reader.position(t.iadd(begin, j))}
+            frame.emit(_kept(node, shape, (axis,), full), t.load(found.place, j))
+
+    side_by_side(frame, shape, (axis,), lanes, math.prod(shape), block)
+
+
+def _search_along(frame: Frame, node: Node, shape: tuple[int, ...], axis: int, lanes: int) -> None:
+    reader, x, lead = frame.reader, operand(node), shape[:-1]
+    lanes = lanes if shape[axis] >= lanes else 1
+    whole = shape[axis] // lanes
+    with reader.nest("", lead, frame.kinds(lead, math.prod(shape))) as at:
+        found = Extreme(frame, lanes)
+        with reader.loop("j", lanes, t.VECTORIZED) as j:
+            found.begin(j, reader.at(x, (*at, j)), j)
+        with reader.loop("i", whole) as i, reader.loop("j", lanes, t.VECTORIZED) as j:
+            place = reader.position(t.iadd(t.imul(i, lanes), j))
+            found.consider(j, reader.at(x, (*at, place)), place)
+        if lanes > 1:
+            with reader.loop("l", lanes - 1) as lane:
+                found.join(t.iadd(lane, 1))
+        if shape[axis] % lanes:
+            with reader.loop("r", shape[axis] % lanes) as r:
+                place = reader.position(t.iadd(r, whole * lanes))
+                found.consider(0, reader.at(x, (*at, place)), place)
+        frame.emit(_kept(node, shape, (axis,), dict(enumerate(at))), t.load(found.place, 0))

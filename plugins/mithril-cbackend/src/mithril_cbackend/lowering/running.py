@@ -10,29 +10,41 @@ from mithril_cbackend import tir as t
 from mithril_cbackend.kernel import Kernel
 from mithril_cbackend.lowering import reductions
 from mithril_cbackend.lowering.dtypes import rounded
+from mithril_cbackend.lowering.elementwise import vectorisable
 from mithril_cbackend.lowering.frame import Frame, Machine
 from mithril_cbackend.lowering.reader import Index, operand, shape_of
 
 
 def cumulative(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """cumsum and cumprod."""
+    """cumsum and cumprod; along an axis that is not the last one, for vectors of the last one at a time."""
     frame = Frame(kernel, name, machine)
     node, code, reader = kernel.anchor, frame.code, frame.reader
     x, axis = operand(node), node.attributes["axis"]
     op, dtype, shape = "sum" if node.op.name == "cumsum" else "prod", x.dtype, shape_of(x)
-    kept = [k for k in range(len(shape)) if k != axis]
-    sizes = [shape[k] for k in kept]
-    with reader.nest("", sizes, frame.kinds(sizes, math.prod(shape))) as found:
-        at = dict(zip(kept, found, strict=True))
-        total = code.alloc("total", 1, reductions.accumulator(dtype))
-        code.store(total, 0, reductions.start(op, dtype))
-        with reader.loop("r", shape[axis]) as r:
+    work = math.prod(shape) * len(kernel.nodes)
+
+    def run(at: dict[int, Any], begin: Any, width: int, vector: bool) -> None:
+        """Along the axis, for so many neighbours."""
+        kind = t.VECTORIZED if vector else t.SERIAL
+        total = code.alloc("total", width, reductions.accumulator(dtype))
+        with reader.loop("j", width, kind) as j:
+            code.store(total, j, reductions.start(op, dtype))
+        with reader.loop("r", shape[axis]) as r, reader.loop("j", width, kind) as j:
             place = t.isub(shape[axis] - 1, r) if node.attributes["reverse"] else r
-            here = tuple({**at, axis: place}[k] for k in range(len(shape)))
-            before = code.let(t.load(total, 0), "before")
+            full = {len(shape) - 1: reader.position(t.iadd(begin, j)), **at, axis: place}
+            here = tuple(full[k] for k in range(len(shape)))
+            before = code.let(t.load(total, j), "before")
             after = code.let(reductions.fold(code, op, before, reader.at(x, here), dtype), "after")
             frame.write(node.result, here, rounded(code, before if node.attributes["exclusive"] else after, dtype))
-            code.store(total, 0, after)
+            code.store(total, j, after)
+
+    if axis == len(shape) - 1:
+        with reader.nest("", shape[:-1], frame.kinds(shape[:-1], work)) as at:
+            run(dict(enumerate(at)), 0, 1, False)
+    else:
+        vectors = vectorisable([n for n in kernel.nodes if n is not node])
+        lanes = machine.lanes(max(dtype.bits, 32)) if vectors else 0
+        reductions.side_by_side(frame, shape, (axis,), lanes, work, run)
     return frame.finish()
 
 

@@ -1,0 +1,69 @@
+"""Reductions, positions of extremes and running sums on sizes that fill vectors, and on those that do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mithril import ops
+from mithril.graph import Builder
+from mithril_cbackend import building, tir
+from mithril_cbackend.lowering.frame import Machine
+from mithril_cbackend.purpose import Purpose
+
+RNG = np.random.default_rng(0)
+
+
+def check(function: Any, x: np.ndarray[Any, Any], **machine: Any) -> None:
+    with Builder() as b:
+        made = function(b.input("x", x.shape, x.dtype.name))
+    program = building.compiled(b.build({"y": made}), Machine(tir.host_cpu(), **{"threads": 1, **machine}), Purpose())
+    np.testing.assert_allclose(program({}, {"x": x})["y"], function(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("vector_bytes", [64, 16, 4])
+@pytest.mark.parametrize("function", [ops.argmax, ops.argmin], ids=["argmax", "argmin"])
+def test_the_first_extreme(function: Any, vector_bytes: int) -> None:
+    """Few different numbers, so that there are ties between lanes; nan here and there."""
+    for shape in ((7, 83), (3, 5, 140), (2, 9)):
+        x = RNG.integers(0, 4, shape).astype(np.float32)
+        x[0, 3 % shape[1]] = np.nan
+        x[-1].reshape(-1)[[-1, 5]] = np.nan
+        for axis in range(len(shape)):
+            check(lambda x: function(x, axis=axis), x, vector_bytes=vector_bytes)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int32", "uint8", "bool", "float16"])
+def test_extremes_of_other_dtypes(dtype: str) -> None:
+    x = RNG.integers(0, 9, (6, 70)).astype(dtype)
+    for axis in (0, 1):
+        check(lambda x: ops.argmax(x, axis=axis), x)
+        check(lambda x: ops.argmin(x, axis=axis), x)
+
+
+def test_infinities_are_extremes_too() -> None:
+    x = np.full((3, 50), -np.inf, np.float32)
+    x[1, 40] = x[1, 44] = 1.0
+    for axis in (0, 1):
+        check(lambda x: ops.argmax(x, axis=axis), x)
+        check(lambda x: ops.argmin(x, axis=axis), x)
+
+
+@pytest.mark.parametrize("length", [5, 16, 127, 128, 200, 333])
+def test_folds_of_any_length(length: int) -> None:
+    x = RNG.standard_normal((3, length)).astype(np.float32)
+    for function in (ops.sum, ops.max, ops.min, ops.mean):
+        check(lambda x: function(x, axis=1), x)
+    x[1, length // 2] = np.nan
+    check(lambda x: ops.max(x, axis=1), x)
+
+
+@pytest.mark.parametrize("shape", [(5, 83), (9, 7), (3, 20, 70)])
+def test_running_sums_and_products(shape: tuple[int, ...]) -> None:
+    x = RNG.uniform(0.5, 1.5, shape).astype(np.float32)
+    for axis in range(len(shape)):
+        check(lambda x: ops.cumsum(x, axis=axis), x)
+    check(lambda x: ops.cumsum(x, axis=0, reverse=True, exclusive=True), x, vector_bytes=16)
+    check(lambda x: ops.cumprod(x * 2.0 - 1.0, axis=0), x, threads=2)
