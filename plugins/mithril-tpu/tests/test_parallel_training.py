@@ -71,15 +71,15 @@ def test_each_stage_keeps_and_updates_its_own():
     assert len(set().union(*(places[name] for name in made.engine.trained))) == 2
 
 
-def test_a_checkpoint_goes_on_in_a_pipeline_and_without(tmp_path):
-    whole = losses(trainer(*PIPELINE))
+@pytest.mark.parametrize("way", [PIPELINE, pytest.param((None, {}), marks=pytest.mark.slow)], ids=["again", "without"])
+def test_a_checkpoint_of_a_pipeline_goes_on(way, tmp_path):
     first = trainer(*PIPELINE)
-    assert losses(first, BATCHES[:2]) == whole[:2]
+    losses(first, BATCHES[:2])
     first.save(tmp_path / "half.safetensors")
-    for way in (PIPELINE, (None, {})):
-        second = trainer(*way)
-        second.load(tmp_path / "half.safetensors")
-        np.testing.assert_allclose(losses(second, BATCHES[2:]), whole[2:], rtol=0 if way is PIPELINE else 1e-4)
+    expected = losses(first, BATCHES[2:])
+    second = trainer(*way)
+    second.load(tmp_path / "half.safetensors")
+    np.testing.assert_allclose(losses(second, BATCHES[2:]), expected, rtol=0 if way is PIPELINE else 1e-4)
 
 
 def images():

@@ -211,7 +211,7 @@ class Shares:
         if keep and (known := self._kept.get(name)) is not None and known[0] is x:
             return known[1]
         if name in self.handed_on and isinstance(x.sharding, NamedSharding):
-            return put(x, NamedSharding(self.mesh, x.sharding.spec))
+            return x if x.sharding.mesh is self.mesh else jax.device_put(x, NamedSharding(self.mesh, x.sharding.spec))
         spec = self.specs[name]
         if len(spec) and spec[0] == "data" and x.shape[0] % self.mesh.shape["data"]:
             self._whole(name, 0, x.shape[0], "data")

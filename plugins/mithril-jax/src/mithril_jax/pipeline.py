@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import mithril as ml
 from mithril.codegen.source import Source
@@ -85,7 +85,7 @@ def build(backend: JaxBackend, graph: Graph, options: BuildOptions, parts: list[
     options.decisions.record(
         "choice", f"{made.stages} pipeline stages with {shares} of the work, {made.chunks} chunk(s) of the batch"
     )
-    call = Piped(made, programs, graph)
+    call = Piped(made, programs, graph, parts)
     executable = SourceExecutable(graph, texts(programs), call)
     executable.differentiated = True  # several programs: nothing that could be kept as one
     return executable
@@ -109,9 +109,14 @@ def texts(programs: list[SourceExecutable]) -> Source:
 
 
 class Piped:
-    """Runs the steps of a pipeline. Gradients go where the parameters lie; everything else stays where it is made."""
+    """Runs the steps of a pipeline. Gradients go where the parameters lie; everything else stays where it is made.
 
-    def __init__(self, made: Any, programs: list[SourceExecutable], graph: Graph) -> None:
+    ``parts`` are the meshes of the stages, where programs are called on devices that are here.
+    """
+
+    def __init__(
+        self, made: Any, programs: list[SourceExecutable], graph: Graph, parts: list[Mesh] | None = None
+    ) -> None:
         self.made = made
         self.calls: list[Any] = [program.call for program in programs]
         self.names = graph.output_names
@@ -121,9 +126,23 @@ class Piped:
         self.readers = Counter(source for task in made.tasks if not task.once for source in task.takes.values())
         self.kept = {source for task in made.tasks if task.once for source in task.takes.values()}
         self.numbers = [np.int32(k) for k in range(made.chunks)]
+        self.read = self._read_in_chunks()
+        self.whole = [NamedSharding(part, PartitionSpec()) for part in parts] if parts is not None else None
         self._cut = jax.jit(self._cut_all)
         self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0)
         self._join = jax.jit(lambda parts, axis: jnp.concatenate(parts, axis), static_argnums=1)
+
+    def _read_in_chunks(self) -> dict[int, set[str]]:
+        """The inputs that each stage reads chunk by chunk."""
+        found: dict[int, set[str]] = {}
+        for task, names in zip(self.made.tasks, self.inputs, strict=True):
+            found.setdefault(task.stage, set()).update(n for n in names if n in self.made.axes)
+        return found
+
+    def pieces(self, stage: int, arguments: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """The chunks of a stage's inputs, cut where they are needed: moving one by one costs more than moving."""
+        given = {n: arguments[n] for n in self.read[stage]}
+        return self._cut(given if self.whole is None else jax.device_put(given, self.whole[stage]))  # type: ignore[no-any-return]
 
     def _cut_all(self, inputs: dict[str, Any]) -> dict[str, list[Any]]:
         return {n: jnp.split(x, self.made.chunks, self.made.axes[n]) for n, x in inputs.items()}
@@ -167,7 +186,7 @@ class _Run:
 
     def __init__(self, piped: Piped, arguments: dict[str, Any]) -> None:
         self.piped, self.made, self.arguments = piped, piped.made, arguments
-        self.pieces = piped._cut({n: arguments[n] for n in self.made.axes if n in arguments})
+        self.pieces = {stage: piped.pieces(stage, arguments) for stage in piped.read}
         self.links: dict[tuple[int, int | None, str], list[Any]] = {}
         self.sums: dict[int, dict[str, Any]] = {}
         self.last: dict[tuple[int, str], Any] = {}
@@ -197,7 +216,8 @@ class _Run:
         if source is None:
             if name == self.made.index:
                 return self.piped.numbers[chunk or 0]
-            return self.pieces[name][chunk] if name in self.pieces else self.arguments[name]
+            pieces = self.pieces[task.stage]
+            return pieces[name][chunk or 0] if name in pieces else self.arguments[name]
         if not task.once:
             return self._taken((source[0], chunk, source[1]))
         sums = self.sums.get(source[0], {})

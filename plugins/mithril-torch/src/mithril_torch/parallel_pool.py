@@ -116,7 +116,7 @@ def _seen(x: torch.Tensor) -> Seen:
 
 def _same(seen: Seen | None, x: torch.Tensor) -> bool:
     """Whether it is that tensor, and nobody has written into it since."""
-    return seen is not None and seen[0]() is x and seen[1] == x._version
+    return seen is not None and seen[1] == x._version and seen[0]() is x
 
 
 class PoolProgram:
