@@ -1,7 +1,10 @@
-"""What sharing costs where there is nothing to gain: one training step of a small transformer block, on one processor.
+"""What sharing costs where there is nothing to gain: a small transformer block on one processor.
 
 ``python benchmarks/bench_parallel.py``: devices are simulated (JAX) or processes (PyTorch) on the same cores, so that
 all of the difference to one device is overhead: exchanges, dispatch, handing on. The best of interleaved rounds.
+
+First outputs and gradients, from ``evaluate``; then a step of ``Trainer``: loss, gradients, clipping by their norm and
+Adam's update.
 """
 
 from __future__ import annotations
@@ -42,23 +45,35 @@ def block(features: int = 64, heads: int = 4, hidden: int = 256) -> Model:
     return Model.create(outputs={"y": h + Linear(features, name="proj")(Gelu()(f))})
 
 
-def step(engine: Any, mesh: tuple[int, ...] | None, options: dict[str, Any]) -> Any:
-    backend = engine(device_mesh=mesh)
-    compiled = ml.compile(block(), backend, shapes={"x": list(SHAPE)}, **options)
+def compiled_for(engine: Any, mesh: tuple[int, ...] | None, options: dict[str, Any]) -> Any:
+    return ml.compile(block(), engine(device_mesh=mesh), shapes={"x": list(SHAPE)}, **options)
+
+
+def gradients(engine: Any, mesh: tuple[int, ...] | None, options: dict[str, Any]) -> Any:
+    compiled = compiled_for(engine, mesh, options)
     params = compiled.randomize_params(0)
-    x = {"x": backend.array(np.random.default_rng(0).standard_normal(SHAPE, np.float32))}
-    g = backend.array(np.ones(SHAPE, np.float32))
+    x = {"x": compiled.backend.array(np.random.default_rng(0).standard_normal(SHAPE, np.float32))}
+    g = compiled.backend.array(np.ones(SHAPE, np.float32))
     return lambda: jax.block_until_ready(compiled.evaluate(params, x, g))
 
 
+def training(engine: Any, mesh: tuple[int, ...] | None, options: dict[str, Any]) -> Any:
+    compiled = compiled_for(engine, mesh, options)
+    trainer = ml.Trainer(compiled, ml.Adam(1e-3), loss="mse_loss", clip_norm=1.0, progress=False)
+    numbers = np.random.default_rng(0)
+    batch = {name: compiled.backend.array(numbers.standard_normal(SHAPE, np.float32)) for name in ("x", "target")}
+    return lambda: trainer.step(batch)["loss"]
+
+
 def main() -> None:
-    print(f"{'':<24}{'JAX':>18}{'PyTorch':>22}")
-    found = []
-    for engine in (ml.JaxBackend, ml.TorchBackend):
-        found.append(interleaved({name: step(engine, *way) for name, way in WAYS.items()}, seconds=10))
-    for name in WAYS:
-        cells = [f"{f[name] * 1e3:>10.2f} ms ({f[name] / f['one device']:>5.1f}x)" for f in found]
-        print(f"{name:<24}" + "".join(cells))
+    for title, make in (("outputs and gradients", gradients), ("a training step", training)):
+        found = []
+        for engine in (ml.JaxBackend, ml.TorchBackend):
+            found.append(interleaved({name: make(engine, *way) for name, way in WAYS.items()}, seconds=10))
+        print(f"{title:<24}{'JAX':>18}{'PyTorch':>22}")
+        for name in WAYS:
+            cells = [f"{f[name] * 1e3:>10.2f} ms ({f[name] / f['one device']:>5.1f}x)" for f in found]
+            print(f"{name:<24}" + "".join(cells))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class AheadPipeline(Piped):
             split = {i.name: program.local_bytes(i) for i in program.graph.arguments}
             params |= {i.name: split[i.name] for i in program.graph.with_role("param")}
             links = sum(n for name, n in split.items() if name in self.made.tasks[k].takes)
-            kept = max(kept, links * self.made.alive(stage))
+            kept = max(kept, links * (1 if self.made.tasks[k].once else self.made.alive(stage)))
             m = program.analysis.memory
             most = max(most, m.peak - m.arguments)
         return sum(params.values()) + kept + most
