@@ -4,7 +4,8 @@
 rounds in turns. A peer's number is its time over ours: more than 1, we are faster. ``mithril`` takes weights as
 arguments of every call, ``bound`` has them fixed (``static_inference``), as onnxruntime and OpenVINO do. What is not
 installed is left out. ``--compile`` adds torch.compile, ``--tvm`` TVM's own pipeline, ``--high`` schedules measured
-for these shapes. How long the first result takes: ``bench_c_start.py``.
+for these shapes. ``--cpu`` counts one thread's time on the processor, which a busy machine disturbs less. How long the
+first result takes: ``bench_c_start.py``; gradients of convolutions: ``bench_c_convolutions.py``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import ctypes
 import io
 import subprocess
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +46,7 @@ from resnet18 import resnet18
 
 THREADS = int(os.environ["OMP_NUM_THREADS"])
 torch.set_num_threads(THREADS)
+CLOCK = time.process_time if "--cpu" in sys.argv else time.perf_counter
 RNG = np.random.default_rng(0)
 FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros"]
 Call = Callable[[], Any]
@@ -90,18 +93,18 @@ def dense(batch: int) -> Work:
     )
 
 
-def convolution(channels: int, size: int, kernel: int = 3, stride: int = 1, made: int = 0) -> Work:
+def convolution(channels: int, size: int, kernel: int = 3, stride: int = 1, made: int = 0, groups: int = 1) -> Work:
     made = made or channels
     pad = kernel // 2
-    layer = Conv2d(channels, made, kernel_size=kernel, stride=stride, padding=pad, name="conv")
+    layer = Conv2d(channels, made, kernel_size=kernel, stride=stride, padding=pad, groups=groups, name="conv")
     x = IOKey("input")
     model = Model.create(inputs=x, outputs=layer(x))
     out = (size + 2 * pad - kernel) // stride + 1
 
     def by_hand(f: Any, p: Params, g: Any) -> Any:
-        return f.conv2d(g["input"], p["conv.weight"], p["conv.bias"], stride, pad)
+        return f.conv2d(g["input"], p["conv.weight"], p["conv.bias"], stride, pad, 1, groups)
 
-    flops = 2.0 * made * channels * kernel**2 * out**2
+    flops = 2.0 * made * channels // groups * kernel**2 * out**2
     return Work(model, {"input": (1, channels, size, size)}, by_hand, flops, 4.0 * (channels * size**2 + made * out**2))
 
 
@@ -132,6 +135,28 @@ def transformer() -> Work:
     return Work(
         case.model, {"input": case.shape}, lambda f, p, g: case.by_hand(f, p, g["input"]), flops, 6 * 48.0 * 384**2
     )
+
+
+def attention(heads: int, tokens: int, size: int, causal: bool = False, queries: int = 0) -> Work:
+    queries = queries or tokens
+    keys = (1, heads, tokens, size)
+    flops = 4.0 * heads * queries * tokens * size / (2 if causal else 1)
+
+    def by_hand(f: Any, p: Params, g: Any) -> Any:
+        return F.scaled_dot_product_attention(g["q"], g["k"], g["v"], is_causal=causal)
+
+    model = _model(lambda q, k, v: ops.attention(q, k, v, causal=causal), "q", "k", "v")
+    shapes = {"q": (1, heads, queries, size), "k": keys, "v": keys}
+    return Work(model, shapes, by_hand, flops, 8.0 * heads * (queries + tokens) * size)
+
+
+def pooled(channels: int, pixels: int, kernel: int, stride: int, padding: int) -> Work:
+    shape, pads = (1, channels, pixels, pixels), ((padding, padding),) * 2
+    both = (kernel, kernel), (stride, stride)
+    model = _model(lambda x: ops.max_pool(x, kernel=both[0], stride=both[1], padding=pads), "x")
+    made = (pixels + 2 * padding - kernel) // stride + 1
+    moved = 4.0 * channels * (pixels**2 + made**2)
+    return Work(model, {"x": shape}, lambda f, p, g: F.max_pool2d(g["x"], kernel, stride, padding), 0.0, moved)
 
 
 def rows(
@@ -188,10 +213,19 @@ WORKS: dict[str, Callable[[], Work]] = {
     "conv 3x3 64->64 at 56": lambda: convolution(64, 56),
     "conv 3x3 128->128 at 28": lambda: convolution(128, 28),
     "conv 3x3 64->128 stride 2 at 56": lambda: convolution(64, 56, 3, 2, 128),
+    "conv 3x3 512->512 at 7": lambda: convolution(512, 7),
+    "conv 7x7 3->64 stride 2 at 224": lambda: convolution(3, 224, 7, 2, 64),
     "conv 1x1 256->256 at 14": lambda: convolution(256, 14, 1),
+    "depthwise 3x3 128 at 56": lambda: convolution(128, 56, groups=128),
+    "depthwise 3x3 128 stride 2 at 56": lambda: convolution(128, 56, 3, 2, groups=128),
     "ResNet-18 at 64": lambda: resnet(64),
     "ResNet-18 at 224": lambda: resnet(224),
     "encoder 6 layers, 384": transformer,
+    "attention 8 heads of 64, 512 tokens": lambda: attention(8, 512, 64),
+    "attention 8 heads of 64, 512 tokens, causal": lambda: attention(8, 512, 64, causal=True),
+    "attention 12 heads of 64, 1 of 1024 tokens": lambda: attention(12, 1024, 64, queries=1),
+    "max pool 3x3 stride 2, 64 at 112": lambda: pooled(64, 112, 3, 2, 1),
+    "max pool 2x2, 32 at 128": lambda: pooled(32, 128, 2, 2, 0),
     "element-wise chain 1M": chain,
     "softmax 1024x1024": lambda: rows(lambda x: ops.softmax(x, axis=-1), lambda x: torch.softmax(x, -1), 12, SOFTMAX),
     "layer norm 1024x1024": lambda: rows(lambda x: ops.layer_norm(x), lambda x: F.layer_norm(x, (1024,)), 8, NORM),
@@ -361,7 +395,7 @@ def peaks() -> tuple[float, float]:
         def everywhere(function: Any) -> Call:
             return lambda: list(pool.map(lambda at: function(*at), places))
 
-        found = interleaved({"compute": everywhere(compute.f), "memory": everywhere(memory.f)}, 2.0, 5)
+        found = interleaved({"compute": everywhere(compute.f), "memory": everywhere(memory.f)}, 2.0, 5, CLOCK)
     return THREADS * 16 * 32e-3 / found["compute"], THREADS * 67.108864e-3 / found["memory"]
 
 
@@ -391,7 +425,7 @@ def measure(work: Work, seconds: float) -> dict[str, float]:
         expected = np.asarray(calls["torch"]())
         for name, call in calls.items():
             np.testing.assert_allclose(np.asarray(call()), expected, rtol=1e-2, atol=2e-3, err_msg=name)
-        return interleaved(calls, seconds, least=7)
+        return interleaved(calls, seconds, least=7, clock=CLOCK)
 
 
 def report(name: str, work: Work, found: Mapping[str, float], peak: tuple[float, float]) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import mithril as ml
 from mithril.graph import Builder, Graph, Input
+from mithril.models import Conv2d, IOKey, Model
 from mithril.ops import conv, conv_input_grad, maximum
-from mithril_cbackend import building, tir
+from mithril_cbackend import building, program, tir
 from mithril_cbackend.lowering import convolutions, frame, winograd
 from mithril_cbackend.lowering.frame import Machine
 from mithril_cbackend.purpose import Purpose
@@ -105,8 +110,6 @@ def test_it_is_chosen_where_there_are_channels_enough() -> None:
     def chosen(channels: int, size: int) -> Any:
         arrays = {"x": random(1, channels, size, size), "w": random(channels, channels, 3, 3)}
         graph = graph_of(lambda x, w: conv(x, w, **DENSE), arrays)
-        from mithril_cbackend import program
-
         (kernel,) = program.write(graph, machine).kernels.values()
         return convolutions.planned(kernel, machine, known=True)
 
@@ -134,3 +137,16 @@ def test_infinities_stay_where_they_are_met() -> None:
         assert (np.isfinite(found) == np.isfinite(expected)).all()
         finite = np.isfinite(expected)
         np.testing.assert_allclose(found[finite], expected[finite], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(not (shutil.which("gcc") and shutil.which("make")), reason="no C compiler")
+def test_in_c(tmp_path: Path) -> None:
+    x = IOKey("input")
+    model = Model.create(inputs=x, outputs=Conv2d(64, 72, kernel_size=3, padding=1, name="c")(x))
+    compiled = ml.compile(model, "c", shapes={"input": [1, 64, 13, 14]}, static_inference=True)
+    compiled.bind(compiled.randomize_params(0))
+    compiled({"input": random(1, 64, 13, 14)})
+    assert "transformed" in compiled.source
+    compiled.export(tmp_path)
+    subprocess.run(["make", "model_test"], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run(["./model_test"], cwd=tmp_path, check=True, capture_output=True)
