@@ -65,7 +65,7 @@ WAYS = {
     "gpipe": ((2,), {"parallelism": "pipeline", "pipeline_chunks": 2, "pipeline_schedule": "gpipe"}),
     "data and model": ((2, 2), {}),
     "data and stages": ((2, 1, 2), {"pipeline_chunks": 2}),
-    "fully sharded stages": ((2, 1, 2), {"pipeline_chunks": 2, "tensor_split_dims": {"weights": 0}}),
+    "fully sharded stages": ((2, 1, 2), {"pipeline_chunks": 2, "parallelism": "fsdp"}),
 }
 
 
@@ -106,8 +106,9 @@ def trainer(mesh, options, **recipe):
         (((2,), {"parallelism": "fsdp"}), {"clip_norm": 0.5, "ema": 0.9}),
         (((1, 1, 2), {"pipeline_chunks": 4}), {"clip_norm": 0.5}),
         (((2, 1, 2), {"pipeline_chunks": 2}), {"loss_scale": "dynamic", "metrics": ["mean_absolute_error"]}),
+        (((2, 1, 2), {"pipeline_chunks": 2, "parallelism": "fsdp"}), {"clip_norm": 0.5}),
     ],
-    ids=["data", "fsdp", "pipeline", "data and stages"],
+    ids=["data", "fsdp", "pipeline", "data and stages", "fully sharded stages"],
 )
 def test_training_in_a_pool(way, recipe):
     pytest.importorskip("mithril_train")

@@ -52,10 +52,11 @@ WAYS = {
     "a mesh of stages": ((2,), {"parallelism": "pipeline"}),
     "stages of a mesh": ((4,), {"parallelism": "pipeline", "pipeline_stages": 2, "pipeline_chunks": 2}),
     "all": ((2, 2, 2), {"pipeline_chunks": 2}),
+    "fully sharded stages": ((2, 1, 2), {"pipeline_chunks": 2, "parallelism": "fsdp"}),
 }
 
 
-QUICK = ("data", "fsdp", "pipeline", "all")
+QUICK = ("data", "fsdp", "pipeline", "all", "fully sharded stages")
 
 
 @pytest.mark.parametrize("way", [way if way in QUICK else pytest.param(way, marks=pytest.mark.slow) for way in WAYS])

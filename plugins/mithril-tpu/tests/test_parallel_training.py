@@ -50,13 +50,22 @@ def assert_same_training(way, **recipe):
             {"gradient_accumulation_steps": 2},
             marks=pytest.mark.slow,
         ),
-        (((2, 1, 2), {"pipeline_chunks": 2}), {"clip_norm": 0.5, "ema": 0.9, "loss_scale": "dynamic"}),
+        (
+            ((2, 1, 2), {"pipeline_chunks": 2, "parallelism": "fsdp"}),
+            {"clip_norm": 0.5, "ema": 0.9, "loss_scale": "dynamic"},
+        ),
         pytest.param(((1, 1, 2), {}), {"clip_value": 0.01, "frozen": ["fc.*"]}, marks=pytest.mark.slow),
     ],
-    ids=["clipped", "accumulated", "data, scaled", "one chunk, frozen"],
+    ids=["clipped", "accumulated", "fully sharded, scaled", "one chunk, frozen"],
 )
 def test_a_pipeline_trains_like_one_device(way, recipe):
-    assert_same_training(way, **recipe)
+    made = assert_same_training(way, **recipe)
+    if "parallelism" in way[1]:
+        kept = [x for name, x in made.engine.arrays.items() if name.endswith("fc.weight")]
+        assert kept
+        assert all(x.addressable_shards[0].data.size * 2 == x.size for x in kept), (
+            "in parts, and what belongs to it too"
+        )
 
 
 def test_each_stage_keeps_and_updates_its_own():

@@ -37,7 +37,7 @@ def stages_of(mesh: Mesh | None, options: BuildOptions, platform: str) -> list[M
     given = mesh.shape.get(AXIS, 1) if mesh is not None else 1
     if settings.get("parallelism") != AXIS and wanted is None and given == 1:
         return None
-    if settings.get("parallelism") not in (None, AXIS):
+    if settings.get("parallelism") not in (None, AXIS, "fsdp"):
         raise OptionError(
             f"parallelism='{settings['parallelism']}' contradicts a pipeline",
             facts=[f"pipeline_stages = {wanted}, device_mesh has {given} along '{AXIS}'"],
@@ -93,7 +93,8 @@ def build(backend: JaxBackend, graph: Graph, options: BuildOptions, parts: list[
 
 def _inner(options: BuildOptions, task: Any, later: list[Any]) -> BuildOptions:
     """Options for the program of a task, to which parameters are given over only where no other reads them after it."""
-    changed: dict[str, Any] = {"parallelism": None}
+    fully = options.settings.get("parallelism") == "fsdp"
+    changed: dict[str, Any] = {"parallelism": "fsdp" if fully else None}  # within each stage
     params = {i.name for i in task.graph.with_role("param")}
     if any(params & {i.name for i in other.graph.with_role("param")} for other in later):
         changed["jit_options"] = {n: x for n, x in options.jit_options.items() if n != "donate_argnums"}

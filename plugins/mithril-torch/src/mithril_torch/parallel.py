@@ -65,7 +65,7 @@ def mesh_for(backend: TorchBackend, options: BuildOptions) -> tuple[int, ...] | 
     mesh = (*mesh, 1, 1)[:3]
     if kind == "pipeline" or stages is not None:
         mesh = _with_stages(mesh, stages)
-    elif mesh[2] > 1 and kind is not None:
+    elif mesh[2] > 1 and kind not in (None, "fsdp"):
         raise OptionError(f"parallelism='{kind}' contradicts device_mesh={mesh}, which has {mesh[2]} stages")
     if kind == "model" and mesh[1] == 1:
         raise OptionError(
