@@ -244,6 +244,7 @@ def _(g, y, condition, a, b):
         sample((3, 4), low=-0.5, high=1.0),
         sample((3, 4), high=0.25, label="high"),
         sample(ints((3, 4), -5, 5), low=0.0),
+        sample((3, 4), label="unbounded"),
     ],
 )
 def clip(x, *, low: float | None = None, high: float | None = None):

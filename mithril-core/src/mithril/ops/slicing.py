@@ -254,6 +254,7 @@ def _pad_shape(x: Shape, *, widths: Any, mode: str, value: Any) -> Shape:
         sample((2, 3), widths=((0, 1), (1, 1)), value=1.5, label="value"),
         sample((3, 4), widths=((2, 1), (0, 3)), mode="reflect", label="reflect"),
         sample((3, 4), widths=((2, 1), (0, 5)), mode="edge", label="edge"),
+        sample((3, 4), widths=((0, 0), (0, 0)), mode="edge", label="nothing"),
     ],
 )
 def pad(x, *, widths: Pairs, mode: str = "constant", value: number = 0):

@@ -14,7 +14,7 @@ from mithril import plugins
 from mithril.autodiff import gradients
 from mithril.dims import Dim
 from mithril.errors import MithrilError
-from mithril.graph import Builder, Graph
+from mithril.graph import Builder, Graph, Value
 from mithril.graph.registry import operations
 from mithril.ops.decompose import decompose
 from mithril.ops.evaluate import evaluate
@@ -262,6 +262,21 @@ class BackendConformance:
         for name, array in kept.items():
             assert (given[name] == array).all(), f"input '{name}' was written to"
 
+    def test_nothing_is_written_over(self, case: Case) -> None:
+        """What goes on with results that may be an operand itself leaves that alone: all samples of an operation."""
+
+        def what() -> None:
+            cases = [c for c in backend_cases(self.make().dtypes, [case.op.name]) if c.dtype is None]
+            given = {f"c{c.number}/{n}": a.copy() for c in cases for n, a in c.inputs().items()}
+            kept = {n: a.copy() for n, a in given.items()}
+            self.run(_gone_on(cases), given)
+            for name, array in kept.items():
+                assert given[name].tobytes() == array.tobytes(), f"input '{name}' was written to"
+
+        self.check([case.op.name, f"written:{case.op.name}"], what)
+
+    test_nothing_is_written_over.wants = lambda case: case.number == 0 and case.dtype is None  # type: ignore[attr-defined]
+
     def test_array_helpers(self) -> None:
         """``array zeros ones full arange randn to_numpy is_array`` do what they say."""
         b = self.make()
@@ -316,6 +331,24 @@ def _differentiable(case: Case) -> bool:
         return False
     graph = case.graph()
     return any(v.dtype.is_float for v in graph.outputs)
+
+
+def _gone_on(cases: list[Case]) -> Graph:
+    """All cases in one graph, with an element-wise operation that reads each result for the last time."""
+    builder = Builder(cases[0].op.name.replace(".", "_"))
+    with builder:
+        made = {}
+        for case in cases:
+            graph = case.graph()
+            given = [builder.input(f"c{case.number}/{i.name}", i.type.shape, i.type.dtype) for i in graph.arguments]
+            results = builder.inline(graph, given)
+            made.update({f"c{case.number}/y{k}": _turned(v) for k, v in enumerate(results)})
+    return builder.build(made)
+
+
+def _turned(x: Value) -> Any:
+    ops = operations()
+    return ops["logical_not"](x) if x.dtype.is_bool else ops["neg"](x) if x.dtype.is_float else x * 3
 
 
 def _of_mithril(source: str | None) -> list[str]:

@@ -293,7 +293,7 @@ def pad(x, widths, mode, value):
             at = np.arange(-before, n + after)
             inside = np.clip(at, 0, n - 1)
             x = np.take(x, inside if mode == "edge" else 2 * inside - at, axis)
-    return x
+    return x if any(map(any, widths)) else x.copy()
 
 
 # -- windows ------------------------------------------------------------------------------------------------------

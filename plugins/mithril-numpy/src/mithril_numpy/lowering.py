@@ -73,6 +73,8 @@ def _special(call: Call) -> str:
 @table.function("clip")
 def _clip(call: Call) -> str:
     (low, high), text = bounds(call), str(call.x)
+    if low is None and high is None:
+        return f"np.array({text})"
     text = text if low is None else f"np.maximum({text}, {low})"
     return text if high is None else f"np.minimum({text}, {high})"
 
