@@ -44,13 +44,13 @@ def quantized(graph: Graph, params: Mapping[str, np.ndarray[Any, Any]]) -> tuple
         inputs += [Input(narrow, i.role, numbers), Input(scales, i.role, scale)]
     editor = graph.edit()
     for node in editor.nodes():
-        if (found := behind_product(graph, node, narrowed)) is not None:
-            scaled = product_of_narrow
-        elif (found := taken_from(node, narrowed)) is not None:
-            scaled = rows_of_narrow
-        if found is not None:
-            with editor.before(node):
-                made = scaled(node, found)
+        made = None
+        with editor.before(node):
+            if (found := behind_product(graph, node, narrowed)) is not None:
+                made = product_of_narrow(node, found)
+            elif (found := taken_from(node, narrowed)) is not None:
+                made = rows_of_narrow(node, found)
+        if made is not None:
             editor.replace_value(node.result, made)
             editor.erase_dead(node)
             continue
@@ -88,10 +88,8 @@ def behind_product(graph: Graph, node: Node, narrowed: Mapping[Value, Narrow]) -
     if right in narrowed:
         return narrowed[right] if narrowed[right].axis == 1 else None
     made = graph.producers.get(right)
-    if made is None or made.op.name != "transpose" or made.operands[0] not in narrowed:
-        return None
-    found = narrowed[made.operands[0]]
-    return found if found.axis == 0 else None
+    found = narrowed.get(operand(made)) if made is not None and made.op.name == "transpose" else None
+    return found if found is not None and found.axis == 0 else None
 
 
 def product_of_narrow(node: Node, weight: Narrow) -> Value:
