@@ -97,6 +97,15 @@ def test_the_second_cache_says_how_long_a_part_is() -> None:
     assert depths[0] < depths[1] < depths[2] == 4096
 
 
+def test_threads_wait_for_each_other_once() -> None:
+    """However many parts a sum has, unless rows are copied for all of them."""
+    for layout in ("NN", "NT"):
+        arrays = dict(zip("xw", operands(layout, 64, 2000, 128), strict=True))
+        program = programs.write(graph_of(LAYOUTS[layout], arrays), replace(SMALL, threads=2))
+        (function,) = (program.functions[n] for n in program.kernels)
+        assert tir.text(function.made).count("T.parallel(") == 1
+
+
 def test_sums_wait_in_a_result_or_beside_it() -> None:
     arrays = {"x": random(20, 300), "w": random(300, 70)}
     for function, extra in (

@@ -8,7 +8,7 @@ parts, so that the panels of a part stay in the second cache. What has few rows 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ from mithril_cbackend.lowering.panels import (
 from mithril_cbackend.lowering.products import Product, Stored, product_of, stored
 from mithril_cbackend.lowering.reader import Index, shape_of
 
-GROUP = 4  # panels that a tile of rows, once in the first cache, meets one after the other
+GROUP = 4  # panels that a tile of rows meets one after the other, where rows come from farther than the second cache
 STRIP = 64  # rows of the left operand that are copied at a time
 ROWS = 2048  # that are copied before they are used
 
@@ -63,7 +63,8 @@ def plan_of(product: Product, kernel: Kernel, machine: Machine) -> Plan:
     parts = count(product.k, limit)
     depth = product.k if parts == 1 else -(-product.k // (parts * 16)) * 16
     panels = count(product.n, tile.columns)
-    group = max(1, min(GROUP, panels // machine.threads, count(product.m, tile.rows)))
+    far = product.m * depth * bits // 8 > machine.cache // 2
+    group = max(1, min(GROUP, panels // machine.threads)) if far else 1
     copied = product.m if worth_copying(stored(product.left, kernel.producers), product, panels, machine) else 0
     if copied > ROWS:
         copied = -(-product.m // (count(product.m, ROWS) * STRIP)) * STRIP
@@ -191,18 +192,70 @@ class Tiles:
                 yield self.worker, i
 
     def matrix(self, at: Index) -> None:
-        p, plan = self.product, self.plan
-        for first_row, blocks, rows in segments(p.m, plan.copied or p.m):
-            for first, parts, depth in segments(p.k, plan.depth):
-                with self.reader.loop("block", blocks) as block, self.reader.loop("part", parts) as part:
-                    begin = t.iadd(first_row, t.imul(block, rows)), t.iadd(first, t.imul(part, depth))
-                    last: Any = first + parts * depth == p.k
-                    if last and parts > 1:
-                        last = t.binary("eq", part, t.index(parts - 1))
-                    start: Any = first == 0
-                    if start and parts > 1:
-                        start = t.binary("eq", part, t.index(0))
-                    Part(self, at, *begin, rows, depth, start, last).write()
+        p, plan, columns = self.product, self.plan, self.plan.tile.columns
+        if not plan.copied:  # every thread forms its sums to their ends: they wait for each other once
+            for first, panels, width in segments(p.n, columns):
+                with self.groups(first // columns, panels, width, p.m, p.work // p.matrices) as group:
+                    for loop in self.parts(at, 0, p.m):
+                        with loop as part:
+                            part.multiply(group)
+            return
+        for first_row, blocks, rows in segments(p.m, plan.copied):
+            with self.reader.loop("block", blocks) as block:
+                for loop in self.parts(at, t.iadd(first_row, t.imul(block, rows)), rows):
+                    with loop as part:
+                        part.copy_left()
+                        for first, panels, width in segments(p.n, columns):
+                            with self.groups(first // columns, panels, width, rows, part.work) as group:
+                                part.multiply(group)
+
+    def parts(self, at: Index, row: Any, rows: int) -> Iterator[AbstractContextManager[Part]]:
+        """Loops over parts of what is summed over."""
+        k = self.product.k
+
+        @contextmanager
+        def over(first: int, parts: int, depth: int) -> Iterator[Part]:
+            with self.reader.loop("part", parts) as i:
+                start: Any = first == 0
+                if start and parts > 1:
+                    start = t.binary("eq", i, t.index(0))
+                last: Any = first + parts * depth == k
+                if last and parts > 1:
+                    last = t.binary("eq", i, t.index(parts - 1))
+                yield Part(self, at, row, t.iadd(first, t.imul(i, depth)), rows, depth, start, last)
+
+        return (over(*segment) for segment in segments(k, self.plan.depth))
+
+    @contextmanager
+    def groups(self, first: int, panels: int, width: int, rows: int, work: int) -> Iterator[Group]:
+        """Groups of ``panels`` panels of a width, dealt out to the threads; rows as well, if groups are few."""
+        plan = self.plan
+        group, work = min(plan.group, panels), work * width * panels // self.product.n
+        items = count(panels, group)
+        threads = self.frame.workers(work, rows) if self.worker is None else 1
+        uneven = items % threads != 0 and items < 4 * threads
+        shares = threads if uneven and rows % threads == 0 and rows // threads >= plan.tile.rows else 1
+        with self.share("group", items * shares, work) as (worker, item):
+            number, share = self.reader.split(item, (items, shares))
+            number = t.imul(number, group)
+            here: Any = group
+            if panels % group:
+                left = t.isub(panels, number)
+                here = t.select(t.binary("lt", left, t.index(group)), left, t.index(group))
+            mine = rows // shares
+            yield Group(t.imul(worker, plan.group), t.iadd(number, first), here, width, t.imul(share, mine), mine)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Panels that follow each other, and the rows that meet them."""
+
+    place: Any  # of the first one's copy
+    number: Any
+    panels: Any
+    width: int
+    row: Any
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -218,21 +271,32 @@ class Part:
     first: Any
     last: Any
 
-    def write(self) -> None:
-        s, plan = self.tiles, self.tiles.plan
-        if plan.copied:
-            for first, strips, rows in segments(self.rows, STRIP):
-                with s.share("strip", strips, self.work // GROUP if strips > 1 else 0) as (_, strip):
-                    self.copy_rows(t.iadd(first, t.imul(strip, STRIP)), rows)
-        for first, panels, width in segments(s.product.n, plan.tile.columns):
-            self.over_panels(first // plan.tile.columns, panels, width)
-
     @property
     def work(self) -> int:
         p = self.tiles.product
         return p.work // p.matrices * self.rows // p.m * self.depth // p.k
 
+    def multiply(self, group: Group) -> None:
+        """All products with a group of panels."""
+        s, width = self.tiles, group.width
+        copied = not self.in_place(width, group.rows)
+        if copied:
+            with s.reader.loop("panel", group.panels) as i:
+                self.copy_panel(t.iadd(group.number, i), t.iadd(group.place, i), width)
+        for loop, high in tiles(s.frame, group.rows, s.plan.tile):
+            with loop as row, s.reader.loop("panel", group.panels) as i:
+                number = t.iadd(group.number, i)
+                panel = self.panel(t.iadd(group.place, i)) if copied else self.stored_panel(number, width)
+                assert panel is not None
+                self.tile(t.iadd(group.row, row), high, number, panel, width)
+
     # -- the left operand -----------------------------------------------------------------------------------------
+    def copy_left(self) -> None:
+        s = self.tiles
+        for first, strips, rows in segments(self.rows, STRIP):
+            with s.share("strip", strips, self.work // GROUP if strips > 1 else 0) as (_, strip):
+                self.copy_rows(t.iadd(first, t.imul(strip, STRIP)), rows)
+
     def copy_rows(self, first: Any, rows: int) -> None:
         s = self.tiles
         row = t.iadd(self.row, first)
@@ -260,39 +324,10 @@ class Part:
         return s.reader.code.let(s.left.matrix(self.at, s.product.kind, s.reader).element(row, k))
 
     # -- the right operand ----------------------------------------------------------------------------------------
-    def over_panels(self, first: int, panels: int, width: int) -> None:
-        """All products with ``panels`` panels of a width, dealt out to the threads; rows as well, if they are few."""
-        s, plan = self.tiles, self.tiles.plan
-        group = min(plan.group, panels)
-        groups, work = count(panels, group), self.work * width * panels // s.product.n
-        threads = s.frame.workers(work, self.rows) if s.worker is None else 1
-        uneven = groups % threads != 0 and groups < 4 * threads
-        parts = threads if uneven and self.rows % threads == 0 and self.rows // threads >= plan.tile.rows else 1
-        with s.share("group", groups * parts, work) as (worker, item):
-            number, part = s.reader.split(item, (groups, parts))
-            number = t.imul(number, group)
-            here: Any = group
-            if panels % group:
-                left = t.isub(panels, number)
-                here = t.select(t.binary("lt", left, t.index(group)), left, t.index(group))
-            number = t.iadd(number, first)
-            place = None if self.in_place(width) else t.imul(worker, plan.group)
-            if place is not None:
-                with s.reader.loop("panel", here) as i:
-                    self.copy_panel(t.iadd(number, i), t.iadd(place, i), width)
-            rows = self.rows // parts
-            for over, high in tiles(s.frame, rows, plan.tile):
-                with over as row, s.reader.loop("panel", here) as i:
-                    panel = self.stored_panel(t.iadd(number, i), width)
-                    if place is not None:
-                        panel = self.panel(t.iadd(place, i))
-                    assert panel is not None
-                    self.tile(t.iadd(t.imul(part, rows), row), high, t.iadd(number, i), panel, width)
-
-    def in_place(self, width: int) -> bool:
+    def in_place(self, width: int, rows: int) -> bool:
         """Whether tiles read panels where they lie: in order, and not so often that widening each time costs more."""
         s = self.tiles
-        panel, few = self.stored_panel(0, width), self.rows <= s.plan.tile.rows
+        panel, few = self.stored_panel(0, width), rows <= s.plan.tile.rows
         if panel is None or panel.column != 1:
             return False
         known = s.product.right.value in s.frame.kernel.prepared
