@@ -1,20 +1,26 @@
 """Both emitters start from the same loops: the C that is shown and exported gives what the machine code gives."""
 
 import ctypes
+import os
 import re
 import shutil
 import subprocess
+import time
 
 import numpy as np
 import pytest
 
 import mithril.ops  # noqa: F401
 from mithril.ops.decompose import decompose
+from mithril.runtime.backend import BuildOptions
 from mithril.testing.cases import backend_cases
 from mithril.testing.compare import assert_close, tolerance
 from mithril.types import dtype as as_dtype
+from mithril_cbackend import building, program as programs
+from mithril_cbackend.arena import smallest
 from mithril_cbackend.backend import CBackend
 from mithril_cbackend.layout import aligned
+from mithril_cbackend.purpose import Purpose
 from mithril_cbackend.source import body_text, prelude, slot_names
 
 FLAGS = ["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-fwrapv", "-fPIC", "-shared", "-march=native"]
@@ -27,19 +33,29 @@ CASES = [
 
 
 class Compiled:
-    """All cases in one C file, compiled when the first is asked for: gcc starts once."""
+    """All cases in one C file, for which gcc starts once, in one of the processes that share the tests."""
 
-    def __init__(self) -> None:
-        self.executables = {}
-        self.library = None
+    def __init__(self, factory) -> None:
+        folder = factory.getbasetemp()
+        folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "all"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            while not (folder / "done").exists():
+                time.sleep(0.1)
+        else:
+            try:
+                self.build(folder)
+            finally:
+                (folder / "done").touch()
+        self.library = ctypes.CDLL(str(folder / "k.so"))
 
     def build(self, folder):
         texts = []
+        machine = building.machine(BuildOptions(), Purpose())
         for k, case in enumerate(CASES):
-            executable = CBackend().build(decompose(case.graph(), CBackend().lowers))
-            self.executables[case.id] = executable, f"entry_{k}"
-            program = executable.program
-            text = body_text(program, executable.machine.lanes())
+            program = programs.write(lowered(case), machine, smallest)
+            text = body_text(program, machine.lanes())
             names = [*program.functions, "run"]
             text = re.sub(rf"\b({'|'.join(slot_names(program).values())})\b", rf"\1_{k}", text)
             text = re.sub(rf"\b({'|'.join(names)})(?=\()", rf"\1_{k}", text)
@@ -47,23 +63,24 @@ class Compiled:
                 f"{text}\nvoid entry_{k}(int64_t *table);\nvoid entry_{k}(int64_t *table) {{ run_{k}(table); }}\n"
             )
         body = "\n".join(texts)
-        (folder / "k.c").write_text(prelude(body, executable.machine.lanes()) + body)
+        (folder / "k.c").write_text(prelude(body, machine.lanes()) + body)
         command = ["gcc", *FLAGS, str(folder / "k.c"), "-o", str(folder / "k.so"), "-lm"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        self.library = ctypes.CDLL(str(folder / "k.so"))
 
     def run(self, case, inputs):
         """What the machine code gives, and what the C gives."""
-        executable, name = self.executables[case.id]
-        return executable({}, inputs), called(executable, getattr(self.library, name), inputs)
+        executable = CBackend().build(lowered(case))
+        return executable({}, inputs), called(executable, self.library[f"entry_{CASES.index(case)}"], inputs)
+
+
+def lowered(case):
+    return decompose(case.graph(), CBackend().lowers)
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    made = Compiled()
-    made.build(tmp_path_factory.mktemp("c"))
-    return made
+    return Compiled(tmp_path_factory)
 
 
 def called(executable, entry, inputs):
