@@ -116,5 +116,6 @@ def test_a_batch_that_cannot_be_cut_says_what_can():
     with pytest.raises(ml.OptionError) as caught:
         ml.staged(graph, 1, 3)
     assert str(caught.value) == (
-        "8 items of input 'x' cannot be cut into 3 chunks\nhint: a batch of 9, or pipeline_chunks=2"
+        "8 items of input 'x' cannot be cut into 3 chunks\n"
+        "hint: a batch of 9 (drop_last=True for the end of a DataLoader), or pipeline_chunks=2"
     )

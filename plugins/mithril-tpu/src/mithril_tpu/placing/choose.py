@@ -87,7 +87,7 @@ def _batch(graph: Graph, choice: Choice, wanted: Mapping[str, int], chunked: boo
     length = max(lengths, key=lambda n: (lengths.count(n), n))
     if length % parts:
         named = next(i.name for i, n in zip(inputs, lengths, strict=True) if n == length)
-        fits = f"a batch of {parts * max(1, round(length / parts))}"
+        fits = f"a batch of {parts * max(1, round(length / parts))} (drop_last=True for the end of a DataLoader)"
         if chunked:
             possible = [n for n in range(1, parts) if length % n == 0]
             raise OptionError(
