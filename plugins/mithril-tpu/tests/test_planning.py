@@ -145,6 +145,17 @@ def kept(function, *shapes):
     return {k.node.op.name for k in fuse(graph, tpu=True).kernels}
 
 
+def test_gradients_of_parameters_in_parts_are_never_there_all_at_once():
+    x = h = IOKey("x", shape=[None, 1024])
+    for k in range(8):
+        h = Linear(1024, bias=False, name=f"fc{k}")(h)
+    made = ml.plan(Model.create(inputs=x, outputs={"y": h}), "tpu_v5e", shapes={"x": [64, 1024]}, devices=8, of="y")
+    fully, plain = (next(w for w in made if w.fsdp == fsdp and w.mesh.size(DATA) == 8) for fsdp in (True, False))
+    gradients = 8 * 4 * 1024 * 1024
+    assert plain.needs.temporaries >= gradients
+    assert fully.needs.temporaries < 1.3 * gradients  # parameters, which are near enough to each other to be kept
+
+
 def test_parameters_in_parts_are_gathered_again_where_they_are_read_much_later():
     def exchanged(layers):
         x = h = IOKey("x", shape=[None, 256])

@@ -2,7 +2,8 @@
 
 Three habits of XLA make the numbers: arguments and results have their memory for the whole run, a result that takes
 over an argument's memory counts once, and the sums of gradients over ``data`` are gathered into one exchange at the
-end, so that until then every gradient is there twice. On TPUs two axes of an array are stored in tiles.
+end, so that until then every gradient is there twice; those of parameters in parts are given out as they are made. On
+TPUs two axes of an array are stored in tiles.
 """
 
 from __future__ import annotations
