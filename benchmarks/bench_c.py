@@ -84,6 +84,33 @@ def product(n: int) -> Work:
     )
 
 
+def contraction(m: int, n: int, k: int, left: str = "mk", right: str = "kn") -> Work:
+    """A product of matrices that lie one way or the other."""
+    size = {"m": m, "n": n, "k": k}
+
+    def as_rows(x: Any, axes: str, wanted: str) -> Any:
+        if axes == wanted:
+            return x
+        return x.t() if isinstance(x, torch.Tensor) else ops.transpose(x, perm=(1, 0))
+
+    def made(x: Any, w: Any, product: Callable[[Any, Any], Any]) -> Any:
+        return product(as_rows(x, left, "mk"), as_rows(w, right, "kn"))
+
+    model = _model(lambda x, w: made(x, w, ops.matmul), "x", "w")
+    shapes = {name: (size[axes[0]], size[axes[1]]) for name, axes in (("x", left), ("w", right))}
+    work = 4.0 * (m * k + k * n + m * n)
+    return Work(model, shapes, lambda f, p, g: made(g["x"], g["w"], f.matmul), 2.0 * m * n * k, work)
+
+
+def scores() -> Work:
+    """Of attention: two axes that count matrices, one that is summed over."""
+    how = {"contract_a": (3,), "contract_b": (3,), "batch_a": (0, 2), "batch_b": (0, 2)}
+    model = _model(lambda q, k: ops.dot(q, k, **how), "q", "k")
+    shapes = {"q": (4, 128, 8, 64), "k": (4, 128, 8, 64)}
+    flops = 2.0 * 32 * 128 * 128 * 64
+    return Work(model, shapes, lambda f, p, g: torch.einsum("bihd,bjhd->bhij", g["q"], g["k"]), flops)
+
+
 def dense(batch: int) -> Work:
     case = mlp(batch)
     weights = 784 * 512 + 512 * 512 + 512 * 10
@@ -207,6 +234,14 @@ NORM = """
 WORKS: dict[str, Callable[[], Work]] = {
     "matmul 512": lambda: product(512),
     "matmul 1024": lambda: product(1024),
+    "matmul 2048": lambda: product(2048),
+    "matmul 512x512, sums of 4096": lambda: contraction(512, 512, 4096),
+    "weight gradient 784x512, sums of 128": lambda: contraction(784, 512, 128, "km"),
+    "weight gradient 768x768, sums of 2048": lambda: contraction(768, 768, 2048, "km"),
+    "dot bihd,bjhd->bhij": scores,
+    "1 row times 2048x2048": lambda: contraction(1, 2048, 2048),
+    "1 row times 2048x2048, transposed": lambda: contraction(1, 2048, 2048, right="nk"),
+    "4 rows times 2048x2048": lambda: contraction(4, 2048, 2048),
     "MLP batch 1": lambda: dense(1),
     "MLP batch 32": lambda: dense(32),
     "MLP batch 256": lambda: dense(256),
