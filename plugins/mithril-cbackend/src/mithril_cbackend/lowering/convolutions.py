@@ -21,7 +21,7 @@ from mithril_cbackend.lowering import columns, contractions, phases, weightgrads
 from mithril_cbackend.lowering.elementwise import vectorisable
 from mithril_cbackend.lowering.frame import PRODUCTS, Frame, Machine
 from mithril_cbackend.lowering.kernels import turn, turning
-from mithril_cbackend.lowering.padding import Layout, layout_of, pad, slack
+from mithril_cbackend.lowering.padding import Layout, layout_of, pad, pad_channel, slack
 from mithril_cbackend.lowering.panels import count
 from mithril_cbackend.lowering.reader import Index, operand, shape_of
 
@@ -64,6 +64,12 @@ def _rows(node: Node) -> int:
     groups = node.attributes["groups"]
     made = shape_of(node.result)[1] // groups
     return next(r for r in (8, 6, 7, 5, 4, 3, 2, 1) if made % r == 0) if made % 8 else 8
+
+
+def _apart(node: Node) -> bool:
+    """Whether each channel of the image is read by one block only, which then pads it for itself."""
+    groups = node.attributes["groups"]
+    return bool(groups > 1 and shape_of(node.result)[1] // groups == _rows(node))
 
 
 DIRECT = "direct"
@@ -127,11 +133,12 @@ def scratch(kernel: Kernel, machine: Machine, known: bool) -> list[Value]:
         return [*found.scratch(machine, known), *turning(node, machine)]
     layout = layout_of(node)
     batch, channels = shape_of(operand(node))[:2]
-    width = _width(layout, machine, _rows(node))
+    width, rows = _width(layout, machine, _rows(node)), _rows(node)
+    images = machine.threads * (channels // node.attributes["groups"]) if _apart(node) else batch * channels
     made = shape_of(node.result)[1]
     buffers = [
-        _buffer("padded", batch * channels * layout.channel + slack(layout, width)),
-        _buffer("tiles", made * -(-layout.pixels // width) * width),
+        _buffer("padded", images * layout.channel + slack(layout, width)),
+        _buffer("tiles", machine.threads * rows * count(layout.pixels, width) * width),
     ]
     if not known:
         depth = math.prod(layout.kernel) * (channels // node.attributes["groups"])
@@ -184,15 +191,24 @@ def convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
     blocks, pixels = made // rows, -(-layout.pixels // width)
     work = batch * groups * made * inner * layout.pixels * elements // PRODUCTS
 
-    pad(frame, layout, x, padded, channels, slack(layout, width))
+    apart = _apart(node)
+    if not apart:
+        pad(frame, layout, x, padded, channels, slack(layout, width))
     if ordered:
         _order_kernels(frame, node, w, kernels, groups, blocks, rows, inner, layout)
 
-    with reader.loop("image", batch) as image, reader.loop("block", groups * blocks, frame.parallel(work)) as block:
-        group = t.idiv(block, blocks) if groups > 1 else 0
-        group = reader.position(group)
-        first = t.imul(t.iadd(t.imul(image, channels), t.imul(group, inner)), layout.channel)
-        first = code.let(t.index(first), "first")
+    with frame.share("block", batch * groups * blocks, work) as (worker, item):
+        image, block = reader.split(item, (batch, groups * blocks))
+        group = reader.position(t.idiv(block, blocks)) if groups > 1 else 0
+        first = t.imul(group, inner)
+        if apart:
+            with reader.loop("c", inner) as c:
+                base = t.imul(t.iadd(t.imul(worker, inner), c), layout.channel)
+                pad_channel(frame, layout, x, padded, (image, t.iadd(first, c)), base)
+        lead = t.imul(worker, inner) if apart else t.iadd(t.imul(image, channels), first)
+        first = code.let(t.index(t.imul(lead, layout.channel)), "first")
+        length = pixels * width
+        begin = t.imul(worker, rows * length)
         with reader.loop("tile", pixels) as tile:
             pixel = t.imul(tile, width)
             total = code.alloc("total", rows * width, "float32")
@@ -216,11 +232,11 @@ def convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
                                 here = t.iadd(j, slot)
                                 code.store(total, here, t.binary("add", t.load(total, here), product))
             for r, v, slot in slots:
-                row = t.imul(t.iadd(t.imul(block, rows), r), pixels * width)
+                row = t.iadd(begin, r * length)
                 with reader.loop("j", lanes, t.VECTORIZED) as j:
                     there = t.iadd(t.iadd(row, pixel), t.iadd(j, v * lanes))
                     code.store(tiles, there, t.load(total, t.iadd(j, slot)))
-        _emit_block(frame, node, layout, image, block, rows, tiles, pixels * width, lanes)
+        _emit_block(frame, node, layout, image, block, rows, tiles, begin, length)
     return frame.finish()
 
 
@@ -250,15 +266,16 @@ def _order_kernels(
 
 
 def _emit_block(
-    frame: Frame, node: Node, layout: Layout, image: Any, block: Any, rows: int, tiles: Any, length: int, lanes: int
+    frame: Frame, node: Node, layout: Layout, image: Any, block: Any, rows: int, tiles: Any, begin: Any, length: int
 ) -> None:
     """The rows of a block's results, without what was computed between them."""
+    lanes = frame.machine.lanes()
     reader, follow = frame.reader, [n for n in frame.kernel.nodes if n is not node]
     *outer, inner = layout.result
     whole = inner // lanes if vectorisable(follow) else 0
     with reader.loop("r", rows) as r:
         channel = t.iadd(t.imul(block, rows), r)
-        base = t.imul(channel, length)
+        base = t.iadd(begin, t.imul(r, length))
 
         def one(before: Index, place: Any) -> None:
             at = t.iadd(base, layout.rows((*before, place)))

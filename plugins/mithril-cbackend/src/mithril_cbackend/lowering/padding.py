@@ -93,15 +93,18 @@ def pad(frame: Frame, layout: Layout, x: Value, padded: Any, channels: int, beyo
     code, reader = frame.code, frame.reader
     batch = shape_of(x)[0]
     with reader.loop("c", batch * channels, frame.parallel(batch * channels * layout.channel)) as c:
-        base = t.imul(c, layout.channel)
-        with reader.loop("i", layout.channel) as i:
-            code.store(padded, t.iadd(base, i), t.const(0, "float32"))
         at = (t.idiv(c, channels), t.imod(c, channels))
-        at = tuple(reader.position(k) for k in at)
-        for phase in every(*map(range, layout.stride)):
-            _copy_phase(frame, layout, x, padded, at, base, phase)
+        pad_channel(frame, layout, x, padded, tuple(reader.position(k) for k in at), t.imul(c, layout.channel))
     with reader.loop("i", beyond) as i:
         code.store(padded, t.iadd(i, batch * channels * layout.channel), t.const(0, "float32"))
+
+
+def pad_channel(frame: Frame, layout: Layout, x: Value, padded: Any, at: Index, base: Any) -> None:
+    """One channel of one image."""
+    with frame.reader.loop("i", layout.channel) as i:
+        frame.code.store(padded, t.iadd(base, i), t.const(0, "float32"))
+    for phase in every(*map(range, layout.stride)):
+        _copy_phase(frame, layout, x, padded, at, base, phase)
 
 
 def _copy_phase(
