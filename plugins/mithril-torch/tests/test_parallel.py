@@ -241,7 +241,7 @@ RANKED = """
     torch.set_num_threads(1)
     sys.path.insert(0, {tests!r})
     import mithril as ml
-    from test_parallel import G, WAYS, X, assert_same, block, stepped
+    from test_parallel import G, WAYS, X, assert_same, block, stepped, trainer
 
     world = int(__import__("os").environ["WORLD_SIZE"])
     values = {{}}
@@ -253,6 +253,12 @@ RANKED = """
         compiled, _, found = stepped(ml.TorchBackend(device_mesh=mesh), **options)
         whole = [{{n: compiled.backend.to_numpy(x) for n, x in part.items()}} for part in found]
         assert_same(whole, expected)
+        if __import__("importlib.util").util.find_spec("mithril_train"):
+            alone, many = trainer(None, {{}}, clip_norm=0.5), trainer(mesh, options, clip_norm=0.5)
+            for _ in range(2):
+                losses = [float(made.step({{**X, "target": G}})["loss"]) for made in (alone, many)]
+                np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+            assert_same([many.engine.to_numpy()], [alone.engine.to_numpy()])
         if way == "fsdp":
             there = compiled.programs[-1].executable.call.placed(params)
             gradients = compiled.evaluate(there, X, G)[1]

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from mithril_torch.backend import TorchBackend
 
 
+Results = dict[torch.dtype, list[tuple[str, tuple[int, ...]]]]  # names and shapes
+
+
 def shape_of(given: int | Sequence[int]) -> tuple[int, ...]:
     """``device_mesh`` as (data, model, pipeline)."""
     sizes = (given,) if isinstance(given, int) else tuple(given)
@@ -204,6 +207,7 @@ class RankedProgram:
         self.array = backend.array
         self.program = RankProgram(spec, device)
         self.mesh = mesh_of(spec.mesh, device.type)
+        self.stages: dict[int, Results] = {}
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         given = {**params, **inputs}
@@ -278,21 +282,33 @@ class RankedProgram:
         return whole
 
     def _from_all_stages(self, made: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Results of every stage, in every process: each goes round from the stage that made it."""
+        """Results of every stage, in every process: those of a stage go round together, one flat buffer per dtype."""
         group, found = self.mesh.get_group("pipeline"), dict(made)
-        ranks = dist.get_process_group_ranks(group)
-        for stage, rank in enumerate(ranks):
-            known = [[(n, tuple(x.shape), x.dtype) for n, x in made.items()] if stage == self.program.stage else None]
-            dist.broadcast_object_list(known, rank, group)
-            for name, shape, dtype in known[0] or ():
-                x = (
-                    made[name].contiguous()
-                    if name in made
-                    else torch.empty(shape, dtype=dtype, device=self.program.device)
+        for stage, rank in enumerate(dist.get_process_group_ranks(group)):
+            for dtype, results in self._results_of(stage, rank, made).items():
+                mine = stage == self.program.stage
+                sizes = [prod(shape) for _, shape in results]
+                flat = (
+                    torch.cat([made[name].reshape(-1) for name, _ in results])
+                    if mine
+                    else torch.empty(sum(sizes), dtype=dtype, device=self.program.device)
                 )
-                dist.broadcast(x.view(torch.uint8) if dtype == torch.bool else x, rank, group)
-                found[name] = x
+                dist.broadcast(flat.view(torch.uint8) if dtype == torch.bool else flat, rank, group)
+                if not mine:
+                    parts = flat.split(sizes)
+                    found.update({n: x.view(shape) for (n, shape), x in zip(results, parts, strict=True)})
         return found
+
+    def _results_of(self, stage: int, rank: int, made: Mapping[str, torch.Tensor]) -> Results:
+        """What a stage makes, as it told at the first call."""
+        if stage not in self.stages:
+            told: list[Results] = [{}]
+            if stage == self.program.stage:
+                for name, x in made.items():
+                    told[0].setdefault(x.dtype, []).append((name, tuple(x.shape)))
+            dist.broadcast_object_list(told, rank, self.mesh.get_group("pipeline"))
+            self.stages[stage] = told[0]
+        return self.stages[stage]
 
 
 def _strides(shape: Sequence[int]) -> tuple[int, ...]:
