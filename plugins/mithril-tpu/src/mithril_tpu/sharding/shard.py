@@ -330,7 +330,8 @@ class _Walk:
         return UnsupportedError(
             "this model mixes the examples of a batch, which cannot be cut into chunks",
             facts=[repr(node), str(node.origin)] if node is not None else [],
-            hint="pipeline_chunks=1, or leave out what looks at the whole batch (batch normalisation in training)",
+            hint="pipeline_chunks=1, or leave out what looks at the whole batch: batch normalisation in training, "
+            "a loss divided by a sum over the batch",
         )
 
     def _gathered(self, value: Value, entry: str, k: int) -> Value:
