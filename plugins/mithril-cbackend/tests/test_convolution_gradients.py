@@ -52,9 +52,20 @@ def check(function: Any, arrays: Arrays, **options: Any) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * float(np.abs(expected).max()))
 
 
-@pytest.mark.parametrize("options", [{}, {"threads": 2, "vector_bytes": 32}], ids=["one thread", "two threads"])
+SHARED = ("three, stride 2", "seven, stride 2", "groups, stride 2", "depthwise", "ragged", "high")
+
+
 @pytest.mark.parametrize("name", list(CASES))
-def test_gradients(name: str, options: dict[str, int]) -> None:
+def test_gradients(name: str) -> None:
+    gradients(name)
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_gradients_of_two_threads(name: str) -> None:
+    gradients(name, threads=2, vector_bytes=32)
+
+
+def gradients(name: str, **options: int) -> None:
     batch, channels, sizes, made, kernel, stride, padding, dilation, groups = CASES[name]
     rank = len(sizes)
     how = {
