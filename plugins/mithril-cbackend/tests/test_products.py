@@ -15,7 +15,7 @@ from mithril.types import dtype as as_dtype
 from mithril_cbackend import building, program as programs, tir
 from mithril_cbackend.lowering import frame
 from mithril_cbackend.lowering.frame import Machine
-from mithril_cbackend.lowering.matmul import plan_of
+from mithril_cbackend.lowering.matmul import plan_of, schedules
 from mithril_cbackend.lowering.products import product_of
 from mithril_cbackend.purpose import Purpose
 
@@ -122,6 +122,21 @@ def test_rows_are_copied_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template, "ROWS", 64)
     for threads in (1, 2):
         check(LAYOUTS["TN"], *operands("TN", 200, 150, 200), machine=replace(SMALL, threads=threads))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_schedules_say_how_much_is_summed_at_a_time(dtype: Any) -> None:
+    x, w = operands("NN", 12, 600, 40, dtype=dtype)
+    (kernel,) = programs.write(graph_of(matmul, {"x": x, "w": w}), BASE).kernels.values()
+    product = product_of(kernel.anchor)
+    assert product is not None
+    parted = [text for text in schedules(kernel.anchor, BASE) if text.count("x") == 2]
+    depths = []
+    for chosen in parted:
+        machine = replace(BASE, schedules={str(product): chosen})
+        depths.append(plan_of(product, kernel, machine).depth)
+        check(matmul, x, w, machine=machine, rtol=1e-5)
+    assert depths == [208, 304, 600]  # of at most 256, 512 and 600: equal parts, whole vectors
 
 
 def test_known_panels_are_read_in_parts() -> None:
