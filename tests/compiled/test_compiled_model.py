@@ -440,3 +440,18 @@ def test_arrays_of_the_other_byte_order(backend):
         for _ in range(3):
             got = compiled.backend.to_numpy(compiled.evaluate(arrays, {"input": given})["output"])
             np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+def test_calls_with_other_parameters_each_time_write_no_function(monkeypatch):
+    from mithril.runtime import compiled as module
+
+    written = []
+    monkeypatch.setattr(module, "quick", lambda *a: written.append(a) or module.never)
+    compiled = ml.compile(Linear(2, 3), "numpy", shapes={"input": [1, 2]})
+    params, x = compiled.randomize_params(0), {"input": np.ones((1, 2), np.float32)}
+    for _ in range(3):
+        compiled.evaluate(dict(params), x)
+    assert not written
+    compiled.evaluate(params, x)
+    compiled.evaluate(params, x)
+    assert len(written) == 1

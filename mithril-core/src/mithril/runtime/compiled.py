@@ -77,6 +77,7 @@ class CompiledModel:
         self._programs: dict[Request, Program] = {}
         self._calls: dict[tuple[Any, ...], tuple[Program, dict[str, TensorType]]] = {}
         self._quick: Quick = never
+        self._before: Arrays | None = None  # the parameters of the last call that could have been quick
         self._fast_gradients: FastGradients | None = None
         self._bound: dict[str, Any] | None = None
         self._given: dict[str, Any] = {}  # what calls without parameters pass as such
@@ -178,7 +179,9 @@ class CompiledModel:
             if of and same and (wrt is None or isinstance(wrt, tuple)):
                 self._fast_gradients = FastGradients(program, params, arrays, cotangents, training, wrt)
             elif not of and not train:
-                self._quick = quick(program.call, params, arrays)
+                if not params or params is self._given or params is self._before:  # those that come again
+                    self._quick = quick(program.call, params, arrays)
+                self._before = params
         return self._split(results, of, state, program)
 
     def _prepared(

@@ -49,8 +49,7 @@ def written(
             differs.append(f"(x{k}.dtype is not dtype{k} and x{k}.dtype != dtype{k})")
             held |= {f"kind{k}": type(x), f"shape{k}": x.shape, f"dtype{k}": x.dtype}
     checks = [
-        "if params is not known:",
-        "    return None",
+        *(["if params is not known:", "    return None"] if params else []),
         "try:",
         *(f"    {line}" for line in read),
         f"    if {' or '.join(differs)}:",
