@@ -331,12 +331,22 @@ def test_levels_and_switches():
         ml.compile(mlp(), "numpy", optimizations={"fusing": True})
 
 
-def test_native_gradients_equal_those_of_the_graph(backend):
-    model = mlp()
-    arguments = random(4, 3), np.ones((4, 2), np.float32)
+def pooled():
+    model = Model()
+    model |= Conv2d(4, kernel_size=2)(input="x", output="h")
+    model += ml.models.MaxPool2d(2)
+    model += Flatten()
+    model += Linear(2)(output="y")
+    return model
+
+
+@pytest.mark.parametrize(("make", "shape"), [(mlp, (4, 3)), (pooled, (4, 3, 7, 7))])
+def test_native_gradients_equal_those_of_the_graph(backend, make, shape):
+    model = make()
+    arguments = random(*shape), np.ones((4, 2), np.float32)
     made = []
     for kind in ("graph", "native"):
-        compiled = ml.compile(model, backend, shapes={"x": [4, 3]}, autodiff=kind)
+        compiled = ml.compile(model, backend, shapes={"x": list(shape)}, autodiff=kind)
         params = compiled.randomize_params(0)
         try:
             _, gradients = compiled.evaluate(params, {"x": arguments[0]}, arguments[1])
@@ -346,6 +356,23 @@ def test_native_gradients_equal_those_of_the_graph(backend):
     assert list(made[0]) == list(made[1])
     for name, gradient in made[0].items():
         np.testing.assert_allclose(made[1][name], gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_native_gradients_of_what_has_another_of_its_own(backend):
+    """Frameworks would find 0 where a gradient passes straight through."""
+
+    class Rounded(ml.models.Layer):
+        def build(self, input):
+            return ml.ops.fake_quantize(input, 0.1)
+
+    model = Model()
+    model += Linear(2)(input="x")
+    model += Rounded(name="grid")(output="y")
+    compiled = ml.compile(model, backend, shapes={"x": [4, 3]}, autodiff="native")
+    params, x = compiled.randomize_params(0), {"x": random(4, 3)}
+    assert compiled.evaluate(params, x)["y"].shape == (4, 2)
+    with pytest.raises(ml.GradientError, match="(?s)'fake_quantize'.*layer 'grid'.*leave autodiff"):
+        compiled.evaluate(params, x, np.ones((4, 2), np.float32))
 
 
 def test_flat_models_and_images(backend):

@@ -18,8 +18,8 @@ from mithril.autodiff import gradients
 from mithril.caching import ProgramCache, new_decisions
 from mithril.decisions import Decisions
 from mithril.dims import is_static
-from mithril.errors import BackendError, CompileTimeoutError, DTypeError, OptionError, ShapeError
-from mithril.graph import Graph, Input, Node, verify
+from mithril.errors import BackendError, CompileTimeoutError, DTypeError, GradientError, OptionError, ShapeError
+from mithril.graph import Graph, Input, Node, iterate, verify
 from mithril.graph.deferred import Deferred
 from mithril.hookspecs import CompileContext, HardwareTarget
 from mithril.models.flatten import flatten
@@ -232,6 +232,8 @@ class Compiler:
                 self._stage("gradients", graph)
         graph, report = self.optimize(graph)
         self._stage("optimize", graph)
+        if native:
+            _require_derived_gradients(graph)
         return _Optimized(traced, graph, names, wrt, native, report, checks)
 
     def _with_checks(self, traced: Graph) -> tuple[Graph, list[Check]]:
@@ -450,6 +452,17 @@ def _require_static(graph: Graph) -> None:
                 raise ShapeError(
                     f"Cannot infer shape for tensor '{value.name}'", facts=[f"it is {value.type}", _origin(node)]
                 )
+
+
+def _require_derived_gradients(graph: Graph) -> None:
+    for node, _ in iterate(graph):
+        op: Any = node.op
+        if op.surrogate:
+            raise GradientError(
+                f"autodiff='native' would differentiate what '{op.name}' computes, and lose its own gradient",
+                facts=[str(node.origin), op.doc.splitlines()[0]],
+                hint="leave autodiff='native' out",
+            )
 
 
 def _require_no_promotion(graph: Graph) -> None:

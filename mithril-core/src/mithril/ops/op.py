@@ -68,6 +68,7 @@ class Op:
     tolerance: float = 1.0  # factor on the kit's tolerances
     gradient: Callable[..., Any] | None = None
     gradient_reason: str = ""  # why there is none
+    surrogate: bool = False  # the gradient is one that is meant: what the operation computes has another, or none
     opaque: bool = False  # must not be folded, merged or moved: barriers
     _inferred: dict[Any, tuple[tuple[TensorType, ...], tuple[Guard, ...]]] = field(default_factory=dict, repr=False)
     _bodies: dict[Any, Graph] = field(default_factory=dict, repr=False)
@@ -78,6 +79,11 @@ class Op:
         self.gradient = function
         self.gradient_reason = ""
         return function
+
+    def surrogate_vjp(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorator: as ``vjp``, a gradient that no framework finds in what is computed, such as straight through."""
+        self.surrogate = True
+        return self.vjp(function)
 
     def no_vjp(self, reason: str) -> Op:
         """Say that there is no gradient, and why: operands get none."""

@@ -80,7 +80,7 @@ def _range(bits: int) -> tuple[float, float]:
     return -float(1 << (bits - 1)), float((1 << (bits - 1)) - 1)
 
 
-@fake_quantize.vjp
+@fake_quantize.surrogate_vjp
 def _(g, y, x, scale, *, bits, axis):
     """x: the cotangent inside the range, 0 outside. scale: the rounding error inside, the bound outside."""
     low, high = _range(bits)

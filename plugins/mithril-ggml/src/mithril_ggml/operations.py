@@ -25,6 +25,6 @@ def ternarize(w):  # type: ignore[no-untyped-def]
     return op("clip")(op("round")(w / s), low=-1.0, high=1.0) * s
 
 
-@ternarize.vjp  # type: ignore[untyped-decorator]
+@ternarize.surrogate_vjp  # type: ignore[untyped-decorator]
 def _(g: Any, y: Any, w: Any) -> tuple[Any]:
     return (g,)

@@ -311,7 +311,8 @@ def conv_weight_grad(x, g, shape, stride, padding, dilation, groups):
 
 def max_pool(x, kernel, stride, padding, dilation):
     """The largest element of each window; nan wins."""
-    low = jnp.asarray(-jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min, x.dtype)
+    low = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
+    low = jnp.dtype(x.dtype).type(low)  # a known number: JAX differentiates maxima, not reductions from unknown starts
     return lax.reduce_window(
         x, low, lax.max, (1, 1, *kernel), (1, 1, *stride), ((0, 0), (0, 0), *padding), window_dilation=(1, 1, *dilation)
     )
