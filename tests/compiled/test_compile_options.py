@@ -340,7 +340,18 @@ def pooled():
     return model
 
 
-@pytest.mark.parametrize(("make", "shape"), [(mlp, (4, 3)), (pooled, (4, 3, 7, 7))])
+def sorted_rows():
+    class Largest(ml.models.Layer):
+        def build(self, input):
+            return ml.ops.top_k(ml.ops.sort(input, axis=1), k=2, axis=1)[0]
+
+    model = Model()
+    model += Linear(5)(input="x")
+    model += Largest()(output="y")
+    return model
+
+
+@pytest.mark.parametrize(("make", "shape"), [(mlp, (4, 3)), (pooled, (4, 3, 7, 7)), (sorted_rows, (4, 3))])
 def test_native_gradients_equal_those_of_the_graph(backend, make, shape):
     model = make()
     arguments = random(*shape), np.ones((4, 2), np.float32)

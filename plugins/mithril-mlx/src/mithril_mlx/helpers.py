@@ -239,8 +239,8 @@ def triangle(x, function, k):
 
 # -- places -------------------------------------------------------------------------------------------------------
 def positions(indices, size):
-    """Positions counted from the front and clamped."""
-    wide = indices.astype(mx.int64)
+    """Positions counted from the front and clamped; MLX must be told that they have no gradient."""
+    wide = mx.stop_gradient(indices).astype(mx.int64)
     return mx.clip(mx.where(wide < 0, wide + size, wide), 0, max(size - 1, 0))
 
 
@@ -358,7 +358,8 @@ def dynamic_update_slice(x, update, starts):
 
 
 def argsort(x, axis, descending):
-    """Positions in order; equal ones keep theirs, nan last."""
+    """Positions in order; equal ones keep theirs, nan last. MLX must be told that they have no gradient."""
+    x = mx.stop_gradient(x)
     if not x.ndim or not x.size:
         return mx.zeros(x.shape, mx.int32)
     if mx.issubdtype(x.dtype, mx.floating):
