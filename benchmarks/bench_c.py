@@ -46,6 +46,7 @@ from resnet18 import resnet18
 
 THREADS = int(os.environ["OMP_NUM_THREADS"])
 torch.set_num_threads(THREADS)
+REST = 0.25 if "--threads" in sys.argv else 0.0  # seconds: others' threads spin after their turn, on the second core
 CLOCK = time.process_time if "--cpu" in sys.argv else time.perf_counter
 RNG = np.random.default_rng(0)
 FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros"]
@@ -460,7 +461,7 @@ def measure(work: Work, seconds: float) -> dict[str, float]:
         expected = np.asarray(calls["torch"]())
         for name, call in calls.items():
             np.testing.assert_allclose(np.asarray(call()), expected, rtol=1e-2, atol=2e-3, err_msg=name)
-        return interleaved(calls, seconds, least=7, clock=CLOCK)
+        return interleaved(calls, seconds, least=7, clock=CLOCK, rest=REST)
 
 
 def report(name: str, work: Work, found: Mapping[str, float], peak: tuple[float, float]) -> None:

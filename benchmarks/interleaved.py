@@ -13,10 +13,12 @@ def interleaved(
     seconds: float = 1.0,
     least: int = 15,
     clock: Callable[[], float] = time.perf_counter,
+    rest: float = 0.0,
 ) -> dict[str, float]:
     """Best seconds per call of each way; each round calls every way once, or often enough to be measurable.
 
-    With ``clock=time.process_time`` what counts is the processor's time, which other programs disturb less.
+    With ``clock=time.process_time`` what counts is the processor's time, which other programs disturb less. ``rest``
+    is waited, and one call made, before each way's turn: threads of others go on spinning for a while.
     """
     repeats = {}
     for name, call in ways.items():
@@ -32,6 +34,9 @@ def interleaved(
         while rounds < least or time.perf_counter() - begin < seconds:
             for name, call in ways.items():
                 n = repeats[name]
+                if rest:
+                    time.sleep(rest)
+                    call()
                 start = clock()
                 for _ in range(n):
                     call()
