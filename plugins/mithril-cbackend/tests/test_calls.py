@@ -57,8 +57,9 @@ def test_views_are_copied(compiled):
 
 @pytest.fixture
 def quickly(compiled, monkeypatch):
-    """Calls after the first; the checked way is closed to them."""
+    """Calls after the first two; the checked way is closed to them."""
     expected = compiled({"input": X})["output"].copy()
+    compiled({"input": X})
 
     def call(inputs):
         with monkeypatch.context() as closed:

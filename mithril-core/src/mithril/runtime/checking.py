@@ -136,15 +136,16 @@ class GivenIndices:
             raise error.with_facts(f"in '{self.name}'")
 
 
+NAMING = frozenset({"embedding", "cross_entropy", "nll_loss"})  # whose indices name a row or class, never just a place
 UNCHANGED = frozenset({"cast", "reshape", "transpose", "broadcast_to", "barrier"})  # give all elements as they are
 
 
 def given_indices(graph: Graph) -> tuple[GivenIndices, ...]:
-    """The inputs that hold indices, and what they index."""
+    """The inputs that hold labels or tokens, and what they index. Other look-ups may count on being moved inside."""
     found: dict[GivenIndices, None] = {}
     inputs = {i.value: i.name for i in graph.with_role("input")}
     for node in graph.nodes:
-        for lookup in lookups(node):
+        for lookup in lookups(node) if node.op.name in NAMING else ():
             value = lookup.indices
             while (made := graph.producers.get(value)) is not None and made.op.name in UNCHANGED:
                 source = made.operands[0]
