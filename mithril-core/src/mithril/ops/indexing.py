@@ -396,6 +396,7 @@ def _window(x: Array, starts: Array, sizes: Sequence[Size]) -> tuple[slice, ...]
     samples=[
         sample((4, 5), exactly(1, 2, dtype="int32"), sizes=(2, 3)),
         sample((4, 5), exactly(9, -2, dtype="int32"), sizes=(2, 1), label="outside"),
+        sample((4, 5), exactly(0, 2, dtype="int32"), sizes=(4, 2), label="one axis whole"),
     ],
 )
 def dynamic_slice(x, starts, *, sizes: Shape):

@@ -13,7 +13,7 @@ from mithril.ops.basic import cast
 from mithril.ops.declare import composite, op
 from mithril.ops.elementwise import div, equal, exp, log, where
 from mithril.ops.rules import always, floating, like, logical, numeric, per_input, reduced, same
-from mithril.ops.samples import bools, exactly, ints, sample
+from mithril.ops.samples import exactly, ints, sample
 from mithril.ops.shape import broadcast_to, reshape, size_value
 from mithril.types import dtype as as_dtype, float32, int32
 
@@ -115,7 +115,19 @@ def _(g, y, x, *, axis, keepdims):
     return (_extreme_vjp(g, y, x, axis, keepdims),)
 
 
-BOOLS = (sample(bools((2, 3, 4))), sample(bools((2, 3)), axis=1, keepdims=True, label="axis"))
+# Both outcomes occur in each: a backend that gives a constant fails.
+BOOLS = (
+    sample(exactly(*[False] * 12, *[True] * 12, dtype="bool", shape=(2, 3, 4)), axis=(1, 2)),
+    sample(
+        exactly(False, False, False, True, False, True, True, True, True, dtype="bool", shape=(3, 3)),
+        axis=1,
+        keepdims=True,
+        label="axis",
+    ),
+    sample(exactly(False, True, False, False, True, True, dtype="bool", shape=(2, 3)), axis=0, label="columns"),
+    sample(exactly(*[False] * 4, dtype="bool", shape=(2, 2)), label="none"),
+    sample(exactly(*[True] * 4, dtype="bool", shape=(2, 2)), label="every"),
+)
 
 
 @op(shape=reduced, dtype=logical, flops=per_input(1), samples=BOOLS)

@@ -160,6 +160,14 @@ def _is_turn(node: Node) -> bool:
     return node.op.name == "transpose" and len(node.result.shape) == 2 and node.attributes["perm"] in (None, (1, 0))
 
 
+def _columns(node: Node, k: int) -> bool | None:
+    """Whether an operand is read as a matrix of columns (True) or of rows (False); None if it is neither."""
+    if node.op.name == "dot" and not node.attributes["batch_a"]:
+        contracted: tuple[int, ...] = node.attributes["contract_b" if k else "contract_a"]
+        return contracted == (0,) if len(contracted) == 1 else None
+    return READ_AS_ROWS.get((node.op.name, k))
+
+
 def _readable(node: Node) -> bool:
     """A look-up along the first axis; a product of something that is not empty."""
     if node.op.name == "take" and node.attributes["axis"] != 0:
@@ -181,8 +189,8 @@ def _found(
             packing = _found(region, bound, recipe, store, decisions, depth + 1) if bound else None
             if packing is not None and packing.all_entries:
                 inner[id(node), k] = packing
-        for k, operand in enumerate(node.operands):
-            columns = READ_AS_ROWS.get((node.op.name, k))
+        for k, operand in reversed([*enumerate(node.operands)]):
+            columns = _columns(node, k)
             if columns is None or operand is None or not _readable(node):
                 continue
             source, flips, ternary = seen.get(operand, (operand, False, False))
@@ -194,6 +202,7 @@ def _found(
             elif _is_matrix(source):
                 found = _Reader(source, weights[source], columns != flips, ternary, (node, k))
                 _enter(entries, found, recipe, decisions)
+                break  # a product reads one packed operand at most
     for value, e in list(entries.items()):
         if e.ternary and any(node.op.name != "ternarize" for node in graph.users[value]):
             decisions.record("choice", f"'{e.input.name}' stays float32: not only its ternary form is read")

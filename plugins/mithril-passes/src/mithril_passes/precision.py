@@ -26,6 +26,7 @@ LOW = frozenset(
         "conv_input_grad",
         "conv_transpose",
         "conv_weight_grad",
+        "dot",
         "einsum",
         "linear",
         "matmul",

@@ -107,9 +107,15 @@ def _dot(draft: Draft, node: Node, a: Tensor, b: Tensor) -> Tensor:
     batch = tuple(a.shape[k] for k in batch_a)
     m, n = (math.prod(t.shape[k] for k in free) for t, free in ((a, free_a), (b, free_b)))
     inner = math.prod(a.shape[k] for k in contract_a)
+    out = draft.like(node.result)
+    if (packed := draft.settings.packed(node, 1)) is not None:
+        return by_rows_of(draft, draft.shaped(a.transposed(free_a + contract_a), (m, inner)), packed, out)
+    if (packed := draft.settings.packed(node, 0)) is not None:
+        columns = draft.shaped(b.transposed(free_b + contract_b), (n, inner))
+        draft.copy(by_rows_of(draft, columns, packed, draft.new((n, m))).transposed((1, 0)), out)
+        return out
     left = draft.shaped(a.transposed(batch_a + free_a + contract_a), (*batch, m, inner))
     right = draft.shaped(b.transposed(batch_b + contract_b + free_b), (*batch, inner, n))
-    out = draft.like(node.result)
     target = out.reshaped((*batch, m, n))
     assert target is not None
     multiply(draft, left, right, target)

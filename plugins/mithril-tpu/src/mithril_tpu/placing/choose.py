@@ -143,8 +143,36 @@ def _by_hand(graph: Graph, choice: Choice, wanted: Mapping[str, int]) -> None:
 
 
 # -- pairs of weights -----------------------------------------------------------------------------------------------
-# Where a product has its weight: operand, axis of it that is contracted, axis that becomes one of the result.
-_PRODUCTS = {"matmul": (1, -2, -1), "conv": (1, 1, 0)}
+@dataclass(frozen=True)
+class _Weight:
+    """The weight of a product: its operand, its contracted and its outer axis, and these two in x and the result."""
+
+    slot: int
+    inner: int
+    outer: int
+    x_inner: int
+    column: int
+
+
+def _weights(node: Node) -> list[_Weight]:
+    """The operands of a product that can be weights, the usual one first."""
+    x, w = (*node.operands, None, None)[:2]
+    if x is None or w is None:
+        return []
+    if node.op.name == "conv" and node.attributes["groups"] == 1:
+        return [_Weight(1, 1, 0, 1, 1)]
+    if node.op.name == "matmul" and w.ndim > 1:
+        return [_Weight(1, w.ndim - 2, w.ndim - 1, x.ndim - 1, node.result.ndim - 1)]
+    at = node.attributes
+    if node.op.name != "dot" or at["batch_a"] or len(at["contract_a"]) != 1:
+        return []
+    (i,), (j,) = at["contract_a"], at["contract_b"]
+    return [
+        *([_Weight(1, j, 1 - j, i, node.result.ndim - 1)] if w.ndim == 2 else []),
+        *([_Weight(0, i, 1 - i, j, 0)] if x.ndim == 2 else []),
+    ]
+
+
 _HANDED_ON = ("transpose", "cast")  # what may stand between a parameter and the product that reads it
 
 
@@ -164,7 +192,7 @@ class _Pairs:
 
     def run(self) -> None:
         for at, node in enumerate(self.nodes):
-            if node.op.name in _PRODUCTS:
+            if _weights(node):
                 self._product(at, node)
             elif node.op.name == "take":
                 self._table(node)
@@ -205,25 +233,29 @@ class _Pairs:
         return True
 
     def _product(self, at: int, node: Node) -> None:
-        slot, inner, outer = _PRODUCTS[node.op.name]
-        weight, x = node.operands[slot], node.operands[1 - slot]
-        if weight is None or x is None or weight.ndim < 2 or node.attributes.get("groups", 1) != 1:
+        found = self._weight(node)
+        if found is None:
             return
-        parameter, chain = self._chain(weight)
-        if parameter is None or parameter.name in self.choice.splits:
+        place, parameter, chain = found
+        x, result = node.operands[1 - place.slot], node.result
+        if x is None or parameter.name in self.choice.splits:
             return
-        x_inner = -1 if node.op.name == "matmul" else 1
-        if self.placed.splits[x][x_inner] == MODEL:
-            self._assign(parameter, chain, inner % weight.ndim)
+        if self.placed.splits[x][place.x_inner] == MODEL:
+            self._assign(parameter, chain, place.inner)
             return
-        result = node.result
-        split = list(whole(result.ndim))
-        split[-1 if node.op.name == "matmul" else 1] = MODEL
-        if self.mesh.divides(MODEL, sizes(result)[-1 if node.op.name == "matmul" else 1]):
-            if self._leads_to_rows(at, result, tuple(split)):
-                self._assign(parameter, chain, outer % weight.ndim)
-        else:
-            self._assign(parameter, chain, outer % weight.ndim)  # says why it cannot
+        split = tuple(MODEL if k == place.column else None for k in range(result.ndim))
+        if not self.mesh.divides(MODEL, sizes(result)[place.column]) or self._leads_to_rows(at, result, split):
+            self._assign(parameter, chain, place.outer)  # or say why it cannot be
+
+    def _weight(self, node: Node) -> tuple[_Weight, Input, list[Node]] | None:
+        """The operand of a product that is a parameter."""
+        for place in _weights(node):
+            weight = node.operands[place.slot]
+            assert weight is not None
+            parameter, chain = self._chain(weight)
+            if parameter is not None:
+                return place, parameter, chain
+        return None
 
     def _leads_to_rows(self, at: int, result: Value, split: Split) -> bool:
         """Whether a result split by columns reaches only products that contract it, or the outputs, undisturbed."""
@@ -249,15 +281,14 @@ class _Pairs:
         return self.placed.splits.get(v) or whole(v.ndim)
 
     def _contracts_weight(self, node: Node, trial: Mapping[Value, Split]) -> bool:
-        if node.op.name not in _PRODUCTS:
+        found = self._weight(node)
+        if found is None:
             return False
-        slot, _, _ = _PRODUCTS[node.op.name]
-        weight, x = node.operands[slot], node.operands[1 - slot]
-        if weight is None or x is None or x not in trial:
+        place = found[0]
+        x = node.operands[1 - place.slot]
+        if x is None or x not in trial or trial[x][place.x_inner] != MODEL:
             return False
-        parameter, _ = self._chain(weight)
-        x_inner = -1 if node.op.name == "matmul" else 1
-        return parameter is not None and trial[x][x_inner] == MODEL and self.mesh.divides(MODEL, sizes(x)[x_inner])
+        return self.mesh.divides(MODEL, sizes(x)[place.x_inner])
 
     def _table(self, node: Node) -> None:
         """A table of embeddings is split by its rows, unless the places looked up are the same for every input."""

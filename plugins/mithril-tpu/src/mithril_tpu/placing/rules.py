@@ -233,6 +233,37 @@ def _matmul(node: Node, splits: Sequence[Split | None], mesh: Mesh) -> Passage:
     return Passage(needs, (gives,), frozenset({inner} if inner else ()))
 
 
+@rule("dot")
+def _dot(node: Node, splits: Sequence[Split | None], mesh: Mesh) -> Passage:
+    """As matmul over any axes: batch axes first, then free ones, then contracted ones."""
+    a, b = node.operands
+    left, right = splits
+    assert a is not None
+    assert b is not None
+    assert left is not None
+    assert right is not None
+    at = node.attributes
+    used: set[str] = set()
+    needs: tuple[list[str | None], list[str | None]] = ([None] * a.ndim, [None] * b.ndim)
+
+    def take(axis: str | None, *places: tuple[int, int]) -> str | None:
+        if axis is None or axis in used:
+            return None
+        used.add(axis)
+        for side, k in places:
+            needs[side][k] = axis
+        return axis
+
+    batch = [take(left[i] or right[j], (0, i), (1, j)) for i, j in zip(at["batch_a"], at["batch_b"], strict=True)]
+    free_a = [k for k in range(a.ndim) if k not in (*at["batch_a"], *at["contract_a"])]
+    free_b = [k for k in range(b.ndim) if k not in (*at["batch_b"], *at["contract_b"])]
+    rows = [take(left[k], (0, k)) for k in free_a]
+    columns = [take(right[k], (1, k)) for k in free_b]
+    inner = [take(left[i] or right[j], (0, i), (1, j)) for i, j in zip(at["contract_a"], at["contract_b"], strict=True)]
+    sums = frozenset(axis for axis in inner if axis is not None)
+    return Passage((tuple(needs[0]), tuple(needs[1])), ((*batch, *rows, *columns),), sums)
+
+
 def _inner(left: str | None, right: str | None, used: set[str | None]) -> str | None:
     """The mesh axis along which a contracted axis stays split: each device then has one term of a sum."""
     return next((axis for axis in (left, right) if axis is not None and axis not in used), None)

@@ -22,7 +22,7 @@ _COSTLY = frozenset({"exp", "log", "pow", "tanh", "div", "sqrt", "rsqrt", "sin",
 _OFTEN = 2  # products that make a value again; more of them, queries, keys and values say, have it kept
 _SUMS = frozenset({"sum", "mean", "max", "min"})  # which take in what they sum
 CONVOLUTIONS = frozenset({"conv", "conv_input_grad", "conv_weight_grad"})
-PRODUCTS = CONVOLUTIONS | {"matmul", "contract"}
+PRODUCTS = CONVOLUTIONS | {"matmul", "dot"}
 
 
 @dataclass

@@ -51,6 +51,7 @@ PLACED = {
     "argmax": "",
     "argmin": "",
     "conv": "",
+    "dot": "",
     "max_pool": "",
     "max_pool_positions": "",
     "max_pool_grad": "",
@@ -214,36 +215,6 @@ def _linear(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local | Non
     if len(node.operands) > 2 and node.operands[2] is None:
         return Local((needs[0], needs[1], None), ((*rows, columns),))
     return Local(tuple(needs), ((*rows, columns),))
-
-
-@rule("dot")
-def _dot(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local:
-    a, b = node.operands
-    left, right = splits
-    assert a is not None
-    assert b is not None
-    assert left is not None
-    assert right is not None
-    at = node.attributes
-    used: set[str] = set()
-    needs: tuple[list[str | None], list[str | None]] = ([None] * a.ndim, [None] * b.ndim)
-
-    def take(axis: str | None, *places: tuple[int, int]) -> str | None:
-        if axis is None or axis in used:
-            return None
-        used.add(axis)
-        for side, k in places:
-            needs[side][k] = axis
-        return axis
-
-    batch = [take(left[i] or right[j], (0, i), (1, j)) for i, j in zip(at["batch_a"], at["batch_b"], strict=True)]
-    free_a = [k for k in range(a.ndim) if k not in (*at["batch_a"], *at["contract_a"])]
-    free_b = [k for k in range(b.ndim) if k not in (*at["batch_b"], *at["contract_b"])]
-    rows = [take(left[k], (0, k)) for k in free_a]
-    columns = [take(right[k], (1, k)) for k in free_b]
-    inner = [take(left[i] or right[j], (0, i), (1, j)) for i, j in zip(at["contract_a"], at["contract_b"], strict=True)]
-    sums = frozenset(axis for axis in inner if axis is not None)
-    return Local((tuple(needs[0]), tuple(needs[1])), ((*batch, *rows, *columns),), sums)
 
 
 @rule("attention")

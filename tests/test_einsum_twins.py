@@ -1,0 +1,79 @@
+"""A model written with einsum gets whatever its twin written with matmul gets."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril import ops
+from mithril.graph import Builder
+from mithril.models import Layer
+from mithril_tpu.placing.choose import choose
+from mithril_tpu.placing.layout import Mesh
+
+FORMS = {
+    "matmul": lambda x, w: ops.matmul(x, w),
+    "einsum": lambda x, w: ops.einsum(x, w, equation="...k,kn->...n"),
+    "dot": lambda x, w: ops.dot(x, w, contract_a=(len(x.shape) - 1,), contract_b=(0,)),
+    "weight first": lambda x, w: ops.einsum(w, x, equation="kn,...k->...n"),
+    "rows": lambda x, w: ops.einsum(x, ops.transpose(w), equation="...k,nk->...n"),
+}
+TWINS = [name for name in FORMS if name != "matmul"]
+
+
+class Perceptron(Layer):
+    """Two products with a bias and a nonlinearity between them."""
+
+    def __init__(self, form):
+        self.form = form
+
+    def build(self, x):
+        product = FORMS[self.form]
+        h = product(x, self.param("up", (x.shape[-1], 64), init="normal(std=0.1)"))
+        h = ops.relu(h + self.param("bias", (64,), init="normal(std=0.1)"))
+        return product(h, self.param("down", (64, 32), init="normal(std=0.1)"))
+
+
+def model(form):
+    return Perceptron(form)
+
+
+def graph(form):
+    with Builder("pair") as b:
+        product = FORMS[form]
+        x = b.input("x", (16, 32))
+        h = ops.relu(product(x, b.param("up", (32, 64))) + b.param("bias", (64,)))
+        y = product(h, b.param("down", (64, 32)))
+    return b.build({"y": y})
+
+
+@pytest.mark.parametrize("form", TWINS)
+def test_mixed_precision(form):
+    """All products run in 16 bits."""
+    compiled = ml.compile(model(form), "numpy", shapes={"input": (4, 32)}, mixed_precision=True)
+    products = [n for n in compiled.graph.nodes if n.op.name in ("matmul", "dot", "linear", "einsum")]
+    assert [n.result.dtype.name for n in products] == ["bfloat16", "bfloat16"]
+
+
+@pytest.mark.parametrize("form", TWINS)
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
+def test_ggml_packs_the_same_weights(form, kind):
+    x = np.random.default_rng(0).standard_normal((3, 32)).astype(np.float32)
+    found = {}
+    for name in ("matmul", form):
+        compiled = ml.compile(model(name), ml.GGMLBackend(quantize=kind), shapes={"input": (3, 32)})
+        params = compiled.randomize_params(0)
+        (output,) = compiled.evaluate(params, {"input": x}).values()
+        executable = compiled.programs[0].executable
+        found[name] = {(e.input.name, e.kind.name, e.rows) for e in executable.packing.all_entries}, output
+    assert len(found["matmul"][0]) == 2
+    assert found[form][0] == found["matmul"][0]
+    np.testing.assert_allclose(found[form][1], found["matmul"][1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", TWINS)
+def test_tensor_parallelism_splits_the_same_weights(form):
+    mesh = Mesh({"data": 2, "model": 4})
+    assert choose(graph("matmul"), mesh).splits["up"] == (None, "model")
+    assert choose(graph(form), mesh).splits == choose(graph("matmul"), mesh).splits
