@@ -527,7 +527,7 @@ def test_an_unbounded_while():
     assert str(caught.value) == (
         "a 'while' without a bound on its trips has no gradient\n  in the gradient of 'while'\n"
         "  from layer 'net.loop' at model.py:5\n"
-        "hint: give one: while_loop(cond, body, init, max_trips=...)"
+        "hint: give one: While(..., max_trips=...), while_loop(..., max_trips=...)"
     )
     built_aside = built(
         lambda x: ops.stop_gradient(ops.while_loop(lambda v: ops.sum(v) < 10.0, lambda v: v * 1.5, x)) * x, (3,)

@@ -21,6 +21,8 @@ from mithril.graph.deferred import Deferred
 from mithril.graph.parse import parse
 from mithril.passes import PassRecord, PipelineReport
 from mithril.runtime.backend import BuildOptions
+from mithril.runtime.bounds import Bound
+from mithril.runtime.checking import Checked
 from mithril.runtime.fingerprint import NoFingerprint, fingerprint, package_stamp
 from mithril.runtime.program import Interface, Program, Request
 from mithril.runtime.store import Store
@@ -116,6 +118,7 @@ class ProgramCache:
         interface = program.interface
         about = {
             "names": list(program.names),
+            "bounds": [[b.name, b.loop, b.trips, b.where] for b in (program.checked.checks if program.checked else ())],
             "params": _rows(interface.params),
             "states": _rows(interface.states),
             "outputs": _rows(interface.outputs),
@@ -152,7 +155,7 @@ class ProgramCache:
         )
         for kind, message, where in about["decisions"]:
             self.decisions.record(kind, message, where)
-        return Program(
+        program = Program(
             request,
             Deferred(parts["traced"].decode()),
             Deferred(parts["graph"].decode()),
@@ -161,6 +164,9 @@ class ProgramCache:
             tuple(about["names"]),
             PipelineReport([PassRecord(*row) for row in about["report"]]),
         )
+        if bounds := [Bound(*row) for row in about["bounds"]]:
+            program.checked = Checked(executable, bounds, program.types, self.backend)
+        return program
 
 
 def _rows(types: Mapping[str, TensorType]) -> list[list[Any]]:

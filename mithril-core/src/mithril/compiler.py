@@ -31,8 +31,9 @@ from mithril.partition import Partitioned
 from mithril.passes import PassContext, PassManager, PipelineReport
 from mithril.pipeline import chosen, make_pipeline, optimization_level
 from mithril.runtime.backend import Backend, BuildOptions, Executable
+from mithril.runtime.bounds import with_bounds
 from mithril.runtime.buckets import Buckets, find_buckets
-from mithril.runtime.checking import Check, Checked, with_checks
+from mithril.runtime.checking import Checked, with_checks
 from mithril.runtime.compiled import CompiledModel
 from mithril.runtime.program import Interface, Program, Request
 from mithril.runtime.winners import winners
@@ -103,7 +104,7 @@ class _Optimized(NamedTuple):
     wrt: Names
     native: bool  # whether gradients are left to the backend's framework
     report: PipelineReport
-    checks: list[Check]
+    checks: list[Any]  # of runtime.checking and runtime.bounds
 
 
 class Compiler:
@@ -236,14 +237,15 @@ class Compiler:
             _require_derived_gradients(graph)
         return _Optimized(traced, graph, names, wrt, native, report, checks)
 
-    def _with_checks(self, traced: Graph) -> tuple[Graph, list[Check]]:
-        """The graph with results to look at, where ``checks=True`` asks for them."""
+    def _with_checks(self, traced: Graph) -> tuple[Graph, list[Any]]:
+        """The graph with results to look at: whether loops were cut off, and indices where ``checks=True``."""
+        graph, bounds = with_bounds(traced)
         if not self.settings["checks"]:
-            return traced, []
-        graph, checks, inside = with_checks(traced)
+            return graph, [*bounds]
+        graph, checks, inside = with_checks(graph)
         if inside:
             self.decisions.record("ignored", "checks=True does not look at indices inside of branches and loops")
-        return graph, checks
+        return graph, [*bounds, *checks]
 
     def _report_unused(self) -> None:
         """Options that nobody has read once there is a program: said, never silently dropped."""

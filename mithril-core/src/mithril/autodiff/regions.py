@@ -112,7 +112,7 @@ def while_rule(reverse: Reverse, node: Node, cotangents: Sequence[Value | None])
     if trips is None:
         raise GradientError(
             "a 'while' without a bound on its trips has no gradient",
-            hint="give one: while_loop(cond, body, init, max_trips=...)",
+            hint="give one: While(..., max_trips=...), while_loop(..., max_trips=...)",
         )
     stage = Builder(reverse.graph.name)
     stage._used = reverse.builder._used

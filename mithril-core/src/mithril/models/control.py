@@ -284,7 +284,7 @@ class While(Layer):
         return (), "int32" if counts else None
 
     def build(self, *values: Any) -> Any:
-        from mithril.ops.control import while_loop
+        from mithril.ops.control import BOUNDED, while_loop
 
         context = self.context
         known = dict(zip(self.inputs, values, strict=True))
@@ -317,6 +317,9 @@ class While(Layer):
             return made
 
         last = while_loop(test, body, tuple(start), max_trips=self.max_trips)
+        if self.max_trips is not None:
+            nodes = Builder.current().nodes
+            nodes[-1] = nodes[-1].replaced(tags={**nodes[-1].tags, BOUNDED: type(self).__name__})
         last = tuple(last) if isinstance(last, (tuple, list)) else (last,)
         for name, value in zip(states, last[len(self.variables) :], strict=True):
             context.states[name] = context.updated[name] = value

@@ -121,6 +121,9 @@ def cond(pred: Any, then: Callable[..., Any], else_: Callable[..., Any], *xs: An
 
 
 # -- while --------------------------------------------------------------------------------------------------------
+BOUNDED = "bounded"  # the tag of a loop that a call may not leave at its bound, with who asked for that
+
+
 def _while_infer(types: Types, attributes: Mapping[str, Any], regions: Sequence[Graph]) -> tuple[TensorType, ...]:
     _regions("while", regions, ("condition", "body"))
     given = _given("while", types)
@@ -371,4 +374,4 @@ def stop_gradient(x):
 stop_gradient.no_vjp("that is what it is for")
 
 
-__all__ = ["barrier", "cond", "if_op", "scan", "scan_op", "stop_gradient", "while_loop", "while_op"]
+__all__ = ["BOUNDED", "barrier", "cond", "if_op", "scan", "scan_op", "stop_gradient", "while_loop", "while_op"]

@@ -1,6 +1,7 @@
-"""``checks=True``: indices outside of what they index are an error, on every backend.
+"""Results of a program that every call looks at before anybody gets the others.
 
-The smallest and the largest index of each look-up become results of the program, which every call looks at.
+``checks=True``: indices outside of what they index are an error, on every backend; the smallest and the largest index
+of each look-up become results. Always: a loop with a bound that stopped there although its condition still held.
 """
 
 from __future__ import annotations
@@ -28,8 +29,13 @@ class Check:
     op: str
     where: str
 
-    def hold(self, low: int, high: int, sizes: Mapping[str, int]) -> None:
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.low, self.high
+
+    def hold(self, values: Sequence[Any], sizes: Mapping[str, int]) -> None:
         """Raise where an index is outside."""
+        low, high = map(int, values)
         size = int(substitute(self.size, sizes))
         if -size <= low and high < size:
             return
@@ -163,7 +169,7 @@ class Checked:
     """An executable whose results are looked at before anybody gets them."""
 
     executable: Any
-    checks: Sequence[Check]
+    checks: Sequence[Any]
     types: Mapping[str, Any]
     backend: Any
 
@@ -175,13 +181,12 @@ class Checked:
         left = dict(results)
         sizes = self._sizes(inputs)
         for check in self.checks:
-            low, high = (int(self.backend.to_numpy(left.pop(name))) for name in (check.low, check.high))
-            check.hold(low, high, sizes)
+            check.hold([self.backend.to_numpy(left.pop(name)) for name in check.names], sizes)
         return left
 
     def _sizes(self, inputs: Mapping[str, Any]) -> dict[str, int]:
         from mithril.dims import bind
 
-        if not any(symbols(check.size) for check in self.checks):
+        if not any(symbols(check.size) for check in self.checks if isinstance(check, Check)):
             return {}
         return bind({n: t.shape for n, t in self.types.items()}, {n: tuple(inputs[n].shape) for n in self.types})

@@ -5,6 +5,7 @@ What cannot be looked into (an object of an unknown class, a function that close
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import os
@@ -95,6 +96,8 @@ class _Writer:
             self.add(thing.shape)
         elif isinstance(thing, Graph):
             self.text("graph", repr(to_text(thing, origins=False)))
+        elif isinstance(thing, ast.AST):
+            self.text("expression", repr(ast.dump(thing)))
         elif isinstance(thing, types.FunctionType):
             self._function(thing)
         elif isinstance(thing, types.MethodType):

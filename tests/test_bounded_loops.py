@@ -1,0 +1,82 @@
+"""A ``While`` that reaches its bound with its condition still true raises, wherever it stands, on every backend."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril.models import Add, If, Model, Multiply, While
+
+BACKENDS = ("numpy", "torch", "jax", "mlx", "c", "ggml")
+X = np.ones((2, 3), np.float32)
+
+
+def loop(**names) -> While:
+    return While(
+        "k < rounds",
+        Multiply()(left="s", right=1.5, output="more"),
+        {"s": "x", "k": 0},
+        {"s": "more", "k": "k + 1"},
+        {"y": "s"},
+        max_trips=6,
+        **names,
+    )
+
+
+def plain() -> Model:
+    model = Model()
+    model |= loop()(x="x", rounds="rounds", y="output")
+    return model
+
+
+def branching() -> Model:
+    model = Model()
+    model |= If("rounds > 1", loop(), Add()(left="x", right=1.0, output="y"))(x="x", rounds="rounds", y="output")
+    return model
+
+
+def nested() -> Model:
+    model = Model()
+    model |= While("n < 2", loop(), {"x": "x", "n": 0}, {"x": "y", "n": "n + 1"}, {"output": "x"}, max_trips=3)(
+        rounds="rounds", x="x", output="output"
+    )
+    return model
+
+
+MODELS = {"plain": plain, "in a branch": branching, "in a loop": nested}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_loop_that_is_cut_off_raises(backend, name):
+    compiled = ml.compile(MODELS[name](), backend, shapes={"x": [2, 3], "rounds": []})
+    again = 2 if name == "in a loop" else 1
+    for gradients in (False, True):
+        for rounds, ends in ((4, True), (6, True), (7, False), (4, True)):
+            given = {"x": X, "rounds": np.int32(rounds)}
+
+            def run(given=given):
+                if not gradients:
+                    return compiled.evaluate({}, given)["output"], None
+                made, slopes = compiled.evaluate({}, given, output_gradients={"output": X}, wrt=("x",))
+                return made["output"], slopes["x"]
+
+            if not ends:
+                with pytest.raises(ml.MithrilError, match=r"max_trips=6 rounds, and its condition still holds"):
+                    run()
+                continue
+            made, slope = run()
+            expected = X * np.float32(1.5) ** (again * rounds)
+            np.testing.assert_allclose(compiled.backend.to_numpy(made), expected, rtol=1e-5)
+            if slope is not None:
+                np.testing.assert_allclose(compiled.backend.to_numpy(slope), expected, rtol=1e-5)
+
+
+def test_a_kept_program_still_raises(tmp_path):
+    for _ in range(2):
+        compiled = ml.compile(
+            plain(), "numpy", shapes={"x": [2, 3], "rounds": []}, cache=True, cache_dir=tmp_path, strict=True
+        )
+        with pytest.raises(ml.MithrilError, match="raise max_trips"):
+            compiled.evaluate({}, {"x": X, "rounds": np.int32(9)})
