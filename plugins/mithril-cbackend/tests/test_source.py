@@ -89,7 +89,7 @@ def called(executable, entry, inputs):
     table = np.zeros(program.slots, np.int64)
     arena = aligned(program.arena)
     table[0] = arena.ctypes.data
-    kept = [np.ascontiguousarray(inputs[name]) for name, _ in executable.inputs]
+    kept = [np.asarray(inputs[name], order="C") for name, _ in executable.inputs]
     for (_, slot), array in zip(executable.inputs, kept, strict=True):
         table[slot] = array.ctypes.data
     for slot, array in program.constants.items():

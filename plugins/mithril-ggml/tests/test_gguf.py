@@ -8,6 +8,8 @@ import pytest
 import mithril as ml
 from mithril.errors import InputError, MithrilError, OptionError
 from mithril.models import BatchNorm2d, Conv2d, Embedding, Linear, Relu, TransformerEncoderLayer
+from mithril.testing.constants import EveryRole, difference
+from mithril.types import dtype as as_dtype
 from mithril_ggml.gguf_reader import read_gguf
 
 rng = np.random.default_rng(0)
@@ -373,3 +375,16 @@ def test_the_cache_keeps_what_was_compiled(tmp_path):
     assert "cannot keep" not in str(again.decisions)
     quantized = classifier(ml.GGMLBackend(quantize="q4_0"), cache=True, cache_dir=tmp_path)
     assert relative(quantized.evaluate(params, {"input": TOKENS})["output"], expected) > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["bool", "int32", "int64", "float16", "bfloat16", "float32"])
+def test_constants_and_weights_keep_dtype_and_rank(kind, tmp_path):
+    layer = EveryRole(as_dtype(kind))
+    model = ml.Model()
+    model |= layer(x="x", **{name: name for name in layer.outputs})
+    compiled = ml.compile(model, "ggml", shapes={"x": [2]}, inference=True)
+    arguments = {"x": np.zeros(2, np.float32)}
+    before, _ = compiled.evaluate(layer.params, arguments, state=layer.states)
+    compiled.export(tmp_path / "model.gguf", params=layer.params)
+    after, _ = ml.load(tmp_path / "model.gguf").evaluate(arguments, state=layer.states)
+    assert [difference(n, np.asarray(after[n]), np.asarray(before[n])) for n in before] == [""] * len(before)

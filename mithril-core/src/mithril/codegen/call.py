@@ -74,7 +74,7 @@ class Call:
     def number(self, value: Any) -> str:
         """A number to combine with an array of the result's dtype: plain where that keeps the dtype."""
         table, dtype = self._writer.table, self.type.dtype
-        return self.literal(value) if table.is_weak(dtype) else table.scalar_text(value, dtype)
+        return self.literal(value) if table.is_weak(value, dtype) else table.scalar_text(value, dtype)
 
     def dtype(self, dtype: DType | None = None) -> str:
         """A dtype as source text; the result's by default."""

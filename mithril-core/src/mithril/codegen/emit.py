@@ -117,33 +117,24 @@ class Module:
         return self._known[helper, "another"]
 
     def constant(self, array: np.ndarray[Any, Any], wish: str) -> str:
+        """The name of an array that the text holds, or takes by name from the arrays kept beside it."""
         key = id(array)
         if key not in self._known:
             name = self._known[key] = self.names.fresh(wish)
-            raw = np.ascontiguousarray(array)
+            raw, dtype = np.asarray(array, order="C"), as_dtype(array.dtype)
+            half = dtype.name == "bfloat16"  # which neither NumPy's names nor its files know
+            bits = raw.view(np.uint16) if half else raw
             if raw.nbytes >= APART:
-                return self._apart(key, raw)
-            text = base64.b64encode(raw.tobytes()).decode()
-            made = f'_array("{text}", "{raw.dtype.name}", {raw.shape!r})'
-            if raw.dtype.name == "bfloat16":
-                made = (
-                    f'_array("{base64.b64encode(raw.astype(np.float32).tobytes()).decode()}", "float32", {raw.shape!r})'
-                )
-            template = self.table.constant_template
-            dtype = self.table.dtype_text(as_dtype(raw.dtype))
-            self.constants.append(f"{name} = {template.format(array=made, dtype=dtype)}")
+                self.arrays[name] = bits
+                made = f'_arrays["{name}"]'
+            else:
+                text = base64.b64encode(bits.tobytes()).decode()
+                made = f'_array("{text}", "{bits.dtype.name}", {raw.shape!r})'
+            if half:
+                made += ".view(ml_dtypes.bfloat16)" + ("" if self.table.bfloat16 else ".astype(numpy.float32)")
+            text = self.table.constant_template.format(array=made, dtype=self.table.dtype_text(dtype))
+            self.constants.append(f"{name} = {text}")
         return self._known[key]
-
-    def _apart(self, key: int, array: np.ndarray[Any, Any]) -> str:
-        """A large constant: by name from the arrays kept beside the text."""
-        name = self._known[key]
-        dtype = as_dtype(array.dtype)
-        self.arrays[name] = array.view(np.uint16) if dtype.name == "bfloat16" else array  # .npz knows no bfloat16
-        made = f'_arrays["{name}"]' + (".view(ml_dtypes.bfloat16)" if dtype.name == "bfloat16" else "")
-        self.constants.append(
-            f"{name} = {self.table.constant_template.format(array=made, dtype=self.table.dtype_text(dtype))}"
-        )
-        return name
 
 
 class Writer:
@@ -324,7 +315,7 @@ class Writer:
         if node is None:
             return self.text[value]
         number, dtype = node.attributes["value"], node.attributes["dtype"]
-        if reader is not None and getattr(reader.op, "elementwise", False) and self.table.is_weak(dtype):
+        if reader is not None and getattr(reader.op, "elementwise", False) and self.table.is_weak(number, dtype):
             others = [v for v in reader.operands if v is not None and v not in self.scalars and v.dtype is dtype]
             if others:
                 text = self.literal(number)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mithril.dims import Dim
 from mithril.errors import BackendError, OperationError
 from mithril.graph import Node
-from mithril.types import DType
+from mithril.types import DType, int32
 
 if TYPE_CHECKING:
     from mithril.codegen.call import Call
@@ -43,8 +43,10 @@ class Lowerings:
         imports: Iterable[str],
         *,
         dtype: str = "np.{name}",
+        boolean: str = "bool_",
         scalar: str = "np.{name}({value})",
         bfloat16: str | None = None,
+        signed: bool = False,
         constant: str = "{array}",
         reserved: Iterable[str] = (),
         release: bool = False,
@@ -53,8 +55,10 @@ class Lowerings:
         self.name = name
         self.imports = tuple(imports)
         self.dtype_template = dtype  # how a dtype is written
+        self.boolean = boolean  # the library's name of the dtype bool
         self.scalar_template = scalar  # how a scalar of a dtype is written
         self.bfloat16 = bfloat16  # where NumPy's extension dtype stands in for it
+        self.signed = signed  # its integers are read as signed ones, those from 2**63 on by their bits
         self.constant_template = constant  # how a NumPy array becomes an array of the backend
         self.reserved = frozenset(reserved) | {word for line in self.imports for word in line.replace(",", " ").split()}
         self.release = release  # drop large values after their last use
@@ -117,8 +121,10 @@ class Lowerings:
             self.name,
             self.imports,
             dtype=self.dtype_template,
+            boolean=self.boolean,
             scalar=self.scalar_template,
             bfloat16=self.bfloat16,
+            signed=self.signed,
             constant=self.constant_template,
             reserved=self.reserved,
             release=self.release,
@@ -147,10 +153,13 @@ class Lowerings:
         return frozenset(self._rows)
 
     # -- text of values ----------------------------------------------------------------------------------------------
+    def _name(self, dtype: DType) -> str:
+        return self.boolean if dtype.is_bool else dtype.name
+
     def dtype_text(self, dtype: DType) -> str:
         if dtype.name == "bfloat16" and self.bfloat16 is not None:
             return self.bfloat16
-        return self.dtype_template.format(name="bool_" if dtype.is_bool else dtype.name)
+        return self.dtype_template.format(name=self._name(dtype))
 
     def literal(self, value: Any, dtype_text: Callable[[DType], str] | None = None) -> str:
         """An attribute as Python text."""
@@ -164,16 +173,20 @@ class Lowerings:
             return f'float("{value}")'
         if isinstance(value, Dim):
             return str(value)
+        if self.signed and isinstance(value, int) and value >= 1 << 63:
+            value -= 1 << 64
         if value is None or isinstance(value, (bool, int, float, str)):
             return repr(value)
         raise OperationError(f"an attribute of the type {type(value).__name__} cannot be written as source")
 
-    def is_weak(self, dtype: DType) -> bool:
-        """Whether a plain Python number beside an array of this dtype leaves the dtype alone."""
+    def is_weak(self, number: Any, dtype: DType) -> bool:
+        """Whether the plain Python number beside an array of this dtype leaves the dtype alone, and is read whole."""
+        if dtype.is_integer and isinstance(number, int):
+            return number == int32.limits[0] or abs(number) <= int32.limits[1]
         return dtype.name != "bfloat16" or self.bfloat16 is None
 
     def scalar_text(self, value: Any, dtype: DType) -> str:
         """A typed scalar."""
         if dtype.name == "bfloat16" and self.bfloat16 is not None:
             return f"{self.bfloat16}({self.literal(value)})"
-        return self.scalar_template.format(name="bool_" if dtype.is_bool else dtype.name, value=self.literal(value))
+        return self.scalar_template.format(name=self._name(dtype), value=self.literal(value))

@@ -129,6 +129,6 @@ def array_text(data: np.ndarray[Any, Any]) -> str:
     """Small arrays as numbers, others as base64 of their little-endian bytes."""
     if data.size <= SMALL and data.dtype.kind in "iubf":
         return attribute_text(tuple(data.ravel().tolist()))
-    raw = np.ascontiguousarray(data)
+    raw = np.asarray(data, order="C")
     raw = raw.astype(raw.dtype.newbyteorder("<")) if raw.dtype.kind in "iuf" else raw
     return "base64:" + base64.b64encode(raw.tobytes()).decode()

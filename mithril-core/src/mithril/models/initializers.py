@@ -40,7 +40,7 @@ def initial(name: str, type: TensorType, init: str, seed: int) -> Array:
     shape: tuple[int, ...] = type.shape  # type: ignore[assignment]
     function, arguments = parse(init)
     made = function(Draws(seed, name), shape, **dict(arguments))
-    return np.ascontiguousarray(made, dtype=type.dtype.numpy).reshape(shape)
+    return np.asarray(made, dtype=type.dtype.numpy, order="C").reshape(shape)
 
 
 @lru_cache(maxsize=4096)

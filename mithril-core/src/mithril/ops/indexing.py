@@ -262,7 +262,7 @@ def _flat(x: Array, indices: Array) -> tuple[Array, Array]:
     row = np.zeros(indices.shape[:-1], np.int64)
     for k in range(depth):
         row = row * x.shape[k] + positions_in(indices[..., k], x.shape[k])
-    return x.reshape(math.prod(x.shape[:depth]), math.prod(x.shape[depth:])), np.ascontiguousarray(row).reshape(-1)
+    return x.reshape(math.prod(x.shape[:depth]), math.prod(x.shape[depth:])), np.asarray(row, order="C").reshape(-1)
 
 
 @op(

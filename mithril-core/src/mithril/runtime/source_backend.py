@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import marshal
 from collections.abc import Callable, Mapping, Sequence
+from types import CodeType
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -76,8 +77,12 @@ class SourceBackend(Backend):
     def build(self, graph: Graph, options: BuildOptions | None = None) -> SourceExecutable:
         options = options or BuildOptions()
         source = self._source(graph, options)
-        forward = source.function()
+        forward = self.loaded(source)
         return SourceExecutable(graph, source, forward, self.finish(forward, graph, options))
+
+    def loaded(self, source: Source, code: CodeType | None = None) -> Forward:
+        """The module's function; its constants are made here."""
+        return source.function(code)
 
     # -- keeping what was generated -----------------------------------------------------------------------------------
     def dump(self, executable: Any) -> dict[str, bytes] | None:
@@ -97,7 +102,7 @@ class SourceBackend(Backend):
         source = Source(parts["source"].decode(), kept)
         if options.file_path is not None:
             source.write(options.file_path)
-        forward = source.function(marshal.loads(parts["code"]))
+        forward = self.loaded(source, marshal.loads(parts["code"]))
         return SourceExecutable(graph, source, forward, self.finish(forward, cast("Graph", graph), options))
 
     def build_with_gradients(
@@ -105,7 +110,7 @@ class SourceBackend(Backend):
     ) -> SourceExecutable:
         options = options or BuildOptions()
         source = self._source(graph, options)
-        forward = self.differentiated(source.function(), tuple(of), tuple(wrt))
+        forward = self.differentiated(self.loaded(source), tuple(of), tuple(wrt))
         made = SourceExecutable(graph, source, forward, self.finish(forward, graph, options))
         made.differentiated = True
         return made

@@ -24,7 +24,7 @@ def save_file(
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        save({name: np.ascontiguousarray(a) for name, a in tensors.items()}, part, dict(metadata))
+        save({name: np.asarray(a, order="C") for name, a in tensors.items()}, part, dict(metadata))
         os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)

@@ -79,4 +79,4 @@ def every_pair(values: np.ndarray[Any, Any], count: int) -> Sequence[np.ndarray[
     if count == 1:
         return [values]
     grids = np.meshgrid(*[values] * count, indexing="ij")
-    return [np.ascontiguousarray(g.ravel()) for g in grids]
+    return [np.asarray(g.ravel(), order="C") for g in grids]

@@ -25,11 +25,12 @@ from mithril.testing import xfail
 from mithril.testing.arrays import every_pair, make_array, special_array
 from mithril.testing.cases import Case, backend_cases, symbolic_graph
 from mithril.testing.compare import assert_close, tolerance
+from mithril.testing.constants import ConstantsConformance
 from mithril.testing.random_graphs import SMALL, WIDE, random_graph
 from mithril.types import DType, bfloat16, dtype as as_dtype, float16, float32, int32
 
 
-class BackendConformance:
+class BackendConformance(ConstantsConformance):
     """Inherit, set ``backend``, and every operation of the table is checked.
 
     ``xfail`` maps the id of a case (``cumsum[int8]``, ``softmax``, ``special:floor``) to why it fails; a case

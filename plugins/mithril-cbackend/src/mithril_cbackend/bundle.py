@@ -144,7 +144,7 @@ def parameters(executable: Executable, known: Mapping[str, Any]) -> dict[str, An
             facts=[f"missing: {', '.join(missing[:8])}"],
             hint="compiled.bind(params) before, or export(directory, params=params)",
         )
-    return {n: np.ascontiguousarray(known[n]).reshape(np.shape(known[n])) for n, _ in executable.params}
+    return {n: np.asarray(known[n], order="C") for n, _ in executable.params}
 
 
 def contents_inputs(executable: Executable, given: Mapping[str, Any] | None) -> dict[str, np.ndarray[Any, Any]]:
@@ -154,7 +154,7 @@ def contents_inputs(executable: Executable, given: Mapping[str, Any] | None) -> 
     for i in executable.graph.with_role("input"):
         shape = tuple(int(d) for d in i.type.shape)
         if given is not None and i.name in given:
-            x = np.ascontiguousarray(given[i.name], i.type.dtype.numpy).reshape(np.shape(given[i.name]))
+            x = np.asarray(given[i.name], i.type.dtype.numpy, order="C")
             if x.shape != shape:
                 raise InputError(f"input '{i.name}' has shape {list(x.shape)}, expected {list(shape)}")
             made[i.name] = x

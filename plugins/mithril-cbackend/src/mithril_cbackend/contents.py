@@ -29,7 +29,7 @@ class Contents:
         self.executable, self.program, self.graph = executable, executable.program, executable.graph
         self.purpose = executable.purpose
         self.inputs = dict(inputs)
-        first = {i.name: np.ascontiguousarray(state[i.name]) for i in self.graph.with_role("state")}
+        first = {i.name: np.asarray(state[i.name], order="C") for i in self.graph.with_role("state")}
         self.moving = passed_on(self.graph)
         self.params = dict(params)
         self.constants = {f"constant {slot}": array for slot, array in self.program.constants.items()}

@@ -203,7 +203,7 @@ class Executable:
         for name, slot in arguments:
             x = arrays[name]
             if type(x) is not np.ndarray or not x.flags.c_contiguous:
-                x = np.ascontiguousarray(x)
+                x = np.asarray(x, order="C")
                 copies.append(x)
             slots[slot] = address_of(x)
         return copies

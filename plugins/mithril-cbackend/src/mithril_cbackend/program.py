@@ -207,7 +207,7 @@ class Writer:
         found = self.constant_slots.get(id(data))
         if found is None:
             found = self.constant_slots[id(data)] = self.slot()
-            self.constants[found] = np.ascontiguousarray(data)
+            self.constants[found] = np.asarray(data, order="C")
         return found
 
     # -- calls ----------------------------------------------------------------------------------------------------

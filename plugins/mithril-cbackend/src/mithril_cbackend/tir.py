@@ -70,9 +70,7 @@ def const(value: Any, dtype: str) -> Expr:
     if dtype.startswith("float"):
         return tirx.FloatImm(dtype, float(value))
     number = int(value)
-    if dtype == "uint64" and number >= 1 << 63:  # TVM's constants are signed
-        return tirx.Cast("uint64", tirx.IntImm("int64", number - (1 << 64)))
-    return tirx.IntImm(dtype, number)
+    return tirx.const(number, dtype) if dtype == "uint64" else tirx.IntImm(dtype, number)  # IntImm takes signed ones
 
 
 def index(value: Any) -> Expr:

@@ -57,7 +57,7 @@ class Draft:
 
     def fixed(self, array: np.ndarray[Any, Any], dtype: DType, name: str = "") -> Tensor:
         """A constant."""
-        kept = np.ascontiguousarray(array).reshape(array.shape)
+        kept = np.asarray(array, order="C")
         storage = Storage(kept.nbytes, "fixed", name, kept)
         self.storages.append(storage)
         scalar = kept.item() if kept.size == 1 else None

@@ -367,7 +367,7 @@ class GGMLExecutable:
                 self._space[name] = held
         else:
             array = _checked(given, x)
-            held = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+            held = array if array.flags.c_contiguous else np.asarray(array, order="C")
             keep = held is x
             self._point(given, held)
         given.held = held

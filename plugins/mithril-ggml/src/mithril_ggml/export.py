@@ -248,7 +248,7 @@ def _add_packed(writer: Any, name: str, packed: PackedArray) -> None:
 
 def _add_plain(writer: Any, name: str, array: Any, dtype: DType) -> None:
     """As it is; what GGUF has no type for is stored by width. The graph says the true type and shape."""
-    flat = np.ascontiguousarray(array)
+    flat = np.asarray(array, order="C")
     if not 1 <= flat.ndim <= 4:
         flat = flat.reshape(-1)
     code = stored(dtype)

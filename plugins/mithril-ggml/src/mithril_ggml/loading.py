@@ -181,4 +181,4 @@ def _plain(file: GGUFFile, i: Input, t: StoredTensor, shape: tuple[int, ...]) ->
         raise InputError(
             f"'{file.path}': the tensor of '{i.name}' is {list(t.shape)}, but its graph says {i.type}",
         )
-    return np.ascontiguousarray(t.data).view(dtype).reshape(shape)
+    return np.asarray(t.data, order="C").view(dtype).reshape(shape)

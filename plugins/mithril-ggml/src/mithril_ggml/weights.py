@@ -72,7 +72,7 @@ class PackedArray:
 
 def pack(array: Array, kind: Kind, turned: bool = False, name: str = "a weight") -> PackedArray:
     """Quantize a matrix."""
-    rows = np.ascontiguousarray(array.T if turned else array, dtype=np.float32)
+    rows = np.asarray(array.T if turned else array, dtype=np.float32, order="C")
     if rows.ndim != 2 or not rows.size or not kind.fits(rows.shape[1]):
         raise InputError(
             f"{kind} cannot hold {name} of shape {list(array.shape)}",
@@ -107,7 +107,7 @@ def unpack(data: Array, kind: Kind, shape: tuple[int, int]) -> Array:
     """float32 of packed rows."""
     if data.size != shape[0] * kind.row(shape[1]):
         raise InputError(f"{data.size} bytes are no {kind}{list(shape)}")
-    raw_data = np.ascontiguousarray(data)
+    raw_data = np.asarray(data, order="C")
     if kind.name == "f32":
         return raw_data.reshape(-1).view(np.float32).reshape(shape).copy()
     out = np.empty(shape, np.float32)

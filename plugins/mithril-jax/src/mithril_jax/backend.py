@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from types import CodeType
 from typing import Any, ClassVar
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mithril.codegen import Lowerings
+from mithril.codegen.source import Source
 from mithril.errors import BackendError, OptionError
 from mithril.graph import Graph, iterate
 from mithril.runtime.backend import BuildOptions, Preferences, as_numpy
@@ -140,6 +142,11 @@ class JaxBackend(SourceBackend):
                 hint="leave autodiff out",
             )
         return super().build_with_gradients(graph, of, wrt, options)
+
+    def loaded(self, source: Source, code: CodeType | None = None) -> Forward:
+        """Constants of 64 bits keep them, whatever the process has switched on; each states its dtype."""
+        with jax.enable_x64(True):
+            return super().loaded(source, code)
 
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
         if options.semantics == "native":

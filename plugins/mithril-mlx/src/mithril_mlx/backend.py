@@ -113,10 +113,10 @@ class MlxBackend(SourceBackend):
         made = as_numpy(data, self.dtype)
         kind = self.native_dtype(as_dtype(made.dtype))
         if made.dtype == ml_dtypes.bfloat16:
-            array = mx.array(np.ascontiguousarray(made).view(np.uint16)).view(mx.bfloat16)
+            array = mx.array(np.asarray(made, order="C").view(np.uint16)).view(mx.bfloat16)
         else:
             with mx.stream(mx.cpu):
-                array = mx.array(np.ascontiguousarray(made).reshape(made.shape), kind)
+                array = mx.array(np.asarray(made, order="C"), kind)
         return array if dtype is None else array.astype(self.native_dtype(as_dtype(dtype)))
 
     def shared(self, data: Any) -> mx.array:

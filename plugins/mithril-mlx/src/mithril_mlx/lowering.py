@@ -26,6 +26,7 @@ table = Lowerings(
     ["import mlx.core as mx"],
     dtype="mx.{name}",
     scalar="mx.array({value}, mx.{name})",
+    signed=True,
     constant="mx.array({array}, {dtype})",
     reserved=vars(helpers),
     release=True,

@@ -131,7 +131,7 @@ class MetalKernel:
             raise BackendError(
                 "no C++ compiler is installed", hint="apt install g++, or the command line tools of Xcode"
             )
-        given = [np.ascontiguousarray(a) for a in arrays]
+        given = [np.asarray(a, order="C") for a in arrays]
         out = np.empty(self.output.shape, self.output.dtype.numpy)
         with tempfile.TemporaryDirectory() as folder:
             text, library = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")

@@ -215,7 +215,7 @@ def rows_at(x, indices):
     for k in range(depth):
         row = row * x.shape[k] + positions(indices[..., k], x.shape[k])
     lead = int(np.prod(x.shape[:depth], dtype=np.int64))
-    return x.reshape(lead, int(np.prod(x.shape[depth:], dtype=np.int64))), np.ascontiguousarray(row).reshape(-1)
+    return x.reshape(lead, int(np.prod(x.shape[depth:], dtype=np.int64))), np.asarray(row, order="C").reshape(-1)
 
 
 @needs(rows_at)

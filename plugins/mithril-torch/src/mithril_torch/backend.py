@@ -127,7 +127,7 @@ class TorchBackend(SourceBackend):
         else:
             array = as_numpy(data, self.dtype)
             if array.dtype == ml_dtypes.bfloat16:
-                made = torch.from_numpy(np.ascontiguousarray(array).view(np.int16).copy()).view(torch.bfloat16)
+                made = torch.from_numpy(np.asarray(array, order="C").view(np.int16).copy()).view(torch.bfloat16)
             else:
                 made = torch.tensor(array) if array.ndim == 0 else torch.from_numpy(np.array(array, order="C"))
         return made.to(self.torch_device, None if dtype is None else self.native_dtype(as_dtype(dtype)))

@@ -26,6 +26,7 @@ table = Lowerings(
     "torch",
     ["import torch", "import torch.nn.functional as F"],
     dtype="torch.{name}",
+    boolean="bool",
     scalar="torch.tensor({value}, dtype=torch.{name})",
     constant="torch.from_numpy({array}.copy()).to({dtype})",
     reserved=vars(helpers),

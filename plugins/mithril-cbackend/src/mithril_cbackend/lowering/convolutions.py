@@ -158,7 +158,7 @@ def prepared(kernel: Kernel, weights: np.ndarray[Any, Any], machine: Machine) ->
         return found.prepared(weights, machine)
     made, depth = weights.shape[0] // groups, math.prod(weights.shape[1:])
     rows = _rows(node)
-    return np.ascontiguousarray(weights.reshape(groups * made // rows, rows, depth).swapaxes(1, 2)).reshape(-1)
+    return np.asarray(weights.reshape(groups * made // rows, rows, depth).swapaxes(1, 2), order="C").reshape(-1)
 
 
 def _buffer(name: str, size: int) -> Value:

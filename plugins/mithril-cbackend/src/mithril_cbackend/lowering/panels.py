@@ -51,7 +51,7 @@ def pack(matrix: np.ndarray[Any, Any], columns: int) -> np.ndarray[Any, Any]:
     k, n = matrix.shape
     padded = np.zeros((k, count(n, columns) * columns), matrix.dtype)
     padded[:, :n] = matrix
-    return np.ascontiguousarray(padded.reshape(k, -1, columns).swapaxes(0, 1)).reshape(-1)
+    return np.asarray(padded.reshape(k, -1, columns).swapaxes(0, 1), order="C").reshape(-1)
 
 
 @dataclass(frozen=True)

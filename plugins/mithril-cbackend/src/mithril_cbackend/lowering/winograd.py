@@ -132,7 +132,7 @@ class Plan:
         transformed = np.einsum("ia,jb,mcab->ijcm", KERNEL, KERNEL, weights.astype(np.float64)).astype(np.float32)
         columns, shape = self.tile(machine).columns, (POINTS, self.inner, self.made)
         packed = [pack(m, columns).reshape(-1, self.inner, columns) for m in transformed.reshape(shape)]
-        return np.ascontiguousarray(np.stack(packed, axis=1)).reshape(-1)
+        return np.asarray(np.stack(packed, axis=1), order="C").reshape(-1)
 
     def write(self, frame: Frame) -> None:
         Winograd(frame, self).write()

@@ -265,7 +265,7 @@ def _max_pool_positions(draft: Draft, node: Node, x: Tensor) -> Tensor:
     places = list(at.places())
     numbers = np.full((1, *at.padded), -1, np.int32)
     numbers[at.within] = np.arange(math.prod(x.shape[2:]), dtype=np.int32).reshape(x.shape[2:])
-    tables = [np.ascontiguousarray(numbers[place]) for place in places]
+    tables = [np.asarray(numbers[place], order="C") for place in places]
     room, best = draft.new((1, x.shape[1], *at.padded) if at.pads else (1,)), draft.new((x.shape[1], *at.counts))
 
     def find(x: Array, out: Array, room: Array, best: Array) -> None:
@@ -299,7 +299,7 @@ def _max_pool_grad(draft: Draft, node: Node, g: Tensor, x: Tensor) -> Tensor:
     places = list(at.places())
     real = np.zeros((1, *at.padded), np.bool_)
     real[at.within] = True
-    masks = [np.ascontiguousarray(real[place]) if at.pads else None for place in places]
+    masks = [np.asarray(real[place], order="C") if at.pads else None for place in places]
     batches = _batches(x.shape[0], x.shape[1] * math.prod(at.padded))
     most, channels = _most(batches), x.shape[1]
     room, shares = draft.new((most, channels, *at.padded)), draft.new((most, channels, *at.padded))

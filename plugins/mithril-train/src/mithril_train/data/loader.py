@@ -169,6 +169,6 @@ def _pinner() -> Callable[[Any], Any] | None:
             return {k: pin(v) for k, v in batch.items()}
         if isinstance(batch, tuple):
             return tuple(pin(v) for v in batch)
-        return torch.from_numpy(np.ascontiguousarray(batch)).pin_memory()
+        return torch.from_numpy(np.asarray(batch, order="C")).pin_memory()
 
     return pin
