@@ -176,6 +176,13 @@ _SUBMODULES = ("models", "ops", "testing")
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 
+def _core_names() -> set[str]:
+    """Return the names of the public face that no plugin can provide."""
+    from pkgutil import iter_modules
+
+    return {*_MODULE_OF, *_SUBMODULES, *(module.name for module in iter_modules(__path__))}
+
+
 def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(f"module 'mithril' has no attribute '{name}'")

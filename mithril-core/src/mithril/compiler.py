@@ -29,7 +29,7 @@ from mithril.ops.decompose import decompose
 from mithril.options import CompileOptions, Settings, resolve
 from mithril.partition import Partitioned
 from mithril.passes import PassContext, PassManager, PipelineReport
-from mithril.pipeline import chosen, make_pipeline, optimization_level
+from mithril.pipeline import chosen, make_pipeline, optimization_level, record_clashes
 from mithril.runtime.backend import Backend, BuildOptions, Executable
 from mithril.runtime.bounds import with_bounds
 from mithril.runtime.buckets import Buckets, find_buckets
@@ -129,6 +129,9 @@ class Compiler:
             self.flat = flatten(self.context.model, outputs=settings["outputs"], inference=self.inference)
             self._stage("flatten", None)
             passes = chosen(settings, self.context)  # what is wrong with their names is said now, not at the first call
+            record_clashes(self.context)
+            for decider in plugins.deciders():
+                self.decisions.record("choice", f"{decider} takes part")
             self.specs = input_specs(self.flat, settings)
             self._stage("resolve", None)
             kept = settings["cache"] and not settings["checks"]

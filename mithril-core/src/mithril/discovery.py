@@ -10,14 +10,16 @@ import importlib
 import inspect
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from mithril import hookspecs
+from mithril import hookspecs, known
 from mithril.errors import PluginError, closest
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 GROUP = "mithril"
 HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("mithril_"))
+SLOW = 5.0  # seconds of importing one plugin after which it is named
 WRAPPABLE = ("mithril_run_pass", "mithril_build")
 
 
@@ -70,6 +73,11 @@ class Plugin:
     def origin(self) -> str:
         """Distribution and version, as errors name it."""
         return f"{self.distribution} {self.version}".rstrip()
+
+    @property
+    def first_party(self) -> bool:
+        """Whether an installed distribution of this project provides it: names it claims belong to it."""
+        return bool(self.version) and normalized(self.distribution) in known.DISTRIBUTIONS
 
     @property
     def state(self) -> str:
@@ -232,6 +240,31 @@ def missing_requirement(requires: Iterable[str]) -> str | None:
     return None
 
 
+def output_to_stderr() -> AbstractContextManager[Any]:
+    """Send what plugins print to stderr: stdout belongs to results, such as those of ``--json``."""
+    return redirect_stdout(sys.stderr)
+
+
+@contextmanager
+def _named_if_slow(plugin: Plugin) -> Iterator[None]:
+    """Name a plugin on stderr that takes seconds to import: otherwise a hang would have no author."""
+
+    def tell() -> None:
+        sys.stderr.write(
+            f"mithril: importing plugin '{plugin.name}' of {plugin.origin} takes longer than {SLOW:g} seconds; "
+            f"{plugin.silence()}\n"
+        )
+        sys.stderr.flush()
+
+    timer = threading.Timer(SLOW, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def _names(setting: str) -> frozenset[str]:
     names = (part.strip() for part in setting.split(","))
     return frozenset(name if name == "*" else normalized(name) for name in names if name)
@@ -269,7 +302,10 @@ class Loader:
                 enabled.setdefault(plugin.name, []).append(plugin)
         for name, rivals in enabled.items():
             if len(rivals) > 1:
+                first_party = [plugin for plugin in rivals if plugin.first_party]
                 for plugin in rivals:
+                    if [plugin] == first_party:
+                        continue  # the name is its own: a stranger must not switch it off
                     other = next(rival for rival in rivals if rival is not plugin)
                     plugin.problems.append(
                         Problem(
@@ -279,6 +315,11 @@ class Loader:
                             f"pip uninstall one of them, or set MITHRIL_DISABLE_PLUGINS={other.distribution}",
                         )
                     )
+
+    def unknown_disabled(self) -> list[str]:
+        """Return the names that were to be disabled and that no plugin has."""
+        names = {normalized(name) for p in self.plugins for name in (p.name, p.distribution)}
+        return sorted(self._disabled - names - {"*"})
 
     def named(self, name: str) -> list[Plugin]:
         """Plugins whose entry point or distribution has this name."""
@@ -305,7 +346,8 @@ class Loader:
                 self.problem(plugin, problem)
                 return False
             try:
-                module = importlib.import_module(plugin.module)
+                with output_to_stderr(), _named_if_slow(plugin):
+                    module = importlib.import_module(plugin.module)
             except (Exception, SystemExit) as cause:
                 self.problem(plugin, _import_problem(plugin, cause))
                 return False

@@ -237,13 +237,14 @@ class CompileContext:
 class PipelineDraft:
     """The passes about to run, and what one plugin wants changed. Changes of all plugins are merged afterwards."""
 
-    __slots__ = ("_names", "added", "removed", "replaced")
+    __slots__ = ("_names", "added", "changes", "removed", "replaced")
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = tuple(names)
         self.added: list[str] = []
         self.removed: list[str] = []
         self.replaced: dict[str, str] = {}
+        self.changes: list[str] = []  # one line per plugin that changed something, for the decisions
 
     @property
     def names(self) -> tuple[str, ...]:

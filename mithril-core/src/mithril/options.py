@@ -7,7 +7,7 @@ equal to what the project's plugins declare.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from types import MappingProxyType
@@ -22,7 +22,7 @@ from mithril.hookspecs import Option
 from mithril.known import option_owner
 
 if TYPE_CHECKING:
-    from mithril.plugins import Plugins
+    from mithril.plugins import Plugins, Registered
 
 Path = str | os.PathLike[str]
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -211,26 +211,39 @@ class Registry:
         self.clashes: dict[str, tuple[str, ...]] = {}
         for option in core_options():
             self._declare(option, "mithril-core")
+        self.losers: dict[str, str] = {}  # option -> who else declares it, to be recorded where it is used
         answers = self._source.options()
-        claims: dict[str, list[Plugin]] = {}
+        claims: dict[str, list[Registered[Option]]] = {}
         for answer in answers:
             for word in _words(answer.spec):
-                claims.setdefault(word, []).append(answer.plugin)
+                claims.setdefault(word, []).append(answer)
         core = {word for option in core_options() for word in _words(option)}
+        owners = {word: None if word in core else plugins.name_owner(word, rivals) for word, rivals in claims.items()}
         for answer in answers:
-            contested = next((w for w in _words(answer.spec) if w in core or len(claims[w]) > 1), None)
+            contested = next((w for w in _words(answer.spec) if owners[w] is not answer), None)
             if contested is None:
                 self._declare(answer.spec, answer.plugin.distribution)
                 continue
             origins = ["mithril-core"] if contested in core else []
-            origins += sorted({plugin.origin for plugin in claims[contested]})
-            self.clashes.setdefault(answer.spec.name, tuple(origins))
+            origins += sorted({rival.origin for rival in claims[contested]})
+            if contested in core or owners[contested] is not None:
+                self.losers[contested] = answer.origin
+            else:
+                self.clashes.setdefault(answer.spec.name, tuple(origins))
             self._source.loader.problem(answer.plugin, _clash(contested, origins, answer.plugin))
 
     def _declare(self, option: Option, owner: str) -> None:
         self.by_name[option.name] = Declared(option, owner)
         for alias in option.aliases:
             self.aliases[alias] = option.name
+
+    def contested(self, names: Iterable[str]) -> list[str]:
+        """One line for each of these options that another plugin declares too."""
+        return [
+            f"option '{name}' of {self.losers[name]} is not used: the name belongs to {self.by_name[name].owner}"
+            for name in names
+            if name in self.losers and name in self.by_name
+        ]
 
     # ------------------------------------------------------------------------------------------------- resolving
     def resolve(self, given: Mapping[str, Any]) -> Settings:

@@ -63,6 +63,9 @@ class Pass:
         if self.stage not in STAGES:
             what, facts, hint = unknown(f"stage of pass '{self.name}'", self.stage, STAGES)
             raise PassError(what, facts=facts, hint=hint)
+        if self.level is not None and self.level not in LEVELS:
+            what, facts, hint = unknown(f"level of pass '{self.name}'", str(self.level), LEVELS)
+            raise PassError(what, facts=facts, hint=hint or "level=None runs the pass only where a user names it")
 
     def __call__(self, graph: Graph, context: PassContext | None = None) -> Graph:
         return self.run(graph, context or PassContext()) if _takes_context(self.run) else self.run(graph)
@@ -225,6 +228,15 @@ def ordered(passes: Sequence[Pass]) -> list[Pass]:
     if len(set(names)) != len(names):
         twice = next(n for n in names if names.count(n) > 1)
         raise PassError(f"the pass '{twice}' is there twice", hint="give one of them another name=")
+    stages = {p.name: p.stage for p in passes}
+    for p in passes:
+        for name in (*p.before, *p.after):
+            if stages.get(name, p.stage) != p.stage:
+                raise PassError(
+                    f"pass '{p.name}' names '{name}' in before= or after=, which runs in stage '{stages[name]}'",
+                    facts=[f"'{p.name}' runs in stage '{p.stage}'", f"stages, in order: {', '.join(STAGES)}"],
+                    hint="before= and after= order passes of one stage; choose another stage= instead",
+                )
     out: list[Pass] = []
     for stage in STAGES:
         out += _sorted([p for p in passes if p.stage == stage])
@@ -244,14 +256,22 @@ def _sorted(passes: list[Pass]) -> list[Pass]:
     while waiting:
         ready = next((n for n in waiting if all(e in done for e in earlier[n])), None)
         if ready is None:
+            circle = _circle(earlier, waiting)
             raise PassError(
-                "passes wait for each other in a circle: " + " -> ".join(_circle(earlier, waiting)),
-                hint="take one of the before= or after= names away",
+                "passes wait for each other in a circle: " + " -> ".join(circle),
+                facts=[_placing(here[name]) for name in dict.fromkeys(circle)],
+                hint=f"leave one of them out: optimizations={{'{circle[0]}': False}}",
             )
         waiting.remove(ready)
         done.add(ready)
         out.append(here[ready])
     return out
+
+
+def _placing(one: Pass) -> str:
+    """One line for a circle: the pass, its distribution, and its placement."""
+    words = [f"{field}={', '.join(getattr(one, field))}" for field in ("before", "after") if getattr(one, field)]
+    return f"'{one.name}'" + (f" of {one.origin}" if one.origin else "") + f": {'; '.join(words) or 'no placement'}"
 
 
 def _circle(earlier: Mapping[str, list[str]], waiting: list[str]) -> list[str]:

@@ -9,16 +9,25 @@ from __future__ import annotations
 import importlib
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mithril import known
-from mithril.discovery import Loader, Plugin, PluginWarning, Problem, missing_requirement, normalized
-from mithril.errors import MithrilError, OptionError, PluginError, unknown
+from mithril.discovery import (
+    Loader,
+    Plugin,
+    PluginWarning,
+    Problem,
+    missing_requirement,
+    normalized,
+    output_to_stderr,
+)
+from mithril.errors import MithrilError, OptionError, PluginError, closest, unknown
 from mithril.hookspecs import (
+    STAGES,
     BackendSpec,
     Command,
     CompileContext,
@@ -57,12 +66,27 @@ class Registered(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class Table(Generic[S]):
-    """Everything of one kind by name; ``aliases`` lead to names, ``clashes`` hold names that nobody may use."""
+    """Everything of one kind by name; ``aliases`` lead to names.
+
+    ``clashes`` holds the rivals for names without an owner, ``losers`` those for names that belong to another plugin.
+    """
 
     kind: str
     entries: Mapping[str, Registered[S]]
     aliases: Mapping[str, str]
     clashes: Mapping[str, tuple[Registered[S], ...]]
+    losers: Mapping[str, tuple[Registered[S], ...]]
+
+    def clash_text(self, name: str) -> str | None:
+        """Why some plugin's entry of that name or alias is not in use; None without rivals."""
+        if rivals := self.clashes.get(name):
+            origins = ", ".join(sorted({r.origin for r in rivals}))
+            return f"{self.kind} '{name}' is not available: claimed by {origins}"
+        if losers := self.losers.get(name):
+            origins = ", ".join(sorted({r.origin for r in losers}))
+            owner = self.entries[self.aliases.get(name, name)].origin
+            return f"{self.kind} '{name}' of {origins} is not used: the name belongs to {owner}"
+        return None
 
 
 class _Core:
@@ -88,6 +112,7 @@ class Plugins:
 
     def __init__(self, disable: Iterable[str] = (), *, strict: bool | None = None, autoload: bool = True) -> None:
         self._arguments = (tuple(disable), strict, autoload)
+        self._reserved: dict[str, frozenset[str]] = {}
         self.reload()
 
     def reload(self, disable: Iterable[str] | None = None) -> None:
@@ -140,7 +165,8 @@ class Plugins:
             if only is not None and plugin is not only:
                 continue
             try:
-                answer = implementation(**given)
+                with output_to_stderr():
+                    answer = implementation(**given)
                 specs = list(() if answer is None else answer)
                 for spec in specs:
                     if not isinstance(spec, kind):
@@ -155,11 +181,17 @@ class Plugins:
         with self.loader.lock:
             table: Table[S] | None = self._tables.get(hook)
             if table is None:
-                table = self._tables[hook] = self._settle(what, self._ask(hook, kind))
+                answers = self._ask(hook, kind)
+                table = self._tables[hook] = self._settle(what, answers, self._reserved.get(hook, ()))
         return table
 
-    def _settle(self, what: str, answers: list[Registered[S]]) -> Table[S]:
-        """Give each name to its owner: the plugin of that very name, else the only one that claims it, else nobody."""
+    def reserve(self, hook: str, names: Iterable[str]) -> None:
+        """Declare names that belong to mithril-core: a plugin that answers ``hook`` with one of them is at fault."""
+        self._reserved[hook] = frozenset(names)
+        self._tables.pop(hook, None)
+
+    def _settle(self, what: str, answers: list[Registered[S]], reserved: Container[str] = frozenset()) -> Table[S]:
+        """Assign each name to its owner, see ``name_owner``. Names in ``reserved`` belong to mithril-core."""
         claims: dict[str, list[Registered[S]]] = {}
         for answer in answers:
             for name in (_name(answer.spec), *getattr(answer.spec, "aliases", ())):
@@ -167,28 +199,44 @@ class Plugins:
         entries: dict[str, Registered[S]] = {}
         aliases: dict[str, str] = {}
         clashes: dict[str, tuple[Registered[S], ...]] = {}
+        losers: dict[str, tuple[Registered[S], ...]] = {}
         for name in sorted(claims):
             rivals = claims[name]
-            owners = (
-                [r for r in rivals if r.plugin.name == name and _name(r.spec) == name] if len(rivals) > 1 else rivals
-            )
-            for loser in rivals if len(owners) != 1 else [r for r in rivals if r is not owners[0]]:
-                self.loader.problem(loser.plugin, _clash_problem(what, name, rivals, owners))
-            if len(owners) != 1:
-                clashes[name] = tuple(rivals)
-            elif _name(owners[0].spec) == name:
-                entries[name] = owners[0]
+            if name in reserved:
+                for rival in rivals:
+                    self.loader.problem(rival.plugin, _reserved_problem(what, name, rival))
+                continue
+            owner = name_owner(name, rivals)
+            others = tuple(r for r in rivals if r is not owner)
+            for loser in others:
+                self.loader.problem(loser.plugin, _clash_problem(what, name, rivals, owner))
+            if owner is None:
+                clashes[name] = others
+                continue
+            if others:
+                losers[name] = others
+            if _name(owner.spec) == name:
+                entries[name] = owner
             else:
-                aliases[name] = _name(owners[0].spec)
+                aliases[name] = _name(owner.spec)
         usable = {alias: name for alias, name in aliases.items() if name in entries}
-        return Table(what, MappingProxyType(entries), MappingProxyType(usable), MappingProxyType(clashes))
+        known_losers = {name: rivals for name, rivals in losers.items() if name in entries or name in usable}
+        return Table(what, *map(MappingProxyType, (entries, usable, clashes, known_losers)))  # type: ignore[arg-type]
+
+    def clash_text(self, hook: str, name: str) -> str | None:
+        """Return why a plugin's backend or hardware target of that name is not in use; None without rivals."""
+        tables: dict[str, Callable[[], Table[Any]]] = {
+            "mithril_backends": lambda: self._table("mithril_backends", BackendSpec, "backend"),
+            "mithril_targets": lambda: self._table("mithril_targets", HardwareTarget, "hardware target"),
+        }
+        return tables[hook]().clash_text(name)
 
     def _pick(self, table: Table[S], name: str, distribution: str | None = None) -> Registered[S]:
         """The entry of that name or alias, or the error that says why there is none."""
         if found := table.entries.get(table.aliases.get(name, name)):
             return found
         if rivals := table.clashes.get(name):
-            raise _clash_problem(table.kind, name, list(rivals), []).error()
+            raise _clash_problem(table.kind, name, rivals).error()
         raise self._absent(table.kind, name, [*table.entries, *table.aliases], distribution)
 
     def _absent(self, kind: str, name: str, names: list[str], distribution: str | None) -> PluginError:
@@ -214,7 +262,8 @@ class Plugins:
         module, _, path = loads.partition(":")
         plugin = registered.plugin
         try:
-            value = importlib.import_module(module)
+            with output_to_stderr():
+                value = importlib.import_module(module)
             for part in path.split("."):
                 value = getattr(value, part)
         except MithrilError:
@@ -250,17 +299,32 @@ class Plugins:
         return loaded
 
     # ---------------------------------------------------------------------------------------------------- passes
+    def pass_table(self) -> Table[PassSpec]:
+        """Installed passes, their aliases, and the names that several plugins claim."""
+        with self.loader.lock:
+            is_new = "mithril_passes" not in self._tables
+            table = self._table("mithril_passes", PassSpec, "pass")
+            if is_new:
+                for entry in table.entries.values():
+                    for fault in placement(entry, table).faults:
+                        self.loader.problem(entry.plugin, fault)
+        return table
+
     def passes(self) -> Mapping[str, Registered[PassSpec]]:
         """Installed passes by name."""
-        return self._table("mithril_passes", PassSpec, "pass").entries
+        return self.pass_table().entries
 
     def pass_aliases(self) -> Mapping[str, str]:
         """Other names of passes."""
-        return self._table("mithril_passes", PassSpec, "pass").aliases
+        return self.pass_table().aliases
 
     def pass_spec(self, name: str) -> Registered[PassSpec]:
         """The descriptor of one pass, by name or alias."""
-        return self._pick(self._table("mithril_passes", PassSpec, "pass"), name)
+        return self._pick(self.pass_table(), name)
+
+    def pass_placement(self, name: str) -> Placement:
+        """The passes that an installed pass must precede and follow, with aliases resolved."""
+        return placement(self.pass_spec(name), self.pass_table())
 
     def load_pass(self, name: str) -> Any:
         """The pass itself: a function ``graph -> graph`` or a pass class."""
@@ -288,6 +352,11 @@ class Plugins:
                         facts=[f"{other.origin}: {other_fate}", f"{plugin.origin}: {fate}"],
                         hint=f"set MITHRIL_DISABLE_PLUGINS={plugin.name} to leave one of them out",
                     )
+            verbs = {"add": own.added, "leave out": own.removed}
+            changes = [f"{verb} '{name}'" for verb, names in verbs.items() for name in names]
+            changes += [f"run '{by}' for '{name}'" for name, by in own.replaced.items()]
+            if changes:
+                draft.changes.append(f"passes amended by {plugin.origin}: {', '.join(changes)}")
             draft.added += [name for name in own.added if name not in draft.added]
             draft.removed += [name for name in own.removed if name not in draft.removed]
             draft.replaced |= own.replaced
@@ -334,9 +403,13 @@ class Plugins:
         found = self._ops().get(name)
         if found is None:
             return False
-        if len(found) > 1:
-            raise _clash_problem("operation", name, found, []).error()
-        self._load("operation", name, f"{found[0].spec.module}:__name__", found[0])
+        owner = found[0] if len(found) == 1 else name_owner(name, found)
+        for loser in found:
+            if loser is not owner:
+                self.loader.problem(loser.plugin, _clash_problem("operation", name, found, owner))
+        if owner is None:
+            raise _clash_problem("operation", name, found).error()
+        self._load("operation", name, f"{owner.spec.module}:__name__", owner)
         return True
 
     def _ops(self) -> dict[str, list[Registered[OpsSpec]]]:
@@ -365,7 +438,7 @@ class Plugins:
                     )
                     raise PluginError(what, facts=facts, hint=hint)
             if len(rivals) > 1:
-                raise _clash_problem(f"lowering on '{backend}' of", op, rivals, []).error()
+                raise _clash_problem(f"lowering on '{backend}' of", op, rivals).error()
             chosen[op] = self._load("lowering", op, rivals[0].spec.loads, rivals[0])
         return chosen
 
@@ -377,9 +450,9 @@ class Plugins:
     def _exports(self) -> Table[Export]:
         with self.loader.lock:
             if "mithril_exports" not in self._tables:
-                self._tables["mithril_exports"] = self._settle(
-                    "name", [*map(_class_export, self.backends().values()), *self._ask("mithril_exports", Export)]
-                )
+                answers = [*map(_class_export, self.backends().values()), *self._ask("mithril_exports", Export)]
+                face = importlib.import_module("mithril")
+                self._tables["mithril_exports"] = self._settle("name", answers, frozenset(face._core_names()))
             table: Table[Export] = self._tables["mithril_exports"]
         return table
 
@@ -488,6 +561,12 @@ class Plugins:
             self._hooks[name] = hook if hook.get_hookimpls() else None
             return self._hooks[name]
 
+    def deciders(self) -> list[str]:
+        """Hook and origin of each plugin that takes part in running passes or in building executables."""
+        hooks = ("mithril_run_pass", "mithril_build")
+        self.loader.load_all()
+        return [f"{hook} of {plugin.origin}" for hook in hooks for plugin, _ in self.loader.implementations(hook)]
+
     def _decide(self, hook: Any, last: Callable[..., Any], **given: Any) -> Any:
         stack = self._core.calls.__dict__.setdefault("stack", [])
         stack.append(last)
@@ -538,6 +617,47 @@ class Plugins:
                 warnings.warn(str(problem.error()), PluginWarning, stacklevel=3)
 
 
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """``before`` and ``after`` of an installed pass, by real names; ``faults`` describe the names that mean nothing."""
+
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    faults: tuple[Problem, ...]
+
+
+def placement(entry: Registered[PassSpec], table: Table[PassSpec]) -> Placement:
+    """Resolve the names in ``before`` and ``after`` of a pass against the installed passes."""
+    names: dict[str, list[str]] = {"before": [], "after": []}
+    faults = []
+    for field, resolved in names.items():
+        for word in getattr(entry.spec, field):
+            name = table.aliases.get(word, word)
+            other = table.entries.get(name)
+            if other is not None and other.spec.stage == entry.spec.stage:
+                resolved.append(name)
+            elif name not in table.clashes:
+                faults.append(_placement_problem(entry, field, word, other, table))
+    return Placement(tuple(names["before"]), tuple(names["after"]), tuple(faults))
+
+
+def _placement_problem(
+    entry: Registered[PassSpec], field: str, word: str, other: Registered[PassSpec] | None, table: Table[PassSpec]
+) -> Problem:
+    spec = entry.spec
+    if other is None:
+        near = closest(word, [*table.entries, *table.aliases])
+        reason, hint = "no installed pass has that name", f"did the author mean '{near[0]}'? " if near else ""
+    else:
+        reason, hint = f"that pass runs in stage '{other.spec.stage}', not in '{spec.stage}'", ""
+    return Problem(
+        "broken",
+        f"pass '{spec.name}' of {entry.origin} says {field}='{word}': {reason}",
+        (f"stages, in order: {', '.join(STAGES)}",) if other is not None else (),
+        f"{hint}report it to the authors of {entry.plugin.distribution}",
+    )
+
+
 def _name(spec: Any) -> str:
     name: str = spec.name
     return name
@@ -557,14 +677,35 @@ def _answer_problem(plugin: Plugin, hook: str, cause: Exception) -> Problem:
     )
 
 
-def _clash_problem(kind: str, name: str, rivals: list[Registered[Any]], owners: list[Registered[Any]]) -> Problem:
+def name_owner(name: str, rivals: Sequence[Registered[Any]]) -> Registered[Any] | None:
+    """Return the rival that owns a name: the only one, else the first-party one, else the one whose name it is."""
+    if len(rivals) == 1:
+        return rivals[0]
+    first_party = [r for r in rivals if r.plugin.first_party]
+    namesakes = [r for r in rivals if r.plugin.name == name and getattr(r.spec, "name", name) == name]
+    return next((found[0] for found in (first_party, namesakes) if len(found) == 1), None)
+
+
+def _clash_problem(
+    kind: str, name: str, rivals: Sequence[Registered[Any]], owner: Registered[Any] | None = None
+) -> Problem:
     origins = sorted({rival.origin for rival in rivals})
     facts = [f"claimed by: {', '.join(origins)}"]
-    if owners:
-        facts.append(f"it belongs to {owners[0].origin}, whose plugin has that name")
-    silence = next((r for r in rivals if r not in owners), rivals[-1]).plugin
+    if owner is not None:
+        reason = "a distribution of mithril itself" if owner.plugin.first_party else "whose plugin has that name"
+        facts.append(f"it belongs to {owner.origin}, {reason}")
+    silence = next((r for r in rivals if r is not owner), rivals[-1]).plugin
     what = f"the {kind} '{name}' is claimed " + ("by two plugins" if len(origins) > 1 else "twice")
     return Problem("clash", what, tuple(facts), f"pip uninstall one of them, or {silence.silence()}")
+
+
+def _reserved_problem(kind: str, name: str, rival: Registered[Any]) -> Problem:
+    return Problem(
+        "clash",
+        f"the {kind} '{name}' of {rival.origin} cannot be reached: mithril-core has that name",
+        (),
+        f"the authors of {rival.plugin.distribution} should rename it; {rival.plugin.silence()}",
+    )
 
 
 def _decider_error(plugin: Plugin, hook: str, cause: Exception) -> PluginError:
@@ -582,6 +723,11 @@ all = default.all
 backends = default.backends
 backend = default.backend
 backend_class = default.backend_class
+reserve = default.reserve
+clash_text = default.clash_text
+pass_table = default.pass_table
+pass_placement = default.pass_placement
+deciders = default.deciders
 passes = default.passes
 pass_aliases = default.pass_aliases
 pass_spec = default.pass_spec

@@ -97,7 +97,14 @@ class Commands(click.Group):
 @click.option("--disable-plugins", metavar="NAMES", default="", help="Plugins to leave out: a,b or * for all of them.")
 def main(disable_plugins: str) -> None:
     """A model is written once as a graph; everything that happens to it afterwards is a plugin."""
-    if disable_plugins:
-        from mithril import plugins
+    from mithril import plugins
 
+    plugins.reserve("mithril_commands", COMMANDS)
+    if disable_plugins:
         plugins.reload(disable=disable_plugins.split(","))
+        asked = {word.strip().lower() for word in disable_plugins.split(",")}
+        for name in plugins.default.loader.unknown_disabled():
+            if name in asked:  # not those of MITHRIL_DISABLE_PLUGINS, which serves several environments
+                near = closest(name, [n for p in plugins.found() for n in (p.name, p.distribution)])
+                hint = f"did you mean '{near[0]}'?" if near else "`mithril plugins` lists all plugins."
+                raise click.UsageError(f"--disable-plugins: no plugin is named '{name}'; {hint}")

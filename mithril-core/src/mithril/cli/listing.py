@@ -143,9 +143,10 @@ def _in_order(entries: Mapping[str, Registered[PassSpec]]) -> list[Registered[Pa
     """As the pass manager would run them all."""
     from mithril.passes import Pass, ordered
 
-    placed = [
-        Pass(name, _unused, e.spec.stage, e.spec.level, e.spec.before, e.spec.after) for name, e in entries.items()
-    ]
+    placed = []
+    for name, entry in entries.items():
+        place = installed.pass_placement(name)
+        placed.append(Pass(name, _unused, entry.spec.stage, entry.spec.level, place.before, place.after))
     return [entries[one.name] for one in ordered(placed)]
 
 

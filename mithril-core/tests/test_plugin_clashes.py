@@ -1,0 +1,325 @@
+"""Names that two plugins claim, and orders that name nothing: each affected compilation says so."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril import options, plugins
+from mithril.discovery import PluginWarning
+from mithril.errors import PassError, StrictError
+from mithril.graph import iterate
+from mithril.models import Model, Relu
+from mithril.ops.evaluate import evaluate
+from mithril.passes import Pass, PassManager, pass_
+from mithril.runtime.backend import Backend, as_numpy
+
+PASSES = """
+    from mithril import PassSpec, hookimpl
+
+    @hookimpl
+    def mithril_passes():
+        return [{specs}]
+
+    def same(graph):
+        return graph
+"""
+
+
+def passes(module, *specs):
+    texts = [f"PassSpec({s[0]!r}, '{module}:same', {s[1]!r}, 'low', {', '.join(s[2:])})" for s in specs]
+    return PASSES.format(specs=", ".join(texts))
+
+
+class Reference(Backend):
+    """Runs graphs by the references of their operations."""
+
+    name = "reference"
+
+    def lowers(self, node, options=None):
+        return not node.op.composite
+
+    def build(self, graph, options=None):
+        return Program(graph)
+
+    def array(self, data, dtype=None):
+        return as_numpy(data, self.dtype)
+
+    def to_numpy(self, array):
+        return array
+
+    def is_array(self, x):
+        return isinstance(x, np.ndarray)
+
+
+class Program:
+    source = None
+
+    def __init__(self, graph):
+        self.graph = graph
+        self.lowered = frozenset(node.op.name for node, _ in iterate(graph))
+
+    def __call__(self, params, inputs):
+        return evaluate(self.graph, {**params, **inputs})
+
+
+@pytest.fixture
+def installed(site):
+    """The fake site as the plugins of this process."""
+    yield lambda **options: plugins.reload()
+    plugins.reload()
+
+
+def compiled(**options):
+    model = Model()
+    model |= Relu()(input="x", output="y")
+    return ml.compile(model, Reference(), shapes={"x": [2, 3]}, **options)
+
+
+def quiet(**options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PluginWarning)
+        return compiled(**options)
+
+
+def standard_and_thief(site, *, stage="fuse", name="operation-fusion", **thief):
+    site.install("mithril-passes", passes("mithril_passes_passes_plugin", ("operation-fusion", "fuse")))
+    site.install("aaa-kit", passes("aaa_kit_aaa_plugin", (name, stage)), entry="aaa", **thief)
+
+
+def test_stranger_does_not_switch_off_a_standard_pass(site, installed):
+    standard_and_thief(site)
+    installed()
+    assert plugins.passes()["operation-fusion"].origin == "mithril-passes 1.0"
+    with pytest.warns(PluginWarning, match="'operation-fusion' of aaa-kit 1.0 is not used") as caught:
+        result = compiled()
+    assert len(caught) == 1
+    assert [d.message for d in result.decisions.of("ignored")] == [
+        "pass 'operation-fusion' of aaa-kit 1.0 is not used: the name belongs to mithril-passes 1.0"
+    ]
+    assert "\noperation-fusion " in result.explain()
+    (problem,) = next(p for p in plugins.all() if p.name == "aaa").problems
+    assert "it belongs to mithril-passes 1.0, a distribution of mithril itself" in str(problem.error())
+
+
+def test_strict_refuses_a_clash(site, installed):
+    standard_and_thief(site)
+    installed()
+    with pytest.raises(StrictError, match="'operation-fusion' of aaa-kit 1.0 is not used"):
+        compiled(strict=True)
+
+
+def test_entry_point_named_like_a_first_party_one_does_not_displace_it(site, installed):
+    standard_and_thief(site)
+    site.install("bbb-kit", "raise RuntimeError", entry="passes")
+    installed()
+    states = {p.distribution: p.state for p in plugins.all()}
+    assert states["mithril-passes"] == "loaded"
+    assert states["bbb-kit"] == "clash"
+
+
+def test_pass_without_an_owner_is_missed_aloud(site, installed):
+    for kit in ("aaa", "bbb"):
+        site.install(f"{kit}-kit", passes(f"{kit}_kit_{kit}_plugin", ("shiny", "fuse")), entry=kit)
+    installed()
+    result = quiet()
+    assert [d.message for d in result.decisions.of("ignored")] == [
+        "pass 'shiny' is not available: claimed by aaa-kit 1.0, bbb-kit 1.0"
+    ]
+    with pytest.raises(StrictError):
+        compiled(strict=True)
+
+
+def test_clash_that_does_not_matter_here_is_silent(site, installed):
+    text = "PassSpec('shiny', 'm:same', 'fuse', None)"
+    for kit in ("aaa", "bbb"):
+        site.install(f"{kit}-kit", PASSES.format(specs=text), entry=kit)
+    installed()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not compiled(strict=True).decisions.of("ignored")
+
+
+def test_alias_taken_by_a_stranger(site, installed):
+    fused = ("operation-fusion", "fuse", "aliases=('fusion',)")
+    site.install("mithril-passes", passes("mithril_passes_passes_plugin", fused))
+    site.install("aaa-kit", passes("aaa_kit_aaa_plugin", ("fusion", "fuse")), entry="aaa")
+    installed()
+    assert plugins.pass_spec("fusion").origin == "mithril-passes 1.0"
+    assert "pass 'fusion' of aaa-kit 1.0 is not used" in str(quiet().decisions)
+
+
+def test_third_party_passes_are_named(site, installed):
+    standard_and_thief(site, name="shiny")
+    installed()
+    assert [str(d) for d in compiled().decisions] == ["choice: pass 'shiny' by aaa-kit 1.0"]
+
+
+def test_amendments_and_wrappers_are_named(site, installed):
+    standard_and_thief(site)
+    site.install(
+        "bbb-kit",
+        """
+        from mithril import hookimpl
+
+        @hookimpl
+        def mithril_amend_pipeline(draft):
+            draft.remove("operation-fusion")
+
+        @hookimpl(wrapper=True)
+        def mithril_build(graph):
+            return (yield)
+        """,
+        entry="bbb",
+    )
+    installed()
+    messages = [d.message for d in quiet().decisions]
+    assert "passes amended by bbb-kit 1.0: leave out 'operation-fusion'" in messages
+    assert "mithril_build of bbb-kit 1.0 takes part" in messages
+
+
+# ------------------------------------------------------------------------------------------------------------- order
+@pytest.mark.parametrize(
+    ("placed", "complaint"),
+    [
+        ("before=('nope-pass',)", "before='nope-pass': no installed pass has that name"),
+        ("after=('operation-fusoin',)", "did the author mean 'operation-fusion'?"),
+        ("after=('dead-code',)", "that pass runs in stage 'clean', not in 'fuse'"),
+    ],
+)
+def test_order_that_names_nothing_is_the_plugins_mistake(site, installed, placed, complaint):
+    specs = ("operation-fusion", "fuse"), ("dead-code", "clean")
+    site.install("mithril-passes", passes("mithril_passes_passes_plugin", *specs))
+    site.install("aaa-kit", passes("aaa_kit_aaa_plugin", ("shiny", "fuse", placed)), entry="aaa")
+    installed()
+    with pytest.warns(PluginWarning, match="pass 'shiny' of aaa-kit 1.0 says"):
+        result = compiled()
+    (decision,) = result.decisions.of("ignored")
+    assert complaint in decision.message
+    assert next(p for p in plugins.all() if p.name == "aaa").state == "broken"
+    with pytest.raises(StrictError):
+        compiled(strict=True)
+
+
+def test_order_by_an_alias_holds(site, installed):
+    spec = ("z-operation-fusion", "fuse", "aliases=('fusion',)")
+    site.install("mithril-passes", passes("mithril_passes_passes_plugin", spec))
+    site.install("aaa-kit", passes("aaa_kit_aaa_plugin", ("a-shiny", "fuse", "after=('fusion',)")), entry="aaa")
+    installed()
+    text = compiled().explain()
+    assert text.index("\nz-operation-fusion ") < text.index("\na-shiny ")
+
+
+def test_circle_names_the_distributions(site, installed):
+    site.install("aaa-kit", passes("aaa_kit_aaa_plugin", ("one", "fuse", "before=('two',)")), entry="aaa")
+    site.install("bbb-kit", passes("bbb_kit_bbb_plugin", ("two", "fuse", "before=('one',)")), entry="bbb")
+    installed()
+    with pytest.raises(PassError, match="in a circle") as caught:
+        compiled()
+    assert "'one' of aaa-kit 1.0: before=two" in str(caught.value)
+    assert "'two' of bbb-kit 1.0: before=one" in str(caught.value)
+    assert "optimizations={" in str(caught.value)
+
+
+def test_unknown_level_of_a_pass_is_refused():
+    with pytest.raises(PassError, match="unknown level of pass 'x' 'ultra'"):
+        pass_(name="x", level="ultra")(lambda graph: graph)
+
+
+def test_order_of_a_custom_pass_is_checked(site, installed):
+    site.install("mithril-passes", passes("mithril_passes_passes_plugin", ("dead-code", "clean")))
+    installed()
+    with pytest.raises(PassError, match="unknown pass in before= or after= of pass 'mine'") as caught:
+        compiled(custom_passes=[pass_(name="mine", stage="clean", before=("dead-cod",))(lambda g: g)])
+    assert "did you mean 'dead-code'?" in str(caught.value)
+    with pytest.raises(PassError, match="'dead-code' runs in stage 'clean'"):
+        compiled(custom_passes=[pass_(name="mine", stage="fuse", before=("dead-code",))(lambda g: g)])
+
+
+def test_order_across_stages_is_refused_by_the_manager():
+    first = Pass("first", lambda g: g, stage="clean")
+    with pytest.raises(PassError, match="'second' names 'first'"):
+        PassManager([first, Pass("second", lambda g: g, stage="final", before=("first",))])
+
+
+def test_custom_pass_with_the_name_of_an_installed_one_is_recorded(site, installed):
+    site.install("mithril-passes", passes("mithril_passes_passes_plugin", ("dead-code", "clean")))
+    installed()
+    result = compiled(custom_passes=[pass_(name="dead-code")(lambda g: g)])
+    assert "a pass named 'dead-code' exists: the custom pass runs as 'dead-code-2'" in str(result.decisions)
+
+
+def test_pass_option_that_nobody_declares_is_recorded(site, installed):
+    site.install("aaa-kit", passes("aaa_kit_aaa_plugin", ("shiny", "fuse", "options=('shine',)")), entry="aaa")
+    installed()
+    assert "no installed plugin declares 'shine'" in str(quiet().decisions)
+
+
+# ----------------------------------------------------------------------------------------------------------- options
+OPTION = """
+    from mithril import Option, hookimpl
+
+    @hookimpl
+    def mithril_options():
+        return [Option("tiling", int, {default}, "Size of tiles.")]
+"""
+
+
+def test_option_of_a_first_party_distribution_stays(site, installed):
+    site.install("mithril-passes", OPTION.format(default=1))
+    site.install("aaa-kit", OPTION.format(default=2), entry="aaa")
+    installed()
+    assert options.registry().by_name["tiling"].owner == "mithril-passes"
+    assert "option 'tiling' of aaa-kit 1.0 is not used" in str(quiet(tiling=3).decisions)
+    assert not compiled().decisions.of("ignored")
+
+
+# ------------------------------------------------------------------------------------------ names that the core owns
+def test_command_and_export_named_like_the_cores_are_clashes(site, installed):
+    site.install(
+        "aaa-kit",
+        """
+        from mithril import Command, Export, hookimpl
+
+        @hookimpl
+        def mithril_commands():
+            return [Command("plugins", "m:c"), Command("fine", "m:c")]
+
+        @hookimpl
+        def mithril_exports():
+            return [Export("compile", "m:c"), Export("Fine", "m:c")]
+        """,
+        entry="aaa",
+    )
+    installed()
+    plugins.reserve("mithril_commands", ["plugins"])
+    assert list(plugins.commands()) == ["fine"]
+    assert list(plugins.exports()) == ["Fine"]
+    problems = [p.what for p in next(p for p in plugins.all() if p.name == "aaa").problems]
+    assert problems == [
+        "the command 'plugins' of aaa-kit 1.0 cannot be reached: mithril-core has that name",
+        "the name 'compile' of aaa-kit 1.0 cannot be reached: mithril-core has that name",
+    ]
+
+
+def test_plugin_that_prints_does_not_reach_stdout(site, installed, capsys):
+    site.install("aaa-kit", "print('hello')\ndef mithril_passes():\n    print('again')\n    return []", entry="aaa")
+    installed()
+    plugins.passes()
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "hello\nagain\n")
+
+
+def test_slow_plugin_is_named(site, installed, capsys, monkeypatch):
+    monkeypatch.setattr("mithril.discovery.SLOW", 0.05)
+    site.install("aaa-kit", "import time; time.sleep(0.4)", entry="aaa", version="3.1")
+    site.install("mithril-good", "")
+    installed()
+    plugins.all()
+    err = capsys.readouterr().err
+    assert "importing plugin 'aaa' of aaa-kit 3.1 takes longer than 0.05 seconds" in err
+    assert "MITHRIL_DISABLE_PLUGINS=aaa" in err
+    assert "good" not in err
