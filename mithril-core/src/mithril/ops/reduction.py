@@ -162,13 +162,13 @@ POSITIONS = (
 @op(shape=_position_shape, dtype=always(int32), flops=per_input(1), samples=POSITIONS)
 def argmax(x, *, axis: Axis = -1, keepdims: bool = False):
     """Position of the largest element, the first of equals; nan counts as the largest."""
-    return np.argmax(x, axis=axis, keepdims=keepdims)
+    return np.argmax(x, axis=axis, keepdims=keepdims).astype(np.int32)
 
 
 @op(shape=_position_shape, dtype=always(int32), flops=per_input(1), samples=POSITIONS)
 def argmin(x, *, axis: Axis = -1, keepdims: bool = False):
     """Position of the smallest element, the first of equals; nan counts as the smallest."""
-    return np.argmin(x, axis=axis, keepdims=keepdims)
+    return np.argmin(x, axis=axis, keepdims=keepdims).astype(np.int32)
 
 
 argmax.no_vjp("it gives positions")

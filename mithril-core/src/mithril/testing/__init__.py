@@ -15,6 +15,7 @@ from mithril.testing.arrays import arrays_for, make_array
 from mithril.testing.backend import BackendConformance
 from mithril.testing.cases import Case, backend_cases
 from mithril.testing.compare import Tolerance, assert_close, tolerance
+from mithril.testing.operation import OpConformance
 from mithril.testing.plugins import ProfilerConformance, TargetConformance
 from mithril.testing.transforms import PassConformance, RuleConformance
 
@@ -24,6 +25,7 @@ __all__ = [
     "KIT_VERSION",
     "BackendConformance",
     "Case",
+    "OpConformance",
     "PassConformance",
     "ProfilerConformance",
     "RuleConformance",

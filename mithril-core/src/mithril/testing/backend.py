@@ -13,7 +13,7 @@ import pytest
 from mithril import plugins
 from mithril.autodiff import gradients
 from mithril.dims import Dim
-from mithril.errors import MithrilError
+from mithril.errors import MithrilError, OperationError
 from mithril.graph import Builder, Graph, Value
 from mithril.graph.registry import operations
 from mithril.ops.decompose import decompose
@@ -26,7 +26,9 @@ from mithril.testing.arrays import every_pair, make_array, special_array
 from mithril.testing.cases import Case, backend_cases, symbolic_graph
 from mithril.testing.compare import assert_close, tolerance
 from mithril.testing.constants import ConstantsConformance
+from mithril.testing.operation import takes_regions
 from mithril.testing.random_graphs import SMALL, WIDE, random_graph
+from mithril.testing.selection import begin, core_operations, record, selected
 from mithril.types import DType, bfloat16, dtype as as_dtype, float16, float32, int32
 
 
@@ -62,14 +64,55 @@ class BackendConformance(ConstantsConformance):
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
         cls = metafunc.cls
+        try:
+            cases = cls.cases()
+        except MithrilError as error:
+            raise pytest.Collector.CollectError(str(error)) from error
+        tally = begin(cls, cls.operations(), metafunc.config)
+        tally.exempt = cls.exempt()
         if "case" in metafunc.fixturenames:
-            cases = list(backend_cases(cls.make().dtypes, cls.ops))
             wanted = getattr(metafunc.function, "wants", None)
             chosen = [c for c in cases if wanted is None or wanted(c)]
             metafunc.parametrize("case", chosen, ids=[c.id for c in chosen])
         if "elementwise" in metafunc.fixturenames:
-            rows = [o for n, o in sorted(operations().items()) if o.elementwise and (cls.ops is None or n in cls.ops)]
+            tried = {case.op for case in cases}
+            rows = [o for o in cls.operations().values() if o.elementwise and o in tried]
             metafunc.parametrize("elementwise", rows, ids=[o.name for o in rows])
+
+    @classmethod
+    def operations(cls) -> dict[str, Op]:
+        """The operations that the class is about, by name."""
+        return dict(sorted(selected(cls.ops).items()))
+
+    @classmethod
+    def exempt(cls) -> dict[str, str]:
+        """Operations that need not run here: a plugin's primitives without a lowering, unless ``ops`` names them."""
+        chosen, own = cls.operations(), core_operations()
+        foreign = [] if cls.ops is not None else [o for n, o in chosen.items() if n not in own]
+        without = {o.name: "no lowering here" for o in foreign if not o.composite and not cls._lowered(o)}
+        without |= {o.name: "no samples" for o in foreign if not o.samples}
+        dtypes = cls.make().dtypes
+        for name, op in chosen.items():
+            if takes_regions(op):
+                without[name] = "control flow: in the graphs of whole programs"
+            elif op.samples and not any(Case(op, s, k).needs <= dtypes for k, s in enumerate(op.samples)):
+                without[name] = "the backend lacks the dtypes of its samples"
+        return without
+
+    @classmethod
+    def _lowered(cls, op: Op) -> bool:
+        node = Case(op, op.samples[0], 0).graph().nodes[-1] if op.samples else None
+        return node is not None and cls.make().lowers(node, cls.options())
+
+    @classmethod
+    def cases(cls) -> list[Case]:
+        """Every call that is tried; an error where there would be none."""
+        without = cls.exempt()
+        found = [c for c in backend_cases(cls.make().dtypes, cls.ops) if c.op.name not in without]
+        if not found:
+            names = ", ".join(cls.operations())
+            raise OperationError(f"nothing to check: no sample of {names} fits backend '{cls.make().name}'")
+        return found
 
     # -- running ------------------------------------------------------------------------------------------------------
     def run(self, graph: Graph, inputs: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
@@ -114,13 +157,15 @@ class BackendConformance(ConstantsConformance):
             allowed = tolerance(as_dtype(reference.dtype), factor)
             assert_close(got[name], reference, allowed, f"output '{name}'", (unsure or {}).get(name, 0.0))
 
-    def check(self, names: list[str], what: Callable[[], None]) -> None:
+    def check(self, names: list[str], what: Callable[[], None], ops: Collection[str] = ()) -> None:
+        """Run one check that may be listed in ``xfail`` under some names, and count the operations it was about."""
         xfail.run(names, self.xfail, what)
+        record(type(self), ops)
 
     # -- the tests ----------------------------------------------------------------------------------------------------
     def test_forward(self, case: Case) -> None:
         """Value, shape and dtype of every sample in every dtype."""
-        self.check(case.names(), lambda: self.compare(case.graph(), case.inputs(), _factor(case)))
+        self.check(case.names(), lambda: self.compare(case.graph(), case.inputs(), _factor(case)), [case.op.name])
 
     @pytest.mark.parametrize("seed", range(24))
     def test_random_graphs(self, seed: int) -> None:

@@ -12,10 +12,10 @@ import numpy as np
 from mithril.dims import Dim, Size
 from mithril.errors import MithrilError
 from mithril.graph import Builder, Graph, Value
-from mithril.graph.registry import operations
 from mithril.ops.op import Op
 from mithril.ops.samples import Arr, Sample
 from mithril.testing.arrays import arrays_for
+from mithril.testing.selection import selected
 from mithril.types import DType, dtype as as_dtype
 
 # The dtypes every first sample of an operation is tried with besides its own, by kind.
@@ -92,11 +92,9 @@ class Case:
         return {f"x{k}": a for k, a in enumerate(self.arrays) if a is not None}
 
 
-def backend_cases(dtypes: Collection[DType], ops: Collection[str] | None = None) -> Iterator[Case]:
-    """All cases that a backend with these dtypes must pass."""
-    for name, op in sorted(operations().items()):
-        if ops is not None and name not in ops:
-            continue
+def backend_cases(dtypes: Collection[DType], ops: Collection[str | Op] | None = None) -> Iterator[Case]:
+    """All cases that a backend with these dtypes must pass; ``ops`` as for ``selected``."""
+    for _, op in sorted(selected(ops).items()):
         for number, sample in enumerate(op.samples):
             cases = [Case(op, sample, number)]
             if number == 0 and sample.dtypes:
