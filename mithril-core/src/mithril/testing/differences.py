@@ -39,13 +39,13 @@ def check_gradients(graph: Graph, inputs: Mapping[str, Array]) -> None:
         gradient = computed[f"grad/{name}"]
         assert gradient.shape == inputs[name].shape, f"the gradient for '{name}' has shape {list(gradient.shape)}"
         for index in _places(inputs[name]):
-            direction = np.zeros_like(inputs[name])
+            direction: Array = np.zeros_like(inputs[name])
             direction[index] = 1.0
             label = f"the gradient for '{name}' at {[int(k) for k in index]}"
             _compare(label, float(gradient[index]), slope({name: direction}), 1.0)
     rng = np.random.default_rng(2)
     for _ in range(DIRECTIONS):
-        directions = {n: rng.uniform(-1, 1, inputs[n].shape) for n in wrt}
+        directions: dict[str, Array] = {n: np.asarray(rng.uniform(-1, 1, inputs[n].shape)) for n in wrt}
         parts = [computed[f"grad/{n}"] * d for n, d in directions.items()]
         size = max(1.0, sum(float(np.abs(p).sum()) for p in parts))
         _compare("the slope along a random direction", sum(float(p.sum()) for p in parts), slope(directions), size)

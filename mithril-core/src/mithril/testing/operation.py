@@ -78,7 +78,7 @@ class OpConformance:
 
         def action() -> None:
             op, (operands, attributes) = sample.op, called(sample)
-            before = [None if a is None else a.copy() for a in operands]
+            before = [a if a is None else a.tobytes() for a in operands]
             types = [None if a is None else TensorType(as_dtype(a.dtype), a.shape) for a in operands]
             expected = op.infer(types, attributes)
             with np.errstate(all="ignore"), computing():
@@ -90,7 +90,7 @@ class OpConformance:
                     f"the reference of '{op.name}' returns {actual} as result {k}, the rules say {rule}"
                 )
             for original, array in zip(before, operands, strict=True):
-                assert array is None or array.tobytes() == original.tobytes(), "the reference writes into its operands"
+                assert array is None or array.tobytes() == original, "the reference writes into its operands"
             again = op.canonical(types, op.complete(attributes))
             assert again == attributes, f"attributes have two canonical forms: {attributes} and {again}"
 
