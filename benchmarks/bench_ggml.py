@@ -23,10 +23,10 @@ import torch
 from interleaved import interleaved
 
 import mithril as ml
-from mithril.graph import Builder
-from mithril.graph.registry import operation as op
+from mithril.backend.base import BuildOptions
+from mithril.base.registry import operation as op
+from mithril.ir import Builder
 from mithril.models import Conv2d, Flatten, Linear, MaxPool2d, Model, Relu, TransformerEncoderLayer
-from mithril.runtime.backend import BuildOptions
 
 torch.set_num_threads(1)
 RNG = np.random.default_rng(0)

@@ -16,8 +16,8 @@ from resnet18 import resnet18
 
 import mithril as ml
 from mithril import plugins
+from mithril.backend.memory_plan import plan
 from mithril.models import Model, TransformerEncoderLayer
-from mithril.runtime.memory import plan
 
 SIZE = [4, 64, 128]
 

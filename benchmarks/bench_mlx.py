@@ -13,7 +13,7 @@ from typing import Any
 
 from frameworks import run
 
-from mithril_mlx.library import mx
+from mithril_mlx.mlx_loader import mx
 
 nn = importlib.import_module("mlx.nn")  # once mithril has chosen the BLAS of MLX
 pool = nn.MaxPool2d(3, 2, 1)

@@ -20,11 +20,11 @@ from resnet18 import resnet18
 
 import mithril as ml
 from mithril import plugins
-from mithril.graph import Builder, Graph
+from mithril.compiler.pass_pipeline import installed
+from mithril.ir import Builder, Graph
 from mithril.models import Model, TransformerEncoderLayer
 from mithril.ops import add, layer_norm, linear, mul, relu, tanh
-from mithril.passes import PassContext, PassManager
-from mithril.pipeline import installed
+from mithril.passes.manager import PassContext, PassManager
 
 SWITCHED = ("operator-fusion", "linear-activation", "simplify", "common-subexpression", "constant-folding")
 

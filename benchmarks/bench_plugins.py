@@ -93,8 +93,8 @@ def starting() -> dict[str, float]:
 def hook_calls(calls: int = 20_000) -> dict[str, float]:
     """Microseconds per call, in rounds that take turns."""
     from mithril import hookimpl
-    from mithril.hookspecs import CompileContext
     from mithril.plugins import Plugins
+    from mithril.plugins.hookspecs import CompileContext
 
     class Wrapping:
         @hookimpl(wrapper=True)

@@ -16,13 +16,13 @@ import numpy as np
 from interleaved import interleaved
 
 import mithril as ml
-from mithril.compiler import make_backend
-from mithril.options import resolve
-from mithril.runtime.calibration import Measured, fitted, measure
-from mithril.runtime.copies import sample_key
-from mithril.runtime.corpus import corpus
-from mithril.runtime.cost_model import worked
-from mithril.runtime.measuring import in_turns
+from mithril.base.interleaved_timing import in_turns
+from mithril.compiler.steps import make_backend
+from mithril.plugins.option_table import resolve
+from mithril.tools.calibrate import Measured, fitted, measure
+from mithril.tools.calibration_models import corpus
+from mithril.tools.cost_model import worked
+from mithril.tools.op_timing import sample_key
 from mithril_mlx import (
     MlxAutoTuner,
     MlxBatchOptimizer,
@@ -31,8 +31,8 @@ from mithril_mlx import (
     MlxProfiler,
     MlxTensorCache,
 )
-from mithril_mlx.chain import build, chain, type_of
-from mithril_mlx.library import mx
+from mithril_mlx.mlx_loader import mx
+from mithril_mlx.utilities.op_chain import build, chain, type_of
 
 RNG = np.random.default_rng(0)
 

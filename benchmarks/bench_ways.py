@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from mithril import ops, plugins
-from mithril.graph import Builder, Value
-from mithril.passes import PassContext
-from mithril_passes.kernels import OWN, measured
-from mithril_passes.ways import ways
+from mithril.ir import Builder, Value
+from mithril.passes.manager import PassContext
+from mithril_passes.kernel_selection import OWN, measured
+from mithril_passes.op_variants import ways
 
 Write = Callable[[Builder], Value]
 

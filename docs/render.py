@@ -30,8 +30,8 @@ MARK = "<!-- from here on written by docs/render.py -->"
 
 def hooks() -> str:
     """Every hook: its signature, what it is for, its example; then the descriptors."""
-    from mithril import hookspecs
-    from mithril.discovery import HOOKS, WRAPPABLE
+    from mithril.plugins import hookspecs
+    from mithril.plugins.loader import HOOKS, WRAPPABLE
 
     parts = []
     for name in HOOKS:
@@ -63,7 +63,7 @@ def commands() -> str:
     """The help text of each command of the core."""
     import click
 
-    from mithril import cli
+    from mithril.tools import cli
 
     group = click.Context(cli.main, info_name="mithril", **cli.main.context_settings)
 
@@ -78,7 +78,7 @@ def commands() -> str:
 
 def options() -> str:
     """A table of options per owner, for the owners that are installed."""
-    from mithril.options import rows
+    from mithril.plugins.option_table import rows
 
     owners: dict[str, list[str]] = {}
     for row in rows():

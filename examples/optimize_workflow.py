@@ -20,7 +20,7 @@ from mithril_mlx import (
     MlxProfiler,
     MlxTensorCache,
 )
-from mithril_mlx.library import mx
+from mithril_mlx.mlx_loader import mx
 
 
 def plan() -> None:

@@ -14,7 +14,7 @@ from gpt import gpt
 
 import mithril as ml
 from mithril.ops.random import threefry
-from mithril_train.picture import curves
+from mithril_train.learning_curves import curves
 
 ROOT = Path(__file__).parents[1]
 PICTURES = Path(__file__).parent / "pictures"

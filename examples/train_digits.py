@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 import mithril as ml
 from mithril.models import Accuracy, Conv2d, Dropout, Flatten, Linear, MaxPool2d, Model, Relu
 from mithril_train.data import permutation
-from mithril_train.picture import curves
+from mithril_train.learning_curves import curves
 
 PICTURES = Path(__file__).parent / "pictures"
 BATCH, RATE, DROPOUT = 64, 2e-3, 0.2

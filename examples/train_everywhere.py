@@ -13,7 +13,7 @@ from train_digits import BATCH, data, perceptron
 
 import mithril as ml
 from mithril import plugins
-from mithril_train.picture import curves
+from mithril_train.learning_curves import curves
 
 PICTURES = Path(__file__).parent / "pictures"
 

@@ -13,7 +13,7 @@ import numpy as np
 
 import mithril as ml
 from mithril.models import MLP, R2Score
-from mithril_train.picture import curves
+from mithril_train.learning_curves import curves
 
 PICTURES = Path(__file__).parent / "pictures"
 

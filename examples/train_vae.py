@@ -16,7 +16,7 @@ import mithril as ml
 from mithril import ops
 from mithril.models import IOKey, Layer, Linear, Model, Relu, Sigmoid
 from mithril_train.data import permutation
-from mithril_train.picture import curves
+from mithril_train.learning_curves import curves
 
 PICTURES = Path(__file__).parent / "pictures"
 LATENT = 8

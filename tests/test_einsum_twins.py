@@ -7,10 +7,10 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.graph import Builder
+from mithril.ir import Builder
 from mithril.models import Layer
-from mithril_tpu.placing.choose import choose
-from mithril_tpu.placing.layout import Mesh
+from mithril_tpu.partitioning.mesh import Mesh
+from mithril_tpu.partitioning.strategy import choose
 
 FORMS = {
     "matmul": lambda x, w: ops.matmul(x, w),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mithril import plugins
-from mithril.runtime.backend import BuildOptions
+from mithril.backend.base import BuildOptions
 from mithril.testing import BackendConformance
 
 NAMES = [n for n in ("jax", "torch", "mlx") if n in plugins.backends()]

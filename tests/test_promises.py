@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.errors import BackendError, MithrilError
+from mithril.base.errors import BackendError, MithrilError
 from mithril.models import (
     Add,
     BatchNorm2d,

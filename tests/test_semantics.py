@@ -7,11 +7,11 @@ import pytest
 
 from mithril import ops, plugins
 from mithril.autodiff import gradients
-from mithril.errors import MithrilError
-from mithril.graph import Builder
-from mithril.ops.decompose import decompose
-from mithril.ops.evaluate import evaluate
-from mithril.types import dtype as as_dtype
+from mithril.base.dtypes import dtype as as_dtype
+from mithril.base.errors import MithrilError
+from mithril.ir import Builder
+from mithril.ir.decompose import decompose
+from mithril.ir.evaluate import evaluate
 
 F, NAN, INF = np.float32, np.nan, np.inf
 BIG = np.full(4096, 32, np.float16)

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 import mithril
-from mithril import known, options, plugins
+from mithril import plugins
+from mithril.plugins import option_table, pip_hints
 
 PROJECT = Path(__file__).parents[1]
-INSTALLED = sorted(plugin.distribution for plugin in plugins.found() if plugin.distribution in known.DISTRIBUTIONS)
-OFFERED = [(kind, name) for kind, name, plugin in plugins.provided() if plugin.distribution in known.DISTRIBUTIONS]
+INSTALLED = sorted(plugin.distribution for plugin in plugins.found() if plugin.distribution in pip_hints.DISTRIBUTIONS)
+OFFERED = [(kind, name) for kind, name, plugin in plugins.provided() if plugin.distribution in pip_hints.DISTRIBUTIONS]
 LOADERS = {
     "backend": plugins.backend_class,
     "pass": plugins.load_pass,
@@ -28,7 +29,7 @@ LOADERS = {
 
 
 def test_nothing_is_wrong_with_any_plugin():
-    options.registry()
+    option_table.registry()
     assert {plugin.name: [str(p.error()) for p in plugin.problems] for plugin in plugins.all() if plugin.problems} == {}
 
 
@@ -46,14 +47,14 @@ def test_what_is_offered_loads(kind, name):
 def test_exports_are_known_for_the_pip_line():
     """A name that a distribution of this project exports is found in the table that prints the pip line."""
     exported = {name: entry.plugin.distribution for name, entry in plugins.exports().items()}
-    ours = {name: home for name, home in exported.items() if home in known.DISTRIBUTIONS}
-    assert {name: known.EXPORTS.get(name) for name in ours} == ours
+    ours = {name: home for name, home in exported.items() if home in pip_hints.DISTRIBUTIONS}
+    assert {name: pip_hints.EXPORTS.get(name) for name in ours} == ours
 
 
 def test_backends_are_known_for_the_pip_line():
     ours = {name: entry.plugin.distribution for name, entry in plugins.backends().items()}
-    assert {n: known.BACKENDS.get(n) for n, home in ours.items() if home in known.DISTRIBUTIONS} == {
-        n: home for n, home in ours.items() if home in known.DISTRIBUTIONS
+    assert {n: pip_hints.BACKENDS.get(n) for n, home in ours.items() if home in pip_hints.DISTRIBUTIONS} == {
+        n: home for n, home in ours.items() if home in pip_hints.DISTRIBUTIONS
     }
 
 

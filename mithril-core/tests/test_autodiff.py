@@ -11,13 +11,14 @@ from hypothesis import given, settings, strategies as st
 
 import mithril.ops as ops
 from mithril.autodiff import gradients, value_and_gradients
-from mithril.dims import Dim
-from mithril.errors import GradientError
-from mithril.graph import Builder, Origin, iterate, parse, registry, same, verify
-from mithril.ops.declare import composite, op
-from mithril.ops.evaluate import evaluate
-from mithril.ops.rules import floating, same as same_shape
-from mithril.types import dtype
+from mithril.base import registry
+from mithril.base.dims import Dim
+from mithril.base.dtypes import dtype
+from mithril.base.errors import GradientError
+from mithril.ir import Builder, Origin, iterate, parse, same, verify
+from mithril.ir.declare import composite, op
+from mithril.ir.evaluate import evaluate
+from mithril.ir.type_rules import floating, same as same_shape
 
 B, T = Dim("B", 1, 32), Dim("T")
 RNG = np.random.default_rng(0)
@@ -361,7 +362,7 @@ def test_gradients_declared_wrongly(own_ops, answer, text):
     wrong = primitive("test.wrong")
     wrong.vjp(answer)
     graph = built(lambda x: wrong(x), (3,))
-    from mithril.errors import MithrilError
+    from mithril.base.errors import MithrilError
 
     with pytest.raises(MithrilError) as caught:
         gradients(graph, ["y"], ["x0"])

@@ -9,7 +9,8 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from mithril import cli, plugins
+from mithril import plugins
+from mithril.tools import cli
 
 GOOD = """
     from mithril import BackendSpec, Command, Option, PassSpec, hookimpl
@@ -213,7 +214,7 @@ def test_installed_command_runs():
 
 
 def test_cache_is_shown_and_cleared(mithril, tmp_path):
-    from mithril.runtime.store import Store
+    from mithril.base.disk_cache import Store
 
     Store(tmp_path).put("ab" * 32, {"a": b"x" * 100})
     assert "1 entries" in mithril("cache", "info", "--dir", str(tmp_path))
@@ -224,8 +225,8 @@ def test_cache_is_shown_and_cleared(mithril, tmp_path):
 
 def test_inputs_that_the_model_declares_need_no_shape():
     import mithril as ml
-    from mithril.cli.models import random_inputs
     from mithril.models import Embedding, Linear, Model
+    from mithril.tools.cli.models import random_inputs
 
     plain = {"shapes": {}, "types": {}, "inference": False}
     model = Model()
@@ -239,9 +240,9 @@ def test_inputs_that_the_model_declares_need_no_shape():
 
 
 def test_inputs_of_unknown_shape_are_asked_for():
-    from mithril.cli.models import random_inputs
-    from mithril.errors import InputError
+    from mithril.base.errors import InputError
     from mithril.models import Model, Relu
+    from mithril.tools.cli.models import random_inputs
 
     model = Model()
     model |= Relu()(input="x", output="y")

@@ -9,9 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 import mithril as ml
-from mithril import cli, plugins
-from mithril.cli import demo
-from mithril.cli.picture import draw
+from mithril import plugins
+from mithril.tools import cli
+from mithril.tools.cli import demo
+from mithril.tools.cli.terminal_graph import draw
 
 needs_numpy_backend = pytest.mark.skipif("numpy" not in plugins.backends(), reason="mithril-numpy is not installed")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from mithril.dims import (
+from mithril.base.dims import (
     Dim,
     Guard,
     assume,
@@ -24,7 +24,7 @@ from mithril.dims import (
     substitute,
     symbols,
 )
-from mithril.errors import GuardError, MithrilError
+from mithril.base.errors import GuardError, MithrilError
 
 B, L = Dim("B", 1, 32), Dim("L", 0)
 

@@ -31,7 +31,7 @@ def test_options_page_has_the_rows_of_every_installed_owner(render):
 
 
 def test_every_hook_has_its_heading_and_signature(render):
-    from mithril.discovery import HOOKS
+    from mithril.plugins.loader import HOOKS
 
     text = (DOCS / "plugins.md").read_text()
     for hook in HOOKS:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mithril import hookspecs, passes
-from mithril.discovery import HOOKS
+from mithril.passes import manager
+from mithril.plugins import hookspecs
+from mithril.plugins.loader import HOOKS
 
 TESTS = Path(__file__).parent
 
@@ -83,5 +84,5 @@ def test_descriptors_refuse_nonsense(spec, arguments):
 
 def test_stages_and_levels_are_those_of_the_pass_manager():
     """Written twice, because a plugin's light module must not import the floor of passes."""
-    assert hookspecs.STAGES == passes.STAGES
-    assert ("none", *hookspecs.LEVELS) == passes.LEVELS
+    assert hookspecs.STAGES == manager.STAGES
+    assert ("none", *hookspecs.LEVELS) == manager.LEVELS

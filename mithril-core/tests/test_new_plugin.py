@@ -12,9 +12,9 @@ import tomllib
 import pytest
 from click.testing import CliRunner
 
-from mithril import cli
-from mithril.cli.new_plugin import KINDS, facts, render
-from mithril.discovery import HOOKS
+from mithril.plugins.loader import HOOKS
+from mithril.tools import cli
+from mithril.tools.cli.new_plugin import KINDS, facts, render
 
 NEEDS = {"pass": "mithril_numpy", "op": "mithril_numpy"}
 

@@ -7,9 +7,10 @@ from typing import Any, Literal, TypedDict, get_type_hints
 
 import pytest
 
-from mithril import Option, hookimpl, known, options as options_module
-from mithril.errors import OptionError
-from mithril.options import CompileOptions, Registry, core_options
+from mithril import Option, hookimpl
+from mithril.base.errors import OptionError
+from mithril.plugins import option_table as options_module, pip_hints
+from mithril.plugins.option_table import CompileOptions, Registry, core_options
 
 
 class Tiles(TypedDict, total=False):
@@ -213,15 +214,15 @@ def test_names_that_are_no_keywords(name):
 # ------------------------------------------------------------------------------------------------- what editors see
 def test_typed_signature_holds_the_core_options_and_those_of_this_projects_plugins():
     typed = set(get_type_hints(CompileOptions))
-    others = set(itertools.chain.from_iterable(known.OPTIONS.values()))
+    others = set(itertools.chain.from_iterable(pip_hints.OPTIONS.values()))
     assert typed == {option.name for option in core_options()} | others
 
 
 def test_typed_signature_agrees_with_installed_plugins():
     typed = get_type_hints(CompileOptions)
     for answer in options_module.plugins.options():
-        if answer.plugin.distribution.startswith("mithril-") and answer.plugin.distribution in known.OPTIONS:
-            assert known.option_owner(answer.spec.name) == answer.plugin.distribution, answer.spec.name
+        if answer.plugin.distribution.startswith("mithril-") and answer.plugin.distribution in pip_hints.OPTIONS:
+            assert pip_hints.option_owner(answer.spec.name) == answer.plugin.distribution, answer.spec.name
             assert typed[answer.spec.name] == answer.spec.type, answer.spec.name
 
 

@@ -8,10 +8,10 @@ from itertools import pairwise
 import pytest
 
 import mithril as ml
-from mithril.errors import PassError
-from mithril.graph import Builder
+from mithril.base.errors import PassError
+from mithril.ir import Builder
 from mithril.ops import add, exp, mul
-from mithril.passes import (
+from mithril.passes.manager import (
     STAGES,
     Pass,
     PassContext,

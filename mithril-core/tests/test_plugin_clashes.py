@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril import options, plugins
-from mithril.discovery import PluginWarning
-from mithril.errors import PassError, StrictError
-from mithril.graph import iterate
+from mithril import plugins
+from mithril.backend.base import Backend, as_numpy
+from mithril.base.errors import PassError, StrictError
+from mithril.ir import iterate
+from mithril.ir.evaluate import evaluate
 from mithril.models import Model, Relu
-from mithril.ops.evaluate import evaluate
-from mithril.passes import Pass, PassManager, pass_
-from mithril.runtime.backend import Backend, as_numpy
+from mithril.passes.manager import Pass, PassManager, pass_
+from mithril.plugins import option_table
+from mithril.plugins.loader import PluginWarning
 
 PASSES = """
     from mithril import PassSpec, hookimpl
@@ -76,13 +77,13 @@ def installed(site):
 def compiled(**options):
     model = Model()
     model |= Relu()(input="x", output="y")
-    return ml.compile(model, Reference(), shapes={"x": [2, 3]}, **options)
+    return ml.compile(model, Reference(), shapes={"x": [2, 3]}, **option_table)
 
 
 def quiet(**options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)
-        return compiled(**options)
+        return compiled(**option_table)
 
 
 def standard_and_thief(site, *, stage="fuse", name="operation-fusion", **thief):
@@ -272,7 +273,7 @@ def test_option_of_a_first_party_distribution_stays(site, installed):
     site.install("mithril-passes", OPTION.format(default=1))
     site.install("aaa-kit", OPTION.format(default=2), entry="aaa")
     installed()
-    assert options.registry().by_name["tiling"].owner == "mithril-passes"
+    assert option_table.registry().by_name["tiling"].owner == "mithril-passes"
     assert "option 'tiling' of aaa-kit 1.0 is not used" in str(quiet(tiling=3).decisions)
     assert not compiled().decisions.of("ignored")
 
@@ -314,7 +315,7 @@ def test_plugin_that_prints_does_not_reach_stdout(site, installed, capsys):
 
 
 def test_slow_plugin_is_named(site, installed, capsys, monkeypatch):
-    monkeypatch.setattr("mithril.discovery.SLOW", 0.05)
+    monkeypatch.setattr("mithril.plugins.loader.SLOW", 0.05)
     site.install("aaa-kit", "import time; time.sleep(0.4)", entry="aaa", version="3.1")
     site.install("mithril-good", "")
     installed()

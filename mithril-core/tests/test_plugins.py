@@ -24,8 +24,8 @@ from mithril import (
     ProfilerSpec,
     hookimpl,
 )
-from mithril.discovery import PluginWarning
-from mithril.errors import PluginError
+from mithril.base.errors import PluginError
+from mithril.plugins.loader import PluginWarning
 
 HERE = "heavy_module_of_test"
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import mithril
-from mithril.errors import PluginError
+from mithril.base.errors import PluginError
 
 BACKEND = """
     from mithril import BackendSpec, hookimpl
@@ -134,7 +134,7 @@ def test_quick_comparison_never_differs_from_packaging(core, clauses):
     """The short cut may only say yes where packaging does."""
     from packaging.requirements import Requirement
 
-    from mithril.discovery import Plugin, _plainly_fits, incompatibility
+    from mithril.plugins.loader import Plugin, _plainly_fits, incompatibility
 
     line = f"mithril-core{clauses}"
     fits = Requirement(line).specifier.contains(core, prereleases=True)
@@ -143,7 +143,7 @@ def test_quick_comparison_never_differs_from_packaging(core, clauses):
 
 
 def test_usual_requirement_takes_the_quick_way():
-    from mithril.discovery import _plainly_fits
+    from mithril.plugins.loader import _plainly_fits
 
     assert _plainly_fits("mithril-core<0.2,>=0.1", "0.1.0")
     assert not _plainly_fits("mithril-core>=0.1; extra == 'x'", "0.1.0")

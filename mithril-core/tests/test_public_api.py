@@ -39,7 +39,7 @@ def test_every_name_loads(name):
     assert name in vars(mithril), "a name is looked up once"
 
 
-@pytest.mark.parametrize("name", ["models", "ops", "testing", "graph", "errors"])
+@pytest.mark.parametrize("name", ["models", "ops", "testing", "ir", "backend"])
 def test_submodules_are_reached_by_attribute(name):
     assert getattr(mithril, name).__name__ == f"mithril.{name}"
 

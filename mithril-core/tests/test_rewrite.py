@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.errors import RewriteError
-from mithril.graph import Builder, verify
+from mithril.base.errors import RewriteError
+from mithril.ir import Builder, verify
+from mithril.ir.evaluate import evaluate
 from mithril.ops import (
     add,
     cond,
@@ -31,7 +32,6 @@ from mithril.ops import (
     tanh,
     transpose,
 )
-from mithril.ops.evaluate import evaluate
 from mithril.rewrite import RuleSet, rewrite, rule
 from mithril.testing import RuleConformance
 
@@ -254,7 +254,7 @@ def test_bodies_hide_nothing_when_they_do_not_change():
 
 
 def test_origin_stays():
-    from mithril.graph import Origin
+    from mithril.ir import Origin
 
     b = Builder()
     with b, b.at(Origin("block.act", "model.py", 7)):
@@ -292,7 +292,7 @@ def test_bad_rules_are_refused_where_they_are_written(before, after, message):
 def test_a_rule_is_a_pass():
     made = ml.PassManager([ml.Pass("silu", SILU, exact=False)]).run(graph_of(lambda x: x * sigmoid(x), (3,)))[0]
     assert names(made) == ["silu"]
-    from mithril.passes import as_pass
+    from mithril.passes.manager import as_pass
 
     assert as_pass(SILU).name == "silu" and not as_pass(SILU).exact
 

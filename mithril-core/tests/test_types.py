@@ -10,9 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mithril.dims import Dim
-from mithril.errors import DTypeError
-from mithril.types import ALL, TensorType, dtype, promote, promote_scalar
+from mithril.base.dims import Dim
+from mithril.base.dtypes import ALL, TensorType, dtype, promote, promote_scalar
+from mithril.base.errors import DTypeError
 
 
 @pytest.mark.parametrize("one", ALL, ids=str)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mithril import plugins
-from mithril.runtime.source_backend import SourceBackend
+from mithril.backend.source_backend import SourceBackend
 
 
 def pytest_generate_tests(metafunc):

@@ -9,10 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 import mithril as ml
-from mithril import cli
+from mithril.base.cpu_stopwatch import Stopwatch, typical
 from mithril.models import Linear, Model, Relu, Sequential
-from mithril.runtime import calibration as module
-from mithril.runtime.undisturbed import Stopwatch, typical
+from mithril.tools import calibrate as module, cli
 
 
 def perceptron(rows, wide):

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.graph import Builder
+from mithril.ir import Builder
+from mithril.ir.evaluate import evaluate
 from mithril.models import CrossEntropy, Embedding, Linear, Model
-from mithril.ops.evaluate import evaluate
-from mithril.runtime.checking import with_checks
+from mithril.runtime.index_checks import with_checks
 
 
 def lookup() -> Model:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.errors import (
+from mithril.base.errors import (
     BackendError,
     CompileTimeoutError,
     InputError,

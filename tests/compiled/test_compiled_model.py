@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.errors import InputError, UnsupportedError
+from mithril.base.errors import InputError, UnsupportedError
 from mithril.models import (
     GRU,
     BatchNorm1d,
@@ -445,7 +445,7 @@ def test_arrays_of_the_other_byte_order(backend):
 
 
 def test_calls_that_differ_from_the_last_write_no_function(monkeypatch):
-    from mithril.runtime import compiled as module
+    from mithril.runtime import compiled_model as module
 
     written = []
     monkeypatch.setattr(module, "quick", lambda *a: written.append(a) or module.never)

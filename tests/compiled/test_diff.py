@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 import mithril as ml
-from mithril.cli import main
-from mithril.graph import parse
+from mithril.ir import parse
 from mithril.models import Dropout, LayerNorm, Linear, Model, Softmax, Tanh
-from mithril.runtime.weights import load_file
+from mithril.runtime.weight_files import load_file
+from mithril.tools.cli import main
 from mithril_numpy.backend import NumpyBackend
 
 

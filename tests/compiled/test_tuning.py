@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import mithril as ml
+from mithril.base.disk_cache import Store
+from mithril.base.interleaved_timing import in_turns
 from mithril.models import BatchNorm1d, Linear, Model, Relu
-from mithril.runtime.measuring import in_turns
-from mithril.runtime.store import Store
 
 X = np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)
 
@@ -41,9 +41,9 @@ def test_ways_are_timed_in_turns_and_hopeless_ones_given_up():
 
 def test_waiting_for_a_processor_is_left_out_of_long_calls(monkeypatch):
     """As if others had the processor for half of the time."""
-    from mithril.runtime import undisturbed
+    from mithril.base import cpu_stopwatch
 
-    monkeypatch.setattr(undisturbed, "waited", lambda: 0.5 * time.perf_counter())
+    monkeypatch.setattr(cpu_stopwatch, "waited", lambda: 0.5 * time.perf_counter())
     times = in_turns({"long": lambda: time.sleep(0.02)}, seconds=0.1)
     assert 0.008 < times["long"] < 0.016
     times = in_turns({"short": lambda: time.sleep(0.0002)}, seconds=0.02)
@@ -53,7 +53,7 @@ def test_waiting_for_a_processor_is_left_out_of_long_calls(monkeypatch):
 # -- tuning -------------------------------------------------------------------------------------------------------
 def test_the_faster_choice_wins_and_is_kept(tmp_path, monkeypatch):
     """One of the choices is made slow."""
-    from mithril.runtime import compiled as module
+    from mithril.runtime import compiled_model as module
 
     original = module.CompiledModel.evaluate
 
@@ -105,7 +105,7 @@ def test_a_damaged_store_is_measured_anew(tmp_path):
 
 def test_level_high_uses_what_was_found(tmp_path, monkeypatch):
     """The default is slow, and so is high: the winner is what compiling at level high gives from then on."""
-    from mithril.runtime import compiled as module
+    from mithril.runtime import compiled_model as module
 
     original = module.CompiledModel.evaluate
 

@@ -11,9 +11,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mithril import models as models, ops as ops, testing as testing
     from mithril.autodiff import gradients as gradients
-    from mithril.compiler import compile as compile
-    from mithril.dims import Dim as Dim
-    from mithril.errors import (
+    from mithril.backend.base import Backend as Backend
+    from mithril.base.dims import Dim as Dim
+    from mithril.base.dtypes import (
+        DType as DType,
+        TensorType as TensorType,
+        bfloat16 as bfloat16,
+        bool_ as bool_,
+        dtype as dtype,
+        float16 as float16,
+        float32 as float32,
+        float64 as float64,
+        int8 as int8,
+        int16 as int16,
+        int32 as int32,
+        int64 as int64,
+        promote as promote,
+        uint8 as uint8,
+        uint16 as uint16,
+        uint32 as uint32,
+        uint64 as uint64,
+    )
+    from mithril.base.errors import (
         BackendError as BackendError,
         CompileTimeoutError as CompileTimeoutError,
         DTypeError as DTypeError,
@@ -35,16 +54,14 @@ if TYPE_CHECKING:
         UnsupportedError as UnsupportedError,
         VerificationError as VerificationError,
     )
-    from mithril.graph import (
-        Builder as Builder,
-        Graph as Graph,
-        Node as Node,
-        Origin as Origin,
-        Value as Value,
-    )
-    from mithril.graph.parse import parse as parse
-    from mithril.graph.verify import verify as verify
-    from mithril.hookspecs import (
+    from mithril.compiler.steps import compile as compile
+    from mithril.ir import Builder as Builder, Graph as Graph, Node as Node, Origin as Origin, Value as Value
+    from mithril.ir.declare import composite as composite, op as op
+    from mithril.ir.parse import parse as parse
+    from mithril.ir.verify import verify as verify
+    from mithril.models import Connection as Connection, IOKey as IOKey, Model as Model
+    from mithril.passes.manager import Pass as Pass, PassManager as PassManager, pass_ as pass_
+    from mithril.plugins.hookspecs import (
         BackendSpec as BackendSpec,
         Command as Command,
         CompileContext as CompileContext,
@@ -60,46 +77,23 @@ if TYPE_CHECKING:
         ProfilerSpec as ProfilerSpec,
         hookimpl as hookimpl,
     )
-    from mithril.models import Connection as Connection, IOKey as IOKey, Model as Model
-    from mithril.ops.declare import composite as composite, op as op
-    from mithril.passes import Pass as Pass, PassManager as PassManager, pass_ as pass_
     from mithril.rewrite import Rule as Rule, RuleSet as RuleSet, rule as rule
-    from mithril.runtime.backend import Backend as Backend
-    from mithril.runtime.batching import find_batch_size as find_batch_size, process_in_batches as process_in_batches
-    from mithril.runtime.benchmark import BenchmarkConfig as BenchmarkConfig, run_benchmark as run_benchmark
-    from mithril.runtime.calibration import calibrate as calibrate, estimate as estimate
-    from mithril.runtime.divergence import diff as diff
-    from mithril.runtime.files import load as load
-    from mithril.runtime.profile import profile as profile
-    from mithril.runtime.tuning import tune as tune
-    from mithril.types import (
-        DType as DType,
-        TensorType as TensorType,
-        bfloat16 as bfloat16,
-        bool_ as bool_,
-        dtype as dtype,
-        float16 as float16,
-        float32 as float32,
-        float64 as float64,
-        int8 as int8,
-        int16 as int16,
-        int32 as int32,
-        int64 as int64,
-        promote as promote,
-        uint8 as uint8,
-        uint16 as uint16,
-        uint32 as uint32,
-        uint64 as uint64,
-    )
+    from mithril.runtime.model_files import load as load
+    from mithril.tools.batching import find_batch_size as find_batch_size, process_in_batches as process_in_batches
+    from mithril.tools.benchmark import BenchmarkConfig as BenchmarkConfig, run_benchmark as run_benchmark
+    from mithril.tools.calibrate import calibrate as calibrate, estimate as estimate
+    from mithril.tools.diff import diff as diff
+    from mithril.tools.profile import profile as profile
+    from mithril.tools.tune import tune as tune
 
 __version__ = "0.1.0"
 
 # Where the core's own names live: module below ``mithril`` -> names. A test holds this equal to the imports above.
 _HOME = {
     "autodiff": ("gradients",),
-    "compiler": ("compile",),
-    "dims": ("Dim",),
-    "errors": (
+    "compiler.steps": ("compile",),
+    "base.dims": ("Dim",),
+    "base.errors": (
         "BackendError",
         "CompileTimeoutError",
         "DTypeError",
@@ -121,10 +115,10 @@ _HOME = {
         "UnsupportedError",
         "VerificationError",
     ),
-    "graph": ("Builder", "Graph", "Node", "Origin", "Value"),
-    "graph.parse": ("parse",),
-    "graph.verify": ("verify",),
-    "hookspecs": (
+    "ir": ("Builder", "Graph", "Node", "Origin", "Value"),
+    "ir.parse": ("parse",),
+    "ir.verify": ("verify",),
+    "plugins.hookspecs": (
         "BackendSpec",
         "Command",
         "CompileContext",
@@ -141,18 +135,18 @@ _HOME = {
         "hookimpl",
     ),
     "models": ("Connection", "IOKey", "Model"),
-    "ops.declare": ("composite", "op"),
-    "passes": ("Pass", "PassManager", "pass_"),
+    "ir.declare": ("composite", "op"),
+    "passes.manager": ("Pass", "PassManager", "pass_"),
     "rewrite": ("Rule", "RuleSet", "rule"),
-    "runtime.backend": ("Backend",),
-    "runtime.batching": ("find_batch_size", "process_in_batches"),
-    "runtime.benchmark": ("BenchmarkConfig", "run_benchmark"),
-    "runtime.calibration": ("calibrate", "estimate"),
-    "runtime.divergence": ("diff",),
-    "runtime.files": ("load",),
-    "runtime.profile": ("profile",),
-    "runtime.tuning": ("tune",),
-    "types": (
+    "backend.base": ("Backend",),
+    "tools.batching": ("find_batch_size", "process_in_batches"),
+    "tools.benchmark": ("BenchmarkConfig", "run_benchmark"),
+    "tools.calibrate": ("calibrate", "estimate"),
+    "tools.diff": ("diff",),
+    "runtime.model_files": ("load",),
+    "tools.profile": ("profile",),
+    "tools.tune": ("tune",),
+    "base.dtypes": (
         "DType",
         "TensorType",
         "bfloat16",

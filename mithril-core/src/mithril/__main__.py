@@ -1,6 +1,6 @@
 """``python -m mithril``: the command line, where its script is not on the path."""
 
-from mithril.cli import main
+from mithril.tools.cli import main
 
 if __name__ == "__main__":
     main(prog_name="mithril")

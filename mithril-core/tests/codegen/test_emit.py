@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from mithril import ops
-from mithril.codegen import Lowerings
-from mithril.codegen.control import python_control
-from mithril.codegen.emit import emit, render
-from mithril.codegen.source import Source, from_template, transformed
-from mithril.dims import Dim
-from mithril.errors import BackendError, OptionError, UnsupportedError
-from mithril.graph import Builder, Origin
+from mithril.backend.codegen import Lowerings
+from mithril.backend.codegen.control_flow import python_control
+from mithril.backend.codegen.emit import emit, render
+from mithril.backend.codegen.source import Source, from_template, transformed
+from mithril.base.dims import Dim
+from mithril.base.errors import BackendError, OptionError, UnsupportedError
+from mithril.ir import Builder, Origin
 from mithril.ops import exp, iota, neg, relu, reshape, sum
 
 

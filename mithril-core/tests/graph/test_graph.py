@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mithril.dims import Dim
-from mithril.errors import GraphError, OperationError, VerificationError
-from mithril.graph import Builder, Graph, Input, Node, Origin, Value, iterate, operation, same, structural_hash, verify
+from mithril.base.dims import Dim
+from mithril.base.dtypes import TensorType, float32
+from mithril.base.errors import GraphError, OperationError, VerificationError
+from mithril.ir import Builder, Graph, Input, Node, Origin, Value, iterate, operation, same, structural_hash, verify
 from mithril.ops import cond, exp, neg, relu, sum
-from mithril.types import TensorType, float32
 
 
 def small():

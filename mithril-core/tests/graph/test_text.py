@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from mithril.dims import Dim
-from mithril.errors import ParseError
-from mithril.graph import Builder, Origin, parse, same, structural_hash, to_text, verify
+from mithril.base.dims import Dim
+from mithril.base.dtypes import ALL, dtype as as_dtype
+from mithril.base.errors import ParseError
+from mithril.ir import Builder, Origin, parse, same, structural_hash, to_text, verify
 from mithril.ops import (
     add,
     cast,
@@ -31,8 +32,7 @@ from mithril.ops import (
     while_loop,
 )
 from mithril.testing.constants import SHAPES, difference, values
-from mithril.testing.graphs import sample_graphs
-from mithril.types import ALL, dtype as as_dtype
+from mithril.testing.sample_graphs import sample_graphs
 
 
 def test_looks_like_this():
@@ -162,7 +162,7 @@ def test_any_text_gives_a_graph_or_a_parse_error(text):
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_damaged_text_gives_a_graph_or_an_error_of_ours(data):
-    from mithril.errors import MithrilError
+    from mithril.base.errors import MithrilError
 
     text = str(dict(sample_graphs())[data.draw(st.sampled_from(["mlp", "symbolic", "control"]))])
     at = data.draw(st.integers(0, len(text) - 1))
@@ -174,7 +174,7 @@ def test_damaged_text_gives_a_graph_or_an_error_of_ours(data):
 
 
 def test_axes_that_an_operand_does_not_have():
-    from mithril.errors import MithrilError
+    from mithril.base.errors import MithrilError
 
     text = "graph g {\n  input %x: f32[2, 3]\n  %y: f32[2, 3] = layer_norm(%x, none, none, axes=[7])\n  return y=%y\n}"
     with pytest.raises(MithrilError, match="the attributes of operation 'layer_norm' do not fit its operands"):

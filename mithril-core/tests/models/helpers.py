@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from mithril.graph import verify
-from mithril.models.flatten import flatten
-from mithril.models.initializers import initialise
-from mithril.models.trace import trace_model
-from mithril.ops.evaluate import evaluate
-from mithril.types import TensorType, dtype
+from mithril.base.dtypes import TensorType, dtype
+from mithril.ir import verify
+from mithril.ir.evaluate import evaluate
+from mithril.models.language.flatten import flatten
+from mithril.models.language.initializers import initialise
+from mithril.models.language.trace import trace_model
 
 
 def graph_of(model, inputs, outputs=None, inference=False, **options):

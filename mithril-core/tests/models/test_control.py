@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mithril.errors import ModelError
+from mithril.base.errors import ModelError
 from mithril.models import Add, Dropout, Identity, If, IOKey, Layer, Model, Multiply, Negate, Tanh, While
-from mithril.models.expressions import Expression
+from mithril.models.language.expressions import Expression
 
 spec = importlib.util.spec_from_file_location("model_test_helpers", Path(__file__).with_name("helpers.py"))
 helpers = importlib.util.module_from_spec(spec)

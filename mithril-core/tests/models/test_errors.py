@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mithril.errors import DTypeError, MithrilError, ModelError, ShapeError
+from mithril.base.errors import DTypeError, MithrilError, ModelError, ShapeError
 from mithril.models import Add, BatchNorm2d, Conv2d, Dropout, IOKey, Linear, Model, Negate, Tanh
-from mithril.models.flatten import flatten
+from mithril.models.language.flatten import flatten
 
 spec = importlib.util.spec_from_file_location("model_test_helpers", Path(__file__).with_name("helpers.py"))
 helpers = importlib.util.module_from_spec(spec)

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from mithril.dims import Dim
-from mithril.errors import ModelError, ShapeError
-from mithril.graph import Builder
-from mithril.models.initializers import INITIALISERS, initial, initialise, parse
-from mithril.types import TensorType, float16, float32, uint32
+from mithril.base.dims import Dim
+from mithril.base.dtypes import TensorType, float16, float32, uint32
+from mithril.base.errors import ModelError, ShapeError
+from mithril.ir import Builder
+from mithril.models.language.initializers import INITIALISERS, initial, initialise, parse
 
 PINNED_KEY = [67661388, 3421388485]
 PINNED = [0.17460942268371582, 0.8303195834159851, 0.5058397054672241]

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mithril.graph import Value
+from mithril.ir import Value
 from mithril.models import Add, Cast, Connection, IOKey, Layer, Model, Multiply, Negate, Sum, Tanh
-from mithril.models.flatten import flatten
+from mithril.models.language.flatten import flatten
 
 spec = importlib.util.spec_from_file_location("model_test_helpers", Path(__file__).with_name("helpers.py"))
 helpers = importlib.util.module_from_spec(spec)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import mithril.models as models
-from mithril.dims import Dim
-from mithril.errors import ModelError, ShapeError
-from mithril.graph import operations
+from mithril.base.dims import Dim
+from mithril.base.dtypes import TensorType, float32
+from mithril.base.errors import ModelError, ShapeError
+from mithril.ir import operations
 from mithril.models import (
     GRU,
     LSTM,
@@ -64,10 +65,9 @@ from mithril.models import (
     Unsqueeze,
     Upsample,
 )
-from mithril.models.flatten import flatten
-from mithril.models.operation_layers import OperationLayer
-from mithril.models.trace import trace_model
-from mithril.types import TensorType, float32
+from mithril.models.language.flatten import flatten
+from mithril.models.language.trace import trace_model
+from mithril.models.layers.operation_layers import OperationLayer
 
 spec = importlib.util.spec_from_file_location("model_test_helpers", Path(__file__).with_name("helpers.py"))
 helpers = importlib.util.module_from_spec(spec)
@@ -184,8 +184,8 @@ def test_batch_norm(layer, shape):
 def test_batch_norm_of_unknown_batch_size():
     flat = flatten(BatchNorm2d(3))
     graph = trace_model(flat, {"input": TensorType(float32, (Dim("B"), 3, 4, 4))}, training=True)
-    from mithril.models.initializers import initialise
-    from mithril.ops.evaluate import evaluate
+    from mithril.ir.evaluate import evaluate
+    from mithril.models.language.initializers import initialise
 
     x = f32(5, 3, 4, 4)
     out = evaluate(graph, {**initialise(graph.with_role("param", "state"), 0), "input": x})
@@ -312,8 +312,8 @@ def test_cross_attention_with_a_mask():
 
 
 def test_a_cache_gives_what_the_whole_sequence_gives():
-    from mithril.models.initializers import initialise
-    from mithril.ops.evaluate import evaluate
+    from mithril.ir.evaluate import evaluate
+    from mithril.models.language.initializers import initialise
 
     x = f32(1, 6, 8)
     whole, p = run(MultiHeadAttention(8, 2, causal=True, rotary=True), {"query": x})
@@ -480,7 +480,11 @@ def test_metrics():
 
 
 OPERATIONS = sorted(
-    (v for v in vars(importlib.import_module("mithril.models.operation_layers")).values() if isinstance(v, type)),
+    (
+        v
+        for v in vars(importlib.import_module("mithril.models.layers.operation_layers")).values()
+        if isinstance(v, type)
+    ),
     key=lambda c: c.__name__,
 )
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mithril.dims import Dim
-from mithril.graph import verify
+from mithril.base.dims import Dim
+from mithril.base.dtypes import TensorType, dtype
+from mithril.ir import verify
+from mithril.ir.evaluate import evaluate
 from mithril.models import Linear, Model, Relu
-from mithril.models.flatten import flatten
-from mithril.models.initializers import initialise
-from mithril.models.trace import trace_model
-from mithril.ops.evaluate import evaluate
-from mithril.types import TensorType, dtype
+from mithril.models.language.flatten import flatten
+from mithril.models.language.initializers import initialise
+from mithril.models.language.trace import trace_model
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 spec = importlib.util.spec_from_file_location("model_test_helpers", Path(__file__).with_name("helpers.py"))

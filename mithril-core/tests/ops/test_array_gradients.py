@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mithril.dims import Dim
-from mithril.graph import Builder, operations
-from mithril.ops.evaluate import evaluate
-from mithril.ops.samples import Arr
-from mithril.types import dtype
+from mithril.base.dims import Dim
+from mithril.base.dtypes import dtype
+from mithril.ir import Builder, operations
+from mithril.ir.evaluate import evaluate
+from mithril.ir.samples import Arr
 
 FILES = ("shape", "slicing", "indexing", "sorting", "convolution", "pool")
 CASES = [

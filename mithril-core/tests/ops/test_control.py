@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import mithril.ops as ops
-from mithril.dims import Dim
-from mithril.errors import DTypeError, OperationError, ParseError, ShapeError, VerificationError
-from mithril.graph import Builder, Origin, iterate, parse, same, verify
-from mithril.ops.evaluate import evaluate
+from mithril.base.dims import Dim
+from mithril.base.errors import DTypeError, OperationError, ParseError, ShapeError, VerificationError
+from mithril.ir import Builder, Origin, iterate, parse, same, verify
+from mithril.ir.evaluate import evaluate
 
 F = np.float32
 X = np.linspace(-1.0, 1.0, 12, dtype=F).reshape(4, 3)
@@ -393,8 +393,8 @@ def test_arrays_compute():
 
 
 def test_a_composite_of_control_flow_means_the_same_on_arrays_and_in_graphs():
-    from mithril.graph import registry
-    from mithril.ops.declare import composite
+    from mithril.base import registry
+    from mithril.ir.declare import composite
 
     before = dict(registry._operations)
     try:

@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mithril.dims import Dim
-from mithril.errors import OperationError, ShapeError
-from mithril.graph import Builder, parse, same, verify
+from mithril.base.dims import Dim
+from mithril.base.errors import OperationError, ShapeError
+from mithril.ir import Builder, parse, same, verify
 from mithril.ops import convolution as ops
 
 CASES = {

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 import mithril.ops as ops
-from mithril.dims import Dim
-from mithril.errors import UnsupportedError
-from mithril.graph import Builder, Origin, iterate, registry, same, verify
-from mithril.ops.declare import composite
-from mithril.ops.decompose import decompose
-from mithril.ops.evaluate import evaluate
+from mithril.base import registry
+from mithril.base.dims import Dim
+from mithril.base.errors import UnsupportedError
+from mithril.ir import Builder, Origin, iterate, same, verify
+from mithril.ir.declare import composite
+from mithril.ir.decompose import decompose
+from mithril.ir.evaluate import evaluate
 
 X = np.linspace(0.5, 2.0, 6, dtype=np.float32).reshape(2, 3)
 

@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mithril.dims import Dim
-from mithril.errors import DTypeError, ShapeError
-from mithril.graph import Builder
+from mithril.base.dims import Dim
+from mithril.base.errors import DTypeError, ShapeError
+from mithril.ir import Builder
 from mithril.ops import indexing as ops
 
 X = np.arange(60, dtype=np.float32).reshape(3, 4, 5)

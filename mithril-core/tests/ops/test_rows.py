@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from mithril import ops
-from mithril.dims import Dim
-from mithril.graph import Builder
-from mithril.ops.evaluate import evaluate
-from mithril.ops.rows import first_mixed
+from mithril.base.dims import Dim
+from mithril.ir import Builder
+from mithril.ir.evaluate import evaluate
+from mithril.ops.row_independence import first_mixed
 
 B = Dim("B", 1, 64)
 ROWS = 5

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mithril.dims import Dim
-from mithril.errors import DTypeError, ShapeError
-from mithril.graph import Builder, operation, parse, same, verify
+from mithril.base.dims import Dim
+from mithril.base.errors import DTypeError, ShapeError
+from mithril.ir import Builder, operation, parse, same, verify
 from mithril.ops import shape as ops
 
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)

@@ -7,10 +7,10 @@ import itertools
 import numpy as np
 import pytest
 
-from mithril.dims import Dim, substitute
-from mithril.errors import OperationError, ShapeError
-from mithril.graph import Builder, parse, same, verify
-from mithril.ops.evaluate import evaluate
+from mithril.base.dims import Dim, substitute
+from mithril.base.errors import OperationError, ShapeError
+from mithril.ir import Builder, parse, same, verify
+from mithril.ir.evaluate import evaluate
 from mithril.ops.slicing import END, getitem, pad, roll, select, slice as cut, split
 
 X = np.arange(24, dtype=np.float32).reshape(4, 6)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mithril.errors import ShapeError
-from mithril.graph import operation
+from mithril.base.errors import ShapeError
+from mithril.ir import operation
 from mithril.ops import sorting as ops
 
 nan, inf = float("nan"), float("inf")

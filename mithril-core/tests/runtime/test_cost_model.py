@@ -1,18 +1,18 @@
-"""``runtime/cost_model.py`` and the fit of its coefficients, on times that are made up."""
+"""``tools/cost_model.py`` and the fit of its coefficients, on times that are made up."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from mithril.errors import InputError
-from mithril.graph import Builder, verify
+from mithril.base.cpu_stopwatch import Lap, Stopwatch, typical
+from mithril.base.errors import InputError
+from mithril.ir import Builder, verify
 from mithril.ops import add, exp, matmul, reshape, scan
-from mithril.runtime.calibration import Measured, fitted, nonnegative
-from mithril.runtime.copies import copied
-from mithril.runtime.corpus import corpus
-from mithril.runtime.cost_model import CostModel, Sample, class_of, kind_of, logarithms, turns, worked
-from mithril.runtime.undisturbed import Lap, Stopwatch, typical
+from mithril.tools.calibrate import Measured, fitted, nonnegative
+from mithril.tools.calibration_models import corpus
+from mithril.tools.cost_model import CostModel, Sample, class_of, kind_of, logarithms, turns, worked
+from mithril.tools.op_timing import copied
 
 
 def graph_of(rows, size=64):

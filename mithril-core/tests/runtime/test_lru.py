@@ -1,4 +1,4 @@
-"""``runtime/lru.py``: eviction in order of use, limits, versions, one computation for all who wait."""
+"""``base/lru_cache.py``: eviction in order of use, limits, versions, one computation for all who wait."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections import OrderedDict
 
 import pytest
 
-from mithril.errors import OptionError
-from mithril.runtime.lru import LruCache
+from mithril.base.errors import OptionError
+from mithril.base.lru_cache import LruCache
 
 
 class Clock:

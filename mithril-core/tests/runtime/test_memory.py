@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from mithril import ops
-from mithril.dims import Dim
-from mithril.errors import MemoryLimitError, OptionError
-from mithril.graph import Builder
-from mithril.runtime.memory import STRATEGIES, Buffer, check_limit, find_strategy, human, parse_bytes, plan
+from mithril.backend.memory_plan import STRATEGIES, Buffer, check_limit, find_strategy, human, parse_bytes, plan
+from mithril.base.dims import Dim
+from mithril.base.errors import MemoryLimitError, OptionError
+from mithril.ir import Builder
 
 spans = st.tuples(st.integers(0, 40), st.integers(0, 12), st.integers(0, 9)).map(
     lambda t: Buffer([], 64 * t[2], t[0], t[0] + t[1])
@@ -60,11 +60,11 @@ def rows_of(buffers):
 def test_strategies_of_others():
     own = plan(chain(), rows_of, {"B": 8})
     assert own.strategy == "rows_of" and own.size == sum(b.size for b in own.buffers)
-    assert find_strategy("mithril.runtime.memory:best_fit") is STRATEGIES["best_fit"]
+    assert find_strategy("mithril.backend.memory_plan:best_fit") is STRATEGIES["best_fit"]
     with pytest.raises(OptionError, match="cannot be loaded: No module named 'nowhere'"):
         find_strategy("nowhere:plan")
     with pytest.raises(OptionError, match="cannot be loaded: .*'nothing'"):
-        find_strategy("mithril.runtime.memory:nothing")
+        find_strategy("mithril.backend.memory_plan:nothing")
     with pytest.raises(OptionError, match="did you mean 'greedy'"):
         find_strategy("gredy")
 

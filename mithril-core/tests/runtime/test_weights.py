@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mithril.runtime.weights import load_file, save_file
+from mithril.base.dtypes import ALL, dtype as as_dtype
+from mithril.runtime.weight_files import load_file, save_file
 from mithril.testing.constants import SHAPES, difference, values
-from mithril.types import ALL, dtype as as_dtype
 
 
 @pytest.mark.parametrize("kind", [d.name for d in ALL])

@@ -7,13 +7,13 @@ import pytest
 from _pytest.outcomes import Failed, XFailed
 
 import mithril.ops
-from mithril.codegen import Lowerings
-from mithril.errors import MithrilError
-from mithril.runtime.backend import as_numpy
-from mithril.runtime.source_backend import SourceBackend
+from mithril.backend.base import as_numpy
+from mithril.backend.codegen import Lowerings
+from mithril.backend.source_backend import SourceBackend
+from mithril.base.dtypes import dtype as as_dtype
+from mithril.base.errors import MithrilError
 from mithril.testing import BackendConformance
 from mithril.testing.cases import backend_cases
-from mithril.types import dtype as as_dtype
 
 
 def table(**rows):

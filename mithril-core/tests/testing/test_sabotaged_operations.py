@@ -11,17 +11,17 @@ import pytest
 from _pytest.outcomes import Failed
 
 from mithril import OpsSpec, hookimpl, plugins
-from mithril.errors import MithrilError, OperationError, PluginError
-from mithril.graph import registry
+from mithril.base import registry
+from mithril.base.dtypes import float64
+from mithril.base.errors import MithrilError, OperationError, PluginError
+from mithril.ir.declare import composite, op
+from mithril.ir.op import Op
+from mithril.ir.samples import exactly, sample
+from mithril.ir.type_rules import floating, like, same
 from mithril.ops import abs as absolute, cos, mul, sin, transpose
-from mithril.ops.declare import composite, op
-from mithril.ops.op import Op
-from mithril.ops.rules import floating, like, same
-from mithril.ops.samples import exactly, sample
 from mithril.testing import BackendConformance, OpConformance
 from mithril.testing.cases import Case
 from mithril.testing.selection import Summary, core_operations, selected
-from mithril.types import float64
 
 pytest_plugins = ["pytester"]
 
@@ -197,8 +197,8 @@ def third_party(monkeypatch):
 MODULE = '''
 from __future__ import annotations
 from mithril import op
-from mithril.ops.rules import floating, same
-from mithril.ops.samples import sample
+from mithril.ir.type_rules import floating, same
+from mithril.ir.samples import sample
 
 
 @op(shape=same, dtype=floating, samples=[sample((2, 3))], name="test.found")

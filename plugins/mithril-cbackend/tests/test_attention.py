@@ -9,16 +9,18 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.graph import Builder, Graph
+from mithril.ir import Builder, Graph
+from mithril.ir.decompose import decompose
+from mithril.ir.evaluate import evaluate
 from mithril.models import IOKey, Model, MultiHeadAttention
-from mithril.ops.decompose import decompose
-from mithril.ops.evaluate import evaluate
-from mithril_cbackend import building, grouping, tir
 from mithril_cbackend.backend import CBackend
-from mithril_cbackend.kernel import Kernel
-from mithril_cbackend.lowering import frame
-from mithril_cbackend.lowering.frame import Machine
-from mithril_cbackend.purpose import Purpose
+from mithril_cbackend.compile_target import Purpose
+from mithril_cbackend.graph import fusion
+from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend.lowering.element import kernel_builder
+from mithril_cbackend.lowering.element.kernel_builder import Machine
+from mithril_cbackend.program import compile_graph
+from mithril_cbackend.tir import expr
 
 RNG = np.random.default_rng(0)
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -45,12 +47,12 @@ def graph_of(function: Any, arrays: Arrays) -> Graph:
 
 def kinds(graph: Graph, **machine: Any) -> list[str]:
     """The templates of a graph's kernels."""
-    steps = grouping.group(graph, Machine(tir.host_cpu(), **{"threads": 1, **machine})).steps
+    steps = fusion.group(graph, Machine(expr.host_cpu(), **{"threads": 1, **machine})).steps
     return [s.kind for s in steps if isinstance(s, Kernel)]
 
 
 def run(graph: Graph, arrays: Arrays, **machine: Any) -> np.ndarray[Any, Any]:
-    made = building.compiled(graph, Machine(tir.host_cpu(), **{"threads": 1, **machine}), Purpose())
+    made = compile_graph.compiled(graph, Machine(expr.host_cpu(), **{"threads": 1, **machine}), Purpose())
     return np.array(made({}, arrays)["y"])
 
 
@@ -67,7 +69,7 @@ def check(function: Any, arrays: Arrays, *, alone: bool = True, **machine: Any) 
 
 @pytest.fixture(autouse=True)
 def _threads_share_small_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame, "PARALLEL_WORK", 1)
+    monkeypatch.setattr(kernel_builder, "PARALLEL_WORK", 1)
 
 
 def causal(q: Any, k: Any, v: Any) -> Any:
@@ -150,7 +152,7 @@ def test_how_many_keys_are_seen_may_be_known_late() -> None:
         arrays = heads(1, 2, queries, 100, 32)
         graph = graph_of(cached, arrays | {"position": np.zeros(1, np.int32)})
         assert kinds(graph) == ["attention"]
-        program = building.compiled(graph, Machine(tir.host_cpu(), 1), Purpose())
+        program = compile_graph.compiled(graph, Machine(expr.host_cpu(), 1), Purpose())
         for position in (0, 31, 32, 60, 99, 2**31 - 100):
             given = arrays | {"position": np.full(1, position, np.int32)}
             expected = np.asarray(cached(*given.values()))
@@ -190,7 +192,7 @@ def test_heads_are_read_and_written_as_they_lie(options: dict[str, Any]) -> None
 
 def test_scores_are_not_in_the_arena() -> None:
     given = heads(1, 8, 512, 512, 16)
-    executable = building.compiled(graph_of(causal, given), Machine(tir.host_cpu(), 1), Purpose())
+    executable = compile_graph.compiled(graph_of(causal, given), Machine(expr.host_cpu(), 1), Purpose())
     assert executable.program.arena < 1 << 20  # scores are 8 MiB
 
 

@@ -8,8 +8,9 @@ import pytest
 
 import mithril as ml
 from mithril.models import Linear, Model, Relu
-from mithril_cbackend import building, keeping, toolchains
-from mithril_cbackend.layout import Layout
+from mithril_cbackend.bundle import toolchains
+from mithril_cbackend.graph.call_layout import Layout
+from mithril_cbackend.program import compile_graph, program_cache
 
 pytestmark = pytest.mark.skipif(toolchains.HOST.compiler() is None, reason="there is no linker")
 X = np.random.default_rng(0).standard_normal((5, 16)).astype(np.float32)
@@ -33,7 +34,7 @@ def compiled(folder, **options):
 @pytest.fixture
 def nothing_is_built(monkeypatch):
     def forbid():
-        monkeypatch.setattr(building, "compiled", lambda *_: pytest.fail("it was compiled again"))
+        monkeypatch.setattr(compile_graph, "compiled", lambda *_: pytest.fail("it was compiled again"))
 
     return forbid
 
@@ -89,13 +90,15 @@ def test_another_processor_makes_another_program(tmp_path, monkeypatch):
     compiled(tmp_path)
     made = []
     monkeypatch.setattr("mithril_cbackend.backend.fingerprint", lambda: "another")
-    monkeypatch.setattr(building, "compiled", lambda *given, build=building.compiled: made.append(1) or build(*given))
+    monkeypatch.setattr(
+        compile_graph, "compiled", lambda *given, build=compile_graph.compiled: made.append(1) or build(*given)
+    )
     compiled(tmp_path)
     assert made
 
 
 def test_without_a_linker_the_model_runs_and_says_that_nothing_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(keeping, "HOST", toolchains.Toolchain(("no-such-compiler",), "", ""))
+    monkeypatch.setattr(program_cache, "HOST", toolchains.Toolchain(("no-such-compiler",), "", ""))
     made = compiled(tmp_path)
     assert made({"input": X})["output"].shape == (5, 10)
     assert "backend 'c' cannot keep this program" in str(made.decisions)
@@ -103,8 +106,8 @@ def test_without_a_linker_the_model_runs_and_says_that_nothing_is_kept(tmp_path,
 
 def test_a_damaged_entry_is_made_anew(tmp_path, monkeypatch):
     expected = compiled(tmp_path)({"input": X})["output"].copy()
-    load = keeping.Layout.load
-    monkeypatch.setattr(keeping.Layout, "load", lambda parts: load({**parts, "layout": b"{}"}))
+    load = program_cache.Layout.load
+    monkeypatch.setattr(program_cache.Layout, "load", lambda parts: load({**parts, "layout": b"{}"}))
     made = compiled(tmp_path)
     np.testing.assert_array_equal(made({"input": X})["output"], expected)
     assert "could not be read and is made anew" in str(made.decisions)

@@ -8,7 +8,7 @@ import pytest
 
 import mithril as ml
 from mithril.models import Linear, Model, Relu
-from mithril_cbackend import executable
+from mithril_cbackend.program import executable
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mithril.graph import Builder, Graph
+from mithril.ir import Builder, Graph
 from mithril.testing import BackendConformance
-from mithril_cbackend import tir
-from mithril_cbackend.layout import RUN
+from mithril_cbackend.graph.call_layout import RUN
+from mithril_cbackend.tir import expr
 
 
 class TestC(BackendConformance):
@@ -20,7 +20,7 @@ class TestC(BackendConformance):
     def _text_alone(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
         """What compares texts needs no machine code, which takes ten times as long."""
         if request.function.__name__ == "test_same_source_twice":
-            monkeypatch.setattr(tir, "compiled", lambda *_: {RUN: None})
+            monkeypatch.setattr(expr, "compiled", lambda *_: {RUN: None})
 
     def compare(
         self,

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mithril.graph import Builder
+from mithril.ir import Builder
 from mithril.ops import conv, conv_input_grad, conv_weight_grad, maximum
-from mithril_cbackend import building, tir
-from mithril_cbackend.lowering import frame
-from mithril_cbackend.lowering.frame import Machine
-from mithril_cbackend.purpose import Purpose
+from mithril_cbackend.compile_target import Purpose
+from mithril_cbackend.lowering.element import kernel_builder
+from mithril_cbackend.lowering.element.kernel_builder import Machine
+from mithril_cbackend.program import compile_graph
+from mithril_cbackend.tir import expr
 
 RNG = np.random.default_rng(0)
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -40,14 +41,14 @@ CASES: dict[str, tuple[Any, ...]] = {
 
 @pytest.fixture(autouse=True)
 def _threads_share_small_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame, "PARALLEL_WORK", 1)
+    monkeypatch.setattr(kernel_builder, "PARALLEL_WORK", 1)
 
 
 def check(function: Any, arrays: Arrays, **options: Any) -> None:
     with Builder() as b:
         made = function(*(b.input(n, a.shape) for n, a in arrays.items()))
-    machine = Machine(tir.host_cpu(), **{"threads": 1, **options})
-    found = np.array(building.compiled(b.build({"y": made}), machine, Purpose())({}, arrays)["y"])
+    machine = Machine(expr.host_cpu(), **{"threads": 1, **options})
+    found = np.array(compile_graph.compiled(b.build({"y": made}), machine, Purpose())({}, arrays)["y"])
     expected = np.asarray(function(*arrays.values()))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * float(np.abs(expected).max()))
 

@@ -12,8 +12,10 @@ import pytest
 import mithril as ml
 import mithril_cbackend
 from mithril import ops
-from mithril.errors import BackendError, InputError, MithrilError
-from mithril.graph import Builder
+from mithril.base.dtypes import int32
+from mithril.base.errors import BackendError, InputError, MithrilError
+from mithril.ir import Builder
+from mithril.ir.decompose import decompose
 from mithril.models import (
     BatchNorm1d,
     Conv2d,
@@ -26,12 +28,13 @@ from mithril.models import (
     Relu,
     While,
 )
-from mithril.ops.decompose import decompose
-from mithril.types import int32
-from mithril_cbackend import building, grouping, tir, toolchains
 from mithril_cbackend.backend import CBackend
-from mithril_cbackend.lowering.frame import Machine
-from mithril_cbackend.purpose import Purpose
+from mithril_cbackend.bundle import toolchains
+from mithril_cbackend.compile_target import Purpose
+from mithril_cbackend.graph import fusion
+from mithril_cbackend.lowering.element.kernel_builder import Machine
+from mithril_cbackend.program import compile_graph
+from mithril_cbackend.tir import expr
 
 RNG = np.random.default_rng(0)
 
@@ -175,7 +178,7 @@ def test_valgrind_is_silent(tmp_path):
 
 @needs("gcc", "make")
 def test_parallel_loops_are_openmp(tmp_path, monkeypatch):
-    monkeypatch.setattr(building, "processors", lambda: 2)
+    monkeypatch.setattr(compile_graph, "processors", lambda: 2)
     model = stacked(Linear(256, name="l"), Relu())
     made = ml.compile(model, "c", shapes={"input": [64, 256]}, inference=True, num_threads=2)
     made.bind(made.randomize_params(seed=1)).export(tmp_path)
@@ -280,13 +283,13 @@ def test_products_read_int8_weights_where_they_are(tmp_path, rows):
         x, ids = b.input("x", (rows, 48)), b.input("ids", (rows,), int32)
         w, v, table = b.param("w", (48, 300)), b.param("v", (300, 64)), b.param("table", (100, 64))
         y = ops.linear(ops.matmul(ops.matmul(x, w), v) + ops.take(table, ids, axis=0), table)
-    graph = decompose(b.build({"y": y}), lambda node: grouping.lowers(node.op.name))
+    graph = decompose(b.build({"y": y}), lambda node: fusion.lowers(node.op.name))
     params = {i.name: RNG.standard_normal(i.type.shape).astype(np.float32) for i in graph.with_role("param")}
     arenas = {}
     for quantization in (None, "int8"):
         folder = tmp_path / str(quantization)
-        executable = building.compiled(
-            graph, Machine(tir.host_cpu(), 1, 16), Purpose("x86_64", "linux", quantization=quantization)
+        executable = compile_graph.compiled(
+            graph, Machine(expr.host_cpu(), 1, 16), Purpose("x86_64", "linux", quantization=quantization)
         )
         exported = mithril_cbackend.export_program(executable, folder, params, library=None)
         arenas[quantization] = exported.contents.arena_bytes

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mithril.graph import Builder
+from mithril.ir import Builder
+from mithril.ir.decompose import decompose
 from mithril.ops import erf, exp, expm1, log, log1p, max, sigmoid, softmax, tanh
-from mithril.ops.decompose import decompose
 from mithril_cbackend.backend import CBackend
 
 Function = Callable[[Any], Any]

@@ -8,13 +8,13 @@ from hypothesis import given, strategies as st
 
 import mithril as ml
 from mithril import ops
-from mithril.graph import Builder
+from mithril.backend.memory_plan import Buffer
+from mithril.ir import Builder
+from mithril.ir.decompose import decompose
+from mithril.ir.evaluate import evaluate
 from mithril.models import Conv2d, Gelu, LayerNorm, Linear, MaxPool2d, Model, MultiHeadAttention, Relu
-from mithril.ops.decompose import decompose
-from mithril.ops.evaluate import evaluate
-from mithril.runtime.memory import Buffer
-from mithril_cbackend.arena import smallest
 from mithril_cbackend.backend import CBackend
+from mithril_cbackend.graph.arena import smallest
 
 
 def stacked(*layers):

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.errors import BackendError, OptionError
+from mithril.base.errors import BackendError, OptionError
 from mithril.models import Linear, Model, Tanh
-from mithril_cbackend import building, tir
-from mithril_cbackend.lowering import elementwise
+from mithril_cbackend.lowering.element import elementwise
+from mithril_cbackend.program import compile_graph
+from mithril_cbackend.tir import expr
 
 X = np.random.default_rng(0).standard_normal((64, 256)).astype(np.float32)
 
@@ -26,7 +27,7 @@ def machine(made):
 
 
 def test_threads_and_vectors_are_those_asked_for(monkeypatch):
-    monkeypatch.setattr(building, "processors", lambda: 2)
+    monkeypatch.setattr(compile_graph, "processors", lambda: 2)
     for given, threads, width in (
         ({"num_threads": 1}, 1, None),
         ({"num_threads": 2}, 2, None),
@@ -43,7 +44,7 @@ def test_threads_and_vectors_are_those_asked_for(monkeypatch):
 
 
 def test_source_shows_threads_and_vectors(monkeypatch):
-    monkeypatch.setattr(building, "processors", lambda: 2)
+    monkeypatch.setattr(compile_graph, "processors", lambda: 2)
     assert "PARALLEL\n" in compiled(num_threads=2).source
     assert "PARALLEL" not in compiled(num_threads=1).source
     assert "vector_size(4 * 4)" in compiled(cpu_options={"vector_bytes": 16}).source
@@ -51,7 +52,7 @@ def test_source_shows_threads_and_vectors(monkeypatch):
 
 
 def test_more_threads_than_there_are_is_said(monkeypatch):
-    monkeypatch.setattr(building, "processors", lambda: 2)
+    monkeypatch.setattr(compile_graph, "processors", lambda: 2)
     made = compiled(num_threads=64)
     assert machine(made).threads == 2
     assert "64 threads asked for, 2 used" in str(made.decisions)
@@ -60,7 +61,7 @@ def test_more_threads_than_there_are_is_said(monkeypatch):
 
 
 def test_another_processor_of_the_same_kind():
-    older = [n for n in ("x86-64-v2", "cortex-a53") if n in tir.cpu_names()]
+    older = [n for n in ("x86-64-v2", "cortex-a53") if n in expr.cpu_names()]
     made = compiled(cpu_options={"cpu": older[0]})
     assert machine(made).cpu == older[0]
     made.evaluate(made.randomize_params(), {"input": X})
@@ -72,18 +73,18 @@ def test_a_processor_that_nobody_knows():
 
 
 def test_code_that_this_computer_cannot_run_is_refused(monkeypatch):
-    monkeypatch.setattr(tir, "lacking", lambda cpu: ["amx-tile", "avx512fp16"])
+    monkeypatch.setattr(expr, "lacking", lambda cpu: ["amx-tile", "avx512fp16"])
     with pytest.raises(OptionError) as error:
-        compiled(cpu_options={"cpu": tir.host_cpu()})
+        compiled(cpu_options={"cpu": expr.host_cpu()})
     assert str(error.value) == (
-        f"this computer cannot run code for the processor '{tir.host_cpu()}'\n"
-        f"  it is a '{tir.host_cpu()}' and lacks: amx-tile, avx512fp16\n"
+        f"this computer cannot run code for the processor '{expr.host_cpu()}'\n"
+        f"  it is a '{expr.host_cpu()}' and lacks: amx-tile, avx512fp16\n"
         "hint: leave cpu out of cpu_options; compiled.export(folder) writes C for other computers"
     )
 
 
 def test_this_computer_lacks_nothing_of_its_own():
-    assert tir.lacking(tir.host_cpu()) == []
+    assert expr.lacking(expr.host_cpu()) == []
 
 
 @pytest.mark.parametrize(("given", "message"), [({"threads": 2}, "'threads'"), ({"vector_bytes": 12}, "cannot be 12")])
@@ -93,12 +94,12 @@ def test_other_keys_and_values_are_refused(given, message):
 
 
 def test_a_failing_pass_of_tvm_is_said_with_the_layer(monkeypatch):
-    def fails(functions, entries, cpu, threads, real=tir.compiled):
+    def fails(functions, entries, cpu, threads, real=expr.compiled):
         if any("tanh" in name for name in functions):
             raise BackendError("TVM could not make machine code: a pass failed")
         return real(functions, entries, cpu, threads)
 
-    monkeypatch.setattr(tir, "compiled", fails)
+    monkeypatch.setattr(expr, "compiled", fails)
     model = Model()
     line = inspect.currentframe().f_lineno + 1
     model += Tanh(name="t")

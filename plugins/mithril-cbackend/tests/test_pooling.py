@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from mithril import ops
-from mithril.graph import Builder
-from mithril_cbackend import building, tir
-from mithril_cbackend.lowering import frame
-from mithril_cbackend.lowering.frame import Machine
-from mithril_cbackend.purpose import Purpose
+from mithril.ir import Builder
+from mithril_cbackend.compile_target import Purpose
+from mithril_cbackend.lowering.element import kernel_builder
+from mithril_cbackend.lowering.element.kernel_builder import Machine
+from mithril_cbackend.program import compile_graph
+from mithril_cbackend.tir import expr
 
 RNG = np.random.default_rng(0)
 WINDOWS: dict[str, dict[str, Any]] = {
@@ -30,7 +31,7 @@ def run(function: Any, x: np.ndarray[Any, Any], **machine: Any) -> np.ndarray[An
     with Builder() as b:
         made = function(b.input("x", x.shape, x.dtype.name))
     graph = b.build({"y": made})
-    program = building.compiled(graph, Machine(tir.host_cpu(), **{"threads": 1, **machine}), Purpose())
+    program = compile_graph.compiled(graph, Machine(expr.host_cpu(), **{"threads": 1, **machine}), Purpose())
     return np.array(program({}, {"x": x})["y"])
 
 
@@ -40,7 +41,7 @@ def check(function: Any, x: np.ndarray[Any, Any], **machine: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def _threads_share_small_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame, "PARALLEL_WORK", 1)
+    monkeypatch.setattr(kernel_builder, "PARALLEL_WORK", 1)
 
 
 @pytest.mark.parametrize("name", list(WINDOWS))

@@ -9,18 +9,19 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mithril.graph import Builder, Graph, Input
+from mithril.base.dtypes import dtype as as_dtype
+from mithril.ir import Builder, Graph, Input
 from mithril.ops import cast, dot, matmul, maximum, transpose
-from mithril.types import dtype as as_dtype
-from mithril_cbackend import building, program as programs, tir
-from mithril_cbackend.lowering import frame
-from mithril_cbackend.lowering.frame import Machine
-from mithril_cbackend.lowering.matmul import plan_of, schedules
-from mithril_cbackend.lowering.products import product_of
-from mithril_cbackend.purpose import Purpose
+from mithril_cbackend.compile_target import Purpose
+from mithril_cbackend.lowering.element import kernel_builder
+from mithril_cbackend.lowering.element.kernel_builder import Machine
+from mithril_cbackend.lowering.matmul.matmul import plan_of, schedules
+from mithril_cbackend.lowering.matmul.matmul_form import product_of
+from mithril_cbackend.program import compile_graph, program as programs
+from mithril_cbackend.tir import expr
 
 RNG = np.random.default_rng(0)
-BASE = Machine(tir.host_cpu(), 1)
+BASE = Machine(expr.host_cpu(), 1)
 SMALL = replace(BASE, cache=1 << 13)  # so small a second cache that sums of a hundred terms come in parts
 Array = np.ndarray[Any, Any]
 
@@ -44,7 +45,7 @@ def check(
     function: Any, *given: Array, machine: Machine = BASE, known: tuple[str, ...] = (), rtol: float = 2e-5
 ) -> None:
     arrays = {f"x{k}": a for k, a in enumerate(given)}
-    executable = building.compiled(graph_of(function, arrays, known), machine, Purpose())
+    executable = compile_graph.compiled(graph_of(function, arrays, known), machine, Purpose())
     made = np.array(executable({}, {n: a for n, a in arrays.items() if n not in known})["y"])
     expected = np.asarray(function(*given))
     assert made.dtype == expected.dtype
@@ -57,7 +58,7 @@ def check(
 
 @pytest.fixture(autouse=True)
 def _threads_share_small_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame, "PARALLEL_WORK", 1)
+    monkeypatch.setattr(kernel_builder, "PARALLEL_WORK", 1)
 
 
 def turned(x: Any) -> Any:
@@ -103,7 +104,7 @@ def test_threads_wait_for_each_other_once() -> None:
         arrays = dict(zip("xw", operands(layout, 64, 2000, 128), strict=True))
         program = programs.write(graph_of(LAYOUTS[layout], arrays), replace(SMALL, threads=2))
         (function,) = (program.functions[n] for n in program.kernels)
-        assert tir.text(function.made).count("T.parallel(") == 1
+        assert expr.text(function.made).count("T.parallel(") == 1
 
 
 def test_sums_wait_in_a_result_or_beside_it() -> None:
@@ -117,7 +118,7 @@ def test_sums_wait_in_a_result_or_beside_it() -> None:
 
 
 def test_rows_are_copied_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mithril_cbackend.lowering import matmul as template
+    from mithril_cbackend.lowering.matmul import matmul as template
 
     monkeypatch.setattr(template, "ROWS", 64)
     for threads in (1, 2):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mithril_cbackend import tuning
+from mithril_cbackend.schedule import tuning
 
 TEXT = (Path(__file__).parents[1] / "README.md").read_text()
 
@@ -35,7 +35,8 @@ def test_its_python_and_c_run(tmp_path, monkeypatch, capsys):
 
 
 def test_its_table_has_every_option():
-    from mithril_cbackend import building, purpose
+    from mithril_cbackend import compile_target
+    from mithril_cbackend.program import compile_graph
 
-    for key in (*building.KNOWN, *purpose.KNOWN):
+    for key in (*compile_graph.KNOWN, *compile_target.KNOWN):
         assert f"`{key}`" in TEXT

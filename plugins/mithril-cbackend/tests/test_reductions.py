@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from mithril import ops
-from mithril.graph import Builder
-from mithril_cbackend import building, tir
-from mithril_cbackend.lowering.frame import Machine
-from mithril_cbackend.purpose import Purpose
+from mithril.ir import Builder
+from mithril_cbackend.compile_target import Purpose
+from mithril_cbackend.lowering.element.kernel_builder import Machine
+from mithril_cbackend.program import compile_graph
+from mithril_cbackend.tir import expr
 
 RNG = np.random.default_rng(0)
 
@@ -19,7 +20,9 @@ RNG = np.random.default_rng(0)
 def check(function: Any, x: np.ndarray[Any, Any], **machine: Any) -> None:
     with Builder() as b:
         made = function(b.input("x", x.shape, x.dtype.name))
-    program = building.compiled(b.build({"y": made}), Machine(tir.host_cpu(), **{"threads": 1, **machine}), Purpose())
+    program = compile_graph.compiled(
+        b.build({"y": made}), Machine(expr.host_cpu(), **{"threads": 1, **machine}), Purpose()
+    )
     np.testing.assert_allclose(program({}, {"x": x})["y"], function(x), rtol=1e-5, atol=1e-5)
 
 

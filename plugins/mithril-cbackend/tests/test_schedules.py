@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.graph import Builder, Graph, Input
+from mithril.ir import Builder, Graph, Input
 from mithril.models import Conv2d, IOKey, Linear, Model, Relu
 from mithril.ops import (
     conv,
@@ -30,11 +30,12 @@ from mithril.ops import (
     tanh,
     transpose,
 )
-from mithril_cbackend import building, program as programs, tir
-from mithril_cbackend.executable import Executable
-from mithril_cbackend.lowering import frame
-from mithril_cbackend.lowering.frame import Machine
-from mithril_cbackend.purpose import Purpose
+from mithril_cbackend.compile_target import Purpose
+from mithril_cbackend.lowering.element import kernel_builder
+from mithril_cbackend.lowering.element.kernel_builder import Machine
+from mithril_cbackend.program import compile_graph, program as programs
+from mithril_cbackend.program.executable import Executable
+from mithril_cbackend.tir import expr
 
 RNG = np.random.default_rng(0)
 
@@ -57,7 +58,7 @@ def graph_of(function: Any, arrays: dict[str, np.ndarray[Any, Any]], known: tupl
 
 
 def run(graph: Graph, arrays: dict[str, np.ndarray[Any, Any]], machine: Machine) -> np.ndarray[Any, Any]:
-    executable: Executable = building.compiled(graph, machine, Purpose())
+    executable: Executable = compile_graph.compiled(graph, machine, Purpose())
     given = {n: a for n, a in arrays.items() if n in {i.name for i in graph.arguments}}
     return np.array(executable({}, given)["y"])
 
@@ -66,14 +67,14 @@ def check(
     function: Any, arrays: dict[str, np.ndarray[Any, Any]], *, known: tuple[str, ...] = (), **machine: Any
 ) -> None:
     graph = graph_of(function, arrays, known)
-    made = run(graph, arrays, Machine(tir.host_cpu(), **{"threads": 1, **machine}))
+    made = run(graph, arrays, Machine(expr.host_cpu(), **{"threads": 1, **machine}))
     expected = np.asarray(function(*arrays.values()))
     np.testing.assert_allclose(made, expected, rtol=2e-5, atol=2e-5 * float(np.abs(expected).max()))
 
 
 @pytest.fixture(autouse=True)
 def _threads_share_small_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame, "PARALLEL_WORK", 1)
+    monkeypatch.setattr(kernel_builder, "PARALLEL_WORK", 1)
 
 
 WIDTHS = pytest.mark.parametrize("vector_bytes", [64, 32, 16, 4])
@@ -108,7 +109,7 @@ def test_threads_share_the_rows_of_a_single_panel() -> None:
 def test_a_known_operand_is_packed_once() -> None:
     w = random(64, 96)
     graph = graph_of(matmul, {"x": random(16, 64), "w": w}, ("w",))
-    program = programs.write(graph, Machine(tir.host_cpu(), 1))
+    program = programs.write(graph, Machine(expr.host_cpu(), 1))
     (packed,) = program.constants.values()
     assert packed.size == w.size
     assert sorted(packed.tolist()) == sorted(w.reshape(-1).tolist())
@@ -177,7 +178,7 @@ def test_what_follows_a_convolution_may_read_its_image() -> None:
 
 # -- rows ---------------------------------------------------------------------------------------------------------
 def kernels_of(function: Any, arrays: dict[str, np.ndarray[Any, Any]]) -> list[str]:
-    program = programs.write(graph_of(function, arrays), Machine(tir.host_cpu(), 1))
+    program = programs.write(graph_of(function, arrays), Machine(expr.host_cpu(), 1))
     return [k.kind for k in program.kernels.values()]
 
 
@@ -218,7 +219,7 @@ def test_special_values_in_rows() -> None:
     x = random(4, 40)
     x[0, 3], x[1, 5], x[2] = np.nan, np.inf, -np.inf
     graph = graph_of(softmax, {"x": x})
-    made = run(graph, {"x": x}, Machine(tir.host_cpu(), 1))
+    made = run(graph, {"x": x}, Machine(expr.host_cpu(), 1))
     with np.errstate(invalid="ignore"):
         np.testing.assert_allclose(made, np.asarray(softmax(x)), rtol=1e-5)
 
@@ -275,9 +276,9 @@ def test_kernels_are_called_not_inlined() -> None:
         return x
 
     graph = graph_of(layers, {"x": random(8, 16), "w": random(16, 16)})
-    machine = Machine(tir.host_cpu(), 1)
+    machine = Machine(expr.host_cpu(), 1)
     program = programs.write(graph, machine)
     functions = {n: f.made for n, f in program.functions.items()} | {programs.DRIVE: program.driver}
-    built = tir.compiled(functions, {}, machine.cpu, 1)
+    built = expr.compiled(functions, {}, machine.cpu, 1)
     (name,) = program.kernels
-    assert len(re.findall(rf"call [^\n]*@{name}\(", tir.listing(built, "ll"))) == 30
+    assert len(re.findall(rf"call [^\n]*@{name}\(", expr.listing(built, "ll"))) == 30

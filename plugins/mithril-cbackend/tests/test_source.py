@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 import mithril.ops  # noqa: F401
-from mithril.ops.decompose import decompose
-from mithril.runtime.backend import BuildOptions
+from mithril.backend.base import BuildOptions
+from mithril.base.dtypes import dtype as as_dtype
+from mithril.ir.decompose import decompose
 from mithril.testing.cases import backend_cases
 from mithril.testing.compare import assert_close, tolerance
-from mithril.types import dtype as as_dtype
-from mithril_cbackend import building, program as programs
-from mithril_cbackend.arena import smallest
 from mithril_cbackend.backend import CBackend
-from mithril_cbackend.layout import aligned
-from mithril_cbackend.purpose import Purpose
-from mithril_cbackend.source import body_text, prelude, slot_names
+from mithril_cbackend.bundle.c_printer import body_text, prelude, slot_names
+from mithril_cbackend.compile_target import Purpose
+from mithril_cbackend.graph.arena import smallest
+from mithril_cbackend.graph.call_layout import aligned
+from mithril_cbackend.program import compile_graph, program as programs
 
 FLAGS = ["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-fwrapv", "-fPIC", "-shared", "-march=native"]
 OTHERS = ("add", "exp", "sum", "matmul")  # what stands for the ways 16 and 64 bits are read and written
@@ -52,7 +52,7 @@ class Compiled:
 
     def build(self, folder):
         texts = []
-        machine = building.machine(BuildOptions(), Purpose())
+        machine = compile_graph.machine(BuildOptions(), Purpose())
         for k, case in enumerate(CASES):
             program = programs.write(lowered(case), machine, smallest)
             text = body_text(program, machine.lanes())

@@ -9,9 +9,9 @@ import pytest
 
 import mithril as ml
 import mithril_cbackend
+from mithril.ir.evaluate import evaluate
 from mithril.models import Conv2d, Flatten, LayerNorm, Linear, Model, Relu
-from mithril.ops.evaluate import evaluate
-from mithril_cbackend.executable import Executable
+from mithril_cbackend.program.executable import Executable
 
 pytest.importorskip("mithril_train", reason="mithril-train is not installed")
 draw = np.random.default_rng(0)

@@ -13,17 +13,20 @@ from click.testing import CliRunner
 
 import mithril as ml
 import mithril_cbackend
-from mithril.cli import main
-from mithril.errors import InputError, OptionError, StrictError
-from mithril.graph import Builder, Graph
+from mithril.base.errors import InputError, OptionError, StrictError
+from mithril.ir import Builder, Graph
 from mithril.models import Linear, Model
 from mithril.ops import conv, matmul as product
-from mithril_cbackend import building, searching, tir, tuning
-from mithril_cbackend.lowering import convolutions, matmul, products
-from mithril_cbackend.lowering.frame import Machine
-from mithril_cbackend.processor import vector_bytes
-from mithril_cbackend.purpose import Purpose
-from mithril_cbackend.schedules import Schedules
+from mithril.tools.cli import main
+from mithril_cbackend.compile_target import Purpose
+from mithril_cbackend.cpu_info import vector_bytes
+from mithril_cbackend.lowering.conv import direct_convolution
+from mithril_cbackend.lowering.element.kernel_builder import Machine
+from mithril_cbackend.lowering.matmul import matmul, matmul_form
+from mithril_cbackend.program import compile_graph
+from mithril_cbackend.schedule import offline_tuning, tuning
+from mithril_cbackend.schedule.schedules import Schedules
+from mithril_cbackend.tir import expr
 
 RNG = np.random.default_rng(0)
 
@@ -33,7 +36,9 @@ def random(*shape: int) -> np.ndarray[Any, Any]:
 
 
 def run(graph: Graph, machine: Machine, *arrays: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return np.array(building.compiled(graph, machine, Purpose())({}, {f"x{k}": a for k, a in enumerate(arrays)})["y"])
+    return np.array(
+        compile_graph.compiled(graph, machine, Purpose())({}, {f"x{k}": a for k, a in enumerate(arrays)})["y"]
+    )
 
 
 def two(function: Any, *arrays: np.ndarray[Any, Any]) -> Graph:
@@ -45,11 +50,11 @@ def two(function: Any, *arrays: np.ndarray[Any, Any]) -> Graph:
 def test_every_schedule_of_a_product_is_right() -> None:
     x, w = random(37, 50), random(50, 70)
     graph = two(product, x, w)
-    machine = Machine(tir.host_cpu(), 1)
+    machine = Machine(expr.host_cpu(), 1)
     (node,) = graph.nodes
     found = matmul.schedules(node, machine)
     assert "8x32" in found
-    name = str(products.product_of(node))
+    name = str(matmul_form.product_of(node))
     for chosen in found:
         made = run(graph, Machine(machine.cpu, 1, schedules={name: chosen}), x, w)
         np.testing.assert_allclose(made, x @ w, rtol=1e-4, atol=1e-4, err_msg=chosen)
@@ -59,14 +64,14 @@ def test_every_schedule_of_a_convolution_is_right() -> None:
     x, w = random(2, 16, 6, 6), random(24, 16, 3, 3)
     how = {"stride": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1), "groups": 1}
     graph = two(lambda x, w: conv(x, w, **how), x, w)
-    machine = Machine(tir.host_cpu(), 1)
+    machine = Machine(expr.host_cpu(), 1)
     (node,) = graph.nodes
-    found = convolutions.schedules(node, machine)
-    assert len(found) > 3 and convolutions.DIRECT in found
+    found = direct_convolution.schedules(node, machine)
+    assert len(found) > 3 and direct_convolution.DIRECT in found
     texts = set()
     for chosen in found:
-        schedules = {convolutions.signature(node): chosen}
-        executable = building.compiled(graph, Machine(machine.cpu, 1, schedules=schedules), Purpose())
+        schedules = {direct_convolution.signature(node): chosen}
+        executable = compile_graph.compiled(graph, Machine(machine.cpu, 1, schedules=schedules), Purpose())
         made = executable({}, {"x0": x, "x1": w})["y"]
         np.testing.assert_allclose(made, np.asarray(conv(x, w, **how)), rtol=1e-4, atol=1e-4, err_msg=chosen)
         texts.add(executable.source)
@@ -94,7 +99,7 @@ def schedules_of(made: Any) -> Any:
 def choices() -> list[str]:
     """What the templates have for this product."""
     graph = two(product, random(64, 128), random(128, 256))
-    return matmul.schedules(graph.nodes[0], Machine(tir.host_cpu(), 1, vector_bytes()))
+    return matmul.schedules(graph.nodes[0], Machine(expr.host_cpu(), 1, vector_bytes()))
 
 
 NAME = "64x256x128"
@@ -127,7 +132,7 @@ def test_level_high_measures_once_and_keeps_what_won(tmp_path: Path, asked: list
 def test_the_fastest_is_measured() -> None:
     x, w = random(128, 256), random(256, 256)
     (operation,) = tuning.operations(two(product, x, w)).values()
-    machine = Machine(tir.host_cpu(), 1)
+    machine = Machine(expr.host_cpu(), 1)
     assert tuning.fastest(operation, machine) in (tuning.DEFAULT, *operation.choices(machine))
 
 
@@ -242,7 +247,7 @@ def test_a_search_keeps_what_makes_the_program_faster(
             found[name] = times.get(chosen, 1.0) if not (whole and chosen == BETTER) else 2.0
         return found
 
-    monkeypatch.setattr(searching, "in_turns", raced)
+    monkeypatch.setattr(offline_tuning, "in_turns", raced)
     made = compiled()
     found = mithril_cbackend.tune_offline(made, seconds=20, store=tmp_path)
     (row,) = found.rows

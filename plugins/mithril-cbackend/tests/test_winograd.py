@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.graph import Builder, Graph, Input
+from mithril.ir import Builder, Graph, Input
 from mithril.models import Conv2d, IOKey, Model
 from mithril.ops import conv, conv_input_grad, maximum
-from mithril_cbackend import building, program, tir
-from mithril_cbackend.lowering import convolutions, frame, winograd
-from mithril_cbackend.lowering.frame import Machine
-from mithril_cbackend.purpose import Purpose
+from mithril_cbackend.compile_target import Purpose
+from mithril_cbackend.lowering.conv import direct_convolution, winograd
+from mithril_cbackend.lowering.element import kernel_builder
+from mithril_cbackend.lowering.element.kernel_builder import Machine
+from mithril_cbackend.program import compile_graph, program
+from mithril_cbackend.tir import expr
 
 RNG = np.random.default_rng(0)
 DENSE = {"stride": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1), "groups": 1}
@@ -38,25 +40,25 @@ def graph_of(function: Any, arrays: Arrays, known: tuple[str, ...] = ()) -> Grap
 
 def run(graph: Graph, arrays: Arrays, machine: Machine) -> np.ndarray[Any, Any]:
     given = {i.name: arrays[i.name] for i in graph.arguments}
-    return np.array(building.compiled(graph, machine, Purpose())({}, given)["y"])
+    return np.array(compile_graph.compiled(graph, machine, Purpose())({}, given)["y"])
 
 
 def ways(function: Any, arrays: Arrays, known: tuple[str, ...] = (), **machine: Any) -> dict[str, np.ndarray[Any, Any]]:
     """The result of every plan of Winograd."""
     graph = graph_of(function, arrays, known)
-    usual = Machine(tir.host_cpu(), **{"threads": 1, **machine})
+    usual = Machine(expr.host_cpu(), **{"threads": 1, **machine})
     node = next(n for n in graph.nodes if n.op.name.startswith("conv"))
     names = [str(p) for p in winograd.plans(node, usual)]
     assert names
     chosen = {
-        n: Machine(usual.cpu, usual.threads, usual.vector_bytes, {convolutions.signature(node): n}) for n in names
+        n: Machine(usual.cpu, usual.threads, usual.vector_bytes, {direct_convolution.signature(node): n}) for n in names
     }
     return {n: run(graph, arrays, m) for n, m in chosen.items()}
 
 
 @pytest.fixture(autouse=True)
 def _threads_share_small_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame, "PARALLEL_WORK", 1)
+    monkeypatch.setattr(kernel_builder, "PARALLEL_WORK", 1)
 
 
 SIZES = {
@@ -105,13 +107,13 @@ def test_the_gradient_of_the_image() -> None:
 
 
 def test_it_is_chosen_where_there_are_channels_enough() -> None:
-    machine = Machine(tir.host_cpu(), 1)
+    machine = Machine(expr.host_cpu(), 1)
 
     def chosen(channels: int, size: int) -> Any:
         arrays = {"x": random(1, channels, size, size), "w": random(channels, channels, 3, 3)}
         graph = graph_of(lambda x, w: conv(x, w, **DENSE), arrays)
         (kernel,) = program.write(graph, machine).kernels.values()
-        return convolutions.planned(kernel, machine, known=True)
+        return direct_convolution.planned(kernel, machine, known=True)
 
     assert isinstance(chosen(64, 28), winograd.Plan)
     assert not isinstance(chosen(4, 28), winograd.Plan)
@@ -122,8 +124,8 @@ def test_no_less_exact_than_sums_of_products() -> None:
     exact = np.asarray(conv(*(a.astype(np.float64) for a in arrays.values()), **DENSE))
     plain = graph_of(lambda x, w: conv(x, w, **DENSE), arrays)
     node = plain.nodes[0]
-    schedule = {convolutions.signature(node): convolutions.DIRECT}
-    direct = np.abs(run(plain, arrays, Machine(tir.host_cpu(), 1, 64, schedule)) - exact).max()
+    schedule = {direct_convolution.signature(node): direct_convolution.DIRECT}
+    direct = np.abs(run(plain, arrays, Machine(expr.host_cpu(), 1, 64, schedule)) - exact).max()
     for found in ways(lambda x, w: conv(x, w, **DENSE), arrays).values():
         assert np.abs(found - exact).max() <= direct
 

@@ -18,10 +18,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from random_graphs import Maker
 
 import mithril as ml
-from mithril.errors import MithrilError
-from mithril.graph import Graph, Value, to_text
-from mithril.types import TensorType, dtype as as_dtype
-from mithril_ggml.loading import read_graph
+from mithril.base.dtypes import TensorType, dtype as as_dtype
+from mithril.base.errors import MithrilError
+from mithril.ir import Graph, Value, to_text
+from mithril_ggml.gguf.load import read_graph
 
 QUANTIZE = (None, "q8_0", "q4_k", "q4_0", "tq2_0", "q2_k", "iq4_nl", "f16")
 HUGE = ("0", "1", "-1", "3", "17", "255", "65536", "2147483648", "9223372036854775807", "1e400", "nan", "B")

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.errors import InputError, MithrilError, OptionError
+from mithril.base.dtypes import dtype as as_dtype
+from mithril.base.errors import InputError, MithrilError, OptionError
 from mithril.models import BatchNorm2d, Conv2d, Embedding, Linear, Relu, TransformerEncoderLayer
 from mithril.testing.constants import EveryRole, difference
-from mithril.types import dtype as as_dtype
-from mithril_ggml.gguf_reader import read_gguf
+from mithril_ggml.gguf.reader import read_gguf
 
 rng = np.random.default_rng(0)
 
@@ -114,13 +114,13 @@ def test_the_gguf_package_reads_it(tmp_path):
 
 def test_long_names_and_odd_values(tmp_path):
     """Names beyond ggml's limit, scalars, many axes, empty arrays, every dtype, large constants."""
-    from mithril.compiler import make_backend
-    from mithril.graph import Builder
-    from mithril.graph.registry import operation as op
-    from mithril.options import resolve
-    from mithril.runtime.compiled import CompiledModel
+    from mithril.base.registry import operation as op
+    from mithril.compiler.steps import make_backend
+    from mithril.ir import Builder
+    from mithril.plugins.option_table import resolve
+    from mithril.runtime.compiled_model import CompiledModel
     from mithril.runtime.signature import InputSpec
-    from mithril_ggml.loading import GraphCompiler
+    from mithril_ggml.gguf.load import GraphCompiler
 
     kinds = (
         "float16",
@@ -143,7 +143,7 @@ def test_long_names_and_odd_values(tmp_path):
         x = b.input("x", (2, 3))
         outputs = {n: op("mul")(b.param(n, a.shape), 1.0) for n, a in values.items()}
         for k in kinds:
-            from mithril.types import dtype as as_dtype
+            from mithril.base.dtypes import dtype as as_dtype
 
             values[k] = np.arange(6).reshape(2, 3).astype(as_dtype(k).numpy)
             outputs[k] = op("reshape")(b.param(k, (2, 3), k), shape=(6,))
@@ -179,8 +179,8 @@ def test_ternary_weights_go_into_the_file_as_they_are(tmp_path, numpy_backend):
 
 
 def test_the_file_leaves_open_what_any_program_leaves_open(tmp_path):
-    from mithril.dims import Dim
-    from mithril.types import TensorType, float32
+    from mithril.base.dims import Dim
+    from mithril.base.dtypes import TensorType, float32
 
     model = ml.Model()
     model += Linear(8, 3)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.errors import BackendError, InputError, MemoryLimitError, MithrilError
-from mithril.graph import Builder
-from mithril.graph.registry import operation as op
-from mithril_ggml.guard import guarded
-from mithril_ggml.library import ggml
+from mithril.base.errors import BackendError, InputError, MemoryLimitError, MithrilError
+from mithril.base.registry import operation as op
+from mithril.ir import Builder
+from mithril_ggml.library.abort_guard import guarded
+from mithril_ggml.library.library import ggml
 from mithril_ggml.lowering.table import TABLE, emit
 
 HERE = Path(__file__).parent
@@ -80,7 +80,7 @@ def test_a_forked_process_can_make_programs():
     graph = b.build({"y": y})
     ml.GGMLBackend().build(graph)
     command = (
-        "import os, numpy as np, mithril as ml; from mithril.graph import parse; "
+        "import os, numpy as np, mithril as ml; from mithril.ir import parse; "
         f"g = parse({str(graph)!r}); ml.GGMLBackend().build(g); pid = os.fork(); "
         "r = ml.GGMLBackend().build(g)({}, {'x': np.ones(4, np.float32)})['y']; "
         "pid or os._exit(0 if abs(r[0] - np.tanh(1)) < 1e-6 else 3); "
@@ -124,7 +124,7 @@ def test_programs_larger_than_the_machine():
 
 
 def test_safe_mode_computes_the_same():
-    from mithril.runtime.backend import BuildOptions
+    from mithril.backend.base import BuildOptions
 
     with Builder() as b:
         y = op("softmax")(op("tanh")(b.input("x", (3, 4))))
@@ -135,7 +135,7 @@ def test_safe_mode_computes_the_same():
 
 
 def test_checks_name_the_index_outside():
-    from mithril.runtime.backend import BuildOptions
+    from mithril.backend.base import BuildOptions
 
     table = np.arange(12, dtype=np.float32).reshape(6, 2)
     for name, at in (("take", (3,)), ("gather_nd", (3, 1)), ("embedding", (3,)), ("take_along_axis", (3, 2))):

@@ -8,12 +8,12 @@ from random_graphs import Maker
 
 import mithril as ml
 from mithril.autodiff import gradients
-from mithril.errors import InputError, MemoryLimitError, OptionError
-from mithril.graph import Builder
-from mithril.graph.registry import operation as op
-from mithril.ops.decompose import decompose
-from mithril.ops.evaluate import evaluate
-from mithril.runtime.backend import BuildOptions
+from mithril.backend.base import BuildOptions
+from mithril.base.errors import InputError, MemoryLimitError, OptionError
+from mithril.base.registry import operation as op
+from mithril.ir import Builder
+from mithril.ir.decompose import decompose
+from mithril.ir.evaluate import evaluate
 
 rng = np.random.default_rng(0)
 
@@ -210,7 +210,7 @@ def test_a_training_loop_of_the_users_own(numpy_backend):
 
 
 def test_symbolic_sizes_share_one_executable():
-    from mithril.dims import Dim
+    from mithril.base.dims import Dim
 
     with Builder() as b:
         x = b.input("x", (Dim("B"), 8))
@@ -225,7 +225,7 @@ def test_symbolic_sizes_share_one_executable():
 
 
 def test_what_numpy_computes_is_said():
-    from mithril.decisions import Decisions
+    from mithril.base.decisions import Decisions
 
     with Builder() as b:
         y = op("erfinv")(b.input("x", (4,)))

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.decisions import Decisions
-from mithril.errors import OptionError, StrictError
-from mithril.graph import Builder
-from mithril.graph.registry import operation as op
-from mithril.runtime.backend import BuildOptions
-from mithril_ggml.kinds import by_code, fitting, kind, kinds
-from mithril_ggml.repack import suits
-from mithril_ggml.weights import PackedArray, pack, unpack
+from mithril.backend.base import BuildOptions
+from mithril.base.decisions import Decisions
+from mithril.base.errors import OptionError, StrictError
+from mithril.base.registry import operation as op
+from mithril.ir import Builder
+from mithril_ggml.library.quant_types import by_code, fitting, kind, kinds
+from mithril_ggml.library.repack import suits
+from mithril_ggml.weights.packed_weights import PackedArray, pack, unpack
 
 rng = np.random.default_rng(0)
 ERRORS = {"f32": 0, "f16": 4e-4, "bf16": 4e-3, "q8_0": 0.01, "q6_k": 0.03, "q5_k": 0.05, "q5_1": 0.05, "q5_0": 0.06,
@@ -105,7 +105,7 @@ def test_packing_and_unpacking(name):
 
 
 def test_weights_are_packed_once_for_all_programs():
-    from mithril.dims import Dim
+    from mithril.base.dims import Dim
 
     with Builder() as b:
         y = op("linear")(b.input("x", (Dim("B"), 64)), b.param("w", (32, 64)))

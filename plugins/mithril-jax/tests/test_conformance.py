@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from mithril.runtime.backend import BuildOptions
+from mithril.backend.base import BuildOptions
 from mithril.testing import BackendConformance
 
 QUICK = {

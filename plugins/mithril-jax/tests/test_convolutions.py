@@ -8,8 +8,8 @@ import pytest
 import mithril as ml
 from mithril import ops
 from mithril.autodiff import gradients
-from mithril.graph import Builder
-from mithril.ops.evaluate import evaluate
+from mithril.ir import Builder
+from mithril.ir.evaluate import evaluate
 
 CASES = [
     ((2, 4, 2, 2), (6, 4, 3, 3), {"stride": (1, 1), "padding": ((1, 1), (1, 1))}),

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.errors import InputError, OptionError, StrictError, UnsupportedError
+from mithril.base.errors import InputError, OptionError, StrictError, UnsupportedError
 from mithril.models import BatchNorm1d, Linear, Model, MSELoss, Relu
-from mithril_jax import meshes
+from mithril_jax.mesh import mesh_execution
 
 
 def mlp():
@@ -277,7 +277,7 @@ def test_a_mesh_larger_than_what_there_is():
     jax.devices()
     with pytest.raises(ml.BackendError, match="needs 4096 devices"):
         ml.JaxBackend(device_mesh=(64, 64))
-    assert meshes.shape_of(4) == (4,)
+    assert mesh_execution.shape_of(4) == (4,)
 
 
 # -- settings of the process --------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 
 import mithril as ml
-from mithril.graph import Builder
+from mithril.ir import Builder
 
 
 def test_positions_of_maxima_need_no_gather():

@@ -1,6 +1,6 @@
 """The MLX backend on the whole conformance kit."""
 
-from mithril.runtime.backend import BuildOptions
+from mithril.backend.base import BuildOptions
 from mithril.testing import BackendConformance
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.errors import BackendError, OptionError, StrictError
+from mithril.base.errors import BackendError, OptionError, StrictError
 from mithril.models import Gelu, If, LayerNorm, Linear, Model, MultiHeadAttention, Relu
-from mithril_mlx import running
-from mithril_mlx.library import BLAS, mx
+from mithril_mlx import execution
+from mithril_mlx.mlx_loader import BLAS, mx
 
 LINUX = sys.platform.startswith("linux")
 
@@ -76,7 +76,7 @@ def test_products_are_right(dtype):
 @pytest.mark.skipif(BLAS.threads() is None, reason="this BLAS does not count threads")
 def test_threads_are_set_for_the_call_only(monkeypatch):
     seen, before = [], BLAS.threads()
-    monkeypatch.setattr(running.mx, "eval", lambda x, real=mx.eval: (seen.append(BLAS.threads()), real(x)))
+    monkeypatch.setattr(execution.mx, "eval", lambda x, real=mx.eval: (seen.append(BLAS.threads()), real(x)))
     compiled = ml.compile(mlp(), "mlx", shapes={"x": [4, 8]}, num_threads=before + 1)
     run(compiled, random(4, 8))
     assert before + 1 in seen

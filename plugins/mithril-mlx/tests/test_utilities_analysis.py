@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.graph.parse import parse
+from mithril.ir.parse import parse
 from mithril_mlx import GraphBuilder, MlxComputationGraph
-from mithril_mlx.library import mx
+from mithril_mlx.mlx_loader import mx
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import pytest
 import mithril as ml
 from mithril.models import Linear, Model
 from mithril_mlx import MlxBatchOptimizer
-from mithril_mlx.library import mx
+from mithril_mlx.mlx_loader import mx
 
 
 def with_overhead(size):

@@ -10,7 +10,7 @@ import pytest
 
 import mithril as ml
 from mithril_mlx import MlxTensorCache
-from mithril_mlx.library import mx
+from mithril_mlx.mlx_loader import mx
 
 
 class Clock:

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.graph import trace
+from mithril.base.dtypes import TensorType, dtype
+from mithril.ir import trace
+from mithril.ir.evaluate import evaluate
 from mithril.models import Add, MatMul, Model
 from mithril.ops import add, exp, greater, maximum, relu, sigmoid, silu, sqrt, sum, tanh, where
-from mithril.ops.evaluate import evaluate
-from mithril.types import TensorType, dtype
 from mithril_mlx import FusionPattern, MlxKernelFusion
-from mithril_mlx.library import mx
 from mithril_mlx.metal import metal_kernel
+from mithril_mlx.mlx_loader import mx
 
 COMPILER = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.ops.evaluate import evaluate
+from mithril.ir.evaluate import evaluate
 from mithril_mlx import import_function
-from mithril_mlx.chain import build
-from mithril_mlx.library import mx
+from mithril_mlx.mlx_loader import mx
+from mithril_mlx.utilities.op_chain import build
 
 X = mx.array(np.random.default_rng(0).uniform(0.1, 2.0, (4, 6)).astype(np.float32))
 W = mx.array(np.random.default_rng(1).standard_normal((6, 6)).astype(np.float32))

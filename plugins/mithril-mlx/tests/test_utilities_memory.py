@@ -10,8 +10,8 @@ import pytest
 import mithril as ml
 from mithril.models import Linear, Model, Tanh
 from mithril_mlx import MlxMemoryOptimizer
-from mithril_mlx.library import mx
-from mithril_mlx.memory import planned_bytes
+from mithril_mlx.mlx_loader import mx
+from mithril_mlx.utilities.memory_pool import planned_bytes
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 import mithril as ml
 from mithril.models import Linear, Model, Relu
 from mithril_mlx import MlxProfiler
-from mithril_mlx.library import mx
+from mithril_mlx.mlx_loader import mx
 
 
 def heavy():

@@ -8,8 +8,9 @@ from datetime import timedelta
 import pytest
 
 import mithril as ml
-from mithril_mlx import MlxAutoTuner, tuner as module
-from mithril_mlx.library import mx
+from mithril_mlx import MlxAutoTuner
+from mithril_mlx.mlx_loader import mx
+from mithril_mlx.utilities import tuner as module
 
 TIMES = {"batch_size_16": 0.100, "batch_size_32": 0.080, "batch_size_64": 0.120}
 

@@ -9,14 +9,14 @@ import pytest
 
 import mithril as ml
 from mithril.autodiff import gradients
-from mithril.graph import Builder, verify
+from mithril.backend.memory_plan import plan
+from mithril.ir import Builder, verify
+from mithril.ir.evaluate import evaluate
 from mithril.models import Dropout, Model, TransformerEncoderLayer
 from mithril.ops import exp, matmul, sum, tanh
-from mithril.ops.evaluate import evaluate
-from mithril.passes import PassContext, random_arguments
-from mithril.runtime.memory import plan
+from mithril.passes.manager import PassContext, random_arguments
 from mithril_passes.checkpointing import gradient_checkpointing, halves
-from mithril_passes.cleaning import common_subexpression, dead_code_elimination
+from mithril_passes.cleanup import common_subexpression, dead_code_elimination
 
 X = np.random.default_rng(0).standard_normal((2, 32, 32)).astype(np.float32)
 

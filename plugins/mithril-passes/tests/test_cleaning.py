@@ -5,16 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mithril.graph import Builder, verify
+from mithril.ir import Builder, verify
+from mithril.ir.evaluate import evaluate
 from mithril.ops import exp, iota, neg, relu, uniform, while_loop
-from mithril.ops.evaluate import evaluate
 from mithril.testing import PassConformance
-from mithril_passes.cleaning import (
-    FOLD_LIMIT,
-    common_subexpression,
-    constant_folding,
-    dead_code_elimination,
-)
+from mithril_passes.cleanup import FOLD_LIMIT, common_subexpression, constant_folding, dead_code_elimination
 
 
 class TestDeadCode(PassConformance):

@@ -8,9 +8,9 @@ import pytest
 
 import mithril as ml
 from mithril.models import Linear, Model, Relu, TransformerEncoderLayer
-from mithril_passes.drawing.layout import Box, place
-from mithril_passes.drawing.page import html
-from mithril_passes.drawing.picture import Look, svg
+from mithril_passes.visualization.layout import Box, place
+from mithril_passes.visualization.page import html
+from mithril_passes.visualization.picture import Look, svg
 
 
 def net():

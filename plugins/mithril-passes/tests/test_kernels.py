@@ -10,17 +10,17 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.graph import Builder
+from mithril.backend.base import BuildOptions
+from mithril.ir import Builder
+from mithril.ir.evaluate import evaluate
 from mithril.models import Conv2d, Linear, Model
-from mithril.ops.evaluate import evaluate
-from mithril.passes import PassContext, random_arguments
-from mithril.runtime.backend import BuildOptions
+from mithril.passes.manager import PassContext, random_arguments
 from mithril.testing import PassConformance
 from mithril_numpy.backend import NumpyBackend
-from mithril_passes import kernels
-from mithril_passes.kernels import kernel_choice
-from mithril_passes.specialising import specialise_operations
-from mithril_passes.ways import WAYS, ways
+from mithril_passes import kernel_selection
+from mithril_passes.kernel_selection import kernel_choice
+from mithril_passes.op_variants import WAYS, ways
+from mithril_passes.specialization import specialise_operations
 
 ONE = {"stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1}
 UNEVEN = {"stride": (2, 1), "padding": ((1, 2), (0, 1)), "dilation": (1, 2), "groups": 3}
@@ -165,7 +165,7 @@ def test_the_fastest_way_is_taken_and_remembered(tmp_path, monkeypatch):
     Sluggish.built = 0
     again = kernel_choice(large_conv(), PassContext(backend=Sluggish(), options={"cache_dir": tmp_path}))
     assert str(again) == str(made) and Sluggish.built == 0
-    monkeypatch.setattr(kernels, "package_stamp", lambda name: "another version")
+    monkeypatch.setattr(kernel_selection, "package_stamp", lambda name: "another version")
     kernel_choice(large_conv(), PassContext(backend=Sluggish(), options={"cache_dir": tmp_path}))
     assert Sluggish.built == 2
 

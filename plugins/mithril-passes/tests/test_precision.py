@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.graph import Builder, verify
+from mithril.ir import Builder, verify
 from mithril.models import Linear, Model, MSELoss, Relu, TransformerEncoderLayer
 from mithril.ops import exp, linear, matmul, relu, softmax, sum
-from mithril.passes import PassContext, PassManager
-from mithril_passes.precision import FOLLOW, LOW, mixed_precision
+from mithril.passes.manager import PassContext, PassManager
+from mithril_passes.mixed_precision import FOLLOW, LOW, mixed_precision
 
 X = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
 
@@ -81,7 +81,7 @@ def test_layers_can_be_kept():
 
 
 def test_everything_in_the_table_is_an_operation():
-    from mithril.graph.registry import operations
+    from mithril.base.registry import operations
 
     assert not (LOW | FOLLOW) - set(operations())
     assert not LOW & FOLLOW

@@ -9,12 +9,12 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.graph import Builder, verify
+from mithril.ir import Builder, verify
+from mithril.ir.evaluate import evaluate
 from mithril.models import Linear, Model, Relu
-from mithril.ops.evaluate import evaluate
-from mithril.passes import random_arguments
+from mithril.passes.manager import random_arguments
 from mithril.testing import PassConformance, RuleConformance
-from mithril_passes import batch_norm, merging, raising, simplify
+from mithril_passes import batch_norm, composite_matching, epilogue_fusion, simplify
 
 STATISTICS = [("float32", (4,))] * 4  # scale, bias, mean, variance
 SHAPES = {
@@ -38,7 +38,9 @@ SHAPES = {
     "attention": [*[("float32", (1, 2, 4, 3))] * 3, ("float32", (1, 1, 4, 4))],
 }
 ALL = [
-    r for s in (simplify.EXACT, simplify.APPROXIMATE, raising.RULES, merging.RULES, batch_norm.RULES) for r in s.rules
+    r
+    for s in (simplify.EXACT, simplify.APPROXIMATE, composite_matching.RULES, epilogue_fusion.RULES, batch_norm.RULES)
+    for r in s.rules
 ]
 
 
@@ -90,7 +92,7 @@ def fused(write, *shapes):
     with Builder() as b:
         made = write(*[b.input(f"x{k}", s) for k, s in enumerate(shapes)])
     graph = b.build({"y": made})
-    after = raising.RULES(graph)
+    after = composite_matching.RULES(graph)
     verify(after)
     arguments = random_arguments(graph)
     expected, got = evaluate(graph, arguments)["y"], evaluate(after, arguments)["y"]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import mithril as ml
+from mithril.ir.evaluate import evaluate
 from mithril.models import Conv2d, MaxPool2d, Model, Relu
-from mithril.ops.evaluate import evaluate
 
 
 def net(stride, padding):

@@ -17,7 +17,7 @@ import torch
 
 import mithril as ml
 from mithril.models import Gelu, IOKey, LayerNorm, Linear, Model, MultiHeadAttention
-from mithril_torch import parallel, parallel_pool
+from mithril_torch.parallel import pool, program
 
 pytest.importorskip("mithril_tpu", reason="graphs are cut by mithril-tpu")
 SECONDS = 120
@@ -46,8 +46,8 @@ def one():
 @pytest.fixture(scope="module", autouse=True)
 def no_pool_stays():
     yield
-    for pool in parallel_pool._pools.values():
-        pool.close()
+    for workers in pool._pools.values():
+        workers.close()
 
 
 def assert_same(found, expected):
@@ -126,8 +126,8 @@ def test_what_a_training_step_carries_stays_in_its_processes(monkeypatch):
     pytest.importorskip("mithril_train")
     made = trainer((2,), {"parallelism": "fsdp"})
     asked = []
-    ask = parallel_pool.Pool.ask
-    monkeypatch.setattr(parallel_pool.Pool, "ask", lambda pool, *words: (asked.append(words), ask(pool, *words))[1])
+    ask = pool.Pool.ask
+    monkeypatch.setattr(pool.Pool, "ask", lambda pool, *words: (asked.append(words), ask(pool, *words))[1])
     for _ in range(2):
         made.step({**X, "target": G})
     first, second = [words for words in asked if words[0] == "run"]
@@ -153,11 +153,11 @@ def test_a_training_step_exchanges_gradients_once():
 # -- processes ----------------------------------------------------------------------------------------------------
 def test_what_goes_wrong_in_a_process_is_told_with_its_traceback():
     compiled, params, _ = stepped(ml.TorchBackend(device_mesh=(2,)))
-    pool = parallel_pool.pool(2, "cpu")
+    workers = pool.pool(2, "cpu")
     with pytest.raises(ml.BackendError, match="process . of 2 failed") as caught:
-        pool.ask("run", 999, [], [])
+        workers.ask("run", 999, [], [])
     assert "KeyError: 999" in str(caught.value)
-    assert pool.process.poll() is not None
+    assert workers.process.poll() is not None
     with pytest.raises(ml.BackendError, match="have ended"):
         compiled.evaluate(params, X)
     stepped(ml.TorchBackend(device_mesh=(2,)))  # another pool
@@ -187,11 +187,11 @@ def _gone(pids):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 def test_a_process_that_is_killed_ends_the_others():
     stepped(ml.TorchBackend(device_mesh=(2,)))
-    pool = parallel_pool.pool(2, "cpu")
-    members = _children(pool.process.pid)
+    workers = pool.pool(2, "cpu")
+    members = _children(workers.process.pid)
     os.kill(members[1], signal.SIGKILL)
     with pytest.raises(ml.BackendError, match="ended without a word"):
-        pool.ask("forget", 0)
+        workers.ask("forget", 0)
     assert _gone(members)
 
 
@@ -328,7 +328,7 @@ def test_what_is_no_mesh(mesh):
 def test_parallelism_without_devices_is_told():
     compiled = ml.compile(block(), ml.TorchBackend(), shapes={"x": [8, 6, 16]}, parallelism="data")
     assert "device_mesh=(4,)" in str(compiled.decisions)
-    assert parallel.world() is None
+    assert program.world() is None
 
 
 def test_sixteen_bits_are_summed_in_thirty_two():

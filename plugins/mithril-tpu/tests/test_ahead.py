@@ -12,9 +12,9 @@ from tpu_models import block, perceptron, scalar_loss
 
 import mithril as ml
 import mithril_tpu
-from mithril_tpu.ahead.analysis import collectives
-from mithril_tpu.ahead.artefact import trees
-from mithril_tpu.ahead.program import AheadProgram
+from mithril_tpu.aot.analysis import collectives
+from mithril_tpu.aot.artifact import trees
+from mithril_tpu.aot.program import AheadProgram
 from mithril_tpu.targets.tpu import GENERATIONS
 
 pytest.importorskip("libtpu")

@@ -8,12 +8,12 @@ from test_shard import CASES, step_graph
 
 import mithril as ml
 from mithril import ops
-from mithril.errors import UnsupportedError
-from mithril.graph import Builder
+from mithril.base.errors import UnsupportedError
+from mithril.ir import Builder
+from mithril.ir.evaluate import evaluate
 from mithril.models import BatchNorm1d, Conv2d, Flatten, IOKey, Linear, MaxPool2d, Model, Relu
-from mithril.ops.evaluate import evaluate
-from mithril_tpu.sharding.shard import cut
-from mithril_tpu.sharding.share import CHUNK
+from mithril_tpu.sharding.api import CHUNK
+from mithril_tpu.sharding.spmd import cut
 
 # Of the operations whose results have the examples of their first operand, these look at other examples as well.
 MIXING = {

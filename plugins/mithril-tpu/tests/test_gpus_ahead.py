@@ -8,7 +8,7 @@ from tpu_models import block, perceptron, scalar_loss
 
 import mithril as ml
 import mithril_tpu
-from mithril_tpu.ahead import gpus
+from mithril_tpu.aot import gpus
 from mithril_tpu.targets import nvidia
 
 needs_compiler = pytest.mark.skipif(not gpus.has_compiler(), reason="jax-cuda12-pjrt is not installed")

@@ -12,7 +12,7 @@ from tpu_models import block
 
 import mithril as ml
 from mithril.models import IOKey, Linear, Model
-from mithril_tpu.ahead import analysis
+from mithril_tpu.aot import analysis
 
 SHAPES = {"x": [8, 6, 16]}
 X = {"x": np.random.default_rng(0).standard_normal((8, 6, 16), np.float32)}

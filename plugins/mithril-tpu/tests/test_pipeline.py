@@ -10,8 +10,8 @@ from test_shard import step_graph
 from tpu_models import block, scalar_loss
 
 import mithril as ml
+from mithril.ir.evaluate import evaluate
 from mithril.models import Gelu, IOKey, LayerNorm, Linear, Model
-from mithril.ops.evaluate import evaluate
 
 
 def run(made, arguments):

@@ -8,11 +8,11 @@ import pytest
 
 import mithril as ml
 from mithril import Builder
-from mithril.graph.registry import operation as op
-from mithril_tpu.placing.choose import choose
-from mithril_tpu.placing.layout import Mesh
-from mithril_tpu.placing.propagate import propagate
-from mithril_tpu.placing.rules import RULES, groups
+from mithril.base.registry import operation as op
+from mithril_tpu.partitioning.mesh import Mesh
+from mithril_tpu.partitioning.propagate import propagate
+from mithril_tpu.partitioning.rules import RULES, groups
+from mithril_tpu.partitioning.strategy import choose
 
 MESH = Mesh({"data": 2, "model": 4})
 MODEL_ONLY = Mesh({"data": 1, "model": 4})

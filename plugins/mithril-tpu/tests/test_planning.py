@@ -12,13 +12,13 @@ import mithril_tpu
 from mithril import plugins
 from mithril.autodiff import gradients
 from mithril.models import Dropout, IOKey, Linear, Model
-from mithril_tpu.placing.layout import DATA, MODEL, Mesh
-from mithril_tpu.placing.propagate import propagate
-from mithril_tpu.planning.copies import copies
-from mithril_tpu.planning.fusion import fuse
-from mithril_tpu.planning.images import strip, strip_bytes, with_strips
-from mithril_tpu.planning.tiles import image_bytes, stored
-from mithril_tpu.planning.time import work
+from mithril_tpu.partitioning.mesh import DATA, MODEL, Mesh
+from mithril_tpu.partitioning.propagate import propagate
+from mithril_tpu.planning.fusion_model import fuse
+from mithril_tpu.planning.image_layout import strip, strip_bytes, with_strips
+from mithril_tpu.planning.layout_copies import copies
+from mithril_tpu.planning.step_time import work
+from mithril_tpu.planning.tiling import image_bytes, stored
 
 SHAPES = {"x": [16, 128, 256]}
 

@@ -12,12 +12,12 @@ from shards import run
 from tpu_models import block, scalar_loss
 
 import mithril as ml
-from mithril.ops.evaluate import evaluate
+from mithril.base.dtypes import ALL
+from mithril.ir.evaluate import evaluate
 from mithril.runtime.program import Kind, Request
 from mithril.testing.cases import backend_cases
-from mithril.types import ALL
-from mithril_tpu.sharding import buckets, share
-from mithril_tpu.sharding.shard import cut
+from mithril_tpu.sharding import api, collective_buckets
+from mithril_tpu.sharding.spmd import cut
 
 MESH = {"data": 2, "model": 2}
 RANDOM = {"random_bits", "uniform", "normal", "bernoulli", "dropout", "split_key", "fold_in"}
@@ -105,7 +105,9 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", MODELS)
 def test_models_and_their_gradients(name, way, monkeypatch):
-    monkeypatch.setattr(buckets.bucketed, "__defaults__", (4096,))  # bytes: several buckets, and what fits in none
+    monkeypatch.setattr(
+        collective_buckets.bucketed, "__defaults__", (4096,)
+    )  # bytes: several buckets, and what fits in none
     make, shapes, of = MODELS[name]
     graph, arguments = step_graph(make(), shapes, of)
     axes, options = WAYS[way]
@@ -127,9 +129,9 @@ def test_gradients_are_exchanged_together():
     parameters = sum(int(np.prod(i.type.shape)) for i in graph.with_role("param"))
     made, _ = ml.shard(graph, {"data": 2})
     assert exchanges(made.graph) == [("all_reduce", parameters)]
-    plain, _ = share.parts(graph, {"data": 2})
+    plain, _ = api.parts(graph, {"data": 2})
     assert len(exchanges(plain.graph)) == len(graph.with_role("param"))
-    small = buckets.bucketed(plain.graph, 4096)
+    small = collective_buckets.bucketed(plain.graph, 4096)
     assert 2 < len(exchanges(small)) < len(exchanges(plain.graph))
 
 

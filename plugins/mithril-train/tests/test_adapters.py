@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from small import X, Y, arrays, loader, trainer
 
-from mithril_train.adapters import Grain, Loader, Ours, as_loader
+from mithril_train.engine.adapters import Grain, Loader, Ours, as_loader
 
 
 def taken(source, n=None):

@@ -7,8 +7,8 @@ from small import X, Y, arrays, classifier, loader, trainer
 
 import mithril as ml
 from mithril.models import Layer, Linear
-from mithril_train.diagnose import NotFiniteError
-from mithril_train.recipe import LossScale
+from mithril_train.engine.nonfinite import NotFiniteError
+from mithril_train.step.step_config import LossScale
 
 
 @pytest.mark.parametrize("backend", everywhere())

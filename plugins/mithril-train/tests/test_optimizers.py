@@ -5,9 +5,9 @@ import pytest
 from conftest import everywhere
 
 import mithril as ml
-from mithril.errors import OptionError
+from mithril.base.errors import OptionError
 from mithril.models import Layer
-from mithril_train import optimizers
+from mithril_train.optim import optimizers
 
 STEPS = 100
 SHAPES = {"w": (5, 4), "b": (4,), "k": (2, 3, 2, 2)}

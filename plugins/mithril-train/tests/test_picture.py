@@ -8,8 +8,8 @@ import pytest
 from small import loader, trainer
 
 import mithril as ml
-from mithril.errors import PluginError
-from mithril_train.picture import curves
+from mithril.base.errors import PluginError
+from mithril_train.learning_curves import curves
 from mithril_train.plugin import EXPORTS
 
 

@@ -5,8 +5,8 @@ import math
 import pytest
 
 import mithril as ml
-from mithril.errors import OptionError
-from mithril_train.schedules import as_schedule
+from mithril.base.errors import OptionError
+from mithril_train.optim.schedules import as_schedule
 
 
 def torch_rates(make, steps, rate=0.1):

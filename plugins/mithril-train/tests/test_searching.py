@@ -6,8 +6,8 @@ import pytest
 from small import X, Y, loader, trainer
 
 import mithril as ml
-from mithril.errors import OptionError, PluginError
-from mithril_train.searching import Pruning, search
+from mithril.base.errors import OptionError, PluginError
+from mithril_train.hyperparameter_search import Pruning, search
 
 
 def make(trial):

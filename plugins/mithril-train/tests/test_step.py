@@ -5,10 +5,10 @@ import pytest
 from small import X, Y, arrays, classifier, loader, trainer
 
 import mithril as ml
-from mithril.errors import GradientError, InputError, OptionError
+from mithril.base.errors import GradientError, InputError, OptionError
 from mithril.models import Accuracy, Layer, Linear, Model
-from mithril_train.diagnose import NotFiniteError
-from mithril_train.recipe import LossScale
+from mithril_train.engine.nonfinite import NotFiniteError
+from mithril_train.step.step_config import LossScale
 
 BATCH = {"input": X[:16], "target": Y[:16]}
 

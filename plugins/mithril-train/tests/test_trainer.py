@@ -15,11 +15,11 @@ import pytest
 from small import X, Y, arrays, classifier, loader, trainer
 
 import mithril as ml
-from mithril.errors import InputError, OptionError
+from mithril.base.errors import InputError, OptionError
 from mithril.models import Accuracy
-from mithril_train import checkpoint
-from mithril_train.history import History
-from mithril_train.progress import Bar, Lines
+from mithril_train.loop import checkpoint
+from mithril_train.loop.history import History
+from mithril_train.loop.progress import Bar, Lines
 
 
 def test_fit_evaluate_predict():
@@ -303,7 +303,7 @@ def test_nan_names_the_first_bad_layer_and_leaves_good_parameters():
     made = trainer(model)
     made.begin((X[:16], Y[:16]))
     start = arrays(made)
-    from mithril_train.diagnose import NotFiniteError
+    from mithril_train.engine.nonfinite import NotFiniteError
 
     with pytest.raises(NotFiniteError) as caught:
         made.fit(loader(), 1)
@@ -314,7 +314,7 @@ def test_nan_names_the_first_bad_layer_and_leaves_good_parameters():
 
 
 def test_nan_in_the_data_and_in_a_gradient():
-    from mithril_train.diagnose import NotFiniteError
+    from mithril_train.engine.nonfinite import NotFiniteError
 
     bad = X.copy()
     bad[40, 2] = np.nan
@@ -336,7 +336,7 @@ def test_nan_in_the_data_and_in_a_gradient():
 
 
 def test_reading_a_bad_loss_raises_at_once_and_not_looking_costs_nothing():
-    from mithril_train.diagnose import NotFiniteError
+    from mithril_train.engine.nonfinite import NotFiniteError
 
     bad = np.full((16, 8), np.inf, np.float32)
     report = trainer().step((bad, Y[:16]))

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from mithril.dims import bind, substitute
-from mithril.errors import BackendError
-from mithril.graph import Graph, Node, iterate
-from mithril.runtime.backend import Backend, BuildOptions, as_numpy
-from mithril.types import DType, dtype as as_dtype
+from mithril.backend.base import Backend, BuildOptions, as_numpy
+from mithril.base.dims import bind, substitute
+from mithril.base.dtypes import DType, dtype as as_dtype
+from mithril.base.errors import BackendError
+from mithril.ir import Graph, Node, iterate
 
 Array = np.ndarray[Any, Any]
 OnStep = Callable[[Node, Sequence[Array]], None]

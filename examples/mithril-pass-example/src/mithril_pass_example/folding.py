@@ -6,9 +6,9 @@ from typing import Any
 
 import mithril as ml
 from mithril import Graph, Node, Value
-from mithril.dims import is_static, numel
-from mithril.graph.editor import Editor
-from mithril.passes import PassContext
+from mithril.base.dims import is_static, numel
+from mithril.ir.editor import Editor
+from mithril.passes.manager import PassContext
 
 
 @ml.pass_(name="example-fold-batch-norm", stage="fuse", level="high", exact=False)

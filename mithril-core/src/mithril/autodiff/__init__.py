@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mithril.autodiff.reverse import PREFIX, differentiate
-from mithril.errors import GradientError, unknown
-from mithril.graph import Graph, Input, Node, Value
-from mithril.graph.registry import operation
+from mithril.base.errors import GradientError, unknown
+from mithril.base.registry import operation
+from mithril.ir import Graph, Input, Node, Value
 
 
 def gradients(graph: Graph, of: Iterable[str] | None = None, wrt: Iterable[str] | None = None) -> Graph:

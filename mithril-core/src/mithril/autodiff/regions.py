@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mithril.errors import GradientError
-from mithril.graph import Builder, Graph, Input, Node, Value
-from mithril.graph.registry import operation
-from mithril.ops.control import cond, if_op, scan, scan_op
-from mithril.types import TensorType
+from mithril.base.dtypes import TensorType
+from mithril.base.errors import GradientError
+from mithril.base.registry import operation
+from mithril.ir import Builder, Graph, Input, Node, Value
+from mithril.ops.control_flow import cond, if_op, scan, scan_op
 
 if TYPE_CHECKING:
     from mithril.autodiff.reverse import Derivative, Reverse

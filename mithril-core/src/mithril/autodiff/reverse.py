@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from mithril.autodiff.regions import RULES
-from mithril.dims import Guard, Shape, collect_guards
-from mithril.errors import GradientError, MithrilError
-from mithril.graph import NOWHERE, Builder, Graph, Input, Node, Value, iterate
-from mithril.graph.registry import operation
-from mithril.ops.decompose import decompose
-from mithril.ops.rules import broadcast
-from mithril.types import TensorType
+from mithril.base.dims import Guard, Shape, collect_guards
+from mithril.base.dtypes import TensorType
+from mithril.base.errors import GradientError, MithrilError
+from mithril.base.registry import operation
+from mithril.ir import NOWHERE, Builder, Graph, Input, Node, Value, iterate
+from mithril.ir.decompose import decompose
+from mithril.ir.type_rules import broadcast
 
 PREFIX = "grad/"
 BACKWARD = {"phase": "backward"}

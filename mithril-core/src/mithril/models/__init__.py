@@ -5,44 +5,44 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mithril.models.attention import *  # noqa: F403
-    from mithril.models.blocks import *  # noqa: F403
-    from mithril.models.connection import Connection as Connection, IOKey as IOKey
-    from mithril.models.control import If as If, While as While
-    from mithril.models.convolution import *  # noqa: F403
-    from mithril.models.layer import Layer as Layer
-    from mithril.models.linear import *  # noqa: F403
-    from mithril.models.metrics import *  # noqa: F403
-    from mithril.models.model import Model as Model
-    from mithril.models.normalization import *  # noqa: F403
-    from mithril.models.operation_layers import *  # noqa: F403
-    from mithril.models.pooling import *  # noqa: F403
-    from mithril.models.recurrent import *  # noqa: F403
-    from mithril.models.shaping import *  # noqa: F403
-    from mithril.models.transformer import *  # noqa: F403
+    from mithril.models.language.connection import Connection as Connection, IOKey as IOKey
+    from mithril.models.language.control_flow import If as If, While as While
+    from mithril.models.language.layer import Layer as Layer
+    from mithril.models.language.model import Model as Model
+    from mithril.models.layers.attention import *  # noqa: F403
+    from mithril.models.layers.containers import *  # noqa: F403
+    from mithril.models.layers.convolution import *  # noqa: F403
+    from mithril.models.layers.linear import *  # noqa: F403
+    from mithril.models.layers.metrics import *  # noqa: F403
+    from mithril.models.layers.normalization import *  # noqa: F403
+    from mithril.models.layers.operation_layers import *  # noqa: F403
+    from mithril.models.layers.pooling import *  # noqa: F403
+    from mithril.models.layers.recurrent import *  # noqa: F403
+    from mithril.models.layers.shape_layers import *  # noqa: F403
+    from mithril.models.layers.transformer import *  # noqa: F403
 
 # Module below ``mithril.models`` -> the names it gives.
 _HOME = {
-    "attention": ("MultiHeadAttention", "PositionalEmbedding", "RotaryEmbedding", "SinusoidalEmbedding"),
-    "blocks": ("Residual", "Sequential"),
-    "connection": ("Connection", "IOKey"),
-    "control": ("If", "While"),
-    "convolution": (
+    "layers.attention": ("MultiHeadAttention", "PositionalEmbedding", "RotaryEmbedding", "SinusoidalEmbedding"),
+    "layers.containers": ("Residual", "Sequential"),
+    "language.connection": ("Connection", "IOKey"),
+    "language.control_flow": ("If", "While"),
+    "layers.convolution": (
         *("Conv1d", "Conv2d", "Conv3d"),
         *("ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "DepthwiseConv2d"),
     ),
-    "layer": ("Layer",),
-    "linear": ("Embedding", "Linear", "MLP"),
-    "metrics": (
+    "language.layer": ("Layer",),
+    "layers.linear": ("Embedding", "Linear", "MLP"),
+    "layers.metrics": (
         *("Accuracy", "ConfusionMatrix", "F1Score", "MeanAbsoluteError", "MeanSquaredError", "Perplexity"),
         *("Precision", "R2Score", "Recall", "TopKAccuracy"),
     ),
-    "model": ("Model",),
-    "normalization": (
+    "language.model": ("Model",),
+    "layers.normalization": (
         *("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "InstanceNorm1d", "InstanceNorm2d"),
         *("LayerNorm", "RMSNorm"),
     ),
-    "operation_layers": (
+    "layers.operation_layers": (
         *("Relu", "Relu6", "LeakyRelu", "Elu", "Selu", "Gelu", "Silu", "Mish", "Sigmoid", "HardSigmoid", "HardSwish"),
         *("HardTanh", "Softplus", "Softsign", "Softmax", "LogSoftmax", "Tanh"),
         *("Celu", "Softshrink", "LogSigmoid", "Glu", "SwiGlu", "PixelShuffle", "Normalize"),
@@ -56,17 +56,22 @@ _HOME = {
         *("CrossEntropy", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "NLLLoss", "MSELoss", "L1Loss"),
         *("HuberLoss", "KLDivergence", "CosineSimilarity", "SmoothL1Loss", "HingeLoss", "TripletLoss"),
     ),
-    "pooling": (
+    "layers.pooling": (
         *("MaxPool1d", "MaxPool2d", "MaxPool3d", "AvgPool1d", "AvgPool2d", "AvgPool3d"),
         *("AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveMaxPool1d", "AdaptiveMaxPool2d"),
         *("GlobalAvgPool1d", "GlobalAvgPool2d", "GlobalMaxPool1d", "GlobalMaxPool2d"),
     ),
-    "recurrent": ("GRU", "LSTM", "RNN"),
-    "shaping": (
+    "layers.recurrent": ("GRU", "LSTM", "RNN"),
+    "layers.shape_layers": (
         *("Concat", "Dropout", "Flatten", "Identity", "Pad", "PRelu", "Reshape", "Split", "Squeeze", "Stack"),
         *("Transpose", "Unsqueeze", "Upsample"),
     ),
-    "transformer": ("TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer"),
+    "layers.transformer": (
+        "TransformerDecoder",
+        "TransformerDecoderLayer",
+        "TransformerEncoder",
+        "TransformerEncoderLayer",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
@@ -84,7 +89,7 @@ def __getattr__(name: str) -> Any:
 
         if find_spec(f"mithril.models.{name}") is not None:
             return import_module(f"mithril.models.{name}")
-        from mithril.errors import unknown
+        from mithril.base.errors import unknown
 
         what, _, hint = unknown("layer", name, list(_MODULE_OF))
         raise AttributeError(what + (f"; {hint}" if hint else ""))

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from mithril.ir.declare import binary, composite, op, unary
+from mithril.ir.op import Op
 from mithril.ops import (  # noqa: F401
     activations,
-    attending,
+    attention_ops,
     basic,
     convolution,
     elementwise,
@@ -27,9 +29,7 @@ from mithril.ops import (  # noqa: F401
     slicing,
     sorting,
 )
-from mithril.ops.control import cond, scan, while_loop
-from mithril.ops.declare import binary, composite, op, unary
-from mithril.ops.op import Op
+from mithril.ops.control_flow import cond, scan, while_loop
 
 __all__ = ["Op", "binary", "composite", "cond", "op", "scan", "unary", "while_loop"]
 
@@ -37,8 +37,8 @@ __all__ = ["Op", "binary", "composite", "cond", "op", "scan", "unary", "while_lo
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    from mithril.errors import OperationError
-    from mithril.graph.registry import operation
+    from mithril.base.errors import OperationError
+    from mithril.base.registry import operation
 
     try:
         return operation(name)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
-from mithril.ops.attribute_types import Axis
-from mithril.ops.declare import composite
+from mithril.ir.attribute_types import Axis
+from mithril.ir.declare import composite
+from mithril.ir.samples import Arr, exactly, sample
+from mithril.ir.type_rules import per_input
 from mithril.ops.elementwise import (
     abs as abs_,
     clip,
@@ -22,10 +24,8 @@ from mithril.ops.elementwise import (
     where,
 )
 from mithril.ops.reduction import max as max_, sum as sum_
-from mithril.ops.rules import per_input
-from mithril.ops.samples import Arr, exactly, sample
 from mithril.ops.shape import reshape, split
-from mithril.ops.wide import down, up
+from mithril.ops.upcast import down, up
 
 ANY = (sample((3, 4)), sample(Arr((2, 5), low=-12.0, high=12.0), label="wide"))
 
@@ -185,7 +185,7 @@ def mish(x):
 )
 def gelu(x, *, approximate: str = "none"):
     """x times the normal distribution function: exact by erf, or approximately by tanh."""
-    from mithril.errors import OperationError, unknown
+    from mithril.base.errors import OperationError, unknown
 
     if approximate == "none":
         return down(up(x) * (erf(up(x) * math.sqrt(0.5)) + 1.0) * 0.5, x)

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from mithril.ops.declare import op
-from mithril.ops.rules import attribute_dtype, same
-from mithril.ops.samples import exactly, sample
-from mithril.types import DType, dtype as as_dtype
+from mithril.base.dtypes import DType, dtype as as_dtype
+from mithril.ir.declare import op
+from mithril.ir.samples import exactly, sample
+from mithril.ir.type_rules import attribute_dtype, same
 
 
 @op(shape=lambda **_: (), dtype=attribute_dtype, samples=[sample(value=2.5, dtype="float32")])

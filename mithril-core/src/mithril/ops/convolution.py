@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from mithril.dims import Shape, Size, assume, at_most, equal, floordiv, product
-from mithril.errors import OperationError, ShapeError
-from mithril.ops.attribute_types import Ints, Pairs
-from mithril.ops.declare import composite, op
-from mithril.ops.rules import numeric
-from mithril.ops.samples import sample
-from mithril.types import TensorType, dtype as as_dtype
+from mithril.base.dims import Shape, Size, assume, at_most, equal, floordiv, product
+from mithril.base.dtypes import TensorType, dtype as as_dtype
+from mithril.base.errors import OperationError, ShapeError
+from mithril.ir.attribute_types import Ints, Pairs
+from mithril.ir.declare import composite, op
+from mithril.ir.samples import sample
+from mithril.ir.type_rules import numeric
 
 Array = np.ndarray[Any, Any]
 

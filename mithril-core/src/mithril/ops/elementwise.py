@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from mithril.ir.declare import binary, composite, op, unary
+from mithril.ir.samples import Arr, bools, exactly, ints, positive, sample
+from mithril.ir.type_rules import boolean, broadcast, floating, integer, integral, logical, numeric, operand, same
 from mithril.ops.basic import cast
-from mithril.ops.declare import binary, composite, op, unary
-from mithril.ops.rules import boolean, broadcast, floating, integer, integral, logical, numeric, operand, same
-from mithril.ops.samples import Arr, bools, exactly, ints, positive, sample
 
 Array = Any  # a NumPy array; its operators are typed too narrowly for dtypes chosen at run time
 ANY = (sample((3, 4)), sample((), label="scalar"))

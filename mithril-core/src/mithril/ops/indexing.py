@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from mithril.dims import Shape, Size, assume, product
-from mithril.errors import DTypeError, ShapeError
-from mithril.graph.registry import operation
-from mithril.ops.attribute_types import Axis
-from mithril.ops.declare import composite, op
-from mithril.ops.rules import expect_equal
-from mithril.ops.samples import Arr, exactly, ints, sample
+from mithril.base.dims import Shape, Size, assume, product
+from mithril.base.dtypes import DType, dtype as as_dtype, float32
+from mithril.base.errors import DTypeError, ShapeError
+from mithril.base.registry import operation
+from mithril.ir.attribute_types import Axis
+from mithril.ir.declare import composite, op
+from mithril.ir.samples import Arr, exactly, ints, sample
+from mithril.ir.type_rules import expect_equal
 from mithril.ops.shape import concat, full, iota, reshape, stack, transpose, unsqueeze
-from mithril.types import DType, dtype as as_dtype, float32
 
 Array = np.ndarray[Any, Any]
 

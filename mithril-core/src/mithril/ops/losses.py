@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.errors import OperationError, ShapeError, unknown
+from mithril.base.errors import OperationError, ShapeError, unknown
+from mithril.ir.attribute_types import Axis
+from mithril.ir.declare import composite
+from mithril.ir.samples import Arr, exactly, ints, positive, sample
 from mithril.ops.activations import log_softmax, softplus
-from mithril.ops.attribute_types import Axis
 from mithril.ops.basic import cast
-from mithril.ops.declare import composite
 from mithril.ops.elementwise import abs as abs_, equal, exp, greater, less, log, maximum, minimum, sqrt, where
 from mithril.ops.indexing import take_along_axis
 from mithril.ops.reduction import mean, sum
-from mithril.ops.samples import Arr, exactly, ints, positive, sample
 from mithril.ops.shape import squeeze, unsqueeze
-from mithril.ops.wide import down, kind, up
+from mithril.ops.upcast import down, kind, up
 
 REDUCTIONS = ("mean", "sum", "none")
 PAIR = (
@@ -108,7 +108,7 @@ def _(g, y, logits, labels, *, axis, reduction, label_smoothing, ignore_index):
         weight = None if kept is None else cast(kept, dtype=z.dtype)
     rows = tuple(d for k, d in enumerate(z.shape) if k != axis)
     if reduction == "mean":
-        from mithril.dims import product
+        from mithril.base.dims import product
         from mithril.ops.reduction import sized
 
         cotangent = cotangent / (sum(weight) if weight is not None else sized(product(rows), z.dtype))

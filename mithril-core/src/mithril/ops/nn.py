@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from mithril.dims import Shape, product
-from mithril.errors import OperationError, ShapeError, unknown
+from mithril.base.dims import Shape, product
+from mithril.base.errors import OperationError, ShapeError, unknown
+from mithril.ir.declare import composite
+from mithril.ir.samples import exactly, ints, sample
 from mithril.ops import activations
-from mithril.ops.declare import composite
 from mithril.ops.elementwise import greater_equal, tanh, where
 from mithril.ops.indexing import scatter_add, take
 from mithril.ops.products import matmul
 from mithril.ops.random import KEY, uniform
 from mithril.ops.reduction import sum
-from mithril.ops.samples import exactly, ints, sample
 from mithril.ops.shape import full, reshape, transpose
-from mithril.ops.wide import down, kind, up
+from mithril.ops.upcast import down, kind, up
 
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "none": lambda x: x,
@@ -92,7 +92,7 @@ def _through(activation: str, g: Any, y: Any, x: Any, w: Any, b: Any) -> Any:
 def embedding(indices, table):
     """Rows of a table [entries, size] by integer index."""
     if not (kind(indices).is_integer):
-        from mithril.errors import DTypeError
+        from mithril.base.errors import DTypeError
 
         raise DTypeError(f"embedding looks up integers, got {kind(indices)}", hint="cast the indices")
     if len(table.shape) != 2:

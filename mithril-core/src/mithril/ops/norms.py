@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mithril.dims import Size, mod, product
-from mithril.errors import ShapeError
-from mithril.ops.attribute_types import Axis, Ints, normalise_axes
-from mithril.ops.declare import composite
+from mithril.base.dims import Size, mod, product
+from mithril.base.dtypes import TensorType
+from mithril.base.errors import ShapeError
+from mithril.ir.attribute_types import Axis, Ints, normalise_axes
+from mithril.ir.declare import composite
+from mithril.ir.samples import positive, sample
+from mithril.ir.type_rules import per_input
 from mithril.ops.elementwise import rsqrt, square
 from mithril.ops.reduction import mean, sized, sum
-from mithril.ops.rules import per_input
-from mithril.ops.samples import positive, sample
 from mithril.ops.shape import reshape
-from mithril.ops.wide import down, up
-from mithril.types import TensorType
+from mithril.ops.upcast import down, up
 
 
 def _leading(x: Any, axes: Sequence[int]) -> tuple[int, ...]:

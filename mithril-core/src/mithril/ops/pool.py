@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from mithril.dims import Shape, Size, assume, is_static, product
-from mithril.errors import ShapeError
-from mithril.graph.registry import operation
-from mithril.ops.attribute_types import Ints, Pairs
+from mithril.base.dims import Shape, Size, assume, is_static, product
+from mithril.base.dtypes import TensorType, dtype as as_dtype, int32
+from mithril.base.errors import ShapeError
+from mithril.base.registry import operation
+from mithril.ir.attribute_types import Ints, Pairs
+from mithril.ir.declare import composite, op
+from mithril.ir.samples import exactly, sample
+from mithril.ir.type_rules import always, floating, numeric
 from mithril.ops.convolution import accumulating, cropped, per_axis, places, windows, windows_fit
-from mithril.ops.declare import composite, op
 from mithril.ops.indexing import scatter_add_along_axis, take
-from mithril.ops.rules import always, floating, numeric
-from mithril.ops.samples import exactly, sample
 from mithril.ops.shape import full, reshape, transpose
-from mithril.types import TensorType, dtype as as_dtype, int32
 
 Array = np.ndarray[Any, Any]
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from mithril.dims import Shape, Size, product
-from mithril.errors import ShapeError
-from mithril.ops.attribute_types import Ints
-from mithril.ops.declare import composite, op
+from mithril.base.dims import Shape, Size, product
+from mithril.base.dtypes import TensorType
+from mithril.base.errors import ShapeError
+from mithril.ir.attribute_types import Ints
+from mithril.ir.declare import composite, op
+from mithril.ir.samples import ints, sample
+from mithril.ir.type_rules import broadcast, expect_equal, numeric
 from mithril.ops.reduction import sum, wide
-from mithril.ops.rules import broadcast, expect_equal, numeric
-from mithril.ops.samples import ints, sample
 from mithril.ops.shape import broadcast_to, reshape, transpose
-from mithril.types import TensorType
 
 
 # -- matmul -------------------------------------------------------------------------------------------------------
@@ -192,6 +192,6 @@ def _reordered(x: Any, order: tuple[int, ...]) -> Any:
 )
 def einsum(*xs, equation: str):
     """Einstein summation: repeated letters are summed, ``->`` names the result, ``...`` stands for leading axes."""
-    from mithril.ops.contraction import contract
+    from mithril.ops.einsum_equation import contract
 
     return contract(xs, equation, dot, sum, transpose, reshape, broadcast_to)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.dims import Size
-from mithril.errors import OperationError
-from mithril.ops.attribute_types import Axis
+from mithril.base.dims import Size
+from mithril.base.dtypes import DType
+from mithril.base.errors import OperationError
+from mithril.ir.attribute_types import Axis
+from mithril.ir.declare import composite
+from mithril.ir.samples import Arr, exactly, ints, positive, sample
 from mithril.ops.basic import cast
-from mithril.ops.declare import composite
 from mithril.ops.elementwise import clip, greater, less, logical_or, round, where
 from mithril.ops.reduction import sum
-from mithril.ops.samples import Arr, exactly, ints, positive, sample
 from mithril.ops.shape import reshape
-from mithril.ops.wide import down, kind, up
-from mithril.types import DType
+from mithril.ops.upcast import down, kind, up
 
 
 def _along(p: Any, x: Any, axis: int | None) -> Any:

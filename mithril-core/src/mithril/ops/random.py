@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from mithril.dims import Shape
-from mithril.errors import OperationError, ShapeError
+from mithril.base.dims import Shape
+from mithril.base.dtypes import DType, bfloat16, float16, float32, float64, uint32
+from mithril.base.errors import OperationError, ShapeError
+from mithril.ir.declare import composite, op
+from mithril.ir.samples import exactly, sample
+from mithril.ir.type_rules import expect_rank
 from mithril.ops.basic import cast
-from mithril.ops.declare import composite, op
 from mithril.ops.elementwise import CENTRAL, TAIL, erfinv, less, log, maximum, shift_right, sqrt, where
-from mithril.ops.rules import expect_rank
-from mithril.ops.samples import exactly, sample
-from mithril.types import DType, bfloat16, float16, float32, float64, uint32
 
 Array = np.ndarray[Any, Any]
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))

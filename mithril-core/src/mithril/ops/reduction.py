@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from mithril.dims import Shape, product
-from mithril.ops.attribute_types import Axes, Axis
+from mithril.base.dims import Shape, product
+from mithril.base.dtypes import dtype as as_dtype, float32, int32
+from mithril.ir.attribute_types import Axes, Axis
+from mithril.ir.declare import composite, op
+from mithril.ir.samples import exactly, ints, sample
+from mithril.ir.type_rules import always, floating, like, logical, numeric, per_input, reduced, same
 from mithril.ops.basic import cast
-from mithril.ops.declare import composite, op
 from mithril.ops.elementwise import div, equal, exp, log, where
-from mithril.ops.rules import always, floating, like, logical, numeric, per_input, reduced, same
-from mithril.ops.samples import exactly, ints, sample
 from mithril.ops.shape import broadcast_to, reshape, size_value
-from mithril.types import dtype as as_dtype, float32, int32
 
 Array = np.ndarray[Any, Any]
 REDUCTIONS = (

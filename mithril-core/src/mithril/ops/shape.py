@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from mithril.dims import Dim, Shape, Size, assume, equal, floordiv, is_static, product
-from mithril.errors import DTypeError, ShapeError
-from mithril.graph.registry import operation
-from mithril.ops.attribute_types import Axes, Axis, Ints, normalise_axis, number
-from mithril.ops.declare import composite, op
-from mithril.ops.rules import always, expect_equal, like, same
-from mithril.ops.samples import sample
+from mithril.base.dims import Dim, Shape, Size, assume, equal, floordiv, is_static, product
+from mithril.base.dtypes import DType, TensorType, float32, int32
+from mithril.base.errors import DTypeError, ShapeError
+from mithril.base.registry import operation
+from mithril.ir.attribute_types import Axes, Axis, Ints, normalise_axis, number
+from mithril.ir.declare import composite, op
+from mithril.ir.samples import sample
+from mithril.ir.type_rules import always, expect_equal, like, same
 from mithril.ops.slicing import END, getitem, narrow, pad, roll, select, slice, split
-from mithril.types import DType, TensorType, float32, int32
 
 
 def _text(shape: Sequence[Any]) -> str:

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from mithril.dims import Call, Dim, Shape, Size, assume, at_most, bounds, equal, floordiv, maximum, minimum
-from mithril.errors import OperationError, ShapeError
-from mithril.graph.registry import operation
-from mithril.ops.attribute_types import Axis, Ints, Pairs, normalise_axis, number
-from mithril.ops.declare import composite, op
-from mithril.ops.rules import like
-from mithril.ops.samples import sample
-from mithril.types import TensorType
+from mithril.base.dims import Call, Dim, Shape, Size, assume, at_most, bounds, equal, floordiv, maximum, minimum
+from mithril.base.dtypes import TensorType
+from mithril.base.errors import OperationError, ShapeError
+from mithril.base.registry import operation
+from mithril.ir.attribute_types import Axis, Ints, Pairs, normalise_axis, number
+from mithril.ir.declare import composite, op
+from mithril.ir.samples import sample
+from mithril.ir.type_rules import like
 
 END = 2**63 - 1
 

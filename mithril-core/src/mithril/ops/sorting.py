@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from mithril.dims import Size, at_most, product
-from mithril.errors import ShapeError
-from mithril.ops.attribute_types import Axis
-from mithril.ops.declare import composite, op
+from mithril.base.dims import Size, at_most, product
+from mithril.base.dtypes import TensorType, dtype as as_dtype, int32
+from mithril.base.errors import ShapeError
+from mithril.ir.attribute_types import Axis
+from mithril.ir.declare import composite, op
+from mithril.ir.samples import exactly, ints, sample
+from mithril.ir.type_rules import always, like, same
 from mithril.ops.indexing import take_along_axis
-from mithril.ops.rules import always, like, same
-from mithril.ops.samples import exactly, ints, sample
 from mithril.ops.shape import narrow
-from mithril.types import TensorType, dtype as as_dtype, int32
 
 
 def _order(x: np.ndarray[Any, Any], axis: int, descending: bool) -> np.ndarray[Any, Any]:

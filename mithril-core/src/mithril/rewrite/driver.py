@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from mithril.errors import RewriteError
-from mithril.graph import Graph, Node, Value
-from mithril.graph.editor import Editor
+from mithril.base.errors import RewriteError
+from mithril.ir import Graph, Node, Value
+from mithril.ir.editor import Editor
 
 if TYPE_CHECKING:
     from mithril.rewrite.rules import Rule

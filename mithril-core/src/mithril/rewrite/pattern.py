@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from mithril.errors import MithrilError, RewriteError
-from mithril.graph.operators import Operators
+from mithril.base.errors import MithrilError, RewriteError
+from mithril.ir.operator_overloads import Operators
 
 
 class Placeholder(Operators):

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mithril.dims import Size, substitute, symbols
-from mithril.errors import MithrilError, RewriteError
-from mithril.graph import Graph, Node, Origin, Value, trace
-from mithril.graph.editor import Editor
+from mithril.base.dims import Size, substitute, symbols
+from mithril.base.dtypes import TensorType
+from mithril.base.errors import MithrilError, RewriteError
+from mithril.ir import Graph, Node, Origin, Value, trace
+from mithril.ir.editor import Editor
 from mithril.rewrite.matching import Attempt, Match
 from mithril.rewrite.pattern import Pattern
-from mithril.types import TensorType
 
 
 @dataclass(frozen=True)

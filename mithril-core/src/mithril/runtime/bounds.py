@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from mithril.errors import InputError
-from mithril.graph import Builder, Graph, Input, Node, Value, iterate
-from mithril.ops.control import BOUNDED
-from mithril.types import TensorType, dtype as as_dtype
+from mithril.base.dtypes import TensorType, dtype as as_dtype
+from mithril.base.errors import InputError
+from mithril.ir import Builder, Graph, Input, Node, Value, iterate
+from mithril.ops.control_flow import BOUNDED
 
 PREFIX = "check/bound/"
 FLAG = TensorType(as_dtype("int32"), ())

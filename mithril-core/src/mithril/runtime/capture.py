@@ -6,14 +6,14 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mithril.errors import InputError, unknown
-from mithril.graph import Graph, Input, Value
-from mithril.ops.decompose import decompose
-from mithril.runtime.backend import BuildOptions
-from mithril.runtime.weights import save_file
+from mithril.backend.base import BuildOptions
+from mithril.base.errors import InputError, unknown
+from mithril.ir import Graph, Input, Value
+from mithril.ir.decompose import decompose
+from mithril.runtime.weight_files import save_file
 
 if TYPE_CHECKING:
-    from mithril.runtime.compiled import CompiledModel
+    from mithril.runtime.compiled_model import CompiledModel
 
 
 def capture(

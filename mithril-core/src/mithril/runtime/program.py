@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mithril.dims import Guard
-from mithril.graph import Graph
-from mithril.graph.deferred import Deferred
-from mithril.runtime.buckets import Bucketed
-from mithril.runtime.checking import Checked
-from mithril.types import TensorType
+from mithril.base.dims import Guard
+from mithril.base.dtypes import TensorType
+from mithril.ir import Graph
+from mithril.ir.lazy_graph import Deferred
+from mithril.runtime.batch_buckets import Bucketed
+from mithril.runtime.index_checks import Checked
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from mithril.decisions import Decisions
-from mithril.dims import Guard, Shape, Size, bind
-from mithril.errors import DTypeError, GuardError, InputError, closest
-from mithril.runtime.weights import to_numpy
-from mithril.types import DType, TensorType, dtype as as_dtype, int32
+from mithril.base.decisions import Decisions
+from mithril.base.dims import Guard, Shape, Size, bind
+from mithril.base.dtypes import DType, TensorType, dtype as as_dtype, int32
+from mithril.base.errors import DTypeError, GuardError, InputError, closest
+from mithril.runtime.weight_files import to_numpy
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@
 Nothing here is loaded by pytest on its own. ``KIT_VERSION`` rises when the kit gets stricter.
 """
 
-from mithril.testing.arrays import arrays_for, make_array
 from mithril.testing.backend import BackendConformance
 from mithril.testing.cases import Case, backend_cases
 from mithril.testing.compare import Tolerance, assert_close, tolerance
 from mithril.testing.operation import OpConformance
 from mithril.testing.plugins import ProfilerConformance, TargetConformance
+from mithril.testing.sample_arrays import arrays_for, make_array
 from mithril.testing.transforms import PassConformance, RuleConformance
 
 KIT_VERSION = 1

@@ -12,24 +12,24 @@ import pytest
 
 from mithril import plugins
 from mithril.autodiff import gradients
-from mithril.dims import Dim
-from mithril.errors import MithrilError, OperationError
-from mithril.graph import Builder, Graph, Value
-from mithril.graph.registry import operations
-from mithril.ops.decompose import decompose
-from mithril.ops.evaluate import evaluate
-from mithril.ops.op import Op
-from mithril.passes import random_arguments
-from mithril.runtime.backend import Backend, BuildOptions
+from mithril.backend.base import Backend, BuildOptions
+from mithril.base.dims import Dim
+from mithril.base.dtypes import DType, bfloat16, dtype as as_dtype, float16, float32, int32
+from mithril.base.errors import MithrilError, OperationError
+from mithril.base.registry import operations
+from mithril.ir import Builder, Graph, Value
+from mithril.ir.decompose import decompose
+from mithril.ir.evaluate import evaluate
+from mithril.ir.op import Op
+from mithril.passes.manager import random_arguments
 from mithril.testing import xfail
-from mithril.testing.arrays import every_pair, make_array, special_array
 from mithril.testing.cases import Case, backend_cases, symbolic_graph
 from mithril.testing.compare import assert_close, tolerance
 from mithril.testing.constants import ConstantsConformance
 from mithril.testing.operation import takes_regions
 from mithril.testing.random_graphs import SMALL, WIDE, random_graph
+from mithril.testing.sample_arrays import every_pair, make_array, special_array
 from mithril.testing.selection import begin, core_operations, record, selected
-from mithril.types import DType, bfloat16, dtype as as_dtype, float16, float32, int32
 
 
 class BackendConformance(ConstantsConformance):
@@ -259,7 +259,7 @@ class BackendConformance(ConstantsConformance):
                 elementwise.samples[0].operands[0] if elementwise.samples and elementwise.samples[0].operands else None
             )
             low, high = (spec.low, spec.high) if spec is not None else (-2.0, 2.0)
-            from mithril.ops.samples import Arr
+            from mithril.ir.samples import Arr
 
             for shapes in (((3, 1, 2), (4, 1)), ((2, 0, 3), (1, 3))):
                 graph = _elementwise_graph(elementwise, kind, shapes)
@@ -404,7 +404,7 @@ def _of_mithril(source: str | None) -> list[str]:
 
 
 def _cotangent(name: str, shape: Any, dtype: DType) -> np.ndarray[Any, Any]:
-    from mithril.ops.samples import Arr
+    from mithril.ir.samples import Arr
 
     return make_array(Arr(shape, dtype.name, 0.5, 1.5), name)
 

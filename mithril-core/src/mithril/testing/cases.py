@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from mithril.dims import Dim, Size
-from mithril.errors import MithrilError
-from mithril.graph import Builder, Graph, Value
-from mithril.ops.op import Op
-from mithril.ops.samples import Arr, Sample
-from mithril.testing.arrays import arrays_for
+from mithril.base.dims import Dim, Size
+from mithril.base.dtypes import DType, dtype as as_dtype
+from mithril.base.errors import MithrilError
+from mithril.ir import Builder, Graph, Value
+from mithril.ir.op import Op
+from mithril.ir.samples import Arr, Sample
+from mithril.testing.sample_arrays import arrays_for
 from mithril.testing.selection import selected
-from mithril.types import DType, dtype as as_dtype
 
 # The dtypes every first sample of an operation is tried with besides its own, by kind.
 _SIBLINGS = {

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mithril.compiler import compile
-from mithril.errors import MithrilError
-from mithril.graph import Builder, Value
-from mithril.graph.registry import operation
-from mithril.models.layer import Layer
-from mithril.models.model import Model
-from mithril.types import ALL, DType, dtype as as_dtype
+from mithril.base.dtypes import ALL, DType, dtype as as_dtype
+from mithril.base.errors import MithrilError
+from mithril.base.registry import operation
+from mithril.compiler.steps import compile
+from mithril.ir import Builder, Value
+from mithril.models.language.layer import Layer
+from mithril.models.language.model import Model
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "rank0": (),

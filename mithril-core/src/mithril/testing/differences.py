@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from mithril.autodiff import gradients
-from mithril.graph import Graph
-from mithril.ops.evaluate import evaluate
-from mithril.types import float64
+from mithril.base.dtypes import float64
+from mithril.ir import Graph
+from mithril.ir.evaluate import evaluate
 
 Array = np.ndarray[Any, Any]
 STEP = 1e-5

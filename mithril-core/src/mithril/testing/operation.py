@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 from mithril.autodiff import gradients
-from mithril.dims import Dim, substitute
-from mithril.errors import MithrilError
-from mithril.graph import Graph
-from mithril.graph.builder import computing
-from mithril.ops.decompose import decompose
-from mithril.ops.evaluate import evaluate
-from mithril.ops.op import Op
-from mithril.ops.samples import Sample
+from mithril.base.dims import Dim, substitute
+from mithril.base.dtypes import DType, TensorType, dtype as as_dtype, float64
+from mithril.base.errors import MithrilError
+from mithril.ir import Graph
+from mithril.ir.builder import computing
+from mithril.ir.decompose import decompose
+from mithril.ir.evaluate import evaluate
+from mithril.ir.op import Op
+from mithril.ir.samples import Sample
 from mithril.testing import xfail
 from mithril.testing.cases import Case, symbolic_graph
 from mithril.testing.differences import check_gradients, check_no_slope, cotangents, float_inputs, float_outputs
 from mithril.testing.selection import begin, record, selected
-from mithril.types import DType, TensorType, dtype as as_dtype, float64
 
 
 class OpConformance:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from mithril import plugins
-from mithril.hookspecs import HardwareTarget
-from mithril.types import dtype as as_dtype
+from mithril.base.dtypes import dtype as as_dtype
+from mithril.plugins.hookspecs import HardwareTarget
 
 
 class TargetConformance:

@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mithril.graph import Builder, Graph, Value
-from mithril.graph.registry import operation as op
+from mithril.base.registry import operation as op
+from mithril.ir import Builder, Graph, Value
 
 UNARY = ("abs", "neg", "tanh", "sigmoid", "relu", "gelu", "silu", "square", "sin", "cos", "erf", "softsign")
 BINARY = ("add", "sub", "mul", "maximum", "minimum")

@@ -11,9 +11,9 @@ import pytest
 
 import mithril.ops
 from mithril import plugins
-from mithril.errors import OperationError, unknown
-from mithril.graph.registry import operation, operations
-from mithril.ops.op import Op
+from mithril.base.errors import OperationError, unknown
+from mithril.base.registry import operation, operations
+from mithril.ir.op import Op
 
 CORE = str(Path(mithril.ops.__file__).parent)
 

@@ -8,15 +8,15 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from mithril.graph import Graph, parse, same, verify
-from mithril.ops.evaluate import evaluate
-from mithril.passes import Pass, PassManager, as_pass, random_arguments
-from mithril.pipeline import installed
+from mithril.base.dtypes import TensorType, dtype as as_dtype
+from mithril.compiler.pass_pipeline import installed
+from mithril.ir import Graph, parse, same, verify
+from mithril.ir.evaluate import evaluate
+from mithril.passes.manager import Pass, PassManager, as_pass, random_arguments
 from mithril.testing import xfail
-from mithril.testing.arrays import special_array
 from mithril.testing.compare import assert_close, tolerance
-from mithril.testing.graphs import sample_graphs
-from mithril.types import TensorType, dtype as as_dtype
+from mithril.testing.sample_arrays import special_array
+from mithril.testing.sample_graphs import sample_graphs
 
 
 class PassConformance:

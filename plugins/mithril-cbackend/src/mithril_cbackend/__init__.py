@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 PUBLIC = {  # by name: the module
-    "export": "bundle",
-    "export_program": "bundle",
-    "save_schedules": "schedules",
-    "tune_offline": "searching",
+    "export": "bundle.c_export",
+    "export_program": "bundle.c_export",
+    "save_schedules": "schedule.schedules",
+    "tune_offline": "schedule.offline_tuning",
 }
 
 

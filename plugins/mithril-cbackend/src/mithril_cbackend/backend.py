@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mithril.dims import is_static
-from mithril.errors import ShapeError, UnsupportedError
-from mithril.graph import Graph, Node
-from mithril.graph.deferred import Deferred
-from mithril.runtime.backend import Backend, BuildOptions, as_numpy
-from mithril.types import ALL, DType, dtype as as_dtype
-from mithril_cbackend.processor import fingerprint, processors
-from mithril_cbackend.schedules import Schedules
+from mithril.backend.base import Backend, BuildOptions, as_numpy
+from mithril.base.dims import is_static
+from mithril.base.dtypes import ALL, DType, dtype as as_dtype
+from mithril.base.errors import ShapeError, UnsupportedError
+from mithril.ir import Graph, Node
+from mithril.ir.lazy_graph import Deferred
+from mithril_cbackend.cpu_info import fingerprint, processors
+from mithril_cbackend.schedule.schedules import Schedules
 
 
 class CBackend(Backend):
@@ -46,29 +46,29 @@ class CBackend(Backend):
         return type(self)(device=self.device, precision=precision, schedules=self.schedules)
 
     def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
-        from mithril_cbackend import grouping
+        from mithril_cbackend.graph import fusion
 
-        return grouping.lowers(node.op.name)
+        return fusion.lowers(node.op.name)
 
     def families(self) -> tuple[str, ...]:
         return ("cpu", "mobile")
 
     def build(self, graph: Graph, options: BuildOptions | None = None) -> Any:
-        from mithril_cbackend import building
+        from mithril_cbackend.program import compile_graph
 
         self.check(graph)
         require_static(graph)
-        return building.build(graph, options or BuildOptions(), self.schedules)
+        return compile_graph.build(graph, options or BuildOptions(), self.schedules)
 
     def dump(self, executable: Any) -> Mapping[str, bytes] | None:
-        from mithril_cbackend import keeping
+        from mithril_cbackend.program import program_cache
 
-        return keeping.dump(executable)
+        return program_cache.dump(executable)
 
     def revive(self, parts: Mapping[str, bytes], graph: Deferred, options: BuildOptions) -> Any:
-        from mithril_cbackend import keeping
+        from mithril_cbackend.program import program_cache
 
-        return keeping.revive(parts, graph, options)
+        return program_cache.revive(parts, graph, options)
 
     # -- arrays ------------------------------------------------------------------------------------------------------
     def array(self, data: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
@@ -84,10 +84,11 @@ class CBackend(Backend):
     @classmethod
     def diagnose(cls) -> Mapping[str, str]:
         """For ``mithril doctor``."""
-        from mithril_cbackend import tir, toolchains
+        from mithril_cbackend.bundle import toolchains
+        from mithril_cbackend.tir import expr
 
         compiler = toolchains.HOST.compiler() or "none found: no shared libraries, no cache"
-        return {"processor": tir.host_cpu(), "threads": str(processors()), "C compiler": compiler}
+        return {"processor": expr.host_cpu(), "threads": str(processors()), "C compiler": compiler}
 
 
 def require_static(graph: Graph) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from mithril.cli.models import compile_options, load_model, model_options, random_inputs
+from mithril.tools.cli.models import compile_options, load_model, model_options, random_inputs
 
 
 @click.command()
@@ -21,7 +21,7 @@ def tune(
 ) -> None:
     """Search the schedules of a model's large operations, and keep what wins for level high."""
     import mithril as ml
-    from mithril_cbackend.searching import tune_offline
+    from mithril_cbackend.schedule.offline_tuning import tune_offline
 
     given = compile_options(**options)
     made = load_model(model)

@@ -52,5 +52,9 @@ def mithril_commands() -> Sequence[Command]:
 def mithril_formats() -> Sequence[FileFormat]:
     """``compiled.export("folder")``."""
     return [
-        FileFormat("c", saves="mithril_cbackend.bundle:export", summary="a folder of C that needs no Python and no TVM")
+        FileFormat(
+            "c",
+            saves="mithril_cbackend.bundle.c_export:export",
+            summary="a folder of C that needs no Python and no TVM",
+        )
     ]

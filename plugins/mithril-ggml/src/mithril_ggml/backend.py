@@ -8,19 +8,19 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mithril import plugins
-from mithril.errors import OptionError
-from mithril.graph import Graph, Node
-from mithril.graph.deferred import Deferred
-from mithril.runtime.backend import Backend, BuildOptions, Preferences, as_numpy
-from mithril.runtime.memory import parse_bytes
-from mithril.types import dtype as as_dtype
+from mithril.backend.base import Backend, BuildOptions, Preferences, as_numpy
+from mithril.backend.memory_plan import parse_bytes
+from mithril.base.dtypes import dtype as as_dtype
+from mithril.base.errors import OptionError
+from mithril.ir import Graph, Node
+from mithril.ir.lazy_graph import Deferred
 from mithril_ggml import lowering
-from mithril_ggml.executable import GGMLExecutable
-from mithril_ggml.library import features
-from mithril_ggml.program import build
-from mithril_ggml.quantize import Recipe
-from mithril_ggml.sizing import SizedExecutable
-from mithril_ggml.weights import PackedArray, Store
+from mithril_ggml.library.library import features
+from mithril_ggml.program.dynamic_shapes import SizedExecutable
+from mithril_ggml.program.executable import GGMLExecutable
+from mithril_ggml.program.program import build
+from mithril_ggml.weights.packed_weights import PackedArray, Store
+from mithril_ggml.weights.quantize_recipe import Recipe
 
 
 class GGMLBackend(Backend):

@@ -24,7 +24,7 @@ def mithril_backends() -> Sequence[BackendSpec]:
 @hookimpl
 def mithril_ops() -> Sequence[OpsSpec]:
     """Weights of three values."""
-    return [OpsSpec("mithril_ggml.operations", ("ternarize",))]
+    return [OpsSpec("mithril_ggml.ops", ("ternarize",))]
 
 
 @hookimpl
@@ -34,8 +34,8 @@ def mithril_formats() -> Sequence[FileFormat]:
         FileFormat(
             "gguf",
             (".gguf",),
-            saves="mithril_ggml.export:export_gguf",
-            loads="mithril_ggml.loading:load_gguf",
+            saves="mithril_ggml.gguf.export:export_gguf",
+            loads="mithril_ggml.gguf.load:load_gguf",
             summary="one file with quantized weights and the graph",
         )
     ]
@@ -45,6 +45,6 @@ def mithril_formats() -> Sequence[FileFormat]:
 def mithril_exports() -> Sequence[Export]:
     """The layer of ternary weights, and what quantizing did."""
     return [
-        Export("TernaryLinear", "mithril_ggml.ternary:TernaryLinear"),
-        Export("quantization_report", "mithril_ggml.report:quantization_report"),
+        Export("TernaryLinear", "mithril_ggml.weights.ternary_layer:TernaryLinear"),
+        Export("quantization_report", "mithril_ggml.weights.quantization_report:quantization_report"),
     ]

@@ -12,17 +12,18 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mithril.codegen import Lowerings
-from mithril.codegen.source import Source
-from mithril.errors import BackendError, OptionError
-from mithril.graph import Graph, iterate
-from mithril.runtime.backend import BuildOptions, Preferences, as_numpy
-from mithril.runtime.source_backend import Forward, SourceBackend, SourceExecutable
-from mithril.types import dtype as as_dtype
-from mithril_jax import meshes, pipeline, process
+from mithril.backend.base import BuildOptions, Preferences, as_numpy
+from mithril.backend.codegen import Lowerings
+from mithril.backend.codegen.source import Source
+from mithril.backend.source_backend import Forward, SourceBackend, SourceExecutable
+from mithril.base.dtypes import dtype as as_dtype
+from mithril.base.errors import BackendError, OptionError
+from mithril.ir import Graph, iterate
+from mithril_jax import process_config
+from mithril_jax.execution import described, read, runner
 from mithril_jax.lowering import table, unrolled
-from mithril_jax.own import DIFFERENT, own
-from mithril_jax.running import described, read, runner
+from mithril_jax.mesh import mesh_execution, pipeline_parallel
+from mithril_jax.native_semantics import DIFFERENT, own
 
 ALIGNMENT = 64
 PLATFORMS = {"gpu": "cuda", "cuda": "cuda", "cpu": "cpu", "tpu": "tpu"}
@@ -61,13 +62,13 @@ class JaxBackend(SourceBackend):
         num_threads: int | None = None,
     ) -> None:
         if pre_allocate is not None:
-            process.pre_allocate(pre_allocate)
+            process_config.pre_allocate(pre_allocate)
         if num_threads is not None:
-            process.limit_threads(num_threads)
+            process_config.limit_threads(num_threads)
         self.pre_allocate = pre_allocate
         self.mesh: Mesh | None = None
         if device_mesh is not None:
-            self.mesh = self._mesh(device, meshes.shape_of(device_mesh))
+            self.mesh = self._mesh(device, mesh_execution.shape_of(device_mesh))
         super().__init__(device=device or jax.default_backend(), dtype=dtype, precision=precision)
         self.jax_device = self._find(self.device)
         self._unrolled: dict[tuple[int, int], Lowerings] = {}
@@ -80,7 +81,7 @@ class JaxBackend(SourceBackend):
                 f"device='{device}' is one device, device_mesh={sizes} is many",
                 hint=f"device='{platform}'",
             )
-        return meshes.make(PLATFORMS.get(platform), sizes)
+        return mesh_execution.make(PLATFORMS.get(platform), sizes)
 
     def with_precision(self, precision: str) -> JaxBackend:
         made = copy.copy(self)
@@ -108,7 +109,7 @@ class JaxBackend(SourceBackend):
         """For ``mithril doctor``."""
         return {
             "devices": ", ".join(str(d) for d in jax.devices()),
-            "threads": f"{process.threads()}, one pool for the process (NPROC, or JaxBackend(num_threads=))",
+            "threads": f"{process_config.threads()}, one pool for the process (NPROC, or JaxBackend(num_threads=))",
         }
 
     # -- building ----------------------------------------------------------------------------------------------------
@@ -125,8 +126,10 @@ class JaxBackend(SourceBackend):
 
     def build(self, graph: Graph, options: BuildOptions | None = None) -> SourceExecutable:
         options = options or BuildOptions()
-        parts = pipeline.stages_of(self.mesh, options, self.jax_device.platform)
-        return self.build_whole(graph, options) if parts is None else pipeline.build(self, graph, options, parts)
+        parts = pipeline_parallel.stages_of(self.mesh, options, self.jax_device.platform)
+        return (
+            self.build_whole(graph, options) if parts is None else pipeline_parallel.build(self, graph, options, parts)
+        )
 
     def build_whole(self, graph: Graph, options: BuildOptions) -> SourceExecutable:
         """One program, all of which runs on every device of the mesh."""
@@ -135,7 +138,10 @@ class JaxBackend(SourceBackend):
     def build_with_gradients(
         self, graph: Graph, of: Sequence[str], wrt: Sequence[str], options: BuildOptions | None = None
     ) -> SourceExecutable:
-        if options is not None and pipeline.stages_of(self.mesh, options, self.jax_device.platform) is not None:
+        if (
+            options is not None
+            and pipeline_parallel.stages_of(self.mesh, options, self.jax_device.platform) is not None
+        ):
             raise OptionError(
                 "autodiff='native' contradicts a pipeline",
                 facts=["its stages are cut from the graph, which has no gradients then"],
@@ -161,14 +167,14 @@ class JaxBackend(SourceBackend):
             graph = described(graph, forward.of, forward.wrt)
         return runner(forward, graph, running, options, self._shares(graph, options))
 
-    def _shares(self, graph: Graph, options: BuildOptions) -> meshes.Shares | None:
+    def _shares(self, graph: Graph, options: BuildOptions) -> mesh_execution.Shares | None:
         """How arguments are split over the mesh; ``pjit=True`` without one takes all devices there are."""
         mesh = self.mesh
         wanted = bool(options.settings.get("pjit", False))
         if wanted and mesh is None:
             everything = jax.devices(self.jax_device.platform)
             if len(everything) > 1:
-                mesh = meshes.make(self.jax_device.platform, (len(everything),))
+                mesh = mesh_execution.make(self.jax_device.platform, (len(everything),))
             else:
                 options.decisions.record("ignored", f"pjit=True: there is one device to share work, {everything[0]}")
         if mesh is None:
@@ -177,7 +183,7 @@ class JaxBackend(SourceBackend):
             raise OptionError(
                 "jit=False contradicts a mesh of devices", facts=["XLA's compiler puts in what devices exchange"]
             )
-        return meshes.Shares(mesh, graph, options.settings, options.decisions)
+        return mesh_execution.Shares(mesh, graph, options.settings, options.decisions)
 
     def differentiated(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
         return Differentiated(forward, of, wrt)
@@ -185,12 +191,12 @@ class JaxBackend(SourceBackend):
     # -- arrays ------------------------------------------------------------------------------------------------------
     def array(self, data: Any, dtype: Any = None) -> jax.Array:
         if isinstance(data, jax.Array) and dtype is None:
-            return meshes.put(data, self.placement)
+            return mesh_execution.put(data, self.placement)
         made = as_numpy(self.shared(data) if _only_dlpack(data) else data, self.dtype)
         if dtype is not None:
             made = made.astype(as_dtype(dtype).numpy)
         with jax.enable_x64(True) if made.dtype.itemsize == 8 else nullcontext():
-            return meshes.put(_private(made), self.placement)  # jnp.asarray would compile a program
+            return mesh_execution.put(_private(made), self.placement)  # jnp.asarray would compile a program
 
     def shared(self, data: Any) -> jax.Array:
         """Another framework's array in the same memory where that is possible: nobody may write into it any more."""

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mithril.codegen import needs
+from mithril.backend.codegen import needs
 
 
 # -- element-wise -------------------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.codegen import Call, Lowerings
-from mithril.codegen.common import (
+from mithril.backend.codegen import Call, Lowerings
+from mithril.backend.codegen.common import (
     NUMPY_NAMES,
     QUESTIONS,
     UNARY,
@@ -17,8 +17,8 @@ from mithril.codegen.common import (
     nothing_yet,
     operators,
 )
-from mithril.codegen.slicing import sliced
-from mithril.graph import Node
+from mithril.backend.codegen.slice_syntax import sliced
+from mithril.ir import Node
 from mithril_jax import helpers
 
 table = Lowerings(

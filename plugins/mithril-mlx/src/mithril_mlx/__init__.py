@@ -10,15 +10,15 @@ from typing import Any
 
 # Module -> the names it gives. Those that begin with Mlx are names of ``mithril`` itself, too.
 UTILITIES = {
-    "analysis": ("MlxComputationGraph",),
-    "batches": ("MlxBatchOptimizer",),
-    "builder": ("GraphBuilder",),
-    "cache": ("MlxTensorCache",),
-    "fusion": ("FusionPattern", "MlxKernelFusion"),
-    "importing": ("import_function",),
-    "memory": ("MlxMemoryOptimizer",),
-    "profiler": ("MlxProfiler",),
-    "tuner": ("MlxAutoTuner",),
+    "utilities.analysis": ("MlxComputationGraph",),
+    "utilities.batch_optimizer": ("MlxBatchOptimizer",),
+    "utilities.builder": ("GraphBuilder",),
+    "utilities.tensor_cache": ("MlxTensorCache",),
+    "utilities.fusion": ("FusionPattern", "MlxKernelFusion"),
+    "function_import": ("import_function",),
+    "utilities.memory_pool": ("MlxMemoryOptimizer",),
+    "utilities.profiler": ("MlxProfiler",),
+    "utilities.tuner": ("MlxAutoTuner",),
 }
 _HOME = {name: module for module, names in {"backend": ("MlxBackend",), **UTILITIES}.items() for name in names}
 

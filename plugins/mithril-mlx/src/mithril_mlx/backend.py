@@ -8,17 +8,17 @@ from typing import Any, ClassVar
 import ml_dtypes
 import numpy as np
 
-from mithril.codegen import Lowerings
-from mithril.errors import BackendError
-from mithril.graph import Graph, Node, iterate
-from mithril.runtime.backend import BuildOptions, Preferences, as_numpy
-from mithril.runtime.source_backend import Forward, SourceBackend
-from mithril.types import ALL, DType, dtype as as_dtype
-from mithril_mlx import native  # noqa: F401  # adds its rows to the table
-from mithril_mlx.library import BLAS, mx
+from mithril.backend.base import BuildOptions, Preferences, as_numpy
+from mithril.backend.codegen import Lowerings
+from mithril.backend.source_backend import Forward, SourceBackend
+from mithril.base.dtypes import ALL, DType, dtype as as_dtype
+from mithril.base.errors import BackendError
+from mithril.ir import Graph, Node, iterate
+from mithril_mlx import native_kernels  # noqa: F401  # adds its rows to the table
+from mithril_mlx.execution import runner
 from mithril_mlx.lowering import table
-from mithril_mlx.own import DIFFERENT, own
-from mithril_mlx.running import runner
+from mithril_mlx.mlx_loader import BLAS, mx
+from mithril_mlx.native_semantics import DIFFERENT, own
 
 
 class MlxBackend(SourceBackend):

@@ -1,8 +1,8 @@
 """Functions whose source goes into generated files: MLX only, each standing alone save for those it ``needs``."""
 # mypy: ignore-errors
 
-from mithril.codegen import needs
-from mithril_mlx.library import mx
+from mithril.backend.codegen import needs
+from mithril_mlx.mlx_loader import mx
 
 
 # -- element-wise -------------------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mithril.codegen import Call, Lowerings
-from mithril.codegen.common import (
+from mithril.backend.codegen import Call, Lowerings
+from mithril.backend.codegen.common import (
     NUMPY_NAMES,
     QUESTIONS,
     UNARY,
@@ -16,9 +16,9 @@ from mithril.codegen.common import (
     nothing_yet,
     operators,
 )
-from mithril.codegen.control import python_control
-from mithril.codegen.slicing import sliced
-from mithril.graph import Node
+from mithril.backend.codegen.control_flow import python_control
+from mithril.backend.codegen.slice_syntax import sliced
+from mithril.ir import Node
 from mithril_mlx import helpers
 
 table = Lowerings(

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from mithril.dims import numel
-from mithril.errors import BackendError, UnsupportedError
-from mithril.graph import Graph, Node, Value
-from mithril.ops.decompose import decompose
-from mithril.types import TensorType
-from mithril_mlx.library import mx
+from mithril.base.dims import numel
+from mithril.base.dtypes import TensorType
+from mithril.base.errors import BackendError, UnsupportedError
+from mithril.ir import Graph, Node, Value
+from mithril.ir.decompose import decompose
+from mithril_mlx.mlx_loader import mx
 
 THREADS = 256  # of a group
 TYPES = {"float32": "float", "float16": "half", "int32": "int", "uint32": "uint", "bool": "bool"}

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mithril.codegen import Lowerings
-from mithril.graph import Graph
-from mithril.runtime.backend import BuildOptions, Preferences, as_numpy
-from mithril.runtime.source_backend import Forward, SourceBackend
-from mithril.types import dtype as as_dtype
+from mithril.backend.base import BuildOptions, Preferences, as_numpy
+from mithril.backend.codegen import Lowerings
+from mithril.backend.source_backend import Forward, SourceBackend
+from mithril.base.dtypes import dtype as as_dtype
+from mithril.ir import Graph
 from mithril_numpy.blas import facts, limited, openblas
 from mithril_numpy.lowering import table
 

@@ -6,7 +6,7 @@ They carry no annotations, because they are read in generated code.
 
 import numpy as np
 
-from mithril.codegen import needs
+from mithril.backend.codegen import needs
 
 
 # -- element-wise -------------------------------------------------------------------------------------------------

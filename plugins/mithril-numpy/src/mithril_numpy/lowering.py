@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mithril.codegen import Call, Lowerings
-from mithril.codegen.common import (
+from mithril.backend.codegen import Call, Lowerings
+from mithril.backend.codegen.common import (
     NUMPY_NAMES,
     QUESTIONS,
     SIGNS,
@@ -17,9 +17,9 @@ from mithril.codegen.common import (
     nothing_yet,
     operators,
 )
-from mithril.codegen.control import python_control
-from mithril.codegen.slicing import sliced
-from mithril.graph import Node
+from mithril.backend.codegen.control_flow import python_control
+from mithril.backend.codegen.slice_syntax import sliced
+from mithril.ir import Node
 from mithril_numpy import helpers
 
 table = Lowerings("numpy", ["import numpy as np"], bfloat16="ml_dtypes.bfloat16", reserved=vars(helpers), release=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.dims import is_static, numel
-from mithril.graph import Value
+from mithril.base.dims import is_static, numel
+from mithril.ir import Value
 from mithril.ops import add, batch_norm, conv, linear, reshape, rsqrt
 from mithril.rewrite import RuleSet, rule
 

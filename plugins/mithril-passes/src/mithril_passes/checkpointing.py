@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from mithril import Graph, Node, OptionError, Value
-from mithril.dims import symbols
-from mithril.graph.registry import operation
-from mithril.passes import PassContext
-from mithril.runtime.memory import nbytes
+from mithril.backend.memory_plan import nbytes
+from mithril.base.dims import symbols
+from mithril.base.registry import operation
+from mithril.passes.manager import PassContext
 
 UNKNOWN = 64  # what an unknown size counts as when cuts are weighed
 REMAT = {"phase": "recomputed"}

@@ -17,7 +17,7 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 @hookimpl
 def mithril_passes() -> Sequence[PassSpec]:
     """The standard passes."""
-    cleaning = "mithril_passes.cleaning:"
+    cleaning = "mithril_passes.cleanup:"
     return [
         PassSpec(
             "dead-code",
@@ -64,7 +64,7 @@ def mithril_passes() -> Sequence[PassSpec]:
         ),
         PassSpec(
             "operator-fusion",
-            "mithril_passes.raising:RULES",
+            "mithril_passes.composite_matching:RULES",
             stage="fuse",
             level="medium",
             aliases=("operator_fusion", "fusion"),
@@ -90,7 +90,7 @@ def mithril_passes() -> Sequence[PassSpec]:
         ),
         PassSpec(
             "sibling-products",
-            "mithril_passes.siblings:sibling_products",
+            "mithril_passes.horizontal_fusion:sibling_products",
             stage="specialise",
             level="high",
             aliases=("sibling_products",),
@@ -98,7 +98,7 @@ def mithril_passes() -> Sequence[PassSpec]:
         ),
         PassSpec(
             "linear-activation",
-            "mithril_passes.merging:RULES",
+            "mithril_passes.epilogue_fusion:RULES",
             stage="specialise",
             level="medium",
             aliases=("linear_activation",),
@@ -107,7 +107,7 @@ def mithril_passes() -> Sequence[PassSpec]:
         ),
         PassSpec(
             "specialise-operations",
-            "mithril_passes.specialising:specialise_operations",
+            "mithril_passes.specialization:specialise_operations",
             stage="specialise",
             level="medium",
             aliases=("operation_specialisation", "operation_specialization", "specialise_operations"),
@@ -116,7 +116,7 @@ def mithril_passes() -> Sequence[PassSpec]:
         ),
         PassSpec(
             "kernel-choice",
-            "mithril_passes.kernels:kernel_choice",
+            "mithril_passes.kernel_selection:kernel_choice",
             stage="specialise",
             level="high",
             aliases=("kernel_selection", "kernel_choice"),
@@ -125,7 +125,7 @@ def mithril_passes() -> Sequence[PassSpec]:
         ),
         PassSpec(
             "mixed-precision",
-            "mithril_passes.precision:mixed_precision",
+            "mithril_passes.mixed_precision:mixed_precision",
             stage="precision",
             level=None,
             options=("mixed_precision",),
@@ -152,7 +152,7 @@ def mithril_passes() -> Sequence[PassSpec]:
         ),
         PassSpec(
             "memory-planning",
-            "mithril_passes.limits:memory_planning",
+            "mithril_passes.memory_limits:memory_planning",
             stage="memory",
             level="low",
             aliases=("memory_planning",),
@@ -196,7 +196,7 @@ def mithril_options() -> Sequence[Option]:
 def mithril_compile_stage(context: CompileContext, stage: str, graph: Graph | None) -> None:
     """Draw the first program's graph."""
     if stage == "optimize" and graph is not None and context.options["visualize"]:
-        from mithril_passes.drawing.observer import draw
+        from mithril_passes.visualization.observer import draw
 
         if "mithril-passes" not in context.scratch:
             context.scratch["mithril-passes"] = draw(context, graph)

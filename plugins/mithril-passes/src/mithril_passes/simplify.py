@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.graph import Value
+from mithril.base.dtypes import DType
+from mithril.ir import Value
 from mithril.ops import (
     abs as abs_,
     add,
@@ -29,7 +30,6 @@ from mithril.ops import (
     where,
 )
 from mithril.rewrite import RuleSet, rule
-from mithril.types import DType
 
 
 def _holds_all(wide: DType, narrow: DType) -> bool:

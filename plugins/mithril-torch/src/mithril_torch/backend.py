@@ -9,19 +9,20 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from mithril.codegen import Lowerings
-from mithril.errors import BackendError
-from mithril.graph import Graph, iterate
-from mithril.runtime.backend import BuildOptions, Preferences, as_numpy
-from mithril.runtime.source_backend import Forward, SourceBackend, SourceExecutable
-from mithril.types import ALL, DType, dtype as as_dtype
-from mithril_torch import native, parallel, parallel_rows  # noqa: F401  # add their rows to the table
-from mithril_torch.differentiating import Differentiated
-from mithril_torch.joining import joined
+from mithril.backend.base import BuildOptions, Preferences, as_numpy
+from mithril.backend.codegen import Lowerings
+from mithril.backend.source_backend import Forward, SourceBackend, SourceExecutable
+from mithril.base.dtypes import ALL, DType, dtype as as_dtype
+from mithril.base.errors import BackendError
+from mithril.ir import Graph, iterate
+from mithril_torch.autograd import Differentiated
+from mithril_torch.execution import read, runner
+from mithril_torch.fusion import native_kernels  # noqa: F401  # add their rows to the table
+from mithril_torch.fusion.paired_ops import paired
+from mithril_torch.fusion.subgraph_fusion import joined
 from mithril_torch.lowering import table
-from mithril_torch.own import DIFFERENT, own
-from mithril_torch.pairing import paired
-from mithril_torch.running import read, runner
+from mithril_torch.native_semantics import DIFFERENT, own
+from mithril_torch.parallel import collectives, program  # noqa: F401  # add their rows to the table
 
 MISSING = ("uint16", "uint64")  # PyTorch stores these but computes hardly anything with them
 
@@ -60,7 +61,7 @@ class TorchBackend(SourceBackend):
         self.cudnn_benchmark = cudnn_benchmark
         self.enable_amp = enable_amp
         self.passes = ("mixed-precision",) if enable_amp else ()
-        self.device_mesh = None if device_mesh is None else parallel.shape_of(device_mesh)
+        self.device_mesh = None if device_mesh is None else program.shape_of(device_mesh)
         self.symbolic = self.device_mesh is None  # type: ignore[misc]  # parts of a batch want numbers
 
     def with_precision(self, precision: str) -> TorchBackend:
@@ -91,15 +92,15 @@ class TorchBackend(SourceBackend):
     # -- building ----------------------------------------------------------------------------------------------------
     def build(self, graph: Graph, options: BuildOptions | None = None) -> SourceExecutable:
         options = options or BuildOptions()
-        mesh = parallel.mesh_for(self, options)
-        return super().build(graph, options) if mesh is None else parallel.build(self, graph, options, mesh)
+        mesh = program.mesh_for(self, options)
+        return super().build(graph, options) if mesh is None else program.build(self, graph, options, mesh)
 
     def build_with_gradients(
         self, graph: Graph, of: Sequence[str], wrt: Sequence[str], options: BuildOptions | None = None
     ) -> SourceExecutable:
-        mesh = parallel.mesh_for(self, options or BuildOptions())
+        mesh = program.mesh_for(self, options or BuildOptions())
         if mesh is not None:
-            raise parallel.no_native(mesh)
+            raise program.no_native(mesh)
         return super().build_with_gradients(graph, of, wrt, options)
 
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:

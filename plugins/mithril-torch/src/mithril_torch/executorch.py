@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from mithril.dims import symbols
-from mithril.errors import BackendError, InputError, OptionError, UnsupportedError
-from mithril.graph import Graph
-from mithril.runtime.memory import human
+from mithril.backend.memory_plan import human
+from mithril.base.dims import symbols
+from mithril.base.errors import BackendError, InputError, OptionError, UnsupportedError
+from mithril.ir import Graph
 
 DELEGATES = (None, "xnnpack")
 

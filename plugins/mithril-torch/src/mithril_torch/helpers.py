@@ -4,7 +4,7 @@
 import torch
 import torch.nn.functional as F
 
-from mithril.codegen import needs
+from mithril.backend.codegen import needs
 
 
 # -- element-wise -------------------------------------------------------------------------------------------------

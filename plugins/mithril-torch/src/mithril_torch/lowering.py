@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.codegen import Call, Lowerings
-from mithril.codegen.common import (
+from mithril.backend.codegen import Call, Lowerings
+from mithril.backend.codegen.common import (
     QUESTIONS,
     UNARY,
     as_it_is,
@@ -17,9 +17,9 @@ from mithril.codegen.common import (
     nothing_yet,
     operators,
 )
-from mithril.codegen.control import python_control
-from mithril.codegen.slicing import sliced
-from mithril.graph import Node
+from mithril.backend.codegen.control_flow import python_control
+from mithril.backend.codegen.slice_syntax import sliced
+from mithril.ir import Node
 from mithril_torch import helpers
 
 table = Lowerings(

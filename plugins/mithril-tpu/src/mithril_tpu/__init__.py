@@ -6,7 +6,7 @@ from typing import Any
 
 _HOME = {
     "ahead_of": "mithril_tpu.programs",
-    "load_program": "mithril_tpu.ahead.artefact",
+    "load_program": "mithril_tpu.aot.artifact",
     "plan": "mithril_tpu.planning.plan",
     "simulate_devices": "mithril_tpu.programs",
     "stages_of": "mithril_tpu.programs",

@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from mithril import plugins
-from mithril.graph import Graph, Input, Value, iterate
-from mithril.hookspecs import HardwareTarget
-from mithril.runtime.backend import BuildOptions
-from mithril.runtime.source_backend import Forward, SourceExecutable
+from mithril.backend.base import BuildOptions
+from mithril.backend.source_backend import Forward, SourceExecutable
+from mithril.ir import Graph, Input, Value, iterate
+from mithril.plugins.hookspecs import HardwareTarget
 from mithril_jax.backend import JaxBackend
 from mithril_tpu import options as asked
-from mithril_tpu.ahead import gpus, stages, topology
-from mithril_tpu.ahead.program import AheadProgram, SimulatedProgram, cpu_devices
-from mithril_tpu.ahead.remedy import remedy
+from mithril_tpu.aot import gpus, stages, topology
+from mithril_tpu.aot.oom_advice import remedy
+from mithril_tpu.aot.program import AheadProgram, SimulatedProgram, cpu_devices
 from mithril_tpu.options import Wanted
-from mithril_tpu.placing.choose import Choice, choose
-from mithril_tpu.placing.layout import DATA, MODEL, Mesh
+from mithril_tpu.partitioning.mesh import DATA, MODEL, Mesh
+from mithril_tpu.partitioning.strategy import Choice, choose
 from mithril_tpu.targets.tpu import generation
 
 

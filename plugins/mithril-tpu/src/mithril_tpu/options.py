@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mithril.errors import OptionError, unknown
+from mithril.base.errors import OptionError, unknown
 
 KNOWN = ("effort", "model_parallelism", "precision", "replicas", "simulate", "topology")
 _TYPES: Mapping[str, type | tuple[type, ...]] = {

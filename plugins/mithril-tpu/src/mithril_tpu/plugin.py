@@ -79,12 +79,12 @@ def mithril_ops() -> Sequence[OpsSpec]:
 def mithril_exports() -> Sequence[Export]:
     """How models are planned for, placed on and cut for many devices."""
     return [
-        Export("staged", "mithril_tpu.sharding.pipeline:staged"),
+        Export("staged", "mithril_tpu.sharding.pipeline_schedule:staged"),
         Export("plan", "mithril_tpu.planning.plan:plan"),
         Export("load_sharded", "mithril_tpu.sharding.checkpoint:load_sharded"),
-        Export("placement", "mithril_tpu.sharding.share:placement"),
+        Export("placement", "mithril_tpu.sharding.api:placement"),
         Export("save_sharded", "mithril_tpu.sharding.checkpoint:save_sharded"),
-        Export("shard", "mithril_tpu.sharding.share:shard"),
+        Export("shard", "mithril_tpu.sharding.api:shard"),
     ]
 
 

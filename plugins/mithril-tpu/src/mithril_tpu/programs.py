@@ -9,11 +9,11 @@ from typing import Any
 
 import jax
 
-from mithril.errors import BackendError, InputError, unknown
-from mithril.runtime.compiled import CompiledModel
+from mithril.base.errors import BackendError, InputError, unknown
+from mithril.runtime.compiled_model import CompiledModel
 from mithril.runtime.program import Kind, Program, Request
-from mithril_tpu.ahead.program import AheadProgram, SimulatedProgram
-from mithril_tpu.ahead.stages import AheadPipeline
+from mithril_tpu.aot.program import AheadProgram, SimulatedProgram
+from mithril_tpu.aot.stages import AheadPipeline
 from mithril_tpu.backend import AheadBackend
 
 Update = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]

@@ -9,12 +9,20 @@ from mithril import Export, Option, PassSpec, hookimpl
 
 # Module below ``mithril_train`` -> the names it gives to the public face.
 EXPORTS = {
-    "callbacks": ("Callback", "Checkpoint", "CSVLog", "EarlyStopping", "JSONLog", "LearningRateMonitor", "TensorBoard"),
+    "loop.callbacks": (
+        "Callback",
+        "Checkpoint",
+        "CSVLog",
+        "EarlyStopping",
+        "JSONLog",
+        "LearningRateMonitor",
+        "TensorBoard",
+    ),
     "data.loader": ("DataLoader",),
-    "optimizers": ("SGD", "Adafactor", "Adagrad", "Adam", "AdamW", "Lion", "Optimizer", "RMSprop"),
-    "schedules": ("Constant", "Cosine", "OneCycle", "Schedule", "StepDecay", "WarmUp"),
-    "trainer": ("Trainer",),
-    "searching": ("search",),
+    "optim.optimizers": ("SGD", "Adafactor", "Adagrad", "Adam", "AdamW", "Lion", "Optimizer", "RMSprop"),
+    "optim.schedules": ("Constant", "Cosine", "OneCycle", "Schedule", "StepDecay", "WarmUp"),
+    "loop.trainer": ("Trainer",),
+    "hyperparameter_search": ("search",),
 }
 
 
@@ -30,7 +38,7 @@ def mithril_passes() -> Sequence[PassSpec]:
     return [
         PassSpec(
             "quantization-aware",
-            "mithril_train.quantization:quantization_aware",
+            "mithril_train.step.quantization:quantization_aware",
             stage="fuse",  # before the backward part is made, so that gradients pass through the rounding
             level=None,
             options=("quantization_aware",),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from mithril_ggml.lowering import (  # each adds its rows to the table
-    control as control,
+from mithril_ggml.lowering import (
+    control_flow as control_flow,
+    conv_pool as conv_pool,
     elementwise as elementwise,
     indexing as indexing,
     norms as norms,
@@ -11,6 +12,5 @@ from mithril_ggml.lowering import (  # each adds its rows to the table
     reductions as reductions,
     shapes as shapes,
     ternary as ternary,
-    windows as windows,
 )
 from mithril_ggml.lowering.table import emit as emit, lowers as lowers

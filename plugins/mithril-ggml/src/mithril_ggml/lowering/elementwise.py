@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from mithril.graph import Node
-from mithril.types import int32
-from mithril_ggml.draft import DIMS, Draft
-from mithril_ggml.library import ggml
+from mithril.base.dtypes import int32
+from mithril.ir import Node
+from mithril_ggml.library.library import ggml
 from mithril_ggml.lowering.table import Array, by_declaration, dtype_of, is_integer, is_single, row
-from mithril_ggml.tensors import Tensor, simplified
+from mithril_ggml.program.program_builder import DIMS, Draft
+from mithril_ggml.program.strided_tensor import Tensor, simplified
 
 # ggml calls the C library element by element for most functions. Beyond so many elements NumPy's vectors win, although
 # leaving ggml and coming back costs a microsecond; measured one by one.

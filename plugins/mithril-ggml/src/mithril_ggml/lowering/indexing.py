@@ -6,14 +6,14 @@ import math
 
 import numpy as np
 
-from mithril.errors import InputError
-from mithril.graph import Node
-from mithril.types import int32
-from mithril_ggml.draft import Draft
-from mithril_ggml.library import ggml
+from mithril.base.dtypes import int32
+from mithril.base.errors import InputError
+from mithril.ir import Node
+from mithril_ggml.library.library import ggml
 from mithril_ggml.lowering.norms import combined
 from mithril_ggml.lowering.table import Array, by_declaration, dtype_of, is_filled, row
-from mithril_ggml.tensors import Tensor
+from mithril_ggml.program.program_builder import Draft
+from mithril_ggml.program.strided_tensor import Tensor
 
 
 def check(draft: Draft, node: Node, indices: Tensor, *sizes: int) -> None:

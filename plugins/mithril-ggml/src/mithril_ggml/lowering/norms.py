@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mithril.graph import Node
-from mithril_ggml.draft import Draft
-from mithril_ggml.library import ggml
+from mithril.ir import Node
+from mithril_ggml.library.library import ggml
 from mithril_ggml.lowering.elementwise import arithmetic
 from mithril_ggml.lowering.table import is_single, row
-from mithril_ggml.tensors import Tensor
+from mithril_ggml.program.program_builder import Draft
+from mithril_ggml.program.strided_tensor import Tensor
 
 
 def _over_last(attribute: str) -> Callable[[Node], bool]:

@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 
-from mithril.graph import Node
-from mithril_ggml.draft import Draft
-from mithril_ggml.library import ggml
+from mithril.ir import Node
+from mithril_ggml.library.library import ggml
 from mithril_ggml.lowering.elementwise import activated
 from mithril_ggml.lowering.norms import combined
 from mithril_ggml.lowering.table import Array, by_declaration, dtype_of, is_filled, is_single, row
-from mithril_ggml.tensors import Tensor
+from mithril_ggml.program.program_builder import Draft
+from mithril_ggml.program.strided_tensor import Tensor
 
 FEW = 16  # rows up to which ggml's dot products beat a BLAS that packs its operands first
 TINY = 1 << 15  # multiplications that cost less than leaving ggml

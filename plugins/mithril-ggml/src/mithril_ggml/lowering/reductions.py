@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from mithril.graph import Node
-from mithril_ggml.draft import Draft
-from mithril_ggml.library import ggml
+from mithril.ir import Node
+from mithril_ggml.library.library import ggml
 from mithril_ggml.lowering.table import Array, is_single, row
-from mithril_ggml.tensors import Tensor
+from mithril_ggml.program.program_builder import Draft
+from mithril_ggml.program.strided_tensor import Tensor
 
 LONG = 4096  # rows beyond it would gather too much rounding in a product with ones
 SMALL = 2048  # ggml adds one after the other, in double precision

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from mithril.graph import Node
-from mithril_ggml.draft import Draft, static
+from mithril.ir import Node
 from mithril_ggml.lowering.table import Array, row
-from mithril_ggml.tensors import Tensor, row_strides
+from mithril_ggml.program.program_builder import Draft, static
+from mithril_ggml.program.strided_tensor import Tensor, row_strides
 
 
 @row("reshape")

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from mithril.graph import Node
-from mithril.types import DType, float32
-from mithril_ggml.draft import Draft
-from mithril_ggml.tensors import Tensor
+from mithril.base.dtypes import DType, float32
+from mithril.ir import Node
+from mithril_ggml.program.program_builder import Draft
+from mithril_ggml.program.strided_tensor import Tensor
 
 Operand = Tensor | None
 Row = Callable[..., Any]  # (draft, node, *operands) -> Tensor | tuple of them

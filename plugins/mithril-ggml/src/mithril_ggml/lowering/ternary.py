@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from mithril.graph import Node
-from mithril_ggml.draft import Draft
+from mithril.ir import Node
 from mithril_ggml.lowering.table import Array, is_single, row
-from mithril_ggml.operations import EPS
-from mithril_ggml.tensors import Tensor
+from mithril_ggml.ops import EPS
+from mithril_ggml.program.program_builder import Draft
+from mithril_ggml.program.strided_tensor import Tensor
 
 
 def ternary(w: Array, out: Array) -> None:

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mithril import plugins
-from mithril.errors import InputError, OptionError, UnsupportedError, unknown
-from mithril.graph import Graph
-from mithril.hookspecs import HardwareTarget
+from mithril.base.errors import InputError, OptionError, UnsupportedError, unknown
+from mithril.ir import Graph
+from mithril.plugins.hookspecs import HardwareTarget
 from mithril.runtime.program import Kind, Request
-from mithril_tpu.placing.choose import Choice, choose
-from mithril_tpu.placing.layout import DATA, MODEL, Mesh
-from mithril_tpu.placing.propagate import propagate
-from mithril_tpu.planning.fusion import Fused, fuse
-from mithril_tpu.planning.images import with_strips
-from mithril_tpu.planning.memory import Needs, needs
-from mithril_tpu.planning.stages import of_pipeline
-from mithril_tpu.planning.time import Work, work
+from mithril_tpu.partitioning.mesh import DATA, MODEL, Mesh
+from mithril_tpu.partitioning.propagate import propagate
+from mithril_tpu.partitioning.strategy import Choice, choose
+from mithril_tpu.planning.fusion_model import Fused, fuse
+from mithril_tpu.planning.image_layout import with_strips
+from mithril_tpu.planning.memory_estimate import Needs, needs
+from mithril_tpu.planning.pipeline_estimate import of_pipeline
+from mithril_tpu.planning.step_time import Work, work
 
 if TYPE_CHECKING:
     from mithril.models import Model

@@ -7,7 +7,7 @@ import re
 from functools import cache
 
 from mithril import Found, HardwareTarget
-from mithril_tpu.targets.seen import told
+from mithril_tpu.targets.system_info import told
 
 GB = 10**9
 # chip: operations per second of the largest GPU of that chip in float32, bytes per second, largest memory.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from mithril import Found, HardwareTarget
-from mithril_tpu.targets.seen import read, told, whole
+from mithril_tpu.targets.system_info import read, told, whole
 
 GHZ = 1e9
 # Operations in float32 per clock and core: vector units x lanes x 2, since one instruction multiplies and adds.

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from mithril import Found, HardwareTarget
-from mithril_tpu.targets.seen import read, told
+from mithril_tpu.targets.system_info import read, told
 
 GIB = 1 << 30
 DTYPES = ("bfloat16", "float16", "float32", "int8", "float64", "int32", "int64", "uint32", "bool")

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from mithril import Found, HardwareTarget
-from mithril_tpu.targets.seen import read
+from mithril_tpu.targets.system_info import read
 
 GIB = 1 << 30
 # A float32 product of full precision is six products of bfloat16 parts on the matrix unit.

@@ -1,6 +1,6 @@
 """Feeding a training loop: datasets, order, batches, workers."""
 
 from mithril_train.data.loader import DataLoader
-from mithril_train.data.order import permutation
+from mithril_train.data.shuffle import permutation
 
 __all__ = ["DataLoader", "permutation"]

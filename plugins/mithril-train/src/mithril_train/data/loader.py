@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mithril.errors import OptionError
+from mithril.base.errors import OptionError
 from mithril_train.data.datasets import Source, Streamed, as_source, collate as default_collate
-from mithril_train.data.order import batch_count, batches, permutation
+from mithril_train.data.shuffle import batch_count, batches, permutation
 from mithril_train.data.workers import ProcessPool, ahead
 
 

@@ -1,0 +1,1 @@
+"""Backends: the base class, memory plans, and code generation for backends that generate Python source."""

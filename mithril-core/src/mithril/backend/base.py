@@ -1,0 +1,282 @@
+"""What a backend is: array helpers, what it runs itself, and ``build``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from mithril.base.decisions import Decisions
+from mithril.base.dtypes import ALL, DType, dtype as as_dtype
+from mithril.base.errors import BackendError, DTypeError, OptionError, UnsupportedError, unknown
+from mithril.ir import Graph, Node
+from mithril.ir.lazy_graph import Deferred
+
+PRECISIONS = ("float32", "float16", "bfloat16")
+
+
+Preferences = Mapping[str, Mapping[str, Sequence[str]]]
+
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "jit": None,  # the backend's best choice
+        "jit_options": MappingProxyType({}),
+        "num_threads": None,
+        "semantics": "portable",
+        "checks": False,
+        "static_inference": False,
+        "file_path": None,
+        "template_path": None,
+        "code_transformers": (),
+    }
+)
+
+
+class BuildOptions:
+    """What ``ml.compile`` was told that concerns making the executable.
+
+    ``settings`` holds all options, those that plugins own among them. An option is read from there when a backend asks
+    for it, so that what nobody asked for can be reported as ignored. Without settings: defaults, and what is given.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        inference: bool = False,
+        decisions: Decisions | None = None,
+        **given: Any,
+    ) -> None:
+        self.settings = {**DEFAULTS, **given} if settings is None else settings
+        self.inference = inference
+        self.decisions = decisions if decisions is not None else Decisions()
+
+    @property
+    def jit(self) -> bool | None:
+        return self.settings["jit"]  # type: ignore[no-any-return]
+
+    @property
+    def jit_options(self) -> Mapping[str, Any]:
+        return self.settings["jit_options"]  # type: ignore[no-any-return]
+
+    @property
+    def num_threads(self) -> int | None:
+        return self.settings["num_threads"]  # type: ignore[no-any-return]
+
+    @property
+    def semantics(self) -> str:
+        return self.settings["semantics"]  # type: ignore[no-any-return]
+
+    @property
+    def checks(self) -> bool:
+        return self.settings["checks"]  # type: ignore[no-any-return]
+
+    @property
+    def static(self) -> bool:
+        return self.settings["static_inference"]  # type: ignore[no-any-return]
+
+    @property
+    def file_path(self) -> str | Path | None:
+        return self.settings["file_path"]  # type: ignore[no-any-return]
+
+    @property
+    def template_path(self) -> str | Path | None:
+        return self.settings["template_path"]  # type: ignore[no-any-return]
+
+    @property
+    def code_transformers(self) -> Sequence[Callable[[str], str]]:
+        return self.settings["code_transformers"]  # type: ignore[no-any-return]
+
+
+class Executable(Protocol):
+    """A built program."""
+
+    @property
+    def graph(self) -> Graph: ...  # what really runs
+
+    @property
+    def source(self) -> str | None: ...  # generated source, where there is one
+
+    @property
+    def lowered(self) -> frozenset[str]: ...  # operations that the backend runs itself
+
+    def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]: ...
+
+
+class Backend:
+    """Base of all backends. ``dtype`` is that of parameters; ``precision`` the one computed in."""
+
+    name: ClassVar[str] = ""
+    dtypes: ClassVar[frozenset[DType]] = frozenset(ALL)
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    symbolic: ClassVar[bool] = True  # whether one executable serves several sizes
+    passes: tuple[str, ...] = ()  # those that it was made to run, besides the level's and the options'
+    recompiles: ClassVar[bool] = False  # whether each new size is compiled anew, which takes long
+    # By device and operation: much faster variants there (names of mithril_passes.op_variants).
+    preferences: ClassVar[Preferences] = MappingProxyType({})
+
+    def __init__(self, *, device: str | None = None, dtype: Any = None, precision: str | None = None) -> None:
+        self.device = self._device(device)
+        if precision is not None and precision not in PRECISIONS:
+            what, facts, hint = unknown("precision", str(precision), PRECISIONS)
+            raise OptionError(what, facts=facts, hint=hint)
+        self.precision = precision
+        self.dtype = as_dtype(dtype if dtype is not None else precision or "float32")
+        if not self.dtype.is_float:
+            raise OptionError(f"dtype={self.dtype} is no floating point dtype: parameters cannot have it")
+        self.require(self.dtype)
+        self._seed = 0
+        self._drawn = 0
+
+    def _device(self, device: str | None) -> str:
+        if device is None:
+            return self.devices[0]
+        if device.split(":")[0] not in self.devices:
+            what, facts, hint = unknown(f"device of backend '{self.name}'", device, self.devices)
+            raise BackendError(what, facts=facts, hint=hint)
+        return device
+
+    def with_precision(self, precision: str) -> Backend:
+        """The same backend computing in another precision."""
+        return type(self)(device=self.device, precision=precision)
+
+    @property
+    def prefers(self) -> Mapping[str, Sequence[str]]:
+        """The preferences on this backend's device."""
+        return self.preferences.get(self.device.split(":")[0], {})
+
+    def families(self) -> tuple[str, ...]:
+        """Kinds of hardware targets that this backend, on its device, can be compiled for."""
+        return (self.device.split(":")[0],)
+
+    def require(self, dtype: DType) -> None:
+        """Raise where the backend does not have a dtype."""
+        if dtype not in self.dtypes:
+            raise DTypeError(
+                f"backend '{self.name}' has no {dtype}",
+                facts=["it has: " + ", ".join(d.name for d in ALL if d in self.dtypes)],
+                hint="convert the model's inputs and constants to one of these",
+            )
+
+    def check(self, graph: Graph) -> None:
+        """Raise where a graph holds a dtype that the backend does not have."""
+        missing = {v.dtype: (v.name, node) for node in graph.nodes for v in node.results if v.dtype not in self.dtypes}
+        for i in graph.inputs:
+            if i.type.dtype not in self.dtypes:
+                self.require(i.type.dtype)
+        for dtype, (name, node) in missing.items():
+            try:
+                self.require(dtype)
+            except DTypeError as error:
+                raise error.with_facts(f"needed by %{name} = {node.op.name}", str(node.origin)) from None
+
+    # -- building ----------------------------------------------------------------------------------------------------
+    def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
+        """Whether this backend runs a node itself; composites it does not are decomposed first."""
+        raise BackendError(f"backend '{self.name}' does not say what it lowers")
+
+    def build(self, graph: Graph, options: BuildOptions | None = None) -> Executable:
+        """The executable for a decomposed graph."""
+        raise BackendError(f"backend '{self.name}' cannot build")
+
+    def build_step(self, graph: Graph) -> Executable:
+        """The executable for a single operation, to be timed or looked at on its own."""
+        return self.build(graph, BuildOptions(jit=False))
+
+    def dump(self, executable: Any) -> Mapping[str, bytes] | None:
+        """An executable as bytes to keep on disk, from which ``revive`` makes it again; None where that cannot be."""
+        return None
+
+    def revive(self, parts: Mapping[str, bytes], graph: Deferred, options: BuildOptions) -> Executable:
+        """An executable from what ``dump`` gave. ``graph`` reads as the graph it was built for."""
+        raise BackendError(f"backend '{self.name}' keeps no executables")
+
+    def build_with_gradients(
+        self, graph: Graph, of: Sequence[str], wrt: Sequence[str], options: BuildOptions | None = None
+    ) -> Executable:
+        """The executable for a forward graph that its framework differentiates (``autodiff="native"``).
+
+        It takes ``grad/<output>`` for each name in ``of`` among its inputs, and gives ``grad/<input>`` for each in
+        ``wrt``.
+        """
+        raise UnsupportedError(
+            f"backend '{self.name}' has no automatic differentiation of its own", hint='leave autodiff="graph"'
+        )
+
+    # -- arrays ------------------------------------------------------------------------------------------------------
+    def native_dtype(self, dtype: DType) -> Any:
+        """The framework's own object for a dtype, as its arrays show it."""
+        return dtype.numpy
+
+    def array(self, data: Any, dtype: Any = None) -> Any:
+        """An array of this backend on its device, from anything array-like. Python floats become ``self.dtype``."""
+        raise BackendError(f"backend '{self.name}' makes no arrays")
+
+    def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
+        raise BackendError(f"backend '{self.name}' gives no NumPy arrays")
+
+    def is_array(self, x: Any) -> bool:
+        raise BackendError(f"backend '{self.name}' has no arrays")
+
+    def synchronize(self, value: Any = None) -> None:
+        """Wait until what was started has finished."""
+
+    def resized(self, array: Any, axis: int, size: int) -> Any:
+        """The array cut to ``size`` along an axis, or filled up with copies of the last row there."""
+        x = self.to_numpy(array)
+        rows = np.minimum(np.arange(size), x.shape[axis] - 1)
+        return self.array(np.take(x, rows, axis) if size > x.shape[axis] else x[(slice(None),) * axis + (slice(size),)])
+
+    def zeros(self, shape: Iterable[int], dtype: Any = None) -> Any:
+        return self.full(shape, 0, dtype)
+
+    def ones(self, shape: Iterable[int], dtype: Any = None) -> Any:
+        return self.full(shape, 1, dtype)
+
+    def full(self, shape: Iterable[int], value: Any, dtype: Any = None) -> Any:
+        kind = as_dtype(dtype) if dtype is not None else self.dtype
+        return self.array(np.full(tuple(shape), value, kind.numpy))
+
+    def arange(self, start: int, stop: int | None = None, step: int = 1, dtype: Any = None) -> Any:
+        first, last = (0, start) if stop is None else (start, stop)
+        return self.array(np.arange(first, last, step, dtype=as_dtype(dtype or "int32").numpy))
+
+    def set_seed(self, seed: int) -> None:
+        """Begin the sequence of ``randn`` and ``rand`` anew."""
+        self._seed, self._drawn = seed, 0
+
+    def randn(self, shape: Iterable[int], dtype: Any = None) -> Any:
+        """Standard normal numbers from the portable generator: the same on every backend."""
+        return self._draw("normal", shape, dtype)
+
+    def rand(self, shape: Iterable[int], dtype: Any = None) -> Any:
+        """Uniform numbers in [0, 1) from the portable generator."""
+        return self._draw("uniform", shape, dtype)
+
+    def _draw(self, kind: str, shape: Iterable[int], dtype: Any) -> Any:
+        from mithril.base.registry import operation
+
+        key = operation("fold_in")(np.array([0, self._seed & 0xFFFFFFFF], np.uint32), np.uint32(self._drawn))
+        self._drawn += 1
+        made = operation(kind)(key, shape=tuple(shape), dtype=as_dtype(dtype) if dtype is not None else self.dtype)
+        return self.array(made)
+
+    def __repr__(self) -> str:
+        extra = f", precision='{self.precision}'" if self.precision else ""
+        return f"{type(self).__name__}(device='{self.device}'{extra})"
+
+
+def as_numpy(data: Any, default: DType) -> np.ndarray[Any, Any]:
+    """Anything array-like as NumPy; Python numbers get the default dtypes."""
+    from mithril.runtime.weight_files import to_numpy
+
+    array = to_numpy(data)
+    if not hasattr(data, "dtype"):
+        if array.dtype == np.float64:
+            array = array.astype(default.numpy)
+        elif array.dtype == np.int64:
+            array = array.astype(np.int32)
+    return array

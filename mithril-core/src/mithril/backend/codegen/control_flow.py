@@ -1,0 +1,73 @@
+"""Control flow as Python statements, for libraries that run operation by operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mithril.backend.codegen.call import Call
+from mithril.backend.codegen.lowering_table import Lowerings
+from mithril.base.dtypes import TensorType
+
+
+def python_control(table: Lowerings, stack: str, empty: str) -> None:
+    """Rows for ``if``, ``while`` and ``scan``. ``stack`` joins the list ``{rows}``; ``empty`` is what no rows give,
+    of ``{shape}`` and ``{dtype}``."""
+    table.function("if", view=True)(_if)
+    table.function("while", view=True)(_while)
+    table.function("scan", view=True)(_scan(stack, empty))
+
+
+def _assigned(names: list[str]) -> str:
+    return f"({', '.join(names)},)"
+
+
+def _if(call: Call) -> None:
+    then, other = (call.region(k, call.values[1:]) for k in (0, 1))
+    inside = ", ".join(str(o) for o in call.operands[1:])
+    call.line(f"{_assigned(call.results)} = {then}({inside}) if {call.operands[0]} else {other}({inside})")
+
+
+def _while(call: Call) -> None:
+    test, step = call.region(0), call.region(1)
+    states, rest = call.operands[: call.states], [str(o) for o in call.operands[call.states :]]
+    names = call.results
+    inside = ", ".join([*names, *rest])
+    call.line(f"{_assigned(names)} = {_assigned([str(s) for s in states])}")
+    if call.max_trips is None:
+        call.line(f"while {test}({inside})[0]:")
+    else:
+        call.line(f"for {call.temp('trip')} in range({call.max_trips}):")
+        call.line(f"    if not {test}({inside})[0]:")
+        call.line("        break")
+    call.line(f"    {_assigned(names)} = {step}({inside})")
+
+
+def _scan(stack: str, empty: str) -> Callable[[Call], None]:
+    def lower(call: Call) -> None:
+        body = call.region(0)
+        n, m = call.carries, call.sequences
+        carries, stacked = call.results[:n], call.results[n:]
+        sequences, rest = call.operands[n : n + m], [str(o) for o in call.operands[n + m :]]
+        if n:
+            call.line(f"{_assigned(carries)} = {_assigned([str(o) for o in call.operands[:n]])}")
+        rows = [call.temp(f"{name}_rows") for name in stacked]
+        elements = [call.temp(f"{name}_row") for name in stacked]
+        for name in rows:
+            call.line(f"{name} = []")
+        step, length = call.temp("step"), call.literal(call.length)
+        call.line(f"for {step} in {f'reversed(range({length}))' if call.reverse else f'range({length})'}:")
+        inside = ", ".join([*carries, *(f"{s}[{step}]" for s in sequences), *rest])
+        call.line(f"    {_assigned([*carries, *elements])} = {body}({inside})")
+        for name, element in zip(rows, elements, strict=True):
+            call.line(f"    {name}.append({element})")
+        for name, result, value in zip(rows, stacked, call.node.results[n:], strict=True):
+            if call.reverse:
+                call.line(f"{name}.reverse()")
+            made = stack.replace("{rows}", name)
+            call.line(f"{result} = {made} if {name} else {_empty(empty, call, value.type)}")
+
+    return lower
+
+
+def _empty(template: str, call: Call, t: TensorType) -> str:
+    return template.replace("{shape}", call.shape(t)).replace("{dtype}", call.dtype(t.dtype))

@@ -1,0 +1,192 @@
+"""A backend's lowering table: for each operation the Python expression that computes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+from mithril.base.dims import Dim
+from mithril.base.dtypes import DType, int32
+from mithril.base.errors import BackendError, OperationError
+from mithril.ir import Node
+
+if TYPE_CHECKING:
+    from mithril.backend.codegen.call import Call
+
+When = Callable[[Node], bool]
+Function = Callable[["Call"], "str | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way to lower an operation: an expression template or a function of the call."""
+
+    template: str | None
+    function: Function | None
+    when: When | None = None  # only nodes it says yes to
+    out: str | None = None  # template that writes into {out}
+    view: bool = False  # the result may share memory with an operand
+
+
+class Lowerings:
+    """The table. Rows for composites are optional: without one, the composite is decomposed.
+
+    ``{x}`` in a template is the operand x, ``{axis}`` the attribute axis, ``{dtype}`` and ``{shape}`` the result's.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        imports: Iterable[str],
+        *,
+        dtype: str = "np.{name}",
+        boolean: str = "bool_",
+        scalar: str = "np.{name}({value})",
+        bfloat16: str | None = None,
+        signed: bool = False,
+        constant: str = "{array}",
+        reserved: Iterable[str] = (),
+        release: bool = False,
+        parent: Lowerings | None = None,
+    ) -> None:
+        self.name = name
+        self.imports = tuple(imports)
+        self.dtype_template = dtype  # how a dtype is written
+        self.boolean = boolean  # the library's name of the dtype bool
+        self.scalar_template = scalar  # how a scalar of a dtype is written
+        self.bfloat16 = bfloat16  # where NumPy's extension dtype stands in for it
+        self.signed = signed  # its integers are read as signed ones, those from 2**63 on by their bits
+        self.constant_template = constant  # how a NumPy array becomes an array of the backend
+        self.reserved = frozenset(reserved) | {word for line in self.imports for word in line.replace(",", " ").split()}
+        self.release = release  # drop large values after their last use
+        self._rows: dict[str, tuple[Row, ...]] = dict(parent._rows) if parent is not None else {}
+        self._origin: dict[str, str] = {}
+
+    # -- writing rows ------------------------------------------------------------------------------------------------
+    def row(
+        self, op: str, template: str, *, when: When | None = None, out: str | None = None, view: bool = False
+    ) -> None:
+        """Lower ``op`` by an expression."""
+        self._add(op, Row(template, None, when, out, view))
+
+    def rows(self, templates: Mapping[str, str]) -> None:
+        """Many rows at once."""
+        for op, template in templates.items():
+            self.row(op, template)
+
+    def function(self, *ops: str, when: When | None = None, view: bool = False) -> Callable[[Function], Function]:
+        """Decorator: lower ``ops`` by a function of the call that returns an expression, or writes lines itself."""
+
+        def add(function: Function) -> Function:
+            for op in ops:
+                self._add(op, Row(None, function, when, None, view))
+            return function
+
+        return add
+
+    def helper(
+        self, function: Callable[..., Any], *, op: str | None = None, when: When | None = None, view: bool = False
+    ) -> None:
+        """Lower the operation of the function's name, or ``op``, by calling it.
+
+        Its parameters are named like the operands and attributes that it is to be given.
+        """
+        wanted = [p.name for p in signature(function).parameters.values() if p.default is p.empty]
+        name = op or function.__name__
+
+        def call_it(call: Call) -> str:
+            return f"{call.helper(function)}({', '.join(call.argument(n) for n in wanted)})"
+
+        self.function(name, when=when, view=view)(call_it)
+
+    def helpers(self, *functions: Callable[..., Any]) -> None:
+        """Many at once."""
+        for function in functions:
+            self.helper(function)
+
+    def _add(self, op: str, row: Row) -> None:
+        """Rows with a condition are tried first, the newest first; one without replaces its like."""
+        known = self._rows.get(op, ())
+        if row.when is not None:
+            self._rows[op] = (row, *known)
+        else:
+            self._rows[op] = (*(r for r in known if r.when is not None), row)
+
+    def extend(self, functions: Mapping[str, Function], origin: str) -> Lowerings:
+        """A copy with a third party's functions on top."""
+        made = Lowerings(
+            self.name,
+            self.imports,
+            dtype=self.dtype_template,
+            boolean=self.boolean,
+            scalar=self.scalar_template,
+            bfloat16=self.bfloat16,
+            signed=self.signed,
+            constant=self.constant_template,
+            reserved=self.reserved,
+            release=self.release,
+            parent=self,
+        )
+        for op, function in functions.items():
+            if not callable(function):
+                raise BackendError(f"{origin}: the lowering of '{op}' is no function", facts=[f"got {function!r}"])
+            made._rows[op] = (Row(None, function),)
+            made._origin[op] = origin
+        return made
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+    def find(self, node: Node) -> Row | None:
+        """The row that lowers a node."""
+        for row in self._rows.get(node.op.name, ()):
+            if row.when is None or row.when(node):
+                return row
+        return None
+
+    def lowers(self, node: Node) -> bool:
+        return node.op.name == "constant" or self.find(node) is not None
+
+    @property
+    def ops(self) -> frozenset[str]:
+        return frozenset(self._rows)
+
+    # -- text of values ----------------------------------------------------------------------------------------------
+    def _name(self, dtype: DType) -> str:
+        return self.boolean if dtype.is_bool else dtype.name
+
+    def dtype_text(self, dtype: DType) -> str:
+        if dtype.name == "bfloat16" and self.bfloat16 is not None:
+            return self.bfloat16
+        return self.dtype_template.format(name=self._name(dtype))
+
+    def literal(self, value: Any, dtype_text: Callable[[DType], str] | None = None) -> str:
+        """An attribute as Python text."""
+        text = dtype_text or self.dtype_text
+        if isinstance(value, DType):
+            return text(value)
+        if isinstance(value, (tuple, list)):
+            parts = [self.literal(v, dtype_text) for v in value]
+            return "(" + ", ".join(parts) + ("," if len(parts) == 1 else "") + ")"
+        if isinstance(value, float) and not math.isfinite(value):
+            return f'float("{value}")'
+        if isinstance(value, Dim):
+            return str(value)
+        if self.signed and isinstance(value, int) and value >= 1 << 63:
+            value -= 1 << 64
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return repr(value)
+        raise OperationError(f"an attribute of the type {type(value).__name__} cannot be written as source")
+
+    def is_weak(self, number: Any, dtype: DType) -> bool:
+        """Whether the plain Python number beside an array of this dtype leaves the dtype alone, and is read whole."""
+        if dtype.is_integer and isinstance(number, int):
+            return number == int32.limits[0] or abs(number) <= int32.limits[1]
+        return dtype.name != "bfloat16" or self.bfloat16 is None
+
+    def scalar_text(self, value: Any, dtype: DType) -> str:
+        """A typed scalar."""
+        if dtype.name == "bfloat16" and self.bfloat16 is not None:
+            return f"{self.bfloat16}({self.literal(value)})"
+        return self.scalar_template.format(name=self._name(dtype), value=self.literal(value))

@@ -1,0 +1,142 @@
+"""Backends that run generated Python source: a lowering table, and what is done to the function."""
+
+from __future__ import annotations
+
+import io
+import marshal
+from collections.abc import Callable, Mapping, Sequence
+from types import CodeType
+from typing import Any, ClassVar, cast
+
+import numpy as np
+
+from mithril import plugins
+from mithril.backend.base import Backend, BuildOptions
+from mithril.backend.codegen.emit import emit, render
+from mithril.backend.codegen.lowering_table import Lowerings
+from mithril.backend.codegen.source import Source, from_template, transformed
+from mithril.base.errors import UnsupportedError
+from mithril.ir import Graph, Node, iterate
+from mithril.ir.lazy_graph import Deferred
+from mithril.runtime.fast_path import Quick, written
+
+Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
+
+
+class SourceExecutable:
+    """A generated function and what it was generated from."""
+
+    __slots__ = ("_graph", "arrays", "call", "differentiated", "forward", "source")
+
+    def __init__(self, graph: Graph | Deferred, source: Source, forward: Forward, call: Forward | None = None) -> None:
+        self._graph = graph if isinstance(graph, Deferred) else Deferred(graph)
+        self.source = source.text
+        self.arrays = source.arrays
+        self.forward = forward  # the bare generated function
+        self.call = call or forward  # what runs: compiled, where there is a compiler
+        self.differentiated = False  # whether the framework's gradients are in it, which the source does not say
+
+    @property
+    def graph(self) -> Graph:
+        return self._graph.get()
+
+    @property
+    def lowered(self) -> frozenset[str]:
+        return frozenset(node.op.name for node, _ in iterate(self.graph))
+
+    def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        return self.call(params, inputs)
+
+    def quick(self, params: Mapping[str, Any], inputs: Mapping[str, Any], otherwise: Quick) -> Quick:
+        return written(params, inputs, ["return call(params, inputs)"], {"call": self.call})
+
+
+class SourceBackend(Backend):
+    """Subclasses give ``tables`` (by semantics) and may override ``finish``."""
+
+    tables: ClassVar[Mapping[str, Lowerings]] = {}
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._made_tables: dict[Any, Lowerings] = {}
+
+    def table(self, options: BuildOptions | None = None) -> Lowerings:
+        """The lowering table for the chosen semantics, third parties' rows on top."""
+        semantics = options.semantics if options is not None else "portable"
+        key = (semantics, plugins.generation())
+        made = self._made_tables.get(key)
+        if made is None:
+            base = self.tables.get(semantics) or self.tables["portable"]
+            extra = plugins.lowerings(self.name)
+            made = self._made_tables[key] = base.extend(extra, "a plugin") if extra else base
+        return made
+
+    def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
+        return self.table(options).lowers(node)
+
+    def build(self, graph: Graph, options: BuildOptions | None = None) -> SourceExecutable:
+        options = options or BuildOptions()
+        source = self._source(graph, options)
+        forward = self.loaded(source)
+        return SourceExecutable(graph, source, forward, self.finish(forward, graph, options))
+
+    def loaded(self, source: Source, code: CodeType | None = None) -> Forward:
+        """The module's function; its constants are made here."""
+        return source.function(code)
+
+    # -- keeping what was generated -----------------------------------------------------------------------------------
+    def dump(self, executable: Any) -> dict[str, bytes] | None:
+        """The generated text, and its code as Python keeps it in .pyc files."""
+        if executable.differentiated:
+            return None
+        parts = {"source": executable.source.encode(), "code": marshal.dumps(Source(executable.source).code())}
+        if executable.arrays:
+            packed = io.BytesIO()
+            np.savez(packed, allow_pickle=False, **executable.arrays)
+            parts["arrays"] = packed.getvalue()
+        return parts
+
+    def revive(self, parts: Mapping[str, bytes], graph: Deferred, options: BuildOptions) -> SourceExecutable:
+        """The executable again, without generating anything."""
+        kept = np.load(io.BytesIO(parts["arrays"])) if "arrays" in parts else {}
+        source = Source(parts["source"].decode(), kept)
+        if options.file_path is not None:
+            source.write(options.file_path)
+        forward = self.loaded(source, marshal.loads(parts["code"]))
+        return SourceExecutable(graph, source, forward, self.finish(forward, cast("Graph", graph), options))
+
+    def build_with_gradients(
+        self, graph: Graph, of: Sequence[str], wrt: Sequence[str], options: BuildOptions | None = None
+    ) -> SourceExecutable:
+        options = options or BuildOptions()
+        source = self._source(graph, options)
+        forward = self.differentiated(self.loaded(source), tuple(of), tuple(wrt))
+        made = SourceExecutable(graph, source, forward, self.finish(forward, graph, options))
+        made.differentiated = True
+        return made
+
+    def differentiated(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
+        """The generated function with gradients by the framework; its cotangents come as inputs ``grad/<output>``."""
+        raise UnsupportedError(
+            f"backend '{self.name}' has no automatic differentiation of its own", hint='leave autodiff="graph"'
+        )
+
+    def _source(self, graph: Graph, options: BuildOptions) -> Source:
+        self.check(graph)
+        text, arrays = self.generate(graph, options)
+        source = Source(text, arrays)
+        if options.file_path is not None:
+            source.write(options.file_path)
+        return source
+
+    def generate(self, graph: Graph, options: BuildOptions) -> tuple[str, Mapping[str, Any]]:
+        """The module's text, by the template if one is given, then through the transformers; its large constants."""
+        parts = emit(graph, self.table(options))
+        text = from_template(options.template_path, parts) if options.template_path is not None else render(parts)
+        if options.code_transformers:
+            text = transformed(text, options.code_transformers)
+        return text, parts["arrays"]
+
+    def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward | None:
+        """What is called instead of the bare function: jitted, say. None: the function itself."""
+        return None

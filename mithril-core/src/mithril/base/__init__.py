@@ -1,0 +1,1 @@
+"""Shared vocabulary: errors, decisions, dtypes, symbolic sizes, registry, files on disk, timing."""

@@ -1,0 +1,123 @@
+"""Whether a value fits a type annotation, and how to say in words what an annotation accepts."""
+
+from __future__ import annotations
+
+import numbers
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from mithril.base.errors import closest
+
+
+def mismatch(value: Any, annotation: Any) -> str | None:
+    """What is wrong with ``value``: a phrase such as ``"expected int, got 'x' (str)"``, or None where it fits."""
+    if _fits(value, annotation):
+        return None
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if is_typeddict(annotation) and isinstance(value, Mapping):
+        return _mapping_mismatch(value, get_type_hints(annotation))
+    if origin in (Union, UnionType):
+        containers = [a for a in arguments if _holds(value, a)]
+        if len(containers) == 1:  # the right kind of container: say which of its items is wrong
+            return mismatch(value, containers[0])
+    elif _holds(value, annotation):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, item in items:
+            key_type, item_type = arguments if isinstance(value, Mapping) else (Any, arguments[0])
+            if wrong := mismatch(key, key_type) or mismatch(item, item_type):
+                return f"at [{key!r}]: {wrong}"
+    return f"expected {describe(annotation)}, got {_short(value)}"
+
+
+def _mapping_mismatch(value: Mapping[Any, Any], keys: Mapping[str, Any]) -> str | None:
+    for key, item in value.items():
+        if key not in keys:
+            near = closest(str(key), keys)
+            return f"unknown key {key!r}; " + (f"did you mean '{near[0]}'?" if near else "known: " + ", ".join(keys))
+        if wrong := mismatch(item, keys[key]):
+            return f"at [{key!r}]: {wrong}"
+    return None
+
+
+def _holds(value: Any, annotation: Any) -> bool:
+    """Whether ``value`` is the kind of container that ``annotation`` describes, whatever its items."""
+    origin = get_origin(annotation)
+    if not isinstance(origin, type) or not issubclass(origin, Collection) or isinstance(value, (str, bytes)):
+        return False
+    return isinstance(value, origin) and bool(get_args(annotation))
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    if annotation is Any:
+        return True
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if is_typeddict(annotation):
+        return isinstance(value, Mapping) and _mapping_mismatch(value, get_type_hints(annotation)) is None
+    if origin in (Union, UnionType):
+        return any(_fits(value, argument) for argument in arguments)
+    if origin is Literal:
+        return any(value == choice and type(value) is type(choice) for choice in arguments)
+    if origin is Callable or annotation is Callable:
+        return callable(value)
+    if origin is not None:
+        return _fits_container(value, origin, arguments)
+    return _fits_class(value, annotation)
+
+
+def _fits_container(value: Any, origin: Any, arguments: tuple[Any, ...]) -> bool:
+    if not isinstance(value, origin) or isinstance(value, (str, bytes)):
+        return False
+    if issubclass(origin, Mapping):
+        return all(_fits(k, arguments[0]) and _fits(v, arguments[1]) for k, v in value.items())
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return len(value) == len(arguments) and all(map(_fits, value, arguments))
+    if issubclass(origin, Collection):
+        return all(_fits(item, arguments[0]) for item in value)
+    return True
+
+
+def _fits_class(value: Any, annotation: Any) -> bool:
+    if annotation is None or annotation is NoneType:
+        return value is None
+    if annotation in (int, float) and isinstance(value, bool):
+        return False  # True is an int to Python, and a mistake to whoever reads num_threads=True
+    if annotation is int:
+        return isinstance(value, numbers.Integral)
+    if annotation is float:
+        return isinstance(value, numbers.Real)
+    return isinstance(value, annotation)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+
+
+def describe(annotation: Any) -> str:
+    """An annotation in words: ``"'low' or 'high'"``, ``"a mapping of str to int"``."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        return " or ".join(describe(argument) for argument in arguments)
+    if origin is Literal:
+        return " or ".join(map(repr, arguments))
+    if origin is Callable or annotation is Callable:
+        return "a function"
+    if origin is os.PathLike or annotation is os.PathLike:
+        return "a path"
+    if is_typeddict(annotation):
+        return "a dictionary of " + ", ".join(annotation.__annotations__)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return (
+            "a mapping" if arguments[1] is Any else f"a mapping of {describe(arguments[0])} to {describe(arguments[1])}"
+        )
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return "a tuple (" + ", ".join(map(describe, arguments)) + ")"
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        return "a list" if arguments[0] is Any else f"a list of {describe(arguments[0])}"
+    if annotation is Any:
+        return "anything"
+    if annotation is NoneType or annotation is None:
+        return "None"
+    return getattr(annotation, "__name__", str(annotation))

@@ -1,0 +1,553 @@
+"""Symbolic dimensions: integers, named symbols with bounds, and polynomials of them in canonical form.
+
+``str(dim)`` is a Python expression, so generated code and graph text show dims the same way.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Union
+
+from mithril.base.dtypes import ALL as ALL_DTYPES
+from mithril.base.errors import GuardError, ParseError, ShapeError
+
+Size = Union[int, "Dim"]
+RESERVED = {d.short for d in ALL_DTYPES} | {"True", "False", "None", "inf", "nan", "max", "min", "none"}
+Shape = tuple[Size, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A named unknown size. Two symbols of one name are the same dim; the bounds are what is promised of it."""
+
+    name: str
+    low: int = field(default=0, compare=False)
+    high: int | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """``floordiv``, ``mod``, ``max`` or ``min`` of sizes that no polynomial expresses."""
+
+    function: str
+    args: tuple[Size, ...]
+
+    def __str__(self) -> str:
+        if self.function in ("max", "min"):
+            return f"{self.function}({', '.join(map(str, self.args))})"
+        sign = "//" if self.function == "floordiv" else "%"
+        left, right = (_wrapped(a) for a in self.args)
+        return f"{left}{sign}{right}"
+
+
+Atom = Symbol | Call
+Monomial = tuple[Atom, ...]  # sorted by text, repeated for powers; () is the constant term
+
+
+class Dim:
+    """A size that is not known yet: ``Dim("B")``, ``Dim("B", 1, 32)``, or arithmetic on those."""
+
+    __slots__ = ("_hash", "_text", "terms")
+    terms: tuple[tuple[Monomial, int], ...]
+
+    def __init__(self, name: str, low: int = 0, high: int | None = None) -> None:
+        if not name.isidentifier() or name in RESERVED:
+            raise ShapeError(f"'{name}' cannot name a dimension", hint="use letters, digits and '_', no dtype's name")
+        if low < 0 or (high is not None and high < low):
+            raise ShapeError(f"dimension '{name}' has impossible bounds", facts=[f"low={low}, high={high}"])
+        self._set((((Symbol(name, low, high),), 1),))
+
+    def _set(self, terms: tuple[tuple[Monomial, int], ...]) -> None:
+        self.terms = terms
+        self._hash = hash(terms)
+        self._text = ""
+
+    # -- arithmetic -------------------------------------------------------------------------------------------
+    def __add__(self, other: Size) -> Size:
+        return _sum([(self, 1), (other, 1)]) if isinstance(other, (int, Dim)) else NotImplemented
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Size) -> Size:
+        return _sum([(self, 1), (other, -1)])
+
+    def __rsub__(self, other: Size) -> Size:
+        return _sum([(other, 1), (self, -1)])
+
+    def __neg__(self) -> Size:
+        return _sum([(self, -1)])
+
+    def __mul__(self, other: Size) -> Size:
+        if not isinstance(other, (int, Dim)):
+            return NotImplemented
+        out: dict[Monomial, int] = {}
+        for left, a in _terms(self):
+            for right, b in _terms(other):
+                key = tuple(sorted(left + right, key=str))
+                out[key] = out.get(key, 0) + a * b
+        return _canonical(out)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Size) -> Size:
+        return floordiv(self, other)
+
+    def __rfloordiv__(self, other: Size) -> Size:
+        return floordiv(other, self)
+
+    def __mod__(self, other: Size) -> Size:
+        return mod(self, other)
+
+    def __rmod__(self, other: Size) -> Size:
+        return mod(other, self)
+
+    # -- identity ---------------------------------------------------------------------------------------------
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Dim) and self.terms == other.terms)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __str__(self) -> str:
+        if not self._text:
+            self._text = _text(self.terms)
+        return self._text
+
+    def __repr__(self) -> str:
+        return f"Dim({self})"
+
+    def __bool__(self) -> bool:
+        low, _ = bounds(self)
+        if low is not None and low > 0:
+            return True
+        raise ShapeError(f"the size '{self}' is not known yet, so it cannot decide a Python condition")
+
+    def __int__(self) -> int:
+        raise ShapeError(
+            f"the size '{self}' is not known yet",
+            hint="give a number for it in shapes=..., or write the model without needing it",
+        )
+
+    __index__ = __int__
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return parse_dim, (str(self), {s.name: (s.low, s.high) for s in symbols(self)})
+
+    # -- facts ------------------------------------------------------------------------------------------------
+    @property
+    def symbol(self) -> Symbol | None:
+        """The symbol, where this dim is nothing but one."""
+        if len(self.terms) == 1 and self.terms[0][1] == 1 and len(self.terms[0][0]) == 1:
+            atom = self.terms[0][0][0]
+            return atom if isinstance(atom, Symbol) else None
+        return None
+
+
+def _make(terms: tuple[tuple[Monomial, int], ...]) -> Dim:
+    dim = Dim.__new__(Dim)
+    dim._set(terms)
+    return dim
+
+
+def _terms(size: Size) -> tuple[tuple[Monomial, int], ...]:
+    return size.terms if isinstance(size, Dim) else (((), int(size)),)
+
+
+def _canonical(coefficients: Mapping[Monomial, int]) -> Size:
+    kept = [(m, c) for m, c in coefficients.items() if c]
+    if not kept:
+        return 0
+    if len(kept) == 1 and kept[0][0] == ():
+        return kept[0][1]
+    kept.sort(key=lambda term: (-len(term[0]), [str(a) for a in term[0]]))
+    return _make(tuple(kept))
+
+
+def _sum(parts: Iterable[tuple[Size, int]]) -> Size:
+    out: dict[Monomial, int] = {}
+    for size, factor in parts:
+        for monomial, coefficient in _terms(size):
+            out[monomial] = out.get(monomial, 0) + factor * coefficient
+    return _canonical(out)
+
+
+def _text(terms: tuple[tuple[Monomial, int], ...]) -> str:
+    out = ""
+    for monomial, coefficient in terms:
+        alone = len(monomial) == 1 and coefficient == 1
+        factors = [str(a) if alone else _factor(a) for a in monomial]
+        size = abs(coefficient)
+        if size != 1 or not factors:
+            factors.insert(0, str(size))
+        sign = "-" if coefficient < 0 else "+" if out else ""
+        out += sign + "*".join(factors)
+    return out
+
+
+def _factor(atom: Atom) -> str:
+    text = str(atom)
+    return f"({text})" if isinstance(atom, Call) and atom.function in ("floordiv", "mod") else text
+
+
+def _wrapped(size: Size) -> str:
+    text = str(size)
+    return text if isinstance(size, int) or (isinstance(size, Dim) and size.symbol) else f"({text})"
+
+
+def _call(function: str, *args: Size) -> Dim:
+    return _make((((Call(function, args),), 1),))
+
+
+def floordiv(a: Size, b: Size) -> Size:
+    """``a // b``, exact where the division is, otherwise kept as it stands."""
+    if isinstance(b, int):
+        if b == 0:
+            raise ShapeError(f"division of the size '{a}' by zero")
+        if isinstance(a, int):
+            return a // b
+        whole = {m: c // b for m, c in a.terms if c % b == 0}
+        rest = {m: c for m, c in a.terms if c % b}
+        constant = rest.pop((), 0)  # k*b + r splits into k outside and r inside
+        whole[()] = whole.get((), 0) + constant // b
+        if constant % b:
+            rest[()] = constant % b
+        if not any(rest) and rest.get((), 0) < b:
+            return _canonical(whole)
+        return _sum([(_canonical(whole), 1), (_call("floordiv", _canonical(rest), b), 1)])
+    if a == b:
+        return 1
+    if a == 0:
+        return 0
+    quotient = _divide(a, b)
+    return quotient if quotient is not None else _call("floordiv", a, b)
+
+
+def _divide(a: Size, b: Dim) -> Size | None:
+    """``a / b`` where b is one term that divides every term of a."""
+    if len(b.terms) != 1:
+        return None
+    divisor, coefficient = b.terms[0]
+    out: dict[Monomial, int] = {}
+    for monomial, c in _terms(a):
+        left = list(monomial)
+        for atom in divisor:
+            if atom not in left:
+                return None
+            left.remove(atom)
+        if c % coefficient:
+            return None
+        out[tuple(left)] = c // coefficient
+    return _canonical(out)
+
+
+def mod(a: Size, b: Size) -> Size:
+    """``a % b`` with the sign of b."""
+    if isinstance(b, int) and b == 0:
+        raise ShapeError(f"division of the size '{a}' by zero")
+    if isinstance(a, int) and isinstance(b, int):
+        return a % b
+    if isinstance(b, int):
+        rest = _canonical({m: c % b for m, c in _terms(a)})
+        return rest % b if isinstance(rest, int) else _call("mod", rest, b)
+    if a == b or a == 0 or _divide(a, b) is not None:
+        return 0
+    return _call("mod", a, b)
+
+
+def maximum(a: Size, b: Size) -> Size:
+    return _extreme("max", a, b)
+
+
+def minimum(a: Size, b: Size) -> Size:
+    return _extreme("min", a, b)
+
+
+def _extreme(function: str, a: Size, b: Size) -> Size:
+    if isinstance(a, int) and isinstance(b, int):
+        return max(a, b) if function == "max" else min(a, b)
+    if at_most(a, b):
+        small, large = a, b
+    elif at_most(b, a):
+        small, large = b, a
+    else:
+        return _call(function, *sorted((a, b), key=str))
+    return large if function == "max" else small
+
+
+def product(sizes: Iterable[Size]) -> Size:
+    out: Size = 1
+    for size in sizes:
+        out = out * size
+    return out
+
+
+def is_static(shape: Iterable[Size]) -> bool:
+    return all(type(d) is int for d in shape)
+
+
+# -- what is known ------------------------------------------------------------------------------------------------
+def bounds(size: Size) -> tuple[int | None, int | None]:
+    """Interval that surely holds the size; None is no bound."""
+    if isinstance(size, int):
+        return size, size
+    low: int | None = 0
+    high: int | None = 0
+    for monomial, coefficient in size.terms:
+        a, b = _monomial_bounds(monomial)
+        if coefficient < 0:
+            a, b = b, a
+        low = None if low is None or a is None else low + coefficient * a
+        high = None if high is None or b is None else high + coefficient * b
+    return low, high
+
+
+def _monomial_bounds(monomial: Monomial) -> tuple[int | None, int | None]:
+    low: int | None = 1
+    high: int | None = 1
+    for atom in monomial:
+        a, b = (atom.low, atom.high) if isinstance(atom, Symbol) else _call_bounds(atom)
+        if a is None or a < 0 or low is None or low < 0:
+            return None, None  # products of negative factors occur nowhere in shapes
+        low *= a
+        high = None if high is None or b is None else high * b
+    return low, high
+
+
+def _call_bounds(call: Call) -> tuple[int | None, int | None]:
+    (a_low, a_high), (b_low, b_high) = (bounds(arg) for arg in call.args)
+    if call.function == "floordiv":
+        if b_low is None or b_low <= 0:
+            return (0, a_high) if a_low is not None and a_low >= 0 else (None, None)
+        low = None if a_low is None else a_low // (b_high or b_low) if a_low >= 0 and b_high else min(a_low, 0)
+        return low, None if a_high is None else max(a_high // b_low, 0)
+    if call.function == "mod":
+        return 0, None if b_high is None else b_high - 1
+    pick = max if call.function == "max" else min
+    known_low = [v for v in (a_low, b_low) if v is not None]
+    known_high = [v for v in (a_high, b_high) if v is not None]
+    either = call.function == "max"  # one known lower bound is enough for max, one known upper bound for min
+    low = pick(known_low) if len(known_low) == 2 or (either and known_low) else None
+    high = pick(known_high) if len(known_high) == 2 or (not either and known_high) else None
+    return low, high
+
+
+def equal(a: Size, b: Size) -> bool | None:
+    """True or False where it is certain, None where it depends on the symbols."""
+    if a == b:
+        return True
+    low, high = bounds(_sum([(a, 1), (b, -1)]))
+    return False if (low is not None and low > 0) or (high is not None and high < 0) else None
+
+
+def at_most(a: Size, b: Size) -> bool | None:
+    """Whether ``a <= b``: True, False or None for unknown."""
+    low, high = bounds(_sum([(b, 1), (a, -1)]))
+    if low is not None and low >= 0:
+        return True
+    return False if high is not None and high < 0 else None
+
+
+def symbols(*sizes: Size) -> list[Symbol]:
+    """The symbols in some sizes, each once, in order of appearance."""
+    found: dict[str, Symbol] = {}
+    stack: list[Size] = list(reversed(sizes))
+    while stack:
+        size = stack.pop()
+        if isinstance(size, Dim):
+            for monomial, _ in size.terms:
+                for atom in monomial:
+                    if isinstance(atom, Symbol):
+                        found.setdefault(atom.name, atom)
+                    else:
+                        stack.extend(atom.args)
+    return list(found.values())
+
+
+def substitute(size: Size, values: Mapping[str, Size]) -> Size:
+    """The size with symbols replaced by name; those without a value stay."""
+    if isinstance(size, int):
+        return size
+    total: Size = 0
+    for monomial, coefficient in size.terms:
+        term: Size = coefficient
+        for atom in monomial:
+            if isinstance(atom, Symbol):
+                term = term * values.get(atom.name, _make((((atom,), 1),)))
+            else:
+                args = [substitute(arg, values) for arg in atom.args]
+                term = term * FUNCTIONS[atom.function](*args)
+        total = total + term
+    return total
+
+
+FUNCTIONS = {"floordiv": floordiv, "mod": mod, "max": maximum, "min": minimum}
+
+
+def parse_dim(text: str, limits: Mapping[str, tuple[int, int | None]] | None = None) -> Size:
+    """Read ``str(dim)`` back; ``limits`` gives the bounds of symbols."""
+    try:
+        return _parse(ast.parse(text.strip(), mode="eval").body, limits or {})
+    except (SyntaxError, RecursionError):
+        raise ParseError(f"'{text}' is no size", hint="sizes look like 32, B, B*H or (L-3)//2+1") from None
+
+
+def _parse(node: ast.expr, limits: Mapping[str, tuple[int, int | None]]) -> Size:
+    match node:
+        case ast.Constant(value=int(value)):
+            return int(value)
+        case ast.Name(id=name):
+            return Dim(name, *limits.get(name, ()))
+        case ast.UnaryOp(op=ast.USub(), operand=inner):
+            return -_parse(inner, limits)
+        case ast.BinOp(left=left, op=operator, right=right):
+            a, b = _parse(left, limits), _parse(right, limits)
+            match operator:
+                case ast.Add():
+                    return a + b
+                case ast.Sub():
+                    return a - b
+                case ast.Mult():
+                    return a * b
+                case ast.FloorDiv():
+                    return floordiv(a, b)
+                case ast.Mod():
+                    return mod(a, b)
+        case ast.Call(func=ast.Name(id=("max" | "min") as name), args=[first, second], keywords=[]):
+            return FUNCTIONS[name](_parse(first, limits), _parse(second, limits))
+    raise ParseError(f"'{ast.unparse(node)}' is no size", hint="sizes look like 32, B, B*H or (L-3)//2+1")
+
+
+# -- guards: what had to be assumed -------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A relation between sizes that was assumed while compiling and is checked when the sizes are known."""
+
+    left: Size
+    relation: str  # "==", "<=" or "divides": left divides right
+    right: Size
+    why: str = field(default="", compare=False)
+
+    def holds(self, values: Mapping[str, int]) -> bool:
+        left, right = substitute(self.left, values), substitute(self.right, values)
+        if not isinstance(left, int) or not isinstance(right, int):
+            raise GuardError(f"the sizes in '{self}' are not all known")
+        if self.relation == "==":
+            return left == right
+        return left <= right if self.relation == "<=" else left != 0 and right % left == 0
+
+    def check(self, values: Mapping[str, int], where: Mapping[str, str]) -> None:
+        """Raise unless the guard holds; ``where`` names the input and axis that each symbol was read from."""
+        if not self.holds(values):
+            facts = [
+                f"{s.name} = {values[s.name]} ({where.get(s.name, 'given')})" for s in symbols(self.left, self.right)
+            ]
+            raise GuardError(f"these sizes must satisfy {self}", facts=[self.why, *facts])
+
+    def __str__(self) -> str:
+        return f"{self.left} {self.relation} {self.right}"
+
+
+class _Collecting(threading.local):
+    guards: list[Guard] | None = None
+
+
+_collecting = _Collecting()
+
+
+@contextmanager
+def collect_guards() -> Iterator[list[Guard]]:
+    """Guards assumed by the shape rules that run inside."""
+    outer, _collecting.guards = _collecting.guards, []
+    try:
+        yield _collecting.guards
+    finally:
+        _collecting.guards = outer
+
+
+def assume(left: Size, relation: str, right: Size, why: str = "") -> bool:
+    """Whether a relation holds; one that cannot be decided is recorded as a guard and taken for true."""
+    if relation == "==":
+        known = equal(left, right)
+    elif relation == "<=":
+        known = at_most(left, right)
+    else:
+        rest = mod(right, left)
+        known = rest == 0 if isinstance(rest, int) else None
+    if known is None:
+        if _collecting.guards is None:
+            raise ShapeError(f"cannot decide whether {left} {relation} {right}", facts=[why])
+        _collecting.guards.append(Guard(left, relation, right, why))
+        return True
+    return known
+
+
+# -- reading symbols from real shapes -----------------------------------------------------------------------------
+def bind(declared: Mapping[str, Shape], actual: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """The symbols' values that make the declared shapes equal the actual ones, or an error naming input and axis."""
+    values: dict[str, int] = {}
+    where: dict[str, str] = {}
+    later: list[tuple[str, int, Size, int]] = []
+    for name, shape in declared.items():
+        given = actual[name]
+        if len(given) != len(shape):
+            raise GuardError(
+                f"input '{name}' has rank {len(given)}, expected {len(shape)}",
+                facts=[f"expected {_shape_text(shape)}", f"given    {_shape_text(given)}"],
+            )
+        for axis, (size, n) in enumerate(zip(shape, given, strict=True)):
+            later.append((name, axis, size, n))
+    progress = True
+    while later and progress:
+        waiting: list[tuple[str, int, Size, int]] = []
+        for name, axis, size, n in later:
+            known = substitute(size, values)
+            if isinstance(known, int):
+                if known != n:
+                    sources = [f"{s.name} = {values[s.name]} ({where[s.name]})" for s in symbols(size)]
+                    raise GuardError(
+                        f"axis {axis} of input '{name}' is {n}, expected {size if sources else known}", facts=sources
+                    )
+            elif (solved := _solve(known, n)) is not None:
+                symbol, value = solved
+                if value < symbol.low or (symbol.high is not None and value > symbol.high):
+                    limit = f"{symbol.low} to {'any' if symbol.high is None else symbol.high}"
+                    raise GuardError(f"axis {axis} of input '{name}' makes {symbol.name} = {value}, outside {limit}")
+                values[symbol.name], where[symbol.name] = value, f"axis {axis} of input '{name}'"
+            else:
+                waiting.append((name, axis, size, n))
+        progress = len(waiting) < len(later)
+        later = waiting
+    if later:
+        name, axis, size, n = later[0]
+        raise GuardError(f"axis {axis} of input '{name}' is {n}, which does not determine '{size}'")
+    return values
+
+
+def _solve(size: Dim, n: int) -> tuple[Symbol, int] | None:
+    """The one symbol of a linear size that equals n."""
+    linear = [(m[0], c) for m, c in size.terms if len(m) == 1]
+    if len(linear) != 1 or any(len(m) > 1 for m, _ in size.terms):
+        return None
+    symbol, coefficient = linear[0]
+    if not isinstance(symbol, Symbol):
+        return None
+    constant = next((c for m, c in size.terms if not m), 0)
+    value, rest = divmod(n - constant, coefficient)
+    return (symbol, value) if rest == 0 else None
+
+
+def _shape_text(shape: Shape) -> str:
+    return "[" + ", ".join(map(str, shape)) + "]"
+
+
+def numel(shape: Shape) -> Size:
+    """Number of elements."""
+    return math.prod(shape) if is_static(shape) else product(shape)

@@ -1,0 +1,199 @@
+"""Dtypes, the one promotion table, and the type of a value (dtype + shape)."""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mithril.base.errors import DTypeError, unknown
+
+if TYPE_CHECKING:
+    from mithril.base.dims import Shape
+
+
+class DType:
+    """An element type. There is exactly one object per dtype, so ``is`` and ``==`` agree."""
+
+    __slots__ = ("__dict__", "bits", "kind", "name", "short")
+
+    def __init__(self, name: str, short: str, kind: str, bits: int) -> None:
+        self.name = name
+        self.short = short
+        self.kind = kind  # "bool", "int", "uint" or "float"
+        self.bits = bits
+
+    @cached_property
+    def numpy(self) -> np.dtype[Any]:
+        """The NumPy dtype; bfloat16 comes from ml_dtypes, imported only when it is first needed."""
+        if self.name == "bfloat16":
+            import ml_dtypes
+
+            made: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+            return made
+        return np.dtype(self.name)
+
+    @property
+    def itemsize(self) -> int:
+        return self.bits // 8
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "float"
+
+    @property
+    def is_integer(self) -> bool:
+        return self.kind in ("int", "uint")
+
+    @property
+    def is_bool(self) -> bool:
+        return self.kind == "bool"
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Smallest and largest value of an integer dtype."""
+        if self.kind == "int":
+            return -(1 << (self.bits - 1)), (1 << (self.bits - 1)) - 1
+        return 0, (1 << self.bits) - 1 if self.kind == "uint" else 1
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dtype, (self.name,)
+
+    def __copy__(self) -> DType:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> DType:
+        return self
+
+
+bool_ = DType("bool", "bool", "bool", 8)
+int8 = DType("int8", "i8", "int", 8)
+int16 = DType("int16", "i16", "int", 16)
+int32 = DType("int32", "i32", "int", 32)
+int64 = DType("int64", "i64", "int", 64)
+uint8 = DType("uint8", "u8", "uint", 8)
+uint16 = DType("uint16", "u16", "uint", 16)
+uint32 = DType("uint32", "u32", "uint", 32)
+uint64 = DType("uint64", "u64", "uint", 64)
+float16 = DType("float16", "f16", "float", 16)
+bfloat16 = DType("bfloat16", "bf16", "float", 16)
+float32 = DType("float32", "f32", "float", 32)
+float64 = DType("float64", "f64", "float", 64)
+
+ALL = (
+    bool_,
+    *(int8, int16, int32, int64, uint8, uint16, uint32, uint64),
+    *(float16, bfloat16, float32, float64),
+)
+FLOATS = (float16, bfloat16, float32, float64)
+INTEGERS = (int8, int16, int32, int64, uint8, uint16, uint32, uint64)
+DEFAULT_FLOAT, DEFAULT_INT = float32, int32
+
+_BY_NAME = {d.name: d for d in ALL} | {d.short: d for d in ALL} | {"bool_": bool_, "half": float16, "float": float32}
+_BY_PYTHON: dict[Any, DType] = {bool: bool_, int: DEFAULT_INT, float: DEFAULT_FLOAT}
+
+
+def dtype(like: Any) -> DType:
+    """The dtype meant by a name, a Python type, a NumPy dtype or a framework's own dtype object."""
+    if isinstance(like, DType):
+        return like
+    try:
+        return _lookup(like)
+    except TypeError:  # unhashable: certainly no dtype
+        raise _unknown_dtype(like) from None
+
+
+@lru_cache(maxsize=256)
+def _lookup(like: Any) -> DType:
+    if like in _BY_PYTHON:
+        return _BY_PYTHON[like]
+    if isinstance(like, str):
+        name = like
+    else:
+        name = getattr(like, "name", None) or getattr(like, "__name__", None) or str(like)
+    found = _BY_NAME.get(str(name).rsplit(".", 1)[-1])
+    if found is None:
+        raise _unknown_dtype(like)
+    return found
+
+
+def _unknown_dtype(like: Any) -> DTypeError:
+    what, facts, hint = unknown("dtype", str(like), [d.name for d in ALL])
+    return DTypeError(what, facts=facts, hint=hint)
+
+
+@lru_cache(maxsize=1024)
+def promote(a: DType, b: DType) -> DType:
+    """The common dtype of two arrays; symmetric and the same on every backend.
+
+    A float wins over an integer whatever their widths; float16 with bfloat16 gives float32; a signed with an unsigned
+    integer gives the smallest signed one that holds both.
+    """
+    if a is b:
+        return a
+    if a.is_bool:
+        return b
+    if b.is_bool:
+        return a
+    if a.is_float and b.is_float:
+        return float32 if a.bits == b.bits else max(a, b, key=lambda d: d.bits)
+    if a.is_float or b.is_float:
+        return a if a.is_float else b
+    if a.kind == b.kind:
+        return max(a, b, key=lambda d: d.bits)
+    signed, unsigned = (a, b) if a.kind == "int" else (b, a)
+    bits = max(signed.bits, 2 * unsigned.bits)
+    if bits > 64:
+        raise DTypeError(
+            f"{a} and {b} have no common integer dtype",
+            hint=f"cast one of them first, for example cast(x, dtype='{signed}')",
+        )
+    return _BY_NAME[f"int{bits}"]
+
+
+def promote_scalar(array: DType, scalar: Any) -> DType:
+    """The dtype of an array combined with a Python scalar: a scalar never widens an array."""
+    if isinstance(scalar, bool) or array.is_float:
+        return array
+    if isinstance(scalar, float):
+        return DEFAULT_FLOAT
+    return DEFAULT_INT if array.is_bool else array
+
+
+def scalar_dtype(scalar: Any) -> DType:
+    """The dtype of a Python scalar that meets no array."""
+    return _BY_PYTHON[type(scalar)]
+
+
+class TensorType:
+    """What is known of a value before it exists: element type and shape (ints and dims)."""
+
+    __slots__ = ("_hash", "dtype", "is_static", "shape")
+
+    def __init__(self, dtype: DType, shape: Shape) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self._hash = hash((id(dtype), shape))
+        self.is_static = all(type(d) is int for d in shape)
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, TensorType) and self.dtype is other.dtype and self.shape == other.shape
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __str__(self) -> str:
+        return f"{self.dtype.short}[{', '.join(map(str, self.shape))}]"
+
+    def __repr__(self) -> str:
+        return f"TensorType({self})"

@@ -1,0 +1,213 @@
+"""Fingerprints: equal for models, functions and packages that surely mean the same.
+
+What cannot be looked into (an object of an unknown class, a function that closes over one) has no fingerprint.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import os
+import types
+from collections.abc import Mapping, Set
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mithril.base.dims import Dim, symbols
+from mithril.base.dtypes import DType, TensorType
+from mithril.ir import Graph, to_text
+from mithril.ir.attribute_text import attribute_text
+from mithril.ir.op import Op
+from mithril.models.language.connection import Connection, IOKey
+from mithril.models.language.flatten import FlatModel
+from mithril.models.language.layer import Layer
+
+# Where something was written, and what is said again elsewhere: neither is part of the meaning.
+SKIPPED = frozenset({"place", "made", "_children", "arguments", "owned"})
+DECLARED = ("name", "shape_declared", "dtype_declared", "trainable", "default", "init")  # of an IOKey
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+class NoFingerprint(Exception):
+    """Says what could not be looked into."""
+
+
+def fingerprint(*things: Any) -> str:
+    """One hash for all of them together."""
+    writer = _Writer()
+    for thing in things:
+        writer.add(thing)
+    return writer.digest()
+
+
+class _Writer:
+    """Writes a canonical form of objects, a word per line. An object met again is written as its number."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+        self.met: dict[int, int] = {}
+        self.held: list[Any] = []  # keeps ids from being used again
+
+    def digest(self) -> str:
+        return hashlib.sha256("\n".join(self.words).encode()).hexdigest()
+
+    def text(self, *words: str) -> None:
+        self.words += words
+
+    def add(self, thing: Any) -> None:
+        if isinstance(thing, PLAIN):
+            self.words.append(repr(thing))
+            return
+        known = self.met.get(id(thing))
+        if known is not None:
+            self.words.append(f"#{known}")
+            return
+        self.met[id(thing)] = len(self.met)
+        self.held.append(thing)
+        self._object(thing)
+
+    def _object(self, thing: Any) -> None:
+        kind = type(thing)
+        if isinstance(thing, (tuple, list)):
+            self.text(kind.__name__, str(len(thing)))
+            for item in thing:
+                self.add(item)
+        elif isinstance(thing, Mapping):
+            self.text("mapping", str(len(thing)))
+            for key, value in thing.items():
+                self.add(key)
+                self.add(value)
+        elif isinstance(thing, Set):
+            self.text("set", *sorted(map(repr, thing)))
+        elif isinstance(thing, np.ndarray):
+            self.text("array", thing.dtype.name, str(thing.shape))
+            self.text(hashlib.sha256(np.asarray(thing, order="C").tobytes()).hexdigest())
+        elif isinstance(thing, (np.generic, DType, Path)):
+            self.text(kind.__name__, repr(str(thing)))
+        elif isinstance(thing, Dim):
+            self.text("dim", attribute_text(thing), *(f"{s.name}:{s.low}:{s.high}" for s in symbols(thing)))
+        elif isinstance(thing, TensorType):
+            self.text("type", thing.dtype.name)
+            self.add(thing.shape)
+        elif isinstance(thing, Graph):
+            self.text("graph", repr(to_text(thing, origins=False)))
+        elif isinstance(thing, ast.AST):
+            self.text("expression", repr(ast.dump(thing)))
+        elif isinstance(thing, types.FunctionType):
+            self._function(thing)
+        elif isinstance(thing, types.MethodType):
+            self.text("method")
+            self._function(thing.__func__)
+            self.add(thing.__self__)
+        elif isinstance(thing, types.BuiltinFunctionType):
+            self.text("builtin", str(thing.__module__), thing.__qualname__)
+        elif isinstance(thing, type):
+            self._class(thing)
+        elif isinstance(thing, Connection):  # which one it is says its number; how it is wired, the flat model's slots
+            self.text("connection")
+            for name in DECLARED if isinstance(thing, IOKey) else ():
+                self.add(getattr(thing, name))
+        elif isinstance(thing, (Layer, FlatModel)) or _is_record(kind):
+            self.text("object")
+            self.add(kind)
+            for name, value in _fields(thing):
+                if name not in SKIPPED:
+                    self.text(name)
+                    self.add(value)
+        else:
+            raise NoFingerprint(f"an object of the class '{kind.__module__}.{kind.__qualname__}'")
+
+    def _class(self, kind: type) -> None:
+        """A class by name, and by what its methods do where it is a user's."""
+        self.text("class", kind.__module__, kind.__qualname__)
+        for base in kind.__mro__[:-1]:
+            if _of_this_project(base) or base.__module__ in ("builtins", "typing", "abc"):
+                continue
+            for name, value in sorted(vars(base).items()):
+                function = getattr(value, "__func__", getattr(value, "fget", value))
+                if isinstance(function, types.FunctionType):
+                    self.text(name)
+                    self._function(function)
+                elif isinstance(value, (*PLAIN, tuple)) and not name.startswith("__"):
+                    self.text(name)
+                    self.add(value)
+
+    def _function(self, function: Any) -> None:
+        self.text("function", function.__module__ or "", function.__qualname__, code_text(function.__code__))
+        self.add(function.__defaults__)
+        self.add(function.__kwdefaults__)
+        for cell in function.__closure__ or ():
+            self.add(cell.cell_contents)
+        if (function.__module__ or "").partition(".")[0].startswith("mithril"):
+            return
+        for name in sorted(_names(function.__code__) & function.__globals__.keys()):  # what it reads of its module
+            value = function.__globals__[name]
+            if isinstance(value, (types.FunctionType, *PLAIN, tuple, list, dict, np.ndarray)):
+                self.text(name)
+                self.add(value)
+
+
+def _is_record(kind: type) -> bool:
+    """Classes that are nothing but their fields: dataclasses, operations, and what this project declares."""
+    return hasattr(kind, "__dataclass_fields__") or _of_this_project(kind)
+
+
+def _of_this_project(kind: type) -> bool:
+    package = kind.__module__.partition(".")[0]
+    return package == "mithril" or package.startswith("mithril_")
+
+
+def _fields(thing: Any) -> list[tuple[str, Any]]:
+    if isinstance(thing, Op):  # its meaning is its declaration, which the package's stamp covers
+        return [("name", thing.name)]
+    try:
+        found = dict(object.__getattribute__(thing, "__dict__"))
+    except AttributeError:
+        found = {}
+    for name in _slots(type(thing)):
+        with contextlib.suppress(AttributeError):  # a slot that was never filled
+            found[name] = object.__getattribute__(thing, name)
+    return sorted(found.items())
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    return tuple(name for base in kind.__mro__ for name in base.__dict__.get("__slots__", ()) if name not in SKIPPED)
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """Every global or attribute name that a function, or one inside it, mentions."""
+    inner = [_names(c) for c in code.co_consts if isinstance(c, types.CodeType)]
+    return set(code.co_names).union(*inner)
+
+
+@cache
+def code_text(code: types.CodeType) -> str:
+    """What a function does, without where it stands."""
+    inner = [code_text(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
+    parts = [code.co_code.hex(), *inner, *code.co_names, *code.co_varnames, *code.co_freevars]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+@cache
+def package_stamp(name: str) -> str:
+    """Sizes and times of a package's files: another one as soon as any was edited or installed anew."""
+    spec = find_spec(name)
+    roots = list(spec.submodule_search_locations or ()) if spec is not None else []
+    found = []
+    for root in roots:
+        pending = [root]
+        while pending:
+            with os.scandir(pending.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir():
+                        if entry.name != "__pycache__":
+                            pending.append(entry.path)
+                    elif entry.name.endswith((".py", ".so", ".j2")):
+                        status = entry.stat()
+                        found.append(f"{os.path.relpath(entry.path, root)} {status.st_size} {status.st_mtime_ns}")
+    return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()

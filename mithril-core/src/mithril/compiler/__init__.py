@@ -1,0 +1,1 @@
+"""The compiler: from a model to an executable program, in seven steps."""

@@ -1,0 +1,148 @@
+"""What is known of a model's inputs before the first call: declarations, shapes=, types=, hints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mithril.base.dims import Dim, Shape, Size
+from mithril.base.dtypes import DType, TensorType, dtype as as_dtype
+from mithril.base.errors import OptionError, unknown
+from mithril.models.language.flatten import FlatModel
+from mithril.runtime.signature import InputSpec
+
+
+def input_specs(flat: FlatModel, settings: Mapping[str, Any]) -> dict[str, InputSpec]:
+    """One spec per input that callers give, from what the model and the options say of it."""
+    shapes, types, fixed = settings["shapes"], settings["types"], settings["constants"]
+    declared = {d.name: d for d in flat.inputs}
+    for option, given in (("shapes", shapes), ("types", types)):
+        for name in given:
+            if name not in declared:
+                what, facts, hint = unknown(f"input in {option}=", name, list(declared))
+                raise OptionError(what, facts=facts, hint=hint)
+    batch = _batch_range(settings["hints"])
+    specs = {}
+    for name, d in declared.items():
+        if name in fixed:
+            continue
+        shape = _merged(name, _shape(name, d.shape), _shape(name, shapes.get(name)))
+        if shape and batch is not None and _is_unbounded(shape[0]):
+            shape = (Dim(str(shape[0]), *batch), *shape[1:])
+        kind = as_dtype(types[name]) if name in types else d.dtype
+        specs[name] = InputSpec(name, shape, kind, d.where, kind is not None, d.required)
+    return specs
+
+
+def _is_unbounded(size: Size) -> bool:
+    return isinstance(size, Dim) and size.symbol is not None and size.symbol.high is None
+
+
+def _batch_range(hints: Mapping[str, Any]) -> tuple[int, int] | None:
+    given = hints.get("input_batch_size_range")
+    if given is None:
+        return None
+    if not isinstance(given, Sequence) or len(given) != 2 or not all(isinstance(n, int) for n in given):
+        raise OptionError(f"hints: input_batch_size_range={given!r} is no pair of sizes", hint="write (1, 32)")
+    low, high = given
+    if not 0 <= low <= high:
+        raise OptionError(f"hints: input_batch_size_range={given!r} is empty", hint="write (smallest, largest)")
+    return low, high
+
+
+def _shape(name: str, given: Any) -> Shape | None:
+    """Numbers, names, dims and None (any size, each its own) as sizes."""
+    if given is None:
+        return None
+    sizes: list[Size] = []
+    for axis, size in enumerate(given):
+        if size is None:
+            sizes.append(Dim(f"{re.sub(r'[^0-9A-Za-z_]', '_', name)}_{axis}"))
+        elif isinstance(size, str):
+            sizes.append(Dim(size))
+        elif isinstance(size, Dim) or (isinstance(size, int) and not isinstance(size, bool) and size >= 0):
+            sizes.append(size)
+        else:
+            raise OptionError(
+                f"shapes: axis {axis} of '{name}' cannot be {size!r}",
+                facts=["accepted: a number, a name, None for any size, a Dim"],
+            )
+    return tuple(sizes)
+
+
+def _merged(name: str, declared: Shape | None, given: Shape | None) -> Shape | None:
+    """What the option says, checked against what the model declares."""
+    if declared is None or given is None:
+        return given if given is not None else declared
+    if len(declared) != len(given) or any(
+        type(a) is int and type(b) is int and a != b for a, b in zip(declared, given, strict=True)
+    ):
+        raise OptionError(
+            f"shapes: '{name}' contradicts the model",
+            facts=[f"model: [{', '.join(map(str, declared))}]", f"shapes=: [{', '.join(map(str, given))}]"],
+        )
+    return tuple(a if type(a) is int else b for a, b in zip(declared, given, strict=True))
+
+
+def known_types(specs: Mapping[str, InputSpec], default: DType) -> dict[str, TensorType] | None:
+    """The types of all inputs, undeclared dtypes taken for the default; None where a shape is not known."""
+    types = {}
+    for name, spec in specs.items():
+        if name == TRAINING_FLAG and spec.shape is None:
+            types[name] = TensorType(as_dtype("bool"), ())
+        elif spec.shape is None:
+            if spec.required:
+                return None
+        else:
+            types[name] = TensorType(spec.dtype or default, spec.shape)
+    return types
+
+
+TRAINING_FLAG = "is_training"
+
+
+def probe_types(specs: Mapping[str, InputSpec], flat: FlatModel, default: DType) -> dict[str, TensorType]:
+    """Types good enough to learn the parameters' shapes from: unknown sizes are symbols.
+
+    An input of unknown rank gets the rank that the first layer reading it expects.
+    """
+    types = dict[str, TensorType]()
+    for name, spec in specs.items():
+        expected = _expected(name, flat)
+        kind = spec.dtype or (expected[1] if expected and expected[1] is not None else default)
+        if spec.shape is not None:
+            types[name] = TensorType(kind, spec.shape)
+        elif name == TRAINING_FLAG:
+            types[name] = TensorType(as_dtype("bool"), ())
+        elif spec.required:
+            if expected is None or expected[0] is None:
+                raise _unknown(spec)
+            types[name] = TensorType(kind, expected[0])
+    return types
+
+
+def _expected(name: str, flat: FlatModel) -> tuple[Shape | None, DType | None] | None:
+    """What the first layer that reads an input says of it: ``Layer.expects(terminal)``."""
+    slot = next((d.slot for d in flat.inputs if d.name == name), None)
+    for leaf in flat.leaves:
+        for terminal, operand in zip((*leaf.layer.inputs, *leaf.layer.optional), leaf.operands, strict=False):
+            if operand == slot:
+                expects = getattr(leaf.layer, "expects", None)
+                said = expects(terminal) if expects is not None else None
+                if said is None:
+                    return None
+                shape, kind = said
+                sizes = None if shape is None else _shape(name, shape)
+                return sizes, None if kind is None else as_dtype(kind)
+    return None
+
+
+def _unknown(spec: InputSpec) -> Exception:
+    from mithril.base.errors import ShapeError
+
+    return ShapeError(
+        f"Cannot infer shape for tensor '{spec.name}'",
+        facts=[spec.where],
+        hint=f"give it when compiling, shapes={{'{spec.name}': [None, ...]}}, or run the model on data first",
+    )

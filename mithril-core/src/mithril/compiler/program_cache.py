@@ -1,0 +1,205 @@
+"""``cache=True``: programs kept on disk, found again by everything that went into them.
+
+The key holds the model layer by layer, the types of its inputs, the options, the passes with their versions, plugins,
+libraries and the files of the packages that take part. What is kept: graphs as text, the generated source with its
+code, names, decisions. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mithril import __version__, plugins
+from mithril.backend.base import BuildOptions
+from mithril.base.decisions import Decision, Decisions
+from mithril.base.dims import parse_dim, symbols
+from mithril.base.disk_cache import Store
+from mithril.base.dtypes import TensorType, dtype as as_dtype
+from mithril.base.errors import MithrilError
+from mithril.base.fingerprint import NoFingerprint, fingerprint, package_stamp
+from mithril.ir import Graph, to_text
+from mithril.ir.lazy_graph import Deferred
+from mithril.ir.parse import parse
+from mithril.passes.manager import PassRecord, PipelineReport
+from mithril.runtime.bounds import Bound
+from mithril.runtime.index_checks import Checked
+from mithril.runtime.program import Interface, Program, Request
+
+if TYPE_CHECKING:
+    from mithril.models.language.flatten import FlatModel
+    from mithril.plugins.hookspecs import CompileContext
+
+# Options that change what is shown or kept, not what is made.
+BESIDE = frozenset(
+    {
+        "cache",
+        "cache_dir",
+        "dump_format",
+        "dump_graph",
+        "file_path",
+        "intermediate_dir",
+        "profile",
+        "profile_output",
+        "save_intermediates",
+        "timeout",
+        "trace_shapes",
+        "verbose",
+        "visualize",
+        "viz_options",
+    }
+)
+SHOW_GRAPHS = ("dump_graph", "save_intermediates", "trace_shapes", "visualize")  # need every step to be done
+
+
+class ProgramCache:
+    """The programs of one compiled model in a store."""
+
+    def __init__(self, context: CompileContext, flat: FlatModel, passes: Sequence[Any]) -> None:
+        options = context.options
+        self.context = context
+        self.backend: Any = context.backend
+        self.decisions = context.decisions
+        self.store = Store(options["cache_dir"])
+        self.reads = not any(options[o] for o in SHOW_GRAPHS if o in options)
+        self._base = self._fingerprint(flat, passes)
+        self._options = BuildOptions(options, inference=flat.inference, decisions=self.decisions)
+
+    def _fingerprint(self, flat: FlatModel, passes: Sequence[Any]) -> str | None:
+        settings: Any = self.context.options
+        chosen = {name: value for name, value in settings.peek().items() if name not in BESIDE}
+        own = {n: str(v) for n, v in vars(self.backend).items() if not n.startswith("_")}
+        try:
+            return fingerprint(
+                flat,
+                chosen,
+                type(self.backend),
+                own,
+                list(passes),
+                self.context.target,
+                self.context.level,
+                _world(self.backend.name),
+            )
+        except NoFingerprint as what:
+            self.decisions.record("ignored", f"cache: {what} has no fingerprint, so nothing is kept")
+            return None
+
+    def key(self, request: Request) -> str | None:
+        """Of one program; None where it cannot be kept."""
+        if self._base is None:
+            return None
+        kind = request.kind
+        types = [(name, t) for name, t in request.types]
+        return fingerprint(self._base, types, kind.training, kind.of, kind.wrt, dict(request.constants))
+
+    def load(self, request: Request) -> Program | None:
+        """The program, if it was made before."""
+        key = self.key(request) if self.reads else None
+        parts = self.store.get(key) if key is not None else None
+        if parts is None:
+            return None
+        try:
+            return self._read(parts, request)
+        except (MithrilError, ValueError, KeyError, TypeError, EOFError) as error:
+            self.decisions.record("choice", f"cache: an entry could not be read and is made anew ({error})")
+            return None
+
+    def save(self, program: Program, decisions: Sequence[Decision]) -> None:
+        """Keep a program, if its backend can hand it out."""
+        key = self.key(program.request)
+        executable = self.backend.dump(program.executable) if key is not None else None
+        if key is None or executable is None:
+            if key is not None:
+                self.decisions.record("ignored", f"cache: backend '{self.backend.name}' cannot keep this program")
+            return
+        report: PipelineReport | None = program.report
+        interface = program.interface
+        about = {
+            "names": list(program.names),
+            "bounds": [[b.name, b.loop, b.trips, b.where] for b in (program.checked.checks if program.checked else ())],
+            "params": _rows(interface.params),
+            "states": _rows(interface.states),
+            "outputs": _rows(interface.outputs),
+            "limits": [[s.name, s.low, s.high] for s in symbols(*(d for t in interface.all() for d in t.shape))],
+            "decisions": [[d.kind, d.message, d.where] for d in decisions],
+            "report": [[r.name, r.seconds, r.before, r.after, r.changed] for r in (report.records if report else [])],
+        }
+        self.store.put(
+            key,
+            {
+                "about": json.dumps(about).encode(),
+                "guards": to_text(_only_guards(program.traced), origins=False).encode(),
+                "traced": to_text(program.traced).encode(),
+                "graph": to_text(program.graph).encode(),
+                "lowered": to_text(program.executable.graph).encode(),
+                **{f"executable/{name}": data for name, data in executable.items()},
+            },
+        )
+
+    def _read(self, parts: Mapping[str, bytes], request: Request) -> Program:
+        about = json.loads(parts["about"])
+        limits = {name: (low, high) for name, low, high in about["limits"]}
+        interface = Interface(
+            _types(about["params"], limits),
+            _types(about["states"], limits),
+            _types(about["outputs"], limits),
+            parse(parts["guards"].decode()).guards,
+        )
+        prefix = "executable/"
+        executable = self.backend.revive(
+            {name.removeprefix(prefix): data for name, data in parts.items() if name.startswith(prefix)},
+            Deferred(parts["lowered"].decode()),
+            self._options,
+        )
+        for kind, message, where in about["decisions"]:
+            self.decisions.record(kind, message, where)
+        program = Program(
+            request,
+            Deferred(parts["traced"].decode()),
+            Deferred(parts["graph"].decode()),
+            interface,
+            executable,
+            tuple(about["names"]),
+            PipelineReport([PassRecord(*row) for row in about["report"]]),
+        )
+        if bounds := [Bound(*row) for row in about["bounds"]]:
+            program.checked = Checked(executable, bounds, program.types, self.backend)
+        return program
+
+
+def _rows(types: Mapping[str, TensorType]) -> list[list[Any]]:
+    return [[name, t.dtype.name, [d if isinstance(d, int) else str(d) for d in t.shape]] for name, t in types.items()]
+
+
+def _types(rows: Sequence[Any], limits: Mapping[str, tuple[int, int | None]]) -> dict[str, TensorType]:
+    """Types from names and numbers; sizes that are words are read as dims."""
+    return {
+        name: TensorType(as_dtype(kind), tuple(d if isinstance(d, int) else parse_dim(d, limits) for d in shape))
+        for name, kind, shape in rows
+    }
+
+
+def _only_guards(graph: Graph) -> Graph:
+    """What is assumed of sizes, with the inputs that these are sizes of."""
+    return Graph(graph.with_role("input"), (), (), (), "guards", graph.guards)
+
+
+def new_decisions(decisions: Decisions, before: int) -> list[Decision]:
+    """What was recorded since there were ``before`` of them."""
+    return list(decisions)[before:]
+
+
+def _world(backend: str) -> list[str]:
+    """Everything installed that may change what is made."""
+    found = [f"python {sys.version}", f"mithril {__version__} {package_stamp('mithril')}"]
+    for plugin in plugins.found():
+        if plugin.state != "disabled":
+            stamp = package_stamp(plugin.module.partition(".")[0]) if plugin.version else ""
+            found.append(f"{plugin.distribution} {plugin.version} {stamp}")
+    entry = plugins.backends().get(backend)
+    for name in ("numpy", *(entry.spec.requires if entry is not None else ())):
+        module = sys.modules.get(name.partition(".")[0])
+        found.append(f"{name} {getattr(module, '__version__', '')}")
+    return found

@@ -1,0 +1,492 @@
+"""``ml.compile``: seven steps from a model to something that runs.
+
+flatten -> resolve terminals -> infer shapes -> infer types -> optimize -> generate code -> build functions. The first
+two happen once per model; the others once per program, that is per set of input types a model is called with.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+
+import numpy as np
+
+from mithril import plugins
+from mithril.autodiff import gradients
+from mithril.backend.base import Backend, BuildOptions, Executable
+from mithril.base.decisions import Decisions
+from mithril.base.dims import is_static
+from mithril.base.dtypes import TensorType
+from mithril.base.errors import BackendError, CompileTimeoutError, DTypeError, GradientError, OptionError, ShapeError
+from mithril.compiler.input_types import input_specs, known_types, probe_types
+from mithril.compiler.observers import Observers
+from mithril.compiler.partition import Partitioned
+from mithril.compiler.pass_pipeline import chosen, make_pipeline, optimization_level, record_clashes
+from mithril.compiler.program_cache import ProgramCache, new_decisions
+from mithril.ir import Graph, Input, Node, iterate, verify
+from mithril.ir.decompose import decompose
+from mithril.ir.lazy_graph import Deferred
+from mithril.models.language.flatten import flatten
+from mithril.models.language.trace import trace_model
+from mithril.passes.manager import PassContext, PassManager, PipelineReport
+from mithril.plugins.hookspecs import CompileContext, HardwareTarget
+from mithril.plugins.option_table import CompileOptions, Settings, resolve
+from mithril.runtime.batch_buckets import Buckets, find_buckets
+from mithril.runtime.bounds import with_bounds
+from mithril.runtime.compiled_model import CompiledModel
+from mithril.runtime.index_checks import Checked, with_checks
+from mithril.runtime.program import Interface, Program, Request
+from mithril.tools.tuning_cache import winners
+
+if TYPE_CHECKING:
+    from mithril.models import Model
+
+
+Names = tuple[str, ...]
+
+
+def compile(model: Model, backend: Backend | type[Backend] | str, **options: Unpack[CompileOptions]) -> CompiledModel:
+    """Compile ``model`` for ``backend`` (an instance, a class or a name such as ``"jax"``).
+
+    `mithril options` lists the keywords and who owns them. Where the shapes of the inputs are known, compilation
+    happens now; otherwise at the first call, once per signature.
+    """
+    settings = resolve(options)
+    made = make_backend(backend, settings)
+    decisions = Decisions(strict=settings["strict"])
+    if tuned := winners(model, made, settings, options):
+        settings = resolve({**options, **tuned})
+        made = make_backend(backend, settings)
+        decisions.record("choice", f"as ml.tune found: {', '.join(f'{n}={v!r}' for n, v in tuned.items())}")
+    context = CompileContext(model, made, settings, optimization_level(settings), None, decisions)
+    observers = Observers(context)
+    plugins.compile_begin(context)
+    try:
+        compiled = Compiler(context, settings, observers).start()
+    except BaseException as error:
+        observers.end(None, error)
+        plugins.compile_end(context, None, error)
+        raise
+    observers.end(compiled, None)
+    plugins.compile_end(context, compiled, None)
+    return compiled
+
+
+def make_backend(backend: Backend | type[Backend] | str, settings: Settings) -> Backend:
+    """The backend instance that was meant."""
+    if isinstance(backend, str):
+        backend = plugins.backend_class(backend)
+    if isinstance(backend, type) and issubclass(backend, Backend):
+        precision = settings["precision"]
+        return backend(precision=precision) if precision else backend()
+    if isinstance(backend, Backend):
+        precision = settings["precision"]
+        if precision and backend.precision not in (None, precision):
+            raise OptionError(
+                f"precision='{precision}' contradicts the backend's own precision '{backend.precision}'",
+                hint="give it in one place",
+            )
+        return backend.with_precision(precision) if precision and backend.precision is None else backend
+    raise BackendError(
+        f"{backend!r} is no backend",
+        facts=["accepted: a backend instance such as ml.NumpyBackend(), its class, or its name"],
+    )
+
+
+class _Optimized(NamedTuple):
+    """What steps three to five make."""
+
+    traced: Graph
+    graph: Graph
+    names: Names
+    wrt: Names
+    native: bool  # whether gradients are left to the backend's framework
+    report: PipelineReport
+    checks: list[Any]  # of runtime.checking and runtime.bounds
+
+
+class Compiler:
+    """One model on one backend: makes programs on request."""
+
+    def __init__(self, context: CompileContext, settings: Settings, observers: Observers) -> None:
+        self.observers = observers
+        self.context = context
+        self.settings = settings
+        self.backend: Backend = context.backend
+        self.decisions: Decisions = context.decisions
+        self.context.target = self._target()
+        self.deadline = Deadline(settings["timeout"])
+        self._buckets: dict[bool, Buckets | None] = {}
+        self._quiet = 0  # depth of work that is no step of making a program, which observers do not see
+
+    def start(self) -> CompiledModel:
+        """Steps one and two; then, where all input types are known, the rest for the first program."""
+        settings = self.settings
+        with self.deadline:
+            self.inference = settings["inference"] or settings["static_inference"]
+            self.flat = flatten(self.context.model, outputs=settings["outputs"], inference=self.inference)
+            self._stage("flatten", None)
+            passes = chosen(settings, self.context)  # what is wrong with their names is said now, not at the first call
+            record_clashes(self.context)
+            for decider in plugins.deciders():
+                self.decisions.record("choice", f"{decider} takes part")
+            self.specs = input_specs(self.flat, settings)
+            self._stage("resolve", None)
+            kept = settings["cache"] and not settings["checks"]
+            self.cache = ProgramCache(self.context, self.flat, passes) if kept else None
+            if settings["cache"] and not kept:
+                self.decisions.record("ignored", "cache=True: programs with checks are not kept")
+            compiled = CompiledModel(
+                self.backend,
+                self.specs,
+                self,
+                decisions=self.decisions,
+                options={**settings.peek(), "inference": self.inference, "seed": settings["seed"] or 0},
+                name=self.flat.name,
+                recorder=self.observers.recorder,
+            )
+            self._prepare(compiled)
+        return compiled
+
+    def _prepare(self, compiled: CompiledModel) -> None:
+        """The first program, where enough is known to make it now."""
+        types = known_types(self.specs, self.backend.dtype)
+        if types is None or not (self.backend.symbolic or all(t.is_static for t in types.values())):
+            if self.settings["static_shapes"]:
+                name, spec = next((n, s) for n, s in self.specs.items() if s.shape is None or not is_static(s.shape))
+                raise ShapeError(
+                    f"Cannot infer shape for tensor '{name}'",
+                    facts=[spec.where],
+                    hint=f"static_shapes=True needs all of them: shapes={{'{name}': [...]}}",
+                )
+            return
+        assumed = [name for name in types if self.specs[name].dtype is None]
+        try:
+            compiled.prepare(types)
+        except DTypeError:
+            if not assumed:
+                raise
+            names = ", ".join(f"'{name}'" for name in assumed)
+            self.decisions.record("assumed", f"the dtype of {names} is taken from the first call")
+
+    # -- a program ---------------------------------------------------------------------------------------------------
+    def specialise(self, request: Request) -> Program:
+        """Steps three to seven for one set of input types; or what the cache kept of them."""
+        with self.deadline:
+            kept = self.cache.load(request) if self.cache is not None else None
+            if kept is not None:
+                self._stage("cached", None)
+                return kept
+            known = len(self.decisions)
+            made = self._optimized(request)
+            executable = self.build(made.graph, (request.kind.of, made.wrt) if made.native else None)
+        self._report_unused()
+        interface = Interface.of(made.traced, made.graph)
+        program = Program(
+            request, Deferred(made.traced), Deferred(made.graph), interface, executable, made.names, made.report
+        )
+        if made.checks:
+            program.checked = Checked(executable, made.checks, program.types, self.backend)
+        if self.cache is not None:
+            self.cache.save(program, new_decisions(self.decisions, known))
+        return program
+
+    def buckets(self, training: bool) -> Buckets | None:
+        """The sizes that batches are rounded up to, where hints bound them and the backend compiles for each."""
+        if training not in self._buckets:
+            wanted = self.backend.recompiles and "input_batch_size_range" in self.settings["hints"]
+            types = (
+                known_types(self.specs, self.backend.dtype) if wanted and self.settings["jit"] is not False else None
+            )
+            with self._quietly():
+                graph = None if types is None else self.trace(types, training=training)
+            self._buckets[training] = None if graph is None else find_buckets(graph, self.decisions)
+        return self._buckets[training]
+
+    def lowered(self, request: Request) -> Graph:
+        """Steps three to five, and what the backend would be given to generate code from."""
+        with self.deadline, self._quietly():
+            graph = self._optimized(request).graph
+            options = BuildOptions(self.settings, inference=self.inference, decisions=self.decisions)
+            return self._decomposed(graph, self.backend, options)
+
+    def _decomposed(self, graph: Graph, backend: Backend, options: BuildOptions) -> Graph:
+        """What the backend lowers; and nothing twice, as a body repeats what its gradient or its neighbour computes."""
+        made = decompose(graph, lambda node: backend.lowers(node, options))
+        return made if made is graph else self.optimize(made, only="clean")[0]
+
+    def _optimized(self, request: Request) -> _Optimized:
+        self.observers.begin()
+        traced = self.trace(dict(request.types), training=request.kind.training)
+        if request.binding:
+            traced = baked(traced, request.constants)
+        self._stage("types", traced)
+        kind = request.kind
+        graph, checks = self._with_checks(traced)
+        names = traced.output_names
+        wrt = kind.wrt if kind.wrt is not None else self._differentiated(traced) if kind.of else ()
+        native = self.settings["autodiff"] == "native" and bool(kind.of)
+        if kind.of:
+            names = (*names, *(f"grad/{name}" for name in wrt))
+            if not native:
+                # Fusion first: a composite's own gradient is better than that of its parts.
+                graph = gradients(self.optimize(graph, only="fuse")[0], kind.of, wrt)
+                self._stage("gradients", graph)
+        graph, report = self.optimize(graph)
+        self._stage("optimize", graph)
+        if native:
+            _require_derived_gradients(graph)
+        return _Optimized(traced, graph, names, wrt, native, report, checks)
+
+    def _with_checks(self, traced: Graph) -> tuple[Graph, list[Any]]:
+        """The graph with results to look at: whether loops were cut off, and indices where ``checks=True``."""
+        graph, bounds = with_bounds(traced)
+        if not self.settings["checks"]:
+            return graph, [*bounds]
+        graph, checks, inside = with_checks(graph)
+        if inside:
+            self.decisions.record("ignored", "checks=True does not look at indices inside of branches and loops")
+        return graph, [*bounds, *checks]
+
+    def _report_unused(self) -> None:
+        """Options that nobody has read once there is a program: said, never silently dropped."""
+        unused = self.settings.unused()
+        if unused:
+            what = f"nothing on backend '{self.backend.name}' reads the option {', '.join(unused)}"
+            self.decisions.record("ignored", what)
+
+    def trace(self, types: Mapping[str, Any], *, training: bool) -> Graph:
+        """Steps three and four: the typed graph."""
+        settings = self.settings
+        graph = trace_model(
+            self.flat,
+            types,
+            training=training and not self.inference,
+            constants=settings["constants"],
+            trainable=settings["trainable"] or (),
+            dtype=self.backend.dtype,
+        )
+        self._stage("shapes", graph)
+        verify(graph)
+        if settings["static_shapes"]:
+            _require_static(graph)
+        if settings["static_types"]:
+            _require_no_promotion(graph)
+        if not settings["dynamic_control_flow"]:
+            _require_no_control_flow(graph)
+        return graph
+
+    def probe(self, types: Mapping[str, TensorType] | None) -> Graph:
+        """The interface: names, parameters and their shapes. Without types, with what the layers expect."""
+        chosen = types if types is not None else probe_types(self.specs, self.flat, self.backend.dtype)
+        with self._quietly():
+            return self.trace(chosen, training=not self.inference)
+
+    def pipeline(self) -> tuple[PassManager, PassContext]:
+        """The passes of the level, as the user and plugins amended them, and what they may know."""
+        context = PassContext(
+            backend=self.backend,
+            target=self.context.target,
+            level=self.context.level,
+            options=self.settings,
+            decisions=self.decisions,
+        )
+        return make_pipeline(self.settings, self.context), context
+
+    def optimize(self, graph: Graph, only: str | None = None) -> tuple[Graph, PipelineReport]:
+        """Step five: the passes; or those of one stage."""
+        manager, context = self.pipeline()
+        if only is not None:
+            manager = PassManager([p for p in manager.passes if p.stage == only], check=manager.check)
+        return manager.run(graph, context, runner=self._run_pass)
+
+    def _run_pass(self, pass_: Any, graph: Graph, context: Any, last: Callable[..., Graph]) -> Graph:
+        self.deadline.check(f"pass '{pass_.name}'")
+        start = time.perf_counter()
+        after = plugins.run_pass(pass_, graph, context, last)
+        if not self._quiet:
+            self.observers.passed(pass_.name, graph, after, start, time.perf_counter() - start)
+        return after
+
+    def build(self, graph: Graph, native: tuple[Names, Names] | None = None) -> Executable:
+        """Steps six and seven: decompose to what the backend lowers, generate, build.
+
+        ``native`` (outputs with cotangents, inputs to differentiate by) leaves gradients to the backend's framework.
+        """
+        options = BuildOptions(self.settings, inference=self.inference, decisions=self.decisions)
+
+        others = {name: make_backend(b, self.settings) for name, b in self.settings["backend_map"].items()}
+        if others and native is not None:
+            raise OptionError("autodiff='native' differentiates on one backend only, and backend_map names others")
+
+        def single(graph: Graph, backend: Backend) -> Executable:
+            return backend.build(self._decomposed(graph, backend, options), options)
+
+        def last(graph: Graph, backend: Backend, target: HardwareTarget | None) -> Any:
+            if others:
+                return Partitioned(graph, backend, others, single)
+            lowered = self._decomposed(graph, backend, options)
+            self._stage("generate", lowered)
+            if native is not None:
+                return backend.build_with_gradients(lowered, *native, options)
+            return backend.build(lowered, options)
+
+        executable: Executable = plugins.build(graph, self.backend, self.context.target, last)
+        self._stage("build", executable.graph)
+        return executable
+
+    # -- small things ------------------------------------------------------------------------------------------------
+    def _differentiated(self, graph: Graph) -> tuple[str, ...]:
+        """What gradients are taken of by default: parameters, and inputs the user made trainable."""
+        return tuple(
+            i.name
+            for i in graph.with_role("param", "input")
+            if i.type.dtype.is_float and i.tags.get("trainable", i.role == "param")
+        )
+
+    def _target(self) -> HardwareTarget | None:
+        name = self.settings["target_hardware"]
+        if name is None:
+            return None
+        target = plugins.target(name).spec
+        families = self.backend.families()
+        if target.family not in families:
+            raise BackendError(
+                f"target_hardware='{name}' contradicts the backend's device",
+                facts=[
+                    f"'{name}' is of the family '{target.family}'",
+                    f"{self.backend!r} runs on: {', '.join(families)}",
+                ],
+                hint="choose a backend and device of that family, or leave target_hardware out",
+            )
+        return target
+
+    def _stage(self, name: str, graph: Graph | None) -> None:
+        self.deadline.check(f"step '{name}'")
+        if not self._quiet:
+            self.observers.stage(name, graph)
+            plugins.compile_stage(self.context, name, graph)
+
+    @contextmanager
+    def _quietly(self) -> Iterator[None]:
+        self._quiet += 1
+        try:
+            yield
+        finally:
+            self._quiet -= 1
+
+
+class Deadline:
+    """``timeout=``: checked between steps and passes, and by an alarm where the platform has one."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds = seconds
+        self.depth = 0
+        self.end = 0.0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+        if self.seconds is not None and self.depth == 1:
+            self.end = time.monotonic() + self.seconds
+            self._alarm(self.seconds)
+
+    def __exit__(self, *exc: object) -> None:
+        self.depth -= 1
+        if self.seconds is not None and self.depth == 0:
+            self._alarm(0)
+
+    def check(self, where: str) -> None:
+        if self.seconds is not None and self.depth and time.monotonic() > self.end:
+            raise self._error(where)
+
+    def _error(self, where: str) -> CompileTimeoutError:
+        return CompileTimeoutError(
+            f"Compilation timed out after {self.seconds:g} seconds",
+            facts=[f"in {where}"] if where else [],
+            hint="raise timeout=, lower optimization_level=, or compile a smaller part",
+        )
+
+    def _alarm(self, seconds: float) -> None:
+        import signal
+        import threading
+
+        if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+            return
+
+        def ring(number: int, frame: Any) -> None:
+            raise self._error("")
+
+        if seconds:
+            self._before = signal.signal(signal.SIGALRM, ring)
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+        else:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, self._before)
+
+
+def baked(graph: Graph, arrays: Mapping[str, Any]) -> Graph:
+    """The graph with parameters and state as constants of these values."""
+
+    def constant(i: Input) -> Input:
+        if i.role not in ("param", "state") or i.name not in arrays:
+            return i
+        data = np.array(arrays[i.name], i.type.dtype.numpy, order="C")
+        data.setflags(write=False)
+        return Input(i.value, "constant", data, i.tags)
+
+    return graph.replaced(inputs=tuple(map(constant, graph.inputs)))
+
+
+def _origin(node: Node) -> str:
+    return str(node.origin)
+
+
+def _require_static(graph: Graph) -> None:
+    for i in graph.inputs:
+        if not i.type.is_static:
+            raise ShapeError(
+                f"Cannot infer shape for tensor '{i.name}'",
+                facts=[f"static_shapes=True, but it is {i.type}"],
+                hint=f"give numbers: shapes={{'{i.name}': [...]}}",
+            )
+    for node in graph.nodes:
+        for value in node.results:
+            if not value.type.is_static:
+                raise ShapeError(
+                    f"Cannot infer shape for tensor '{value.name}'", facts=[f"it is {value.type}", _origin(node)]
+                )
+
+
+def _require_derived_gradients(graph: Graph) -> None:
+    for node, _ in iterate(graph):
+        op: Any = node.op
+        if op.surrogate:
+            raise GradientError(
+                f"autodiff='native' would differentiate what '{op.name}' computes, and lose its own gradient",
+                facts=[str(node.origin), op.doc.splitlines()[0]],
+                hint="leave autodiff='native' out",
+            )
+
+
+def _require_no_promotion(graph: Graph) -> None:
+    for node in graph.nodes:
+        if node.op.name == "cast" and node.tags.get("promotion"):
+            source, target = node.operands[0], node.result
+            assert source is not None
+            raise OptionError(
+                f"static_types=True, but '{source.name}' is promoted from {source.dtype} to {target.dtype}",
+                facts=[_origin(node)],
+                hint="give matching dtypes with types=, or write the cast",
+            )
+
+
+def _require_no_control_flow(graph: Graph) -> None:
+    for node in graph.nodes:
+        if node.op.name in ("if", "while"):
+            raise OptionError(
+                f"dynamic_control_flow=False, but an '{node.op.name}' depends on values known only at run time",
+                facts=[_origin(node)],
+                hint="make its condition a constant (constants=, inference=True), or allow dynamic control flow",
+            )

@@ -1,0 +1,77 @@
+"""Attribute values as text that reads back, and keys that tell 0.0 from -0.0 and 1.0 from True."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from mithril.base.dims import Dim, _parse
+from mithril.base.dtypes import _BY_NAME, DType
+from mithril.base.errors import ParseError
+
+Limits = Mapping[str, tuple[int, int | None]]
+
+
+def attribute_text(value: Any) -> str:
+    """The value as graph text. Equal text means equal attribute, so it serves as a key as well."""
+    if value is None or isinstance(value, (bool, int)):
+        return str(value)
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else str(value)
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, DType):
+        return value.short
+    if isinstance(value, Dim):
+        return str(value)
+    if isinstance(value, (tuple, list)):
+        return "[" + ", ".join(map(attribute_text, value)) + "]"
+    raise TypeError(f"an attribute cannot be a {type(value).__name__}: {value!r}")
+
+
+def attributes_text(attributes: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> str:
+    """``name=value`` pairs; those equal to their default are left out."""
+    parts = []
+    for name, value in attributes.items():
+        text = attribute_text(value)
+        if not defaults or name not in defaults or attribute_text(defaults[name]) != text:
+            parts.append(f"{name}={text}")
+    return ", ".join(parts)
+
+
+def attributes_key(attributes: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Hashable and exact."""
+    return tuple((name, attribute_text(value)) for name, value in sorted(attributes.items()))
+
+
+def parse_attributes(text: str, limits: Limits) -> dict[str, Any]:
+    """Read ``name=value, ...`` back."""
+    if not text.strip():
+        return {}
+    try:
+        call = ast.parse(f"f({text})", mode="eval").body
+    except (SyntaxError, RecursionError, ValueError):
+        raise ParseError(f"cannot read the attributes '{text}'") from None
+    if not isinstance(call, ast.Call) or call.args or any(k.arg is None for k in call.keywords):
+        raise ParseError(f"cannot read the attributes '{text}'", hint="they look like axis=1, shape=[2, B]")
+    return {str(k.arg): _value(k.value, limits) for k in call.keywords}
+
+
+def _value(node: ast.expr, limits: Limits) -> Any:
+    match node:
+        case ast.Constant(value=None | bool() | int() | float() | str()):
+            return node.value
+        case ast.List(elts=items):
+            return tuple(_value(item, limits) for item in items)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=(int() | float()) as number)):
+            return -number
+        case ast.Name(id="inf" | "nan"):
+            return float(node.id)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id="inf")):
+            return -math.inf
+        case ast.Name(id=name) if name in _BY_NAME and name not in limits:
+            return _BY_NAME[name]
+    return _parse(node, limits)

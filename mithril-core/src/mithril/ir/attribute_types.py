@@ -1,0 +1,125 @@
+"""Attribute annotations and what they accept: ``axis: Axes`` is checked and brought to one form by the row here."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mithril.base.dims import Dim, Shape, Size
+from mithril.base.dtypes import DType, dtype as as_dtype
+from mithril.base.errors import OperationError, ShapeError
+
+Axis = int
+Axes = tuple[int, ...] | int | None
+Ints = tuple[int, ...]
+Pairs = tuple[tuple[Size, Size], ...]
+number = bool | int | float
+
+__all__ = [
+    "NORMALISERS",
+    "Axes",
+    "Axis",
+    "DType",
+    "Ints",
+    "Pairs",
+    "Shape",
+    "Size",
+    "normalise_axes",
+    "normalise_axis",
+    "number",
+]
+
+
+def _int(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError("a bool is no int")
+    return operator.index(value)
+
+
+def _bool(value: Any) -> bool:
+    if not isinstance(value, bool) and type(value).__name__ not in ("bool", "bool_"):
+        raise TypeError("expected True or False")
+    return bool(value)
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, (str, bool)):
+        raise TypeError("expected a number")
+    return float(value)
+
+
+def _str(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("expected a string")
+    return value
+
+
+def _size(value: Any) -> Size:
+    return value if isinstance(value, Dim) else _int(value)
+
+
+def _shape(value: Any) -> Shape:
+    if isinstance(value, (int, Dim)):
+        return (_size(value),)
+    return tuple(_size(v) for v in value)
+
+
+def _ints(value: Any) -> tuple[int, ...]:
+    return (_int(value),) if isinstance(value, int) else tuple(_int(v) for v in value)
+
+
+def _pairs(value: Any) -> tuple[tuple[Size, Size], ...]:
+    return tuple((_size(a), _size(b)) for a, b in value)
+
+
+def _number(value: Any) -> bool | int | float:
+    if isinstance(value, (bool, int, float)):
+        return value
+    return value.item()
+
+
+def _optional(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else inner(value)
+
+
+_PLAIN: dict[str, Callable[[Any], Any]] = {
+    "int": _int,
+    "bool": _bool,
+    "float": _float,
+    "str": _str,
+    "number": _number,
+    "Size": _size,
+    "Shape": _shape,
+    "Ints": _ints,
+    "Pairs": _pairs,
+    "DType": as_dtype,
+    "Axis": _int,
+    "Axes": _optional(_ints),
+}
+NORMALISERS = _PLAIN | {f"{name} | None": _optional(f) for name, f in _PLAIN.items()}
+
+
+def normalise_axis(axis: int, rank: int) -> int:
+    """A non-negative axis, or an error saying which ones there are."""
+    if not -rank <= axis < rank:
+        accepted = f"{-rank} to {rank - 1}" if rank else "none: it is a scalar"
+        raise ShapeError(f"axis {axis} is out of range for rank {rank}", facts=[f"accepted: {accepted}"])
+    return axis % rank
+
+
+def normalise_axes(axes: Sequence[int] | None, rank: int) -> tuple[int, ...]:
+    """Sorted non-negative axes; None is all of them."""
+    if axes is None:
+        return tuple(range(rank))
+    found = sorted(normalise_axis(a, rank) for a in axes)
+    if len(set(found)) != len(found):
+        raise ShapeError(f"an axis is named twice in {tuple(axes)}")
+    return tuple(found)
+
+
+def attribute_error(op: str, name: str, value: Any, annotation: str, cause: Exception) -> OperationError:
+    return OperationError(
+        f"operation '{op}': attribute '{name}' cannot be {value!r}",
+        facts=[f"expected {annotation}", str(cause)],
+    )

@@ -1,0 +1,203 @@
+"""Building graphs: ``with Builder() as b`` makes operations on values append nodes to ``b``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from mithril.base.dims import Dim, Guard, Shape, Size, collect_guards
+from mithril.base.dtypes import DType, TensorType, dtype as as_dtype
+from mithril.base.errors import GraphError, MithrilError
+from mithril.base.registry import operation
+from mithril.ir.core import NOWHERE, Attributes, Graph, Input, Node, OpLike, Origin, Value
+
+
+class _Current(threading.local):
+    builder: Builder | None = None
+
+
+_current = _Current()
+
+
+class Builder:
+    """Collects inputs and nodes, infers types, keeps names unique, shares scalar constants."""
+
+    def __init__(self, name: str = "forward") -> None:
+        self.name = name
+        self.inputs: list[Input] = []
+        self.nodes: list[Node] = []
+        self.guards: dict[Guard, None] = {}
+        self.origin: Origin = NOWHERE
+        self.tags: Attributes | None = None
+        self._used: dict[str, int] = {}
+        self._scalars: dict[tuple[str, DType], Value] = {}
+        self._outer: list[Builder | None] = []
+
+    # -- being the current builder -----------------------------------------------------------------------------------
+    def __enter__(self) -> Builder:
+        self._outer.append(_current.builder)
+        _current.builder = self
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _current.builder = self._outer.pop()
+
+    @staticmethod
+    def current() -> Builder:
+        """The innermost builder entered on this thread."""
+        if _current.builder is None:
+            raise GraphError("no graph is being built here", hint="enter a builder: with ml.Builder() as b: ...")
+        return _current.builder
+
+    @contextmanager
+    def at(self, origin: Origin, tags: Attributes | None = None) -> Iterator[None]:
+        """Nodes made inside come from ``origin``."""
+        before, self.origin, self.tags = (self.origin, self.tags), origin, tags
+        try:
+            yield
+        finally:
+            self.origin, self.tags = before
+
+    # -- names -------------------------------------------------------------------------------------------------------
+    def unique(self, wanted: str) -> str:
+        """``wanted`` if it is free, else with the next number."""
+        n = self._used.get(wanted)
+        if n is None:
+            self._used[wanted] = 1
+            return wanted
+        while True:
+            name = f"{wanted}_{n}"
+            n += 1
+            if name not in self._used:
+                self._used[wanted] = n
+                self._used[name] = 1
+                return name
+
+    # -- inputs ------------------------------------------------------------------------------------------------------
+    def input(
+        self,
+        name: str,
+        shape: Sequence[Size],
+        dtype: Any = "float32",
+        role: str = "input",
+        data: np.ndarray[Any, Any] | None = None,
+        tags: Attributes | None = None,
+    ) -> Value:
+        value = Value(self.unique(name), TensorType(as_dtype(dtype), tuple(shape)))
+        self.inputs.append(Input(value, role, data, tags or {}))
+        return value
+
+    def param(self, name: str, shape: Sequence[Size], dtype: Any = "float32", **tags: Any) -> Value:
+        return self.input(name, shape, dtype, "param", tags=tags)
+
+    def constant(self, value: Any, dtype: Any = None, name: str = "constant") -> Value:
+        """A Python scalar (shared within the graph) or an array as a value."""
+        if isinstance(value, (bool, int, float)):
+            from mithril.base.dtypes import scalar_dtype
+
+            kind = as_dtype(dtype) if dtype is not None else scalar_dtype(value)
+            value = float(value) if kind.is_float else bool(value) if kind.is_bool else int(value)
+            key = (repr(value), kind)
+            if key not in self._scalars:
+                self._scalars[key] = self.emit(operation("constant"), (), {"value": value, "dtype": kind})[0]
+            return self._scalars[key]
+        array = np.asarray(value)
+        if dtype is not None:
+            array = array.astype(as_dtype(dtype).numpy)
+        elif array.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
+            array = array.astype(np.float32)  # lists of Python numbers get the default dtypes
+        elif array.dtype == np.int64 and not isinstance(value, np.ndarray | np.generic):
+            array = array.astype(np.int32)
+        array = np.array(array, order="C")
+        array.setflags(write=False)
+        return self.input(name, array.shape, array.dtype, "constant", data=array)
+
+    # -- nodes -------------------------------------------------------------------------------------------------------
+    def emit(
+        self,
+        op: OpLike,
+        operands: Sequence[Value | None],
+        attributes: Mapping[str, Any],
+        regions: Sequence[Graph] = (),
+        name: str | None = None,
+    ) -> tuple[Value, ...]:
+        """Append a node; operands and attributes must be in canonical form (``Op.__call__`` puts them there)."""
+        try:
+            with collect_guards() as guards:
+                types = op.infer([None if v is None else v.type for v in operands], attributes, regions)
+        except MithrilError as error:
+            raise error.with_facts(str(self.origin)) from None
+        for guard in guards:
+            self.guards[guard] = None
+        stem = name or op.name.rsplit(".", 1)[-1]
+        results = tuple(Value(self.unique(stem), t) for t in types)
+        self.nodes.append(Node(op, tuple(operands), attributes, results, tuple(regions), self.origin, self.tags))
+        return results
+
+    def inline(self, graph: Graph, arguments: Sequence[Value | None]) -> tuple[Value, ...]:
+        """Copy another graph's nodes in, its (non-constant) inputs bound to ``arguments``; its outputs here.
+
+        Nodes that carry no origin of their own get this builder's.
+        """
+        mapping: dict[Value | None, Value | None] = {None: None}
+        given = iter(arguments)
+        for i in graph.inputs:
+            if i.role == "constant":
+                mapping[i.value] = self.input(i.name, i.type.shape, i.type.dtype, "constant", data=i.data, tags=i.tags)
+            else:
+                mapping[i.value] = next(given)
+        for guard in graph.guards:
+            self.guards[guard] = None
+        for node in graph.nodes:
+            if node.op.name == "constant":
+                mapping[node.result] = self.constant(node.attributes["value"], node.attributes["dtype"])
+                continue
+            results = tuple(Value(self.unique(v.name), v.type) for v in node.results)
+            mapping.update(zip(node.results, results, strict=True))
+            operands = tuple(mapping[v] for v in node.operands)
+            origin = node.origin if node.origin != NOWHERE else self.origin
+            self.nodes.append(
+                Node(node.op, operands, node.attributes, results, node.regions, origin, node.tags or self.tags)
+            )
+        return tuple(mapping[v] for v in graph.outputs)  # type: ignore[misc]
+
+    def build(self, outputs: Value | Sequence[Value] | Mapping[str, Value]) -> Graph:
+        """The finished graph. ``outputs`` as a mapping names them."""
+        if isinstance(outputs, Mapping):
+            names, values = tuple(outputs), tuple(outputs.values())
+        else:
+            values = (outputs,) if isinstance(outputs, Value) else tuple(outputs)
+            names = ()
+        return Graph(tuple(self.inputs), tuple(self.nodes), values, names, self.name, tuple(self.guards))
+
+
+@contextmanager
+def computing() -> Iterator[None]:
+    """Inside, operations on arrays compute even where a graph is being built around them."""
+    outer, _current.builder = _current.builder, None
+    try:
+        yield
+    finally:
+        _current.builder = outer
+
+
+def trace(function: Any, types: Sequence[TensorType | None], names: Sequence[str] = (), name: str = "traced") -> Graph:
+    """The graph of a Python function of values, for operands of the given types."""
+    builder = Builder(name)
+    with builder:
+        arguments = [
+            None if t is None else builder.input(names[k] if k < len(names) else f"x{k}", t.shape, t.dtype)
+            for k, t in enumerate(types)
+        ]
+        made = function(*arguments)
+        values = [made] if not isinstance(made, (tuple, list)) else list(made)
+        outputs = [v if isinstance(v, Value) else builder.constant(v) for v in values]
+    return builder.build(outputs)
+
+
+def shape_dims(shape: Shape) -> list[Dim]:
+    return [d for d in shape if isinstance(d, Dim)]

@@ -1,0 +1,229 @@
+"""Declaring operations: ``@op``, ``@composite``, and the rows ``unary`` and ``binary`` of the element-wise tables."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mithril.base.errors import OperationError
+from mithril.base.registry import register
+from mithril.ir.attribute_types import NORMALISERS
+from mithril.ir.op import NOTHING, Attribute, Op
+from mithril.ir.type_rules import broadcast, floating, like
+
+
+def _read(
+    function: Callable[..., Any], name: str
+) -> tuple[tuple[str, ...], frozenset[str], bool, dict[str, Attribute]]:
+    """Operands and attributes of a declaration, from its signature."""
+    operands: list[str] = []
+    optional: set[str] = set()
+    attributes: dict[str, Attribute] = {}
+    variadic = False
+    for p in inspect.signature(function).parameters.values():
+        if p.kind is p.VAR_POSITIONAL:
+            variadic = True
+            operands.append(p.name)
+        elif p.kind is p.KEYWORD_ONLY:
+            if p.name == "regions":
+                continue
+            annotation = p.annotation if isinstance(p.annotation, str) else getattr(p.annotation, "__name__", "")
+            if annotation not in NORMALISERS:
+                raise OperationError(
+                    f"operation '{name}': attribute '{p.name}' is annotated '{annotation}'",
+                    facts=["known: " + ", ".join(NORMALISERS)],
+                    hint="declare operations in files with 'from __future__ import annotations'",
+                )
+            default = NOTHING if p.default is p.empty else p.default
+            attributes[p.name] = Attribute(p.name, annotation, default)
+        elif p.kind is p.VAR_KEYWORD:
+            raise OperationError(f"operation '{name}': attributes must be named, not **{p.name}")
+        else:
+            operands.append(p.name)
+            if p.default is None:
+                optional.add(p.name)
+    for attribute in attributes.values():
+        if attribute.default is not NOTHING:
+            canonical = NORMALISERS[attribute.annotation](attribute.default)
+            attributes[attribute.name] = Attribute(attribute.name, attribute.annotation, canonical)
+    return tuple(operands), frozenset(optional), variadic, attributes
+
+
+def _place(depth: int = 2) -> str:
+    frame = sys._getframe(depth)
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def op(
+    *,
+    shape: Callable[..., Any] | None = None,
+    dtype: Callable[..., Any] | None = None,
+    infer: Callable[..., Any] | None = None,
+    canonical: Callable[..., dict[str, Any]] | None = None,
+    flops: Callable[..., Any] | float = 0.0,
+    samples: Sequence[Any] = (),
+    name: str | None = None,
+    results: tuple[str, ...] = ("result",),
+    promotes: str | None = None,
+    promoted: tuple[str, ...] | None = None,
+    tolerance: float = 1.0,
+    opaque: bool = False,
+) -> Callable[[Callable[..., Any]], Op]:
+    """Declare a primitive: the function's name is the operation's, its body on NumPy arrays the meaning.
+
+    Positional parameters are operands (default None: optional), keyword-only ones attributes. ``canonical(types,
+    attributes)`` brings attributes to their one form (a ``-1`` in a shape, say) before anything else sees them.
+    A gradient follows with ``@name.vjp`` or ``name.no_vjp("why")``.
+    """
+    place = _place()
+
+    def declare(function: Callable[..., Any]) -> Op:
+        called = name or function.__name__
+        if infer is None and (shape is None or dtype is None):
+            raise OperationError(f"operation '{called}' needs a shape rule and a dtype rule", facts=[place])
+        if not (function.__doc__ or "").strip():
+            raise OperationError(f"operation '{called}' needs a docstring", facts=[place])
+        made = Op(
+            called,
+            *_read(function, called),
+            reference=function,
+            declared_at=place,
+            doc=inspect.cleandoc(function.__doc__ or ""),
+            shape_rule=shape,
+            dtype_rule=dtype,
+            infer_rule=infer,
+            canonical_rule=canonical,
+            results=results,
+            promotes=promotes,
+            promoted=promoted,
+            cost=flops,
+            samples=tuple(samples),
+            tolerance=tolerance,
+            opaque=opaque,
+        )
+        register(made)
+        return made
+
+    return declare
+
+
+def composite(
+    function: Callable[..., Any] | None = None,
+    *,
+    samples: Sequence[Any] = (),
+    name: str | None = None,
+    results: tuple[str, ...] = ("result",),
+    canonical: Callable[..., dict[str, Any]] | None = None,
+    flops: Callable[..., Any] | float = 0.0,
+    promotes: str | None = None,
+    promoted: tuple[str, ...] | None = None,
+    elementwise: bool = False,
+    tolerance: float = 1.0,
+) -> Any:
+    """Declare an operation by a body of other operations; shape, dtype, gradient and reference follow from it."""
+    place = _place()
+
+    def declare(body: Callable[..., Any]) -> Op:
+        called = name or body.__name__
+        if not (body.__doc__ or "").strip():
+            raise OperationError(f"operation '{called}' needs a docstring", facts=[place])
+        made = Op(
+            called,
+            *_read(body, called),
+            reference=body,
+            declared_at=place,
+            doc=inspect.cleandoc(body.__doc__ or ""),
+            results=results,
+            promotes=promotes,
+            promoted=promoted,
+            canonical_rule=canonical,
+            elementwise=elementwise,
+            composite=True,
+            cost=flops,
+            samples=tuple(samples),
+            tolerance=tolerance,
+        )
+        register(made)
+        return made
+
+    return declare if function is None else declare(function)
+
+
+def unary(
+    name: str,
+    reference: Callable[..., Any],
+    doc: str,
+    *,
+    dtype: Callable[..., Any] = floating,
+    flops: float = 1.0,
+    vjp: Callable[..., Any] | None = None,
+    no_vjp: str = "",
+    samples: Sequence[Any] = (),
+    tolerance: float = 1.0,
+) -> Op:
+    """A row of the table of element-wise operations of one operand: ``vjp(g, y, x)`` gives the cotangent of x."""
+    made = Op(
+        name,
+        ("x",),
+        frozenset(),
+        False,
+        {},
+        reference,
+        _place(),
+        doc,
+        shape_rule=broadcast,
+        dtype_rule=dtype,
+        promotes="float" if dtype is floating else "same",
+        elementwise=True,
+        cost=flops,
+        samples=tuple(samples),
+        tolerance=tolerance,
+        gradient=vjp,
+        gradient_reason=no_vjp,
+    )
+    register(made)
+    return made
+
+
+def binary(
+    name: str,
+    reference: Callable[..., Any],
+    doc: str,
+    *,
+    dtype: Callable[..., Any] = like,
+    flops: float = 1.0,
+    commutative: bool = False,
+    promotes: str = "same",
+    vjp: Callable[..., Any] | None = None,
+    no_vjp: str = "",
+    samples: Sequence[Any] = (),
+    tolerance: float = 1.0,
+) -> Op:
+    """A row of the table of broadcasting operations of two operands: ``vjp(g, y, a, b)`` gives both cotangents.
+
+    Cotangents may have the result's shape: they are summed back over broadcast axes for the caller.
+    """
+    made = Op(
+        name,
+        ("a", "b"),
+        frozenset(),
+        False,
+        {},
+        reference,
+        _place(),
+        doc,
+        shape_rule=broadcast,
+        dtype_rule=dtype,
+        promotes=promotes,
+        elementwise=True,
+        commutative=commutative,
+        cost=flops,
+        samples=tuple(samples),
+        tolerance=tolerance,
+        gradient=vjp,
+        gradient_reason=no_vjp,
+    )
+    register(made)
+    return made

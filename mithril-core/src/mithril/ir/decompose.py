@@ -1,0 +1,114 @@
+"""Composites that a backend does not run itself, replaced by their bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mithril.base.errors import UnsupportedError
+from mithril.ir.builder import Builder
+from mithril.ir.core import Graph, Node, Value
+
+Lowers = Callable[[Node], bool]
+
+
+def decompose(graph: Graph, lowers: Lowers) -> Graph:
+    """The graph with only nodes that the backend lowers; the same object where it was so already.
+
+    A primitive that is not lowered is an error naming every such operation of the graph.
+    """
+    missing: dict[str, list[Node]] = {}
+    made = _decompose(graph, lowers, missing)
+    if missing:
+        facts = [_where(name, nodes) for name, nodes in sorted(missing.items())]
+        count = f"{len(missing)} operation{'s' if len(missing) > 1 else ''}"
+        raise UnsupportedError(
+            f"the backend has no way to run {count}: {', '.join(sorted(missing))}",
+            facts=facts,
+            hint="choose another backend, or give it a lowering for them (mithril_lowerings)",
+        )
+    return made
+
+
+def _where(name: str, nodes: list[Node]) -> str:
+    origin = str(nodes[0].origin)
+    return f"'{name}', {len(nodes)} time{'s' if len(nodes) > 1 else ''}" + (f", first in {origin}" if origin else "")
+
+
+def _decompose(graph: Graph, lowers: Lowers, missing: dict[str, list[Node]]) -> Graph:
+    """One graph; regions first, each as a graph of its own (their depth is the nesting of control flow)."""
+    if all(not n.regions and lowers(n) for n in graph.nodes):
+        return graph
+    builder = Builder(graph.name)
+    builder.inputs = list(graph.inputs)
+    for guard in graph.guards:
+        builder.guards[guard] = None
+    for i in graph.inputs:
+        builder.unique(i.name)
+    for node in graph.nodes:  # what comes from bodies must not take the names of what follows
+        for v in node.results:
+            builder.unique(v.name)
+    replaced: dict[Value, Value] = {}
+    pending = list(reversed(graph.nodes))
+    changed = False
+    while pending:
+        node = pending.pop()
+        operands = tuple(None if v is None else _final(v, replaced) for v in node.operands)
+        if operands != node.operands:
+            node = node.replaced(operands=operands)
+        if node.regions:
+            regions = tuple(_decompose(r, lowers, missing) for r in node.regions)
+            if any(a is not b for a, b in zip(regions, node.regions, strict=True)):
+                node, changed = node.replaced(regions=regions), True
+        if lowers(node):
+            builder.nodes.append(node)
+        elif getattr(node.op, "composite", False):
+            changed = True
+            _expand(node, builder, pending, replaced)
+        else:
+            missing.setdefault(node.op.name, []).append(node)
+    if not changed:
+        return graph
+    return Graph(
+        tuple(builder.inputs),
+        tuple(builder.nodes),
+        tuple(_final(v, replaced) for v in graph.outputs),
+        graph.output_names,
+        graph.name,
+        tuple(builder.guards),
+    )
+
+
+def _final(value: Value, replaced: dict[Value, Value]) -> Value:
+    while value in replaced:
+        value = replaced[value]
+    return value
+
+
+def _expand(node: Node, builder: Builder, pending: list[Node], replaced: dict[Value, Value]) -> None:
+    """Put the body's nodes next in line, its results in the place of the composite's."""
+    types = [None if v is None else v.type for v in node.operands]
+    body: Graph = node.op.decompose(types, node.attributes)  # type: ignore[attr-defined]
+    stage = Builder(body.name)
+    stage._used = builder._used
+    stage.origin, stage.tags = node.origin, node.tags
+    made = stage.inline(body, node.operands)
+    builder.inputs += stage.inputs
+    builder.guards.update(stage.guards)
+    nodes = stage.nodes
+    given = set(node.operands)
+    for old, new in zip(node.results, made, strict=True):
+        if new in given or made.count(new) > 1 or any(new is i.value for i in stage.inputs):
+            replaced[old] = new  # the body hands a value through
+        else:
+            nodes = [_renamed(n, new, old) for n in nodes]
+    pending.extend(reversed(nodes))
+
+
+def _renamed(node: Node, new: Value, old: Value) -> Node:
+    """The node with ``old`` in the place of ``new``: results keep the names that the graph's readers know."""
+    if new not in node.results and new not in node.operands:
+        return node
+    return node.replaced(
+        operands=tuple(old if v is new else v for v in node.operands),
+        results=tuple(old if v is new else v for v in node.results),
+    )

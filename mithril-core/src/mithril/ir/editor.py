@@ -1,0 +1,187 @@
+"""Changing a graph in place: use lists, replace, insert, erase; ``freeze`` gives an immutable graph again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mithril.base.errors import GraphError
+from mithril.ir.builder import Builder
+from mithril.ir.core import Graph, Input, Node, Value
+
+
+class Slot:
+    """A node's place in the order; the node in it may be exchanged."""
+
+    __slots__ = ("after", "before", "node")
+
+    def __init__(self, node: Node | None) -> None:
+        self.node = node
+        self.before: Slot = self
+        self.after: Slot = self
+
+
+class Editor:
+    """A graph under change. Every operation costs as much as what it touches, not as the graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.inputs: list[Input] = list(graph.inputs)
+        self.outputs: list[Value] = list(graph.outputs)
+        self.guards = dict.fromkeys(graph.guards)
+        self.changed = False
+        self._names: dict[str, int] = {i.name: 1 for i in graph.inputs}
+        self._constants = {i.value: i.data for i in graph.inputs if i.data is not None}
+        self._ends = Slot(None)  # a ring: its successor is the first node, its predecessor the last
+        self._slots: dict[Value, Slot] = {}
+        self._uses: dict[Value, dict[Slot, None]] = {}
+        for node in graph.nodes:
+            self._link(Slot(node), self._ends)
+            for value in node.results:
+                self._names.setdefault(value.name, 1)
+        self._output_uses: dict[Value, list[int]] = {}
+        for k, value in enumerate(self.outputs):
+            self._output_uses.setdefault(value, []).append(k)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+    def nodes(self) -> Iterator[Node]:
+        """The nodes in order; the one just given may be erased or replaced meanwhile."""
+        slot = self._ends.after
+        while slot is not self._ends:
+            following = slot.after
+            if slot.node is not None:
+                yield slot.node
+            slot = following
+
+    def producer(self, value: Value) -> Node | None:
+        slot = self._slots.get(value)
+        return slot.node if slot else None
+
+    def users(self, value: Value) -> list[Node]:
+        return [slot.node for slot in self._uses.get(value, ()) if slot.node is not None]
+
+    def use_count(self, value: Value) -> int:
+        """How many nodes and outputs read the value."""
+        return len(self._uses.get(value, ())) + len(self._output_uses.get(value, ()))
+
+    def is_output(self, value: Value) -> bool:
+        return value in self._output_uses
+
+    def data_of(self, value: Value) -> Any:
+        """The elements of a constant input, None for every other value."""
+        return self._constants.get(value)
+
+    def holds(self, node: Node) -> bool:
+        slot = self._slots.get(node.result) if node.results else None
+        return slot is not None and slot.node is node
+
+    # -- changing ----------------------------------------------------------------------------------------------------
+    def replace_value(self, old: Value, new: Value) -> list[Node]:
+        """Everything that read ``old`` reads ``new``; the rewritten readers are returned."""
+        if old is new:
+            return []
+        touched = []
+        for slot in list(self._uses.get(old, ())):
+            assert slot.node is not None
+            operands = tuple(new if v is old else v for v in slot.node.operands)
+            touched.append(self._exchange(slot, slot.node.replaced(operands=operands)))
+        for k in self._output_uses.pop(old, ()):
+            self.outputs[k] = new
+            self._output_uses.setdefault(new, []).append(k)
+            self.changed = True
+        return touched
+
+    def replace_node(self, node: Node, new: Node) -> Node:
+        """Exchange a node for one with the same results, in place."""
+        return self._exchange(self._slot(node), new)
+
+    def erase(self, node: Node) -> None:
+        """Remove a node nobody reads."""
+        for value in node.results:
+            if self.use_count(value):
+                raise GraphError(f"cannot erase '{node.op.name}': %{value.name} is still read")
+        slot = self._slot(node)
+        self._forget(slot)
+        slot.before.after, slot.after.before = slot.after, slot.before
+        slot.node = None
+        self.changed = True
+
+    def erase_dead(self, node: Node) -> None:
+        """Remove a node and whatever only it read, as far as nobody else reads it."""
+        stack = [node]
+        while stack:
+            dead = stack.pop()
+            if not self.holds(dead) or any(self.use_count(v) for v in dead.results):
+                continue
+            operands = [self.producer(v) for v in dead.operands if v is not None]
+            self.erase(dead)
+            stack.extend(n for n in operands if n is not None)
+
+    @contextmanager
+    def before(self, node: Node | None) -> Iterator[Builder]:
+        """A current builder whose nodes go right before ``node`` (None: at the end)."""
+        anchor = self._ends if node is None else self._slot(node)
+        builder = Builder(self.graph.name)
+        builder._used = self._names
+        if node is not None:
+            builder.origin, builder.tags = node.origin, node.tags
+        with builder:
+            yield builder
+        for i in builder.inputs:
+            self.inputs.append(i)
+            if i.data is not None:
+                self._constants[i.value] = i.data
+        for made in builder.nodes:
+            self._link(Slot(made), anchor)
+        self.guards.update(builder.guards)
+        self.changed = self.changed or bool(builder.nodes or builder.inputs)
+
+    def freeze(self) -> Graph:
+        """The new graph; the old one itself where nothing changed."""
+        if not self.changed:
+            return self.graph
+        return Graph(
+            tuple(self.inputs),
+            tuple(self.nodes()),
+            tuple(self.outputs),
+            self.graph.output_names,
+            self.graph.name,
+            tuple(self.guards),
+        )
+
+    # -- the ring ----------------------------------------------------------------------------------------------------
+    def _slot(self, node: Node) -> Slot:
+        slot = self._slots.get(node.result)
+        if slot is None or slot.node is not node:
+            raise GraphError(f"'{node.op.name}' is no longer in the graph")
+        return slot
+
+    def _link(self, slot: Slot, anchor: Slot) -> None:
+        slot.before, slot.after = anchor.before, anchor
+        anchor.before.after = slot
+        anchor.before = slot
+        self._remember(slot)
+
+    def _remember(self, slot: Slot) -> None:
+        assert slot.node is not None
+        for value in slot.node.results:
+            self._slots[value] = slot
+        for operand in slot.node.operands:
+            if operand is not None:
+                self._uses.setdefault(operand, {})[slot] = None
+
+    def _forget(self, slot: Slot) -> None:
+        assert slot.node is not None
+        for value in slot.node.results:
+            self._slots.pop(value, None)
+        for operand in slot.node.operands:
+            if operand is not None:
+                self._uses.get(operand, {}).pop(slot, None)
+
+    def _exchange(self, slot: Slot, node: Node) -> Node:
+        self._forget(slot)
+        slot.node = node
+        self._remember(slot)
+        self.changed = True
+        return node

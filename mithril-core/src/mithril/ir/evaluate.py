@@ -1,0 +1,83 @@
+"""Running a graph by the references: what it means, on NumPy arrays, one node after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from mithril.base.dims import Dim, Size, bind, substitute
+from mithril.base.dtypes import TensorType
+from mithril.base.errors import InputError
+from mithril.ir.core import Graph, Node, Value
+
+
+def evaluate(graph: Graph, arguments: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """The outputs by name for arrays by input name. Intermediate results are freed after their last use."""
+    values: dict[Value, Any] = {}
+    for i in graph.inputs:
+        if i.data is not None:
+            values[i.value] = i.data
+        elif i.name not in arguments:
+            raise InputError(f"input '{i.name}' of the graph is missing", facts=[f"given: {', '.join(arguments)}"])
+        else:
+            values[i.value] = np.asarray(arguments[i.name], dtype=i.type.dtype.numpy)
+    sizes = bind({i.name: i.type.shape for i in graph.inputs}, {i.name: values[i.value].shape for i in graph.inputs})
+    last = {v: k for k, node in enumerate(graph.nodes) for v in node.operands if v is not None}
+    kept = set(graph.outputs)
+    for k, node in enumerate(graph.nodes):
+        made = node.op.evaluate(  # type: ignore[attr-defined]
+            [None if v is None else values[v] for v in node.operands],
+            _concrete(node, sizes),
+            tuple(at_sizes(r, sizes) for r in node.regions),
+        )
+        results = made if isinstance(made, tuple) else (made,)
+        values.update(zip(node.results, results, strict=True))
+        for v in node.operands:
+            if v is not None and last[v] == k and v not in kept:
+                values.pop(v, None)
+    return {name: values[v] for name, v in zip(graph.output_names, graph.outputs, strict=True)}
+
+
+def at_sizes(graph: Graph, sizes: Mapping[str, Size]) -> Graph:
+    """The graph with symbolic sizes replaced, in types and attributes, regions included; itself without sizes."""
+    if not sizes:
+        return graph
+    known: dict[Value, Value] = {}
+
+    def made(value: Value) -> Value:
+        shape = tuple(substitute(d, sizes) for d in value.shape)
+        known[value] = Value(value.name, TensorType(value.dtype, shape))
+        return known[value]
+
+    inputs = tuple(replace(i, value=made(i.value)) for i in graph.inputs)
+    nodes = tuple(
+        Node(
+            node.op,
+            tuple(None if v is None else known[v] for v in node.operands),
+            _concrete(node, sizes),
+            tuple(made(v) for v in node.results),
+            tuple(at_sizes(r, sizes) for r in node.regions),
+            node.origin,
+            node.tags,
+        )
+        for node in graph.nodes
+    )
+    return Graph(inputs, nodes, tuple(known[v] for v in graph.outputs), graph.output_names, graph.name)
+
+
+def _concrete(node: Node, sizes: Mapping[str, Size]) -> Mapping[str, Any]:
+    """Attributes with the symbolic sizes replaced by those of this call."""
+    if not sizes:
+        return node.attributes
+    return {name: _fixed(value, sizes) for name, value in node.attributes.items()}
+
+
+def _fixed(value: Any, sizes: Mapping[str, Size]) -> Any:
+    if isinstance(value, Dim):
+        return substitute(value, sizes)
+    if isinstance(value, tuple):
+        return tuple(_fixed(v, sizes) for v in value)
+    return value

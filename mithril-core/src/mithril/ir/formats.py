@@ -1,0 +1,84 @@
+"""Graphs as JSON and as DOT, for other programs to read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from mithril.ir.attribute_text import attribute_text
+from mithril.ir.core import Graph, Node, Value
+
+LABEL = 60  # characters of attributes on a node
+
+
+def to_json(graph: Graph) -> str:
+    """Inputs, nodes and outputs with names, types, attributes, layer paths and source lines."""
+    return json.dumps(graph_data(graph), indent=1)
+
+
+def graph_data(graph: Graph) -> dict[str, Any]:
+    """What ``to_json`` writes, as plain data."""
+    names = _names(graph)
+    return {
+        "name": graph.name,
+        "inputs": [
+            {"name": names[i.value], "role": i.role, "dtype": i.type.dtype.name, "shape": _shape(i.value)}
+            for i in graph.inputs
+        ],
+        "nodes": [_node(n, names) for n in graph.nodes],
+        "outputs": [
+            {"name": name, "value": names[v]} for name, v in zip(graph.output_names, graph.outputs, strict=True)
+        ],
+    }
+
+
+def _names(graph: Graph) -> dict[Value, str]:
+    """Every value's name, made distinct where two share one."""
+    taken: dict[str, int] = {}
+    out: dict[Value, str] = {}
+    for value in [*(i.value for i in graph.inputs), *(v for n in graph.nodes for v in n.results)]:
+        taken[value.name] = taken.get(value.name, 0) + 1
+        out[value] = value.name if taken[value.name] == 1 else f"{value.name}#{taken[value.name]}"
+    return out
+
+
+def _shape(value: Value) -> list[int | str]:
+    return [d if isinstance(d, int) else str(d) for d in value.shape]
+
+
+def _node(node: Node, names: Mapping[Value, str]) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "op": node.op.name,
+        "operands": [None if v is None else names[v] for v in node.operands],
+        "results": [{"name": names[v], "dtype": v.dtype.name, "shape": _shape(v)} for v in node.results],
+        "attributes": {name: attribute_text(value) for name, value in node.attributes.items()},
+    }
+    if node.origin.path or node.origin.file:
+        made["origin"] = {"layer": node.origin.path, "file": node.origin.file, "line": node.origin.line}
+    if node.regions:
+        made["regions"] = [graph_data(r) for r in node.regions]
+    return made
+
+
+def to_dot(graph: Graph) -> str:
+    """For Graphviz: a box per operation, an ellipse per input and output, types on the edges."""
+    lines = [f"digraph {json.dumps(graph.name)} {{", "  rankdir=TB;", '  node [shape=box, fontname="Helvetica"];']
+    at: dict[Value, str] = {}
+    for k, i in enumerate(graph.inputs):
+        at[i.value] = f"i{k}"
+        style = ', style=filled, fillcolor="#eeeeee"' if i.role == "param" else ""
+        label = json.dumps("\n".join((i.name, i.role)))
+        lines.append(f"  i{k} [shape=ellipse, label={label}{style}];")
+    for k, node in enumerate(graph.nodes):
+        at.update((v, f"n{k}") for v in node.results)
+        extra = ", ".join(f"{name}={attribute_text(value)}" for name, value in node.attributes.items())
+        text = "\n".join(part for part in (node.op.name, extra[:LABEL], node.origin.path) if part)
+        lines.append(f"  n{k} [label={json.dumps(text)}];")
+        for v in node.operands:
+            if v is not None:
+                lines.append(f"  {at[v]} -> n{k} [label={json.dumps(str(v.type))}];")
+    for k, (name, v) in enumerate(zip(graph.output_names, graph.outputs, strict=True)):
+        lines.append(f"  o{k} [shape=ellipse, label={json.dumps(name)}];")
+        lines.append(f"  {at[v]} -> o{k} [label={json.dumps(str(v.type))}];")
+    return "\n".join([*lines, "}"])

@@ -1,0 +1,377 @@
+"""What an operation is: one object holding everything known about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from mithril.base.dims import Guard, Shape, Size, assume, collect_guards, numel, symbols
+from mithril.base.dtypes import (
+    DEFAULT_FLOAT,
+    DType,
+    TensorType,
+    dtype as as_dtype,
+    promote,
+    promote_scalar,
+    scalar_dtype,
+)
+from mithril.base.errors import DTypeError, MithrilError, OperationError, ShapeError, unknown
+from mithril.ir.attribute_types import NORMALISERS, attribute_error, normalise_axes, normalise_axis
+from mithril.ir.builder import Builder, computing, trace
+from mithril.ir.core import Graph, Value
+
+ShapeRule = Callable[..., Any]
+DTypeRule = Callable[[Sequence[DType | None], Mapping[str, Any]], Any]
+NOTHING = object()
+SCALARS = (bool, int, float)  # exactly these: NumPy's own scalars carry a dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """One keyword of an operation: its annotation says what it accepts."""
+
+    name: str
+    annotation: str
+    default: Any = NOTHING
+
+
+@dataclass(eq=False)
+class Op:
+    """An operation. Calling it with values appends a node to the current graph; with arrays it computes."""
+
+    name: str
+    operands: tuple[str, ...]  # names; of a variadic operation the one name of the sequence
+    optional: frozenset[str]  # operands that may be None
+    variadic: bool
+    attributes: dict[str, Attribute]
+    reference: Callable[..., Any]  # the meaning, on NumPy arrays
+    declared_at: str
+    doc: str
+    shape_rule: ShapeRule | None = None
+    dtype_rule: DTypeRule | None = None
+    infer_rule: Callable[..., tuple[TensorType, ...]] | None = None  # instead of the two above: operations with regions
+    canonical_rule: Callable[..., dict[str, Any]] | None = (
+        None  # attributes to their one form; twice is as good as once
+    )
+    results: tuple[str, ...] = ("result",)  # () where the number depends on the attributes
+    promotes: str | None = None  # "same": operands get one dtype; "float": and a float one
+    promoted: tuple[str, ...] | None = None  # which operands take part; None is all
+    elementwise: bool = False  # broadcasts, one result element per element
+    commutative: bool = False
+    composite: bool = False  # the reference is a body of other operations
+    cost: Callable[..., Size] | float = 0.0
+    samples: tuple[Any, ...] = ()
+    tolerance: float = 1.0  # factor on the kit's tolerances
+    gradient: Callable[..., Any] | None = None
+    gradient_reason: str = ""  # why there is none
+    surrogate: bool = False  # the gradient is one that is meant: what the operation computes has another, or none
+    opaque: bool = False  # must not be folded, merged or moved: barriers
+    _inferred: dict[Any, tuple[tuple[TensorType, ...], tuple[Guard, ...]]] = field(default_factory=dict, repr=False)
+    _bodies: dict[Any, Graph] = field(default_factory=dict, repr=False)
+
+    # -- declaring ---------------------------------------------------------------------------------------------------
+    def vjp(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorator: the gradient ``(g, y, *operands, **attributes) -> one cotangent per operand``."""
+        self.gradient = function
+        self.gradient_reason = ""
+        return function
+
+    def surrogate_vjp(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorator: as ``vjp``, a gradient that no framework finds in what is computed, such as straight through."""
+        self.surrogate = True
+        return self.vjp(function)
+
+    def no_vjp(self, reason: str) -> Op:
+        """Say that there is no gradient, and why: operands get none."""
+        self.gradient, self.gradient_reason = None, reason
+        return self
+
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
+        return {a.name: a.default for a in self.attributes.values() if a.default is not NOTHING}
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from mithril.base.registry import operation
+
+        return operation, (self.name,)
+
+    # -- calling -----------------------------------------------------------------------------------------------------
+    def __call__(self, *operands: Any, **attributes: Any) -> Any:
+        if attributes and not self.variadic:
+            operands, attributes = self._bind(operands, attributes)
+        for operand in operands:
+            if isinstance(operand, Value):
+                return self._emit(operands, attributes)
+            delegate = getattr(operand, "__mithril_apply__", None)
+            if delegate is not None:
+                return delegate(self, operands, attributes)
+        if not any(isinstance(o, (np.ndarray, np.generic)) for o in operands):
+            from mithril.ir.builder import _current
+
+            if _current.builder is not None:  # iota(), or scalars only, while a graph is being traced
+                return self._emit(operands, attributes)
+        return self.evaluate(operands, attributes)
+
+    def _bind(self, operands: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Operands given by keyword put where they belong."""
+        named = [name for name in self.operands if name in keywords]
+        if not named:
+            return operands, keywords
+        slots = list(operands) + [None] * (len(self.operands) - len(operands))
+        rest = dict(keywords)
+        for name in named:
+            at = self.operands.index(name)
+            if at < len(operands):
+                raise OperationError(f"operation '{self.name}' got operand '{name}' twice")
+            slots[at] = rest.pop(name)
+        return tuple(slots), rest
+
+    def _emit(self, operands: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+        builder = Builder.current()
+        values = self.convert(builder, operands)
+        complete = self.canonical([None if v is None else v.type for v in values], self.complete(attributes))
+        results = builder.emit(self, values, complete)
+        return results[0] if len(self.results) == 1 else results
+
+    def convert(self, builder: Builder, operands: Sequence[Any]) -> list[Value | None]:
+        """Scalars and arrays become constants; operands that must agree get casts to the common dtype."""
+        slots = self._arity(operands)
+        target = self._common(slots)
+        out: list[Value | None] = []
+        for k, operand in enumerate(slots):
+            wanted = target if target is not None and self._takes_part(k) else None
+            if operand is None:
+                out.append(None)
+            elif isinstance(operand, Value):
+                out.append(operand if wanted is None or operand.dtype is wanted else _cast(operand, wanted))
+            elif isinstance(operand, (bool, int, float, np.ndarray, np.generic, list, tuple)):
+                out.append(builder.constant(operand, wanted))
+            else:
+                raise OperationError(
+                    f"operation '{self.name}': operand '{self.operand_name(k)}' cannot be a {type(operand).__name__}",
+                    facts=[f"got {operand!r}", "accepted: values, NumPy arrays, Python numbers"],
+                )
+        return out
+
+    def _arity(self, operands: Sequence[Any]) -> list[Any]:
+        if self.variadic:
+            return list(operands)
+        missing = [n for n in self.operands[len(operands) :] if n not in self.optional]
+        given = [*operands, *([None] * (len(self.operands) - len(operands)))]
+        missing += [n for n, o in zip(self.operands, operands, strict=False) if o is None and n not in self.optional]
+        if len(operands) > len(self.operands) or missing:
+            raise OperationError(
+                f"operation '{self.name}' takes {len(self.operands)} operands, got {len(operands)}",
+                facts=[f"operands: {', '.join(self.operands)}", f"missing: {', '.join(missing)}" if missing else ""],
+            )
+        return given
+
+    def operand_name(self, k: int) -> str:
+        return f"{self.operands[0]}[{k}]" if self.variadic else self.operands[k]
+
+    def _takes_part(self, k: int) -> bool:
+        return self.promoted is None or self.operands[k] in self.promoted
+
+    def _common(self, operands: Sequence[Any]) -> DType | None:
+        """The dtype the promoted operands agree on; Python scalars never widen arrays."""
+        if self.promotes is None:
+            return None
+        common: DType | None = None
+        scalars = []
+        for k, operand in enumerate(operands):
+            if operand is None or not self._takes_part(k):
+                continue
+            if type(operand) in SCALARS:
+                scalars.append(operand)
+            else:
+                kind = operand.dtype if isinstance(operand, Value) else as_dtype(np.asarray(operand).dtype)
+                common = kind if common is None or common is kind else promote(common, kind)
+        for scalar in scalars:
+            common = scalar_dtype(scalar) if common is None else promote_scalar(common, scalar)
+        if self.promotes == "float" and common is not None and not common.is_float:
+            return DEFAULT_FLOAT
+        return common
+
+    # -- attributes --------------------------------------------------------------------------------------------------
+    def complete(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """All attributes in declared order, checked, defaults filled in."""
+        out = {}
+        for name, declared in self.attributes.items():
+            if name in attributes:
+                value = attributes[name]
+                if value is not declared.default or not isinstance(value, (bool, str)):
+                    try:
+                        value = NORMALISERS[declared.annotation](value)
+                    except (TypeError, ValueError, AttributeError) as cause:
+                        raise attribute_error(self.name, name, value, declared.annotation, cause) from None
+                out[name] = value
+            elif declared.default is NOTHING:
+                raise OperationError(f"operation '{self.name}' needs the attribute '{name}' ({declared.annotation})")
+            else:
+                out[name] = declared.default
+        if len(attributes) > len(out) or any(name not in out for name in attributes):
+            extra = next(name for name in attributes if name not in out)
+            known = [*self.attributes, *(() if self.variadic else self.operands)]
+            what, facts, hint = unknown(f"attribute of '{self.name}'", extra, known)
+            raise OperationError(what, facts=facts, hint=hint)
+        return out
+
+    @cached_property
+    def _axis_names(self) -> tuple[tuple[str, str], ...]:
+        return tuple(
+            (a.name, a.annotation) for a in self.attributes.values() if a.annotation in ("Axis", "Axes", "Axis | None")
+        )
+
+    def canonical(self, types: Sequence[TensorType | None], attributes: dict[str, Any]) -> dict[str, Any]:
+        """Axes made non-negative against the first operand's rank, ``Axes`` None all axes; then the own rule."""
+        try:
+            if self._axis_names and types and types[0] is not None:
+                rank = types[0].rank
+                for name, annotation in self._axis_names:
+                    value = attributes[name]
+                    if annotation == "Axes":
+                        attributes[name] = normalise_axes(value, rank)
+                    elif value is not None:
+                        attributes[name] = normalise_axis(value, rank)
+            return attributes if self.canonical_rule is None else self.canonical_rule(types, attributes)
+        except MithrilError as error:
+            raise error.with_facts(self.call_text(types, attributes)) from None
+
+    # -- types -------------------------------------------------------------------------------------------------------
+    def infer(
+        self, types: Sequence[TensorType | None], attributes: Mapping[str, Any], regions: Sequence[Graph] = ()
+    ) -> tuple[TensorType, ...]:
+        """Result types; what had to be assumed of symbolic sizes goes to the collecting builder."""
+        if regions or self.infer_rule is not None:
+            assert self.infer_rule is not None
+            return self.infer_rule(types, attributes, regions)
+        key = (tuple(types), tuple(attributes.values()), _limits(types))
+        known = self._inferred.get(key)
+        if known is None:
+            with collect_guards() as guards:
+                found = self._infer(types, attributes)
+            if len(self._inferred) > 4096:
+                self._inferred.clear()
+            known = self._inferred[key] = (found, tuple(guards))
+        for guard in known[1]:
+            assume(guard.left, guard.relation, guard.right, guard.why)
+        return known[0]
+
+    def _infer(self, types: Sequence[TensorType | None], attributes: Mapping[str, Any]) -> tuple[TensorType, ...]:
+        try:
+            self._check_operands(types)
+            if self.composite and self.shape_rule is None:
+                body = self.decompose(types, attributes)
+                for guard in body.guards:  # what the body had to assume, the whole assumes
+                    assume(guard.left, guard.relation, guard.right, guard.why)
+                return tuple(v.type for v in body.outputs)
+            assert self.shape_rule is not None
+            assert self.dtype_rule is not None
+            shapes = self.shape_rule(*[None if t is None else t.shape for t in types], **attributes)
+            dtypes = self.dtype_rule([None if t is None else t.dtype for t in types], attributes)
+        except MithrilError as error:
+            raise error.with_facts(self.call_text(types, attributes)) from None
+        except IndexError as cause:  # an axis, of graph text say, that the operand does not have
+            what = f"the attributes of operation '{self.name}' do not fit its operands"
+            raise ShapeError(what, facts=[self.call_text(types, attributes)]) from cause
+        if len(self.results) == 1:
+            return (TensorType(dtypes, shapes),)
+        if isinstance(dtypes, DType):
+            dtypes = (dtypes,) * len(shapes)
+        return tuple(TensorType(d, s) for d, s in zip(dtypes, shapes, strict=True))
+
+    def _check_operands(self, types: Sequence[TensorType | None]) -> None:
+        if not self.variadic:
+            for name, t in zip(self.operands, types, strict=True):
+                if t is None and name not in self.optional:
+                    raise OperationError(f"operation '{self.name}' needs its operand '{name}'")
+        if self.promotes is not None:
+            kinds = {t.dtype for k, t in enumerate(types) if t is not None and self._takes_part(k)}
+            if len(kinds) > 1:
+                raise DTypeError(f"operation '{self.name}' needs operands of one dtype", hint="insert a cast")
+            if self.promotes == "float" and any(not kind.is_float for kind in kinds):
+                raise DTypeError(f"operation '{self.name}' needs floating point operands", hint="insert a cast")
+
+    def call_text(self, types: Sequence[TensorType | None], attributes: Mapping[str, Any]) -> str:
+        """``name(x: f32[2, 3], axis=1)`` for messages."""
+        from mithril.ir.attribute_text import attributes_text
+
+        parts = [f"{self.operand_name(k)}: {t}" for k, t in enumerate(types) if t is not None]
+        shown = attributes_text(attributes, self.defaults)
+        return f"in {self.name}({', '.join([*parts, shown] if shown else parts)})"
+
+    # -- meaning -----------------------------------------------------------------------------------------------------
+    def decompose(self, types: Sequence[TensorType | None], attributes: Mapping[str, Any]) -> Graph:
+        """The body of a composite for operands of these types."""
+        if not self.composite:
+            raise OperationError(f"operation '{self.name}' is primitive: it has no decomposition")
+        key = (tuple(types), tuple(map(repr, attributes.values())), _limits(types))
+        known = self._bodies.get(key)
+        if known is None:
+            if len(self._bodies) > 4096:
+                self._bodies.clear()
+            names = [self.operand_name(k) for k in range(len(types))]
+            with collect_guards() as guards:  # those that the body assumes itself; its nodes' are in the graph
+                body = trace(lambda *values: self.reference(*values, **attributes), types, names, self.name)
+            known = self._bodies[key] = body.replaced(guards=(*body.guards, *guards)) if guards else body
+        return known
+
+    def evaluate(self, operands: Sequence[Any], attributes: Mapping[str, Any], regions: Sequence[Graph] = ()) -> Any:
+        """The operation on NumPy arrays by its reference: what it means, not how fast it can be."""
+        slots = self._arity(operands)
+        target = self._common(slots)
+        arrays: list[Any] = []
+        for k, operand in enumerate(slots):
+            if operand is None:
+                arrays.append(None)
+                continue
+            wanted = target if target is not None and self._takes_part(k) else None
+            kind = wanted or (scalar_dtype(operand) if type(operand) in SCALARS else None)
+            arrays.append(np.asarray(operand, dtype=kind.numpy if kind else None))
+        types = [None if a is None else TensorType(as_dtype(a.dtype), a.shape) for a in arrays]
+        complete = self.canonical(types, self.complete(attributes))
+        expected = self.infer(types, complete, regions)
+        extra = {"regions": regions} if regions else {}
+        with np.errstate(all="ignore"), computing():
+            made = self.reference(*arrays, **complete, **extra)
+        results = (made,) if len(self.results) == 1 else tuple(made)
+        out = tuple(np.asarray(r, dtype=t.dtype.numpy) for r, t in zip(results, expected, strict=True))
+        return out[0] if len(self.results) == 1 else out
+
+    def flops(
+        self, types: Sequence[TensorType | None], results: Sequence[TensorType], attributes: Mapping[str, Any]
+    ) -> Size:
+        """Floating-point operations; a plain number is meant per result element."""
+        if callable(self.cost):
+            return self.cost(types, results, attributes)
+        elements = numel(results[0].shape)
+        if isinstance(elements, int):
+            return int(self.cost * elements)
+        return elements * int(self.cost)
+
+
+def _limits(types: Sequence[TensorType | None]) -> tuple[tuple[str, int, int | None], ...]:
+    """The bounds of the symbols in some types: equal sizes of other bounds may have other consequences."""
+    if all(t is None or t.is_static for t in types):
+        return ()
+    return tuple((s.name, s.low, s.high) for s in symbols(*[d for t in types if t is not None for d in t.shape]))
+
+
+def _cast(value: Value, to: DType) -> Value:
+    """A cast nobody wrote, marked as such: ``static_types`` refuses these."""
+    from mithril.base.registry import operation
+
+    made: Value = operation("cast")(value, dtype=to)
+    nodes = Builder.current().nodes
+    nodes[-1] = nodes[-1].replaced(tags={**nodes[-1].tags, "promotion": True})
+    return made
+
+
+__all__ = ["NOTHING", "Attribute", "Op", "Shape"]

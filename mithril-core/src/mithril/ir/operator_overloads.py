@@ -1,0 +1,62 @@
+"""Python operators on symbolic tensors: one mixin for graph values and for model connections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mithril.base.registry import operation
+
+
+def _operator(name: str, *, swap: bool = False) -> Any:
+    def apply(self: Any, other: Any) -> Any:
+        return operation(name)(other, self) if swap else operation(name)(self, other)
+
+    return apply
+
+
+class Operators:
+    """Arithmetic, comparison and indexing by the operations of the same name.
+
+    ``==`` compares identity, as dictionaries need it; write ``equal(a, b)`` for the element-wise comparison.
+    """
+
+    __slots__ = ()
+
+    __add__, __radd__ = _operator("add"), _operator("add", swap=True)
+    __sub__, __rsub__ = _operator("sub"), _operator("sub", swap=True)
+    __mul__, __rmul__ = _operator("mul"), _operator("mul", swap=True)
+    __truediv__, __rtruediv__ = _operator("div"), _operator("div", swap=True)
+    __floordiv__, __rfloordiv__ = _operator("floordiv"), _operator("floordiv", swap=True)
+    __mod__, __rmod__ = _operator("mod"), _operator("mod", swap=True)
+    __pow__, __rpow__ = _operator("pow"), _operator("pow", swap=True)
+    __matmul__, __rmatmul__ = _operator("matmul"), _operator("matmul", swap=True)
+    __and__, __rand__ = _operator("bitwise_and"), _operator("bitwise_and", swap=True)
+    __or__, __ror__ = _operator("bitwise_or"), _operator("bitwise_or", swap=True)
+    __xor__, __rxor__ = _operator("bitwise_xor"), _operator("bitwise_xor", swap=True)
+    __lshift__, __rshift__ = _operator("shift_left"), _operator("shift_right")
+    __lt__, __le__ = _operator("less"), _operator("less_equal")
+    __gt__, __ge__ = _operator("greater"), _operator("greater_equal")
+
+    def __neg__(self) -> Any:
+        return operation("neg")(self)
+
+    def __invert__(self) -> Any:
+        return operation("bitwise_not")(self)
+
+    def __abs__(self) -> Any:
+        return operation("abs")(self)
+
+    def __getitem__(self, index: Any) -> Any:
+        from mithril.ops.slicing import getitem
+
+        return getitem(self, index)
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            "a symbolic tensor has no truth value; use where(), If or while_loop for data-dependent choices"
+        )
+
+    def __iter__(self) -> Any:
+        raise TypeError("a symbolic tensor cannot be iterated; slice it, split it, or loop over it with scan()")
+
+    __array_ufunc__ = None  # numpy arrays on the left let these operators win

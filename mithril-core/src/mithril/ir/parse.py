@@ -1,0 +1,255 @@
+"""Reading graph text back."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mithril.base.dims import Guard, Shape, parse_dim
+from mithril.base.dtypes import TensorType, dtype as as_dtype
+from mithril.base.errors import MithrilError, ParseError
+from mithril.base.registry import operation
+from mithril.ir.attribute_text import parse_attributes
+from mithril.ir.core import NOWHERE, Graph, Input, Node, Origin, Value
+from mithril.ir.verify import verify
+
+_HEAD = re.compile(r"graph (\S+) \{$")
+_DIM = re.compile(r"dim (\w+) in (\d+)\.\.(\d+|any)$")
+_INPUT = re.compile(
+    r"(input|param|state|constant) (%\S+): (\w+)\[([^\]]*)\](?: = (base64:\S*|\[[^\]]*\]))?(?: \{(.*)\})?$"
+)
+_GUARD = re.compile(r"guard (.+) (==|<=|divides) (.+?)(?:  # (.*))?$")
+_ORIGIN = re.compile(r"^ *(?P<path>.*?)(?: ?@ (?P<file>.+):(?P<line>\d+))?$")
+_RESULT = re.compile(r"(%\S+): (\w+)\[([^\]]*)\]")
+_OPNAME = re.compile(r" = ([\w.]+)\(")
+MAX_LINES = 5_000_000
+MAX_DEPTH = 64
+
+
+def parse(text: str) -> Graph:
+    """The graph that a text shows; anything malformed is a ``ParseError`` with the line."""
+    lines = text.splitlines()
+    if len(lines) > MAX_LINES:
+        raise ParseError(f"graph text of {len(lines)} lines is too long", facts=[f"at most {MAX_LINES}"])
+    reader = _Reader(lines)
+    graph = reader.graph(0)
+    if reader.rest():
+        raise reader.error("text after the end of the graph")
+    verify(graph)
+    return graph
+
+
+class _Reader:
+    def __init__(self, lines: list[str]) -> None:
+        self.lines = lines
+        self.at = 0
+
+    def next(self) -> str:
+        while self.at < len(self.lines):
+            line = self.lines[self.at].strip()
+            self.at += 1
+            if line and not line.startswith("#"):
+                return line
+        raise ParseError("graph text ends too early", hint="a '}' is missing")
+
+    def rest(self) -> bool:
+        return any(line.strip() for line in self.lines[self.at :])
+
+    def error(self, what: str, line: str = "") -> ParseError:
+        return ParseError(what, facts=[f"line {self.at}: {line or self.lines[self.at - 1].strip()}"])
+
+    def graph(self, depth: int, known: Mapping[str, tuple[int, int | None]] | None = None) -> Graph:
+        if depth > MAX_DEPTH:
+            raise self.error("regions nested too deeply")
+        head = self.next()
+        match = _HEAD.match(head)
+        if not match:
+            raise self.error("expected 'graph NAME {'", head)
+        name = match[1]
+        self_values: dict[str, Value] = {}
+        limits = dict(known or {})  # a region may speak of sizes that only the graph around it takes in
+        inputs: list[Input] = []
+        guards: list[Guard] = []
+        nodes: list[Node] = []
+        while True:
+            line = self.next()
+            try:
+                if line.startswith("dim "):
+                    self._dim(line, limits)
+                elif line.startswith("guard "):
+                    guards.append(self._guard(line, limits))
+                elif line.startswith(("input ", "param ", "state ", "constant ")):
+                    inputs.append(self._input(line, limits, self_values))
+                elif line.startswith("return"):
+                    names, outputs = self._outputs(line, self_values)
+                    if self.next() != "}":
+                        raise self.error("expected '}' after return")
+                    return Graph(tuple(inputs), tuple(nodes), outputs, names, name, tuple(guards))
+                else:
+                    nodes.append(self._node(line, limits, self_values, depth))
+            except ParseError as error:
+                raise error.with_facts(f"line {self.at}: {line}") from None
+            except (MithrilError, ValueError, TypeError, KeyError, OverflowError) as error:
+                raise ParseError(f"cannot read this line: {error}", facts=[f"line {self.at}: {line}"]) from error
+
+    # -- one line each -----------------------------------------------------------------------------------------------
+    def _dim(self, line: str, limits: dict[str, tuple[int, int | None]]) -> None:
+        match = _DIM.match(line)
+        if not match:
+            raise self.error("expected 'dim NAME in LOW..HIGH'", line)
+        limits[match[1]] = (int(match[2]), None if match[3] == "any" else int(match[3]))
+
+    def _guard(self, line: str, limits: dict[str, tuple[int, int | None]]) -> Guard:
+        match = _GUARD.match(line)
+        if not match:
+            raise self.error("expected 'guard SIZE == SIZE'", line)
+        return Guard(parse_dim(match[1], limits), match[2], parse_dim(match[3], limits), match[4] or "")
+
+    def _input(self, line: str, limits: dict[str, tuple[int, int | None]], values: dict[str, Value]) -> Input:
+        match = _INPUT.match(line)
+        if not match:
+            raise self.error("cannot read this input", line)
+        role, name, dtype, shape, data, tags = match.groups()
+        value = self._define(name, TensorType(as_dtype(dtype), self._shape(shape, limits)), values)
+        array = None if data is None else self._data(data, value.type)
+        if (array is None) == (role == "constant"):
+            raise self.error("constants, and only they, have data", line)
+        return Input(value, role, array, parse_attributes(tags or "", limits))
+
+    def _shape(self, text: str, limits: dict[str, tuple[int, int | None]]) -> Shape:
+        return tuple(parse_dim(part, limits) for part in _split(text)) if text.strip() else ()
+
+    def _define(self, name: str, type: TensorType, values: dict[str, Value]) -> Value:
+        if name in values:
+            raise self.error(f"'{name}' is defined twice")
+        value = values[name] = Value(name[1:], type)
+        return value
+
+    def _data(self, text: str, type: TensorType) -> np.ndarray[Any, Any]:
+        if not type.is_static:
+            raise self.error("a constant needs a static shape")
+        if text.startswith("base64:"):
+            try:
+                raw = base64.b64decode(text[7:], validate=True)
+            except binascii.Error:
+                raise self.error("damaged base64") from None
+            array = np.frombuffer(raw, dtype=type.dtype.numpy)
+        else:
+            numbers = parse_attributes(f"data={text}", {})["data"]
+            array = np.array(numbers, dtype=type.dtype.numpy)
+        array = array.reshape(type.shape)
+        array.setflags(write=False)
+        return array
+
+    def _outputs(self, line: str, values: dict[str, Value]) -> tuple[tuple[str, ...], tuple[Value, ...]]:
+        names, outputs = [], []
+        for part in _split(line[len("return") :]):
+            name, _, value = part.strip().partition("=")
+            names.append(name)
+            outputs.append(values[value])
+        return tuple(names), tuple(outputs)
+
+    def _node(self, line: str, limits: Any, values: dict[str, Value], depth: int) -> Node:
+        text, origin = _origin(line)
+        opens = text.endswith((") {", "} {"))
+        if opens:
+            text = text[:-2]
+        match = _OPNAME.search(text)
+        if not match:
+            raise self.error("cannot read this node", line)
+        end = _closing(text, match.end() - 1)
+        tags = text[end + 1 :].strip()
+        if tags and not (tags.startswith("{") and tags.endswith("}")):
+            raise self.error("cannot read this node", line)
+        parts = _split(text[match.end() : end])
+        count = next(
+            (k for k, p in enumerate(parts) if not p.strip().startswith("%") and p.strip() != "none"), len(parts)
+        )
+        operands = tuple(None if p.strip() == "none" else values[p.strip()] for p in parts[:count])
+        op = operation(match[1])
+        attributes = op.complete(parse_attributes(",".join(parts[count:]), limits))
+        regions: list[Graph] = []
+        if opens:
+            while not self._at_close():
+                regions.append(self.graph(depth + 1, limits))
+            self.next()
+        heads = _RESULT.findall(text[: match.start()])
+        results = tuple(self._define(n, TensorType(as_dtype(d), self._shape(s, limits)), values) for n, d, s in heads)
+        return Node(op, operands, attributes, results, tuple(regions), origin, parse_attributes(tags[1:-1], limits))
+
+    def _at_close(self) -> bool:
+        while self.at < len(self.lines) and not self.lines[self.at].strip():
+            self.at += 1
+        return self.at >= len(self.lines) or self.lines[self.at].strip() == "}"
+
+
+def _origin(line: str) -> tuple[str, Origin]:
+    """The line without its trailing comment, and what the comment says."""
+    at = _outside(line, "  # ")
+    if at < 0:
+        return line, NOWHERE
+    match = _ORIGIN.match(line[at + 4 :])
+    if match is None:
+        return line[:at], NOWHERE
+    return line[:at], Origin(match["path"], match["file"] or "", int(match["line"] or 0))
+
+
+def _outside(text: str, wanted: str) -> int:
+    """Where ``wanted`` stands outside of string quotes."""
+    quoted, k = False, 0
+    while k < len(text):
+        c = text[k]
+        if quoted and c == "\\":
+            k += 2
+            continue
+        if c == '"':
+            quoted = not quoted
+        elif not quoted and text.startswith(wanted, k):
+            return k
+        k += 1
+    return -1
+
+
+def _closing(text: str, start: int) -> int:
+    """The bracket that closes the one at ``start``."""
+    depth, quoted, k = 0, False, start
+    while k < len(text):
+        c = text[k]
+        if quoted and c == "\\":
+            k += 2
+            continue
+        if c == '"':
+            quoted = not quoted
+        elif not quoted:
+            depth += c in "([{"
+            depth -= c in ")]}"
+            if depth == 0:
+                return k
+        k += 1
+    raise ParseError("a bracket is not closed")
+
+
+def _split(text: str) -> list[str]:
+    """Parts between top-level commas."""
+    parts, depth, quoted, start, k = [], 0, False, 0, 0
+    while k < len(text):
+        c = text[k]
+        if quoted and c == "\\":
+            k += 2
+            continue
+        if c == '"':
+            quoted = not quoted
+        elif not quoted:
+            depth += c in "([{"
+            depth -= c in ")]}"
+            if c == "," and depth == 0:
+                parts.append(text[start:k])
+                start = k + 1
+        k += 1
+    last = text[start:]
+    return [*parts, last] if last.strip() else parts

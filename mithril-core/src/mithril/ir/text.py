@@ -1,0 +1,134 @@
+"""Graphs as text that a person can read and ``parse`` reads back."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mithril.base.dims import symbols
+from mithril.ir.attribute_text import attribute_text, attributes_text
+from mithril.ir.core import NOWHERE, Graph, Input, Node, Value
+
+SMALL = 16  # constants of at most so many elements are written as numbers
+
+
+def to_text(graph: Graph, *, origins: bool = True) -> str:
+    """The whole graph."""
+    return "\n".join(_Printer(origins).graph(graph, ""))
+
+
+def structural_hash(graph: Graph) -> str:
+    """Equal for graphs that say the same: inner names and origins do not count, everything else does."""
+    canonical = _Printer(origins=False, canonical=True)
+    return hashlib.sha256("\n".join(canonical.graph(graph, "")).encode()).hexdigest()
+
+
+def same(a: Graph, b: Graph) -> bool:
+    """Whether two graphs say the same."""
+    return a is b or structural_hash(a) == structural_hash(b)
+
+
+def window(graph: Graph, node: Node, around: int = 2) -> list[str]:
+    """The lines of graph text around a node, the node's own marked."""
+    at = next((k for k, n in enumerate(graph.nodes) if n is node), None)
+    if at is None:
+        return [repr(node)]
+    low, high = max(0, at - around), min(len(graph.nodes), at + around + 1)
+    printer = _Printer(origins=True)
+    printer.name_inputs(graph)
+    lines = []
+    for k in range(low, high):
+        text = printer.node(graph.nodes[k], "")[0]
+        lines.append(("> " if k == at else "  ") + text)
+    return lines
+
+
+class _Printer:
+    def __init__(self, origins: bool, canonical: bool = False) -> None:
+        self.origins = origins
+        self.canonical = canonical
+        self.names: dict[Value, str] = {}
+        self.taken: set[str] = set()
+
+    # -- names -------------------------------------------------------------------------------------------------------
+    def name(self, value: Value | None) -> str:
+        if value is None:
+            return "none"
+        known = self.names.get(value)
+        if known is None:
+            known = self.names[value] = self._fresh(str(len(self.names)) if self.canonical else value.name)
+        return "%" + known
+
+    def _fresh(self, wanted: str) -> str:
+        name, n = wanted, 1
+        while name in self.taken:
+            name, n = f"{wanted}'{n}", n + 1
+        self.taken.add(name)
+        return name
+
+    def name_inputs(self, graph: Graph) -> None:
+        for i in graph.inputs:
+            if i.role == "constant" and self.canonical:
+                self.name(i.value)
+            else:
+                self.names[i.value] = self._fresh(i.name)
+
+    # -- lines -------------------------------------------------------------------------------------------------------
+    def graph(self, graph: Graph, indent: str) -> list[str]:
+        inner = indent + "  "
+        lines = [f"{indent}graph {graph.name} {{"]
+        self.name_inputs(graph)
+        sizes = [d for i in graph.inputs for d in i.type.shape]
+        for symbol in symbols(*sizes):
+            high = "any" if symbol.high is None else symbol.high
+            lines.append(f"{inner}dim {symbol.name} in {symbol.low}..{high}")
+        lines += [inner + self._input(i) for i in graph.inputs]
+        for guard in graph.guards:
+            lines.append(f"{inner}guard {guard.left} {guard.relation} {guard.right}  # {guard.why}".rstrip(" #"))
+        for node in graph.nodes:
+            lines += self.node(node, inner)
+        outputs = zip(graph.output_names, graph.outputs, strict=True)
+        lines.append(inner + "return " + ", ".join(f"{name}={self.name(v)}" for name, v in outputs))
+        lines.append(indent + "}")
+        return lines
+
+    def _input(self, i: Input) -> str:
+        text = f"{i.role} {self.name(i.value)}: {i.type}"
+        if i.data is not None:
+            text += " = " + array_text(i.data)
+        return text + tags_text(i.tags)
+
+    def node(self, node: Node, indent: str) -> list[str]:
+        operands = [self.name(v) for v in node.operands]
+        attributes = attributes_text(node.attributes, getattr(node.op, "defaults", None))
+        inside = ", ".join([*operands, attributes] if attributes else operands)
+        results = ", ".join(f"{self.name(v)}: {v.type}" for v in node.results)
+        text = f"{indent}{results} = {node.op.name}({inside}){tags_text(node.tags)}"
+        origin = ""
+        if self.origins and node.origin != NOWHERE:
+            o = node.origin
+            origin = f"  # {o.path}" + (f" @ {o.file}:{o.line}" if o.file else "")
+        if not node.regions:
+            return [text + origin]
+        lines = [text + " {" + origin]
+        for region in node.regions:
+            inner = _Printer(self.origins, self.canonical)
+            lines += inner.graph(region, indent + "  ")
+        return [*lines, indent + "}"]
+
+
+def tags_text(tags: Mapping[str, Any]) -> str:
+    return f" {{{attributes_text(tags)}}}" if tags else ""
+
+
+def array_text(data: np.ndarray[Any, Any]) -> str:
+    """Small arrays as numbers, others as base64 of their little-endian bytes."""
+    if data.size <= SMALL and data.dtype.kind in "iubf":
+        return attribute_text(tuple(data.ravel().tolist()))
+    raw = np.asarray(data, order="C")
+    raw = raw.astype(raw.dtype.newbyteorder("<")) if raw.dtype.kind in "iuf" else raw
+    return "base64:" + base64.b64encode(raw.tobytes()).decode()

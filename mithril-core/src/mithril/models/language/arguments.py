@@ -1,0 +1,85 @@
+"""Constructor arguments that many layers share: sizes given as (in, out), kernels as a number or one per axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mithril.base.dims import Size, assume
+from mithril.base.errors import ModelError, ShapeError
+from mithril.ir import Value
+
+
+def in_and_out(
+    title: str, sizes: tuple[Any, ...], dimension: int | None, name: str = "features"
+) -> tuple[int | None, int]:
+    """``(64)`` is the out-size, ``(128, 64)`` in and out; ``dimension=`` says the out-size too."""
+    if len(sizes) > 2:
+        raise ModelError(
+            f"{title} takes at most 2 sizes, got {len(sizes)}", facts=[f"accepted: {title}(out) or {title}(in, out)"]
+        )
+    for size in (*sizes, *([] if dimension is None else [dimension])):
+        positive(title, name, size)
+    out = sizes[-1] if sizes else dimension
+    if out is None:
+        raise ModelError(f"{title} needs its number of {name}", hint=f"write {title}(64)")
+    if dimension is not None and dimension != out:
+        raise ModelError(
+            f"{title}: dimension={dimension} contradicts the {name} given by position",
+            facts=[f"got {', '.join(map(str, sizes))}: the last one is the out-size"],
+            hint="give it in one place",
+        )
+    return (sizes[0] if len(sizes) == 2 else None), out
+
+
+def positive(title: str, what: str, value: Any) -> int:
+    """A positive int, or an error."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ModelError(f"{title}: {what} must be a positive int, got {value!r}")
+    return value
+
+
+def probability(title: str, p: Any) -> float:
+    if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p < 1:
+        raise ModelError(f"{title}: p must be at least 0 and less than 1, got {p!r}")
+    return float(p)
+
+
+def per_axis(title: str, what: str, value: Any, rank: int, low: int = 1) -> tuple[int, ...]:
+    """``3`` as ``(3, 3)``."""
+    values = (value,) * rank if isinstance(value, int) else value
+    right = isinstance(values, (tuple, list)) and len(values) == rank
+    if not right or any(isinstance(v, bool) or not isinstance(v, int) or v < low for v in values):
+        raise ModelError(f"{title}: {what} must be an int of at least {low}, or {rank} of them; got {value!r}")
+    return tuple(values)
+
+
+def paddings(title: str, value: Any, kernel: tuple[int, ...], dilation: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Padding before and after each axis: a number, one per axis, pairs, "same" or "valid"."""
+    rank = len(kernel)
+    if value == "valid":
+        return ((0, 0),) * rank
+    if value == "same":
+        totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+        return tuple((t // 2, t - t // 2) for t in totals)
+    if isinstance(value, (tuple, list)) and value and all(isinstance(v, (tuple, list)) for v in value):
+        return tuple((a, b) for a, b in value)
+    return tuple((p, p) for p in per_axis(title, "padding", value, rank, low=0))
+
+
+def expect_rank(x: Value, *ranks: int, layout: str) -> None:
+    """Raise unless the input has one of the ranks."""
+    if x.ndim not in ranks:
+        raise ShapeError(
+            f"the input has rank {x.ndim}, expected {' or '.join(map(str, ranks))}",
+            facts=[f"input {x.type}", f"expected {layout}"],
+        )
+
+
+def expect_size(x: Value, axis: int, expected: int | None, what: str) -> Size:
+    """The size of an axis, which must be the one given when the layer was made."""
+    if not -x.ndim <= axis < x.ndim:
+        raise ShapeError(f"the input has no axis {axis} for its {what}", facts=[f"input {x.type}"])
+    size = x.shape[axis]
+    if expected is not None and not assume(size, "==", expected, f"the {what} the layer was made for"):
+        raise ShapeError(f"the input has {size} {what}, the layer was made for {expected}", facts=[f"input {x.type}"])
+    return size if expected is None else expected

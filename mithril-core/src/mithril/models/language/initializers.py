@@ -1,0 +1,239 @@
+"""Initialisers by name, drawn from the portable generator: one seed and one name give the same numbers everywhere."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+import zlib
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from mithril.base.dims import is_static
+from mithril.base.dtypes import TensorType
+from mithril.base.errors import ModelError, ShapeError, unknown
+from mithril.ir import Input
+from mithril.ops.random import threefry
+
+Array = np.ndarray[Any, Any]
+BLOCK = 1 << 15  # pairs of words drawn at once: what fits a core's cache
+Initialiser = Callable[..., Array]
+INITIALISERS: dict[str, Initialiser] = {}
+
+
+def initialise(inputs: Iterable[Input], seed: int) -> dict[str, Array]:
+    """Arrays for inputs by name, each drawn with a key made of the seed and the name."""
+    return {i.name: initial(i.name, i.type, str(i.tags.get("init", "zeros")), seed) for i in inputs}
+
+
+def initial(name: str, type: TensorType, init: str, seed: int) -> Array:
+    """One array; ``init`` is the name of an initialiser, with arguments where wanted: ``"normal(std=0.02)"``."""
+    if not is_static(type.shape):
+        raise ShapeError(
+            f"Cannot infer shape for tensor '{name}'",
+            facts=[f"it is {type}"],
+            hint="give the shapes of the inputs: shapes=... when compiling, or sample inputs",
+        )
+    shape: tuple[int, ...] = type.shape  # type: ignore[assignment]
+    function, arguments = parse(init)
+    made = function(Draws(seed, name), shape, **dict(arguments))
+    return np.asarray(made, dtype=type.dtype.numpy, order="C").reshape(shape)
+
+
+@lru_cache(maxsize=4096)
+def parse(init: str) -> tuple[Initialiser, tuple[tuple[str, Any], ...]]:
+    """The function and its keyword arguments."""
+    name = init.partition("(")[0]
+    if name not in INITIALISERS:
+        what, facts, hint = unknown("initialiser", name, list(INITIALISERS))
+        raise ModelError(what, facts=facts, hint=hint)
+    function = INITIALISERS[name]
+    known = [p for p in inspect.signature(function).parameters if p not in ("draws", "shape")]
+    try:
+        call = ast.parse(init, mode="eval").body
+        pairs = [(k.arg, ast.literal_eval(k.value)) for k in call.keywords] if isinstance(call, ast.Call) else []
+        given = tuple((str(n), v) for n, v in pairs)
+        if (isinstance(call, ast.Call) and call.args) or any(n not in known for n, _ in given):
+            raise ValueError("arguments are given by name")
+    except (SyntaxError, ValueError) as error:
+        raise ModelError(
+            f"cannot read the initialiser '{init}'",
+            facts=[str(error), f"arguments of {name}: {', '.join(known) or 'none'}"],
+            hint="write it like 'normal(std=0.02)'",
+        ) from None
+    return function, given
+
+
+class Draws:
+    """Random numbers of one parameter."""
+
+    def __init__(self, seed: int, name: str) -> None:
+        words = np.array([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
+        raw = name.encode()
+        mark = np.array([zlib.crc32(raw)], np.uint32), np.array([zlib.adler32(raw)], np.uint32)
+        first, second = threefry(words, *mark)
+        self.key = np.concatenate([first, second])
+
+    def next(self) -> Draws:
+        """Fresh numbers, independent of these."""
+        made = object.__new__(Draws)
+        a, b = threefry(self.key, np.full(1, 0xFFFFFFFF, np.uint32), np.zeros(1, np.uint32))
+        made.key = np.concatenate([a, b])
+        return made
+
+    def _blocks(self, pairs: int) -> Iterable[tuple[slice, Array, Array]]:
+        for start in range(0, pairs, BLOCK):
+            stop = min(start + BLOCK, pairs)
+            count = np.arange(start, stop, dtype=np.uint64)
+            high, low = (count >> np.uint64(32)).astype(np.uint32), count.astype(np.uint32)
+            yield slice(start, stop), *threefry(self.key, high, low)
+
+    def uniform(self, n: int) -> Array:
+        """Floats in [0, 1) of 24 bits."""
+        pairs = (n + 1) // 2
+        out = np.empty((2, pairs), np.float32)
+        for where, a, b in self._blocks(pairs):
+            for row, word in enumerate((a, b)):
+                np.multiply(word >> np.uint32(8), np.float32(2.0**-24), out=out[row, where], casting="unsafe")
+        return out.reshape(-1)[:n]
+
+    def normal(self, n: int) -> Array:
+        """Normal floats, two from each pair of words (Box and Muller)."""
+        pairs = (n + 1) // 2
+        out = np.empty((2, pairs), np.float32)
+        scale, turn = np.float32(2.0**-24), np.float32(2.0**-24 * 2 * math.pi)
+        for where, a, b in self._blocks(pairs):
+            radius = np.sqrt(np.float32(-2) * np.log(((a >> np.uint32(8)) + np.uint32(1)).astype(np.float32) * scale))
+            angle = (b >> np.uint32(8)).astype(np.float32) * turn
+            np.multiply(radius, np.cos(angle), out=out[0, where])
+            np.multiply(radius, np.sin(angle), out=out[1, where])
+        return out.reshape(-1)[:n]
+
+
+def initialiser(function: Initialiser) -> Initialiser:
+    """Enter a function ``(draws, shape, **arguments) -> array`` under its name."""
+    INITIALISERS[function.__name__] = function
+    return function
+
+
+def fans(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Inputs and outputs of one unit: weights are [out, in, *kernel]."""
+    if len(shape) < 2:
+        size = shape[0] if shape else 1
+        return size, size
+    window = math.prod(shape[2:])
+    return shape[1] * window, shape[0] * window
+
+
+@initialiser
+def zeros(draws: Draws, shape: tuple[int, ...]) -> Array:
+    return np.zeros(shape, np.float32)
+
+
+@initialiser
+def ones(draws: Draws, shape: tuple[int, ...]) -> Array:
+    return np.ones(shape, np.float32)
+
+
+@initialiser
+def constant(draws: Draws, shape: tuple[int, ...], value: float = 0.0) -> Array:
+    return np.full(shape, value)
+
+
+@initialiser
+def uniform(draws: Draws, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> Array:
+    out = draws.uniform(math.prod(shape))
+    out *= np.float32(high - low)
+    out += np.float32(low)
+    return out
+
+
+@initialiser
+def normal(draws: Draws, shape: tuple[int, ...], mean: float = 0.0, std: float = 1.0) -> Array:
+    out = draws.normal(math.prod(shape))
+    if std != 1.0:
+        out *= np.float32(std)
+    if mean:
+        out += np.float32(mean)
+    return out
+
+
+@initialiser
+def trunc_normal(
+    draws: Draws, shape: tuple[int, ...], mean: float = 0.0, std: float = 1.0, low: float = -2.0, high: float = 2.0
+) -> Array:
+    """Normal numbers within ``low`` and ``high`` standard deviations; those outside are drawn again."""
+    if high - low < 0.1:
+        raise ModelError(f"trunc_normal: the range {low} to {high} is too narrow", hint="use uniform")
+    out = draws.normal(math.prod(shape))
+    bad = np.flatnonzero((out < low) | (out > high))
+    while bad.size:
+        draws = draws.next()
+        out[bad] = draws.normal(bad.size)
+        bad = bad[(out[bad] < low) | (out[bad] > high)]
+    out *= np.float32(std)
+    out += np.float32(mean)
+    return out
+
+
+@initialiser
+def fan_in_uniform(draws: Draws, shape: tuple[int, ...], fan_in: int) -> Array:
+    """Uniform within 1 / sqrt(fan_in): torch's default for linear layers and convolutions."""
+    bound = 1.0 / math.sqrt(fan_in) if fan_in else 0.0
+    return uniform(draws, shape, -bound, bound)
+
+
+@initialiser
+def xavier_uniform(draws: Draws, shape: tuple[int, ...], gain: float = 1.0) -> Array:
+    bound = gain * math.sqrt(6.0 / sum(fans(shape)))
+    return uniform(draws, shape, -bound, bound)
+
+
+@initialiser
+def xavier_normal(draws: Draws, shape: tuple[int, ...], gain: float = 1.0) -> Array:
+    return normal(draws, shape, 0.0, gain * math.sqrt(2.0 / sum(fans(shape))))
+
+
+@initialiser
+def kaiming_uniform(draws: Draws, shape: tuple[int, ...], a: float = 0.0, mode: str = "fan_in") -> Array:
+    bound = math.sqrt(6.0 / ((1 + a * a) * fans(shape)[mode == "fan_out"]))
+    return uniform(draws, shape, -bound, bound)
+
+
+@initialiser
+def kaiming_normal(draws: Draws, shape: tuple[int, ...], a: float = 0.0, mode: str = "fan_in") -> Array:
+    return normal(draws, shape, 0.0, math.sqrt(2.0 / ((1 + a * a) * fans(shape)[mode == "fan_out"])))
+
+
+@initialiser
+def lecun_normal(draws: Draws, shape: tuple[int, ...]) -> Array:
+    return normal(draws, shape, 0.0, math.sqrt(1.0 / fans(shape)[0]))
+
+
+@initialiser
+def orthogonal(draws: Draws, shape: tuple[int, ...], gain: float = 1.0) -> Array:
+    """Orthonormal rows or columns of the matrix [first axis, all others]."""
+    if len(shape) < 2:
+        raise ModelError("orthogonal needs at least two axes", facts=[f"shape {list(shape)}"])
+    rows, columns = shape[0], math.prod(shape[1:])
+    flat = draws.normal(rows * columns).astype(np.float64).reshape(max(rows, columns), min(rows, columns))
+    q, r = np.linalg.qr(flat)
+    q = q * np.sign(np.diagonal(r))
+    made: Array = gain * (q if rows >= columns else q.T)
+    return made
+
+
+@initialiser
+def identity(draws: Draws, shape: tuple[int, ...], gain: float = 1.0) -> Array:
+    if len(shape) != 2:
+        raise ModelError("identity needs two axes", facts=[f"shape {list(shape)}"])
+    return gain * np.eye(*shape)
+
+
+@initialiser
+def key(draws: Draws, shape: tuple[int, ...]) -> Array:
+    """A random key, for the state ``rng``."""
+    return draws.key

@@ -1,0 +1,157 @@
+"""``model.summary()``: a plain text table by depth."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mithril.base.dims import Dim, is_static, numel
+from mithril.base.dtypes import TensorType, dtype as as_dtype
+from mithril.base.errors import ModelError, closest
+from mithril.ir import Graph, Node
+from mithril.models.language.flatten import FlatModel, flatten
+from mithril.models.language.trace import trace_model
+
+if TYPE_CHECKING:
+    from mithril.models.language.layer import Layer
+
+HEAD = ("layer", "result", "parameters", "flops", "memory")
+
+
+@dataclass(slots=True)
+class Row:
+    """One layer, with everything inside it."""
+
+    path: str
+    depth: int
+    title: str = ""
+    result: str = ""
+    params: int = 0
+    flops: int = 0
+    memory: int = 0
+
+    def cells(self) -> list[str]:
+        name = "  " * self.depth + (self.path.rpartition(".")[2] or "model")
+        title = f"{name} ({self.title})" if self.title else name
+        return [title, self.result, si(self.params), si(self.flops), si(self.memory, 1024, "B")]
+
+
+def summarise(
+    model: Layer,
+    shapes: Mapping[str, Any] | None = None,
+    types: Mapping[str, Any] | None = None,
+    width: int | None = None,
+) -> str:
+    """The table; without the inputs' shapes only the layers, as their parameters are not known either."""
+    flat = flatten(model, inference=True)
+    wide = width or shutil.get_terminal_size((100, 24)).columns
+    known = _types(flat, shapes or {}, types or {})
+    if any(d.name not in known and d.required for d in flat.inputs):
+        missing = ", ".join(d.name for d in flat.inputs if d.name not in known)
+        rows = [[leaf.path or "model", type(leaf.layer).__name__] for leaf in flat.leaves]
+        return "\n".join(
+            [*columns(("layer", "kind"), rows, wide), f"shapes of {missing} give sizes: summary(shapes=...)"]
+        )
+    graph = trace_model(flat, known)
+    rows = [row.cells() for row in layer_rows(graph, {leaf.path: type(leaf.layer).__name__ for leaf in flat.leaves})]
+    params = sum(_known(numel(i.type.shape)) for i in graph.with_role("param"))
+    size = sum(_known(numel(i.type.shape)) * i.type.dtype.itemsize for i in graph.with_role("param"))
+    total = sum(_flops(node) for node in graph.nodes)
+    return "\n".join(
+        [*columns(HEAD, rows, wide), f"{params:,} parameters ({si(size, 1024, 'B')}), {si(total)} operations"]
+    )
+
+
+def _types(flat: FlatModel, shapes: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, TensorType]:
+    names = [d.name for d in flat.inputs]
+    for name in [*shapes, *types]:
+        if name not in names:
+            near = closest(name, names, 1)
+            raise ModelError(
+                f"the model has no input '{name}'",
+                facts=[f"inputs: {', '.join(names)}"],
+                hint=f"did you mean '{near[0]}'?" if near else None,
+            )
+    found = {}
+    for decl in flat.inputs:
+        shape = shapes.get(decl.name, decl.shape)
+        if shape is not None:
+            kind = as_dtype(types.get(decl.name) or decl.dtype or "float32")
+            found[decl.name] = TensorType(kind, tuple(_size(decl.name, k, s) for k, s in enumerate(shape)))
+    return found
+
+
+def _size(name: str, axis: int, size: Any) -> Any:
+    return Dim(f"{name}_{axis}") if size is None else Dim(size) if isinstance(size, str) else size
+
+
+def layer_rows(graph: Graph, titles: Mapping[str, str]) -> list[Row]:
+    """A row per layer and per model around layers, in order of execution; sizes that are not known count as one."""
+    rows: dict[str, Row] = {"": Row("", 0)}
+    for node in graph.nodes:
+        if node.op.name == "constant":
+            continue
+        flops = _flops(node)
+        for path in _prefixes(node.origin.path):
+            row = rows.setdefault(path, Row(path, path.count(".") + 1, titles.get(path, "")))
+            row.flops += flops
+            row.result = f"{node.result.type}"
+            row.memory += sum(_known(numel(v.shape)) * v.dtype.itemsize for v in node.results)
+    for i in graph.with_role("param"):
+        count = _known(numel(i.type.shape))
+        for path in _prefixes(i.name.rpartition(".")[0]):
+            rows.setdefault(path, Row(path, path.count(".") + 1, titles.get(path, ""))).params += count
+    return list(rows.values())
+
+
+def _prefixes(path: str) -> list[str]:
+    """``a.b.c`` as "", "a", "a.b", "a.b.c"."""
+    parts = path.split(".") if path else []
+    return [".".join(parts[:k]) for k in range(len(parts) + 1)]
+
+
+def _flops(node: Node) -> int:
+    flops = getattr(node.op, "flops", None)
+    if flops is None:
+        return 0
+    types = [None if v is None else v.type for v in node.operands]
+    return _known(flops(types, [v.type for v in node.results], node.attributes))
+
+
+def _known(size: Any) -> int:
+    if is_static((size,)):
+        return int(size)
+    from mithril.base.dims import substitute, symbols
+
+    return int(substitute(size, {s.name: max(s.low, 1) for s in symbols(size)}))
+
+
+def si(number: float, base: int = 1000, unit: str = "") -> str:
+    """1234567 as 1.23M."""
+    for prefix in ("", "k", "M", "G", "T"):
+        if abs(number) < base or prefix == "T":
+            return f"{number:.3g}{prefix}{unit}" if prefix else f"{int(number)}{unit}"
+        number /= base
+    raise AssertionError(number)
+
+
+def columns(head: tuple[str, ...], rows: list[list[str]], width: int) -> list[str]:
+    """Aligned columns; in a narrow terminal the last ones are left out, then the first one is shortened."""
+    table = [list(head), *rows]
+    widths = [max(len(r[k]) for r in table) for k in range(len(head))]
+    while len(widths) > 2 and sum(widths) + 2 * (len(widths) - 1) > width:
+        widths.pop()
+    spare = width - sum(widths[1:]) - 2 * (len(widths) - 1)
+    widths[0] = max(min(widths[0], spare), 12)
+    lines = []
+    for row in table:
+        first = row[0] if len(row[0]) <= widths[0] else row[0][: widths[0] - 1] + "…"
+        cells = [first.ljust(widths[0])]
+        cells += [
+            c.ljust(w) if k == 0 else c.rjust(w) for k, (c, w) in enumerate(zip(row[1:], widths[1:], strict=False))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    lines.insert(1, "-" * min(width, sum(widths) + 2 * (len(widths) - 1)))
+    return lines

@@ -1,0 +1,1 @@
+"""The layer library, one file per family."""

@@ -1,0 +1,192 @@
+"""Attention with masks, grouped heads and a cache; learnt, sine and rotary positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mithril import ops
+from mithril.base.dims import Size
+from mithril.base.errors import ModelError, ShapeError
+from mithril.ir import Builder, Value
+from mithril.models.language.arguments import expect_rank, expect_size, positive, probability
+from mithril.models.language.layer import Layer
+from mithril.models.layers.linear import Linear
+from mithril.models.layers.shape_layers import Dropout
+
+FULL = "[batch, length, features]"
+
+
+class MultiHeadAttention(Layer):
+    """Attention of ``query`` over ``key`` and ``value`` (itself unless given), all [batch, length, features].
+
+    Parameters: ``query.weight [heads*size, in]``, ``key`` and ``value`` ``[kv_heads*size, in]``, ``output``, each with
+    a bias. ``kv_heads`` fewer than ``heads`` share keys among groups. ``mask`` is bool (True attends) or additive, and
+    broadcasts to [batch, heads, queries, keys]. With ``cache=n`` keys and values are kept as state for n positions, and
+    ``position`` says where this call's first token stands.
+    """
+
+    inputs: tuple[str, ...] = ("query",)
+
+    def __init__(
+        self,
+        features: int | None = None,
+        heads: int = 8,
+        *,
+        kv_heads: int | None = None,
+        causal: bool = False,
+        dropout: float = 0.0,
+        bias: bool = True,
+        rotary: bool | float = False,
+        cache: int | None = None,
+    ) -> None:
+        self.features = features
+        self.heads = positive("MultiHeadAttention", "heads", heads)
+        self.kv_heads = positive("MultiHeadAttention", "kv_heads", heads if kv_heads is None else kv_heads)
+        if self.heads % self.kv_heads:
+            raise ModelError(f"MultiHeadAttention: kv_heads={kv_heads} does not divide heads={heads}")
+        if features is not None and features % heads:
+            raise ModelError(f"MultiHeadAttention: heads={heads} does not divide the {features} features")
+        self.causal = causal
+        self.bias = bias
+        self.rotary = RotaryEmbedding(base=10000.0 if rotary is True else float(rotary)) if rotary else None
+        self.cache = cache
+        self.dropout = Dropout(probability("MultiHeadAttention", dropout))
+        self.projections: dict[str, Linear] = {}
+        self.optional = ("key", "value", "mask", "position") if cache else ("key", "value", "mask")
+        if cache:
+            self.inputs, self.optional = ("query", "position"), ("mask",)
+
+    def expects(self, terminal: str) -> Any:
+        if terminal in ("query", "key", "value"):
+            return (None, None, self.features), None
+        return ((), "int32") if terminal == "position" else None
+
+    def _projection(self, name: str, features: int) -> Linear:
+        """The linear layer of a name; made at the first use, which knows the number of features."""
+        made = self.projections.get(name)
+        if made is None:
+            made = self.projections[name] = Linear(features, bias=self.bias)
+            self._children[id(made)] = name
+        return made
+
+    def build(self, *given: Any) -> Any:
+        if self.cache:
+            query, position, mask = given
+            key = value = None
+        else:
+            query, key, value, mask = given
+            position = None
+        expect_rank(query, 3, layout=FULL)
+        width = expect_size(query, -1, self.features, "features")
+        if not isinstance(width, int) or width % self.heads:
+            raise ShapeError(f"{width} features cannot be split over {self.heads} heads", facts=[f"query {query.type}"])
+        key = query if key is None else key
+        value = key if value is None else value
+        size = width // self.heads
+        q = self._split(self._projection("query", width)(query), self.heads, size)
+        k = self._split(self._projection("key", self.kv_heads * size)(key), self.kv_heads, size)
+        v = self._split(self._projection("value", self.kv_heads * size)(value), self.kv_heads, size)
+        if self.rotary is not None:
+            q, k = self.rotary(q, position), self.rotary(k, position)
+        if position is not None:
+            k, v, mask = self._cached(k, v, position, mask, query.shape)
+        causal = self.causal and position is None
+        y = ops.attention(q, k, v, mask, causal=causal)
+        y = ops.reshape(ops.transpose(y, perm=(0, 2, 1, 3)), shape=(*query.shape[:2], width))
+        return self.dropout(self._projection("output", width)(y))
+
+    @staticmethod
+    def _split(x: Any, heads: int, size: int) -> Any:
+        return ops.transpose(ops.reshape(x, shape=(*x.shape[:2], heads, size)), perm=(0, 2, 1, 3))
+
+    def _cached(self, k: Any, v: Any, position: Value, mask: Any, shape: tuple[Size, ...]) -> tuple[Any, Any, Any]:
+        """Keys and values so far, this call's written at their place, and the mask that hides what is not there yet."""
+        assert self.cache is not None
+        batch, _, _, size = k.shape
+        kept = (batch, self.kv_heads, self.cache, size)
+        zero = Builder.current().constant(0, "int32")
+        where = ops.cast(position, dtype="int32")
+        starts = ops.stack(zero, zero, ops.reshape(where, shape=()), zero, axis=0)
+        keys = ops.dynamic_update_slice(self.state("cache_key", kept, "zeros", dtype=k.dtype), k, starts)
+        values = ops.dynamic_update_slice(self.state("cache_value", kept, "zeros", dtype=v.dtype), v, starts)
+        self.update_state("cache_key", keys)
+        self.update_state("cache_value", values)
+        length = shape[1]
+        rows = ops.iota(shape=(length, 1), axis=0, dtype="int32") + ops.reshape(where, shape=())
+        seen = ops.less_equal(ops.iota(shape=(1, self.cache), axis=1, dtype="int32"), rows)
+        if mask is None:
+            return keys, values, seen
+        if mask.dtype.is_bool:
+            return keys, values, ops.logical_and(mask, seen)
+        return keys, values, ops.where(seen, mask, float("-inf"))
+
+
+class PositionalEmbedding(Layer):
+    """A learnt vector per position, added to [batch, length, features]; ``position`` is that of the first token."""
+
+    inputs = ("input",)
+    optional = ("position",)
+    weights = ("weight",)
+
+    def __init__(self, length: int, init: str = "normal(std=0.02)") -> None:
+        self.length = positive("PositionalEmbedding", "length", length)
+        self.init = init
+
+    def build(self, x: Value, position: Value | None) -> Any:
+        expect_rank(x, 3, layout=FULL)
+        table = self.param("weight", (self.length, x.shape[2]), self.init)
+        if position is not None:
+            rows = ops.iota(shape=(x.shape[1],), axis=0, dtype="int32") + ops.cast(position, dtype="int32")
+            return x + ops.embedding(rows, table)
+        if isinstance(x.shape[1], int) and x.shape[1] > self.length:
+            raise ShapeError(f"{x.shape[1]} positions, the layer has {self.length}", facts=[f"input {x.type}"])
+        rows = ops.iota(shape=(x.shape[1],), axis=0, dtype="int32")
+        return x + ops.embedding(rows, table)
+
+
+def _angles(length: Size, size: int, base: float, position: Value | None, dtype: Any) -> Any:
+    """Position times frequency: [length, size // 2] in float32."""
+    frequencies = (base ** (-np.arange(0, size, 2) / size)).astype(np.float32)
+    rows = ops.iota(shape=(length, 1), axis=0, dtype="float32")
+    if position is not None:
+        rows = rows + ops.cast(position, dtype="float32")
+    return rows * frequencies[None, :]
+
+
+class SinusoidalEmbedding(Layer):
+    """Sines and cosines of the position, added to [batch, length, features]."""
+
+    optional = ("position",)
+
+    def __init__(self, base: float = 10000.0) -> None:
+        self.base = base
+
+    def build(self, x: Value, position: Value | None) -> Any:
+        expect_rank(x, 3, layout=FULL)
+        size = x.shape[2]
+        if not isinstance(size, int) or size % 2:
+            raise ShapeError(f"sine positions need an even number of features, got {size}", facts=[f"input {x.type}"])
+        angles = _angles(x.shape[1], size, self.base, position, x.dtype)
+        both = ops.stack(ops.sin(angles), ops.cos(angles), axis=2)
+        return x + ops.cast(ops.reshape(both, shape=(x.shape[1], size)), dtype=x.dtype)
+
+
+class RotaryEmbedding(Layer):
+    """Pairs of features turned by an angle that grows with the position: on [batch, heads, length, size]."""
+
+    optional = ("position",)
+
+    def __init__(self, base: float = 10000.0, interleaved: bool = False) -> None:
+        self.base = base
+        self.interleaved = interleaved
+
+    def build(self, x: Value, position: Value | None) -> Any:
+        expect_rank(x, 4, layout="[batch, heads, length, size]")
+        size = x.shape[3]
+        if not isinstance(size, int) or size % 2:
+            raise ShapeError(f"rotary positions need heads of even size, got {size}", facts=[f"input {x.type}"])
+        angles = _angles(x.shape[2], size, self.base, position, x.dtype)
+        cos, sin = ops.cast(ops.cos(angles), dtype=x.dtype), ops.cast(ops.sin(angles), dtype=x.dtype)
+        return ops.rotary_embedding(x, cos, sin, interleaved=self.interleaved)

@@ -1,0 +1,168 @@
+"""Convolutions in one, two and three dimensions, transposed and depthwise; channels first, torch's weight layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mithril import ops
+from mithril.base.dims import Size
+from mithril.base.errors import ModelError
+from mithril.ir import Value
+from mithril.models.language.arguments import expect_rank, expect_size, in_and_out, paddings, per_axis, positive
+from mithril.models.language.layer import Layer
+
+LAYOUT = {1: "[N, C, L]", 2: "[N, C, H, W]", 3: "[N, C, D, H, W]"}
+
+
+class _Conv(Layer):
+    rank = 0
+    weights = ("weight", "bias")
+
+    def __init__(
+        self,
+        *channels: int,
+        dimension: int | None = None,
+        kernel_size: Any = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+        bias: bool = True,
+        init: str | None = None,
+    ) -> None:
+        title = type(self).__name__
+        if len(channels) == 3 and kernel_size is None:
+            *both, kernel_size = channels
+            channels = tuple(both)
+        self.in_channels, self.out_channels = in_and_out(title, channels, dimension, "channels")
+        if kernel_size is None:
+            raise ModelError(f"{title} needs kernel_size", hint=f"write {title}(in, out, kernel_size=3)")
+        self.kernel = per_axis(title, "kernel_size", kernel_size, self.rank)
+        self.stride = per_axis(title, "stride", stride, self.rank)
+        self.dilation = per_axis(title, "dilation", dilation, self.rank)
+        self.padding = paddings(title, padding, self.kernel, self.dilation)
+        self.groups = positive(title, "groups", groups)
+        for what, size in (("in", self.in_channels), ("out", self.out_channels)):
+            if size is not None and size % groups:
+                raise ModelError(f"{title}: groups={groups} does not divide the {size} {what}-channels")
+        self.bias = bias
+        self.init = init
+
+    def expects(self, terminal: str) -> Any:
+        return ((None, self.in_channels, *(None,) * self.rank), None) if terminal == "input" else None
+
+    def _channels(self, x: Value) -> Size:
+        expect_rank(x, self.rank + 2, layout=LAYOUT[self.rank])
+        return expect_size(x, 1, self.in_channels, "channels")
+
+    def _fan_in(self, channels: Size) -> Size:
+        for k in self.kernel:
+            channels = channels * k
+        return channels
+
+    def _with_bias(self, y: Any, fan_in: Size) -> Any:
+        if not self.bias:
+            return y
+        b = self.param("bias", (self.out_channels,), f"fan_in_uniform(fan_in={fan_in})")
+        return ops.add(y, ops.reshape(b, shape=(1, self.out_channels, *(1,) * self.rank)))
+
+    def build(self, x: Value) -> Any:
+        per_group = self._channels(x) // self.groups
+        fan_in = self._fan_in(per_group)
+        shape = (self.out_channels, per_group, *self.kernel)
+        w = self.param("weight", shape, self.init or f"fan_in_uniform(fan_in={fan_in})")
+        y = ops.conv(x, w, stride=self.stride, padding=self.padding, dilation=self.dilation, groups=self.groups)
+        return self._with_bias(y, fan_in)
+
+
+class Conv1d(_Conv):
+    """``Conv1d(in, out, kernel_size=3)`` on [N, C, L]; ``Conv1d(out, kernel_size=3)`` infers the in-size."""
+
+    rank = 1
+
+
+class Conv2d(_Conv):
+    """``Conv2d(in, out, kernel_size=3)`` on [N, C, H, W]; ``Conv2d(out, kernel_size=3)`` infers the in-size."""
+
+    rank = 2
+
+
+class Conv3d(_Conv):
+    """``Conv3d(in, out, kernel_size=3)`` on [N, C, D, H, W]; ``Conv3d(out, kernel_size=3)`` infers the in-size."""
+
+    rank = 3
+
+
+class _ConvTranspose(_Conv):
+    def __init__(self, *channels: int, output_padding: Any = 0, **options: Any) -> None:
+        super().__init__(*channels, **options)
+        self.output_padding = per_axis(type(self).__name__, "output_padding", output_padding, self.rank, low=0)
+
+    def build(self, x: Value) -> Any:
+        per_group = self.out_channels // self.groups
+        fan_in = self._fan_in(per_group)  # torch counts the second axis of the weight
+        shape = (self._channels(x), per_group, *self.kernel)
+        w = self.param("weight", shape, self.init or f"fan_in_uniform(fan_in={fan_in})")
+        y = ops.conv_transpose(
+            x,
+            w,
+            stride=self.stride,
+            padding=self.padding,
+            output_padding=self.output_padding,
+            dilation=self.dilation,
+            groups=self.groups,
+        )
+        return self._with_bias(y, fan_in)
+
+
+class ConvTranspose1d(_ConvTranspose):
+    """The transpose of ``Conv1d``."""
+
+    rank = 1
+
+
+class ConvTranspose2d(_ConvTranspose):
+    """The transpose of ``Conv2d``: ``ConvTranspose2d(in, out, kernel_size=2, stride=2)`` doubles height and width."""
+
+    rank = 2
+
+
+class ConvTranspose3d(_ConvTranspose):
+    """The transpose of ``Conv3d``."""
+
+    rank = 3
+
+
+class DepthwiseConv2d(Layer):
+    """A convolution of each channel by itself: ``DepthwiseConv2d(kernel_size=3, multiplier=1)``."""
+
+    weights = ("weight", "bias")
+
+    def __init__(
+        self, channels: int | None = None, *, kernel_size: Any, multiplier: int = 1, bias: bool = True, **options: Any
+    ) -> None:
+        self.channels = channels
+        self.multiplier = positive("DepthwiseConv2d", "multiplier", multiplier)
+        self.stride = per_axis("DepthwiseConv2d", "stride", options.pop("stride", 1), 2)
+        self.dilation = per_axis("DepthwiseConv2d", "dilation", options.pop("dilation", 1), 2)
+        self.kernel = per_axis("DepthwiseConv2d", "kernel_size", kernel_size, 2)
+        self.padding = paddings("DepthwiseConv2d", options.pop("padding", 0), self.kernel, self.dilation)
+        self.bias = bias
+        if options:
+            raise ModelError(
+                f"DepthwiseConv2d has no argument '{next(iter(options))}'",
+                facts=["accepted: channels, kernel_size, multiplier, stride, padding, dilation, bias"],
+            )
+
+    def build(self, x: Value) -> Any:
+        expect_rank(x, 4, layout=LAYOUT[2])
+        channels = expect_size(x, 1, self.channels, "channels")
+        if not isinstance(channels, int):
+            raise ModelError("DepthwiseConv2d needs a known number of channels", facts=[f"input {x.type}"])
+        out = channels * self.multiplier
+        init = f"fan_in_uniform(fan_in={self.kernel[0] * self.kernel[1]})"
+        w = self.param("weight", (out, 1, *self.kernel), init)
+        y = ops.conv(x, w, stride=self.stride, padding=self.padding, dilation=self.dilation, groups=channels)
+        if self.bias:
+            y = ops.add(y, ops.reshape(self.param("bias", (out,), init), shape=(1, out, 1, 1)))
+        return y

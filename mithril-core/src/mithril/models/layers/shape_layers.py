@@ -1,0 +1,188 @@
+"""Layers that move elements or choose among them: Identity, Dropout, Flatten, Reshape, Concat, Split, Pad, ..."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mithril import ops
+from mithril.base.dims import is_static, product
+from mithril.base.errors import ModelError, ShapeError
+from mithril.ir import Value
+from mithril.models.language.arguments import positive, probability
+from mithril.models.language.layer import Layer
+
+
+class Identity(Layer):
+    """What comes in goes out."""
+
+    def build(self, x: Value) -> Any:
+        return x
+
+
+class Dropout(Layer):
+    """Elements set to zero with probability p while training, the others scaled by 1 / (1 - p)."""
+
+    def __init__(self, p: float = 0.5) -> None:
+        self.p = probability("Dropout", p)
+
+    def build(self, x: Value) -> Any:
+        if self.p == 0 or not self.training:
+            return x
+        return ops.dropout(x, self.key(), p=self.p)
+
+
+class Flatten(Layer):
+    """Axes from ``start`` on as one: [N, C, H, W] to [N, C*H*W]."""
+
+    def __init__(self, start: int = 1) -> None:
+        self.start = start
+
+    def build(self, x: Value) -> Any:
+        start = self.start % max(x.ndim, 1)
+        return ops.reshape(x, shape=(*x.shape[:start], product(x.shape[start:])))
+
+
+class Reshape(Layer):
+    """The same elements in another shape: ``Reshape(-1, 8)`` keeps the first axis, ``batch=False`` none."""
+
+    def __init__(self, *shape: Any, batch: bool = True) -> None:
+        self.shape = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (list, tuple)) else shape
+        self.batch = batch
+
+    def build(self, x: Value) -> Any:
+        return ops.reshape(x, shape=(*x.shape[:1], *self.shape) if self.batch else self.shape)
+
+
+class Transpose(Layer):
+    """Axes in another order; without arguments reversed."""
+
+    def __init__(self, *perm: Any) -> None:
+        self.perm = tuple(perm[0]) if len(perm) == 1 and isinstance(perm[0], (list, tuple)) else perm
+
+    def build(self, x: Value) -> Any:
+        return ops.transpose(x, perm=self.perm or None)
+
+
+class Squeeze(Layer):
+    """Without axes of size one: those named, or all."""
+
+    def __init__(self, axis: int | Sequence[int] | None = None) -> None:
+        self.axis = axis
+
+    def build(self, x: Value) -> Any:
+        return ops.squeeze(x, axis=self.axis)
+
+
+class Unsqueeze(Layer):
+    """With new axes of size one."""
+
+    def __init__(self, axis: int | Sequence[int]) -> None:
+        self.axis = (axis,) if isinstance(axis, int) else tuple(axis)
+
+    def build(self, x: Value) -> Any:
+        return ops.unsqueeze(x, axis=self.axis)
+
+
+class _Joining(Layer):
+    scalars = False
+
+    def __init__(self, axis: int = -1, n: int = 2) -> None:
+        self.axis = axis
+        self.inputs = tuple(f"input{k}" for k in range(positive(type(self).__name__, "n", n)))
+
+
+class Concat(_Joining):
+    """``n`` inputs one after the other along an axis: ``Concat(axis=1)(input0="a", input1="b")``."""
+
+    def build(self, *xs: Value) -> Any:
+        axis = self.axis + xs[0].ndim if self.axis < 0 else self.axis
+        return ops.concat(*xs, axis=axis)
+
+
+class Stack(_Joining):
+    """``n`` inputs along a new axis."""
+
+    def build(self, *xs: Value) -> Any:
+        axis = self.axis + xs[0].ndim + 1 if self.axis < 0 else self.axis
+        return ops.stack(*xs, axis=axis)
+
+
+class Split(Layer):
+    """Pieces along an axis: ``Split(3)`` equal ones, ``Split([4, 8])`` of these sizes; outputs output0, output1, ..."""
+
+    def __init__(self, parts: int | Sequence[int], axis: int = -1) -> None:
+        self.parts = positive("Split", "parts", parts) if isinstance(parts, int) else tuple(parts)
+        self.axis = axis
+        count = self.parts if isinstance(self.parts, int) else len(self.parts)
+        self.outputs = tuple(f"output{k}" for k in range(count))
+
+    def build(self, x: Value) -> Any:
+        sizes = self.parts
+        if isinstance(sizes, int):
+            size = x.shape[self.axis]
+            if is_static((size,)) and int(size) % sizes:
+                raise ShapeError(
+                    f"axis {self.axis} of size {size} has no {sizes} equal parts", facts=[f"input {x.type}"]
+                )
+            sizes = (size // sizes,) * sizes  # type: ignore[assignment]
+        return ops.split(x, sizes=sizes, axis=self.axis)
+
+
+class Pad(Layer):
+    """More elements around: pairs (before, after) for the last axes; mode constant, reflect or edge."""
+
+    def __init__(self, *widths: Any, mode: str = "constant", value: float = 0.0) -> None:
+        pairs = [(w, w) if isinstance(w, int) else tuple(w) for w in widths]
+        if not pairs or any(len(p) != 2 for p in pairs):
+            raise ModelError(
+                f"Pad cannot use {widths!r}", hint="write Pad(1, 1) or Pad((0, 1), (2, 2)): last axes last"
+            )
+        self.widths = tuple(pairs)
+        self.mode = mode
+        self.value = value
+
+    def build(self, x: Value) -> Any:
+        if len(self.widths) > x.ndim:
+            raise ShapeError(
+                f"Pad has {len(self.widths)} pairs for an input of rank {x.ndim}", facts=[f"input {x.type}"]
+            )
+        widths = ((0, 0),) * (x.ndim - len(self.widths)) + self.widths
+        return ops.pad(x, widths=widths, mode=self.mode, value=self.value)
+
+
+class Upsample(Layer):
+    """[N, C, H, W] larger: ``Upsample(scale=2)`` or ``Upsample(size=(64, 64))``, mode nearest or bilinear."""
+
+    def __init__(
+        self, scale: int | None = None, *, size: Any = None, mode: str = "nearest", align_corners: bool = False
+    ) -> None:
+        if (scale is None) == (size is None):
+            raise ModelError("Upsample needs either scale or size", hint="write Upsample(scale=2)")
+        self.scale = scale
+        self.size = (size, size) if isinstance(size, int) else size
+        self.mode = mode
+        self.align_corners = align_corners
+
+    def build(self, x: Value) -> Any:
+        size = self.size
+        if size is None:
+            assert self.scale is not None
+            size = tuple(n * self.scale for n in x.shape[2:])
+        return ops.resize(x, size=tuple(size), mode=self.mode, align_corners=self.align_corners)
+
+
+class PRelu(Layer):
+    """Linear with a learnt slope for negative elements: one slope, or one per channel."""
+
+    weights = ("weight",)
+
+    def __init__(self, slopes: int = 1, init: float = 0.25) -> None:
+        self.slopes = positive("PRelu", "slopes", slopes)
+        self.init = init
+
+    def build(self, x: Value) -> Any:
+        slope = self.param("weight", (self.slopes,), f"constant(value={self.init})")
+        if self.slopes > 1:
+            slope = ops.reshape(slope, shape=(self.slopes, *(1,) * (x.ndim - 2)))
+        return ops.prelu(x, slope)

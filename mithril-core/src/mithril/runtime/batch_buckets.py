@@ -1,0 +1,105 @@
+"""Batches rounded up to a few sizes, for backends that compile anew for each.
+
+``hints={"input_batch_size_range": (1, 32)}`` bounds them. Only where rows are apart, so that those that are filled up
+change nothing; their results are cut off again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mithril.backend.base import Backend
+from mithril.base.decisions import Decisions
+from mithril.base.dims import Dim, Symbol, symbols
+from mithril.base.dtypes import TensorType
+from mithril.ir import Graph, Value
+from mithril.ops.row_independence import first_mixed
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """The sizes, and where inputs and outputs have their rows."""
+
+    sizes: tuple[int, ...]
+    inputs: Mapping[str, int]
+    outputs: Mapping[str, int]
+
+    def size(self, rows: int) -> int:
+        """The bucket for so many rows."""
+        return next((n for n in self.sizes if n >= rows > 0), rows)
+
+    def rounded(self, types: Mapping[str, TensorType]) -> dict[str, TensorType]:
+        """Input types with the bucket's size in place of their own."""
+        out = dict(types)
+        for name, axis in self.inputs.items():
+            shape = types[name].shape
+            rows = shape[axis]
+            assert isinstance(rows, int)
+            out[name] = TensorType(types[name].dtype, (*shape[:axis], self.size(rows), *shape[axis + 1 :]))
+        return out
+
+    def rows(self, inputs: Mapping[str, Any]) -> int:
+        """How many rows a call has."""
+        name, axis = next(iter(self.inputs.items()))
+        return int(inputs[name].shape[axis])
+
+    def filled(self, backend: Backend, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The inputs with copies of their last row up to the bucket's size."""
+        rows = self.rows(inputs)
+        size = self.size(rows)
+        if size == rows:
+            return inputs
+        resized = {name: backend.resized(inputs[name], axis, size) for name, axis in self.inputs.items()}
+        return {**inputs, **resized}
+
+    def cut(self, backend: Backend, results: Mapping[str, Any], rows: int) -> Mapping[str, Any]:
+        """The results without what the filling gave."""
+        if self.size(rows) == rows:
+            return results
+        return {
+            name: backend.resized(x, self.outputs[name], rows) if name in self.outputs else x
+            for name, x in results.items()
+        }
+
+
+@dataclass(frozen=True)
+class Bucketed:
+    """An executable that is called with any number of rows."""
+
+    executable: Any
+    buckets: Buckets
+    backend: Backend
+
+    def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        made = self.executable(params, self.buckets.filled(self.backend, inputs))
+        return self.buckets.cut(self.backend, made, self.buckets.rows(inputs))
+
+
+def find_buckets(graph: Graph, decisions: Decisions) -> Buckets | None:
+    """The buckets for a traced graph whose inputs have one bounded symbol for the number of their rows."""
+    found = symbols(*(n for i in graph.inputs for n in i.type.shape))
+    if len(found) != 1 or found[0].high is None:
+        return None
+    rows = Dim(found[0].name, found[0].low, found[0].high)
+    mixed = first_mixed(graph, rows)
+    if mixed is not None:
+        decisions.record("choice", f"batches keep their sizes, each compiled for itself: {mixed} needs all rows")
+        return None
+    sizes = _sizes(found[0])
+    text = ", ".join(map(str, sizes))
+    decisions.record("choice", f"batches are filled up to {text} rows, so that few sizes are compiled")
+    outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
+    return Buckets(sizes, _axes({i.name: i.value for i in graph.arguments}, rows), _axes(outputs, rows))
+
+
+def _axes(values: Mapping[str, Value], rows: Dim) -> dict[str, int]:
+    return {name: list(v.shape).index(rows) for name, v in values.items() if rows in v.shape}
+
+
+def _sizes(symbol: Symbol) -> tuple[int, ...]:
+    """Powers of two between the bounds, and the upper bound."""
+    assert symbol.high is not None
+    powers = (1 << k for k in range(symbol.high.bit_length()))
+    return (*(n for n in powers if max(symbol.low, 1) <= n < symbol.high), symbol.high)

@@ -1,0 +1,192 @@
+"""Results of a program that every call looks at before anybody gets the others.
+
+``checks=True``: indices outside of what they index are an error, on every backend; the smallest and the largest index
+of each look-up become results. Always: a loop with a bound that stopped there although its condition still held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mithril.base.dims import Size, numel, substitute, symbols
+from mithril.base.errors import InputError
+from mithril.ir import Graph, Node, Value, iterate
+
+PREFIX = "check/"
+
+
+@dataclass(frozen=True)
+class Check:
+    """Two results of a program, and what they may be."""
+
+    low: str
+    high: str
+    size: Size
+    op: str
+    where: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.low, self.high
+
+    def hold(self, values: Sequence[Any], sizes: Mapping[str, int]) -> None:
+        """Raise where an index is outside."""
+        low, high = map(int, values)
+        size = int(substitute(self.size, sizes))
+        if -size <= low and high < size:
+            return
+        raise _outside(high if high >= size else low, size, self.op, self.where)
+
+
+def _outside(found: int, size: int, op: str, where: str) -> InputError:
+    return InputError(
+        f"index {found} of '{op}' lies outside of {size} elements",
+        facts=[where, f"accepted: {-size} to {size - 1}; negative ones count from the end"],
+    )
+
+
+def with_checks(graph: Graph) -> tuple[Graph, list[Check], bool]:
+    """The graph with those results, the checks, and whether something inside of bodies is not looked at."""
+    from mithril import ops
+
+    editor = graph.edit()
+    checks: list[Check] = []
+    extra: dict[str, Value] = {}
+    for node in graph.nodes:
+        for lookup in lookups(node):
+            with editor.before(node):
+                indices = lookup.written()
+                # With a zero among them, which is always inside, so that there is something even in an empty batch.
+                flat = ops.reshape(indices, shape=(numel(indices.shape),))
+                some = ops.concat(flat, ops.full(shape=(1,), value=0, dtype=flat.dtype), axis=0)
+                names = f"{PREFIX}{len(checks)}/low", f"{PREFIX}{len(checks)}/high"
+                extra |= {names[0]: ops.min(some), names[1]: ops.max(some)}
+            checks.append(Check(*names, lookup.size, node.op.name, str(node.origin)))
+    inside = any(True for node in graph.nodes for region in node.regions for n, _ in iterate(region) if any(lookups(n)))
+    if not checks:
+        return graph, checks, inside
+    made = editor.freeze()
+    return (
+        made.replaced(outputs=(*made.outputs, *extra.values()), output_names=(*made.output_names, *extra)),
+        checks,
+        inside,
+    )
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Indices that an operation reads, and the size that they index."""
+
+    indices: Value
+    size: Size
+    ignored: int | None = None  # an index that stands for none
+    component: int | None = None  # where indices lie side by side along the last axis
+
+    def written(self) -> Any:
+        """The indices, written into the graph that is being built."""
+        from mithril import ops
+
+        if self.component is not None:
+            return self.indices[..., self.component]
+        if self.ignored is None:
+            return self.indices
+        return ops.where(ops.equal(self.indices, self.ignored), 0, self.indices)
+
+
+def lookups(node: Node) -> Iterator[Lookup]:
+    """What an operation looks up."""
+
+    def operand(k: int) -> Value:
+        value = node.operands[k]
+        assert value is not None
+        return value
+
+    name, given = node.op.name, node.attributes
+    if name == "embedding":
+        yield Lookup(operand(0), operand(1).shape[0])
+    elif name in ("take", "take_along_axis"):
+        yield Lookup(operand(1), operand(0).shape[given["axis"]])
+    elif name in ("cross_entropy", "nll_loss") and operand(1).dtype.is_integer:
+        yield Lookup(operand(1), operand(0).shape[given["axis"]], ignored=given.get("ignore_index"))
+    elif name in ("gather_nd", "scatter_nd", "scatter_nd_add"):
+        first = given.get("batch_dims", 0)
+        depth = operand(1).shape[-1]
+        for k in range(depth if isinstance(depth, int) else 0):
+            yield Lookup(operand(1), operand(0).shape[first + k], component=k)
+
+
+@dataclass(frozen=True)
+class GivenIndices:
+    """An input whose elements are indices as they come: labels, tokens. They can be looked at before anything runs."""
+
+    name: str
+    size: int
+    ignored: int | None
+    op: str
+    where: str
+
+    def hold(self, array: np.ndarray[Any, Any]) -> None:
+        """Raise where an index is outside."""
+        if not array.size:
+            return
+        low, high = int(array.min()), int(array.max())
+        if (low < -self.size or high >= self.size) and self.ignored is not None:
+            array = np.where(array == self.ignored, 0, array)
+            low, high = int(array.min()), int(array.max())
+        if low < -self.size or high >= self.size:
+            error = _outside(high if high >= self.size else low, self.size, self.op, self.where)
+            raise error.with_facts(f"in '{self.name}'")
+
+
+NAMING = frozenset({"embedding", "cross_entropy", "nll_loss"})  # whose indices name a row or class, never just a place
+UNCHANGED = frozenset({"cast", "reshape", "transpose", "broadcast_to", "barrier"})  # give all elements as they are
+
+
+def given_indices(graph: Graph) -> tuple[GivenIndices, ...]:
+    """The inputs that hold labels or tokens, and what they index. Other look-ups may count on being moved inside."""
+    found: dict[GivenIndices, None] = {}
+    inputs = {i.value: i.name for i in graph.with_role("input")}
+    for node in graph.nodes:
+        for lookup in lookups(node) if node.op.name in NAMING else ():
+            value = lookup.indices
+            while (made := graph.producers.get(value)) is not None and made.op.name in UNCHANGED:
+                source = made.operands[0]
+                assert source is not None
+                value = source
+            plain = lookup.component is None and isinstance(lookup.size, int)
+            if plain and value in inputs and value.dtype.is_integer:
+                size: Any = lookup.size
+                found[GivenIndices(inputs[value], size, lookup.ignored, node.op.name, str(node.origin))] = None
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """An executable whose results are looked at before anybody gets them."""
+
+    executable: Any
+    checks: Sequence[Any]
+    types: Mapping[str, Any]
+    backend: Any
+
+    def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self.approved(self.executable(params, inputs), inputs)
+
+    def approved(self, results: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The results without those that were only there to be looked at."""
+        left = dict(results)
+        sizes = self._sizes(inputs)
+        for check in self.checks:
+            check.hold([self.backend.to_numpy(left.pop(name)) for name in check.names], sizes)
+        return left
+
+    def _sizes(self, inputs: Mapping[str, Any]) -> dict[str, int]:
+        from mithril.base.dims import bind
+
+        if not any(symbols(check.size) for check in self.checks if isinstance(check, Check)):
+            return {}
+        return bind({n: t.shape for n, t in self.types.items()}, {n: tuple(inputs[n].shape) for n in self.types})

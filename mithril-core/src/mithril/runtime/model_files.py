@@ -1,0 +1,33 @@
+"""``ml.load`` and ``compiled.export``: models in files, in whatever formats plugins know."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from mithril import plugins
+from mithril.base.errors import InputError
+
+if TYPE_CHECKING:
+    from mithril.runtime.compiled_model import CompiledModel
+
+
+def load(path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> CompiledModel:
+    """The model in a file or folder, its parameters bound: call it with inputs.
+
+    The format is told by the suffix, or named. ``options`` are the format's own, such as ``backend=``.
+    """
+    text = os.fspath(path)
+    if not os.path.exists(text):
+        raise InputError(f"there is no file '{text}'")
+    function = plugins.load_format(plugins.format_of(text, format), "loads")
+    made: CompiledModel = function(path, **options)
+    return made
+
+
+def export(compiled: CompiledModel, path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> Any:
+    """Write a compiled model; a folder is written in its backend's own format where that has one."""
+    text = os.fspath(path)
+    if format is None and not os.path.splitext(text)[1] and compiled.backend.name in plugins.formats():
+        format = compiled.backend.name
+    return plugins.load_format(plugins.format_of(text, format), "saves")(compiled, path, **options)

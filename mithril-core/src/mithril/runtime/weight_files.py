@@ -1,0 +1,100 @@
+"""Parameters on disk and from elsewhere: safetensors, and torch-style state dictionaries by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mithril.base.dtypes import TensorType, dtype as as_dtype
+from mithril.base.errors import InputError, closest
+
+
+def save_file(
+    tensors: Mapping[str, np.ndarray[Any, Any]], path: str | os.PathLike[str], metadata: Mapping[str, str]
+) -> None:
+    """Write a safetensors file; the old file stays whole until the new one is complete."""
+    from safetensors.numpy import save_file as save
+
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        save({name: np.asarray(a, order="C") for name, a in tensors.items()}, part, dict(metadata))
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def load_file(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]:
+    """Read a safetensors file; a damaged one is a clear error."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file as load
+
+    try:
+        import ml_dtypes  # noqa: F401  (teaches NumPy bfloat16, which safetensors then can give)
+
+        return dict(load(path))
+    except FileNotFoundError:
+        raise InputError(f"there is no file '{os.fspath(path)}'") from None
+    except (SafetensorError, KeyError, ValueError, OSError) as error:
+        raise InputError(f"'{os.fspath(path)}' is no safetensors file that can be read", facts=[str(error)]) from None
+
+
+@dataclass
+class LoadReport:
+    """What became of a state dictionary's entries."""
+
+    loaded: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)  # wanted by the model, not given
+    unexpected: list[str] = field(default_factory=list)  # given, not wanted
+    mismatched: list[str] = field(default_factory=list)  # of another shape
+
+    @property
+    def complete(self) -> bool:
+        return not (self.missing or self.mismatched)
+
+    def __str__(self) -> str:
+        rows = [f"loaded {len(self.loaded)} tensors"]
+        for name in ("missing", "mismatched", "unexpected"):
+            items = getattr(self, name)
+            if items:
+                rows.append(f"{name}: " + "; ".join(items[:10]) + (f"; ... ({len(items)})" if len(items) > 10 else ""))
+        return "\n".join(rows)
+
+
+def match(
+    wanted: Mapping[str, TensorType], given: Mapping[str, Any]
+) -> tuple[dict[str, np.ndarray[Any, Any]], LoadReport]:
+    """Tensors of a state dictionary that fit the model by name and shape, and a report of the rest."""
+    report = LoadReport()
+    out: dict[str, np.ndarray[Any, Any]] = {}
+    for name, expected in wanted.items():
+        if name not in given:
+            near = closest(name, [g for g in given if g not in wanted], 1)
+            report.missing.append(name + (f" (is it '{near[0]}'?)" if near else ""))
+            continue
+        array = to_numpy(given[name])
+        if array.shape != expected.shape:
+            report.mismatched.append(f"{name}: expected {list(expected.shape)}, got {list(array.shape)}")
+            continue
+        out[name] = array.astype(expected.dtype.numpy, copy=False)
+        report.loaded.append(name)
+    report.unexpected = [name for name in given if name not in wanted]
+    return out, report
+
+
+def to_numpy(x: Any) -> np.ndarray[Any, Any]:
+    """Any framework's array as NumPy, bfloat16 included, in this machine's order of bytes."""
+    if isinstance(x, np.ndarray):
+        return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
+    if hasattr(x, "detach"):
+        x = x.detach().cpu()
+        if str(x.dtype).endswith("bfloat16"):
+            return x.float().numpy().astype(as_dtype("bfloat16").numpy)  # type: ignore[no-any-return]
+        return x.numpy()  # type: ignore[no-any-return]
+    return np.asarray(x)

@@ -1,0 +1,1 @@
+"""Tools: profiling, comparison, tuning, benchmarks, observers that print, and the command line."""

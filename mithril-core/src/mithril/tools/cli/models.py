@@ -1,0 +1,210 @@
+"""Commands that take a model: ``compile``, ``diff``, ``explain``. It is named ``file.py:name`` or ``module:name``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mithril.base.errors import InputError, ModelError, ShapeError, closest
+
+
+def load_model(place: str) -> Any:
+    """The model, layer or function without arguments that makes one."""
+    module_name, separator, name = place.rpartition(":")
+    if not separator:
+        raise ModelError(f"'{place}' names no model", hint="write file.py:name or package.module:name")
+    module = _module(module_name)
+    if not hasattr(module, name):
+        near = closest(name, [n for n in vars(module) if not n.startswith("_")], 1)
+        raise ModelError(f"'{module_name}' has no '{name}'", hint=f"did you mean '{near[0]}'?" if near else None)
+    found = getattr(module, name)
+    from mithril.models import Layer, Model
+
+    made = found if isinstance(found, (Model, Layer)) else found() if callable(found) else found
+    if not isinstance(made, (Model, Layer)):
+        raise ModelError(
+            f"'{place}' is a {type(made).__name__}, no model", hint="name a model, or a function making one"
+        )
+    return made
+
+
+def _module(name: str) -> Any:
+    path = Path(name)
+    if path.suffix != ".py":
+        sys.path.insert(0, "")
+        return importlib.import_module(name)
+    if not path.is_file():
+        raise ModelError(f"there is no file '{path}'")
+    sys.path.insert(0, str(path.parent.resolve()))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _pairs(given: tuple[str, ...], what: str) -> dict[str, str]:
+    out = {}
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            raise InputError(f"--{what} {text}: expected NAME=VALUE", hint=f"--{what} input=2,3")
+        out[name] = value
+    return out
+
+
+def _shapes(given: tuple[str, ...]) -> dict[str, list[Any]]:
+    pairs = _pairs(given, "shape").items()
+    return {name: [_size(part) for part in sizes.split(",")] if sizes else [] for name, sizes in pairs}
+
+
+def _size(text: str) -> Any:
+    return int(text) if text.isdigit() else None if text in ("", "None") else text
+
+
+def model_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that every command with a model takes."""
+    for option in (
+        click.argument("model"),
+        click.option(
+            "--shape", "shapes", multiple=True, metavar="NAME=2,3", help="Shape of an input; a word is any size."
+        ),
+        click.option("--type", "types", multiple=True, metavar="NAME=int32", help="Dtype of an input."),
+        click.option(
+            "--level", type=click.Choice(["none", "low", "medium", "high"]), default="medium", show_default=True
+        ),
+        click.option("--inference", is_flag=True, help="Compile without gradients and dropout."),
+    ):
+        command = option(command)
+    return command
+
+
+def compile_options(shapes: tuple[str, ...], types: tuple[str, ...], level: str, inference: bool) -> Any:
+    return {
+        "shapes": _shapes(shapes),
+        "types": _pairs(types, "type"),
+        "optimization_level": level,
+        "inference": inference,
+    }
+
+
+@click.command("compile")
+@model_options
+@click.option("--backend", default="numpy", show_default=True, help="Backend to compile for.")
+@click.option("--out", type=click.Path(dir_okay=False), help="Write the generated source there instead of printing it.")
+@click.option("--summary", is_flag=True, help="Print the table of layers instead of the source.")
+def compile_command(model: str, backend: str, out: str | None, summary: bool, **options: Any) -> None:
+    """Compile MODEL and print what was generated."""
+    import mithril as ml
+
+    given = compile_options(**options)
+    if out:
+        given["file_path"] = out
+    compiled = ml.compile(load_model(model), backend, **given)
+    if not compiled.programs:
+        raise InputError(f"the interface is {compiled.interface!r}", hint="give all shapes: --shape NAME=2,3")
+    if summary:
+        click.echo(compiled.summary())
+    elif out:
+        click.echo(f"written: {out}")
+    else:
+        click.echo(compiled.source if compiled.source is not None else str(compiled.graph))
+
+
+@click.command("explain")
+@model_options
+@click.option("--backend", default="numpy", show_default=True, help="Backend to compile for.")
+@click.option("--rule", "rule_name", help="Say of one rule or pass why it did not fire.")
+def explain_command(model: str, backend: str, rule_name: str | None, **options: Any) -> None:
+    """What was decided while MODEL was compiled, what each pass did, and why a fusion did not fire."""
+    import mithril as ml
+
+    compiled = ml.compile(load_model(model), backend, **compile_options(**options))
+    if rule_name is None:
+        click.echo(compiled.explain())
+        return
+    graph = compiled.programs[0].traced if compiled.programs else compiled.interface
+    for one in _rules(compiled, rule_name):
+        lines = one.explain(graph)
+        click.echo(f"{one.name}: " + ("nowhere to begin" if not lines else ""))
+        for line in lines:
+            click.echo(f"  {line}")
+
+
+def _rules(compiled: Any, wanted: str) -> list[Any]:
+    """The rules of that name, or of the pass of that name."""
+    from mithril.rewrite import RuleSet
+
+    sets = [p.run for p in compiled.pipeline.passes if isinstance(p.run, RuleSet)]
+    found = [r for s in sets for r in s.rules if wanted in (r.name, s.name)]
+    if not found:
+        names = sorted({n for s in sets for n in (s.name, *(r.name for r in s.rules))})
+        near = closest(wanted, names, 3)
+        raise InputError(f"no pass or rule is named '{wanted}'", facts=[f"closest: {', '.join(near or names[:8])}"])
+    return found
+
+
+@click.command("diff")
+@model_options
+@click.option("--backends", default="", help="Backends to compare, first the standard: numpy,jax. All by default.")
+@click.option("--across", type=click.Choice(["backends", "passes"]), default="backends", show_default=True)
+@click.option("--seed", default=0, show_default=True, help="Seed of the parameters and the inputs.")
+@click.option("--reproducer", type=click.Path(file_okay=False), help="Folder for the first operation that departs.")
+def diff_command(model: str, backends: str, across: Any, seed: int, reproducer: str | None, **options: Any) -> None:
+    """Run MODEL on several backends, or after each pass, and find the first operation that departs."""
+    import mithril as ml
+    from mithril import plugins
+
+    given = compile_options(**options)
+    made = load_model(model)
+    chosen = [name for name in backends.split(",") if name] or sorted(
+        plugins.backends(), key=lambda n: (n != "numpy", n)
+    )
+    if across == "passes":
+        chosen = chosen[:1]
+    report = ml.diff(
+        made, chosen, random_inputs(made, given, seed), seed=seed, across=across, reproducer=reproducer, **given
+    )
+    click.echo(str(report))
+    if not report:
+        raise SystemExit(1)
+
+
+def random_inputs(model: Any, given: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Random arrays for the inputs, of the shapes given or declared; unknown sizes become small ones."""
+    import numpy as np
+
+    from mithril.base.dims import substitute, symbols
+    from mithril.base.dtypes import float32
+    from mithril.compiler.input_types import TRAINING_FLAG, input_specs, probe_types
+    from mithril.models.language.flatten import flatten
+    from mithril.plugins.option_table import resolve
+
+    flat = flatten(model, inference=given["inference"])
+    try:
+        types = probe_types(input_specs(flat, resolve(given)), flat, float32)
+    except ShapeError as error:
+        raise InputError(error.what, facts=error.facts, hint="--shape NAME=2,3 for each input") from None
+    rng = np.random.default_rng(seed)
+    unknown = symbols(*(n for t in types.values() for n in t.shape))
+    sizes = {s.name: min(max(s.low, 2 + k), s.high if s.high is not None else 2 + k) for k, s in enumerate(unknown)}
+    out: dict[str, Any] = {}
+    for name, t in types.items():
+        if name == TRAINING_FLAG:
+            continue
+        whole = [int(substitute(n, sizes)) for n in t.shape]
+        if t.dtype.is_float:
+            out[name] = rng.standard_normal(whole).astype(t.dtype.numpy)
+        elif t.dtype.is_bool:
+            out[name] = rng.random(whole) < 0.5
+        else:
+            out[name] = rng.integers(0, 4, whole).astype(t.dtype.numpy)
+    return out

@@ -1,0 +1,295 @@
+"""``ml.diff``: the first operation where backends, or passes, stop agreeing, in terms of the user's layers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from mithril.backend.base import Backend, BuildOptions
+from mithril.base.decisions import Decisions
+from mithril.base.dtypes import dtype as as_dtype
+from mithril.base.errors import InputError, OptionError
+from mithril.compiler.steps import compile as compile_model
+from mithril.ir import Graph, Node, Value, to_text
+from mithril.ir.decompose import decompose
+from mithril.ir.evaluate import evaluate
+from mithril.runtime.capture import until
+from mithril.runtime.compiled_model import CompiledModel
+from mithril.runtime.weight_files import save_file
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+CHUNK = 256  # values compared per run: bounds the memory that keeping intermediate results takes
+TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first value that departs."""
+
+    value: Value
+    node: Node | None
+    between: tuple[str, str]
+    error: float  # largest difference, relative to the largest element
+    ulp: float  # largest difference in units of the last place of the expected element
+    histogram: tuple[tuple[str, int], ...]
+    local: float | None = None  # the operation's own error on identical operands
+
+    def __str__(self) -> str:
+        where = str(self.node.origin) if self.node is not None else ""
+        lines = [
+            f"%{self.value.name} = {self.node.op.name if self.node else 'input'}: {self.value.type}"
+            + (f", {where}" if where else ""),
+            (
+                f"  {self.between[1]} departs from {self.between[0]} by {self.error:.3g} of the largest element, "
+                f"{self.ulp:.3g} ulp"
+            ),
+            "  " + ", ".join(f"{name}: {n}" for name, n in self.histogram if n),
+        ]
+        if self.local is not None:
+            kind = "the operation itself differs" if self.local > _allowed(self.value) else "it inherits the difference"
+            lines.append(f"  on identical operands: {self.local:.3g} ({kind})")
+        return "\n".join(lines)
+
+
+@dataclass
+class DiffReport:
+    """What ``diff`` found. Truthy where everything agrees."""
+
+    compared: tuple[str, ...]
+    outputs: dict[str, float]  # largest relative difference per output
+    first: Divergence | None = None
+    culprit_pass: str | None = None
+    reproducer: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return self.first is None and self.culprit_pass is None and not self.notes
+
+    def __str__(self) -> str:
+        lines = [f"compared: {', '.join(self.compared)}"]
+        lines += [f"output '{name}': largest relative difference {error:.3g}" for name, error in self.outputs.items()]
+        if self.culprit_pass:
+            lines.append(f"first pass that changes the result: {self.culprit_pass}")
+        if self.first is not None:
+            lines += ["first operation that departs:", str(self.first)]
+        if self.reproducer:
+            lines.append(f"reproducer: {self.reproducer}")
+        lines += self.notes
+        return "\n".join(lines if not self else [*lines, "everything agrees"])
+
+
+def diff(
+    model: Any,
+    backends: Sequence[Backend | type[Backend] | str],
+    inputs: Mapping[str, Any],
+    *,
+    params: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    across: Literal["backends", "passes"] = "backends",
+    reproducer: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> DiffReport:
+    """Run ``model`` on several backends, or after each pass of one, and find where the results part.
+
+    The first backend is the standard the others are held to. With ``reproducer`` a folder, the guilty operation is
+    written there as graph text with its operands as safetensors.
+    """
+    if not backends or (across == "backends" and len(backends) < 2):
+        raise OptionError(
+            f"diff across {across} needs {'one backend' if across == 'passes' else 'two backends'} at least",
+            facts=[f"got {len(backends)}"],
+            hint='ml.diff(model, [ml.NumpyBackend(), "jax"], inputs)',
+        )
+    compiled = [compile_model(model, b, **options) for b in backends]
+    first = compiled[0]
+    weights = params if params is not None else first.randomize_params(seed, inputs)
+    plain = {
+        name: first.backend.to_numpy(p) if first.backend.is_array(p) else np.asarray(p) for name, p in weights.items()
+    }
+    results = [_outputs(c, plain, inputs) for c in compiled]
+    graph = compiled[0].programs[-1].traced
+    arguments = {**plain, **_inputs(first, inputs), **{n: first.backend.to_numpy(a) for n, a in _state(first).items()}}
+    if across == "passes":
+        return _across_passes(compiled[0], graph, arguments)
+    names = _distinct([c.backend.name for c in compiled])
+    report = DiffReport(tuple(names), _worst(results))
+    outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
+    if all(error <= _allowed(outputs[name]) for name, error in report.outputs.items()):
+        return report
+    for other, name in zip(compiled[1:], names[1:], strict=True):
+        found = _locate(graph, arguments, first.backend, other.backend, (names[0], name))
+        if found is not None:
+            report.first = found
+            if reproducer is not None and found.node is not None:
+                report.reproducer = _write(graph, found.node, arguments, first.backend, Path(reproducer))
+            return report
+    report.notes.append("no single operation departs: the passes make the difference; try diff(..., across='passes')")
+    return report
+
+
+# -- across backends ----------------------------------------------------------------------------------------------
+def _locate(graph: Graph, arguments: Arrays, a: Backend, b: Backend, between: tuple[str, str]) -> Divergence | None:
+    """The first value, in order of computation, that differs beyond its tolerance."""
+    nodes = [n for n in graph.nodes if n.op.name != "constant"]
+    for start in range(0, len(nodes), CHUNK):
+        chunk = nodes[start : start + CHUNK]
+        values = [v for n in chunk for v in n.results]
+        part = _until(graph, values)
+        left, right = run_on(a, part, arguments), run_on(b, part, arguments)
+        for k, value in enumerate(values):
+            expected, got = left[f"v{k}"], right[f"v{k}"]
+            error = relative_error(expected, got)
+            if error > _allowed(value):
+                node = graph.producers[value]
+                local = _local_error(graph, node, arguments, a, b)
+                return Divergence(value, node, between, error, *_ulps(expected, got), local)
+    return None
+
+
+def _until(graph: Graph, values: Sequence[Value]) -> Graph:
+    """The part of the graph that computes some values, as outputs ``v0, v1, ...``."""
+    return until(graph, values, [f"v{k}" for k in range(len(values))])
+
+
+def _alone(graph: Graph, node: Node) -> Graph:
+    """One operation as a graph of its own."""
+    from mithril.ir import Input
+
+    operands = dict.fromkeys(v for v in node.operands if v is not None)
+    inputs = tuple(graph.input_of[v] if v in graph.input_of else Input(v) for v in operands)
+    return Graph(inputs, (node,), node.results, tuple(f"v{k}" for k in range(len(node.results))), node.op.name)
+
+
+def _operands(graph: Graph, node: Node, arguments: Arrays, backend: Backend) -> Arrays:
+    values = list(dict.fromkeys(v for v in node.operands if v is not None and v not in graph.input_of))
+    made = run_on(backend, _until(graph, values), arguments) if values else {}
+    given = {
+        v.name: arguments[v.name]
+        for v in node.operands
+        if v is not None and v.name in arguments and v in graph.input_of
+    }
+    return {**given, **{v.name: made[f"v{k}"] for k, v in enumerate(values)}}
+
+
+def _local_error(graph: Graph, node: Node, arguments: Arrays, a: Backend, b: Backend) -> float:
+    operands = _operands(graph, node, arguments, a)
+    alone = _alone(graph, node)
+    left, right = run_on(a, alone, operands), run_on(b, alone, operands)
+    return max(relative_error(left[n], right[n]) for n in left)
+
+
+def run_on(backend: Backend, graph: Graph, arguments: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
+    """A graph on a backend without any pass, in and out as NumPy."""
+    options = BuildOptions(jit=False, decisions=Decisions())
+    executable = backend.build(decompose(graph, lambda node: backend.lowers(node, options)), options)
+    given = {i.name: backend.array(arguments[i.name]) for i in graph.arguments}
+    params = {i.name: given.pop(i.name) for i in graph.with_role("param")}
+    return {name: backend.to_numpy(v) for name, v in executable(params, given).items()}
+
+
+def _write(graph: Graph, node: Node, arguments: Arrays, backend: Backend, folder: Path) -> str:
+    """The guilty operation as text and its operands as safetensors."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "graph.txt").write_text(to_text(_alone(graph, node)) + "\n")
+    save_file(_operands(graph, node, arguments, backend), folder / "operands.safetensors", {"operation": node.op.name})
+    return os.fspath(folder)
+
+
+# -- across passes ------------------------------------------------------------------------------------------------
+def _across_passes(compiled: CompiledModel, graph: Graph, arguments: Arrays) -> DiffReport:
+    """Evaluate the graph after each pass; the first change of the result names the pass."""
+    manager, context = compiled.compiler.pipeline()
+    expected = evaluate(graph, arguments)
+    types = dict(zip(graph.output_names, graph.outputs, strict=True))
+    report = DiffReport((compiled.backend.name, *manager.names), {})
+    current = graph
+    for one in manager.passes:
+        after = manager.run_one(one, current, context)
+        got = evaluate(after, arguments)
+        worst = {n: relative_error(expected[n], got[n]) for n in expected}
+        report.outputs = worst
+        changed = [n for n, e in worst.items() if e > _allowed(types[n])]
+        if changed:
+            report.culprit_pass = one.name
+            report.notes.append(f"pass '{one.name}' changes output '{changed[0]}' by {worst[changed[0]]:.3g}")
+            return report
+        current = after
+    return report
+
+
+# -- numbers ------------------------------------------------------------------------------------------------------
+def relative_error(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> float:
+    """Largest difference over the largest element; infinite where nan, infinities or shapes disagree."""
+    if expected.shape != got.shape or expected.dtype != got.dtype:
+        return float("inf")
+    if not expected.size:
+        return 0.0
+    if not as_dtype(expected.dtype).is_float:
+        return float("inf") if (expected != got).any() else 0.0
+    e, g = expected.astype(np.float64), got.astype(np.float64)
+    finite = np.isfinite(e) & np.isfinite(g)
+    alike = finite | (np.isnan(e) & np.isnan(g)) | (e == g)
+    if not alike.all():
+        return float("inf")
+    if not finite.any():
+        return 0.0
+    scale = float(np.abs(e[finite]).max()) or 1.0
+    return float(np.abs(e - g)[finite].max()) / scale
+
+
+def _ulps(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> tuple[float, tuple[tuple[str, int], ...]]:
+    if expected.shape != got.shape or not as_dtype(expected.dtype).is_float:
+        return float("inf"), (("different", int(expected.size)),)
+    e, g = expected.astype(np.float64), got.astype(np.float64)
+    with np.errstate(all="ignore"):
+        spacing = np.spacing(np.abs(expected)).astype(np.float64)
+        ulps = np.abs(e - g) / np.where(spacing > 0, spacing, 1)
+    ulps = np.where((e == g) | (np.isnan(e) & np.isnan(g)), 0.0, np.where(np.isfinite(ulps), ulps, np.inf))
+    edges = (("equal", 0.0), ("<= 1 ulp", 1.0), ("<= 16 ulp", 16.0), ("<= 1024 ulp", 1024.0), ("more", np.inf))
+    rows, below = [], 0
+    for name, edge in edges:
+        count = int((ulps <= edge).sum())
+        rows.append((name, count - below))
+        below = count
+    return float(ulps.max(initial=0.0)), tuple(rows)
+
+
+def _allowed(value: Value) -> float:
+    return TOLERANCE.get(value.dtype.name, 0.0)
+
+
+def _worst(results: Sequence[Arrays]) -> dict[str, float]:
+    first = results[0]
+    return {n: max(relative_error(first[n], other[n]) for other in results[1:]) for n in first}
+
+
+def _outputs(compiled: CompiledModel, params: Arrays, inputs: Mapping[str, Any]) -> Arrays:
+    array, to_numpy = compiled.backend.array, compiled.backend.to_numpy
+    given = {name: array(p) for name, p in params.items()}
+    return {name: to_numpy(v) for name, v in compiled.evaluate(given, dict(inputs)).items()}
+
+
+def _inputs(compiled: CompiledModel, inputs: Mapping[str, Any]) -> Arrays:
+    types = compiled.programs[-1].types
+    missing = [name for name in types if name not in inputs]
+    if missing:
+        raise InputError(f"diff needs an array for input '{missing[0]}'")
+    return {name: np.asarray(inputs[name], dtype=t.dtype.numpy) for name, t in types.items()}
+
+
+def _state(compiled: CompiledModel) -> Mapping[str, Any]:
+    return compiled.initial_state() if compiled.interface.with_role("state") else {}
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    seen: dict[str, int] = {}
+    out = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        out.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return out

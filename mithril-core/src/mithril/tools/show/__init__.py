@@ -1,0 +1,1 @@
+"""Observers of a compilation that print or write files."""

@@ -1,0 +1,45 @@
+"""``dump_graph="folder"``: the graph after each stage and pass, one numbered file each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mithril.ir import Graph, to_text
+from mithril.ir.formats import to_dot, to_json
+from mithril.tools.trace_events import write_text
+
+if TYPE_CHECKING:
+    from mithril.plugins.hookspecs import CompileContext
+
+FORMATS: dict[str, tuple[str, Callable[[Graph], str]]] = {
+    "text": ("txt", to_text),
+    "json": ("json", to_json),
+    "dot": ("dot", to_dot),
+}
+
+
+class Dump:
+    """``000-shapes.txt``, ``001-dead-code.txt`` ...; a program made later goes on counting."""
+
+    def __init__(self, context: CompileContext) -> None:
+        self.folder = Path(context.options["dump_graph"])
+        self.suffix, self.form = FORMATS[context.options["dump_format"]]
+        self.count = 0
+
+    def stage(self, name: str, graph: Graph | None, start: float, seconds: float) -> None:
+        if graph is not None and name not in ("types", "optimize"):  # the same graph as after shapes, after the passes
+            self._write(name, graph)
+
+    def passed(self, name: str, before: Graph, after: Graph, start: float, seconds: float) -> None:
+        self._write(name, after)
+
+    def end(self, result: Any, error: BaseException | None) -> None:
+        return None
+
+    def _write(self, name: str, graph: Graph) -> None:
+        file = f"{self.count:03}-{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}.{self.suffix}"
+        write_text(self.folder / file, self.form(graph) + "\n", "dump_graph")
+        self.count += 1

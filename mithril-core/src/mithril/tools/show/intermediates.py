@@ -1,0 +1,40 @@
+"""``save_intermediates=True``: the graph of every stage and pass, kept on the compiled model and in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mithril.ir import Graph, to_text
+from mithril.tools.trace_events import write_text
+
+if TYPE_CHECKING:
+    from mithril.plugins.hookspecs import CompileContext
+
+
+class Intermediates:
+    """``compiled.stages["simplify"]`` is the graph after that pass; a later program's end in ``#2``."""
+
+    def __init__(self, context: CompileContext) -> None:
+        folder = context.options["intermediate_dir"]
+        self.folder = Path(folder) if folder is not None else None
+        self.graphs: dict[str, Graph] = {}
+        self.program = 0
+
+    def stage(self, name: str, graph: Graph | None, start: float, seconds: float) -> None:
+        self.program += name == "shapes"
+        if graph is not None:
+            self._keep(name, graph)
+
+    def passed(self, name: str, before: Graph, after: Graph, start: float, seconds: float) -> None:
+        self._keep(name, after)
+
+    def end(self, result: Any, error: BaseException | None) -> None:
+        if result is not None:
+            result.stages = self.graphs  # the same dictionary: later programs appear in it too
+
+    def _keep(self, name: str, graph: Graph) -> None:
+        key = name if self.program <= 1 else f"{name}#{self.program}"
+        self.graphs[key] = graph
+        if self.folder is not None:
+            write_text(self.folder / f"{key.replace('#', '.')}.txt", to_text(graph) + "\n", "intermediate_dir")

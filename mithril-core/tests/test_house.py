@@ -1,0 +1,164 @@
+"""The structure of the project: rooms on floors, imports that point down, no circles, no loose modules."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import mithril
+
+CORE = Path(mithril.__file__).parent
+PROJECT = Path(__file__).parents[2]
+TODAY = json.loads(Path(__file__).with_name("house_violations.json").read_text())
+
+# Ground first. A file imports rooms of lower floors and files of its own room; rooms on one floor are not tied.
+FLOORS = [
+    {"base": 2500},
+    {"ir": 3200},
+    {"ops": 5600, "rewrite": 800, "passes": 700, "plugins": 2300},
+    {"backend": 2200, "autodiff": 700},
+    {"runtime": 2200},
+    {"compiler": 1700},
+    {"models": 5200},
+    {"": 250},  # the face: mithril/__init__.py and __main__.py
+    {"tools": 4500, "testing": 1700},  # leave for distributions of their own
+]
+FLOOR = {room: level for level, floor in enumerate(FLOORS) for room in floor}
+LONGEST_FILE = 500
+
+
+def modules(source: Path) -> dict[str, Path]:
+    """Return the modules below a ``src`` directory by dotted name."""
+    files = (path for path in source.rglob("*.py") if "new_plugin" not in path.relative_to(source).parts[:-1])
+    return {".".join(p.relative_to(source).with_suffix("").parts).removesuffix(".__init__"): p for p in files}
+
+
+def imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
+    """Yield each module that a file names: at its top, in functions, and for type checkers only."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name for name in names if name in known)
+            if any(name not in known for name in names):
+                yield node.module or ""
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "import_module":
+            if node.args and isinstance(node.args[0], ast.Constant):
+                yield node.args[0].value
+
+
+def edges(known: dict[str, Path]) -> dict[str, set[str]]:
+    return {name: {m for m in imports(path, known) if m in known and m != name} for name, path in known.items()}
+
+
+def room(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and (CORE / parts[1]).is_dir() else ""
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Return the strongly connected components of more than one module (Tarjan)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    components: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        index[module] = low[module] = len(index)
+        stack.append(module)
+        for target in graph[module]:
+            if target not in index:
+                visit(target)
+            if target in stack:
+                low[module] = min(low[module], low[target])
+        if low[module] == index[module]:
+            start = stack.index(module)
+            if len(stack) - start > 1:
+                components.append(sorted(stack[start:]))
+            del stack[start:]
+
+    for module in graph:
+        if module not in index:
+            visit(module)
+    return sorted(components)
+
+
+CORE_MODULES = modules(CORE.parent)
+CORE_EDGES = edges(CORE_MODULES)
+
+
+def upward() -> list[str]:
+    return sorted(
+        f"{source} -> {target}"
+        for source, targets in CORE_EDGES.items()
+        for target in targets
+        if room(source) != room(target) and FLOOR[room(target)] >= FLOOR[room(source)]
+    )
+
+
+def test_core_has_no_loose_modules():
+    assert {path.stem for path in CORE.glob("*.py")} == {"__init__", "__main__"}
+    assert {path.name for path in CORE.iterdir() if path.is_dir() and path.name != "__pycache__"} == FLOOR.keys() - {""}
+
+
+def test_core_imports_point_down():
+    found = upward()
+    assert not set(found) - set(TODAY["upward"]), "new imports that point up"
+    assert found == TODAY["upward"], "some violations are gone: remove them from house_violations.json"
+
+
+def test_core_has_no_import_circles():
+    found = circles(CORE_EDGES)
+    assert found == TODAY["circles"]
+
+
+@pytest.mark.parametrize("distribution", sorted(p.name for p in (PROJECT / "plugins").glob("mithril-*")))
+def test_plugins_have_no_import_circles(distribution):
+    known = modules(PROJECT / "plugins" / distribution / "src")
+    assert circles(edges(known)) == TODAY["plugin circles"].get(distribution, [])
+
+
+@pytest.mark.parametrize("name", sorted(FLOOR))
+def test_rooms_stay_small(name):
+    budget = next(floor[name] for floor in FLOORS if name in floor)
+    sizes = {m: len(p.read_text().splitlines()) for m, p in CORE_MODULES.items() if room(m) == name}
+    assert sum(sizes.values()) <= budget
+    long = {m for m, lines in sizes.items() if lines > LONGEST_FILE}
+    assert not long - set(TODAY["long files"])
+
+
+PLUGIN_IMPORTS = {"mithril_tpu": {"mithril_jax"}}
+
+
+@pytest.mark.parametrize("path", sorted((PROJECT / "plugins").glob("*/src/*")), ids=lambda p: p.name)
+def test_plugins_import_the_core_and_declared_distributions(path):
+    allowed = {path.name, *PLUGIN_IMPORTS.get(path.name, ())}
+    for file in path.rglob("*.py"):
+        for module in imports(file, CORE_MODULES):
+            root = module.split(".")[0]
+            assert not root.startswith("mithril_") or root in allowed, f"{file} imports {module}"
+            if root == "mithril":
+                assert not any(part.startswith("_") for part in module.split(".")), f"{file}: private {module}"
+
+
+def test_core_imports_no_plugin():
+    for module, path in CORE_MODULES.items():
+        plugins = {m for m in imports(path, CORE_MODULES) if m.split(".")[0].startswith("mithril_")}
+        assert not plugins, f"{module} imports {plugins}"
+
+
+FRAMEWORKS = {"numpy", "jax", "jaxlib", "torch", "mlx", "tvm", "ggml", "gguf", "ml_dtypes"}
+ENTRY_MODULES = [p for p in (PROJECT / "plugins").glob("*/src/*/*.py") if p.name in ("plugin.py", "__init__.py")]
+
+
+@pytest.mark.parametrize("path", sorted(ENTRY_MODULES), ids=lambda p: "/".join(p.parts[-2:]))
+def test_entry_modules_import_no_framework(path):
+    top = [node for node in ast.parse(path.read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = [a.name for n in top for a in n.names] + [n.module or "" for n in top if isinstance(n, ast.ImportFrom)]
+    assert not {name.split(".")[0] for name in names} & FRAMEWORKS

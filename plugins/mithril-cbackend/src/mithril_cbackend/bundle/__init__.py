@@ -1,0 +1,1 @@
+"""Export of a model as a directory of C source."""

@@ -1,0 +1,176 @@
+"""Leaving Python: a compiled model as a folder of C11 that needs a compiler and the C library, and nothing else.
+
+``model.c`` and ``model.h`` (kernels, driver, a small typed interface), the weights as a file and as a C array, a
+Makefile, a CMakeLists.txt, and a test program that compares runs with what the model gave in Python.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mithril.base.errors import InputError, UnsupportedError
+from mithril.runtime.compiled_model import CompiledModel
+from mithril_cbackend.bundle import export_files, toolchains
+from mithril_cbackend.bundle.export_contents import Contents
+from mithril_cbackend.bundle.makefiles import cmake, makefile
+from mithril_cbackend.graph.int8_weights import quantized
+from mithril_cbackend.program import compile_graph
+from mithril_cbackend.program.executable import Executable
+
+EMBEDDED = 8 << 20  # bytes of weights that are written as a C array unless one is asked for
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and how large it is."""
+
+    folder: Path
+    contents: Contents
+    library: Path | None = None
+    code_bytes: int | None = None
+    quantization_error: float | None = None  # of the results, by their largest magnitude
+
+    def __str__(self) -> str:
+        made = self.contents
+        rows = [("weights", len(made.weights)), ("arena", made.arena_bytes)]
+        if self.code_bytes is not None:
+            rows.append(("machine code", self.code_bytes))
+        lines = [f"{self.folder}: C for {made.purpose.arch or 'this computer'}"]
+        lines += [f"  {what:<14}{size:>14,} bytes" for what, size in rows]
+        if self.quantization_error is not None:
+            lines.append(f"  int8 weights move the results by {self.quantization_error:.2%} of their largest")
+        return "\n".join(lines)
+
+
+def export(
+    compiled: CompiledModel,
+    directory: str | os.PathLike[str],
+    params: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    *,
+    name: str = "model",
+    library: str | None = "auto",
+    embed: bool | None = None,
+) -> Exported:
+    """Write the newest program of a model as C.
+
+    ``params`` are the bound ones unless given. ``inputs`` are those of the test program; random numbers unless given.
+    ``library`` (``"object"``, ``"static"``, ``"shared"``) compiles it, too; ``"auto"`` does for telephones, where the
+    result is a static library. ``embed`` writes the weights as a C array beside the file; by default if they are small.
+    """
+    executable = program_of(compiled)
+    weights = parameters(executable, params if params is not None else compiled.params or {})
+    state = compiled.initial_state() if executable.graph.with_role("state") else {}
+    return export_program(executable, directory, weights, inputs, state=state, name=name, library=library, embed=embed)
+
+
+def export_program(
+    executable: Executable,
+    directory: str | os.PathLike[str],
+    params: Mapping[str, Any],
+    inputs: Mapping[str, Any] | None = None,
+    *,
+    state: Mapping[str, Any] | None = None,
+    name: str = "model",
+    library: str | None = "auto",
+    embed: bool | None = None,
+) -> Exported:
+    """Write any program of this backend as C: a training step, say, whose parameters come out under their own names.
+
+    What comes out under the name of a parameter, or of state, is kept by the C and read by its next run.
+    """
+    if not re.fullmatch(r"[A-Za-z_]\w*", name):
+        raise InputError(f"'{name}' is no name in C")
+    weights, chosen, given = parameters(executable, params), executable.purpose, contents_inputs(executable, inputs)
+    made, error = Contents(executable, weights, given, state or {}, name), None
+    if chosen.quantization == "int8" and not made.moving.keys() & weights.keys():
+        whole = made
+        graph, weights = quantized(executable.graph, weights)
+        made = Contents(compile_graph.again(graph, executable), weights, given, state or {}, name)
+        error = apart(made.results, whole.results)
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    write(made, folder, len(made.weights) <= EMBEDDED if embed is None else embed)
+    kind = ("static" if chosen.arch else None) if library == "auto" else library
+    if kind is None:
+        return Exported(folder, made, quantization_error=error)
+    compiler = chosen.toolchain.require()
+    built = toolchains.build(folder, name, kind, compiler, chosen.flags)
+    code = toolchains.code_bytes(toolchains.build(folder, name, "object", compiler, chosen.flags))
+    return Exported(folder, made, built, code, error)
+
+
+def write(made: Contents, folder: Path, embedded: bool) -> None:
+    """All files; the C array of weights only if they are to be embedded."""
+    name = made.name
+    files = {
+        f"{name}.h": export_files.header(made, embedded),
+        f"{name}.c": export_files.source(made),
+        f"{name}_test.c": export_files.test(made, embedded),
+        "Makefile": makefile(name, made.purpose, embedded),
+        "CMakeLists.txt": cmake(name, made.purpose, embedded),
+    }
+    if embedded:
+        files[f"{name}_weights.c"] = export_files.weights(made)
+    for file, text in files.items():
+        (folder / file).write_text(text)
+    (folder / f"{name}.weights").write_bytes(made.weights)
+
+
+def program_of(compiled: CompiledModel) -> Executable:
+    """The newest program, if this backend made it."""
+    if not compiled.programs:
+        raise InputError("there is no program to export yet", hint="compile with shapes=, or call the model once")
+    executable = compiled.programs[-1].executable
+    if not isinstance(executable, Executable):
+        raise UnsupportedError(
+            f"backend '{compiled.backend.name}' does not export C", hint="compile the model for backend 'c'"
+        )
+    return executable
+
+
+def parameters(executable: Executable, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Every parameter of the program, as contiguous arrays."""
+    missing = [n for n, _ in executable.params if n not in known]
+    if missing:
+        raise InputError(
+            "the weights to export are not known",
+            facts=[f"missing: {', '.join(missing[:8])}"],
+            hint="compiled.bind(params) before, or export(directory, params=params)",
+        )
+    return {n: np.asarray(known[n], order="C") for n, _ in executable.params}
+
+
+def contents_inputs(executable: Executable, given: Mapping[str, Any] | None) -> dict[str, np.ndarray[Any, Any]]:
+    """Inputs for the test program."""
+    rng = np.random.default_rng(0)
+    made = {}
+    for i in executable.graph.with_role("input"):
+        shape = tuple(int(d) for d in i.type.shape)
+        if given is not None and i.name in given:
+            x = np.asarray(given[i.name], i.type.dtype.numpy, order="C")
+            if x.shape != shape:
+                raise InputError(f"input '{i.name}' has shape {list(x.shape)}, expected {list(shape)}")
+            made[i.name] = x
+        elif i.type.dtype.is_float:
+            made[i.name] = rng.standard_normal(shape).astype(i.type.dtype.numpy)
+        else:
+            made[i.name] = rng.integers(0, 2, shape).astype(i.type.dtype.numpy)
+    return made
+
+
+def apart(ours: Mapping[str, np.ndarray[Any, Any]], others: Mapping[str, np.ndarray[Any, Any]]) -> float:
+    """The largest difference of floating results, by the largest magnitude of each."""
+    found = 0.0
+    for name, x in others.items():
+        if x.dtype.kind == "f" and x.size:
+            wide = x.astype(np.float64)
+            found = max(found, float(np.abs(ours[name] - wide).max() / max(np.abs(wide).max(), 1e-30)))
+    return found

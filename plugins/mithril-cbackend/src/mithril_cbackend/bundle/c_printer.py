@@ -1,0 +1,425 @@
+"""The same kernels and driver as C11: what is exported, and what ``compiled.source`` shows.
+
+Vector loops are printed as loops that compilers vectorise; those that only load, multiply, add and store, as register
+tiles do, with the vector extension that GCC and Clang share, because there compilers do not find the registers alone.
+Arithmetic of integers wraps around: compile with ``-fwrapv``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mithril.ir.attribute_text import attributes_text
+from mithril_cbackend.graph.call_layout import ARENA
+from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend.program.program import Program
+from mithril_cbackend.tir import expr as t
+
+n = t.nodes
+TYPES = {
+    "bool": "bool", "int8": "int8_t", "int16": "int16_t", "int32": "int32_t", "int64": "int64_t", "uint8": "uint8_t",
+    "uint16": "uint16_t", "uint32": "uint32_t", "uint64": "uint64_t", "float16": "_Float16", "float32": "float",
+    "float64": "double", "handle": "void *",
+}  # fmt: skip
+# C's own order of what binds tighter. Only arithmetic and comparisons rely on it: for the rest compilers want brackets.
+OR, AND, BIT, COMPARED, SUM, PRODUCT, UNARY, ATOM = range(1, 9)
+SIGNS = {
+    n.Add: ("+", SUM), n.Sub: ("-", SUM), n.Mul: ("*", PRODUCT), n.Div: ("/", PRODUCT), n.Mod: ("%", PRODUCT),
+    n.EQ: ("==", COMPARED), n.NE: ("!=", COMPARED), n.LT: ("<", COMPARED), n.LE: ("<=", COMPARED),
+    n.GT: (">", COMPARED), n.GE: (">=", COMPARED), n.And: ("&&", AND), n.Or: ("||", OR),
+    n.RShift: (">>", BIT), n.BitwiseAnd: ("&", BIT), n.BitwiseOr: ("|", BIT), n.BitwiseXor: ("^", BIT),
+}  # fmt: skip
+OPERANDS = {OR: COMPARED, AND: COMPARED, BIT: UNARY, COMPARED: SUM}  # how tight both operands must bind
+BITS = {
+    "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^", "shift_right": ">>",
+}  # fmt: skip
+INCLUDES = """\
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+"""
+HELPERS = {  # by the words that need them
+    "PARALLEL": """\
+#ifdef _OPENMP
+#define PARALLEL _Pragma("omp parallel for")
+#else
+#define PARALLEL
+#endif
+""",
+    "VECTOR": """\
+typedef float vector __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+#define VECTOR(x) (*(vector *)&(x)) /* as many floats as a register holds, from x on */
+#define CONST_VECTOR(x) (*(const vector *)&(x))
+#define EVERY(x) ((x) - (vector){0}) /* x in every lane */
+""",
+    "SHUFFLE": """\
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+typedef int32_t lanes __attribute__((vector_size(LANES * 4)));
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (lanes){__VA_ARGS__})
+#endif
+""",
+    "bits_int32": "static inline int32_t bits_int32(float x) { int32_t y; memcpy(&y, &x, 4); return y; }\n",
+    "bits_uint32": "static inline uint32_t bits_uint32(float x) { uint32_t y; memcpy(&y, &x, 4); return y; }\n",
+    "float_of_int32": "static inline float float_of_int32(int32_t x) { float y; memcpy(&y, &x, 4); return y; }\n",
+    "float_of_uint32": "static inline float float_of_uint32(uint32_t x) { float y; memcpy(&y, &x, 4); return y; }\n",
+    "at": "static inline void *at(int64_t address) { return (void *)(intptr_t)address; }\n",
+}
+
+
+class Printer:
+    """One function."""
+
+    def __init__(self, function: t.Function, lanes: int) -> None:
+        self.function = function
+        self.lanes = lanes
+        self.written: list[tuple[str, str | None, set[str]]] = []  # a line, the name it gives, the names it reads
+        self.reading: set[str] = set()
+        self.depth = 1
+        self.constant = {str(p.name) for p in list(function.made.params)[: function.read]}  # arrays only read
+
+    def text(self, name: str) -> str:
+        body = self.function.made.body
+        declared: dict[str, Any] = {}
+        for s in body.seq if isinstance(body, n.SeqStmt) else [body]:
+            if isinstance(s, n.DeclBuffer):
+                declared[s.data.name] = s.buffer
+        parameters = []
+        for k, p in enumerate(self.function.made.params):
+            if p.name not in declared:  # a number
+                parameters.append(f"{TYPES[t.dtype_of(p)]} {p.name}")
+                continue
+            const = "const " if k < self.function.read else ""
+            parameters.append(f"{const}{TYPES[str(declared[p.name].dtype)]} *restrict {p.name}")
+        self.statement(body)
+        text = self.body()
+        for p in self.function.made.params:
+            if not re.search(rf"\b{p.name}\b", text):  # what a template has no use for with these sizes
+                text = f"  (void){p.name};\n{text}"
+        return f"static void {name}({', '.join(parameters)}) {{\n{text}\n}}\n"
+
+    def line(self, text: str, gives: str | None = None) -> None:
+        self.written.append(("  " * self.depth + text, gives, self.reading))
+        self.reading = set()
+
+    def body(self) -> str:
+        """The lines, without those that name a value which nothing reads."""
+        kept: list[str] = []
+        needed: set[str] = set()
+        for text, gives, reads in reversed(self.written):
+            if gives is None or gives in needed:
+                kept.append(text)
+                needed |= reads
+        return "\n".join(reversed(kept))
+
+    # -- statements -----------------------------------------------------------------------------------------------
+    def statement(self, s: Any) -> None:
+        if isinstance(s, n.SeqStmt):
+            for part in s.seq:
+                self.statement(part)
+        elif isinstance(s, n.For):
+            self.loop(s)
+        elif isinstance(s, n.BufferStore):
+            self.store(s)
+        elif isinstance(s, n.AllocBuffer):
+            self.allocate(s.buffer)
+        elif isinstance(s, n.IfThenElse):
+            self.line(f"if ({self.expr(s.condition)}) {{")
+            self.inside(s.then_case)
+            if s.else_case is not None:
+                self.line("} else {")
+                self.inside(s.else_case)
+            self.line("}")
+        elif isinstance(s, n.While):
+            self.line(f"while ({self.expr(s.condition)}) {{")
+            self.inside(s.body)
+            self.line("}")
+        elif isinstance(s, n.Evaluate):
+            if isinstance(s.value, n.Call):
+                self.line(self.expr(s.value) + ";")
+        elif isinstance(s, n.Bind):  # of addresses only
+            self.line(f"const {TYPES[t.pointed(s.var)]} *{s.var.name} = {self.expr(s.value)};")
+        elif not isinstance(s, (n.DeclBuffer, n.Return)):
+            raise TypeError(f"a statement that C has no words for: {type(s).__name__}")
+
+    def inside(self, s: Any) -> None:
+        self.depth += 1
+        self.statement(s)
+        self.depth -= 1
+
+    def allocate(self, buffer: Any) -> None:
+        if buffer.name not in self.function.names:
+            self.line(f"_Alignas(64) {TYPES[str(buffer.dtype)]} {buffer.name}[{int(buffer.shape[0])}];")
+
+    def store(self, s: Any) -> None:
+        if isinstance(s.indices[0], n.Ramp):
+            self.line(f"VECTOR({s.buffer.name}[{self.expr(s.indices[0].base)}]) = {self.expr(s.value)};")
+            return
+        if s.buffer.name in self.function.names:
+            self.line(f"const {TYPES[str(s.buffer.dtype)]} {s.buffer.name} = {self.expr(s.value)};", s.buffer.name)
+        else:
+            self.line(f"{s.buffer.name}[{self.expr(s.indices[0])}] = {self.expr(s.value)};")
+
+    def loop(self, s: Any) -> None:
+        i = s.loop_var.name
+        if s.kind == t.VECTORIZED and isinstance(s.body, n.BufferStore):
+            whole = self.as_vector(s.body, s.loop_var, int(s.extent))
+            if whole is not None:
+                self.line(whole)
+                return
+        if s.kind == t.PARALLEL:
+            self.line("PARALLEL")
+        self.line(f"for (int32_t {i} = 0; {i} < {self.expr(s.extent)}; ++{i}) {{")
+        self.inside(s.body)
+        self.line("}")
+
+    # -- vectors --------------------------------------------------------------------------------------------------
+    def as_vector(self, s: Any, lane: Any, extent: int) -> str | None:
+        """A store of a whole vector, where it only takes sums and products of float32."""
+        if extent != self.lanes or str(s.buffer.dtype) != "float32" or s.buffer.name in self.function.names:
+            return None
+        start = self.start(s.indices[0], lane)
+        value = self.vector(s.value, lane)
+        if start is None or value is None:
+            return None
+        target = f"VECTOR({s.buffer.name}[{start}])"
+        text, whole = value
+        if not whole:
+            return f"{target} = EVERY({text});"
+        if text.startswith(f"{target} + "):
+            return f"{target} += {text.removeprefix(f'{target} + ')};"
+        return f"{target} = {text};"
+
+    def vector(self, x: Any, lane: Any, level: int = 0) -> tuple[str, bool] | None:
+        """An expression of whole vectors, and whether it is one rather than the same number in every lane."""
+        if isinstance(x, n.FloatImm):
+            return self.expr(x), False
+        if isinstance(x, n.Load):
+            if str(x.source.dtype) != "float32":
+                return None
+            if not t.mentions(x.indices[0], lane):
+                return self.expr(x), False
+            if x.source.name in self.function.names:
+                return None
+            start = self.start(x.indices[0], lane)
+            if start is None:
+                return None
+            const = "CONST_" if x.source.name in self.constant else ""
+            return f"{const}VECTOR({x.source.name}[{start}])", True
+        if isinstance(x, (n.Add, n.Mul)):
+            sign, own = SIGNS[type(x)]
+            a, b = self.vector(x.a, lane, own), self.vector(x.b, lane, own + 1)
+            if a is None or b is None:
+                return None
+            text = f"{a[0]} {sign} {b[0]}"
+            return f"({text})" if own < level else text, a[1] or b[1]
+        return None
+
+    def start(self, index: Any, lane: Any) -> str | None:
+        """The position of lane 0, if the lanes follow each other."""
+        if isinstance(index, n.Var):
+            return "0" if index.same_as(lane) else None
+        if isinstance(index, n.Add):
+            a, b = t.mentions(index.a, lane), t.mentions(index.b, lane)
+            if a and not b:
+                first = self.start(index.a, lane)
+                return (
+                    None if first is None else f"{first} + {self.expr(index.b)}" if first != "0" else self.expr(index.b)
+                )
+            if b and not a:
+                first = self.start(index.b, lane)
+                return (
+                    None if first is None else f"{self.expr(index.a)} + {first}" if first != "0" else self.expr(index.a)
+                )
+        return None
+
+    # -- expressions ----------------------------------------------------------------------------------------------
+    def expr(self, x: Any, level: int = 0) -> str:
+        """In brackets where it binds less tightly than ``level``."""
+        text, own = self.term(x)
+        return f"({text})" if own < level else text
+
+    def term(self, x: Any) -> tuple[str, int]:
+        """An expression and how tightly it binds."""
+        if type(x) in SIGNS:
+            sign, own = SIGNS[type(x)]
+            left = OPERANDS.get(own, own)
+            # a + (b + c) is another number than a + b + c, unless they are integers.
+            right = own if sign == "+" and "int" in t.dtype_of(x) else OPERANDS.get(own, own + 1)
+            return f"{self.expr(x.a, left)} {sign} {self.expr(x.b, right)}", own
+        if isinstance(x, n.Var):
+            return str(x.name), ATOM
+        if isinstance(x, n.IntImm):
+            return integer(int(x.value), t.dtype_of(x)), ATOM
+        if isinstance(x, n.FloatImm):
+            return number(float(x.value), t.dtype_of(x)), ATOM
+        if isinstance(x, n.Load):
+            name = str(x.source.name)
+            self.reading.add(name)
+            if isinstance(x.indices[0], n.Ramp):
+                const = "CONST_" if name in self.constant else ""
+                return f"{const}VECTOR({name}[{self.expr(x.indices[0].base)}])", ATOM
+            return name if name in self.function.names else f"{name}[{self.expr(x.indices[0])}]", ATOM
+        if isinstance(x, n.LShift):
+            return self.shifted(x.a, x.b), UNARY
+        if isinstance(x, n.Not):
+            inner = x.a
+            if isinstance(inner, n.LE) and isinstance(inner.b, n.FloatImm) and float(inner.b.value) == math.inf:
+                return f"isnan({self.expr(inner.a)})", ATOM
+            return f"!{self.expr(inner, UNARY)}", UNARY
+        if isinstance(x, n.BitwiseNot):
+            return f"~{self.expr(x.a, UNARY)}", UNARY
+        if isinstance(x, n.Select):
+            return self.chosen(x.condition, x.true_value, x.false_value), ATOM
+        if isinstance(x, n.Cast):
+            return f"({TYPES[t.dtype_of(x)]}){self.expr(x.value, UNARY)}", UNARY
+        if isinstance(x, n.Shuffle):
+            both = ", ".join(self.expr(v) for v in x.vectors)
+            return f"SHUFFLE({both}, {', '.join(self.expr(k) for k in x.indices)})", ATOM
+        if isinstance(x, n.Call):
+            return self.call(x)
+        raise TypeError(f"an expression that C has no words for: {type(x).__name__}")
+
+    def chosen(self, condition: Any, yes: Any, no: Any) -> str:
+        return f"({self.expr(condition)} ? {self.expr(yes)} : {self.expr(no)})"
+
+    def shifted(self, a: Any, b: Any) -> str:
+        """To the left; C does not say what becomes of signed numbers."""
+        kind = TYPES[t.dtype_of(a)]
+        text = f"({self.expr(a, UNARY)} << {self.expr(b, UNARY)})"
+        return text if kind.startswith("u") else f"({kind})((u{kind}){text[1:]}"
+
+    def call(self, x: Any) -> tuple[str, int]:
+        name = str(x.op.name).rpartition(".")[2]
+        if name in ("call_extern", "call_pure_extern"):
+            function = x.args[0]
+            return f"{function.value}({', '.join(self.expr(a) for a in list(x.args)[1:])})", ATOM
+        if name in BITS:
+            a, b = x.args
+            return f"{self.expr(a, UNARY)} {BITS[name]} {self.expr(b, UNARY)}", BIT
+        if name == "shift_left":
+            return self.shifted(*x.args), UNARY
+        if name == "bitwise_not":
+            return f"~{self.expr(x.args[0], UNARY)}", UNARY
+        if name == "if_then_else":
+            return self.chosen(*x.args), ATOM
+        if name == "address_of":
+            return f"&{self.expr(x.args[0], UNARY)}", UNARY
+        if name == "reinterpret":
+            return self.reinterpreted(x), ATOM
+        suffix = "f" if t.dtype_of(x) == "float32" else ""
+        return f"{name.removeprefix('llvm_')}{suffix}({self.expr(x.args[0])})", ATOM
+
+    def reinterpreted(self, x: Any) -> str:
+        to, source = t.kind_of(x), t.dtype_of(x.args[0])
+        inner = self.expr(x.args[0])
+        if to == "handle":
+            return f"at({inner})"
+        return f"float_of_{source}({inner})" if to == "float32" else f"bits_{to}({inner})"
+
+
+class DriverPrinter(Printer):
+    """The driver: slots of the table of addresses have names."""
+
+    def __init__(self, driver: Any, lanes: int, slots: Mapping[int, str]) -> None:
+        super().__init__(t.Function(driver, frozenset(), 0), lanes)
+        self.slots = slots
+
+    def term(self, x: Any) -> tuple[str, int]:
+        if isinstance(x, n.Load) and x.source.name == "table" and isinstance(x.indices[0], n.IntImm):
+            return f"table[{self.slots[int(x.indices[0].value)]}]", ATOM
+        return super().term(x)
+
+
+def integer(value: int, dtype: str) -> str:
+    if dtype == "bool":
+        return "true" if value else "false"
+    if dtype == "int64":
+        return "INT64_MIN" if value == -(1 << 63) else f"INT64_C({value})"
+    if dtype == "int32" and value == -(1 << 31):
+        return "INT32_MIN"
+    return f"{value}u" if dtype == "uint32" else f"({value})" if value < 0 else str(value)
+
+
+def number(value: float, dtype: str) -> str:
+    suffix = "f" if dtype == "float32" else ""
+    if math.isnan(value):
+        return "NAN"
+    if math.isinf(value):
+        return "INFINITY" if value > 0 else "(-INFINITY)"
+    exact = np.float32(value) if dtype == "float32" else np.float64(value)
+    plain = value == 0 or 1e-4 <= abs(value) < 1e7
+    text = (np.format_float_positional if plain else np.format_float_scientific)(exact, unique=True, trim="0")
+    return f"({text}{suffix})" if text.startswith("-") else text + suffix
+
+
+def slot_names(program: Program) -> dict[int, str]:
+    """A name in C for every slot of the table of addresses."""
+    named = {ARENA: "ARENA"}
+    for stem, slots in (("AT", program.arguments), ("TO", dict(program.results))):
+        named.update({slot: f"{stem}_{identifier(name).upper()}" for name, slot in slots.items()})
+    named.update({slot: f"CONSTANT_{k}" for k, slot in enumerate(program.constants)})
+    named.update({slot: f"TRIP_{slot}" for slot in range(program.slots) if slot not in named})
+    taken: set[str] = set()
+    for slot, name in named.items():
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        named[slot] = name
+    return named
+
+
+def identifier(name: str) -> str:
+    """A name as C writes names."""
+    made = re.sub(r"\W", "_", name, flags=re.ASCII)
+    return f"_{made}" if made[:1].isdigit() else made
+
+
+def comment(kernel: Kernel) -> str:
+    """What a kernel computes, operation by operation, and the layer it was first needed by."""
+    rows = []
+    for node in kernel.nodes:
+        if node.op.name in ("constant", "full"):
+            continue
+        names = ", ".join("_" if v is None else v.name for v in node.operands)
+        given = attributes_text(node.attributes, {})
+        made = ", ".join(f"{v.name}: {v.type}" for v in node.results)
+        rows.append(f"{made} = {node.op.name}({', '.join(filter(None, [names, given]))})")
+    if kernel.anchor.origin.path:
+        rows.append(f"of layer {kernel.anchor.origin.path}")
+    return "/* " + "\n   ".join(rows).replace("*/", "* /").replace("/*", "/ *") + " */\n"
+
+
+def body_text(program: Program, lanes: int) -> str:
+    """All kernels, and the driver as a function of the table of addresses."""
+    parts = []
+    for name, function in program.functions.items():
+        kernel = program.kernels.get(name)
+        above = comment(kernel) if kernel is not None else ""
+        parts.append(above + Printer(function, lanes).text(name))
+    names = slot_names(program)
+    rows = [f"  {names[k]}," for k in sorted(names)]
+    parts.append("/* What the addresses in the table are of. */\nenum {\n" + "\n".join(rows) + "\n};\n")
+    printer = DriverPrinter(program.driver, lanes, names)
+    printer.statement(program.driver.body)
+    parts.append("static void run(int64_t *table) {\n" + printer.body() + "\n}\n")
+    return "\n".join(parts)
+
+
+def prelude(body: str, lanes: int) -> str:
+    """What a file begins with: the helpers that its body needs."""
+    used = [text for word, text in HELPERS.items() if re.search(rf"\b{word}\b", body)]
+    return "\n".join([INCLUDES, *used]).replace("LANES", str(lanes))
+
+
+def module_text(program: Program, lanes: int) -> str:
+    """A whole file."""
+    body = body_text(program, lanes)
+    return f"{prelude(body, lanes)}\n{body}"

@@ -1,0 +1,94 @@
+"""Everything that an exported folder is written from: names, types, bytes, and what Python computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mithril.backend.memory_plan import ALIGNMENT, nbytes
+from mithril.ir import Graph
+from mithril_cbackend.bundle.c_printer import identifier
+from mithril_cbackend.graph.call_layout import packed
+from mithril_cbackend.program.executable import Executable
+
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+STATE = "state/"
+
+
+class Contents:
+    """One program with its weights, its first state, inputs to test it with and the results.
+
+    What the program changes (state; the parameters of a training step, which come out under their own names) is kept
+    twice behind its arena: a run reads one copy and writes the other. State that it only reads is one more weight.
+    """
+
+    def __init__(self, executable: Executable, params: Arrays, inputs: Arrays, state: Arrays, name: str) -> None:
+        self.name, self.up = name, name.upper()
+        self.executable, self.program, self.graph = executable, executable.program, executable.graph
+        self.purpose = executable.purpose
+        self.inputs = dict(inputs)
+        first = {i.name: np.asarray(state[i.name], order="C") for i in self.graph.with_role("state")}
+        self.moving = passed_on(self.graph)
+        self.params = dict(params)
+        self.constants = {f"constant {slot}": array for slot, array in self.program.constants.items()}
+        self.blob = {**self.params, **first, **self.constants}
+        self.slots = {
+            **{n: self.program.arguments[n] for n in (*self.params, *first)},
+            **{f"constant {slot}": slot for slot in self.program.constants},
+        }
+        self.weights, offsets = packed(self.blob.values())
+        self.offsets = dict(zip(self.blob, offsets, strict=True))
+        self.rooms: dict[str, tuple[int, int]] = {}  # of state that changes: where its two copies stand in the arena
+        end = up(self.program.arena)
+        for n in self.moving:
+            size = up(nbytes(self.graph.input(n).type))
+            self.rooms[n] = end, end + size
+            end += 2 * size
+        self.arena_bytes = max(end, ALIGNMENT)
+        self.runs = 3 if self.moving else 1  # the later ones show what is passed on
+        self.results = self._run({**self.params, **first})
+        taken = set(C_WORDS)
+        self.c_names = {n: unique(n, taken) for n in self.inputs}
+        self.outputs = {n: unique(f"out_{n}" if n in self.inputs else n, taken) for n in self.results}
+
+    def _run(self, carried: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        """What the last of the test's runs gives."""
+        made: dict[str, Any] = {}
+        for _ in range(self.runs):
+            made = self.executable(carried, {**self.inputs, **carried})
+            carried = {**carried, **{n: np.array(made[result]) for n, result in self.moving.items()}}
+        passed = set(self.moving.values())
+        return {n: np.array(x) for n, x in made.items() if n not in passed}
+
+
+def passed_on(graph: Graph) -> dict[str, str]:
+    """The results that take the place of inputs at the next run, by the inputs' names."""
+    results = dict(zip(graph.output_names, graph.outputs, strict=True))
+    found = {}
+    for i in graph.with_role("state", "param"):
+        name = STATE + i.name if i.role == "state" else i.name
+        if name in results and results[name].type == i.type:
+            found[i.name] = name
+    return found
+
+
+# What parameters of a C function cannot be called: words of C, and the function's own names.
+C_WORDS = frozenset({
+    "self", "auto", "bool", "break", "case", "char", "const", "continue", "default", "do", "double", "else", "enum",
+    "extern", "float", "for", "goto", "if", "inline", "int", "long", "register", "restrict", "return", "short",
+    "signed", "sizeof", "static", "struct", "switch", "typedef", "union", "unsigned", "void", "volatile", "while",
+})  # fmt: skip
+
+
+def unique(name: str, taken: set[str]) -> str:
+    made = identifier(name)
+    while made in taken:
+        made += "_"
+    taken.add(made)
+    return made
+
+
+def up(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

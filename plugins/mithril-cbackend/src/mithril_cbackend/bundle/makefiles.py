@@ -1,0 +1,71 @@
+"""The Makefile and CMakeLists.txt of an exported model."""
+
+from __future__ import annotations
+
+from mithril_cbackend.compile_target import Purpose
+
+
+def makefile(name: str, purpose: Purpose, embedded: bool) -> str:
+    compiler = purpose.toolchain.compilers[0]
+    text = MAKEFILE.replace("@FLAGS@", purpose.flags).replace("@CC@", compiler).replace("@NAME@", name)
+    text = text.replace("@RUNNER@", f" {purpose.toolchain.runner}" if purpose.toolchain.runner else "")
+    return text.replace("@WEIGHTS@", f" {name}_weights.o" if embedded else "")
+
+
+def cmake(name: str, purpose: Purpose, embedded: bool) -> str:
+    flags = purpose.flags.replace("-std=c11 ", "")
+    text = CMAKE.replace("@FLAGS@", flags).replace("@NAME@", name)
+    return text.replace("@WEIGHTS@", f" {name}_weights.c" if embedded else "")
+
+
+MAKEFILE = """\
+# make check         compile and run the test against what Python computed
+# make lib@NAME@.a      or lib@NAME@.so: what to link a program with, and -lm
+# make THREADS=1 ... parallel loops by OpenMP, where the model was compiled for several threads
+ifeq ($(origin CC), default)
+CC = @CC@
+endif
+AR ?= ar
+CFLAGS ?= @FLAGS@
+LDLIBS ?= -lm
+RUN ?=@RUNNER@
+ifdef THREADS
+override CFLAGS += -fopenmp
+endif
+
+all: @NAME@_test
+
+@NAME@_test: @NAME@_test.o @NAME@.o@WEIGHTS@
+\t$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+
+%.o: %.c @NAME@.h
+\t$(CC) $(CFLAGS) -fPIC -c -o $@ $<
+
+lib@NAME@.a: @NAME@.o@WEIGHTS@
+\t$(AR) rcs $@ $^
+
+lib@NAME@.so: @NAME@.o@WEIGHTS@
+\t$(CC) $(CFLAGS) $(LDFLAGS) -shared -o $@ $^ $(LDLIBS)
+
+check: @NAME@_test
+\t$(RUN) ./@NAME@_test
+
+clean:
+\trm -f *.o @NAME@_test lib@NAME@.a lib@NAME@.so
+
+.PHONY: all check clean
+"""
+
+CMAKE = """\
+cmake_minimum_required(VERSION 3.10)
+project(@NAME@ C)
+set(CMAKE_C_STANDARD 11)
+add_library(@NAME@ @NAME@.c@WEIGHTS@)
+target_compile_options(@NAME@ PRIVATE @FLAGS@)
+target_include_directories(@NAME@ PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
+target_link_libraries(@NAME@ PUBLIC m)
+add_executable(@NAME@_test @NAME@_test.c)
+target_link_libraries(@NAME@_test @NAME@)
+enable_testing()
+add_test(NAME same_as_python COMMAND @NAME@_test WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
+"""

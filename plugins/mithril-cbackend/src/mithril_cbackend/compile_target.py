@@ -1,0 +1,71 @@
+"""What a program is made for: this computer, or a telephone (``target_hardware="mobile"``, ``mobile_options=``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mithril import plugins
+from mithril.base.errors import OptionError, unknown
+from mithril_cbackend.bundle.toolchains import ALWAYS, FAST, FOREIGN, HOST, SMALL, Toolchain
+
+PLATFORMS = ("android", "linux")
+ARCHITECTURES = {"arm64-v8a": "mobile_arm64", "armeabi-v7a": "mobile_armv7", "x86_64": "mobile_x86_64"}
+KNOWN = ("platform", "arch", "quantization", "optimize_size")
+VECTOR_BYTES = 16  # of NEON and of SSE
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """``arch`` is None for this computer."""
+
+    arch: str | None = None
+    platform: str = "linux"
+    quantization: str | None = None
+    optimize_size: bool = False
+
+    @property
+    def toolchain(self) -> Toolchain:
+        return HOST if self.arch is None else FOREIGN[self.platform, self.arch]
+
+    @property
+    def flags(self) -> str:
+        """What the compiler is told."""
+        return f"{ALWAYS} {SMALL if self.optimize_size else FAST} {self.toolchain.flags}"
+
+
+def purpose(settings: Mapping[str, Any]) -> Purpose:
+    """What the options of a compilation say."""
+    name = settings.get("target_hardware")
+    target = plugins.target(name).spec if name is not None else None
+    mobile = target is not None and target.family == "mobile"
+    given: Mapping[str, Any] = settings.get("mobile_options") or {}
+    for key in given:
+        if key not in KNOWN:
+            what, facts, hint = unknown("key of mobile_options", key, KNOWN)
+            raise OptionError(what, facts=facts, hint=hint)
+    if not mobile and not given:
+        return Purpose()
+    meant = next(
+        (arch for arch, t in ARCHITECTURES.items() if mobile and target is not None and t == target.name), None
+    )
+    arch = _one_of("arch", given.get("arch", meant or "arm64-v8a"), ARCHITECTURES)
+    if meant is not None and arch != meant:
+        raise OptionError(
+            f"mobile_options: arch '{arch}' contradicts target_hardware='{name}', which is {meant}",
+            hint="give it in one place",
+        )
+    return Purpose(
+        arch,
+        _one_of("platform", given.get("platform", "android"), PLATFORMS),
+        _one_of("quantization", given["quantization"], ("int8",)) if given.get("quantization") else None,
+        bool(given.get("optimize_size", False)),
+    )
+
+
+def _one_of(key: str, value: Any, known: Any) -> str:
+    if value not in known:
+        what, facts, hint = unknown(f"value of mobile_options' '{key}'", str(value), tuple(known))
+        raise OptionError(what, facts=facts, hint=hint)
+    return str(value)

@@ -1,0 +1,234 @@
+"""Attention in a graph of primitives: a product, what is done with each of its elements, softmax, another product.
+
+Found by what is computed, not by names of layers. All in between must be read nowhere else: then it need not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mithril.base.dtypes import float32, int32
+from mithril.ir import Graph, Node, Value
+from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend.lowering.element.element_reader import operand, shape_of
+from mithril_cbackend.lowering.element.elementwise import PLAIN
+from mithril_cbackend.lowering.element.views import placed
+
+COMPARISONS = {  # which operand is the place of a key, and how many keys more than the other operand says are seen
+    "greater_equal": (1, 1),
+    "less_equal": (0, 1),
+    "greater": (1, 0),
+    "less": (0, 0),
+}
+OF_PLACES = frozenset(
+    {*COMPARISONS, "iota", "constant", "full", "size_value", "add", "logical_and", "reshape", "broadcast_to"}
+)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The nodes of ``softmax(scores) @ values``, where ``scores`` comes element by element from ``queries @ keys``."""
+
+    first: Node  # queries @ keys
+    between: tuple[Node, ...]  # from its result to the scores
+    scores: Value
+    softmax: tuple[Node, ...]
+    second: Node  # weights @ values
+
+    @property
+    def inner(self) -> tuple[Node, ...]:
+        """What must not be read elsewhere."""
+        return (self.first, *self.between, *self.softmax)
+
+
+def attention_of(producers: Mapping[Value, Node], second: Node) -> Attention | None:
+    """The attention that ends with a product."""
+    shape = shape_of(operand(second))
+    if second.result.dtype is not float32 or len(shape) < 2 or len(shape_of(operand(second, 1))) < 2:
+        return None
+    softmax = _softmax(producers, operand(second))
+    if softmax is None:
+        return None
+    scores = operand(softmax[0])
+    first, between = _product_below(producers, scores)
+    if first is None or len(shape_of(operand(first))) < 2 or len(shape_of(operand(first, 1))) < 2:
+        return None
+    sizes = (*shape, shape_of(operand(first))[-1], *shape_of(operand(second, 1)))
+    if shape_of(second.result)[:-2] != shape[:-2] or 0 in sizes:
+        return None
+    return Attention(first, between, scores, softmax, second)
+
+
+def _softmax(producers: Mapping[Value, Node], weights: Value) -> tuple[Node, ...] | None:
+    """max, sub, exp, sum, div over the last axis, in this order."""
+
+    def made(value: Value, name: str) -> Node | None:
+        node = producers.get(value)
+        return node if node is not None and node.op.name == name else None
+
+    div = made(weights, "div")
+    exp = div and made(operand(div), "exp")
+    total = div and made(operand(div, 1), "sum")
+    sub = exp and made(operand(exp), "sub")
+    largest = sub and made(operand(sub, 1), "max")
+    if not (div and exp and total and sub and largest) or weights.dtype is not float32:
+        return None
+    last = (len(weights.shape) - 1,)
+    folds = ((total, exp.result), (largest, operand(sub)))
+    for node, source in folds:
+        if operand(node) is not source or node.attributes["axis"] != last or not node.attributes["keepdims"]:
+            return None
+    return (largest, sub, exp, total, div) if shape_of(operand(sub)) == shape_of(weights) else None
+
+
+def _product_below(producers: Mapping[Value, Node], scores: Value) -> tuple[Node | None, tuple[Node, ...]]:
+    """The one product of the scores' shape that they come from, and the element-wise nodes in between."""
+    shape = shape_of(scores)
+    products: dict[Node, None] = {}
+    chain: dict[Node, None] = {}
+    pending = [scores]
+    while pending:
+        node = producers.get(pending.pop())
+        if node is None or node in chain or shape_of(node.result) != shape:
+            continue
+        if node.op.name == "matmul":
+            products[node] = None
+        elif node.op.name in PLAIN and node.op.name not in ("constant", "full"):
+            chain[node] = None
+            pending += [v for v in node.operands if v is not None]
+    if len(products) != 1 or next(iter(products)).result.dtype is not float32:
+        return None, ()
+    (first,) = products
+    depends = {first.result}
+    while more := {n.result for n in chain if depends.intersection(n.operands)} - depends:
+        depends |= more
+    return first, tuple(n for n in chain if n.result in depends)
+
+
+def following(graph: Graph, attention: Attention) -> tuple[Node, ...] | None:
+    """Transposes and reshapes of the result that only change where it is stored; None where the weights are needed."""
+    inner = set(attention.inner)
+    results = {n.result for n in inner}
+    readers = {*inner, attention.second}
+    if results.intersection(graph.outputs) or any(not readers.issuperset(graph.users[v]) for v in results):
+        return None
+    if sum(v in results for v in attention.second.operands) != 1:
+        return None
+    chain: list[Node] = []
+    value, last = attention.second.result, 0
+    while value not in graph.outputs and len(graph.users.get(value, ())) == 1:
+        (node,) = graph.users[value]
+        if node.op.name not in ("reshape", "transpose") or placed([*chain, node], attention.second.result) is None:
+            break
+        chain.append(node)
+        value = node.result
+        if node.op.name == "transpose":
+            last = len(chain)
+    return tuple(chain[:last])
+
+
+def roles(kernel: Kernel, attention: Attention, value: Value) -> set[str]:
+    """What a value is for in a kernel: a matrix to be copied, queries, or part of each score."""
+    found: set[str] = set()
+    pending = [value]
+    while pending:
+        value = pending.pop()
+        for node in kernel.nodes:
+            for k, v in enumerate(node.operands):
+                if v is not value:
+                    continue
+                if node in (attention.first, attention.second):
+                    found.add("query" if node is attention.first and k == 0 else "matrix")
+                elif node in attention.between:
+                    found.add("score")
+                else:
+                    pending.append(node.result)
+    return found
+
+
+# -- keys that are not seen ---------------------------------------------------------------------------------------
+def conditions(producers: Mapping[Value, Node], attention: Attention) -> list[Value]:
+    """Where these are false, a score is minus infinity."""
+    found: list[Value] = []
+    node = producers.get(attention.scores)
+    while node in attention.between and node.op.name == "where" and _is_minus_infinity(producers, operand(node, 2)):
+        pending = [operand(node)]
+        while pending:
+            value = pending.pop()
+            made = producers.get(value)
+            if made is not None and made.op.name == "logical_and":
+                pending += [operand(made), operand(made, 1)]
+            elif made is not None and made.op.name in ("reshape", "broadcast_to") and _aligned(made):
+                pending.append(operand(made))
+            else:
+                found.append(value)
+        node = producers.get(operand(node, 1))
+    return found
+
+
+def _aligned(node: Node) -> bool:
+    """Whether only axes in front are new, so that places in a matrix stay what they are."""
+    given, made = shape_of(operand(node)), shape_of(node.result)
+    if node.op.name == "broadcast_to":
+        return True
+    return made[len(made) - len(given) :] == given and len(made) >= len(given)
+
+
+def _is_minus_infinity(producers: Mapping[Value, Node], value: Value) -> bool:
+    node = producers.get(value)
+    return node is not None and node.op.name in ("constant", "full") and node.attributes["value"] == -float("inf")
+
+
+def of_places(producers: Mapping[Value, Node], values: list[Value]) -> list[Node]:
+    """The nodes that make conditions of nothing but places: cheap enough to be part of every kernel that asks."""
+    found: dict[Node, None] = {}
+    pending = list(values)
+    while pending:
+        node = producers.get(pending.pop())
+        if node is not None and node.op.name in OF_PLACES and not node.result.dtype.is_float:
+            found[node] = None
+            pending += [v for v in node.operands if v is not None]
+    return list(found)
+
+
+def last_seen(producers: Mapping[Value, Node], attention: Attention) -> list[tuple[Value, int]]:
+    """Values that say for each query how many keys are seen at most, and what is to be added to them.
+
+    They grow from query to query, so that the last query of a block sees all that the others see.
+    """
+    found = []
+    for value in conditions(producers, attention):
+        node = producers.get(value)
+        if node is not None and node.op.name in COMPARISONS:
+            key, more = COMPARISONS[node.op.name]
+            keys, seen = operand(node, key), operand(node, 1 - key)
+            count = shape_of(attention.scores)[-1]
+            if _numbers_of_keys(producers, keys, count) and _grows(producers, seen):
+                found.append((seen, more))
+    return found
+
+
+def _numbers_of_keys(producers: Mapping[Value, Node], value: Value, count: int) -> bool:
+    node, shape = producers.get(value), shape_of(value)
+    if node is None or node.op.name != "iota":
+        return False
+    return bool(node.attributes["axis"] == len(shape) - 1 and shape[-1] == count)
+
+
+def _grows(producers: Mapping[Value, Node], value: Value) -> bool:
+    """Whether a value is the same for all keys, and larger for later queries, or the same."""
+    if value.dtype is not int32:
+        return False
+    pending = [value]
+    while pending:
+        value = pending.pop()
+        shape, node = shape_of(value), producers.get(value)
+        if all(n == 1 for n in shape[-2:]):
+            continue  # one for all queries
+        if node is None or node.op.name not in ("iota", "add", "constant", "full"):
+            return False
+        if node.op.name == "iota" and node.attributes["axis"] == len(shape) - 1:
+            return False
+        pending += [v for v in node.operands if v is not None]
+    return True

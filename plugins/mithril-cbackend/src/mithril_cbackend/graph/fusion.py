@@ -1,0 +1,391 @@
+"""Which nodes run together: the graph of a region as steps, each a kernel or a control-flow node.
+
+From the last node to the first. A node that gives every element from elements of its operands joins the one kernel that
+reads it; what two kernels read is stored, what is free to make anew (constants) is made in each.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mithril.base.dtypes import TensorType, dtype as as_dtype, int32
+from mithril.ir import Graph, Node, Value
+from mithril_cbackend.graph import attention_match
+from mithril_cbackend.graph.attention_match import Attention
+from mithril_cbackend.graph.kernel import Kernel, Template
+from mithril_cbackend.lowering.attention import attention
+from mithril_cbackend.lowering.conv import direct_convolution
+from mithril_cbackend.lowering.element import elementwise, scatter
+from mithril_cbackend.lowering.element.element_reader import RULES, operand, shape_of
+from mithril_cbackend.lowering.element.kernel_builder import Machine
+from mithril_cbackend.lowering.element.views import view
+from mithril_cbackend.lowering.matmul import matmul, matmul_form
+from mithril_cbackend.lowering.pool import pooling, row_pooling
+from mithril_cbackend.lowering.rows import cumulative, fused_rows, reductions
+
+CONTROL = frozenset({"if", "while", "scan"})
+VIEWS = frozenset({"reshape", "barrier"})
+FREE = frozenset({"constant", "full"})
+DEAR = frozenset([
+    "exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "asin", "acos", "atan", "sinh", "cosh", "tanh",
+    "asinh", "acosh", "atanh", "erf", "erfinv", "pow", "div", "floordiv", "mod", "atan2", "random_bits",
+    "split_key", "fold_in",
+])  # fmt: skip
+TEMPLATES: dict[str, Template] = {
+    **dict.fromkeys(reductions.FOLDS, reductions.reduction),
+    "argmax": reductions.positions,
+    "argmin": reductions.positions,
+    "cumsum": cumulative.cumulative,
+    "cumprod": cumulative.cumulative,
+    "sort": cumulative.sorting,
+    "argsort": cumulative.sorting,
+    "scatter_nd": scatter.scatter,
+    "scatter_nd_add": scatter.scatter,
+    "max_pool": pooling.max_pool,
+    "max_pool_positions": pooling.max_pool_positions,
+    "avg_pool": pooling.average_pool,
+    "avg_pool_grad": pooling.average_pool_grad,
+    "matmul": matmul.matmul,
+    "dot": matmul.matmul,
+    "conv": direct_convolution.convolution,
+    "conv_input_grad": direct_convolution.convolution,
+    "conv_weight_grad": direct_convolution.weight_gradient,
+}
+PREPARES = {
+    "matmul": matmul.prepared,
+    "conv": direct_convolution.prepared,
+}  # templates that want a known operand otherwise
+PRODUCTS = frozenset({"matmul", "dot"})
+LEADING = frozenset(
+    {*PRODUCTS, *reductions.FOLDS, "conv", "conv_input_grad"}
+)  # templates that go on with element-wise operations
+READ_THROUGH = frozenset({*reductions.FOLDS, "cumsum", "cumprod"})  # templates that read each element once
+
+
+def lowers(name: str) -> bool:
+    return name in TEMPLATES or name in RULES or name in CONTROL
+
+
+@dataclass(eq=False)
+class Step:
+    """A control-flow node, run by the driver."""
+
+    node: Node
+
+    @property
+    def outputs(self) -> list[Value]:
+        return list(self.node.results)
+
+    @property
+    def inputs(self) -> list[Value]:
+        return [v for v in self.node.operands if v is not None]
+
+
+@dataclass
+class Grouped:
+    """Steps in order, and which stored value a view shows."""
+
+    steps: list[Kernel | Step]
+    views: dict[Value, Value] = field(default_factory=dict)
+
+    def stored(self, value: Value) -> Value:
+        """The value whose bytes these are."""
+        while value in self.views:
+            value = self.views[value]
+        return value
+
+
+def size(value: Value) -> int:
+    return math.prod(shape_of(value))
+
+
+class Grouping:
+    def __init__(self, graph: Graph, machine: Machine) -> None:
+        self.graph = graph
+        self.machine = machine
+        self.readers: dict[Value, list[Kernel | None]] = {}  # None: must be stored
+        self.steps: list[Kernel | Step] = []
+        self.views: dict[Value, Value] = {}
+        self.expanded: dict[Kernel, int] = {}
+        self.attentions: dict[Node, tuple[Attention, tuple[Node, ...]]] = {}  # by the last node of each
+        self.attended: set[Node] = set()  # nodes that are part of one
+        self._find_attentions()
+
+    def _find_attentions(self) -> None:
+        for node in self.graph.nodes:
+            found = attention_match.attention_of(self.graph.producers, node) if node.op.name == "matmul" else None
+            chain = None if found is None else attention_match.following(self.graph, found)
+            if found is not None and chain is not None:
+                self.attentions[chain[-1] if chain else node] = found, chain
+                self.attended.update(found.inner, [node], chain)
+
+    def run(self) -> Grouped:
+        for v in self.graph.outputs:
+            self._read(v, None)
+        for node in reversed(self.graph.nodes):
+            self._place(node)
+        self.steps.reverse()
+        for step in self.steps:
+            if isinstance(step, Kernel):
+                step.read_stored()
+                if step.template is attention.attention:
+                    step.scratch = attention.scratch(step, self.machine)
+                if step.template is fused_rows.rows:
+                    step.scratch = fused_rows.scratch(step, self.machine)
+                if step.template is matmul.matmul:
+                    step.scratch = matmul.scratch(step, self.machine)
+        return Grouped(self.steps, self.views)
+
+    def _read(self, value: Value | None, by: Kernel | None) -> None:
+        if value is not None:
+            found = self.readers.setdefault(value, [])
+            if by not in found:
+                found.append(by)
+
+    def _place(self, node: Node) -> None:
+        readers = [self.readers.get(v, []) for v in node.results]
+        if not any(readers):
+            return  # nobody reads it
+        name = node.op.name
+        if node in self.attentions:
+            self._attend(*self.attentions[node])
+        elif node in self.attended:
+            return
+        elif name in CONTROL:
+            for v in node.operands:
+                self._read(v, None)
+            self.steps.append(Step(node))
+        elif name == "barrier" or (name == "reshape" and not self._reads_through(node)):
+            for source, result in zip(node.operands, node.results, strict=True):
+                assert source is not None
+                self.views[result] = source
+                self._read(source, None)
+        elif name in FREE:
+            for reader in readers[0]:
+                if reader is None:
+                    self._alone(node)
+                else:
+                    reader.nodes.insert(0, node)
+        elif (kernel := self._of_rows(node, readers[0])) is not None:
+            kernel.nodes.insert(0, node)
+            kernel.template, kernel.kind = fused_rows.rows, fused_rows.rows.__name__
+            for v in node.operands:
+                self._read(v, kernel)
+        elif name in RULES and (kernel := self._joins(node, readers[0])) is not None:
+            kernel.nodes.insert(0, node)
+            for v in node.operands:
+                self._read(v, kernel)
+        elif (kernel := self._leads(node, readers[0])) is not None:
+            kernel.nodes.insert(0, node)
+            kernel.anchor, kernel.template = node, TEMPLATES[name]
+            self._lead(kernel)
+        else:
+            self._alone(node)
+
+    def _leads(self, node: Node, readers: list[Kernel | None]) -> Kernel | None:
+        """The element-wise kernel that can be run on the node's results as they are made."""
+        if node.op.name not in LEADING or len(readers) != 1 or readers[0] is None:
+            return None
+        kernel, made = readers[0], node.result
+        if kernel.template is not elementwise.elementwise or shape_of(kernel.outputs[0]) != shape_of(made):
+            return None
+        depends = {made}
+        for other in kernel.nodes:
+            if any(v in depends for v in other.operands):
+                if other.op.name not in elementwise.PLAIN or shape_of(other.result) != shape_of(made):
+                    return None
+                depends.add(other.result)
+        return kernel
+
+    def _of_rows(self, node: Node, readers: list[Kernel | None]) -> Kernel | None:
+        """The kernel of rows that computes what a row has one of: a fold of the row, or what follows from folds."""
+        if len(readers) != 1 or readers[0] is None or node.op.name not in fused_rows.FOLDS | elementwise.PLAIN:
+            return None
+        kernel, made = readers[0], node.result
+        shape = shape_of(kernel.outputs[0])
+        if (
+            kernel.template not in (elementwise.elementwise, fused_rows.rows)
+            or not shape
+            or shape[-1] < self.machine.lanes()
+        ):
+            return None
+        if (
+            shape_of(made) != (*shape[:-1], 1)
+            or not made.dtype.is_float
+            or any(shape_of(v) != shape for v in kernel.outputs)
+        ):
+            return None
+        if node.op.name in fused_rows.FOLDS:
+            source = node.operands[0]
+            assert source is not None
+            if shape_of(source) != shape or node.attributes["axis"] != (len(shape) - 1,):
+                return None
+        depends = {made}
+        for other in kernel.nodes:
+            if any(v in depends for v in other.operands):
+                fits = shape_of(other.result) in (shape, shape_of(made))
+                if not fits or other.op.name not in fused_rows.FOLDS | elementwise.PLAIN:
+                    return None
+                depends.add(other.result)
+        return kernel
+
+    def _reads_through(self, node: Node) -> bool:
+        """Whether a reshape is better read through than stored: its operand may join the reader as well."""
+        source = node.operands[0]
+        assert source is not None
+        made = self.graph.producers.get(source)
+        if made is None or made.op.name not in RULES or made.op.name in (*VIEWS, *FREE):
+            return False
+        return affine_reshape(shape_of(node.result), shape_of(source)) and (
+            self._joins(node, self.readers.get(node.result, [])) is not None
+        )
+
+    def _joins(self, node: Node, readers: list[Kernel | None]) -> Kernel | None:
+        """The kernel that computes the node as it reads it."""
+        if len(readers) != 1 or readers[0] is None:
+            return None
+        kernel = readers[0]
+        anchor = kernel.anchor
+        if kernel.template is attention.attention:
+            return self._joins_attention(node, kernel)
+        if anchor.op.name in TEMPLATES:
+            if anchor.op.name in PRODUCTS and read_by_products(node) and feeds_only(kernel, node):
+                return kernel
+            if anchor.op.name not in READ_THROUGH or (len(kernel.nodes) > 1 and kernel.outputs != [anchor.result]):
+                return None
+        source = anchor.operands[0] if anchor.op.name in TEMPLATES else anchor.result
+        assert source is not None
+        if size(source) > size(node.result):  # elements would be computed several times
+            if node.op.name in DEAR or self.expanded.get(kernel, 0) >= 6:
+                return None
+            self.expanded[kernel] = self.expanded.get(kernel, 0) + 1
+        return kernel
+
+    def _attend(self, found: Attention, chain: tuple[Node, ...]) -> None:
+        """One kernel for an attention, and for the conditions in it that are made of places only."""
+        producers = self.graph.producers
+        places = attention_match.of_places(producers, [operand(n) for n in found.between if n.op.name == "where"])
+        nodes = [*found.inner, found.second, *chain, *places]
+        last = chain[-1] if chain else found.second
+        kernel = Kernel(attention.attention, nodes, [last.result], found.second, kind=attention.attention.__name__)
+        self.steps.append(kernel)
+        made = {n.result for n in nodes}
+        for node in nodes:
+            for v in node.operands:
+                if v not in made:
+                    self._read(v, kernel)
+
+    def _joins_attention(self, node: Node, kernel: Kernel) -> Kernel | None:
+        """Transposes of what is multiplied; what is computed once for each query; what is cheap for each score."""
+        found = attention_match.attention_of(kernel.producers, kernel.anchor)
+        assert found is not None
+        roles = attention_match.roles(kernel, found, node.result)
+        sources = [self.graph.producers.get(v) for v in node.operands if v is not None]
+        if node.op.name in ("transpose", "reshape") and roles in ({"matrix"}, {"query"}):
+            turned = node.op.name == "transpose" or any(m is not None and m.op.name == "transpose" for m in sources)
+            producers = {node.result: node, **kernel.producers}
+            read = (operand(found.first), operand(found.first, 1), operand(found.second, 1))
+            return kernel if turned and None not in [view(producers, v) for v in read] else None
+        if any(made is not None and made.op.name in LEADING for made in sources):
+            return None  # better done where those are computed
+        if node.op.name == "reshape" or not elementwise.vectorisable([node]):
+            return None
+        return kernel if roles == {"query"} or (roles == {"score"} and node.op.name not in DEAR) else None
+
+    def _alone(self, node: Node) -> None:
+        name = node.op.name
+        template = TEMPLATES.get(name, elementwise.elementwise)
+        kernel = Kernel(template, [node], [node.result], node)
+        self.steps.append(kernel)
+        self._lead(kernel)
+
+    def _lead(self, kernel: Kernel) -> None:
+        """What the template of a kernel's anchor wants: buffers, operands in its own order, operands as they are."""
+        node = kernel.anchor
+        kernel.kind = kernel.template.__name__
+        if node.op.name in PREPARES and (found := known_elements(self.graph, node.operands[1])) is not None:
+            made = PREPARES[node.op.name](kernel, found, self.machine)
+            if made is not None:
+                right = node.operands[1]
+                assert right is not None
+                kernel.prepared = {right: (Value("panels", TensorType(as_dtype(made.dtype), made.shape)), made)}
+        kernel.scratch = scratch(kernel, self.machine)
+        for k, v in enumerate(node.operands):
+            if k == 0 or v not in kernel.prepared:
+                self._read(v, kernel)
+
+
+def feeds_only(kernel: Kernel, node: Node) -> bool:
+    """Whether a node's result is read for the anchor's operands, and for nothing else in a kernel."""
+    before = dict.fromkeys(kernel.anchor.operands, kernel.anchor)
+    for other in reversed(kernel.nodes):
+        if any(v in before for v in other.results):
+            before.update(dict.fromkeys(other.operands, other))
+    on_the_way = {kernel.anchor, *before.values()}
+    return node.result in before and all(o in on_the_way for o in kernel.nodes if node.result in o.operands)
+
+
+def read_by_products(node: Node) -> bool:
+    """Whether a product reads through a node where it copies its operand."""
+    if node.op.name == "cast":
+        source = node.operands[0]
+        assert source is not None
+        return matmul_form.widens(source.dtype, node.result.dtype)
+    return node.op.name == "transpose"
+
+
+def known_elements(graph: Graph, value: Value | None) -> np.ndarray[Any, Any] | None:
+    """The elements of a value that is known now: a constant of the graph, as it is or transposed."""
+    assert value is not None
+    made = graph.producers.get(value)
+    if made is not None and made.op.name == "transpose":
+        found = known_elements(graph, made.operands[0])
+        return None if found is None else found.transpose(made.attributes["perm"])
+    given = graph.input_of.get(value)
+    return None if given is None or given.role != "constant" else np.asarray(given.data)
+
+
+def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
+    """Buffers that a template needs besides its result."""
+    node = kernel.anchor
+    source = node.operands[0] if node.operands else None
+    if node.op.name in ("sort", "argsort"):
+        assert source is not None
+        return [Value("scratch", TensorType(int32, (2 * shape_of(source)[node.attributes["axis"]],)))]
+    if node.op.name == "scatter_nd_add" and node.result.dtype.is_float and node.result.dtype.bits == 16:
+        return [Value("wide", TensorType(as_dtype("float32"), node.result.shape))]
+    if node.op.name in ("max_pool", "avg_pool"):
+        return row_pooling.scratch(node, machine)
+    if node.op.name.startswith("conv"):
+        return direct_convolution.scratch(kernel, machine, bool(kernel.prepared))
+    return []
+
+
+def affine_reshape(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Whether positions of ``shape`` become positions of ``wanted`` by sums and products only."""
+    if 0 in shape:
+        return False
+    a = b = 0
+    while a < len(shape) or b < len(wanted):
+        first = b
+        m = n = 1
+        started = False
+        while m != n or not started:
+            started = True
+            if (m <= n and a < len(shape)) or b == len(wanted):
+                m *= shape[a]
+                a += 1
+            else:
+                n *= wanted[b]
+                b += 1
+        if sum(k != 1 for k in wanted[first:b]) > 1:
+            return False
+    return True
+
+
+def group(graph: Graph, machine: Machine) -> Grouped:
+    return Grouping(graph, machine).run()

@@ -1,0 +1,96 @@
+"""A kernel: some nodes of the graph that run as one function, and what tells two equal kernels apart: nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mithril.ir import Node, Value
+from mithril.ir.attribute_text import attributes_text
+
+Template = Callable[["Kernel", str, Any], Any]
+
+
+Prepared = tuple[Value, np.ndarray[Any, Any]]  # a value that no node makes, and its elements
+
+
+@dataclass(eq=False)
+class Kernel:
+    """``nodes`` in order; those whose results are not among ``outputs`` are computed inside and never stored."""
+
+    template: Template
+    nodes: list[Node]
+    outputs: list[Value]
+    anchor: Node  # the node that decides how the kernel is scheduled
+    inputs: list[Value] = field(default_factory=list)  # stored values that are read
+    scratch: list[Value] = field(default_factory=list)  # buffers that the template needs besides
+    prepared: dict[Value, Prepared] = field(default_factory=dict)  # what takes the place of the anchor's operands
+    kind: str = ""
+
+    @property
+    def parameters(self) -> list[Value]:
+        """What the function is called with, in order."""
+        return [*self.inputs, *self.outputs, *self.scratch]
+
+    def read_stored(self) -> None:
+        """Find out which values come from outside."""
+        self.nodes = self._in_order()
+        made = {v for node in self.nodes for v in node.results}
+        found: dict[Value, None] = {}
+        for node in self.nodes:
+            for v in node.operands:
+                if v is not None and v not in made and (node is not self.anchor or v not in self.prepared):
+                    found[v] = None
+        self.inputs = [*found, *(v for v, _ in self.prepared.values())]
+
+    def _in_order(self) -> list[Node]:
+        """The nodes in an order that only depends on what they compute: operands first, from the outputs on."""
+        producers = self.producers
+        found: dict[Node, None] = {}
+        pending = [producers[v] for v in reversed(self.outputs)]
+        while pending:
+            node = pending[-1]
+            left = [producers[v] for v in node.operands if v in producers and producers[v] not in found]
+            if left:
+                pending += reversed(left)
+            else:
+                found[pending.pop()] = None
+        return list(found)
+
+    @property
+    def producers(self) -> dict[Value, Node]:
+        return {v: node for node in self.nodes for v in node.results}
+
+    def key(self) -> str:
+        """Equal for kernels that compute the same from their inputs, whatever their values are called."""
+        numbers: dict[Any, int] = {}
+        parts = [self.kind]
+
+        def number(v: Value | None) -> str:
+            if v is None:
+                return "-"
+            return str(numbers.setdefault(v, len(numbers)))
+
+        for v in self.inputs:
+            parts.append(f"{number(v)}:{v.type}")
+        for node in self.nodes:
+            read = ",".join(map(number, node.operands))
+            made = ",".join(f"{number(v)}:{v.type}" for v in node.results)
+            parts.append(f"{made}={node.op.name}({read}|{attributes_text(node.attributes, {})})")
+        parts.append(">" + ",".join(map(number, self.outputs)) + "@" + number(self.anchor.results[0]))
+        return ";".join(parts)
+
+    def name(self) -> str:
+        """What it does, for people: the operations' names, the last ones if there are many."""
+        words: dict[str, None] = {}
+        for node in self.nodes:
+            if node.op.name not in SILENT:
+                words[node.op.name] = None
+        chosen = list(words)[-4:] or [self.anchor.op.name]
+        return "_".join(chosen)
+
+
+SILENT = frozenset({"constant", "full", "broadcast_to", "reshape", "barrier", "cast", "size_value"})

@@ -1,0 +1,352 @@
+"""Blocks of queries of an attention: their scores, their weights, and what these make of the values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from mithril.base.dtypes import float32
+from mithril.ir import Value
+from mithril_cbackend.graph.attention_match import Attention, last_seen
+from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend.lowering.element import vector_math
+from mithril_cbackend.lowering.element.element_reader import Index, clamped, operand, shape_of
+from mithril_cbackend.lowering.element.elementwise import inner_loop, vectorisable
+from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Machine
+from mithril_cbackend.lowering.element.views import placed, view
+from mithril_cbackend.lowering.matmul import naive_contractions
+from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, copy_panel, count, multiply, tile_for
+from mithril_cbackend.lowering.rows import reductions
+from mithril_cbackend.tir import expr as t
+
+BLOCK = 32  # queries
+SCORES = 1 << 15  # elements of a block's scores, about: they share the second cache with keys and values
+TOGETHER = 4  # rows of scores that become weights side by side
+FEW = 3  # queries that keys are not worth copying for
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """``heads`` have keys and values of their own, those of one head are ``sharing`` them."""
+
+    heads: tuple[int, ...]
+    sharing: tuple[int, ...]
+    queries: int
+    keys: int
+    inner: int  # of a query and a key
+    outer: int  # of a value
+    block: int
+    keys_tile: Tile
+    values_tile: Tile
+    in_place: bool  # keys and values are read where they lie
+
+    @staticmethod
+    def of(kernel: Kernel, attention: Attention, machine: Machine) -> Sizes:
+        *batch, queries, keys = shape_of(attention.scores)
+        inner, outer = shape_of(operand(attention.first))[-1], shape_of(attention.second.result)[-1]
+        own = 0  # axes up to the last that keys or values have
+        for product in (attention.first, attention.second):
+            lead = shape_of(operand(product, 1))[:-2]
+            lead = (*[1] * (len(batch) - len(lead)), *lead)
+            own = max([own, *(k + 1 for k, n in enumerate(lead) if n != 1)])
+        most = min(BLOCK, max(8, SCORES // keys // 8 * 8))
+        block = min(queries, -(-queries // -(-queries // most) // 8) * 8)
+        tiles = tile_for(block, keys, machine), tile_for(block, outer, machine)
+        lanes = machine.lanes()
+        strides = [view(kernel.producers, operand(product, 1)) for product in (attention.first, attention.second)]
+        lie = [found is not None and found[1][k] == 1 for found, k in zip(strides, (-2, -1), strict=True)]
+        whole = lanes > 1 and keys >= lanes and inner % lanes == outer % lanes == 0
+        in_place = queries <= FEW and whole and all(lie)
+        return Sizes(tuple(batch[:own]), tuple(batch[own:]), queries, keys, inner, outer, block, *tiles, in_place)
+
+    @property
+    def row(self) -> int:
+        """Elements of a row of scores: whole panels, those after the last key minus infinity."""
+        return count(self.keys, self.keys_tile.columns) * self.keys_tile.columns
+
+    def parts(self, machine: Machine) -> dict[str, int]:
+        """What a thread has buffers for, and how many elements of each, in whole vectors."""
+        columns, lanes = self.values_tile.columns, machine.lanes()
+        found = {"query": self.block * self.inner, "scores": self.block * self.row, "factors": self.block}
+        if not self.in_place:
+            found |= {"keys": self.row * self.inner, "values": count(self.outer, columns) * columns * self.keys}
+        return {name: -(-n // lanes) * lanes for name, n in found.items()}
+
+
+class Blocks:
+    """All heads: what is copied for each, then its blocks."""
+
+    def __init__(self, frame: Frame, found: Attention, sizes: Sizes) -> None:
+        self.frame, self.found, self.sizes = frame, found, sizes
+        self.code, self.reader, self.lanes = frame.code, frame.reader, frame.machine.lanes()
+        self.query, self.keys = operand(found.first), operand(found.first, 1)
+        self.values = operand(found.second, 1)
+        producers, nodes = frame.kernel.producers, set(frame.kernel.nodes)
+        self.seen = last_seen(producers, found)
+        apart = {found.first, found.second, *found.softmax, *self.chain}
+        self.vector = vectorisable([n for n in nodes if n not in apart])
+        self.buffer = frame.outputs[frame.kernel.scratch[0]]
+        self.parts = sizes.parts(frame.machine)
+
+    @property
+    def chain(self) -> list[Any]:
+        """What follows the second product."""
+        producers, value, chain = self.frame.kernel.producers, self.frame.kernel.outputs[0], []
+        while value is not self.found.second.result:
+            chain.append(producers[value])
+            value = operand(producers[value])
+        return chain[::-1]
+
+    def write(self) -> None:
+        s, frame = self.sizes, self.frame
+        heads, blocks = math.prod(s.heads), s.queries // s.block
+        products = heads * math.prod(s.sharing) * s.queries * s.keys * (s.inner + s.outer)
+        work = products // PRODUCTS
+        threads = frame.workers(work, frame.machine.threads)
+        parts = threads if heads % threads and blocks >= threads else 1  # heads that cannot be dealt out evenly are cut
+        with frame.share("head", heads * parts, work) as (worker, item):
+            *head, part = self.reader.split(item, (*s.heads, parts))
+            start = t.imul(worker, sum(self.parts.values()))
+            self.at: dict[str, Any] = {}
+            for name, elements in self.parts.items():
+                self.at[name], start = start, t.iadd(start, elements)
+            self.prepare(tuple(head))
+            with self.reader.nest("", s.sharing) as sharing:
+                lead = (*head, *sharing)
+                mine = blocks // parts if blocks % parts == 0 else t.idiv(t.isub(blocks + parts - 1, part), parts)
+                with self.reader.loop("block", mine) as k:
+                    first = t.imul(t.iadd(t.imul(k, parts), part), s.block)
+                    self.block(lead, self.reader.position(first), s.block)
+                if s.queries % s.block:
+                    self.last_block(lead, part, parts)
+
+    def last_block(self, lead: Index, part: Any, parts: int) -> None:
+        """The one with fewer queries is the last part's."""
+        s = self.sizes
+        rest = s.queries % s.block
+        if parts == 1:
+            self.block(lead, s.queries - rest, rest)
+            return
+        mine = t.binary("eq", t.index(part), t.index(parts - 1))
+        with self.code.when(mine), self.reader.loop("last", 1):
+            self.block(lead, s.queries - rest, rest)
+
+    # -- what all blocks of a head read ---------------------------------------------------------------------------
+    def matrix(self, value: Value, head: Index) -> Matrix | None:
+        """Where an operand of this head lies, if it is stored."""
+        found = view(self.frame.kernel.producers, value)
+        buffer = None if found is None else self.reader.buffers.get(found[0])
+        if found is None or buffer is None:
+            return None
+        *steps, row, column = found[1]
+        start: Any = 0
+        for i, step in zip(naive_contractions.batch_position(head, shape_of(value)[:-2]), steps, strict=True):
+            start = t.iadd(start, t.imul(i, step))
+        return Matrix(buffer, start, row, column)
+
+    def panels(self, value: Value, head: Index, part: str, rows: int, columns: int, tile: Tile) -> None:
+        """Copy an operand of [rows, columns] to panels as wide as a tile."""
+        stored, size = self.matrix(value, head), tile.columns * rows
+        lead = naive_contractions.batch_position(head, shape_of(value)[:-2])
+
+        def copy(number: Any, width: int) -> None:
+            first = t.imul(number, tile.columns)
+            panel = Matrix(self.buffer, t.iadd(self.at[part], t.imul(number, size)), tile.columns, 1)
+
+            def element(i: Any, j: Any) -> t.Expr:
+                return self.reader.at(value, (*lead, i, t.iadd(first, j)))
+
+            matrix = None if stored is None else stored.from_column(first)
+            copy_panel(self.frame, element, matrix, rows, width, panel)
+
+        whole, rest = divmod(columns, tile.columns)
+        if whole:
+            with self.reader.loop("panel", whole) as number:
+                copy(number, tile.columns)
+        if rest:
+            copy(whole, rest)
+
+    def prepare(self, head: Index) -> None:
+        s, full = self.sizes, (*head, *[0] * len(self.sizes.sharing))
+        self.panels(self.keys, full, "keys", s.inner, s.keys, s.keys_tile)
+        self.panels(self.values, full, "values", s.keys, s.outer, s.values_tile)
+
+    # -- a block of queries ---------------------------------------------------------------------------------------
+    def block(self, lead: Index, first: Any, rows: int) -> None:
+        panels = self.panels_seen(lead, t.iadd(first, rows - 1))
+        self.copy_queries(lead, first, rows)
+        self.hide_behind_last_key(rows)
+        self.score(lead, first, rows, panels)
+        self.weigh(rows, panels)
+        self.gather(lead, first, rows, panels)
+
+    def hide_behind_last_key(self, rows: int) -> None:
+        """The rest of the last panel counts nothing."""
+        s = self.sizes
+        if s.row > s.keys:
+            with self.reader.loop("row", rows) as row, self.reader.loop("j", s.row - s.keys) as j:
+                at = t.iadd(t.iadd(self.at["scores"], t.imul(row, s.row)), t.iadd(j, s.keys))
+                self.code.store(self.buffer, at, t.const(-math.inf, "float32"))
+
+    def panels_seen(self, lead: Index, query: Any) -> Any:
+        """How many panels of keys a query and those before it see: at least one, so that who sees none gets nan."""
+        s, columns = self.sizes, self.sizes.keys_tile.columns
+        total = s.row // columns
+        panels: Any = total
+        for value, more in self.seen:
+            keys = self.reader.broadcast(value, (*lead, query, 0))
+            last = clamped(self.reader, t.iadd(keys, more - 1), 0, s.keys - 1)
+            here = self.reader.position(t.iadd(t.idiv(last, columns), 1))
+            if isinstance(panels, int):
+                panels = here
+            else:
+                panels = self.reader.position(t.select(t.binary("lt", here, panels), here, panels))
+        return panels
+
+    def copy_queries(self, lead: Index, first: Any, rows: int) -> None:
+        shape, inner = shape_of(self.query), self.sizes.inner
+        vectors = self.lanes if vectorisable(self.making(self.query)) else 0
+        with self.reader.loop("row", rows) as row:
+
+            def copy(at: Index) -> None:
+                there = (*naive_contractions.batch_position(lead, shape[:-2]), t.iadd(first, row), at[-1])
+                to = t.iadd(t.iadd(self.at["query"], t.imul(row, inner)), at[-1])
+                self.code.store(self.buffer, to, self.reader.at(self.query, there))
+
+            inner_loop(self.frame, (), inner, vectors, copy)
+
+    def making(self, value: Value) -> list[Any]:
+        """The nodes of this kernel that make a value."""
+        producers, found, pending = self.frame.kernel.producers, [], [value]
+        while pending:
+            node = producers.get(pending.pop())
+            if node is not None:
+                found.append(node)
+                pending += [v for v in node.operands if v is not None]
+        return found
+
+    def score(self, lead: Index, first: Any, rows: int, panels: Any) -> None:
+        s, tile, made = self.sizes, self.sizes.keys_tile, self.found.first.result
+
+        def left(row: Any, k: Any) -> t.Expr:
+            return t.load(self.buffer, t.iadd(t.iadd(self.at["query"], t.imul(row, s.inner)), k))
+
+        def one(number: Any, width: int) -> None:
+            begin = t.imul(number, tile.columns)
+            panel = Matrix(self.buffer, t.iadd(self.at["keys"], t.imul(begin, s.inner)), tile.columns, 1)
+
+            def emit(row: Any, column: Any, element: t.Expr) -> None:
+                key = t.iadd(begin, column)
+                at = (*lead, t.iadd(first, row), key)
+                self.reader.give(made, at, self.code.let(element, made.name))
+                to = t.iadd(t.iadd(self.at["scores"], t.imul(row, s.row)), key)
+                self.code.store(self.buffer, to, self.reader.at(self.found.scores, at))
+
+            multiply(self.frame, rows, (s.inner,), tile, left, panel, width, emit, self.vector)
+
+        whole, rest = divmod(s.keys, tile.columns)
+        if isinstance(panels, int) or not rest:
+            if whole:
+                with self.reader.loop("panel", whole if isinstance(panels, int) else panels) as number:
+                    one(number, tile.columns)
+            if rest:
+                one(whole, rest)
+            return
+        if whole:
+            least = t.select(t.binary("lt", panels, t.index(whole)), panels, t.index(whole))
+            with self.reader.loop("panel", self.reader.position(least)) as number:
+                one(number, tile.columns)
+        with self.code.when(t.binary("gt", panels, t.index(whole))), self.reader.loop("last", 1):
+            one(whole, rest)
+
+    def weigh(self, rows: int, panels: Any) -> None:
+        """Scores become exp(score - largest), and what divides a row by its sum is kept."""
+        for first, times, together in ((0, rows // TOGETHER, TOGETHER), (rows - rows % TOGETHER, rows % TOGETHER, 1)):
+            if times:
+                with self.reader.loop("row", times) as k:
+                    begin = t.iadd(t.imul(k, together), first)
+                    self.weigh_rows([t.iadd(begin, n) for n in range(together)], panels)
+
+    def weigh_rows(self, rows: list[Any], panels: Any) -> None:
+        """Some rows side by side, so that one need not wait for another's sum."""
+        code, reader, buffer, row = self.code, self.reader, self.buffer, self.sizes.row
+        starts = [reader.position(t.iadd(self.at["scores"], t.imul(k, row))) for k in rows]
+
+        def larger(best: t.Expr, at: Any, which: int) -> t.Expr:
+            return reductions.fold(code, "max", best, t.load(buffer, at), float32)
+
+        def more(total: t.Expr, at: Any, which: int) -> t.Expr:
+            score = code.let(t.binary("sub", t.load(buffer, at), largest[which]), "score")
+            weight = code.let(vector_math.exp_of_negative(code, score), "weight")
+            code.store(buffer, at, weight)
+            return t.binary("add", total, weight)
+
+        largest = self.folded("max", starts, panels, larger)
+        sums = self.folded("sum", starts, panels, more)
+        for k, total in zip(rows, sums, strict=True):
+            factor = t.binary("div", t.const(1.0, "float32"), total)
+            code.store(buffer, t.iadd(self.at["factors"], k), factor)
+
+    def folded(self, op: str, starts: list[Any], panels: Any, take: Any) -> list[t.Expr]:
+        """A fold along rows of scores that start here and there."""
+        code, reader, columns = self.code, self.reader, self.sizes.keys_tile.columns
+        totals = [code.alloc(op, columns, "float32") for _ in starts]
+        for total in totals:
+            with reader.loop("j", columns, t.VECTORIZED) as j:
+                code.store(total, j, reductions.start(op, float32))
+        with reader.loop("panel", panels) as number:
+            for which, (start, total) in enumerate(zip(starts, totals, strict=True)):
+                for v in range(columns // self.lanes):
+                    with reader.loop("j", self.lanes, t.VECTORIZED) as j:
+                        slot = t.iadd(j, v * self.lanes)
+                        at = t.iadd(t.iadd(start, t.imul(number, columns)), slot)
+                        code.store(total, slot, take(t.load(total, slot), at, which))
+        made = [reductions.gathered(self.frame, op, total, columns, float32, 0) for total in totals]
+        return [code.let(x, op) for x in made]
+
+    def gather(self, lead: Index, first: Any, rows: int, panels: Any) -> None:
+        """Weights times values, each row divided by its sum, stored where the result is wanted."""
+        s, tile = self.sizes, self.sizes.values_tile
+        keys = self.keys_in(panels)
+        strides = placed(self.chain, self.found.second.result)
+        assert strides is not None
+        *steps, row_step, column_step = strides
+        start = t.imul(first, row_step)
+        for i, step in zip(lead, steps, strict=True):
+            start = t.iadd(start, t.imul(i, step))
+        result = Matrix(self.frame.outputs[self.frame.kernel.outputs[0]], start, row_step, column_step)
+
+        def left(row: Any, k: Any) -> t.Expr:
+            return t.load(self.buffer, t.iadd(t.iadd(self.at["scores"], t.imul(row, s.row)), k))
+
+        def one(number: Any, width: int) -> None:
+            begin = t.imul(number, tile.columns)
+            panel = self.panel_of_values(lead, begin)
+
+            def emit(row: Any, column: Any, element: t.Expr) -> None:
+                factor = t.load(self.buffer, t.iadd(self.at["factors"], row))
+                made = t.binary("mul", element, factor)
+                self.code.store(result.buffer, result.at(row, t.iadd(begin, column)), made)
+
+            multiply(self.frame, rows, (keys,), tile, left, panel, width, emit, column_step == 1)
+
+        whole, rest = divmod(s.outer, tile.columns)
+        if whole:
+            with self.reader.loop("panel", whole) as number:
+                one(number, tile.columns)
+        if rest:
+            one(whole, rest)
+
+    def panel_of_values(self, lead: Index, begin: Any) -> Matrix:
+        """The panel that starts with a column."""
+        start = t.iadd(self.at["values"], t.imul(begin, self.sizes.keys))
+        return Matrix(self.buffer, start, self.sizes.values_tile.columns, 1)
+
+    def keys_in(self, panels: Any) -> Any:
+        """How many keys so many panels have."""
+        s, columns = self.sizes, self.sizes.keys_tile.columns
+        if isinstance(panels, int):
+            return s.keys
+        keys = self.reader.position(t.imul(panels, columns))
+        return keys if s.row == s.keys else clamped(self.reader, keys, 0, s.keys)

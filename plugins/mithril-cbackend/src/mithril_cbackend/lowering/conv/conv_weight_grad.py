@@ -1,0 +1,242 @@
+"""The gradient of a convolution's kernel: a matrix product, summed over pixels, of windows with cotangents.
+
+The cotangents are turned first, so that channels run along the vectors. The windows are read from the padded image as
+they lie: a tile has an element of the kernel, of some channel, in each of its rows. Where a group has too few channels
+for that, pixels run along the vectors.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from mithril.base.dtypes import TensorType, float32
+from mithril.ir import Node, Value
+from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad, slack
+from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
+from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Machine
+from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, copy_panel, count, multiply, tile_for
+from mithril_cbackend.tir import expr as t
+
+SUMS = 25  # vectors of sums that registers hold beside the rest
+HELD = 320  # pixels whose cotangents, of a panel of channels, stay in the first cache
+
+
+@dataclass(frozen=True)
+class Plan:
+    """For each group [depth, pixels] @ [pixels, made], one slab of an image's rows after the other."""
+
+    batch: int
+    groups: int
+    made: int  # channels of a group's cotangent
+    inner: int  # channels of a group's image
+    layout: Layout
+
+    @property
+    def depth(self) -> int:
+        """Elements of the kernels of one channel."""
+        return self.inner * math.prod(self.layout.kernel)
+
+    @property
+    def pixels(self) -> int:
+        return math.prod(self.layout.result)
+
+    @property
+    def rows(self) -> int:
+        """Of the cotangent, in a slab."""
+        height, *rest = self.layout.result
+        return max((r for r in range(1, height + 1) if height % r == 0 and r * math.prod(rest) <= HELD), default=1)
+
+    @property
+    def slabs(self) -> int:
+        return self.layout.result[0] // self.rows
+
+    def tile(self, machine: Machine) -> Tile:
+        return tile_for(self.depth, self.made, machine)
+
+    def panels(self, machine: Machine) -> int:
+        """Of a group."""
+        return count(self.made, self.tile(machine).columns)
+
+    def by_product(self, machine: Machine) -> bool:
+        """Whether there are channels enough to run along vectors."""
+        return 2 * self.made >= machine.lanes()
+
+    def scratch(self, machine: Machine) -> list[Value]:
+        """The padded image, then the turned cotangents and the sums, or the cotangents with zeros between rows."""
+        lanes, images = machine.lanes(), self.batch * self.groups
+        sizes = {"padded": images * self.inner * self.layout.channel + slack(self.layout, lanes)}
+        if self.by_product(machine):
+            columns = self.groups * self.panels(machine) * self.tile(machine).columns
+            sizes |= {"turned": columns * self.batch * self.pixels, "sums": columns * self.depth}
+        else:
+            sizes["weighted"] = images * self.made * count(self.layout.pixels, lanes) * lanes
+        return [Value(n, TensorType(float32, (size,))) for n, size in sizes.items()]
+
+    def write(self, frame: Frame) -> None:
+        (Products if self.by_product(frame.machine) else Dots)(frame, self).write()
+
+
+def plan_of(node: Node) -> Plan:
+    made, inner = shape_of(node.result)[:2]
+    groups, batch = node.attributes["groups"], shape_of(operand(node))[0]
+    return Plan(batch, groups, made // groups, inner, layout_of(node))
+
+
+class Products:
+    """The loops over panels of channels, slabs and tiles."""
+
+    def __init__(self, frame: Frame, plan: Plan) -> None:
+        self.frame, self.plan, self.reader, self.code = frame, plan, frame.reader, frame.code
+        self.x, self.g = operand(frame.kernel.anchor), operand(frame.kernel.anchor, 1)
+        self.tile, self.lanes = plan.tile(frame.machine), frame.machine.lanes()
+        self.padded, self.turned, self.sums = (frame.outputs[v] for v in frame.kernel.scratch)
+
+    def write(self) -> None:
+        p, frame, columns = self.plan, self.frame, self.tile.columns
+        work = p.batch * p.groups * p.made * p.depth * p.pixels // PRODUCTS
+        pad(frame, p.layout, self.x, self.padded, p.groups * p.inner, slack(p.layout, self.lanes))
+        whole, rest = divmod(p.made, columns)
+        for first, panels, width in ((0, whole, columns), (whole, 1, rest)):
+            if not panels or not width:
+                continue
+            with frame.share("turn", p.groups * panels * p.batch, work) as (_, item):
+                group, number, image = self.reader.split(item, (p.groups, panels, p.batch))
+                self.turn(group, t.iadd(number, first), image, width)
+            parts = self.parts(panels, work)
+            with frame.share("panel", p.groups * panels * parts, work) as (_, item):
+                group, number, part = self.reader.split(item, (p.groups, panels, parts))
+                self.panel(group, t.iadd(number, first), t.imul(part, p.depth // parts), p.depth // parts, width)
+
+    def parts(self, panels: int, work: int) -> int:
+        """Into how many parts the windows are cut, so that there is one for every thread."""
+        p = self.plan
+        threads = self.frame.workers(work, p.groups * panels * p.depth)
+        return threads if p.groups * panels < threads and p.depth % (threads * self.tile.rows) == 0 else 1
+
+    def cotangents(self, group: Any, number: Any, image: Any, pixel: Any = 0) -> Matrix:
+        """Of one image from a pixel on, a panel of channels: pixels by channels."""
+        p, columns = self.plan, self.tile.columns
+        panel = t.iadd(t.imul(group, p.panels(self.frame.machine)), number)
+        start = t.imul(t.iadd(t.imul(t.iadd(t.imul(panel, p.batch), image), p.pixels), pixel), columns)
+        return Matrix(self.turned, start, columns, 1)
+
+    def turn(self, group: Any, number: Any, image: Any, width: int) -> None:
+        p = self.plan
+        channel = t.iadd(t.imul(group, p.made), t.imul(number, self.tile.columns))
+        start = t.imul(t.iadd(t.imul(image, p.groups * p.made), channel), p.pixels)
+        given = Matrix(self.reader.buffers[self.g], start, 1, p.pixels)
+        copy_panel(self.frame, given.element, given, p.pixels, width, self.cotangents(group, number, image))
+
+    def panel(self, group: Any, number: Any, first: Any, depth: int, width: int) -> None:
+        """The gradients of a panel of channels: summed up for each slab of each image, then turned back."""
+        p, reader, columns = self.plan, self.reader, self.tile.columns
+        panel = t.iadd(t.imul(group, p.panels(self.frame.machine)), number)
+        sums = Matrix(self.sums, t.imul(t.iadd(t.imul(panel, p.depth), first), columns), columns, 1)
+        several = p.batch * p.slabs > 1
+        if several:
+            with reader.loop("i", depth) as i, reader.loop("j", columns) as j:
+                self.code.store(self.sums, sums.at(i, j), t.const(0, "float32"))
+
+        def add(row: Any, column: Any, element: t.Expr) -> None:
+            at = sums.at(row, column)
+            self.code.store(self.sums, at, t.binary("add", t.load(self.sums, at), element) if several else element)
+
+        with reader.loop("image", p.batch) as image, reader.loop("slab", p.slabs) as slab:
+            start = t.imul(t.iadd(t.imul(image, p.groups), group), p.inner)
+
+            def window(row: Any, *pixel: Any) -> t.Expr:
+                channel, *element = reader.split(t.iadd(first, row), (p.inner, *p.layout.kernel))
+                base = t.iadd(t.imul(t.iadd(start, channel), p.layout.channel), p.layout.offset(tuple(element)))
+                place = p.layout.rows((t.iadd(t.imul(slab, p.rows), pixel[0]), *pixel[1:]))
+                return self.code.let(t.load(self.padded, t.iadd(base, place)), "x")
+
+            rest = math.prod(p.layout.result[1:])
+            given = self.cotangents(group, number, image, t.imul(slab, p.rows * rest))
+            inner = (p.rows, *p.layout.result[1:])
+            multiply(self.frame, depth, inner, self.tile, window, given, width, add, True)
+        self.store(group, number, first, sums, depth, width)
+
+    def store(self, group: Any, number: Any, first: Any, sums: Matrix, depth: int, width: int) -> None:
+        """The sums of a panel, where the gradients of its channels lie: squares turned, the rest one by one."""
+        p, reader, lanes = self.plan, self.reader, self.lanes
+        (made,) = self.frame.kernel.outputs
+        channel = t.iadd(t.imul(group, p.made), t.imul(number, self.tile.columns))
+        target = Matrix(self.frame.outputs[made], t.iadd(t.imul(channel, p.depth), first), p.depth, 1)
+        high, wide = (n // lanes * lanes if lanes > 1 else 0 for n in (width, depth))
+        if high and wide:
+            with reader.loop("r", high // lanes) as r, reader.loop("s", wide // lanes) as s:
+                i, j = t.imul(r, lanes), t.imul(s, lanes)
+                self.code.turn(lanes, self.sums, sums.at(j, i), sums.row, target.buffer, target.at(i, j), target.row)
+        for begin, end, left, right in ((0, high, wide, depth), (high, width, 0, depth)):
+            with reader.loop("i", end - begin) as i, reader.loop("j", right - left) as j:
+                row, column = t.iadd(i, begin), t.iadd(j, left)
+                self.code.store(target.buffer, target.at(row, column), sums.element(column, row))
+
+
+class Dots:
+    """The gradients of few channels: products of rows of pixels, some channels and all elements at once."""
+
+    def __init__(self, frame: Frame, plan: Plan) -> None:
+        self.frame, self.plan, self.reader, self.code = frame, plan, frame.reader, frame.code
+        self.x, self.g = operand(frame.kernel.anchor), operand(frame.kernel.anchor, 1)
+        self.lanes = frame.machine.lanes()
+        self.padded, self.weighted = (frame.outputs[v] for v in frame.kernel.scratch)
+        self.steps = count(plan.layout.pixels, self.lanes)
+
+    def write(self) -> None:
+        p, frame, reader = self.plan, self.frame, self.reader
+        pad(frame, p.layout, self.x, self.padded, p.groups * p.inner, slack(p.layout, self.lanes))
+        self.lay_rows()
+        high, wide = divisor(p.made), divisor(p.inner)
+        each = SUMS // (high * wide)
+        work = p.batch * p.groups * p.made * p.depth * p.layout.pixels // PRODUCTS
+        whole = (p.groups, p.made // high, p.inner // wide)
+        with reader.loop("block", math.prod(whole), frame.parallel(work)) as block:
+            group, r, c = reader.split(block, whole)
+            with reader.several("abc", p.layout.kernel, each) as places:
+                self.block(group, t.imul(r, high), t.imul(c, wide), high, wide, places)
+
+    def block(self, group: Any, first: Any, column: Any, high: int, wide: int, places: list[Index]) -> None:
+        p, reader, code, lanes = self.plan, self.reader, self.code, self.lanes
+        cells = [(r, c, at) for r in range(high) for c in range(wide) for at in places]
+        total = code.alloc("total", len(cells) * lanes, "float32")
+        for k in range(len(cells)):
+            with reader.loop("j", lanes, t.VECTORIZED) as j:
+                code.store(total, t.iadd(j, k * lanes), t.const(0, "float32"))
+        with reader.loop("image", p.batch) as image, reader.loop("p", self.steps) as step:
+            lead = t.iadd(t.imul(t.iadd(t.imul(image, p.groups), group), p.made), first)
+            start = t.iadd(t.imul(t.iadd(t.imul(image, p.groups), group), p.inner), column)
+            with reader.loop("j", lanes, t.VECTORIZED) as j:
+                pixel = t.iadd(t.imul(step, lanes), j)
+                rows = [t.iadd(t.imul(t.iadd(lead, r), self.steps * lanes), pixel) for r in range(high)]
+                given = [code.let(t.load(self.weighted, row), "g") for row in rows]
+                for k, (r, c, at) in enumerate(cells):
+                    base = t.iadd(t.imul(t.iadd(start, c), p.layout.channel), p.layout.offset(at))
+                    product = t.binary("mul", given[r], t.load(self.padded, t.iadd(base, pixel)))
+                    here = t.iadd(j, k * lanes)
+                    code.store(total, here, t.binary("add", t.load(total, here), product))
+        (made,) = self.frame.kernel.outputs
+        for k, (r, c, at) in enumerate(cells):
+            with reader.loop("l", lanes - 1) as lane:
+                other = t.load(total, t.iadd(t.iadd(lane, 1), k * lanes))
+                code.store(total, k * lanes, t.binary("add", t.load(total, k * lanes), other))
+            channel = t.iadd(t.iadd(t.imul(group, p.made), first), r)
+            self.frame.write(made, (channel, t.iadd(column, c), *at), t.load(total, k * lanes))
+
+    def lay_rows(self) -> None:
+        """The cotangent's pixels at the flat positions that the padded image uses, zeros between rows."""
+        p, reader, code = self.plan, self.reader, self.code
+        length, channels = self.steps * self.lanes, p.groups * p.made
+        with reader.loop("c", p.batch * channels, self.frame.parallel(p.batch * channels * length)) as c:
+            base = t.imul(c, length)
+            with reader.loop("i", length) as i:
+                code.store(self.weighted, t.iadd(base, i), t.const(0, "float32"))
+            at = reader.split(c, (p.batch, channels))
+            with reader.nest("yxz", p.layout.result) as inner:
+                code.store(self.weighted, t.iadd(base, p.layout.rows(inner)), reader.at(self.g, (*at, *inner)))
+
+
+def divisor(count: int) -> int:
+    return next(k for k in (4, 3, 2, 1) if count % k == 0)

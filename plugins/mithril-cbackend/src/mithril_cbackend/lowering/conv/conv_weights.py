@@ -1,0 +1,129 @@
+"""The kernels of a convolution, forward and to the image, as a matrix: what is summed over, by channels.
+
+On the way to the image, kernels are turned first, whole panels of the image's channels one after the other: in the
+order in which they lie, what belongs together would come from memory piece by piece.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from mithril.base.dtypes import TensorType, float32
+from mithril.ir import Node, Value
+from mithril_cbackend.lowering.element.element_reader import operand, shape_of
+from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
+from mithril_cbackend.lowering.matmul.microkernel import Matrix, copy_panel, count
+from mithril_cbackend.tir import expr as t
+
+
+def reading(size: int) -> float:
+    """Cycles for each of so many elements that are read again and again, from the cache that holds them."""
+    return 0.06 if size < 1 << 17 else 0.1 if size < 1 << 22 else 0.45
+
+
+def turning(node: Node, machine: Machine) -> list[Value]:
+    """Where kernels are turned."""
+    if node.op.name == "conv":
+        return []
+    given, made, *sizes = shape_of(operand(node, 1))
+    size = given * math.prod(sizes) * count(made, width(made, machine)) * width(made, machine)
+    return [Value("turned", TensorType(float32, (size,)))]
+
+
+def width(made: int, machine: Machine) -> int:
+    """Channels of a panel of turned kernels: those of most tiles."""
+    return machine.lanes() * (1 if made <= machine.lanes() else 2)
+
+
+def turn(frame: Frame) -> None:
+    """By group, panel, the cotangent's channel, element, the last one first, and the panel's channel.
+
+    Squares, from the first elements of some channels on, reach into the next channel's elements and leave these.
+    """
+    node, reader, code, lanes = frame.kernel.anchor, frame.reader, frame.code, frame.machine.lanes()
+    given, made, *sizes = shape_of(operand(node, 1))
+    source, target = reader.buffers[operand(node, 1)], frame.outputs[frame.kernel.scratch[-1]]
+    elements, columns = math.prod(sizes), width(made, frame.machine)
+    groups, panels = node.attributes["groups"], count(made, columns)
+    beyond = -elements % lanes  # of the last square
+    squares = max(0, made * elements - beyond) // (elements * lanes) if elements > 1 and lanes > 1 else 0
+
+    with reader.loop("k", given, frame.parallel(given * made * elements)) as k:
+        group, within = reader.split(k, (groups, given // groups))
+        first = t.imul(t.imul(k, made), elements)
+
+        def place(channel: Any, element: Any) -> Any:
+            panel, lane = reader.split(channel, (panels, columns))
+            row = t.iadd(t.imul(t.iadd(t.imul(group, panels), panel), given // groups), within)
+            row = t.iadd(t.imul(row, elements), t.isub(elements - 1, element))
+            return t.iadd(t.imul(row, columns), lane)
+
+        with reader.loop("v", squares) as v:
+            channel = t.imul(v, lanes)
+            for begin in range(0, elements, lanes) if squares else ():
+                square = code.alloc("square", lanes * lanes, "float32")
+                start = t.iadd(t.iadd(first, t.imul(channel, elements)), begin)
+                code.turn(lanes, source, start, elements, square, 0, lanes)
+                for e in range(min(lanes, elements - begin)):
+                    at = place(channel, begin + e)
+                    with reader.loop("j", lanes, t.VECTORIZED) as j:
+                        code.store(target, t.iadd(at, j), t.load(square, t.iadd(e * lanes, j)))
+        left = made - squares * lanes
+        with reader.nest("ec", (elements, left)) as (e, c):
+            channel = t.iadd(squares * lanes, c)
+            code.store(target, place(channel, e), t.load(source, t.iadd(t.iadd(first, t.imul(channel, elements)), e)))
+
+
+class Kernels:
+    """Of groups with so many channels of the result and of the image, and elements of a kernel."""
+
+    all = True  # elements of a kernel are summed over
+
+    def __init__(self, frame: Frame, made: int, inner: int, elements: int) -> None:
+        self.frame, self.made, self.channels, self.elements = frame, made, inner, elements
+        self.depth = inner * elements
+        self.forward = frame.kernel.anchor.op.name == "conv"
+        self.columns = width(made, frame.machine)
+
+    @property
+    def inner(self) -> tuple[int, ...]:
+        """What is summed over."""
+        return (self.depth,) if self.forward else (self.channels, self.elements)
+
+    def weight(self, group: Any, channel: Any, *at: Any) -> t.Expr:
+        """An element: forward by number, to the image by channel and element, the last one first."""
+        if self.forward:
+            buffer = self.frame.reader.buffers[operand(self.frame.kernel.anchor, 1)]
+            return t.load(buffer, t.iadd(t.imul(t.iadd(t.imul(group, self.made), channel), self.depth), at[0]))
+        return self.turned(group, channel, *at)
+
+    def turned(self, group: Any, channel: Any, given: Any, element: Any) -> t.Expr:
+        """An element where ``turn`` has laid it."""
+        elements = math.prod(shape_of(operand(self.frame.kernel.anchor, 1))[2:])
+        panel, lane = self.frame.reader.split(channel, (count(self.made, self.columns), self.columns))
+        row = t.iadd(t.imul(t.iadd(t.imul(group, count(self.made, self.columns)), panel), self.channels), given)
+        row = t.iadd(t.imul(row, elements), element)
+        return t.load(self.frame.outputs[self.frame.kernel.scratch[-1]], t.iadd(t.imul(row, self.columns), lane))
+
+    def panel(self, group: Any, first: Any, width: int, spare: Matrix) -> Matrix:
+        """The columns of ``width`` channels, the first of a panel: as they have been turned, or copied."""
+        if not self.forward and self.all and spare.row == self.columns:
+            start = t.iadd(t.imul(group, count(self.made, self.columns) * self.columns), first)
+            return Matrix(self.frame.outputs[self.frame.kernel.scratch[-1]], t.imul(start, self.depth), spare.row, 1)
+        self.copy(group, first, width, spare)
+        return spare
+
+    def copy(self, group: Any, first: Any, width: int, panel: Matrix) -> None:
+        """The columns of ``width`` channels."""
+        reader, matrix = self.frame.reader, None
+        if self.forward:
+            buffer = reader.buffers[operand(self.frame.kernel.anchor, 1)]
+            start = t.imul(t.iadd(t.imul(group, self.made), first), self.depth)
+            matrix = Matrix(buffer, start, 1, self.depth)
+
+        def element(k: Any, j: Any) -> t.Expr:
+            at = (k,) if self.forward else reader.split(k, self.inner)
+            return self.weight(group, t.iadd(first, j), *at)
+
+        copy_panel(self.frame, element, matrix, self.depth, width, panel)

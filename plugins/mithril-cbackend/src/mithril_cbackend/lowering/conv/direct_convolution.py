@@ -1,0 +1,302 @@
+"""Convolutions and their gradients as shifted products over a padded copy of the image.
+
+A tile of accumulators (channels by vectors of pixels) reads the padded image at a distance that only the element of the
+kernel decides, and needs no test for borders: what is computed beyond a row's end is dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mithril.base.dtypes import TensorType, float32
+from mithril.ir import Node, Value
+from mithril.ir.attribute_text import attributes_text
+from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend.lowering.conv import conv_weight_grad, im2col, strided_conv_grad, winograd
+from mithril_cbackend.lowering.conv.conv_weights import turn, turning
+from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad, pad_channel, slack
+from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
+from mithril_cbackend.lowering.element.elementwise import vectorisable
+from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Machine
+from mithril_cbackend.lowering.matmul import naive_contractions
+from mithril_cbackend.lowering.matmul.microkernel import count
+from mithril_cbackend.tir import expr as t
+
+Dense = im2col.Plan | winograd.Plan
+Plan = Dense | strided_conv_grad.Plan
+WORK = 1 << 13  # below so many products the simple loops are good enough
+
+
+def suits(node: Node) -> bool:
+    """Whether the tiles take it: float32, and enough to do."""
+    if node.result.dtype is not float32 or any(
+        0 in shape_of(v) for v in (*node.operands, node.result) if v is not None
+    ):
+        return False
+    layout = layout_of(node)
+    work = math.prod(layout.result) * math.prod(layout.kernel) * _channels(node)
+    return work >= WORK and math.prod(layout.kernel) <= 256
+
+
+def _channels(node: Node) -> int:
+    """Products per pixel and element of the kernel."""
+    name, first = node.op.name, shape_of(operand(node))
+    if name == "conv_weight_grad":
+        made = shape_of(node.result)
+        return made[0] * made[1] * first[0]
+    weights = shape_of(operand(node, 1))
+    return weights[0] * weights[1] * first[0]
+
+
+def _width(layout: Layout, machine: Machine, rows: int) -> int:
+    """Pixels of a tile."""
+    vectors = 2 if rows > 4 else 4
+    while vectors > 1 and layout.pixels <= machine.lanes() * (vectors - 1):
+        vectors -= 1
+    return vectors * machine.lanes()
+
+
+def _rows(node: Node) -> int:
+    """Channels of a tile."""
+    groups = node.attributes["groups"]
+    made = shape_of(node.result)[1] // groups
+    return next(r for r in (8, 6, 7, 5, 4, 3, 2, 1) if made % r == 0) if made % 8 else 8
+
+
+def _apart(node: Node) -> bool:
+    """Whether each channel of the image is read by one block only, which then pads it for itself."""
+    groups = node.attributes["groups"]
+    return bool(groups > 1 and shape_of(node.result)[1] // groups == _rows(node))
+
+
+DIRECT = "direct"
+
+
+def signature(node: Node) -> str:
+    """What the best schedule depends on."""
+    types = " ".join(str(v.type) for v in node.operands if v is not None)
+    return f"{node.op.name} {types} {attributes_text(node.attributes, {})}"
+
+
+def schedules(node: Node, machine: Machine, most: int = 3) -> list[str]:
+    """What is worth measuring: the tiles of this file, and of the other plans the cheapest of each kind."""
+    if node.op.name == "conv_weight_grad" or not suits(node) or strided_conv_grad.plan_of(node, machine) is not None:
+        return []
+
+    def cheapest(plans: Sequence[Dense]) -> list[str]:
+        return [str(p) for p in sorted(plans, key=lambda p: p.cost(machine, True))[:most]]
+
+    by_channel = [p for p in im2col.plans(node) if p.by_channel]
+    by_pixel = [p for p in im2col.plans(node) if not p.by_channel]
+    return [DIRECT, *cheapest(by_pixel), *cheapest(by_channel), *cheapest(winograd.plans(node, machine))]
+
+
+def planned(kernel: Kernel, machine: Machine, known: bool) -> Plan | None:
+    """The plan of another file, where one is possible and costs less than the tiles of this one."""
+    node = kernel.anchor
+    if not im2col.suits(kernel):
+        return None
+    strided = strided_conv_grad.plan_of(node, machine)
+    if strided is not None:
+        return strided
+    ways: list[Dense] = [*im2col.plans(node), *winograd.plans(node, machine)]
+    chosen = machine.schedules.get(signature(node))
+    if chosen is not None:
+        return next((p for p in ways if str(p) == chosen), None)
+    layout, found = layout_of(node), min(ways, key=lambda p: p.cost(machine, known))
+    width, pixels = _width(layout, machine, _rows(node)), math.prod(layout.result)
+    batch, depth = shape_of(node.result)[0], _depth(node)
+    waste = count(layout.pixels, width) * width / pixels
+    ordering = 0 if known else 2 * depth / (pixels * batch)
+    direct = 1.08 * waste * depth / (2 * machine.lanes()) + ordering + 1
+    return found if found.cost(machine, known) < direct else None
+
+
+def _depth(node: Node) -> int:
+    """Products that are added up to a result."""
+    channels = shape_of(operand(node))[1] // node.attributes["groups"]
+    return int(channels * math.prod(layout_of(node).kernel))
+
+
+def scratch(kernel: Kernel, machine: Machine, known: bool) -> list[Value]:
+    """The padded image, and what the tiles or columns need besides."""
+    node = kernel.anchor
+    if not suits(node):
+        return []
+    if node.op.name == "conv_weight_grad":
+        return conv_weight_grad.plan_of(node).scratch(machine)
+    found = planned(kernel, machine, known)
+    if found is not None:
+        return [*found.scratch(machine, known), *turning(node, machine)]
+    layout = layout_of(node)
+    batch, channels = shape_of(operand(node))[:2]
+    width, rows = _width(layout, machine, _rows(node)), _rows(node)
+    images = machine.threads * (channels // node.attributes["groups"]) if _apart(node) else batch * channels
+    made = shape_of(node.result)[1]
+    buffers = [
+        _buffer("padded", images * layout.channel + slack(layout, width)),
+        _buffer("tiles", machine.threads * rows * count(layout.pixels, width) * width),
+    ]
+    if not known:
+        depth = math.prod(layout.kernel) * (channels // node.attributes["groups"])
+        buffers.append(_buffer("kernels", made * depth))
+    return buffers
+
+
+def prepared(kernel: Kernel, weights: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any] | None:
+    """Kernels that are known now in the order in which they are read; None where that is the order they have."""
+    node = kernel.anchor
+    if not suits(node) or node.op.name != "conv":
+        return None
+    groups = node.attributes["groups"]
+    found = planned(kernel, machine, True)
+    if found is not None:
+        assert not isinstance(found, strided_conv_grad.Plan)
+        return found.prepared(weights, machine)
+    made, depth = weights.shape[0] // groups, math.prod(weights.shape[1:])
+    rows = _rows(node)
+    return np.asarray(weights.reshape(groups * made // rows, rows, depth).swapaxes(1, 2), order="C").reshape(-1)
+
+
+def _buffer(name: str, size: int) -> Value:
+    return Value(name, TensorType(float32, (size,)))
+
+
+# -- forward, and the gradient of the image -----------------------------------------------------------------------
+def convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
+    """conv and conv_input_grad."""
+    node = kernel.anchor
+    if not suits(node):
+        simple = naive_contractions.conv if node.op.name == "conv" else naive_contractions.conv_input_grad
+        return simple(kernel, name, machine)
+    frame = Frame(kernel, name, machine)
+    layout, x, w = layout_of(node), operand(node), operand(node, 1)
+    found = planned(kernel, machine, known=w in kernel.prepared)
+    if found is not None:
+        if node.op.name == "conv_input_grad":
+            turn(frame)
+        found.write(frame)
+        return frame.finish()
+    groups, rows = node.attributes["groups"], _rows(node)
+    batch, channels = shape_of(x)[:2]
+    made, inner = shape_of(node.result)[1] // groups, channels // groups
+    width, lanes = _width(layout, machine, rows), machine.lanes()
+    padded, tiles, *ordered = (frame.outputs[v] for v in kernel.scratch)
+    kernels = ordered[0] if ordered else frame.reader.buffers[kernel.prepared[w][0]]
+    reader, code = frame.reader, frame.code
+    elements = math.prod(layout.kernel)
+    blocks, pixels = made // rows, -(-layout.pixels // width)
+    work = batch * groups * made * inner * layout.pixels * elements // PRODUCTS
+
+    apart = _apart(node)
+    if not apart:
+        pad(frame, layout, x, padded, channels, slack(layout, width))
+    if ordered:
+        _order_kernels(frame, node, w, kernels, groups, blocks, rows, inner, layout)
+
+    with frame.share("block", batch * groups * blocks, work) as (worker, item):
+        image, block = reader.split(item, (batch, groups * blocks))
+        group = reader.position(t.idiv(block, blocks)) if groups > 1 else 0
+        first = t.imul(group, inner)
+        if apart:
+            with reader.loop("c", inner) as c:
+                base = t.imul(t.iadd(t.imul(worker, inner), c), layout.channel)
+                pad_channel(frame, layout, x, padded, (image, t.iadd(first, c)), base)
+        lead = t.imul(worker, inner) if apart else t.iadd(t.imul(image, channels), first)
+        first = code.let(t.index(t.imul(lead, layout.channel)), "first")
+        length = pixels * width
+        begin = t.imul(worker, rows * length)
+        with reader.loop("tile", pixels) as tile:
+            pixel = t.imul(tile, width)
+            total = code.alloc("total", rows * width, "float32")
+            slots = [(r, v, (r * (width // lanes) + v) * lanes) for r in range(rows) for v in range(width // lanes)]
+            for _, _, slot in slots:
+                with reader.loop("j", lanes, t.VECTORIZED) as j:
+                    code.store(total, t.iadd(j, slot), t.const(0, "float32"))
+            with reader.loop("c", inner) as c:
+                image_at = t.iadd(t.iadd(first, t.imul(c, layout.channel)), pixel)
+                kernel_at = t.imul(t.iadd(t.imul(block, inner), c), elements * rows)
+                with reader.several("abc", layout.kernel) as places:
+                    for at in places:
+                        e = reader.flat(at, layout.kernel)
+                        offset = code.let(t.index(layout.offset(at)), "offset")
+                        there_at = t.iadd(kernel_at, t.imul(e, rows))
+                        factors = [code.let(t.load(kernels, t.iadd(there_at, r)), "w") for r in range(rows)]
+                        for r, v, slot in slots:
+                            with reader.loop("j", lanes, t.VECTORIZED) as j:
+                                there = t.iadd(t.iadd(image_at, offset), t.iadd(j, v * lanes))
+                                product = t.binary("mul", factors[r], t.load(padded, there))
+                                here = t.iadd(j, slot)
+                                code.store(total, here, t.binary("add", t.load(total, here), product))
+            for r, v, slot in slots:
+                row = t.iadd(begin, r * length)
+                with reader.loop("j", lanes, t.VECTORIZED) as j:
+                    there = t.iadd(t.iadd(row, pixel), t.iadd(j, v * lanes))
+                    code.store(tiles, there, t.load(total, t.iadd(j, slot)))
+        _emit_block(frame, node, layout, image, block, rows, tiles, begin, length)
+    return frame.finish()
+
+
+def _order_kernels(
+    frame: Frame, node: Node, w: Value, kernels: Any, groups: int, blocks: int, rows: int, inner: int, layout: Layout
+) -> None:
+    """Kernels in the order in which the tiles read them: by block, channel and element, a tile's channels together."""
+    reader, code = frame.reader, frame.code
+    backward = node.op.name == "conv_input_grad"
+    sizes = layout.kernel
+    count = math.prod(sizes)
+    made = blocks * rows
+    with reader.loop("block", groups * blocks) as block, reader.loop("c", inner) as c, reader.loop("r", rows) as r:
+        group = reader.position(t.idiv(block, blocks)) if groups > 1 else 0
+        within = reader.position(t.isub(block, t.imul(group, blocks)) if groups > 1 else block)
+        row = t.iadd(t.imul(within, rows), r)
+        with reader.nest("abc", sizes) as at:
+            target = t.iadd(
+                t.imul(t.iadd(t.imul(t.iadd(t.imul(block, inner), c), count), reader.flat(at, sizes)), rows), r
+            )
+            if backward:  # the channels exchanged, the kernel turned around
+                turned = tuple(t.isub(n - 1, i) for i, n in zip(at, sizes, strict=True))
+                source = (t.iadd(t.imul(group, inner), c), row, *turned)
+            else:
+                source = (t.iadd(t.imul(group, made), row), c, *at)
+            code.store(kernels, target, reader.at(w, source))
+
+
+def _emit_block(
+    frame: Frame, node: Node, layout: Layout, image: Any, block: Any, rows: int, tiles: Any, begin: Any, length: int
+) -> None:
+    """The rows of a block's results, without what was computed between them."""
+    lanes = frame.machine.lanes()
+    reader, follow = frame.reader, [n for n in frame.kernel.nodes if n is not node]
+    *outer, inner = layout.result
+    whole = inner // lanes if vectorisable(follow) else 0
+    with reader.loop("r", rows) as r:
+        channel = t.iadd(t.imul(block, rows), r)
+        base = t.iadd(begin, t.imul(r, length))
+
+        def one(before: Index, place: Any) -> None:
+            at = t.iadd(base, layout.rows((*before, place)))
+            frame.emit((image, channel, *before, place), t.load(tiles, at))
+
+        with reader.nest("yx", outer) as before:
+            if whole:
+                with reader.loop("v", whole) as v, reader.loop("j", lanes, t.VECTORIZED) as j:
+                    one(before, t.iadd(t.imul(v, lanes), j))
+            if inner - whole * lanes:
+                with reader.loop("k", inner - whole * lanes) as k:
+                    one(before, t.iadd(k, whole * lanes))
+
+
+# -- the gradient of the kernel -----------------------------------------------------------------------------------
+def weight_gradient(kernel: Kernel, name: str, machine: Machine) -> Any:
+    """conv_weight_grad."""
+    node = kernel.anchor
+    if not suits(node):
+        return naive_contractions.conv_weight_grad(kernel, name, machine)
+    frame = Frame(kernel, name, machine)
+    conv_weight_grad.plan_of(node).write(frame)
+    return frame.finish()

@@ -1,0 +1,287 @@
+"""Convolutions, forward and to the image, as matrix products of kernels with the windows laid out as columns.
+
+Either pixels run along the vectors (kernels are read as they lie), or, where there are too few of them, channels do
+(kernels are read in panels). Nothing is computed beyond the ends of an image's rows, other than by the direct tiles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mithril.base.dtypes import TensorType, float32
+from mithril.ir import Node, Value
+from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend.lowering.conv.conv_weights import Kernels, reading
+from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad, slack
+from mithril_cbackend.lowering.element.element_reader import operand, shape_of
+from mithril_cbackend.lowering.element.elementwise import aligned_values, merge, merged, vectorisable
+from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Machine
+from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, copy_panel, count, multiply, pack, tile_for
+from mithril_cbackend.tir import expr as t
+
+HELD = 1 << 18  # elements of columns that stay in the second cache beside the kernels
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A convolution as products: for each image, group and slab of rows, [made, depth] @ [depth, pixels]."""
+
+    batch: int
+    groups: int
+    made: int  # channels of a group's result
+    inner: int  # channels of a group's image
+    layout: Layout
+    rows: int  # of the result, in a slab
+    images: int  # in a slab
+    by_channel: bool  # channels, not pixels, run along the vectors
+    backward: bool  # to the image
+
+    def __str__(self) -> str:
+        return f"{'channels' if self.by_channel else 'pixels'}, {self.rows} rows of {self.images}"
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.layout.kernel)
+
+    @property
+    def depth(self) -> int:
+        return self.inner * self.elements
+
+    @property
+    def straight(self) -> bool:
+        """Whether the image needs no padding: its pixels are the columns."""
+        layout = self.layout
+        fits = layout.sizes == layout.image == layout.result and not any(layout.before)
+        return self.elements == 1 and fits and self.images == 1
+
+    @property
+    def pixels(self) -> int:
+        """Of a slab."""
+        return self.images * self.rows * math.prod(self.layout.result[1:])
+
+    @property
+    def slabs(self) -> int:
+        return self.layout.result[0] // self.rows
+
+    def tile(self, machine: Machine) -> Tile:
+        sizes = (self.pixels, self.made) if self.by_channel else (self.made, self.pixels)
+        return tile_for(*sizes, machine)
+
+    def length(self, machine: Machine) -> int:
+        """Elements of a row of columns: an odd number of vectors, so that rows do not compete for places in caches."""
+        return (count(self.pixels + machine.lanes(), machine.lanes()) | 1) * machine.lanes()
+
+    def beyond(self, machine: Machine) -> int:
+        """Elements behind the padded image that may be read."""
+        return slack(self.layout, machine.lanes())
+
+    def cost(self, machine: Machine, known: bool) -> float:
+        """Cycles per element of the result, more or less."""
+        lanes, each = machine.lanes(), self.depth / (2 * machine.lanes())
+        held = self.depth * (self.pixels + self.tile(machine).columns)
+        each *= 1 if self.straight or reading(held) == reading(0) else 1.2  # slower beyond the second cache
+        columns = 0 if self.straight else 4 * self.depth / lanes / self.made
+        kernels = reading(self.made * self.depth) * self.depth / self.pixels  # once for every slab
+        if not self.by_channel:
+            scattered = 2 * self.depth / self.pixels if self.backward else 0  # kernels lie by channels of the image
+            return each * count(self.pixels, lanes) * lanes / self.pixels + columns + kernels + scattered
+        packing = 0 if known or self.backward else 0.7 * self.depth / self.pixels
+        return each * count(self.made, lanes) * lanes / self.made + columns + kernels + packing + 2.5
+
+    def scratch(self, machine: Machine, known: bool) -> list[Value]:
+        """The padded image; the columns of a slab and a panel of kernels or pixels for every thread."""
+        tile, threads = self.tile(machine), machine.threads
+        image = self.batch * self.groups * self.inner * self.layout.channel + self.beyond(machine)
+        sizes = {
+            "padded": 0 if self.straight else image,
+            "columns": 0 if self.straight else threads * self.depth * self.length(machine),
+            "panel": threads * self.depth * tile.columns if self.by_channel or self.straight else 0,
+        }
+        return [Value(n, TensorType(float32, (size,))) for n, size in sizes.items()]
+
+    def prepared(self, weights: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any] | None:
+        """Kernels as panels of channels; None where they are read as they lie."""
+        if not self.by_channel:
+            return None
+        matrices = weights.reshape(self.groups, self.made, self.depth).swapaxes(1, 2)
+        return np.concatenate([pack(m, self.tile(machine).columns) for m in matrices])
+
+    def write(self, frame: Frame) -> None:
+        node = frame.kernel.anchor
+        shape = shape_of(node.result)
+        merge(frame, aligned_values(frame.kernel), shape, [[0], [1], list(range(2, len(shape)))])
+
+        def emit(image: Any, channel: Any, pixel: Any, element: t.Expr) -> None:
+            frame.emit((image, channel, pixel), element)
+
+        vector = vectorisable([n for n in frame.kernel.nodes if n is not node])
+        Columns(frame, self, Kernels(frame, self.made, self.inner, self.elements), emit, vector).write()
+
+
+def plans(node: Node) -> list[Plan]:
+    """The ways to cut a node's result."""
+    groups, batch, channels = node.attributes["groups"], *shape_of(operand(node))[:2]
+    made, backward = shape_of(node.result)[1] // groups, node.op.name == "conv_input_grad"
+    return cuts(batch, groups, made, channels // groups, layout_of(node), backward)
+
+
+def cuts(batch: int, groups: int, made: int, inner: int, layout: Layout, backward: bool) -> list[Plan]:
+    """The ways to cut a result."""
+    height, depth, width = layout.result[0], inner * math.prod(layout.kernel), math.prod(layout.result[1:])
+    several = [(height, d) for d in range(2, batch + 1) if batch % d == 0 and d * height * width <= 128]
+    slabs = [(r, 1) for r in range(1, height + 1) if height % r == 0]
+    fitting = [(r, d) for r, d in slabs + several if r * d * width * depth <= HELD] or [(1, 1)]
+    return [
+        Plan(batch, groups, made, inner, layout, r, d, by_channel, backward)
+        for by_channel in (False, True)
+        for r, d in fitting
+        if by_channel or d == 1
+    ]
+
+
+def suits(kernel: Kernel) -> bool:
+    """Whether all that follows can be done on pixels by their numbers, and reads neither operand."""
+    node, values = kernel.anchor, aligned_values(kernel)
+    if values is None or any(v in values for v in node.operands):
+        return False
+    shape = shape_of(node.result)
+    return [len(g) for g in merged(values, shape, breaks=(1, 2))] == [1, 1, len(shape) - 2]
+
+
+Emit = Callable[[Any, Any, Any, t.Expr], None]  # image, channel, pixel, element
+
+
+class Columns:
+    """The loops over slabs, groups and tiles."""
+
+    def __init__(self, frame: Frame, plan: Plan, kernels: Kernels, emit: Emit, vector: bool) -> None:
+        self.frame, self.plan, self.reader, self.code = frame, plan, frame.reader, frame.code
+        self.kernels, self.emit, self.vector = kernels, emit, vector and not plan.by_channel
+        self.x, self.w = operand(frame.kernel.anchor), operand(frame.kernel.anchor, 1)
+        self.padded, self.columns, self.spare = (frame.outputs[v] for v in frame.kernel.scratch[:3])
+        self.tile, self.length = plan.tile(frame.machine), plan.length(frame.machine)
+        self.lanes = frame.machine.lanes()
+
+    def write(self) -> None:
+        p, frame, reader = self.plan, self.frame, self.reader
+        if not p.straight:
+            pad(frame, p.layout, self.x, self.padded, p.groups * p.inner, p.beyond(frame.machine))
+        pixels = math.prod(p.layout.result)
+        work = p.batch * p.groups * p.made * p.depth * pixels // PRODUCTS
+        items = (p.batch // p.images) * p.groups * p.slabs
+        threads = frame.workers(work, p.made)
+        parts = threads if items < threads and p.made % (threads * self.step) == 0 else 1
+        with frame.share("slab", items * parts, work) as (worker, item):
+            whole = (p.batch // p.images, p.groups, p.slabs, parts)
+            image, group, slab, part = reader.split(item, whole)
+            image = t.imul(image, p.images)
+            if not p.straight:
+                self.lay(worker, image, group, slab)
+            first = t.imul(part, p.made // parts)
+            multiplied = self.channels if p.by_channel else self.pixels
+            multiplied(worker, image, group, slab, first, p.made // parts)
+
+    @property
+    def step(self) -> int:
+        """Channels that are computed together."""
+        return self.tile.columns if self.plan.by_channel else self.tile.rows
+
+    def lay(self, worker: Any, image: Any, group: Any, slab: Any) -> None:
+        """Columns: for every channel and element of the kernel the pixels that it meets, rows without their borders.
+
+        Whole vectors are copied; what they have too much is written over by the next row.
+        """
+        p, reader, code = self.plan, self.reader, self.code
+        layout, base = p.layout, t.imul(worker, p.depth * self.length)
+        *outer, run = layout.result if len(layout.result) > 1 else (1, p.rows)
+        between = (p.rows, *outer[1:]) if len(layout.result) > 1 else ()
+        with reader.loop("c", p.inner) as c, reader.loop("d", p.images) as d:
+            channel = t.iadd(t.imul(t.iadd(image, d), p.groups * p.inner), t.iadd(t.imul(group, p.inner), c))
+            source = t.imul(channel, layout.channel)
+            with reader.nest("abc", layout.kernel) as at:
+                row = t.iadd(t.imul(c, p.elements), reader.flat(at, layout.kernel))
+                row = t.iadd(t.iadd(base, t.imul(row, self.length)), t.imul(d, p.pixels // p.images))
+                offset = code.let(t.index(t.iadd(source, layout.offset(at))), "offset")
+                with reader.nest("yz", between) as y:
+                    start = (t.iadd(t.imul(slab, p.rows), y[0]), *y[1:], 0) if y else (t.imul(slab, p.rows),)
+                    there = t.iadd(offset, layout.rows(start))
+                    here = t.iadd(row, t.imul(reader.flat(y, between), run))
+                    with reader.loop("v", count(run, self.lanes)) as v, reader.loop("j", self.lanes, t.VECTORIZED) as j:
+                        i = t.iadd(t.imul(v, self.lanes), j)
+                        code.store(self.columns, t.iadd(here, i), t.load(self.padded, t.iadd(there, i)))
+
+    def source(self, worker: Any, image: Any, group: Any, slab: Any) -> Matrix:
+        """The columns of a slab, as the image itself has them or as they were laid."""
+        p = self.plan
+        if not p.straight:
+            return Matrix(self.columns, t.imul(worker, p.depth * self.length), self.length, 1)
+        size = math.prod(p.layout.result)
+        channel = t.imul(t.iadd(t.imul(image, p.groups), group), p.inner)
+        start = t.iadd(t.imul(channel, size), t.imul(slab, p.pixels // p.images))
+        return Matrix(self.reader.buffers[self.x], start, size, 1)
+
+    def pixels(self, worker: Any, image: Any, group: Any, slab: Any, first: Any, made: int) -> None:
+        """Pixels along the vectors."""
+        p, source, columns = self.plan, self.source(worker, image, group, slab), self.tile.columns
+        begin = t.imul(slab, p.pixels)
+
+        def left(row: Any, *at: Any) -> t.Expr:
+            return self.code.let(self.kernels.weight(group, t.iadd(first, row), *at), "w")
+
+        def block(number: Any, width: int) -> None:
+            panel = source.from_column(t.imul(number, columns))
+            if p.straight:
+                copied = Matrix(self.spare, t.imul(worker, p.depth * columns), columns, 1)
+                copy_panel(self.frame, panel.element, panel, p.depth, width, copied)
+                panel = copied
+
+            def emit(row: Any, column: Any, element: t.Expr) -> None:
+                channel = t.iadd(t.imul(group, p.made), t.iadd(first, row))
+                pixel = t.iadd(begin, t.iadd(t.imul(number, columns), column))
+                self.emit(image, channel, pixel, element)
+
+            multiply(self.frame, made, self.kernels.inner, self.tile, left, panel, width, emit, self.vector)
+
+        self.blocks(p.pixels, block)
+
+    def blocks(self, size: int, block: Any) -> None:
+        whole, rest = divmod(size, self.tile.columns)
+        if whole:
+            with self.reader.loop("block", whole) as number:
+                block(number, self.tile.columns)
+        if rest:
+            block(whole, rest)
+
+    def channels(self, worker: Any, image: Any, group: Any, slab: Any, first: Any, made: int) -> None:
+        """Channels along the vectors: the product of the columns, transposed, with the kernels."""
+        p, columns, each = self.plan, self.tile.columns, self.plan.pixels // self.plan.images
+        if p.straight and p.images > 1:
+            raise AssertionError("slabs of several images are laid")
+        source, known = self.source(worker, image, group, slab), self.frame.kernel.prepared.get(self.w)
+
+        def left(row: Any, *at: Any) -> t.Expr:
+            return self.code.let(source.element(self.reader.flat(at, self.kernels.inner), row), "x")
+
+        def block(number: Any, width: int) -> None:
+            channel = t.iadd(first, t.imul(number, columns))
+            if known is not None:
+                size = count(p.made, columns) * columns * p.depth
+                start = t.iadd(t.imul(group, size), t.imul(channel, p.depth))
+                panel = Matrix(self.reader.buffers[known[0]], start, columns, 1)
+            else:
+                spare = Matrix(self.spare, t.imul(worker, columns * p.depth), columns, 1)
+                panel = self.kernels.panel(group, channel, width, spare)
+
+            def emit(row: Any, column: Any, element: t.Expr) -> None:
+                d, pixel = self.reader.split(row, (p.images, each)) if p.images > 1 else (0, row)
+                where = t.iadd(t.imul(group, p.made), t.iadd(channel, column))
+                self.emit(t.iadd(image, d), where, t.iadd(t.imul(slab, each), pixel), element)
+
+            multiply(self.frame, p.pixels, self.kernels.inner, self.tile, left, panel, width, emit, False)
+
+        self.blocks(made, block)

@@ -1,0 +1,162 @@
+"""Padded images: laid flat, one channel after the other, split into as many phases as the stride is long.
+
+The pixels that an element of a convolution's kernel meets follow each other, at a fixed distance from the result's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product as every
+from typing import Any
+
+from mithril.ir import Node, Value
+from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
+from mithril_cbackend.lowering.element.kernel_builder import Frame
+from mithril_cbackend.tir import expr as t
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A padded image, laid flat by phases."""
+
+    image: tuple[int, ...]  # spatial sizes
+    spread: tuple[int, ...]  # distance at which the image's pixels are put (stride of a gradient), 1 otherwise
+    before: tuple[int, ...]  # padding in front; negative where pixels are cut off
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    kernel: tuple[int, ...]
+    result: tuple[int, ...]  # spatial sizes of the result
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of one phase."""
+        reach = [(k - 1) * d // s + 1 for k, d, s in zip(self.kernel, self.dilation, self.stride, strict=True)]
+        return tuple(o + r - 1 + (1 if s > 1 else 0) for o, r, s in zip(self.result, reach, self.stride, strict=True))
+
+    @property
+    def phases(self) -> int:
+        return math.prod(self.stride)
+
+    @property
+    def channel(self) -> int:
+        """Elements of one channel, all phases."""
+        return self.phases * math.prod(self.sizes)
+
+    @property
+    def pixels(self) -> int:
+        """Positions computed: those of the result, and those beyond the ends of rows between them."""
+        return self.result[0] * math.prod(self.sizes[1:])
+
+    def offset(self, at: Index) -> Any:
+        """How far from a result's pixel the image's pixel lies that an element of the kernel meets."""
+        phase: Any = 0
+        flat: Any = 0
+        for k, d, s, n in zip(at, self.dilation, self.stride, self.sizes, strict=True):
+            phase = t.iadd(t.imul(phase, s), t.imod(t.imul(k, d), s))
+            flat = t.iadd(t.imul(flat, n), t.idiv(t.imul(k, d), s))
+        return t.iadd(t.imul(phase, math.prod(self.sizes)), flat)
+
+    def rows(self, at: Index) -> Any:
+        """The flat position of a result's pixel."""
+        total: Any = 0
+        for i, n in zip(at, self.sizes, strict=True):
+            total = t.iadd(t.imul(total, n), i)
+        return total
+
+
+def layout_of(node: Node) -> Layout:
+    a = node.attributes
+    if node.op.name == "conv_input_grad":
+        image, kernel, result = shape_of(operand(node))[2:], shape_of(operand(node, 1))[2:], shape_of(node.result)[2:]
+        before = tuple((k - 1) * d - p[0] for k, d, p in zip(kernel, a["dilation"], a["padding"], strict=True))
+        return Layout(image, a["stride"], before, (1,) * len(image), a["dilation"], kernel, result)
+    image = shape_of(operand(node))[2:]
+    kernel = shape_of(operand(node, 1) if node.op.name == "conv" else node.result)[2:]
+    result = shape_of(node.result if node.op.name == "conv" else operand(node, 1))[2:]
+    before = tuple(p[0] for p in a["padding"])
+    return Layout(image, (1,) * len(image), before, a["stride"], a["dilation"], kernel, result)
+
+
+def slack(layout: Layout, width: int) -> int:
+    """Elements that may be read beyond the last channel."""
+    return (
+        2 * width
+        + math.prod(layout.sizes)
+        + max((layout.offset(at) for at in every(*map(range, layout.kernel))), default=0)
+    )
+
+
+def pad(frame: Frame, layout: Layout, x: Value, padded: Any, channels: int, beyond: int) -> None:
+    """Zeros, then the image's pixels where they belong."""
+    code, reader = frame.code, frame.reader
+    batch = shape_of(x)[0]
+    with reader.loop("c", batch * channels, frame.parallel(batch * channels * layout.channel)) as c:
+        at = (t.idiv(c, channels), t.imod(c, channels))
+        pad_channel(frame, layout, x, padded, tuple(reader.position(k) for k in at), t.imul(c, layout.channel))
+    with reader.loop("i", beyond) as i:
+        code.store(padded, t.iadd(i, batch * channels * layout.channel), t.const(0, "float32"))
+
+
+def pad_channel(frame: Frame, layout: Layout, x: Value, padded: Any, at: Index, base: Any) -> None:
+    """One channel of one image."""
+    with frame.reader.loop("i", layout.channel) as i:
+        frame.code.store(padded, t.iadd(base, i), t.const(0, "float32"))
+    for phase in every(*map(range, layout.stride)):
+        _copy_phase(frame, layout, x, padded, at, base, phase)
+
+
+def _copy_phase(
+    frame: Frame, layout: Layout, x: Value, padded: Any, at: Index, base: Any, phase: Sequence[int]
+) -> None:
+    """The image's pixels of one phase: along each axis those from ``first`` on, ``step`` apart."""
+    reader, starts, counts, places, jumps, steps, number = frame.reader, [], [], [], [], [], 0
+    for n, spread, before, s, p, size in zip(
+        layout.image, layout.spread, layout.before, layout.stride, phase, layout.sizes, strict=True
+    ):
+        # pixel i lies at padded position before + i * spread = place * s + p
+        found = [
+            i for i in range(n) if (before + i * spread - p) % s == 0 and 0 <= (before + i * spread - p) // s < size
+        ]
+        if not found:
+            return
+        starts.append(found[0])
+        counts.append(len(found))
+        steps.append(found[1] - found[0] if len(found) > 1 else 1)
+        places.append((before + found[0] * spread - p) // s)
+        jumps.append((found[1] - found[0]) * spread // s if len(found) > 1 else 1)
+        number = number * s + p
+
+    def source(inner: Index) -> Any:
+        within = tuple(t.iadd(t.imul(i, step), first) for i, step, first in zip(inner, steps, starts, strict=True))
+        return reader.flat((*at, *within), shape_of(x))
+
+    def target(inner: Index) -> Any:
+        flat: Any = 0
+        for i, jump, place, size in zip(inner, jumps, places, layout.sizes, strict=True):
+            flat = t.iadd(t.imul(flat, size), t.iadd(t.imul(i, jump), place))
+        return t.iadd(base, t.iadd(flat, number * math.prod(layout.sizes)))
+
+    with reader.nest("yxz", counts[:-1]) as row:
+        if steps[-1] == 2 and jumps[-1] == 1 and 1 < frame.machine.lanes() <= counts[-1]:
+            _every_second(frame, reader.buffers[x], source((*row, 0)), padded, target((*row, 0)), counts[-1])
+        else:
+            with reader.loop("k", counts[-1]) as k:
+                frame.code.store(padded, target((*row, k)), t.load(reader.buffers[x], source((*row, k))))
+
+
+def _every_second(frame: Frame, source: Any, start: Any, target: Any, to: Any, size: int) -> None:
+    """Every second element of a row, in vectors; the last of them begins where it ends with the row."""
+    lanes, code = frame.machine.lanes(), frame.code
+    chosen = [2 * k if 2 * k < lanes else 2 * k + 1 for k in range(lanes)]  # of two vectors that share an element
+
+    def one(first: Any) -> None:
+        begin = t.iadd(start, t.imul(first, 2))
+        a, b = (t.load(source, t.vector(t.iadd(begin, k), lanes)) for k in (0, lanes - 1))
+        code.store(target, t.vector(t.iadd(to, first), lanes), t.shuffle(a, b, chosen))
+
+    with frame.reader.loop("v", size // lanes) as v:
+        one(t.imul(v, lanes))
+    if size % lanes:
+        one(size - lanes)

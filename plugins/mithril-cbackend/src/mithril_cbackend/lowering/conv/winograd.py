@@ -1,0 +1,354 @@
+"""3x3 convolutions, forward and to the image, by Winograd's minimal filtering: 16 products where tiles take 36.
+
+A tile of 2x2 results comes from 4x4 pixels. Pixels and kernels are transformed to sixteen numbers each, the products of
+these are summed over the channels as sixteen matrix products, and what comes out is transformed back. With tiles of
+2x2 the result is no less exact than sums of products are; larger tiles would not stay within the tolerance.
+An infinite pixel gives infinities or nan where its products would, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from mithril.base.dtypes import TensorType, float32
+from mithril.ir import Node, Value
+from mithril_cbackend.lowering.conv.conv_weights import Kernels, reading
+from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad
+from mithril_cbackend.lowering.element.element_reader import operand, shape_of
+from mithril_cbackend.lowering.element.elementwise import aligned_values, inner_loop, merge, vectorisable
+from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Machine
+from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, count, multiply, pack, tile_for
+from mithril_cbackend.tir import expr as t
+
+SIDE = 4  # of a tile of the image
+POINTS = SIDE * SIDE
+Numbers = list[t.Expr]
+KERNEL = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A convolution in blocks: rows of tiles of one image, or whole images."""
+
+    batch: int
+    made: int  # channels of the result
+    inner: int  # channels of the image
+    layout: Layout
+    rows: int  # of tiles, in a block
+    images: int  # in a block
+    backward: bool  # to the image
+
+    def __str__(self) -> str:
+        return f"winograd, {self.rows} rows of {self.images}"
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Tiles of an image."""
+        height, width = self.layout.result
+        return count(height, 2), count(width, 2)
+
+    @property
+    def tiles(self) -> int:
+        """Of a block."""
+        return self.images * self.rows * self.grid[1]
+
+    @property
+    def blocks(self) -> int:
+        return (self.batch // self.images) * (self.grid[0] // self.rows)
+
+    @property
+    def padded(self) -> Layout:
+        """The image with its borders, up to whole tiles."""
+        height, width = self.grid
+        return replace(self.layout, result=(2 * height, 2 * width))
+
+    @property
+    def pixels(self) -> int:
+        """Of a block's part of an image, the result's odd last row included."""
+        return 2 * self.rows * self.layout.result[1]
+
+    def tile(self, machine: Machine) -> Tile:
+        return tile_for(self.tiles, self.made, machine)
+
+    def panels(self, machine: Machine) -> int:
+        return count(self.made, self.tile(machine).columns)
+
+    def length(self, machine: Machine) -> int:
+        """Elements of a row of transformed pixels: room for a whole vector at the end, and an odd number of vectors."""
+        return (count(self.tiles + machine.lanes(), machine.lanes()) | 1) * machine.lanes()
+
+    # The sixteen matrices are one vector further apart than they are long: else all would share places in the cache.
+    def point(self, machine: Machine) -> int:
+        return self.inner * self.length(machine) + machine.lanes()
+
+    def product(self, machine: Machine) -> int:
+        return self.tiles * self.tile(machine).columns + machine.lanes()
+
+    def squares(self, machine: Machine) -> int:
+        """Vectors of pixels of one channel."""
+        return count(self.pixels + 2, machine.lanes())
+
+    def beyond(self, machine: Machine) -> int:
+        """Elements behind the padded image that may be read."""
+        return 4 * machine.lanes() + SIDE * self.padded.sizes[1]
+
+    def cost(self, machine: Machine, known: bool) -> float:
+        """Cycles per element of the result, more or less; comparable to those of the plans by columns."""
+        lanes, pixels = machine.lanes(), math.prod(self.layout.result)
+        tiles, (_, wide) = math.prod(self.grid), self.grid
+        wasted = count(self.made, lanes) * lanes / self.made
+        products = POINTS * self.inner * tiles * wasted / (2 * lanes * pixels)
+        vectors = tiles * count(wide, lanes) * lanes / wide / lanes
+        image = 70 * self.inner * vectors / (pixels * self.made)
+        back = 80 * tiles * wasted / (lanes * pixels)
+        held, kernels = self.tiles * POINTS * (self.inner + self.tile(machine).columns), POINTS * self.inner * self.made
+        moved = 2 * held * self.blocks * reading(held)
+        moved += kernels * (self.blocks - 1) * (reading(kernels) - 0.05)  # one after the other, which is well foreseen
+        packed = 0 if known else POINTS if self.backward else POINTS + 9 + 64 / lanes
+        moved += self.inner * self.made * (3 + packed)
+        return 1.05 * products + image + back + moved / (self.batch * self.made * pixels) + 1
+
+    # -- buffers --------------------------------------------------------------------------------------------------
+    def scratch(self, machine: Machine, known: bool) -> list[Value]:
+        threads, lanes = machine.threads, machine.lanes()
+        columns = self.tile(machine).columns
+        sizes = {
+            "padded": self.batch * self.inner * self.padded.channel + self.beyond(machine),
+            "transformed": threads * POINTS * self.point(machine),
+            "products": threads * POINTS * self.product(machine),
+            "pixels": threads * self.squares(machine) * lanes * lanes * 2,
+            "kernels": 0 if known else self.panels(machine) * POINTS * self.inner * columns,
+            "panel": 0 if known else threads * 9 * self.inner * columns,
+        }
+        return [Value(n, TensorType(float32, (size,))) for n, size in sizes.items()]
+
+    def prepared(self, weights: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any]:
+        """Kernels transformed, in panels of channels: by panel, point, channel of the image and channel."""
+        transformed = np.einsum("ia,jb,mcab->ijcm", KERNEL, KERNEL, weights.astype(np.float64)).astype(np.float32)
+        columns, shape = self.tile(machine).columns, (POINTS, self.inner, self.made)
+        packed = [pack(m, columns).reshape(-1, self.inner, columns) for m in transformed.reshape(shape)]
+        return np.asarray(np.stack(packed, axis=1), order="C").reshape(-1)
+
+    def write(self, frame: Frame) -> None:
+        Winograd(frame, self).write()
+
+
+def plans(node: Node, machine: Machine) -> list[Plan]:
+    """The ways to cut it into blocks; none for what is no 3x3 convolution of stride 1."""
+    layout, lanes = layout_of(node), machine.lanes()
+    dense = layout.stride == layout.dilation == layout.spread == (1, 1) and node.attributes["groups"] == 1
+    if layout.kernel != (3, 3) or not dense or lanes < SIDE or min(layout.result) < 2:
+        return []
+    batch, inner = shape_of(operand(node))[:2]
+    whole = Plan(
+        batch, shape_of(node.result)[1], inner, layout, count(layout.result[0], 2), 1, node.op.name == "conv_input_grad"
+    )
+    height = whole.rows
+    slabs = [replace(whole, rows=r) for r in range(1, height + 1) if height % r == 0]
+    return slabs + [replace(whole, images=d) for d in range(2, batch + 1) if batch % d == 0]
+
+
+class Winograd:
+    """The loops over blocks, panels of channels and points."""
+
+    def __init__(self, frame: Frame, plan: Plan) -> None:
+        self.frame, self.plan, self.reader, self.code = frame, plan, frame.reader, frame.code
+        self.node, self.machine, self.lanes = frame.kernel.anchor, frame.machine, frame.machine.lanes()
+        self.tile = plan.tile(self.machine)
+        self.x, self.w = operand(self.node), operand(self.node, 1)
+        self.padded, self.transformed, self.products, self.lines, self.kernels, self.spare = (
+            frame.outputs[v] for v in frame.kernel.scratch[:6]
+        )
+        if self.w in frame.kernel.prepared:
+            self.kernels = self.reader.buffers[frame.kernel.prepared[self.w][0]]
+        self.vector = vectorisable([n for n in frame.kernel.nodes if n is not self.node])
+        merge(frame, aligned_values(frame.kernel), shape_of(self.node.result), [[0], [1], [2, 3]])
+
+    def write(self) -> None:
+        p, frame = self.plan, self.frame
+        work = p.batch * p.made * POINTS * p.inner * math.prod(p.grid) // PRODUCTS
+        if self.w not in frame.kernel.prepared:
+            self.kernels_transformed(work)
+        pad(frame, p.padded, self.x, self.padded, p.inner, p.beyond(self.machine))
+        panels, columns = p.panels(self.machine), self.tile.columns
+        threads = frame.workers(work, p.blocks * panels)
+        parts = threads if p.blocks < threads and p.made % (threads * columns) == 0 else 1
+        with frame.share("block", p.blocks * parts, work) as (worker, item):
+            image, slab, part = self.reader.split(item, (p.batch // p.images, p.grid[0] // p.rows, parts))
+            image = t.imul(image, p.images)
+            self.image_transformed(worker, image, slab)
+            whole, rest = divmod(p.made // parts, columns)
+            first = t.imul(part, whole)
+            if whole:
+                with self.reader.loop("panel", whole) as k:
+                    self.panel(worker, image, slab, t.iadd(first, k), columns)
+            if rest:
+                self.panel(worker, image, slab, whole, rest)
+
+    # -- kernels --------------------------------------------------------------------------------------------------
+    def kernels_transformed(self, work: int) -> None:
+        """Kernels that are not known before: a panel as columns of channels, then vector by vector."""
+        p, columns = self.plan, self.tile.columns
+        source, whole, rest = Kernels(self.frame, p.made, p.inner, 9), *divmod(p.made, columns)
+        for first, panels, width in ((0, whole, columns), (whole, 1, rest)):
+            if not panels or not width:
+                continue
+            with self.frame.share("panel", panels, work) as (worker, number):
+                number = t.iadd(number, first)
+                spare = Matrix(self.spare, t.imul(worker, source.depth * columns), columns, 1)
+                panel = source.panel(0, t.imul(number, columns), width, spare)
+                with self.reader.loop("c", p.inner) as c, self.reader.loop("v", count(width, self.lanes)) as v:
+                    self.kernel_transformed(panel, number, c, t.imul(v, self.lanes))
+
+    def kernel_transformed(self, panel: Matrix, number: Any, c: Any, lane: Any) -> None:
+        p, columns = self.plan, self.tile.columns
+        half = t.const(0.5, "float32")
+
+        def four(a: t.Expr, b: t.Expr, c: t.Expr) -> Numbers:
+            outer, middle = self.name(t.binary("mul", add(a, c), half)), self.name(t.binary("mul", b, half))
+            return [a, self.name(add(outer, middle)), self.name(sub(outer, middle)), c]
+
+        with self.reader.loop("j", self.lanes, t.VECTORIZED) as j:
+            lane = t.iadd(lane, j)
+            first = t.imul(c, 9)
+            given = [[self.name(panel.element(t.iadd(first, 3 * i + k), lane)) for k in range(3)] for i in range(3)]
+            for k, x in enumerate(twice(four, given)):
+                row = t.iadd(t.imul(t.iadd(t.imul(number, POINTS), k), p.inner), c)
+                self.code.store(self.kernels, t.iadd(t.imul(row, columns), lane), x)
+
+    # -- pixels ---------------------------------------------------------------------------------------------------
+    def image_transformed(self, worker: Any, image: Any, slab: Any) -> None:
+        """Vectors of tiles of a row, for every channel; what a row's last has too much the next row overwrites."""
+        p, reader, lanes = self.plan, self.reader, self.lanes
+        width, across, point = p.padded.sizes[1], p.grid[1], p.point(self.machine)
+        with reader.loop("c", p.inner) as c, reader.loop("d", p.images) as d, reader.loop("r", p.rows) as r:
+            channel = t.iadd(t.imul(t.iadd(image, d), p.inner), c)
+            first = t.iadd(t.imul(channel, p.padded.channel), t.imul(t.iadd(t.imul(slab, p.rows), r), 2 * width))
+            row = t.iadd(t.imul(worker, POINTS * point), t.imul(c, p.length(self.machine)))
+            row = t.iadd(row, t.imul(t.iadd(t.imul(d, p.rows), r), across))
+            with reader.loop("v", count(across, lanes)) as v:
+                given = self.code.alloc("given", POINTS * lanes, "float32")
+                for i in range(SIDE):
+                    line = t.iadd(t.iadd(first, i * width), t.imul(v, 2 * lanes))
+                    for k in (0, 2):
+                        a, b = (t.load(self.padded, t.vector(t.iadd(line, k + n), lanes)) for n in (0, lanes))
+                        for odd in (0, 1):
+                            every_second = t.shuffle(a, b, range(odd, 2 * lanes, 2))
+                            self.code.store(given, t.vector((i * SIDE + k + odd) * lanes, lanes), every_second)
+                with reader.loop("j", lanes, t.VECTORIZED) as j:
+                    tile = [
+                        [t.load(given, t.iadd((i * SIDE + k) * lanes, j)) for k in range(SIDE)] for i in range(SIDE)
+                    ]
+                    for k, x in enumerate(twice(self.spread, tile)):
+                        there = t.iadd(t.iadd(row, k * point), t.iadd(t.imul(v, lanes), j))
+                        self.code.store(self.transformed, there, x)
+
+    def spread(self, a: t.Expr, b: t.Expr, c: t.Expr, d: t.Expr) -> Numbers:
+        return [self.name(x) for x in (sub(a, c), add(b, c), sub(c, b), sub(b, d))]
+
+    # -- products -------------------------------------------------------------------------------------------------
+    def panel(self, worker: Any, image: Any, slab: Any, number: Any, width: int) -> None:
+        """The results of some channels, for all tiles of a block."""
+        p, reader, columns = self.plan, self.reader, self.tile.columns
+        point, product = p.point(self.machine), p.product(self.machine)
+        with reader.loop("point", POINTS) as k:
+            first = t.iadd(t.imul(worker, POINTS * point), t.imul(k, point))
+            tiles = Matrix(self.transformed, first, p.length(self.machine), 1)
+            start = t.imul(t.iadd(t.imul(number, POINTS), k), p.inner * columns)
+            target = t.iadd(t.imul(worker, POINTS * product), t.imul(k, product))
+
+            def left(row: Any, c: Any, tiles: Matrix = tiles) -> t.Expr:
+                return self.code.let(tiles.element(c, row), "x")
+
+            def keep(row: Any, column: Any, element: t.Expr, target: Any = target) -> None:
+                self.code.store(self.products, t.iadd(target, t.iadd(t.imul(row, columns), column)), element)
+
+            panel = Matrix(self.kernels, start, columns, 1)
+            multiply(self.frame, p.tiles, (p.inner,), self.tile, left, panel, width, keep, True)
+        whole, rest = divmod(width, self.lanes)
+        first = t.imul(number, columns)
+        if whole:
+            with reader.loop("v", whole) as v:
+                self.results(worker, image, slab, first, t.imul(v, self.lanes), self.lanes)
+        if rest:
+            self.results(worker, image, slab, first, whole * self.lanes, rest)
+
+    def results(self, worker: Any, image: Any, slab: Any, first: Any, lane: Any, channels: int) -> None:
+        """A vector of channels: tiles transformed back to pixels, and what follows the convolution."""
+        p, reader, lanes = self.plan, self.reader, self.lanes
+        size = p.squares(self.machine) * lanes
+        base = t.imul(worker, 2 * lanes * size)
+        with reader.loop("d", p.images) as d:
+            self.pixels(worker, t.imul(d, p.rows * p.grid[1]), lane, base)
+            with reader.loop("s", p.squares(self.machine)) as s:
+                here = t.iadd(base, t.imul(s, lanes * lanes))
+                there = t.iadd(base, t.iadd(t.imul(s, lanes), lanes * size))
+                self.code.turn(lanes, self.lines, here, lanes, self.lines, there, size)
+            height, width = p.layout.result
+            odd = height % 2
+            with reader.loop("r", channels) as r:
+                line = t.iadd(base, t.imul(t.iadd(r, lanes), size))
+                channel = t.iadd(first, t.iadd(lane, r))
+
+                def emit(begin: int, end: int, line: Any = line, channel: Any = channel) -> None:
+                    def one(i: Any) -> None:
+                        pixel = t.iadd(t.imul(slab, p.pixels), t.iadd(i, begin))
+                        element = t.load(self.lines, t.iadd(line, t.iadd(i, begin)))
+                        self.frame.emit((t.iadd(image, d), channel, pixel), element)
+
+                    inner_loop(self.frame, (), end - begin, lanes if self.vector else 0, lambda at: one(*at))
+
+                emit(0, p.pixels - odd * width)
+                if odd and not isinstance(slab, int):  # only the last block lacks its last row
+                    with self.code.when(t.binary("lt", slab, t.index(p.grid[0] // p.rows - 1))):
+                        emit(p.pixels - width, p.pixels)
+
+    def pixels(self, worker: Any, tile: Any, lane: Any, base: Any) -> None:
+        """Pixel after pixel, a vector of channels each.
+
+        From right to left: what the last tile of a row of odd length has too much is the next row's first pixel.
+        """
+        p, lanes, columns = self.plan, self.lanes, self.tile.columns
+        width, across, product = p.layout.result[1], p.grid[1], p.product(self.machine)
+
+        def two(a: t.Expr, b: t.Expr, c: t.Expr, d: t.Expr) -> Numbers:
+            return [self.name(add(self.name(add(a, b)), c)), self.name(sub(self.name(sub(b, c)), d))]
+
+        with self.reader.loop("y", p.rows) as y, self.reader.loop("x", across) as x:
+            column = t.isub(across - 1, x)
+            row = t.iadd(tile, t.iadd(t.imul(y, across), column))
+            source = t.iadd(t.imul(worker, POINTS * product), t.iadd(t.imul(row, columns), lane))
+            target = t.iadd(t.imul(y, 2 * width), t.imul(column, 2))
+            with self.reader.loop("j", lanes, t.VECTORIZED) as j:
+                given = [
+                    [
+                        self.name(t.load(self.products, t.iadd(t.iadd(source, (i * SIDE + k) * product), j)))
+                        for k in range(SIDE)
+                    ]
+                    for i in range(SIDE)
+                ]
+                for k, made in enumerate(twice(two, given)):
+                    pixel = t.iadd(target, k // 2 * width + k % 2)
+                    self.code.store(self.lines, t.iadd(base, t.iadd(t.imul(pixel, lanes), j)), made)
+
+    def name(self, x: t.Expr) -> t.Expr:
+        return self.code.let(x)
+
+
+def add(a: t.Expr, b: t.Expr) -> t.Expr:
+    return t.binary("add", a, b)
+
+
+def sub(a: t.Expr, b: t.Expr) -> t.Expr:
+    return t.binary("sub", a, b)
+
+
+def twice(line: Callable[..., Numbers], square: Sequence[Numbers]) -> Numbers:
+    """A square transformed along both axes, row after row."""
+    half = [line(*column) for column in zip(*square, strict=True)]
+    return [x for row in zip(*half, strict=True) for x in line(*row)]

@@ -1,0 +1,1 @@
+"""Element-wise kernels and the readers that fuse expressions into other kernels."""

@@ -1,0 +1,140 @@
+"""Kernels that give every element on its own: chains of element-wise operations and moves, read through."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from mithril.ir import Node, Value
+from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend.lowering.element import scalar_ops
+from mithril_cbackend.lowering.element.element_reader import Index, shape_of
+from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
+from mithril_cbackend.tir import expr as t
+
+PLAIN = frozenset({*scalar_ops.RULES, "broadcast_to", "constant", "full"})  # positions only matter as those of operands
+STRAIGHT = PLAIN | {"iota", "transpose", "slice", "tril", "triu", "random_bits"}  # no loads at computed places
+
+
+def aligned_values(kernel: Kernel) -> list[Value] | None:
+    """Values that are read at the results' positions, or broadcast to them; None where others are needed as well.
+
+    The walk ends at the anchor of a template, and where a reshape gives a value another position anyway.
+    """
+    producers, found = kernel.producers, dict.fromkeys(kernel.outputs)
+    pending, elsewhere = list(kernel.outputs), set()
+    while pending:
+        node = producers.get(pending.pop())
+        if node is None or (node is kernel.anchor and kernel.template is not elementwise):
+            continue
+        operands = [v for v in node.operands if v is not None]
+        if node.op.name == "reshape":
+            elsewhere.update(operands)
+        elif node.op.name in PLAIN:
+            pending += [v for v in operands if v not in found]
+            found.update(dict.fromkeys(operands))
+        else:
+            return None
+    return None if any(v in found for v in elsewhere) else list(found)
+
+
+def merged(values: Sequence[Value] | None, shape: tuple[int, ...], breaks: Sequence[int] = ()) -> list[list[int]]:
+    """Axes of ``shape`` in groups that all values have, or lack, together; none spans a break."""
+    if values is None or any(len(v.shape) > len(shape) for v in values):
+        return [[k] for k in range(len(shape))]
+    groups: list[list[int]] = []
+    shapes = [(1,) * (len(shape) - len(v.shape)) + shape_of(v) for v in values]
+    for k in range(len(shape)):
+        if groups and k not in breaks and all(_together(s, shape, [*groups[-1], k]) for s in shapes):
+            groups[-1].append(k)
+        else:
+            groups.append([k])
+    return groups
+
+
+def _together(given: tuple[int, ...], shape: tuple[int, ...], axes: list[int]) -> bool:
+    """Whether a value has all of some axes in full, or none of them."""
+    return all(given[k] == shape[k] for k in axes) or all(given[k] == 1 for k in axes)
+
+
+def merge(
+    frame: Frame, values: Sequence[Value] | None, shape: tuple[int, ...], groups: list[list[int]]
+) -> tuple[int, ...]:
+    """Give all values shapes in which each group is one axis; what ``shape`` becomes."""
+    if values is None or len(groups) == len(shape):
+        return shape
+    for v in values:
+        full = (1,) * (len(shape) - len(v.shape)) + shape_of(v)
+        frame.reader.shapes[v] = tuple(math.prod(full[k] for k in group) for group in groups)
+    return tuple(math.prod(shape[k] for k in group) for group in groups)
+
+
+def vectorisable(nodes: Sequence[Node]) -> bool:
+    """Whether every operation can be done on vectors."""
+    return all(_straight(node) for node in nodes)
+
+
+def _straight(node: Node) -> bool:
+    if node.op.name == "reshape":  # that only gives or takes axes of one
+        given = [v for v in node.operands if v is not None] + [node.result]
+        return len({tuple(n for n in shape_of(v) if n != 1) for v in given}) == 1
+    if node.op.name not in STRAIGHT:
+        return False
+    first = node.operands[0] if node.operands else None
+    return first is None or not scalar_ops.calls_library(node.op.name, first.dtype)
+
+
+def elementwise(kernel: Kernel, name: str, machine: Machine) -> Any:
+    """One nest of loops over the results, which all have one shape."""
+    from mithril_cbackend.lowering.element.transpose import turned, turns
+
+    frame = Frame(kernel, name, machine)
+    node = turns(kernel, machine.lanes())
+    if node is not None:
+        turned(frame, node)
+        return frame.finish()
+    shape = shape_of(kernel.outputs[0])
+    values = aligned_values(kernel)
+    extents = merge(frame, values, shape, merged(values, shape))
+    over_elements(frame, kernel.outputs, extents, vectorisable(kernel.nodes))
+    return frame.finish()
+
+
+def over_elements(frame: Frame, results: Sequence[Value], extents: Sequence[int], vectors: bool) -> None:
+    """Loops over all positions that store the results' elements; the innermost in vectors where that can be."""
+    if 0 in extents:
+        return
+    lanes = min(frame.machine.lanes(v.dtype.bits if v.dtype.bits >= 32 else 32) for v in results)
+    outer, inner = list(extents[:-1]), extents[-1] if extents else 1
+    whole = inner // lanes if vectors else 0
+    work = math.prod(extents) * len(frame.kernel.nodes)
+
+    def body(at: Index) -> None:
+        for v in results:
+            frame.write(v, at, frame.reader.at(v, at))
+
+    if not extents:
+        body(())
+        return
+    if len(outer) == 0 and whole:  # one long row: its chunks are shared among threads
+        with frame.reader.loop("i", whole, frame.parallel(work)) as i, frame.reader.loop("j", lanes, t.VECTORIZED) as j:
+            body((frame.reader.position(t.iadd(t.imul(i, lanes), j)),))
+        if inner % lanes:
+            with frame.reader.loop("k", inner % lanes) as k:
+                body((frame.reader.position(t.iadd(k, whole * lanes)),))
+        return
+    with frame.reader.nest("", outer, frame.kinds(outer, work)) as at:
+        inner_loop(frame, at, inner, lanes if vectors else 0, body)
+
+
+def inner_loop(frame: Frame, at: Index, inner: int, lanes: int, body: Any) -> None:
+    """The last axis: whole vectors, then what is left one by one."""
+    whole = inner // lanes if lanes else 0
+    if whole:
+        with frame.reader.loop("i", whole) as i, frame.reader.loop("j", lanes, t.VECTORIZED) as j:
+            body((*at, frame.reader.position(t.iadd(t.imul(i, lanes), j))))
+    rest = inner - whole * lanes
+    if rest:
+        with frame.reader.loop("k", rest) as k:
+            body((*at, frame.reader.position(t.iadd(k, whole * lanes))) if whole else (*at, k))

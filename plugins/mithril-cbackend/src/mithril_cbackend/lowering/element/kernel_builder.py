@@ -1,0 +1,105 @@
+"""What every template begins and ends with: parameters, a reader of elements, parallel loops, the finished function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from mithril.ir import Value
+from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend.lowering.element.element_reader import Index, Reader, shape_of
+from mithril_cbackend.lowering.element.storage_dtypes import load, store, stored
+from mithril_cbackend.tir import expr as t
+
+PARALLEL_WORK = 1 << 18  # below so many element operations, starting threads costs more than it gains
+PRODUCTS = 8  # multiplications and additions of tiles that take as long as one element operation
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What code is written for."""
+
+    cpu: str
+    threads: int
+    vector_bytes: int = 64
+    schedules: Mapping[str, str] = field(default_factory=dict)  # found by measuring, for operations of certain sizes
+    cache: int = 1 << 19  # bytes of the second cache, which each of its cores has to itself
+
+    def lanes(self, dtype_bits: int = 32) -> int:
+        return max(1, self.vector_bytes * 8 // dtype_bits)
+
+
+class Frame:
+    """A kernel being written."""
+
+    def __init__(self, kernel: Kernel, name: str, machine: Machine) -> None:
+        self.kernel = kernel
+        self.name = name
+        self.machine = machine
+        self.code = t.Code()
+        self.parameters = []
+        buffers: dict[Value, t.Buffer] = {}
+        self.outputs: dict[Value, t.Buffer] = {}
+        for k, v in enumerate(kernel.parameters):
+            pair = t.pointer(self.code.name(v.name), stored(v.dtype), math.prod(shape_of(v)))
+            self.parameters.append(pair)
+            (buffers if k < len(kernel.inputs) else self.outputs)[v] = pair[1]
+        self.reader = Reader(self.code, kernel.producers, buffers)
+
+    def parallel(self, work: int) -> Any:
+        """The kind of an outermost loop over so much work."""
+        return t.PARALLEL if self.machine.threads > 1 and work >= PARALLEL_WORK else t.SERIAL
+
+    def kinds(self, extents: Sequence[int], work: int) -> dict[int, Any]:
+        """Of the loops of a nest over so much work: the outermost that has a round for every thread is shared."""
+        enough = [k for k, n in enumerate(extents) if n >= self.machine.threads]
+        some = [k for k, n in enumerate(extents) if n > 1]
+        chosen = next(iter(enough + some), None)
+        return {} if chosen is None else {chosen: self.parallel(work)}
+
+    def workers(self, work: int, items: int) -> int:
+        """How many threads share so much work on so many items."""
+        return min(self.machine.threads, items) if work >= PARALLEL_WORK else 1
+
+    @contextmanager
+    def share(self, name: str, items: int, work: int) -> Iterator[tuple[Any, Any]]:
+        """A loop over items, dealt out to the threads: which thread (for buffers of its own), and which item."""
+        workers = self.workers(work, items)
+        with self.reader.loop("worker", workers, t.PARALLEL) as worker:
+            whole, rest = divmod(items, workers)
+            mine: Any = whole if rest == 0 else t.idiv(t.isub(items + workers - 1, worker), workers)
+            with self.reader.loop(name, mine) as i:
+                yield worker, t.iadd(t.imul(i, workers), worker)
+
+    def write(self, value: Value, at: Index, element: t.Expr) -> None:
+        """Store an element of a result."""
+        shape = self.reader.shape(value)
+        store(self.code, self.outputs[value], self.reader.flat(at, shape), element, value.dtype)
+
+    def read(self, value: Value, at: Index) -> t.Expr:
+        """An element of a result that has been stored."""
+        return load(self.outputs[value], self.reader.flat(at, self.reader.shape(value)), value.dtype)
+
+    def emit(self, at: Index, element: t.Expr) -> None:
+        """An element of the anchor's result has been computed: go on with what follows, and store the results."""
+        made = self.kernel.anchor.result
+        if self.kernel.outputs == [made]:
+            self.write(made, at, element)
+            return
+        self.reader.give(made, at, self.code.let(element, made.name))
+        for v in self.kernel.outputs:
+            self.write(v, at, self.reader.at(v, at))
+
+    def write_flat(self, value: Value, flat: Any, element: t.Expr) -> None:
+        """Store an element by its number in row-major order."""
+        store(self.code, self.outputs[value], flat, element, value.dtype)
+
+    def read_flat(self, value: Value, flat: Any) -> t.Expr:
+        return load(self.outputs[value], flat, value.dtype)
+
+    def finish(self) -> Any:
+        made = t.function(self.name, self.parameters, self.code.finish())
+        return t.Function(made, frozenset(self.code.names), len(self.kernel.inputs), self.code.helpers)

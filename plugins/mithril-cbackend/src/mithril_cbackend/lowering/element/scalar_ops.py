@@ -1,0 +1,382 @@
+"""Element-wise operations on single elements: one function per operation, exact to the table of meanings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mithril.base.dtypes import DType, dtype as as_dtype
+from mithril.ops.elementwise import CENTRAL, TAIL
+from mithril_cbackend.lowering.element import vector_math as m
+from mithril_cbackend.lowering.element.storage_dtypes import computed
+from mithril_cbackend.tir import expr as t
+
+# A rule gets the code being written, the operands, the dtype of the first operand, and the attributes.
+Rule = Callable[..., t.Expr]
+RULES: dict[str, Rule] = {}
+LIBM = {
+    "sin": "sin", "cos": "cos", "asin": "asin", "acos": "acos", "atan": "atan", "sinh": "sinh", "cosh": "cosh",
+    "asinh": "asinh", "acosh": "acosh", "atanh": "atanh", "exp": "exp", "expm1": "expm1", "log": "log",
+    "log1p": "log1p", "tanh": "tanh", "erf": "erf",
+}  # fmt: skip
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    def keep(function: Rule) -> Rule:
+        for name in names:
+            RULES[name] = function
+        return function
+
+    return keep
+
+
+def one(dtype: DType, value: Any) -> t.Expr:
+    return t.const(value, computed(dtype))
+
+
+def calls_library(name: str, dtype: DType) -> bool:
+    """Whether an operation needs the C library, which has no vectors."""
+    if name in ("pow", "floordiv", "mod", "atan2"):
+        return dtype.is_float
+    if name == "erfinv":
+        return dtype.name == "float64"
+    return name in LIBM and dtype.is_float and (dtype.name == "float64" or name not in m.OWN)
+
+
+# -- arithmetic ---------------------------------------------------------------------------------------------------
+def _wrapping(name: str, a: t.Expr, b: t.Expr, dtype: DType) -> t.Expr:
+    """Integers wrap around: machine code may assume that sums in their own width never overflow, so they are formed in
+    64 bits and cut off. (64-bit ones are formed as they are.)"""
+    if not dtype.is_integer:
+        return t.binary(name, a, b)
+    return t.cast(t.binary(name, t.cast(a, "int64"), t.cast(b, "int64")), dtype.name)
+
+
+for _name in ("add", "sub", "mul"):
+
+    def _arithmetic(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, _name: str = _name, **_: Any) -> t.Expr:
+        return _wrapping(_name, a, b, dtype)
+
+    RULES[_name] = _arithmetic
+
+
+@rule("div")
+def _div(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
+    return t.binary("div", a, b)
+
+
+@rule("neg")
+def _neg(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
+    if dtype.is_float:
+        return t.binary("mul", x, one(dtype, -1.0))
+    return _wrapping("sub", one(dtype, 0), x, dtype)
+
+
+@rule("abs")
+def _abs(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
+    if dtype.is_float:
+        return t.intrinsic("abs", x)
+    if dtype.kind == "uint":
+        return x
+    return t.select(t.binary("lt", x, one(dtype, 0)), _neg(code, x, dtype), x)
+
+
+@rule("sign")
+def _sign(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
+    up = t.binary("gt", x, one(dtype, 0))
+    if dtype.kind == "uint":
+        return t.cast(up, dtype.name)
+    rest = t.select(t.binary("lt", x, one(dtype, 0)), one(dtype, -1), x if dtype.is_float else one(dtype, 0))
+    return t.select(up, one(dtype, 1), rest)  # what is neither above nor below zero is itself: 0, -0 or nan
+
+
+@rule("maximum")
+def _maximum(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
+    return extreme("gt", a, b, dtype)
+
+
+@rule("minimum")
+def _minimum(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
+    return extreme("lt", a, b, dtype)
+
+
+def extreme(wins: str, a: t.Expr, b: t.Expr, dtype: DType) -> t.Expr:
+    """The operand that wins; nan wins over everything."""
+    if dtype.is_bool:
+        return t.binary("or" if wins == "gt" else "and", a, b)
+    better = t.select(t.binary(wins, a, b), a, b)
+    return t.select(t.isnan(a), a, better) if dtype.is_float else better
+
+
+@rule("clip")
+def _clip(code: t.Code, x: t.Expr, dtype: DType, *, low: float | None, high: float | None, **_: Any) -> t.Expr:
+    def bound(value: float) -> t.Expr:
+        return one(dtype, value if dtype.is_float else max(min(int(value), dtype.limits[1]), dtype.limits[0]))
+
+    if low is not None:
+        x = code.let(extreme("gt", x, bound(low), dtype))
+    return x if high is None else extreme("lt", x, bound(high), dtype)
+
+
+def _truncated(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType) -> tuple[t.Expr, t.Expr, t.Expr]:
+    """A divisor that traps nothing, the quotient towards zero and what it leaves."""
+    zero = t.binary("eq", b, one(dtype, 0))
+    bad = t.binary("or", zero, t.binary("eq", b, one(dtype, -1))) if dtype.kind == "int" else zero
+    safe = code.let(t.select(bad, one(dtype, 1), b), "d")
+    quotient = code.let(t.binary("div", a, safe), "q")
+    return safe, quotient, code.let(t.binary("rem", a, safe), "r")
+
+
+@rule("floordiv")
+def _floordiv(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
+    a, b = code.let(a), code.let(b)
+    if dtype.is_float:
+        return _divmod(code, a, b, dtype)[0]
+    safe, quotient, rest = _truncated(code, a, b, dtype)
+    if dtype.kind == "int":
+        zero = one(dtype, 0)
+        apart = _differ(t.binary("lt", rest, zero), t.binary("lt", safe, zero))
+        down = t.binary("and", t.binary("ne", rest, zero), apart)
+        quotient = t.binary("sub", quotient, t.cast(down, dtype.name))
+        quotient = t.select(t.binary("eq", b, one(dtype, -1)), _neg(code, a, dtype), quotient)
+    return t.select(t.binary("eq", b, one(dtype, 0)), one(dtype, 0), quotient)
+
+
+@rule("mod")
+def _mod(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
+    a, b = code.let(a), code.let(b)
+    if dtype.is_float:
+        return _divmod(code, a, b, dtype)[1]
+    safe, _, rest = _truncated(code, a, b, dtype)
+    if dtype.kind == "int":
+        zero = one(dtype, 0)
+        apart = _differ(t.binary("lt", rest, zero), t.binary("lt", safe, zero))
+        wrong = t.binary("and", t.binary("ne", rest, zero), apart)
+        rest = t.select(wrong, t.binary("add", rest, safe), rest)
+        rest = t.select(t.binary("eq", b, one(dtype, -1)), zero, rest)
+    return t.select(t.binary("eq", b, one(dtype, 0)), one(dtype, 0), rest)
+
+
+def _divmod(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType) -> tuple[t.Expr, t.Expr]:
+    """Quotient towards minus infinity and remainder with the divisor's sign, as Python has them."""
+    zero = one(dtype, 0.0)
+    rest = code.let(t.libm("fmod", a, b), "r")
+    quotient = code.let(t.binary("div", t.binary("sub", a, rest), b), "q")
+    apart = _differ(t.binary("lt", b, zero), t.binary("lt", rest, zero))
+    wrong = code.let(t.binary("and", t.binary("ne", rest, zero), apart))
+    signed_zero = t.libm("copysign", zero, b)
+    rest = t.select(t.binary("eq", rest, zero), signed_zero, t.select(wrong, t.binary("add", rest, b), rest))
+    quotient = code.let(t.select(wrong, t.binary("sub", quotient, one(dtype, 1.0)), quotient))
+    down = code.let(t.intrinsic("floor", quotient))
+    half = t.binary("gt", t.binary("sub", quotient, down), one(dtype, 0.5))
+    down = t.select(half, t.binary("add", down, one(dtype, 1.0)), down)
+    by_zero = t.binary("eq", b, zero)
+    return t.select(by_zero, t.binary("div", a, b), down), t.select(by_zero, t.libm("fmod", a, b), rest)
+
+
+@rule("pow")
+def _pow(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
+    if dtype.is_float:
+        return t.libm("pow", a, b)
+    a, b = code.let(a), code.let(b)
+    zero, unit = one(dtype, 0), one(dtype, 1)
+    base, left, made = a, b, unit
+    for _step in range(dtype.bits - (dtype.kind == "int")):  # binary exponentiation, wrapping around
+        odd = t.binary("ne", t.bitwise("and", left, unit), zero)
+        made = code.let(t.select(odd, _wrapping("mul", made, base, dtype), made))
+        base = code.let(_wrapping("mul", base, base, dtype))
+        left = code.let(t.bitwise("shr", left, unit))
+    if dtype.kind == "uint":
+        return made
+    odd = t.binary("ne", t.bitwise("and", b, unit), zero)
+    negative = t.select(t.binary("eq", a, one(dtype, -1)), t.select(odd, one(dtype, -1), unit), zero)
+    return t.select(t.binary("lt", b, zero), t.select(t.binary("eq", a, unit), unit, negative), made)
+
+
+# -- functions of floats ------------------------------------------------------------------------------------------
+for _name, _library in LIBM.items():
+
+    def _function(
+        code: t.Code, x: t.Expr, dtype: DType, _name: str = _name, _library: str = _library, **_: Any
+    ) -> t.Expr:
+        if dtype.name != "float64" and _name in m.OWN:
+            return m.OWN[_name](code, x)
+        return t.libm(_library, x)
+
+    RULES[_name] = _function
+
+
+@rule("atan2")
+def _atan2(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
+    return t.libm("atan2", a, b)
+
+
+@rule("sqrt")
+def _sqrt(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
+    return t.intrinsic("sqrt", x)
+
+
+for _name, _intrinsic in (("floor", "floor"), ("ceil", "ceil"), ("trunc", "trunc"), ("round", "nearbyint")):
+
+    def _stepped(code: t.Code, x: t.Expr, dtype: DType, _intrinsic: str = _intrinsic, **_: Any) -> t.Expr:
+        return t.intrinsic(_intrinsic, x) if dtype.is_float else x
+
+    RULES[_name] = _stepped
+
+
+@rule("erfinv")
+def _erfinv(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
+    """Giles' polynomials; in float64 their result is brought to full precision by two Newton steps."""
+    kind = as_dtype("float64") if dtype.name == "float64" else as_dtype("float32")
+    x = code.let(x)
+
+    def c(value: float) -> t.Expr:
+        return one(kind, value)
+
+    squared = t.binary("mul", t.binary("mul", x, c(-1.0)), x)
+    w = code.let(t.binary("mul", RULES["log1p"](code, squared, kind), c(-1.0)), "w")
+    central = code.let(t.binary("sub", w, c(2.5)))
+    positive = t.select(t.binary("gt", w, c(0.0)), w, c(0.0))
+    tail = code.let(t.binary("sub", t.intrinsic("sqrt", positive), c(3.0)))
+    inner, outer = c(CENTRAL[0]), c(TAIL[0])
+    for a, b in zip(CENTRAL[1:], TAIL[1:], strict=True):
+        inner = t.binary("add", c(a), t.binary("mul", inner, central))
+        outer = t.binary("add", c(b), t.binary("mul", outer, tail))
+    y = code.let(t.binary("mul", t.select(t.binary("lt", w, c(5.0)), inner, outer), x), "y")
+    if kind.bits == 64:
+        for _step in range(2):
+            slope = t.libm("exp", t.binary("mul", t.binary("mul", y, c(-1.0)), y))
+            step = t.binary("div", t.binary("sub", t.libm("erf", y), x), t.binary("mul", c(1.1283791670955126), slope))
+            finite = t.binary("lt", t.intrinsic("abs", y), c(float("inf")))
+            y = code.let(t.binary("sub", y, t.select(finite, step, c(0.0))), "y")
+    edge = t.binary("eq", t.intrinsic("abs", x), c(1.0))
+    outside = t.binary("gt", t.intrinsic("abs", x), c(1.0))
+    y = t.select(edge, t.binary("mul", x, c(float("inf"))), y)
+    return t.select(outside, c(float("nan")), t.select(t.isnan(x), x, y))
+
+
+# -- comparisons, truth, bits -------------------------------------------------------------------------------------
+for _name, _sign_ in {
+    "equal": "eq",
+    "not_equal": "ne",
+    "less": "lt",
+    "less_equal": "le",
+    "greater": "gt",
+    "greater_equal": "ge",
+}.items():
+
+    def _compare(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, _sign_: str = _sign_, **_: Any) -> t.Expr:
+        if dtype.is_bool:
+            a, b = t.cast(a, "uint8"), t.cast(b, "uint8")
+        if _sign_ == "ne" and dtype.is_float:
+            return t.logical_not(t.binary("eq", a, b))  # TVM's != is false for nan
+        return t.binary(_sign_, a, b)
+
+    RULES[_name] = _compare
+
+
+@rule("isnan")
+def _isnan(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
+    return t.isnan(x) if dtype.is_float else t.const(False, "bool")
+
+
+@rule("where")
+def _where(code: t.Code, condition: t.Expr, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
+    return t.select(condition, a, b)
+
+
+@rule("logical_not")
+def _logical_not(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
+    return t.logical_not(x)
+
+
+def _differ(a: t.Expr, b: t.Expr) -> t.Expr:
+    return t.binary("ne", t.cast(a, "uint8"), t.cast(b, "uint8"))
+
+
+@rule("logical_and")
+def _and(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
+    return t.binary("and", a, b)
+
+
+@rule("logical_or")
+def _or(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
+    return t.binary("or", a, b)
+
+
+@rule("logical_xor")
+def _xor(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
+    return _differ(a, b)
+
+
+@rule("bitwise_not")
+def _bitwise_not(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
+    return t.logical_not(x) if dtype.is_bool else t.bitwise("not", x)
+
+
+for _name in ("and", "or", "xor"):
+
+    def _bits(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, _name: str = _name, **_: Any) -> t.Expr:
+        if not dtype.is_bool:
+            return t.bitwise(_name, a, b)
+        return _differ(a, b) if _name == "xor" else t.binary(_name, a, b)
+
+    RULES[f"bitwise_{_name}"] = _bits
+
+
+def _within_width(code: t.Code, b: t.Expr, dtype: DType) -> tuple[t.Expr, t.Expr]:
+    b = code.let(b)
+    inside = t.binary("lt", b, one(dtype, dtype.bits))
+    if dtype.kind == "int":
+        inside = t.binary("and", t.binary("ge", b, one(dtype, 0)), inside)
+    inside = code.let(inside)
+    return inside, t.select(inside, b, one(dtype, 0))
+
+
+@rule("shift_left")
+def _shift_left(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
+    inside, places = _within_width(code, b, dtype)
+    free = f"uint{dtype.bits}"
+    moved = t.cast(t.bitwise("shl", t.cast(a, free), t.cast(places, free)), dtype.name)
+    return t.select(inside, moved, one(dtype, 0))
+
+
+@rule("shift_right")
+def _shift_right(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
+    a = code.let(a)
+    inside, places = _within_width(code, b, dtype)
+    past = t.bitwise("shr", a, one(dtype, dtype.bits - 1)) if dtype.kind == "int" else one(dtype, 0)
+    return t.select(inside, t.bitwise("shr", a, places), past)
+
+
+# -- casts --------------------------------------------------------------------------------------------------------
+def convert(code: t.Code, x: t.Expr, source: DType, to: DType) -> t.Expr:
+    """Floats to integers round towards zero and saturate, nan becomes 0; integers saturate."""
+    if source is to:
+        return x
+    if to.is_bool:
+        return t.logical_not(t.binary("eq", x, one(source, 0)))
+    if to.is_float or source.is_bool:
+        return t.cast(x, computed(to))
+    x = code.let(x)
+    low, high = to.limits
+    if source.is_float:
+        over = t.binary("ge", x, one(source, float(high)))
+        under = t.binary("le", x, one(source, float(low)))
+        outside = t.binary("or", t.binary("or", over, under), t.isnan(x))
+        inside = t.cast(t.select(outside, one(source, 0.0), x), to.name)
+        return t.select(over, one(to, high), t.select(under, one(to, low), inside))
+    if low > source.limits[0]:
+        x = code.let(extreme("gt", x, one(source, low), source))
+    if high < source.limits[1]:
+        x = extreme("lt", x, one(source, high), source)
+    return t.cast(x, to.name)
+
+
+@rule("cast")
+def _cast(code: t.Code, x: t.Expr, source: DType, *, dtype: DType, **_: Any) -> t.Expr:
+    return convert(code, x, source, dtype)
+
+
+def apply(code: t.Code, name: str, operands: list[t.Expr], kind: DType, attributes: Mapping[str, Any]) -> t.Expr:
+    return RULES[name](code, *operands, kind, **attributes)

@@ -1,0 +1,54 @@
+"""Writing at computed places: in the order of the updates, so that the last one wins and sums are reproducible."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend.lowering.element import scalar_ops
+from mithril_cbackend.lowering.element.element_reader import operand, position_in, shape_of
+from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
+from mithril_cbackend.tir import expr as t
+
+
+def scatter(kernel: Kernel, name: str, machine: Machine) -> Any:
+    """A copy, then the updates. 16-bit floats add up in a float32 scratch buffer."""
+    frame = Frame(kernel, name, machine)
+    node, code, reader = kernel.anchor, frame.code, frame.reader
+    x, indices, updates = (operand(node, k) for k in range(3))
+    shape, lead, depth = shape_of(x), shape_of(indices)[:-1], shape_of(indices)[-1]
+    rows, row = math.prod(shape[:depth]), math.prod(shape[depth:])
+    if 0 in shape:
+        return frame.finish()
+    wide = kernel.scratch[0] if kernel.scratch else None
+
+    def put(flat: Any, element: t.Expr) -> None:
+        if wide is not None:
+            code.store(frame.outputs[wide], flat, element)
+        else:
+            frame.write_flat(node.result, flat, element)
+
+    reader.shapes[x] = (rows * row,)
+    with reader.loop("i", rows * row) as i:
+        put(i, reader.at(x, (i,)))
+    reader.shapes[updates] = (math.prod(lead), row)
+    reader.shapes[indices] = (math.prod(lead), depth)
+    if math.prod(lead) and row:
+        with reader.loop("u", math.prod(lead)) as u:
+            place: Any = 0
+            for k in range(depth):
+                place = t.iadd(t.imul(place, shape[k]), position_in(reader, indices, (u, k), shape[k]))
+            place = code.let(t.index(t.imul(place, row)), "place")
+            with reader.loop("e", row) as e:
+                flat, element = t.iadd(place, e), reader.at(updates, (u, e))
+                if node.op.name == "scatter_nd_add":
+                    known = (
+                        t.load(frame.outputs[wide], flat) if wide is not None else frame.read_flat(node.result, flat)
+                    )
+                    element = scalar_ops.RULES["add"](code, known, element, x.dtype)
+                put(flat, element)
+    if wide is not None:
+        with reader.loop("i", rows * row) as i:
+            frame.write_flat(node.result, i, t.load(frame.outputs[wide], i))
+    return frame.finish()

@@ -1,0 +1,71 @@
+"""Values that are other values' bytes seen otherwise, after transposes and reshapes: how far apart elements lie."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from mithril.ir import Node, Value
+from mithril_cbackend.lowering.element.element_reader import operand, shape_of
+
+Strides = tuple[int, ...]
+
+
+def contiguous(shape: Sequence[int]) -> Strides:
+    """In row-major order."""
+    return tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))
+
+
+def reshaped(shape: Sequence[int], strides: Strides, wanted: Sequence[int]) -> Strides | None:
+    """The strides of the same elements under another shape; None where they do not lie evenly under it."""
+    axes = [(n, step) for n, step in zip(shape, strides, strict=True) if n != 1]
+    out: list[int] = []
+    left = 1  # of the axis taken apart: how many positions are not given to wanted axes yet
+    step = 0
+    for k in reversed(range(len(wanted))):
+        if wanted[k] == 1:
+            out.append(0)
+            continue
+        if left == 1:
+            left, step = axes.pop()
+        while left % wanted[k]:  # more than one axis makes up this one
+            if not axes or axes[-1][1] != left * step:
+                return None
+            left *= axes.pop()[0]
+        out.append(step)
+        left, step = left // wanted[k], step * wanted[k]
+    return tuple(reversed(out))
+
+
+def view(producers: Mapping[Value, Node], value: Value) -> tuple[Value, Strides] | None:
+    """The value that a chain of transposes and reshapes starts from, and the strides in it of what the chain gives."""
+    node = producers.get(value)
+    if node is None or node.op.name not in ("transpose", "reshape"):
+        return value, contiguous(shape_of(value))
+    found = view(producers, operand(node))
+    if found is None:
+        return None
+    source, strides = found
+    if node.op.name == "transpose":
+        return source, tuple(strides[k] for k in node.attributes["perm"])
+    made = reshaped(shape_of(operand(node)), strides, shape_of(value))
+    return None if made is None else (source, made)
+
+
+def placed(chain: Sequence[Node], value: Value) -> Strides | None:
+    """Where a value's elements lie in what a chain of transposes and reshapes makes of it; None where unevenly."""
+    if not chain:
+        return contiguous(shape_of(value))
+    shape, strides = shape_of(chain[-1].result), contiguous(shape_of(chain[-1].result))
+    for node in reversed(chain):
+        before = shape_of(operand(node))
+        if node.op.name == "transpose":
+            perm = node.attributes["perm"]
+            strides = tuple(strides[perm.index(k)] for k in range(len(perm)))
+        else:
+            found = reshaped(shape, strides, before)
+            if found is None:
+                return None
+            strides = found
+        shape = before
+    return strides

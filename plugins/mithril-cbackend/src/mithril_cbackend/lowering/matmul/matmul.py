@@ -1,0 +1,380 @@
+"""Matrix products by tiles, with what follows them run on each tile.
+
+The right operand is copied to panels, a few at a time, whatever its layout and dtype, so that transposes and narrow
+numbers cost little; where it is known when the program is made, its panels are made then. Long sums are formed in
+parts, so that the panels of a part stay in the second cache. What has few rows is left to ``vectors``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mithril.base.dtypes import TensorType
+from mithril.ir import Node, Value
+from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend.lowering.element.element_reader import Index, shape_of
+from mithril_cbackend.lowering.element.elementwise import vectorisable
+from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
+from mithril_cbackend.lowering.matmul import gemv, naive_contractions
+from mithril_cbackend.lowering.matmul.matmul_form import Product, Stored, product_of, stored
+from mithril_cbackend.lowering.matmul.microkernel import (
+    Matrix,
+    Sums,
+    Tile,
+    copy_panel,
+    count,
+    multiply_tile,
+    pack,
+    tile_for,
+    tiles,
+)
+from mithril_cbackend.tir import expr as t
+
+GROUP = 4  # panels that a tile of rows meets one after the other, where rows come from farther than the second cache
+STRIP = 64  # rows of the left operand that are copied at a time
+ROWS = 2048  # that are copied before they are used
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a product is cut."""
+
+    tile: Tile
+    depth: int  # of what is summed over, at a time
+    group: int  # panels at a time
+    copied: int  # rows of the left operand that are copied at a time, so that they lie as tiles read them; or 0
+
+    @property
+    def pitch(self) -> int:
+        """From one copied row to the next: whole vectors, and no power of two, whose rows would share cache lines."""
+        return -(-self.depth // 16) * 16 + 16
+
+
+def plan_of(product: Product, kernel: Kernel, machine: Machine) -> Plan:
+    bits = product.kind.bits
+    chosen = [int(n) for n in machine.schedules.get(str(product), "").split("x") if n]
+    tile = Tile(*chosen[:2]) if chosen else tile_for(product.m, product.n, machine, bits)
+    limit = chosen[2] if len(chosen) > 2 else deepest(tile, product, machine)
+    parts = count(product.k, limit)
+    depth = product.k if parts == 1 else -(-product.k // (parts * 16)) * 16
+    panels = count(product.n, tile.columns)
+    far = product.m * depth * bits // 8 > machine.cache // 2
+    group = max(1, min(GROUP, panels // machine.threads)) if far else 1
+    copied = product.m if worth_copying(stored(product.left, kernel.producers), product, panels, machine) else 0
+    if copied > ROWS:
+        copied = -(-product.m // (count(product.m, ROWS) * STRIP)) * STRIP
+    return Plan(tile, depth, group, copied)
+
+
+def deepest(tile: Tile, product: Product, machine: Machine) -> int:
+    """What is summed at a time, so that a group of panels fills no more than a quarter of the second cache."""
+    return max(64, machine.cache * 8 // (4 * GROUP * tile.columns * product.kind.bits))
+
+
+def worth_copying(left: Stored | None, product: Product, panels: int, machine: Machine) -> bool:
+    """Whether rows are read so often, or lie so badly, that a copy costs less."""
+    if left is None or left.value.dtype is not product.kind:
+        return panels > 1
+    far = left.summed != 1 and product.m * product.k * product.kind.bits // 8 > machine.cache
+    return far and panels > GROUP
+
+
+def schedules(node: Node, machine: Machine) -> list[str]:
+    """The tiles that fit the registers and the result; for long sums, how much of them may be formed at a time."""
+    product = product_of(node)
+    if product is None:
+        return []
+    lanes, registers = machine.lanes(product.kind.bits), 32 if machine.vector_bytes == 64 else 16
+    sizes = [(rows, wide) for wide in (1, 2, 3, 4) for rows in (1, 2, 4, 6, 8, 12, 14, 16)]
+    fitting = [
+        Tile(rows, wide * lanes)
+        for rows, wide in sizes
+        if rows <= product.m and (wide - 1) * lanes < product.n and rows * wide + wide + 1 <= registers
+        if 2 * rows * wide >= min(registers, 2 * product.m)
+    ]
+    usual = tile_for(product.m, product.n, machine, product.kind.bits)
+    depths = [d for d in (256, 512, 1024, 2048) if d < product.k]
+    parts = [f"{usual.rows}x{usual.columns}x{d}" for d in (*depths, product.k)] if depths else []
+    return [f"{tile.rows}x{tile.columns}" for tile in fitting] + parts
+
+
+def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
+    """Panels for every thread; copied rows of the left operand; sums, where no result can hold them meanwhile."""
+    product = product_of(kernel.anchor)
+    if product is None or gemv.suits(kernel, product, machine):
+        return []
+    plan, threads = plan_of(product, kernel, machine), machine.threads
+    waiting = plan.depth < product.k and holds(kernel, product) is None
+    sizes = {
+        "panel": threads * plan.group * plan.tile.columns * plan.depth,
+        "rows": plan.copied * plan.pitch * (threads if apart(product, machine) else 1),
+        "sums": product.matrices * product.m * product.n if waiting else 0,
+    }
+    return [Value(name, TensorType(product.kind, (size,))) for name, size in sizes.items() if size]
+
+
+def apart(product: Product, machine: Machine) -> bool:
+    """Whether every thread has matrices of its own."""
+    return product.matrices > 1 and (product.matrices % machine.threads == 0 or product.matrices >= 4 * machine.threads)
+
+
+def holds(kernel: Kernel, product: Product) -> Value | None:
+    """A result in which sums can wait until they are complete."""
+    fits = (v for v in kernel.outputs if v.dtype is product.kind and shape_of(v) == shape_of(kernel.anchor.result))
+    return next(fits, None)
+
+
+def prepared(kernel: Kernel, right: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any] | None:
+    """The panels of a right operand that is known now; None where they are not used."""
+    product = product_of(kernel.anchor)
+    if product is None or product.batch or product.turned or right.ndim != 2:
+        return None
+    return pack(right, plan_of(product, kernel, machine).tile.columns)
+
+
+def matmul(kernel: Kernel, name: str, machine: Machine) -> Any:
+    """Products: NumPy's, and those over any axes."""
+    product = product_of(kernel.anchor)
+    if product is None:
+        simple = naive_contractions.matmul if kernel.anchor.op.name == "matmul" else naive_contractions.dot
+        return simple(kernel, name, machine)
+    frame = Frame(kernel, name, machine)
+    if gemv.suits(kernel, product, machine):
+        gemv.write(frame, product)
+    else:
+        Tiles(frame, product).write()
+    return frame.finish()
+
+
+def segments(whole: int, size: int) -> list[tuple[int, int, int]]:
+    """Parts of a size, and what is left: where they begin, how many there are, how large they are."""
+    parts, rest = divmod(whole, size)
+    return [s for s in ((0, parts, size), (parts * size, 1, rest)) if s[1] and s[2]]
+
+
+class Tiles:
+    """The loops over matrices, parts of sums, panels and tiles."""
+
+    def __init__(self, frame: Frame, product: Product) -> None:
+        kernel, machine = frame.kernel, frame.machine
+        self.frame, self.product, self.reader = frame, product, frame.reader
+        self.plan = plan_of(product, kernel, machine)
+        self.lanes = machine.lanes(product.kind.bits)
+        self.left, self.right = (stored(side, kernel.producers) for side in (product.left, product.right))
+        feeding = {product.left.value, product.right.value}
+        follow = [n for n in kernel.nodes if n is not kernel.anchor and n.result not in feeding]
+        self.vector = vectorisable(follow) and gemv.straight(product, kernel)
+        self.scratch = {v.name: frame.outputs[v] for v in kernel.scratch}
+        self.worker: Any = None  # which one works on the matrix at hand, if not all do
+
+    def write(self) -> None:
+        p = self.product
+        if apart(p, self.frame.machine):
+            with self.frame.share("matrix", p.matrices, p.work) as (self.worker, item):
+                self.matrix(self.reader.split(item, p.batch))
+        else:
+            with self.reader.nest("", p.batch) as at:
+                self.matrix(at)
+
+    @contextmanager
+    def share(self, name: str, items: int, work: int) -> Iterator[tuple[Any, Any]]:
+        """A loop over items, dealt out to the threads unless each of them has a matrix of its own."""
+        if self.worker is None:
+            with self.frame.share(name, items, work) as found:
+                yield found
+        else:
+            with self.reader.loop(name, items) as i:
+                yield self.worker, i
+
+    def matrix(self, at: Index) -> None:
+        p, plan, columns = self.product, self.plan, self.plan.tile.columns
+        if not plan.copied:  # every thread forms its sums to their ends: they wait for each other once
+            for first, panels, width in segments(p.n, columns):
+                with self.groups(first // columns, panels, width, p.m, p.work // p.matrices) as group:
+                    for loop in self.parts(at, 0, p.m):
+                        with loop as part:
+                            part.multiply(group)
+            return
+        for first_row, blocks, rows in segments(p.m, plan.copied):
+            with self.reader.loop("block", blocks) as block:
+                for loop in self.parts(at, t.iadd(first_row, t.imul(block, rows)), rows):
+                    with loop as part:
+                        part.copy_left()
+                        for first, panels, width in segments(p.n, columns):
+                            with self.groups(first // columns, panels, width, rows, part.work) as group:
+                                part.multiply(group)
+
+    def parts(self, at: Index, row: Any, rows: int) -> Iterator[AbstractContextManager[Part]]:
+        """Loops over parts of what is summed over."""
+        k = self.product.k
+
+        @contextmanager
+        def over(first: int, parts: int, depth: int) -> Iterator[Part]:
+            with self.reader.loop("part", parts) as i:
+                start: Any = first == 0
+                if start and parts > 1:
+                    start = t.binary("eq", i, t.index(0))
+                last: Any = first + parts * depth == k
+                if last and parts > 1:
+                    last = t.binary("eq", i, t.index(parts - 1))
+                yield Part(self, at, row, t.iadd(first, t.imul(i, depth)), rows, depth, start, last)
+
+        return (over(*segment) for segment in segments(k, self.plan.depth))
+
+    @contextmanager
+    def groups(self, first: int, panels: int, width: int, rows: int, work: int) -> Iterator[Group]:
+        """Groups of ``panels`` panels of a width, dealt out to the threads; rows as well, if groups are few."""
+        plan = self.plan
+        group, work = min(plan.group, panels), work * width * panels // self.product.n
+        items = count(panels, group)
+        threads = self.frame.workers(work, rows) if self.worker is None else 1
+        uneven = items % threads != 0 and items < 4 * threads
+        shares = threads if uneven and rows % threads == 0 and rows // threads >= plan.tile.rows else 1
+        with self.share("group", items * shares, work) as (worker, item):
+            number, share = self.reader.split(item, (items, shares))
+            number = t.imul(number, group)
+            here: Any = group
+            if panels % group:
+                left = t.isub(panels, number)
+                here = t.select(t.binary("lt", left, t.index(group)), left, t.index(group))
+            mine = rows // shares
+            yield Group(t.imul(worker, plan.group), t.iadd(number, first), here, width, t.imul(share, mine), mine)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Panels that follow each other, and the rows that meet them."""
+
+    place: Any  # of the first one's copy
+    number: Any
+    panels: Any
+    width: int
+    row: Any
+    rows: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows of one matrix's product, and some of what is summed over."""
+
+    tiles: Tiles
+    at: Index
+    row: Any
+    begin: Any
+    rows: int
+    depth: int
+    first: Any
+    last: Any
+
+    @property
+    def work(self) -> int:
+        p = self.tiles.product
+        return p.work // p.matrices * self.rows // p.m * self.depth // p.k
+
+    def multiply(self, group: Group) -> None:
+        """All products with a group of panels."""
+        s, width = self.tiles, group.width
+        copied = not self.in_place(width, group.rows)
+        if copied:
+            with s.reader.loop("panel", group.panels) as i:
+                self.copy_panel(t.iadd(group.number, i), t.iadd(group.place, i), width)
+        for loop, high in tiles(s.frame, group.rows, s.plan.tile):
+            with loop as row, s.reader.loop("panel", group.panels) as i:
+                number = t.iadd(group.number, i)
+                panel = self.panel(t.iadd(group.place, i)) if copied else self.stored_panel(number, width)
+                assert panel is not None
+                self.tile(t.iadd(group.row, row), high, number, panel, width)
+
+    # -- the left operand -----------------------------------------------------------------------------------------
+    def copy_left(self) -> None:
+        s = self.tiles
+        for first, strips, rows in segments(self.rows, STRIP):
+            with s.share("strip", strips, self.work // GROUP if strips > 1 else 0) as (_, strip):
+                self.copy_rows(t.iadd(first, t.imul(strip, STRIP)), rows)
+
+    def copy_rows(self, first: Any, rows: int) -> None:
+        s = self.tiles
+        row = t.iadd(self.row, first)
+        matrix = None if s.left is None else s.left.matrix(self.at, s.product.kind, s.reader).part(row, self.begin)
+
+        def element(i: Any, j: Any) -> t.Expr:
+            if matrix is not None:
+                return matrix.element(i, j)
+            return s.product.left.element(s.reader, self.at, t.iadd(row, i), t.iadd(self.begin, j))
+
+        copy_panel(s.frame, element, matrix, rows, self.depth, self.copy().part(first, 0))
+
+    def copy(self) -> Matrix:
+        s, pitch = self.tiles, self.tiles.plan.pitch
+        start = t.imul(s.worker or 0, s.plan.copied * pitch)
+        return Matrix(s.scratch["rows"], start, pitch, 1, s.product.kind, s.product.kind)
+
+    def left(self, row: Any, k: Any) -> t.Expr:
+        s = self.tiles
+        if s.plan.copied:
+            return s.reader.code.let(self.copy().element(row, k))
+        row, k = t.iadd(self.row, row), t.iadd(self.begin, k)
+        if s.left is None:
+            return s.product.left.element(s.reader, self.at, row, k)
+        return s.reader.code.let(s.left.matrix(self.at, s.product.kind, s.reader).element(row, k))
+
+    # -- the right operand ----------------------------------------------------------------------------------------
+    def in_place(self, width: int, rows: int) -> bool:
+        """Whether tiles read panels where they lie: in order, and not so often that widening each time costs more."""
+        s = self.tiles
+        panel, few = self.stored_panel(0, width), rows <= s.plan.tile.rows
+        if panel is None or panel.column != 1:
+            return False
+        known = s.product.right.value in s.frame.kernel.prepared
+        return (few and (known or width % s.lanes == 0)) or (known and panel.dtype is panel.kind)
+
+    def stored_panel(self, number: Any, width: int) -> Matrix | None:
+        """Where the elements of a panel come from, if they are stored; [k, column]."""
+        s, columns = self.tiles, self.tiles.plan.tile.columns
+        p, kernel = s.product, s.frame.kernel
+        if p.right.value in kernel.prepared:
+            packed = kernel.prepared[p.right.value][0]
+            matrix = Matrix(s.reader.buffers[packed], t.imul(number, columns * p.k), columns, 1, packed.dtype, p.kind)
+            return matrix.part(self.begin, 0)
+        if s.right is None:
+            return None
+        matrix = s.right.matrix(self.at, p.kind, s.reader).turned()
+        return matrix.part(self.begin, t.imul(number, columns))
+
+    def panel(self, place: Any) -> Matrix:
+        """One that has been copied."""
+        s, columns = self.tiles, self.tiles.plan.tile.columns
+        start = t.imul(place, columns * s.plan.depth)
+        return Matrix(s.scratch["panel"], start, columns, 1, s.product.kind, s.product.kind)
+
+    def copy_panel(self, number: Any, place: Any, width: int) -> None:
+        s = self.tiles
+        matrix, column = self.stored_panel(number, width), t.imul(number, s.plan.tile.columns)
+
+        def element(i: Any, j: Any) -> t.Expr:
+            if matrix is not None:
+                return matrix.element(i, j)
+            return s.product.right.element(s.reader, self.at, t.iadd(column, j), t.iadd(self.begin, i))
+
+        copy_panel(s.frame, element, matrix, self.depth, width, self.panel(place))
+
+    # -- the result -----------------------------------------------------------------------------------------------
+    def tile(self, row: Any, high: int, number: Any, panel: Matrix, width: int) -> None:
+        s, p = self.tiles, self.tiles.product
+        column = t.imul(number, s.plan.tile.columns)
+
+        def emit(i: Any, j: Any, element: t.Expr) -> None:
+            gemv.emit(s.frame, p, self.at, t.iadd(self.row, i), t.iadd(column, j), element)
+
+        def waiting(i: Any, j: Any) -> tuple[t.Buffer, Any]:
+            held = holds(s.frame.kernel, p)
+            buffer = s.scratch["sums"] if held is None else s.frame.outputs[held]
+            return buffer, p.flat(s.reader, self.at, t.iadd(self.row, i), t.iadd(column, j))
+
+        sums = None if self.depth == p.k else Sums(waiting, self.first, self.last)
+        multiply_tile(s.frame, row, high, (self.depth,), self.left, panel, width, emit, s.vector, sums)

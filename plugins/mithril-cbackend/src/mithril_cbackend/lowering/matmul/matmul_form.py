@@ -1,0 +1,199 @@
+"""Products of every kind, NumPy's and those over any axes, as products of matrices: which, and where they lie."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from mithril.base.dtypes import DType, float32, float64, int32, int64, uint32, uint64
+from mithril.ir import Node, Value
+from mithril_cbackend.lowering.element.element_reader import Index, Reader, operand, shape_of
+from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS
+from mithril_cbackend.lowering.matmul.microkernel import Matrix
+from mithril_cbackend.tir import expr as t
+
+LEAST = 512  # multiplications; fewer are not worth a tile
+
+
+@dataclass(frozen=True)
+class Side:
+    """An operand: which of its axes count matrices (None: all share one), which stay, which are summed over."""
+
+    value: Value
+    batch: tuple[int | None, ...]
+    free: tuple[int, ...]
+    summed: tuple[int, ...]
+
+    def sizes(self, axes: Sequence[int]) -> tuple[int, ...]:
+        shape = shape_of(self.value)
+        return tuple(shape[k] for k in axes)
+
+    @property
+    def length(self) -> int:
+        """Rows of the left operand, columns of the right one."""
+        return math.prod(self.sizes(self.free))
+
+    def element(self, reader: Reader, at: Index, free: t.Expr, summed: t.Expr) -> t.Expr:
+        """Of matrix ``at``."""
+        where: dict[int, t.Expr] = {axis: i for axis, i in zip(self.batch, at, strict=True) if axis is not None}
+        for axes, i in ((self.free, free), (self.summed, summed)):
+            where |= zip(axes, reader.split(i, self.sizes(axes)), strict=True)
+        return reader.at(self.value, tuple(where.get(k, 0) for k in range(len(self.value.shape))))
+
+
+@dataclass(frozen=True)
+class Product:
+    """``batch`` times [m, k] @ [k, n]; the result's axes are the batch's, the left operand's, the right one's."""
+
+    left: Side
+    right: Side
+    batch: tuple[int, ...]
+    kind: DType  # in which sums are formed
+    turned: bool = False  # the result has its right operand's axes before the left one's
+
+    @property
+    def m(self) -> int:
+        return self.left.length
+
+    @property
+    def n(self) -> int:
+        return self.right.length
+
+    @property
+    def k(self) -> int:
+        return math.prod(self.left.sizes(self.left.summed))
+
+    @property
+    def matrices(self) -> int:
+        return math.prod(self.batch)
+
+    @property
+    def work(self) -> int:
+        return self.matrices * self.m * self.n * self.k // PRODUCTS
+
+    def flat(self, reader: Reader, at: Index, row: t.Expr, column: t.Expr) -> t.Expr:
+        """The number of an element of the result."""
+        rows, columns = (self.n, self.m) if self.turned else (self.m, self.n)
+        first, second = (column, row) if self.turned else (row, column)
+        return t.iadd(t.imul(t.iadd(t.imul(reader.flat(at, self.batch), rows), first), columns), second)
+
+    def position(self, reader: Reader, at: Index, row: t.Expr, column: t.Expr) -> Index:
+        """The position of an element of the result."""
+        parts = [reader.split(i, s.sizes(s.free)) for i, s in ((row, self.left), (column, self.right))]
+        first, second = reversed(parts) if self.turned else parts
+        return (*at, *first, *second)
+
+    def __str__(self) -> str:
+        """What tells schedules apart."""
+        sizes = "x".join(map(str, (*self.batch, self.m, self.n, self.k)))
+        stored = self.left.value.dtype
+        return sizes if stored is float32 else f"{sizes} {stored.name}"
+
+
+def accumulator(dtype: DType) -> DType:
+    """In which products of a dtype are summed: integers wrap around, so that only as many bits count as they have."""
+    if dtype.is_float:
+        return float64 if dtype.bits == 64 else float32
+    if dtype.kind == "uint":
+        return uint64 if dtype.bits == 64 else uint32
+    return int64 if dtype.bits == 64 else int32
+
+
+def product_of(node: Node) -> Product | None:
+    """How a node is a product of matrices; None where simple loops do better."""
+    found = {"matmul": _matmul, "dot": _dot}[node.op.name](node)
+    if found.n < 4 <= found.m:  # a matrix times a vector: the vector times the matrix's transpose
+        found = replace(found, left=found.right, right=found.left, turned=True)
+    if 0 in (found.m, found.n, found.k, found.matrices) or found.n < 4 or found.m * found.n * found.k < LEAST:
+        return None
+    return found
+
+
+def _matmul(node: Node) -> Product:
+    a, b = operand(node), operand(node, 1)
+    left, right = shape_of(a), shape_of(b)
+    rows = max(len(left) - 1, 0)
+    column = (len(right) - 1,) if len(right) > 1 else ()
+    inner = (max(len(right) - 2, 0),)
+    kind = accumulator(node.result.dtype)
+    if len(right) <= 2:  # rows of all matrices follow each other
+        return Product(Side(a, (), tuple(range(rows)), (rows,)), Side(b, (), column, inner), (), kind)
+    batch = np.broadcast_shapes(left[:-2], right[:-2])
+    free = (len(left) - 2,) if len(left) > 1 else ()
+    sides = Side(a, _batch(left, batch), free, (len(left) - 1,)), Side(b, _batch(right, batch), column, inner)
+    return Product(*sides, batch, kind)
+
+
+def _batch(shape: tuple[int, ...], batch: tuple[int, ...]) -> tuple[int | None, ...]:
+    """The axes of an operand that meet those of the batch."""
+    lead = len(batch) - max(len(shape) - 2, 0)
+    axes = [k - lead for k in range(len(batch))]
+    return tuple(k if k >= 0 and shape[k] != 1 else None for k in axes)
+
+
+def _dot(node: Node) -> Product:
+    a, b, w = operand(node), operand(node, 1), node.attributes
+
+    def side(value: Value, summed: tuple[int, ...], batch: tuple[int, ...]) -> Side:
+        free = tuple(k for k in range(len(value.shape)) if k not in (*summed, *batch))
+        return Side(value, tuple(batch), free, tuple(summed))
+
+    left, right = side(a, w["contract_a"], w["batch_a"]), side(b, w["contract_b"], w["batch_b"])
+    return Product(left, right, left.sizes(w["batch_a"]), accumulator(node.result.dtype))
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A side whose elements are those of a stored value: as they are, transposed, or narrower than computed with."""
+
+    value: Value
+    batch: tuple[int, ...]  # how far apart the elements of neighbours lie, by axis of the batch
+    free: int
+    summed: int
+
+    def matrix(self, at: Index, kind: DType, reader: Reader) -> Matrix:
+        """One of the matrices, its rows along what is free."""
+        start: t.Expr = 0
+        for i, step in zip(at, self.batch, strict=True):
+            start = t.iadd(start, t.imul(i, step))
+        return Matrix(reader.buffers[self.value], start, self.free, self.summed, self.value.dtype, kind)
+
+
+def stored(side: Side, producers: Mapping[Value, Node]) -> Stored | None:
+    """Where a side lies; None where its elements are computed, or its axes are no single step apart."""
+    value, shape = side.value, shape_of(side.value)
+    order = list(range(len(shape)))  # axes of the side, as axes of what is stored
+    while (made := producers.get(value)) is not None:
+        source = operand(made) if made.op.name in ("transpose", "cast") else None
+        if source is None or not (made.op.name == "transpose" or widens(source.dtype, value.dtype)):
+            return None
+        if made.op.name == "transpose":
+            order = [made.attributes["perm"][k] for k in order]
+        value = source
+    sizes = shape_of(value)
+    steps = [math.prod(sizes[order[k] + 1 :]) for k in range(len(shape))]
+    free, summed = _step(side.free, shape, steps), _step(side.summed, shape, steps)
+    if free is None or summed is None:
+        return None
+    return Stored(value, tuple(0 if axis is None else steps[axis] for axis in side.batch), free, summed)
+
+
+def widens(source: DType, to: DType) -> bool:
+    """Whether a cast changes no number, and only how it is held."""
+    if to not in (float32, float64):
+        return False
+    return source.bits < to.bits if source.is_float else source.is_integer and source.bits < (24, 53)[to is float64]
+
+
+def _step(axes: tuple[int, ...], shape: tuple[int, ...], steps: list[int]) -> int | None:
+    """How far apart neighbours along several axes lie, if they can be counted as one."""
+    long = [k for k in axes if shape[k] != 1]
+    if not long:
+        return 1
+    if any(steps[a] != steps[b] * shape[b] for a, b in pairwise(long)):
+        return None
+    return steps[long[-1]]

@@ -1,0 +1,226 @@
+"""Tiles of a matrix product: as many accumulators as there are registers for, over one panel of the right operand.
+
+A panel is a few vectors of columns wide and lies in memory row after row, so that a tile reads it from one end to the
+other, and the next tile finds it in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from mithril.base.dtypes import DType, float32
+from mithril_cbackend.lowering.element import storage_dtypes
+from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
+from mithril_cbackend.lowering.element.scalar_ops import RULES
+from mithril_cbackend.tir import expr as t
+
+Element = Callable[[Any, Any], t.Expr]  # row, column -> element
+Left = Callable[..., t.Expr]  # row, positions in what is summed over -> element
+Emit = Callable[[Any, Any, t.Expr], None]  # row, column, element
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows and columns of the accumulators."""
+
+    rows: int
+    columns: int
+
+
+def tile_for(m: int, n: int, machine: Machine, bits: int = 32) -> Tile:
+    """The largest tile that the registers hold, its rows such that the last tile is hardly smaller than the others."""
+    lanes = machine.lanes(bits)
+    vectors = 1 if n <= lanes else 2
+    rows = (8 if machine.vector_bytes == 64 else 4) * (2 if vectors == 1 else 1)
+    if m <= 2 and n >= 4 * lanes:
+        vectors = 4  # more sums at a time than it takes to finish one
+    return Tile(-(-m // -(-m // rows)), vectors * lanes)
+
+
+def count(n: int, columns: int) -> int:
+    return -(-n // columns)
+
+
+def pack(matrix: np.ndarray[Any, Any], columns: int) -> np.ndarray[Any, Any]:
+    """[k, n] as panels, the last one filled up with zeros: what ``copy_panel`` does, done before the program runs."""
+    k, n = matrix.shape
+    padded = np.zeros((k, count(n, columns) * columns), matrix.dtype)
+    padded[:, :n] = matrix
+    return np.asarray(padded.reshape(k, -1, columns).swapaxes(0, 1), order="C").reshape(-1)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Where the elements of a stored matrix lie: [i, j] at ``start + i * row + j * column``; how they are held there,
+    and how they are computed with."""
+
+    buffer: t.Buffer
+    start: Any
+    row: int
+    column: int
+    dtype: DType = float32
+    kind: DType = float32
+
+    def at(self, i: Any, j: Any) -> Any:
+        return t.iadd(self.start, t.iadd(t.imul(i, self.row), t.imul(j, self.column)))
+
+    def part(self, i: Any, j: Any) -> Matrix:
+        """What is below a row and right of a column, those included."""
+        return replace(self, start=self.at(i, j))
+
+    def from_column(self, j: Any) -> Matrix:
+        return self.part(0, j)
+
+    def turned(self) -> Matrix:
+        """Rows as columns."""
+        return replace(self, row=self.column, column=self.row)
+
+    def element(self, i: Any, j: Any) -> t.Expr:
+        return t.cast(storage_dtypes.load(self.buffer, self.at(i, j), self.dtype), storage_dtypes.computed(self.kind))
+
+
+def copy_panel(frame: Frame, element: Element, matrix: Matrix | None, k: int, width: int, panel: Matrix) -> None:
+    """k rows of ``width`` columns, zeros up to whole vectors. ``matrix`` tells where they lie, if stored."""
+    code, reader, lanes = frame.code, frame.reader, frame.machine.lanes(panel.kind.bits)
+
+    def one(i: Any, j: Any) -> None:
+        code.store(panel.buffer, panel.at(i, j), element(i, j))
+
+    turned = matrix is not None and matrix.row == 1 and matrix.column != 1 and lanes > 1 and panel.kind is float32
+    squares, left = divmod(k, lanes) if turned else (0, k)
+    whole = width // lanes * lanes
+    if squares and whole:
+        assert matrix is not None
+        with reader.loop("s", squares) as s, reader.loop("v", whole // lanes) as v:
+            _turn_square(frame, matrix.part(t.imul(s, lanes), t.imul(v, lanes)), panel, t.imul(s, lanes), v)
+    if left and whole:
+        kind = t.VECTORIZED if matrix is not None and matrix.column == 1 else t.SERIAL
+        with reader.loop("k", left) as i, reader.loop("v", whole // lanes) as v, reader.loop("j", lanes, kind) as j:
+            one(t.iadd(i, squares * lanes), t.iadd(t.imul(v, lanes), j))
+    if width > whole:
+        with reader.loop("j", width - whole) as j, reader.loop("k", k) as i:
+            one(i, t.iadd(j, whole))
+        with reader.loop("j", -width % lanes) as j, reader.loop("k", k) as i:
+            code.store(panel.buffer, panel.at(i, t.iadd(j, width)), t.const(0, panel.kind.name))
+
+
+def _turn_square(frame: Frame, matrix: Matrix, panel: Matrix, row: Any, vector: Any) -> None:
+    """A square of columns, each of which lies in a row, as rows; elements of other dtypes are widened beside it."""
+    code, reader, lanes = frame.code, frame.reader, frame.machine.lanes()
+    buffer, at, step = matrix.buffer, matrix.start, matrix.column
+    if matrix.dtype is not float32:
+        buffer, at, step = code.alloc("square", lanes * lanes, "float32"), 0, lanes
+        with reader.loop("c", lanes) as c, reader.loop("j", lanes, t.VECTORIZED) as j:
+            code.store(buffer, t.iadd(t.imul(c, lanes), j), matrix.element(j, c))
+    code.turn(lanes, buffer, at, step, panel.buffer, panel.at(row, t.imul(vector, lanes)), panel.row)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Where sums wait while only a part of what is summed over has been added to them.
+
+    ``first`` and ``last`` say whether the part at hand is the first or the last one: bools, or expressions.
+    """
+
+    at: Callable[[Any, Any], tuple[t.Buffer, Any]]  # row, column -> where
+    first: Any
+    last: Any
+
+
+def multiply(
+    frame: Frame,
+    m: int,
+    inner: Sequence[int],
+    tile: Tile,
+    left: Left,
+    panel: Matrix,
+    width: int,
+    emit: Emit,
+    vector: bool,
+) -> None:
+    """All rows of the result over one panel. ``emit`` gets whole vectors where it may, else elements.
+
+    ``inner`` is what is summed over, one axis or several, as which ``left`` takes its positions.
+    """
+    for first, rows in tiles(frame, m, tile):
+        with first as row:
+            multiply_tile(frame, row, rows, inner, left, panel, width, emit, vector)
+
+
+def tiles(frame: Frame, m: int, tile: Tile) -> Iterator[tuple[AbstractContextManager[Any], int]]:
+    """Loops over tiles of all rows, each giving its first row, and how many rows its tiles have."""
+    whole, rest = divmod(m, tile.rows)
+
+    @contextmanager
+    def over_whole() -> Iterator[Any]:
+        with frame.reader.loop("tile", whole) as i:
+            yield t.imul(i, tile.rows)
+
+    if whole:
+        yield over_whole(), tile.rows
+    if rest:
+        yield nullcontext(whole * tile.rows), rest
+
+
+def multiply_tile(
+    frame: Frame,
+    row: Any,
+    rows: int,
+    inner: Sequence[int],
+    left: Left,
+    panel: Matrix,
+    width: int,
+    emit: Emit,
+    vector: bool,
+    sums: Sums | None = None,
+) -> None:
+    """The rows from ``row`` on over one panel."""
+    code, reader, kind = frame.code, frame.reader, panel.kind
+    lanes = frame.machine.lanes(kind.bits)
+    vectors = count(width, lanes)
+    total = code.alloc("tile", rows * vectors * lanes, kind.name)
+    cells = [(i, v, (i * vectors + v) * lanes) for i in range(rows) for v in range(vectors)]
+
+    def clear() -> None:
+        for _, _, slot in cells:
+            with reader.loop("j", lanes, t.VECTORIZED) as j:
+                code.store(total, t.iadd(j, slot), t.const(0, kind.name))
+
+    def each(do: Callable[[Any, Any, Any], None], vector: bool) -> None:
+        for i, v, slot in cells:
+            size = min(lanes, width - v * lanes)
+            with reader.loop("j", size, t.VECTORIZED if vector and size == lanes else t.SERIAL) as j:
+                do(t.iadd(row, i), t.iadd(j, v * lanes), t.iadd(j, slot))
+
+    def resume(i: Any, j: Any, slot: Any) -> None:
+        assert sums is not None
+        code.store(total, slot, t.load(*sums.at(i, j)))
+
+    def keep(i: Any, j: Any, slot: Any) -> None:
+        assert sums is not None
+        code.store(*sums.at(i, j), t.load(total, slot))
+
+    def give(i: Any, j: Any, slot: Any) -> None:
+        emit(i, j, t.load(total, slot))
+
+    if sums is None or (width % lanes and sums.first is not True):
+        clear()
+    if sums is not None:
+        reader.either(sums.first, clear, lambda: each(resume, True))
+    with reader.nest("ke", inner) as k:
+        elements = [left(t.iadd(row, i), *k) for i in range(rows)]
+        for i, v, slot in cells:
+            with reader.loop("j", lanes, t.VECTORIZED) as j:
+                b = panel.element(reader.flat(k, inner), t.iadd(j, v * lanes))
+                at = t.iadd(j, slot)
+                product = RULES["mul"](code, elements[i], b, kind)
+                code.store(total, at, RULES["add"](code, t.load(total, at), product, kind))
+    if sums is None:
+        each(give, vector)
+    else:
+        reader.either(sums.last, lambda: each(give, vector), lambda: each(keep, True))

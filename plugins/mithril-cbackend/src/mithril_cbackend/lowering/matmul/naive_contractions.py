@@ -1,0 +1,145 @@
+"""Products of any shape and dtype, simply scheduled: what the tiled templates do not take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mithril.ir import Node, Value
+from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend.lowering.element import scalar_ops
+from mithril_cbackend.lowering.element.element_reader import Index, conjunction, operand, shape_of
+from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
+from mithril_cbackend.lowering.element.storage_dtypes import computed, rounded
+from mithril_cbackend.lowering.pool.pooling import place_in_window, windows_over
+from mithril_cbackend.tir import expr as t
+
+Terms = Callable[[Index, Index], tuple[t.Expr, t.Expr, list[t.Expr]]]
+
+
+def accumulate(frame: Frame, result: Value, inner: Sequence[int], terms: Terms) -> Any:
+    """``result[at] = sum of a * b over inner``; ``terms`` says a and b at both positions, and whether they count."""
+    code, reader, dtype = frame.code, frame.reader, result.dtype
+    shape, zero = shape_of(result), t.const(0, computed(dtype))
+    with reader.nest("", shape, frame.kinds(shape, math.prod(shape) * math.prod(inner))) as at:
+        total = code.alloc("total", 1, computed(dtype))
+        code.store(total, 0, zero)
+        if 0 not in inner:
+            with reader.nest("abcdefgh", inner) as within:
+                a, b, conditions = terms(at, within)
+                product = scalar_ops.RULES["mul"](code, a, b, dtype)
+                if conditions:
+                    product = t.select(conjunction(conditions), product, zero)
+                code.store(total, 0, scalar_ops.RULES["add"](code, t.load(total, 0), product, dtype))
+        frame.emit(at, rounded(code, t.load(total, 0), dtype))
+    return frame.finish()
+
+
+def matmul(kernel: Kernel, name: str, machine: Machine) -> Any:
+    """NumPy's matrix product."""
+    frame = Frame(kernel, name, machine)
+    node = kernel.anchor
+    a, b = operand(node), operand(node, 1)
+    left, right = shape_of(a), shape_of(b)
+
+    def terms(at: Index, within: Index) -> Any:
+        rows = 0 if len(left) == 1 else 1
+        columns = 0 if len(right) == 1 else 1
+        batch = at[: len(at) - rows - columns]
+        row = at[len(batch) : len(batch) + rows]
+        column = at[len(at) - columns :] if columns else ()
+        return (
+            frame.reader.at(a, (*batch_position(batch, left[:-2]), *row, within[0])),
+            frame.reader.at(b, (*batch_position(batch, right[:-2]), within[0], *column)),
+            [],
+        )
+
+    return accumulate(frame, node.result, [left[-1]], terms)
+
+
+def batch_position(at: Index, shape: Sequence[int]) -> Index:
+    """Which matrix of an operand meets a matrix of the result."""
+    lead = len(at) - len(shape)
+    return tuple(0 if n == 1 else at[lead + k] for k, n in enumerate(shape))
+
+
+def dot(kernel: Kernel, name: str, machine: Machine) -> Any:
+    """The general product: batch axes, then a's free axes, then b's."""
+    frame = Frame(kernel, name, machine)
+    node = kernel.anchor
+    a, b, w = operand(node), operand(node, 1), node.attributes
+    sizes = [shape_of(a)[k] for k in w["contract_a"]]
+    free_a = [k for k in range(len(a.shape)) if k not in (*w["contract_a"], *w["batch_a"])]
+    free_b = [k for k in range(len(b.shape)) if k not in (*w["contract_b"], *w["batch_b"])]
+
+    def terms(at: Index, within: Index) -> Any:
+        batch = at[: len(w["batch_a"])]
+        left = at[len(batch) : len(batch) + len(free_a)]
+        right = at[len(batch) + len(free_a) :]
+        where_a = dict(zip((*w["batch_a"], *free_a, *w["contract_a"]), (*batch, *left, *within), strict=True))
+        where_b = dict(zip((*w["batch_b"], *free_b, *w["contract_b"]), (*batch, *right, *within), strict=True))
+        return (
+            frame.reader.at(a, tuple(where_a[k] for k in range(len(a.shape)))),
+            frame.reader.at(b, tuple(where_b[k] for k in range(len(b.shape)))),
+            [],
+        )
+
+    return accumulate(frame, node.result, sizes, terms)
+
+
+def _group(node: Node, channel: Any, channels: int) -> Any:
+    """Which group a channel is of."""
+    groups = node.attributes["groups"]
+    return 0 if groups == 1 else t.idiv(channel, channels // groups)
+
+
+def conv(kernel: Kernel, name: str, machine: Machine) -> Any:
+    """Convolution: windows times kernels."""
+    frame = Frame(kernel, name, machine)
+    node, a = kernel.anchor, kernel.anchor.attributes
+    x, w = operand(node), operand(node, 1)
+    image, weights = shape_of(x), shape_of(w)
+
+    def terms(at: Index, within: Index) -> Any:
+        first = t.imul(_group(node, at[1], weights[0]), weights[1])
+        place, inside = place_in_window(frame, at[2:], within[1:], image[2:], a["stride"], a["padding"], a["dilation"])
+        element = frame.reader.at(x, (at[0], t.iadd(first, within[0]), *place))
+        return element, frame.reader.at(w, (at[1], *within)), inside
+
+    return accumulate(frame, node.result, weights[1:], terms)
+
+
+def conv_input_grad(kernel: Kernel, name: str, machine: Machine) -> Any:
+    """Each element of the image gathers from the windows it is in."""
+    frame = Frame(kernel, name, machine)
+    node, a = kernel.anchor, kernel.anchor.attributes
+    g, w = operand(node), operand(node, 1)
+    image, weights, made = shape_of(node.result), shape_of(w), shape_of(g)
+    per_group = weights[0] // a["groups"]
+
+    def terms(at: Index, within: Index) -> Any:
+        group = _group(node, at[1], image[1])
+        channel = t.iadd(t.imul(group, per_group), within[0])
+        inner = t.isub(at[1], t.imul(group, weights[1]))
+        place, there = windows_over(frame, at[2:], within[1:], made[2:], a["stride"], a["padding"], a["dilation"])
+        element = frame.reader.at(g, (at[0], channel, *place))
+        return element, frame.reader.at(w, (channel, inner, *within[1:])), there
+
+    return accumulate(frame, node.result, (per_group, *weights[2:]), terms)
+
+
+def conv_weight_grad(kernel: Kernel, name: str, machine: Machine) -> Any:
+    """Each element of the kernel: windows weighted by the result's cotangent."""
+    frame = Frame(kernel, name, machine)
+    node, a = kernel.anchor, kernel.anchor.attributes
+    x, g = operand(node), operand(node, 1)
+    image, weights, made = shape_of(x), shape_of(node.result), shape_of(g)
+
+    def terms(at: Index, within: Index) -> Any:
+        first = t.imul(_group(node, at[0], weights[0]), weights[1])
+        place, inside = place_in_window(frame, within[1:], at[2:], image[2:], a["stride"], a["padding"], a["dilation"])
+        element = frame.reader.at(x, (within[0], t.iadd(first, at[1]), *place))
+        return element, frame.reader.at(g, (within[0], at[0], *within[1:])), inside
+
+    return accumulate(frame, node.result, (made[0], *made[2:]), terms)

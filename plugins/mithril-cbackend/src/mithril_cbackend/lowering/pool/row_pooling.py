@@ -1,0 +1,156 @@
+"""Windows folded a line at a time: first whole lines of the image, then neighbours within what came of them.
+
+The line stands in a buffer with its padding, so that no element of it needs a test for borders. Where windows are a
+stride apart, the line is taken apart into as many, and vectors go along the last axis as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from mithril.base.dtypes import TensorType, dtype as as_dtype, float32
+from mithril.ir import Node, Value
+from mithril_cbackend.lowering.element.element_reader import Index, conjunction, operand, shape_of
+from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
+from mithril_cbackend.lowering.rows import reductions
+from mithril_cbackend.tir import expr as t
+
+Emit = Callable[[Index, t.Expr], None]
+
+
+@dataclass(frozen=True)
+class Line:
+    """The last axis of windows, and of the buffers for it."""
+
+    kernel: int
+    stride: int
+    dilation: int
+    before: int  # padding
+    image: int
+    result: int
+    lanes: int
+
+    @staticmethod
+    def of(node: Node, machine: Machine) -> Line:
+        a, bits = node.attributes, max(operand(node).dtype.bits, 32)
+        dilation = a["dilation"][-1] if "dilation" in a else 1
+        image, result = shape_of(operand(node))[-1], shape_of(node.result)[-1]
+        return Line(
+            a["kernel"][-1], a["stride"][-1], dilation, int(a["padding"][-1][0]), image, result, machine.lanes(bits)
+        )
+
+    @property
+    def length(self) -> int:
+        """As much as windows reach, in whole vectors of every part."""
+        reached = (self.result - 1) * self.stride + (self.kernel - 1) * self.dilation + 1
+        whole = self.stride * self.lanes
+        return -(-max(reached, self.before + self.image) // whole) * whole
+
+    @property
+    def size(self) -> int:
+        """Of a thread's buffer: the line, and the line taken apart."""
+        return self.length if self.stride == 1 else 2 * self.length
+
+    def place(self, k: Any) -> Any:
+        """Where in the buffer the elements stand that windows have in place ``k``, one after the other."""
+        k = t.imul(k, self.dilation)
+        if self.stride == 1:
+            return k
+        part = t.iadd(self.length, t.imul(t.imod(k, self.stride), self.length // self.stride))
+        return t.iadd(part, t.idiv(k, self.stride))
+
+
+def scratch(node: Node, machine: Machine) -> list[Value]:
+    """A buffer for every thread."""
+    held = as_dtype(reductions.accumulator(operand(node).dtype))
+    return [Value("line", TensorType(held, (machine.threads * Line.of(node, machine).size,)))]
+
+
+def fold_windows(frame: Frame, op: str, window: Callable[..., Any], emit: Emit) -> None:
+    """What a fold makes of every window. ``window`` says where a line of one lies, and whether it lies there."""
+    Lines(frame, op, window).write(emit)
+
+
+class Lines:
+    def __init__(self, frame: Frame, op: str, window: Callable[..., Any]) -> None:
+        self.frame, self.op, self.window = frame, op, window
+        self.code, self.reader, self.node = frame.code, frame.reader, frame.kernel.anchor
+        self.x = operand(self.node)
+        self.dtype = self.x.dtype
+        self.line = Line.of(self.node, frame.machine)
+        self.buffer = frame.outputs[frame.kernel.scratch[0]]
+
+    def write(self, emit: Emit) -> None:
+        result = shape_of(self.node.result)
+        with self.frame.share("line", math.prod(result[:-1]), math.prod(result)) as (worker, item):
+            at = self.reader.split(item, result[:-1])
+            start = t.imul(worker, self.line.size)
+            self.fold_lines(at, start)
+            self.take_apart(start)
+            self.fold_along(at, start, emit)
+
+    def vectors(self, size: int) -> Iterator[tuple[Any, int]]:
+        """Loops over the vectors of a line, ever shorter ones: the place of each first element, and how many follow."""
+        begin, lanes = 0, self.line.lanes
+        while begin < size:
+            times = (size - begin) // lanes
+            if times:
+                with self.reader.loop("i", times) as i:
+                    yield t.iadd(t.imul(i, lanes), begin), lanes
+            begin, lanes = begin + times * lanes, lanes // 2
+
+    def fold_in(self, buffer: t.Buffer, at: Any, x: t.Expr) -> None:
+        """One more element, or one in every lane."""
+        known = reductions.read(buffer, at, self.dtype)
+        self.code.store(buffer, at, reductions.held(reductions.fold(self.code, self.op, known, x, self.dtype)))
+
+    def fold_lines(self, at: Index, start: Any) -> None:
+        first = reductions.held(reductions.start(self.op, self.dtype))
+        for begin, lanes in self.vectors(self.line.length):
+            with self.reader.loop("j", lanes, t.VECTORIZED) as j:
+                self.code.store(self.buffer, t.iadd(start, t.iadd(begin, j)), first)
+        with self.reader.several("abcde", self.node.attributes["kernel"][:-1]) as offsets:
+            for offset in offsets:
+                place, inside = self.window(at[2:], offset)
+                there = self.code.when(conjunction(inside)) if inside else nullcontext()
+                with there, self.reader.loop("line", 1):
+                    for begin, lanes in self.vectors(self.line.image):
+                        with self.reader.loop("j", lanes, t.VECTORIZED) as j:
+                            w = t.iadd(begin, j)
+                            to = t.iadd(start, t.iadd(w, self.line.before))
+                            self.fold_in(self.buffer, to, self.reader.at(self.x, (*at[:2], *place, w)))
+
+    def take_apart(self, start: Any) -> None:
+        """Every so manieth element of the line, one after the other."""
+        s, length, lanes = self.line.stride, self.line.length, self.line.lanes
+        if s == 1:
+            return
+        if s == 2 and self.dtype is float32 and lanes > 1:
+            with self.reader.loop("v", length // (2 * lanes)) as v:
+                begin = t.iadd(start, t.imul(v, 2 * lanes))
+                a, b = (t.load(self.buffer, t.vector(t.iadd(begin, k), lanes)) for k in (0, lanes))
+                for part in (0, 1):
+                    to = t.iadd(t.iadd(start, t.imul(v, lanes)), length + part * (length // 2))
+                    self.code.store(self.buffer, t.vector(to, lanes), t.shuffle(a, b, range(part, 2 * lanes, 2)))
+            return
+        with self.reader.loop("k", length // s) as k, self.reader.loop("part", s) as part:
+            to = t.iadd(t.iadd(start, k), t.iadd(t.imul(part, length // s), length))
+            self.code.store(self.buffer, to, t.load(self.buffer, t.iadd(start, t.iadd(t.imul(k, s), part))))
+
+    def fold_along(self, at: Index, start: Any, emit: Emit) -> None:
+        code, reader, accumulator = self.code, self.reader, reductions.accumulator(self.dtype)
+        for begin, lanes in self.vectors(self.line.result):
+            total = code.alloc("total", lanes, accumulator)
+            with reader.loop("j", lanes, t.VECTORIZED) as j:
+                code.store(total, j, reductions.held(reductions.start(self.op, self.dtype)))
+            with reader.several("k", [self.line.kernel]) as places:
+                for (k,) in places:
+                    first = t.iadd(start, t.iadd(begin, self.line.place(k)))
+                    with reader.loop("j", lanes, t.VECTORIZED) as j:
+                        self.fold_in(total, j, reductions.read(self.buffer, t.iadd(first, j), self.dtype))
+            with reader.loop("j", lanes, t.VECTORIZED) as j:
+                emit((*at, t.iadd(begin, j)), reductions.read(total, j, self.dtype))

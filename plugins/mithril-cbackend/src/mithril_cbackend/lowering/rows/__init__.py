@@ -1,0 +1,1 @@
+"""Reductions, scans, and kernels that keep a row in registers."""

@@ -1,0 +1,115 @@
+"""Running sums and products, and sorting: what goes along an axis one element after the other."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from mithril.base.dtypes import DType
+from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
+from mithril_cbackend.lowering.element.elementwise import vectorisable
+from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
+from mithril_cbackend.lowering.element.storage_dtypes import rounded
+from mithril_cbackend.lowering.rows import reductions
+from mithril_cbackend.tir import expr as t
+
+
+def cumulative(kernel: Kernel, name: str, machine: Machine) -> Any:
+    """cumsum and cumprod; along an axis that is not the last one, for vectors of the last one at a time."""
+    frame = Frame(kernel, name, machine)
+    node, code, reader = kernel.anchor, frame.code, frame.reader
+    x, axis = operand(node), node.attributes["axis"]
+    op, dtype, shape = "sum" if node.op.name == "cumsum" else "prod", x.dtype, shape_of(x)
+    work = math.prod(shape) * len(kernel.nodes)
+
+    def run(at: dict[int, Any], begin: Any, width: int, vector: bool) -> None:
+        """Along the axis, for so many neighbours."""
+        kind = t.VECTORIZED if vector else t.SERIAL
+        total = code.alloc("total", width, reductions.accumulator(dtype))
+        with reader.loop("j", width, kind) as j:
+            code.store(total, j, reductions.start(op, dtype))
+        with reader.loop("r", shape[axis]) as r, reader.loop("j", width, kind) as j:
+            place = t.isub(shape[axis] - 1, r) if node.attributes["reverse"] else r
+            full = {len(shape) - 1: reader.position(t.iadd(begin, j)), **at, axis: place}
+            here = tuple(full[k] for k in range(len(shape)))
+            before = code.let(t.load(total, j), "before")
+            after = code.let(reductions.fold(code, op, before, reader.at(x, here), dtype), "after")
+            frame.write(node.result, here, rounded(code, before if node.attributes["exclusive"] else after, dtype))
+            code.store(total, j, after)
+
+    if axis == len(shape) - 1:
+        with reader.nest("", shape[:-1], frame.kinds(shape[:-1], work)) as at:
+            run(dict(enumerate(at)), 0, 1, False)
+    else:
+        vectors = vectorisable([n for n in kernel.nodes if n is not node])
+        lanes = machine.lanes(max(dtype.bits, 32)) if vectors else 0
+        reductions.side_by_side(frame, shape, (axis,), lanes, work, run)
+    return frame.finish()
+
+
+def comes_before(a: t.Expr, b: t.Expr, dtype: DType, descending: bool) -> t.Expr:
+    """Whether a stands before b: nan comes last in either direction."""
+    if dtype.is_bool:
+        a, b = t.cast(a, "uint8"), t.cast(b, "uint8")
+    first = t.binary("gt" if descending else "lt", a, b)
+    if not dtype.is_float:
+        return first
+    return t.binary("or", first, t.binary("and", t.isnan(b), t.logical_not(t.isnan(a))))
+
+
+def sorting(kernel: Kernel, name: str, machine: Machine) -> Any:
+    """A stable merge sort of positions, bottom up, in a scratch buffer of twice the axis' size."""
+    frame = Frame(kernel, name, machine)
+    node, code, reader = kernel.anchor, frame.code, frame.reader
+    x, axis, descending = operand(node), node.attributes["axis"], node.attributes["descending"]
+    shape, n = shape_of(x), shape_of(x)[axis]
+    scratch = frame.outputs[kernel.scratch[0]]
+    kept = [k for k in range(len(shape)) if k != axis]
+    passes = max(n - 1, 0).bit_length()
+    with reader.nest("", [shape[k] for k in kept]) as found:
+        at = dict(zip(kept, found, strict=True))
+
+        def there(place: Any) -> Index:
+            return tuple({**at, axis: place}[k] for k in range(len(shape)))
+
+        with reader.loop("i", n) as i:
+            code.store(scratch, i, t.index(i))
+        for k in range(passes):
+            source, target = (0, n) if k % 2 == 0 else (n, 0)
+            _merge(frame, scratch, source, target, 1 << k, n, lambda p, q: _before(frame, x, there, p, q, descending))
+        sorted_at = n if passes % 2 else 0
+        with reader.loop("i", n) as i:
+            place = code.let(t.load(scratch, t.iadd(i, sorted_at)), "place")
+            frame.write(node.result, there(i), place if node.op.name == "argsort" else reader.at(x, there(place)))
+    return frame.finish()
+
+
+def _before(frame: Frame, x: Any, there: Any, p: t.Expr, q: t.Expr, descending: bool) -> t.Expr:
+    a, b = frame.reader.at(x, there(p)), frame.reader.at(x, there(q))
+    return comes_before(a, b, x.dtype, descending)
+
+
+def _merge(frame: Frame, scratch: Any, source: int, target: int, width: int, n: int, before: Any) -> None:
+    """Neighbouring sorted runs of a width become one."""
+    code, reader = frame.code, frame.reader
+
+    def least(a: t.Expr, b: int) -> t.Expr:
+        return t.select(t.binary("lt", a, t.index(b)), a, t.index(b))
+
+    with reader.loop("run", -(-n // (2 * width))) as run:
+        begin = code.let(t.index(t.imul(run, 2 * width)), "begin")
+        middle = code.let(least(t.iadd(begin, width), n), "middle")
+        end = code.let(least(t.iadd(begin, 2 * width), n), "end")
+        left, right = code.alloc("left", 1, "int32"), code.alloc("right", 1, "int32")
+        code.store(left, 0, begin)
+        code.store(right, 0, middle)
+        with reader.loop("k", t.isub(end, begin)) as k:
+            i, j = code.let(t.load(left, 0), "i"), code.let(t.load(right, 0), "j")
+            p = code.let(t.load(scratch, t.iadd(least(i, n - 1), source)), "p")
+            q = code.let(t.load(scratch, t.iadd(least(j, n - 1), source)), "q")
+            stays = t.binary("or", t.binary("ge", j, end), t.logical_not(before(q, p)))
+            first = code.let(t.binary("and", t.binary("lt", i, middle), stays), "first")
+            code.store(scratch, t.iadd(t.iadd(begin, k), target), t.select(first, p, q))
+            code.store(left, 0, t.select(first, t.iadd(i, 1), i))
+            code.store(right, 0, t.select(first, j, t.iadd(j, 1)))

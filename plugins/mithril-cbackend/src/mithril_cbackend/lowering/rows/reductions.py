@@ -1,0 +1,276 @@
+"""Reductions over axes: sums, products, extremes, truth, positions of extremes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from mithril.base.dtypes import DType
+from mithril.ir import Node, Value
+from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend.lowering.element import scalar_ops
+from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
+from mithril_cbackend.lowering.element.elementwise import vectorisable
+from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
+from mithril_cbackend.lowering.element.storage_dtypes import computed, rounded
+from mithril_cbackend.tir import expr as t
+
+Block = Callable[[dict[int, Any], Any, int, bool], None]  # positions, first element, how many, whether vectors
+FOLDS = ("sum", "mean", "prod", "max", "min", "any", "all")
+WAYS = 4  # vectors side by side, more than it takes to fold in one element
+
+
+def start(op: str, dtype: DType) -> t.Expr:
+    """What a reduction of nothing gives."""
+    if op in ("any", "all"):
+        return t.const(op == "all", "bool")
+    if op in ("max", "min"):
+        sign = -1 if op == "max" else 1
+        value = sign * math.inf if dtype.is_float else dtype.limits[0 if op == "max" else 1]
+        return t.const(value, computed(dtype))
+    return t.const(1 if op == "prod" else 0, computed(dtype))
+
+
+def fold(code: t.Code, op: str, total: t.Expr, x: t.Expr, dtype: DType) -> t.Expr:
+    """One more element."""
+    if op in ("any", "all"):
+        return t.binary("or" if op == "any" else "and", total, x)
+    if op in ("max", "min"):
+        return scalar_ops.extreme("gt" if op == "max" else "lt", code.let(x), code.let(total), dtype)
+    return scalar_ops.RULES["mul" if op == "prod" else "add"](code, total, x, dtype)
+
+
+def finished(code: t.Code, op: str, total: t.Expr, dtype: DType, count: int) -> t.Expr:
+    if op == "mean":
+        total = t.binary("div", total, t.const(count, computed(dtype)))
+    return rounded(code, total, dtype)
+
+
+def accumulator(dtype: DType) -> str:
+    """Bools are accumulated as bytes."""
+    return "uint8" if dtype.is_bool else computed(dtype)
+
+
+def held(x: t.Expr) -> t.Expr:
+    return t.cast(x, "uint8") if t.dtype_of(x) == "bool" else x
+
+
+def read(buffer: t.Buffer, at: Any, dtype: DType) -> t.Expr:
+    x = t.load(buffer, at)
+    return t.binary("ne", x, t.const(0, "uint8")) if dtype.is_bool else x
+
+
+def gathered(frame: Frame, op: str, total: Any, lanes: int, dtype: DType, count: int) -> t.Expr:
+    """What the lanes of an accumulator come to: halves are folded together until one element is left."""
+    code, reader = frame.code, frame.reader
+    while lanes > 1:
+        lanes //= 2
+        with reader.loop("l", lanes, t.VECTORIZED) as lane:
+            other = code.let(read(total, t.iadd(lane, lanes), dtype))
+            code.store(total, lane, held(fold(code, op, read(total, lane, dtype), other, dtype)))
+    return finished(code, op, read(total, 0, dtype), dtype, count)
+
+
+def reduction(kernel: Kernel, name: str, machine: Machine) -> Any:
+    """Any axes: loops over what is kept, inside them loops over what is reduced.
+
+    Where the last axis is reduced, vectors of partial results run along it; else they run along what is kept.
+    """
+    frame = Frame(kernel, name, machine)
+    node = kernel.anchor
+    x, axes = operand(node), node.attributes["axis"]
+    shape = shape_of(x)
+    vectors = vectorisable([n for n in kernel.nodes if n is not node])
+    lanes = machine.lanes(max(x.dtype.bits, 32)) if vectors else 0
+    if not shape or len(shape) - 1 in axes:
+        _along(frame, node, x, shape, axes, lanes)
+    else:
+        _across(frame, node, x, shape, axes, lanes)
+    return frame.finish()
+
+
+def _kept(node: Node, shape: tuple[int, ...], axes: tuple[int, ...], at: dict[int, Any]) -> Index:
+    """The result's position."""
+    if node.attributes["keepdims"]:
+        return tuple(0 if k in axes else at[k] for k in range(len(shape)))
+    return tuple(at[k] for k in range(len(shape)) if k not in axes)
+
+
+def _along(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tuple[int, ...], lanes: int) -> None:
+    op, dtype, code, reader = node.op.name, x.dtype, frame.code, frame.reader
+    kept = [k for k in range(len(shape)) if k not in axes]
+    outer, inner = [k for k in axes if k != len(shape) - 1], shape[-1] if shape else 1
+    count = math.prod(shape[k] for k in axes)
+    work = math.prod(shape) * len(frame.kernel.nodes)
+    lanes = lanes if inner >= lanes else 0
+    sizes = [shape[k] for k in kept]
+    with reader.nest("", sizes, frame.kinds(sizes, work)) as positions:
+        at = dict(zip(kept, positions, strict=True))
+        ways = WAYS if lanes and inner >= 2 * WAYS * lanes else 1
+        width = ways * max(lanes, 1)
+        total = code.alloc("total", width, accumulator(dtype))
+        with reader.loop("l", width, t.VECTORIZED if lanes else t.SERIAL) as lane:
+            code.store(total, lane, held(start(op, dtype)))
+
+        def take(lane: Any, place: Any, rest: Index) -> None:
+            full = {**at, **dict(zip(outer, rest, strict=True)), len(shape) - 1: place}
+            element = reader.at(x, tuple(full[k] for k in range(len(shape))))
+            code.store(total, lane, held(fold(code, op, read(total, lane, dtype), element, dtype)))
+
+        if count:
+            with reader.nest("", [shape[k] for k in outer]) as rest:
+                whole = inner // lanes if lanes else 0
+                for first, times, many in ((0, whole // ways, ways), (whole - whole % ways, whole % ways, 1)):
+                    if times:
+                        with reader.loop("i", times) as i:
+                            for way in range(many):
+                                with reader.loop("j", lanes, t.VECTORIZED) as j:
+                                    vector = t.iadd(t.imul(i, many), first + way)
+                                    place = reader.position(t.iadd(t.imul(vector, lanes), j))
+                                    take(t.iadd(j, way * lanes), place, rest)
+                left = inner - whole * lanes
+                if left:
+                    with reader.loop("k", left) as k:
+                        take(0, reader.position(t.iadd(k, whole * lanes)) if whole else k, rest)
+        made = gathered(frame, op, total, width, dtype, count)
+        frame.emit(_kept(node, shape, axes, at), made)
+
+
+def _across(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tuple[int, ...], lanes: int) -> None:
+    """The last axis is kept: blocks of it are accumulated side by side."""
+    op, dtype, code, reader = node.op.name, x.dtype, frame.code, frame.reader
+    last = len(shape) - 1
+    count = math.prod(shape[k] for k in axes)
+    work = math.prod(shape) * len(frame.kernel.nodes)
+
+    def block(at: dict[int, Any], begin: Any, width: int, vector: bool) -> None:
+        kind = t.VECTORIZED if vector else t.SERIAL
+        total = code.alloc("total", width, accumulator(dtype))
+        with reader.loop("l", width, kind) as lane:
+            code.store(total, lane, held(start(op, dtype)))
+        with reader.nest("", [shape[k] for k in axes]) as positions:
+            there = {**at, **dict(zip(axes, positions, strict=True))}
+            with reader.loop("j", width, kind) as j:
+                full = {**there, last: reader.position(t.iadd(begin, j))}
+                element = reader.at(x, tuple(full[k] for k in range(len(shape))))
+                code.store(total, j, held(fold(code, op, read(total, j, dtype), element, dtype)))
+        with reader.loop("l", width, kind) as lane:
+            full = {**at, last: reader.position(t.iadd(begin, lane))}
+            made = finished(code, op, code.let(read(total, lane, dtype)), dtype, count)
+            frame.emit(_kept(node, shape, axes, full), made)
+
+    side_by_side(frame, shape, axes, lanes, work, block)
+
+
+def side_by_side(
+    frame: Frame, shape: tuple[int, ...], axes: tuple[int, ...], lanes: int, work: int, block: Block
+) -> None:
+    """Loops over all axes but some, the last one of which is cut into blocks: vectors, and what is left one by one."""
+    reader, last = frame.reader, len(shape) - 1
+    kept, inner = [k for k in range(last) if k not in axes], shape[-1]
+    if 0 in [shape[k] for k in (*kept, last)]:
+        return
+    width = lanes * max(1, min(WAYS, inner // lanes)) if lanes and inner >= lanes else 0
+    blocks = inner // width if width else 0
+    sizes = [shape[k] for k in kept]
+    with reader.nest("", sizes, frame.kinds(sizes, work)) as positions:
+        at = dict(zip(kept, positions, strict=True))
+        kind = frame.parallel(work) if math.prod(sizes) == 1 else t.SERIAL
+        if blocks:
+            with reader.loop("b", blocks, kind) as b:
+                block(at, t.imul(b, width), width, True)
+        left = inner - blocks * width
+        if left:
+            with reader.loop("b", left) as b:
+                block(at, t.iadd(b, blocks * width), 1, False)
+
+
+class Extreme:
+    """The best element so far and its place, in every lane: the first of equals, nan before all."""
+
+    def __init__(self, frame: Frame, lanes: int) -> None:
+        node = frame.kernel.anchor
+        self.code, self.reader, self.dtype = frame.code, frame.reader, operand(node).dtype
+        self.wins = "gt" if node.op.name == "argmax" else "lt"
+        self.best = self.code.alloc("best", lanes, accumulator(self.dtype))
+        self.place = self.code.alloc("place", lanes, "int32")
+
+    def begin(self, lane: Any, element: t.Expr, place: Any) -> None:
+        self.code.store(self.best, lane, held(element))
+        self.code.store(self.place, lane, t.index(place))
+
+    def consider(self, lane: Any, element: t.Expr, place: Any) -> None:
+        """One more element, from a place behind those considered."""
+        element, known = self.code.let(held(element)), self.code.let(t.load(self.best, lane))
+        self._keep(lane, self.beats(element, known), element, place)
+
+    def beats(self, element: t.Expr, known: t.Expr) -> t.Expr:
+        better = t.binary(self.wins, element, known)
+        if not self.dtype.is_float:
+            return better
+        return t.binary("or", better, t.binary("and", t.isnan(element), t.logical_not(t.isnan(known))))
+
+    def join(self, lane: Any) -> None:
+        """Lane 0 takes over what another has found: of equals, what comes first."""
+        best, place = self.code.let(t.load(self.best, lane)), self.code.let(t.load(self.place, lane))
+        known, before = self.code.let(t.load(self.best, 0)), t.binary("lt", place, t.load(self.place, 0))
+        as_good = t.logical_not(self.beats(known, best))
+        self._keep(0, t.binary("or", self.beats(best, known), t.binary("and", as_good, before)), best, place)
+
+    def _keep(self, lane: Any, better: t.Expr, element: t.Expr, place: Any) -> None:
+        better = self.code.let(better, "better")
+        self.code.store(self.best, lane, t.select(better, element, t.load(self.best, lane)))
+        self.code.store(self.place, lane, t.select(better, t.index(place), t.load(self.place, lane)))
+
+
+def positions(kernel: Kernel, name: str, machine: Machine) -> Any:
+    """argmax and argmin, with vectors along the last axis, whether it is searched or kept."""
+    frame = Frame(kernel, name, machine)
+    node = kernel.anchor
+    shape, axis = shape_of(operand(node)), node.attributes["axis"]
+    lanes = machine.lanes(max(operand(node).dtype.bits, 32))
+    (_search_along if axis == len(shape) - 1 else _search_across)(frame, node, shape, axis, lanes)
+    return frame.finish()
+
+
+def _search_across(frame: Frame, node: Node, shape: tuple[int, ...], axis: int, lanes: int) -> None:
+    reader, x, last = frame.reader, operand(node), len(shape) - 1
+
+    def block(at: dict[int, Any], begin: Any, width: int, vector: bool) -> None:
+        kind, found = t.VECTORIZED if vector else t.SERIAL, Extreme(frame, width)
+
+        def element(r: Any, j: Any) -> t.Expr:
+            full = {**at, axis: r, last: reader.position(t.iadd(begin, j))}
+            return reader.at(x, tuple(full[k] for k in range(len(shape))))
+
+        with reader.loop("j", width, kind) as j:
+            found.begin(j, element(0, j), 0)
+        with reader.loop("r", shape[axis]) as r, reader.loop("j", width, kind) as j:
+            found.consider(j, element(r, j), r)
+        with reader.loop("j", width, kind) as j:
+            full = {**at, last: reader.position(t.iadd(begin, j))}
+            frame.emit(_kept(node, shape, (axis,), full), t.load(found.place, j))
+
+    side_by_side(frame, shape, (axis,), lanes, math.prod(shape), block)
+
+
+def _search_along(frame: Frame, node: Node, shape: tuple[int, ...], axis: int, lanes: int) -> None:
+    reader, x, lead = frame.reader, operand(node), shape[:-1]
+    lanes = lanes if shape[axis] >= lanes else 1
+    whole = shape[axis] // lanes
+    with reader.nest("", lead, frame.kinds(lead, math.prod(shape))) as at:
+        found = Extreme(frame, lanes)
+        with reader.loop("j", lanes, t.VECTORIZED) as j:
+            found.begin(j, reader.at(x, (*at, j)), j)
+        with reader.loop("i", whole) as i, reader.loop("j", lanes, t.VECTORIZED) as j:
+            place = reader.position(t.iadd(t.imul(i, lanes), j))
+            found.consider(j, reader.at(x, (*at, place)), place)
+        if lanes > 1:
+            with reader.loop("l", lanes - 1) as lane:
+                found.join(t.iadd(lane, 1))
+        if shape[axis] % lanes:
+            with reader.loop("r", shape[axis] % lanes) as r:
+                place = reader.position(t.iadd(r, whole * lanes))
+                found.consider(0, reader.at(x, (*at, place)), place)
+        frame.emit(_kept(node, shape, (axis,), dict(enumerate(at))), t.load(found.place, 0))

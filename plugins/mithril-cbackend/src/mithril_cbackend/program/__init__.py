@@ -1,0 +1,1 @@
+"""Programs: compiling kernels, loading machine code, and calling it."""

@@ -1,0 +1,69 @@
+"""The functions of a program that Python calls: ``run``, and ``call``, which finds the arrays' elements itself.
+
+``run(table)`` reads every address from the table. ``call(table, input, ..., result, ...)`` is given the inputs as
+NumPy's objects, of which it reads what they are: it answers 1, and does nothing, unless each is an array in C order of
+the dtype and shape that the program is for. What it compares with, the class and the dtypes, follows the addresses in
+the table. One call thus does what would be a dozen steps of Python, each as long as a small kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mithril.ir import Graph
+from mithril_cbackend.graph.call_layout import CALL, RUN, Layout
+from mithril_cbackend.lowering.element.element_reader import shape_of
+from mithril_cbackend.program.numpy_abi import CLASS, DATA, DIMENSIONS, DTYPE, FLAGS, IN_C_ORDER, RANK, SIZE
+from mithril_cbackend.program.program import DRIVE
+from mithril_cbackend.tir import expr as t
+
+
+def entries(graph: Graph, layout: Layout) -> Mapping[str, Any]:
+    """By name; ``call`` only where there are few arrays, since each of them takes its time there, too."""
+    table = t.number("table")
+    code = t.Code()
+    code.call(DRIVE, t.pointing(table))
+    code.leave(0)
+    made = {RUN: t.entry(RUN, [table], code.finish())}
+    if layout.callable:
+        made[CALL] = call(graph, layout)
+    return made
+
+
+def call(graph: Graph, layout: Layout) -> Any:
+    shapes = {i.name: shape_of(i.value) for i in graph.arguments}
+    address = t.number("table")
+    objects = [t.number(f"input{k}") for k in range(len(layout.inputs))]
+    results = [t.number(f"result{k}") for k in range(len(layout.results))]
+    code = t.Code()
+    table = code.view("table", "int64", t.pointing(address), layout.slots + layout.expected)
+    for k, ((name, slot), x) in enumerate(zip(layout.inputs, objects, strict=True)):
+        shape = shapes[name]
+        words = code.view("words", "int64", t.pointing(x), SIZE // 8)
+        refuse(code, word(words, CLASS), t.load(table, layout.slots))
+        refuse(code, word(words, DTYPE), t.load(table, layout.slots + 1 + k))
+        halves = code.view("halves", "int32", t.pointing(x), SIZE // 4)
+        refuse(code, t.load(halves, RANK // 4), t.const(len(shape), "int32"))
+        flag = t.bitwise("and", t.load(halves, FLAGS // 4), t.const(IN_C_ORDER, "int32"))
+        refuse(code, flag, t.const(IN_C_ORDER, "int32"))
+        if shape:
+            sizes = code.view("sizes", "int64", t.pointing(word(words, DIMENSIONS)), len(shape))
+            for axis, size in enumerate(shape):
+                refuse(code, t.load(sizes, axis), t.const(size, "int64"))
+        code.store(table, slot, word(words, DATA))
+    for (_, slot, _, _), y in zip(layout.results, results, strict=True):
+        code.store(table, slot, y)
+    code.call(DRIVE, t.pointing(address))
+    code.leave(0)
+    return t.entry(CALL, [address, *objects, *results], code.finish())
+
+
+def word(words: t.Buffer, offset: int) -> t.Expr:
+    return t.load(words, offset // 8)
+
+
+def refuse(code: t.Code, found: t.Expr, wanted: t.Expr) -> None:
+    """Answer 1 where these differ."""
+    with code.when(t.binary("ne", found, wanted)):
+        code.leave(1)

@@ -1,0 +1,113 @@
+"""From a graph and options to an executable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from mithril.backend.base import BuildOptions
+from mithril.base.errors import BackendError, OptionError, UnsupportedError, unknown
+from mithril.ir import Graph
+from mithril.ir.decompose import decompose
+from mithril.ir.lazy_graph import Deferred
+from mithril_cbackend.compile_target import VECTOR_BYTES, Purpose, purpose
+from mithril_cbackend.cpu_info import processors, second_cache, vector_bytes
+from mithril_cbackend.graph import fusion
+from mithril_cbackend.graph.arena import smallest
+from mithril_cbackend.graph.call_layout import Layout
+from mithril_cbackend.lowering.element.kernel_builder import Machine
+from mithril_cbackend.program import call_entry, kernel_errors, program as programs
+from mithril_cbackend.program.executable import Executable, Written
+from mithril_cbackend.schedule import tuning
+from mithril_cbackend.schedule.schedules import Schedules
+from mithril_cbackend.tir import expr
+
+KNOWN = ("num_threads", "vectorize", "vector_bytes", "cpu")
+
+
+def machine(options: BuildOptions, chosen: Purpose) -> Machine:
+    """What is compiled for: this computer, unless the options say otherwise."""
+    given: Mapping[str, Any] = options.settings.get("cpu_options", {}) or {}
+    for name in given:
+        if name not in KNOWN:
+            what, facts, hint = unknown("key of cpu_options", name, KNOWN)
+            raise OptionError(what, facts=facts, hint=hint)
+    width = given.get("vector_bytes", vector_bytes() if chosen.arch is None else VECTOR_BYTES)
+    if width not in (4, 16, 32, 64):
+        raise OptionError(f"cpu_options: vector_bytes cannot be {width}", facts=["accepted: 16, 32, 64"])
+    if not given.get("vectorize", True):
+        width = 4
+    threads = options.num_threads or given.get("num_threads") or processors()
+    limit = processors()
+    if threads > limit:
+        options.decisions.record("downgrade", f"{threads} threads asked for, {limit} used: the process has no more")
+        threads = limit
+    cpu = given.get("cpu")
+    if cpu is not None:
+        check_cpu(cpu)
+    made = Machine(cpu or expr.host_cpu(), int(threads), int(width))
+    return replace(made, cache=second_cache()) if chosen.arch is None else made
+
+
+def check_cpu(cpu: Any) -> None:
+    """Raise where machine code for a processor could not run here: it would end the process."""
+    if cpu not in expr.cpu_names():
+        what, facts, hint = unknown("processor in cpu_options", str(cpu), expr.cpu_names())
+        raise OptionError(what, facts=facts[:1], hint=hint)
+    lacking = expr.lacking(cpu)
+    if lacking:
+        raise OptionError(
+            f"this computer cannot run code for the processor '{cpu}'",
+            facts=[f"it is a '{expr.host_cpu()}' and lacks: {', '.join(lacking)}"],
+            hint="leave cpu out of cpu_options; compiled.export(folder) writes C for other computers",
+        )
+
+
+def build(graph: Graph, options: BuildOptions, schedules: Schedules) -> Executable:
+    chosen = purpose(options.settings)
+    if chosen.arch is not None:
+        what = f"calls in this process run on its own processor; compiled.export(folder) is for {chosen.arch}"
+        options.decisions.record("choice", what)
+    return compiled(graph, tuning.scheduled(graph, machine(options, chosen), options, schedules), chosen)
+
+
+def again(graph: Graph, executable: Executable) -> Executable:
+    """Another graph, not decomposed yet, for what an executable was made for."""
+    lowered = decompose(graph, lambda node: fusion.lowers(node.op.name))
+    return compiled(lowered, executable.machine, executable.purpose)
+
+
+def compiled(graph: Graph, chosen: Machine, meant: Purpose) -> Executable:
+    """Kernels and driver as machine code in this process."""
+    program = programs.write(graph, chosen, smallest)
+    if programs.elements(program) >= 1 << 31:
+        raise UnsupportedError("a value of this graph has more than 2**31 elements")
+    if chosen.threads > 1:
+        expr.set_threads(chosen.threads)
+    functions: dict[str, Any] = {n: f.made for n, f in program.functions.items()}
+    functions[programs.DRIVE] = program.driver
+    layout = Layout.of(graph, program)
+    try:
+        built = expr.compiled(functions, call_entry.entries(graph, layout), chosen.cpu, chosen.threads)
+    except BackendError as error:
+        raise (culprit(program, chosen) or error) from error.__cause__
+    made = Written(program, chosen)
+    return Executable(Deferred(graph), layout, meant, built, lambda: made)
+
+
+def culprit(program: programs.Program, chosen: Machine) -> BackendError | None:
+    """The error of the first kernel that cannot be compiled on its own."""
+    helpers = {n: f.made for n, f in program.functions.items() if n not in program.kernels}
+    for name, kernel in program.kernels.items():
+        try:
+            expr.compiled({**helpers, name: program.functions[name].made}, {}, chosen.cpu, chosen.threads)
+        except BackendError as error:
+            return kernel_errors.failed(kernel, str(error).splitlines()[0])
+    return None
+
+
+def written(graph: Graph, chosen: Mapping[str, Any]) -> Written:
+    """Kernels and driver of a program whose machine code came from the cache."""
+    made = Machine(**chosen)
+    return Written(programs.write(graph, made, smallest), made)

@@ -1,0 +1,341 @@
+"""A graph as machine code: kernels, each compiled once however often it occurs, and one driver that calls them.
+
+The driver is a function of a table of addresses: the arena, inputs, results, constants. Loops and branches of the graph
+are loops and branches of the driver. Nothing is allocated when it runs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from mithril.backend import memory_plan
+from mithril.base.dtypes import TensorType, dtype as as_dtype
+from mithril.ir import Graph, Node, Value
+from mithril_cbackend.graph.call_layout import ARENA
+from mithril_cbackend.graph.fusion import Grouped, Step, group
+from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend.lowering.element.element_reader import shape_of
+from mithril_cbackend.lowering.element.kernel_builder import Machine
+from mithril_cbackend.program.kernel_errors import blaming
+from mithril_cbackend.tir import expr as t
+
+DRIVE = "drive"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value lies: so many bytes after the address in a slot; ``moved`` bytes more in a loop."""
+
+    slot: int
+    offset: int = 0
+    moved: Any = None
+
+    def address(self, table: t.Buffer) -> t.Expr:
+        if self.moved is None:
+            return t.address(table, self.slot, self.offset)
+        return t.moved(table, self.slot, t.binary("add", self.moved, t.const(self.offset, "int64")))
+
+    def at(self, offset: int) -> Place:
+        return replace(self, offset=self.offset + offset)
+
+
+class _Stored:
+    """What the memory plan sees of a step."""
+
+    elementwise = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+@dataclass
+class Region:
+    """A graph ready to be driven: its steps, where its values lie within its part of the arena."""
+
+    graph: Graph
+    grouped: Grouped
+    direct: dict[Value, int]  # stored values that are results: which
+    copied: list[tuple[int, Value]]  # results that must be copied: inputs, constants, what is given out twice
+    plan: memory_plan.MemoryPlan
+    inner: dict[Node, list[Region]]
+    room: dict[Node, Value]  # the arena of a control-flow node's regions
+
+    @property
+    def size(self) -> int:
+        return self.plan.size
+
+
+def region(graph: Graph, machine: Machine, strategy: Any = "greedy") -> Region:
+    """Group a graph and plan its memory, regions first."""
+    grouped = group(graph, machine)
+    made = {v for step in grouped.steps for v in step.outputs}
+    direct: dict[Value, int] = {}
+    copied: list[tuple[int, Value]] = []
+    for k, v in enumerate(graph.outputs):
+        stored = grouped.stored(v)
+        if stored in made and stored not in direct:
+            direct[stored] = k
+        else:
+            copied.append((k, stored))
+    inner, room, nodes = {}, {}, []
+    for step in grouped.steps:
+        results = [v for v in step.outputs if v not in direct]
+        if isinstance(step, Kernel):
+            results += step.scratch
+        if isinstance(step, Step):
+            inner[step.node] = regions = [region(r, machine, strategy) for r in step.node.regions]
+            extra = max((r.size for r in regions), default=0) + held(step.node)
+            room[step.node] = Value("room", TensorType(as_dtype("uint8"), (extra,)))
+            results.append(room[step.node])
+        read = tuple(dict.fromkeys(grouped.stored(v) for v in step.inputs))
+        nodes.append(Node(_Stored("step"), read, {}, tuple(results)))  # type: ignore[arg-type]
+    last = tuple(v for _, v in copied if v in made and v not in direct)
+    kept = Node(_Stored("end"), tuple(v for _, v in copied) or last, {}, ())  # type: ignore[arg-type]
+    plan = memory_plan.plan(Graph((), (*nodes, kept), ()), strategy, views=frozenset())
+    return Region(graph, grouped, direct, copied, plan, inner, room)
+
+
+def aligned(size: int) -> int:
+    return -(-size // memory_plan.ALIGNMENT) * memory_plan.ALIGNMENT
+
+
+def held(node: Node) -> int:
+    """Bytes for the next states of a loop, and for a condition, beside the arenas of its regions."""
+    states = node.attributes.get("states", node.attributes.get("carries", 0))
+    return sum(aligned(memory_plan.nbytes(v.type)) for v in node.results[:states]) + memory_plan.ALIGNMENT
+
+
+@dataclass
+class Program:
+    """Everything that runs, and how the table of addresses is laid out."""
+
+    graph: Graph
+    functions: dict[str, t.Function]
+    driver: Any
+    slots: int
+    arguments: dict[str, int]
+    results: list[tuple[str, int]]
+    constants: dict[int, np.ndarray[Any, Any]]
+    arena: int
+    kernels: dict[str, Kernel] = field(default_factory=dict)
+    calls: int = 0
+    plan: memory_plan.MemoryPlan | None = None
+
+
+class Writer:
+    """Writes the driver and collects the kernels it calls."""
+
+    def __init__(self, graph: Graph, machine: Machine, strategy: Any = "greedy") -> None:
+        self.graph = graph
+        self.machine = machine
+        self.code = t.Code()
+        self.table = t.pointer("table", "int64", 1 << 20)
+        self.functions: dict[str, t.Function] = {}
+        self.kernels: dict[str, Kernel] = {}
+        self.known: dict[str, str] = {}
+        self.constants: dict[int, np.ndarray[Any, Any]] = {}
+        self.constant_slots: dict[int, int] = {}
+        self.calls = 0
+        self.slots = 1
+        self.top = region(graph, machine, strategy)
+
+    def slot(self) -> int:
+        self.slots += 1
+        return self.slots - 1
+
+    def write(self) -> Program:
+        arguments = {i.name: self.slot() for i in self.graph.arguments}
+        results = [(name, self.slot()) for name in self.graph.output_names]
+        given = [Place(arguments[i.name]) for i in self.graph.arguments]
+        self.drive(self.top, given, [Place(s) for _, s in results], Place(ARENA))
+        driver = t.function(DRIVE, [self.table], self.code.finish())
+        return Program(
+            self.graph,
+            self.functions,
+            driver,
+            self.slots,
+            arguments,
+            results,
+            self.constants,
+            self.top.size,
+            self.kernels,
+            self.calls,
+            self.top.plan,
+        )
+
+    # -- a region -------------------------------------------------------------------------------------------------
+    def drive(self, region: Region, given: list[Place], results: list[Place], arena: Place) -> None:
+        """The calls of one run of a region, between these places."""
+        places: dict[Value, Place] = {}
+        for i, address in zip(region.graph.arguments, given, strict=True):
+            places[i.value] = address
+        read = {region.grouped.stored(v) for step in region.grouped.steps for v in step.inputs}
+        read.update(v for _, v in region.copied)
+        for i in region.graph.with_role("constant"):
+            if i.value in read:  # else its elements lie elsewhere in another order
+                places[i.value] = Place(self.constant(i.data))
+        for v, buffer in region.plan.place.items():
+            places[v] = arena.at(buffer.offset)
+        for v, k in region.direct.items():
+            places[v] = results[k]
+
+        def place(v: Value) -> Place:
+            return places[region.grouped.stored(v)]
+
+        for step in region.grouped.steps:
+            if isinstance(step, Kernel):
+                for v, data in step.prepared.values():
+                    places[v] = Place(self.constant(data))
+                self.call(step, [place(v) for v in step.parameters])
+            else:
+                CONTROL[step.node.op.name](
+                    self,
+                    step.node,
+                    region.inner[step.node],
+                    [place(v) for v in step.inputs],
+                    [place(v) for v in step.outputs],
+                    places[region.room[step.node]],
+                )
+        for k, v in region.copied:
+            self.copy(results[k], places[v], memory_plan.nbytes(region.graph.outputs[k].type))
+
+    def constant(self, data: Any) -> int:
+        found = self.constant_slots.get(id(data))
+        if found is None:
+            found = self.constant_slots[id(data)] = self.slot()
+            self.constants[found] = np.asarray(data, order="C")
+        return found
+
+    # -- calls ----------------------------------------------------------------------------------------------------
+    def call(self, kernel: Kernel, places: list[Place]) -> None:
+        if all(0 in shape_of(v) for v in kernel.outputs):
+            return  # nothing to compute
+        self.calls += 1
+        self.code.call(self.function(kernel), *[p.address(self.table[1]) for p in places])
+
+    def function(self, kernel: Kernel) -> str:
+        """The name of the kernel's function, written when the first of its kind comes."""
+        key = kernel.key()
+        name = self.known.get(key)
+        if name is None:
+            name = self.known[key] = f"k{len(self.known)}_{kernel.name()}"
+            with blaming(kernel):
+                made = kernel.template(kernel, name, self.machine)
+            self.functions |= made.helpers
+            self.functions[name] = made
+            self.kernels[name] = kernel
+        return name
+
+    def copy(self, to: Place, source: Place, size: int) -> None:
+        if size and to != source:
+            table = self.table[1]
+            self.code.call("memcpy", to.address(table), source.address(table), t.const(size, "int64"))
+
+    # -- control flow ---------------------------------------------------------------------------------------------
+    def truth(self, place: Place) -> t.Expr:
+        """The bool at a place.
+
+        A copy of it in the table would not be seen: LLVM is told that only the driver's own statements write there.
+        """
+        condition = self.code.view("condition", "uint8", place.address(self.table[1]))
+        return t.binary("ne", t.load(condition, 0), t.const(0, "uint8"))
+
+
+def choose(
+    writer: Writer, node: Node, regions: list[Region], given: list[Place], results: list[Place], room: Place
+) -> None:
+    """``if``: one of two regions, both giving their results to the same places."""
+    condition = writer.truth(given[0])
+    blocks = []
+    for region in regions:
+        with writer.code.block() as block:
+            writer.drive(region, given[1:], results, room)
+        blocks.append(block)
+    writer.code.either(condition, *blocks)
+
+
+def advance(writer: Writer, states: list[Value], after: list[Place], before: list[Place]) -> None:
+    """The next states take the places of the last."""
+    for v, source, target in zip(states, after, before, strict=True):
+        writer.copy(target, source, memory_plan.nbytes(v.type))
+
+
+def pending(states: list[Value], room: Place) -> tuple[list[Place], Place]:
+    """Places for the next states at the beginning of the room, and the room that is left."""
+    places, offset = [], 0
+    for v in states:
+        places.append(room.at(offset))
+        offset += aligned(memory_plan.nbytes(v.type))
+    return places, room.at(offset)
+
+
+def loop(
+    writer: Writer, node: Node, regions: list[Region], given: list[Place], results: list[Place], room: Place
+) -> None:
+    """``while``: the condition, then the body, as often as it holds."""
+    count, trips = node.attributes["states"], node.attributes["max_trips"]
+    states = list(node.results)
+    advance(writer, states, given[:count], results)
+    after, rest = pending(states, room)
+    holds, arena = rest, rest.at(memory_plan.ALIGNMENT)
+    now = [*results, *given[count:]]
+    code = writer.code
+    writer.drive(regions[0], now, [holds], arena)
+    condition = writer.truth(holds)
+    table, trip = writer.table[1], writer.slot() if trips is not None else 0
+    if trips is not None:
+        code.store(table, trip, t.const(0, "int64"))
+        condition = t.binary("and", condition, t.binary("lt", t.load(table, trip), t.const(trips, "int64")))
+    with code.block() as body:
+        writer.drive(regions[1], now, after, arena)
+        advance(writer, states, after, results)
+        writer.drive(regions[0], now, [holds], arena)
+        if trips is not None:
+            code.store(table, trip, t.binary("add", t.load(table, trip), t.const(1, "int64")))
+    code.repeat(condition, body)
+
+
+def scan(
+    writer: Writer, node: Node, regions: list[Region], given: list[Place], results: list[Place], room: Place
+) -> None:
+    """``scan``: the body once per step, its elements read from and stacked into whole arrays."""
+    a = node.attributes
+    carries, sequences, length = a["carries"], a["sequences"], int(a["length"])
+    states = list(node.results[:carries])
+    advance(writer, states, given[:carries], results[:carries])
+    if length == 0:
+        return
+    after, rest = pending(states, room)
+    body = regions[0]
+    with writer.code.loop("step", length) as step:
+        at = t.isub(length - 1, step) if a["reverse"] else step
+
+        def row(place: Place, v: Value) -> Place:
+            size = memory_plan.nbytes(v.type)
+            if size == 0 or isinstance(at, int):
+                return place.at(size * at if isinstance(at, int) else 0)
+            moved = t.binary("mul", t.cast(t.index(at), "int64"), t.const(size, "int64"))
+            return replace(place, moved=moved if place.moved is None else t.binary("add", place.moved, moved))
+
+        inputs = body.graph.arguments
+        elements = [row(given[carries + k], inputs[carries + k].value) for k in range(sequences)]
+        stacked = [row(results[k], body.graph.outputs[k]) for k in range(carries, len(results))]
+        writer.drive(body, [*results[:carries], *elements, *given[carries + sequences :]], [*after, *stacked], rest)
+        advance(writer, states, after, results[:carries])
+
+
+CONTROL = {"if": choose, "while": loop, "scan": scan}
+
+
+def write(graph: Graph, machine: Machine, strategy: Any = "greedy") -> Program:
+    return Writer(graph, machine, strategy).write()
+
+
+def elements(program: Program) -> int:
+    """Elements of the largest stored value: positions in it must fit 32 bits."""
+    values = [v for k in program.kernels.values() for v in (*k.inputs, *k.outputs)]
+    return max((math.prod(shape_of(v)) for v in values), default=0)

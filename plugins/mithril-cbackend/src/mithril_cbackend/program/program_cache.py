@@ -1,0 +1,46 @@
+"""Programs on disk: machine code as a library, which is loaded without TVM's compiler."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from mithril.backend.base import BuildOptions
+from mithril.ir.lazy_graph import Deferred
+from mithril_cbackend.bundle.toolchains import HOST
+from mithril_cbackend.compile_target import purpose
+from mithril_cbackend.graph.call_layout import Layout
+from mithril_cbackend.program import module_loader
+from mithril_cbackend.program.executable import Executable, Written
+
+
+def dump(executable: Executable) -> dict[str, bytes] | None:
+    """The program's parts; None where nothing is installed that links a library."""
+    compiler = HOST.compiler()
+    if compiler is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        code, library = Path(folder) / "code.o", Path(folder) / "code.so"
+        executable.code.write_to_file(str(code), "o")
+        linked = subprocess.run([compiler, "-shared", "-o", library, code, "-lm"], capture_output=True, check=False)
+        if linked.returncode != 0:
+            return None
+        machine = json.dumps(asdict(executable.machine)).encode()
+        return {**executable.layout.dump(), "library": library.read_bytes(), "machine": machine}
+
+
+def revive(parts: Mapping[str, bytes], graph: Deferred, options: BuildOptions) -> Executable:
+    """What ``dump`` gave. Kernels are written again only if somebody wants to see or export them."""
+    machine = json.loads(parts["machine"])
+    code = module_loader.load(parts["library"], machine["threads"])
+
+    def write() -> Written:
+        from mithril_cbackend.program import compile_graph
+
+        return compile_graph.written(graph.get(), machine)
+
+    return Executable(graph, Layout.load(parts), purpose(options.settings), code, write)

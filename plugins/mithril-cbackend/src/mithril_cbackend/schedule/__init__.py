@@ -1,0 +1,1 @@
+"""Schedules: templates, their parameters, and the search for good ones."""

@@ -1,0 +1,1 @@
+"""TIR expressions and statements that kernels are written with."""

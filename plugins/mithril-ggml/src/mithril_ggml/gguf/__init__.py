@@ -1,0 +1,1 @@
+"""GGUF files: reading, writing, and models that carry their graph."""

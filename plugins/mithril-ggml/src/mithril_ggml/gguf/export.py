@@ -1,0 +1,261 @@
+"""``compiled.export("model.gguf")``: one file with the model's weights, packed, and its graph as text."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+import mithril
+from mithril.base.decisions import Decisions
+from mithril.base.dims import Dim
+from mithril.base.dtypes import DType, TensorType
+from mithril.base.errors import InputError, MithrilError, OptionError, ShapeError
+from mithril.ir import Graph, Input, Value, to_text
+from mithril.ir.decompose import decompose
+from mithril.runtime.program import Kind as ProgramKind, Request
+from mithril.runtime.signature import InputSpec
+from mithril_ggml import lowering
+from mithril_ggml.gguf.reader import MAX_NAME
+from mithril_ggml.library.quant_types import stored
+from mithril_ggml.weights.packed_weights import PackedArray, Store
+from mithril_ggml.weights.quantize_recipe import Recipe
+from mithril_ggml.weights.weight_packing import Packing
+
+InputTypes = tuple[tuple[str, TensorType], ...]
+FORMAT = 1
+ARCHITECTURE = "mithril"
+INLINE = 16  # constants of up to so many elements stay in the graph's text
+GENERAL = ("name", "author", "version", "description", "license", "license.name", "license.link", "url", "source.url")
+
+
+def export_gguf(
+    compiled: Any,
+    path: str | os.PathLike[str],
+    params: Mapping[str, Any] | None = None,
+    *,
+    state: Mapping[str, Any] | None = None,
+    quantize: str | Mapping[str, str | None] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> Decisions:
+    """Write a compiled model, of whatever backend, so that ``ml.load(path)`` runs it without its Python code.
+
+    Parameters are the bound ones if none are given; ``quantize`` is as of ``GGMLBackend``, whose own choice counts
+    where it is left out. ``metadata`` may have ``name``, ``author``, ``description``, ``license`` and such, which
+    become GGUF's ``general.*``, and keys of your own with a dot. Returns what had to be decided.
+    """
+    chosen = params if params is not None else compiled.params
+    if chosen is None:
+        raise InputError(
+            "there are no parameters to export",
+            hint="compiled.export(path, params=params), or compiled.bind(params) before",
+        )
+    recipe = Recipe.of(quantize) or getattr(compiled.backend, "recipe", None) or Recipe(None)
+    graph = decompose(inference_graph(compiled), lowering.lowers)
+    states = dict(state) if state is not None else compiled.initial_state() if graph.with_role("state") else {}
+    decisions = Decisions()
+    to_numpy = compiled.backend.to_numpy
+    arrays = {
+        i.name: _array(i, (chosen if i.role == "param" else states), to_numpy)
+        for i in graph.with_role("param", "state")
+    }
+    packing = Packing.of(graph, recipe, getattr(compiled.backend, "store", None) or Store(), decisions)
+    packed = packing.packed(arrays) if packing is not None else {}
+    if packing is not None:
+        graph = _without_ternarize(graph, {e.input.value for e in packing.entries if e.ternary})
+    _write(Path(os.fspath(path)), graph, arrays, packed, str(recipe), compiled.name, metadata or {})
+    return decisions
+
+
+def inference_graph(compiled: Any) -> Graph:
+    """The graph for inference, of the newest program that leaves sizes open.
+
+    Where there is none (the backend makes programs for exact sizes, or all were for training) it is made, with those
+    sizes open that the user left so, if the model can do with that.
+    """
+    kinds = [(p, p.request.kind) for p in compiled.programs]
+    graphs: list[Graph] = [p.graph for p, kind in reversed(kinds) if not kind.training and not kind.of]
+    found = next((g for g in graphs if any(not i.type.is_static for i in g.with_role("input"))), None)
+    if found is not None:
+        return found
+    types = _types(compiled)
+    opened = _opened(compiled.specs, types)
+    if opened != types:
+        with suppress(MithrilError):
+            return compiled.compiler.lowered(Request(opened, ProgramKind()))  # type: ignore[no-any-return]
+    return graphs[0] if graphs else compiled.compiler.lowered(Request(types, ProgramKind()))
+
+
+def _opened(specs: Mapping[str, InputSpec], types: InputTypes) -> InputTypes:
+    """The types as the user gave them; where nothing was said of a shape, with any first size that all such have."""
+    unsaid = {t.shape[0] for n, t in types if specs[n].shape is None and t.shape}
+    batch = Dim("batch", 1)
+
+    def opened(name: str, t: TensorType) -> TensorType:
+        said = specs[name].shape
+        if said is None:
+            said = (batch, *t.shape[1:]) if t.shape and len(unsaid) == 1 else t.shape
+        return TensorType(t.dtype, said)
+
+    return tuple((n, opened(n, t)) for n, t in types)
+
+
+def _types(compiled: Any) -> InputTypes:
+    """Those of the inputs: of the newest program, or as the layers expect them where there is none."""
+    if compiled.programs:
+        return compiled.programs[-1].request.types  # type: ignore[no-any-return]
+    try:
+        return tuple((i.name, i.type) for i in compiled.interface.with_role("input"))
+    except ShapeError:
+        raise InputError(
+            "nothing has been compiled yet, because the shapes of the inputs are not known",
+            hint="ml.compile(..., shapes={...}), or call the model once",
+        ) from None
+
+
+def _without_ternarize(graph: Graph, weights: set[Value]) -> Graph:
+    """The file holds what ``ternarize`` makes of these weights; making it once more would change it."""
+    editor = graph.edit()
+    for node in graph.nodes:
+        if node.op.name == "ternarize" and node.operands[0] in weights:
+            editor.replace_value(node.result, node.operands[0])
+            editor.erase(node)
+    return editor.freeze()  # type: ignore[no-any-return]
+
+
+def _array(i: Input, given: Mapping[str, Any], to_numpy: Any) -> Any:
+    if i.name not in given:
+        raise InputError(f"the {i.role} '{i.name}' is missing", facts=[f"given: {', '.join(list(given)[:20])}"])
+    x = given[i.name]
+    if isinstance(x, PackedArray):
+        return x
+    array = to_numpy(x) if not isinstance(x, np.ndarray) else x
+    if array.shape != i.type.shape or array.dtype != i.type.dtype.numpy:
+        raise InputError(f"'{i.name}' is {array.dtype}{list(array.shape)}, expected {i.type}")
+    return array
+
+
+def _write(
+    target: Path,
+    graph: Graph,
+    arrays: Mapping[str, Any],
+    packed: Mapping[str, PackedArray],
+    recipe: str,
+    name: str,
+    metadata: Mapping[str, Any],
+) -> None:
+    """Beside the target first, so that there is never half a file."""
+    graph, constants = _lifted(graph)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    writer = gguf.GGUFWriter(part, ARCHITECTURE)
+    try:
+        _general(writer, name, metadata)
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+        writer.add_uint32("mithril.format", FORMAT)
+        writer.add_string("mithril.version", mithril.__version__)
+        writer.add_string("mithril.graph", to_text(graph, origins=False))
+        writer.add_array("mithril.inputs", [i.name for i in graph.with_role("input")])
+        writer.add_array("mithril.outputs", list(graph.output_names))
+        writer.add_string("mithril.quantization", recipe)
+        names = _Names()
+        turned = []
+        for key, array in {**arrays, **constants}.items():
+            if key in packed:
+                _add_packed(writer, names(key), packed[key])
+                turned += [key] if packed[key].turned else []
+            elif np.size(array):
+                _add_plain(writer, names(key), np.asarray(array), graph.input(key).type.dtype)
+        writer.add_array("mithril.names", names.full)
+        writer.add_array("mithril.tensors", names.short)
+        writer.add_array("mithril.turned", turned)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _lifted(graph: Graph) -> tuple[Graph, dict[str, Any]]:
+    """Large constants as parameters, whose elements are tensors of the file."""
+    inputs, constants = [], {}
+    for i in graph.inputs:
+        if i.role == "constant" and i.data is not None and i.data.size > INLINE:
+            constants[i.name] = i.data
+            i = Input(i.value, "param", None, i.tags)
+        inputs.append(i)
+    return graph.replaced(inputs=tuple(inputs)), constants
+
+
+class _Names:
+    """Names that ggml takes whole, for parameters with names of any length."""
+
+    def __init__(self) -> None:
+        self.full: list[str] = []
+        self.short: list[str] = []
+
+    def __call__(self, name: str) -> str:
+        short = (
+            name if len(name.encode()) <= MAX_NAME and not name.startswith("tensor.") else f"tensor.{len(self.full)}"
+        )
+        self.full.append(name)
+        self.short.append(short)
+        return short
+
+
+def _general(writer: Any, name: str, metadata: Mapping[str, Any]) -> None:
+    writer.add_string("general.name", str(metadata.get("name", name)))
+    for key, value in metadata.items():
+        if key == "name":
+            continue
+        if key in GENERAL:
+            writer.add_string(f"general.{key}", str(value))
+        elif "." not in key or key.startswith(("general.", "mithril.", "GGUF.")):
+            raise OptionError(
+                f"metadata '{key}' has no place in a GGUF file",
+                facts=[f"known: {', '.join(GENERAL)}"],
+                hint="keys of your own have a dot: 'mycompany.ticket'",
+            )
+        else:
+            _own(writer, key, value)
+
+
+def _own(writer: Any, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_int64(key, value)
+    elif isinstance(value, float):
+        writer.add_float64(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    elif isinstance(value, (list, tuple)) and value and len({type(x) for x in value}) == 1:
+        writer.add_array(key, list(value))
+    else:
+        raise OptionError(f"metadata '{key}' cannot be {value!r}", facts=["accepted: texts, numbers, lists of them"])
+
+
+def _add_packed(writer: Any, name: str, packed: PackedArray) -> None:
+    writer.add_tensor(name, packed.data, raw_dtype=gguf.GGMLQuantizationType(packed.kind.code))
+
+
+def _add_plain(writer: Any, name: str, array: Any, dtype: DType) -> None:
+    """As it is; what GGUF has no type for is stored by width. The graph says the true type and shape."""
+    flat = np.asarray(array, order="C")
+    if not 1 <= flat.ndim <= 4:
+        flat = flat.reshape(-1)
+    code = stored(dtype)
+    signed = {24: np.int8, 25: np.int16, 26: np.int32, 27: np.int64}.get(code)
+    if signed is not None:
+        writer.add_tensor(name, flat.view(signed))
+    elif dtype.name == "bfloat16":
+        writer.add_tensor(name, flat.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
+    else:
+        writer.add_tensor(name, flat)

@@ -1,0 +1,184 @@
+"""``ml.load("model.gguf")``: a model that runs from its file, without the Python code that defined it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mithril.backend.base import Backend, BuildOptions
+from mithril.base.decisions import Decisions
+from mithril.base.dtypes import TensorType
+from mithril.base.errors import InputError, MithrilError
+from mithril.compiler.steps import make_backend
+from mithril.ir import Graph, Input, parse
+from mithril.ir.decompose import decompose
+from mithril.ir.lazy_graph import Deferred
+from mithril.passes.manager import PassContext, PassManager
+from mithril.plugins.option_table import resolve
+from mithril.runtime.compiled_model import CompiledModel
+from mithril.runtime.program import Interface, Program, Request
+from mithril.runtime.signature import InputSpec
+from mithril_ggml.backend import GGMLBackend
+from mithril_ggml.gguf.export import FORMAT
+from mithril_ggml.gguf.reader import PLAIN, GGUFFile, StoredTensor, read_gguf
+from mithril_ggml.library.quant_types import by_code, stored
+from mithril_ggml.weights.packed_weights import PackedArray
+from mithril_ggml.weights.quantize_recipe import Recipe
+
+MAX_TEXT = 1 << 28  # characters of a graph
+
+
+def load_gguf(
+    path: str | os.PathLike[str],
+    backend: Backend | type[Backend] | str | None = None,
+    *,
+    mapped: bool = True,
+    **options: Any,
+) -> CompiledModel:
+    """The model in a file that ``compiled.export`` wrote, with its parameters bound: call it with inputs.
+
+    Without ``backend`` it runs on GGML with the weights as they are in the file (``mapped``: read from the disk as they
+    are needed; the file must then not be changed); on other backends they are unpacked. A file that is damaged, or
+    made to do harm, is an ``InputError``.
+    """
+    file = read_gguf(path, mapped=mapped)
+    graph = _graph(file)
+    settings = resolve({"inference": True, **options})
+    chosen: Backend = GGMLBackend() if backend is None else make_backend(backend, settings)
+    values = _values(file, graph)
+    if isinstance(chosen, GGMLBackend):
+        packed = {name: x.kind for name, x in values.items() if isinstance(x, PackedArray)}
+        chosen.recipe = Recipe(None, exact=packed)
+    compiler = GraphCompiler(graph, chosen, settings)
+    specs = {i.name: InputSpec(i.name, i.type.shape, i.type.dtype, "the file", True) for i in graph.with_role("input")}
+    compiled = CompiledModel(
+        chosen,
+        specs,
+        compiler,
+        decisions=compiler.decisions,
+        options={**settings.peek(), "inference": True, "seed": 0},
+        name=str(file.metadata.get("general.name", "model")),
+    )
+    roles = {i.name: i.role for i in graph.arguments}
+    arrays = {name: chosen.array(x if chosen.is_array(x) else np.asarray(x)) for name, x in values.items()}
+    params = {name: x for name, x in arrays.items() if roles[name] == "param"}
+    state = {name: x for name, x in arrays.items() if roles[name] == "state"}
+    return compiled.bind(params, state or None)
+
+
+class GraphCompiler:
+    """Makes programs of a graph that is known: only the sizes that it leaves open may differ."""
+
+    def __init__(self, graph: Graph, backend: Backend, settings: Any) -> None:
+        self.graph = graph
+        self.backend = backend
+        self.settings = settings
+        self.decisions = Decisions(strict=settings["strict"])
+
+    def specialise(self, request: Request) -> Program:
+        """The program; gradients are not in the file."""
+        if request.kind.of or request.kind.training:
+            raise InputError("a model loaded from a file is for inference only: it has no gradients")
+        executable = self.backend.build(self.lowered(request), self._options())
+        graph = Deferred(self.graph)
+        interface = Interface.of(self.graph, self.graph)
+        return Program(request, graph, graph, interface, executable, self.graph.output_names)
+
+    def lowered(self, request: Request) -> Graph:
+        options = self._options()
+        return decompose(self.graph, lambda node: self.backend.lowers(node, options))
+
+    def _options(self) -> BuildOptions:
+        return BuildOptions(self.settings, inference=True, decisions=self.decisions)
+
+    def probe(self, types: Mapping[str, TensorType] | None) -> Graph:
+        return self.graph
+
+    def buckets(self, training: bool) -> None:
+        """Sizes are left as they come: the file says which may differ."""
+
+    def pipeline(self) -> tuple[PassManager, PassContext]:
+        return PassManager([]), PassContext(backend=self.backend, options=self.settings, decisions=self.decisions)
+
+
+# -- what the file says -------------------------------------------------------------------------------------------
+def _graph(file: GGUFFile) -> Graph:
+    """The graph, verified: every type is what its operation gives."""
+    version = file.metadata.get("mithril.format")
+    if version != FORMAT:
+        raise InputError(
+            f"'{file.path}' holds no mithril model of format {FORMAT}",
+            facts=[f"mithril.format: {version!r}", f"architecture: {file.metadata.get('general.architecture')!r}"],
+            hint="only files written by compiled.export carry their graph",
+        )
+    try:
+        graph = read_graph(file.text("mithril.graph"))
+    except InputError as error:
+        raise error.with_facts(f"in '{file.path}'") from None
+    given = file.texts("mithril.inputs"), file.texts("mithril.outputs")
+    if given != ([i.name for i in graph.with_role("input")], list(graph.output_names)):
+        raise InputError(f"'{file.path}': the names of inputs and outputs are not those of its graph")
+    return graph
+
+
+def read_graph(text: str) -> Graph:
+    """The graph of a text from anywhere; whatever is wrong with it is an ``InputError``."""
+    if len(text) > MAX_TEXT:
+        raise InputError(f"a graph of {len(text)} characters is too long")
+    try:
+        return parse(text)
+    except MithrilError as error:
+        raise InputError(f"the graph cannot be read: {error.what}", facts=error.facts) from error
+    except Exception as error:  # rules of operations may stumble over attributes that no builder would have written
+        raise InputError("the graph cannot be read", facts=[f"{type(error).__name__}: {error}"]) from error
+
+
+def _values(file: GGUFFile, graph: Graph) -> dict[str, Any]:
+    """An array for each parameter and state: packed, or a view of the file."""
+    full, short = file.texts("mithril.names"), file.texts("mithril.tensors")
+    if len(full) != len(short) or len(set(full)) != len(full):
+        raise InputError(f"'{file.path}': the names of its tensors do not fit each other")
+    tensors = {name: file.tensors.get(alias) for name, alias in zip(full, short)}
+    turned = set(file.texts("mithril.turned"))
+    wanted = graph.with_role("param", "state")
+    extra = set(tensors) - {i.name for i in wanted}
+    if extra:
+        raise InputError(f"'{file.path}' has tensors that its graph does not know: {', '.join(sorted(extra)[:5])}")
+    return {i.name: _value(file, i, tensors.get(i.name), i.name in turned) for i in wanted}
+
+
+def _value(file: GGUFFile, i: Input, t: StoredTensor | None, turned: bool) -> Any:
+    if not i.type.is_static:
+        raise InputError(f"'{file.path}': the {i.role} '{i.name}' has no fixed shape: {i.type}")
+    shape: tuple[int, ...] = i.type.shape  # type: ignore[assignment]
+    if 0 in shape:
+        return np.zeros(shape, i.type.dtype.numpy)
+    if t is None:
+        raise InputError(f"'{file.path}' lacks the tensor of '{i.name}'")
+    if t.code == stored(i.type.dtype) and not turned:
+        return _plain(file, i, t, shape)
+    kind = by_code().get(t.code)
+    rows = tuple(reversed(shape)) if turned else shape
+    if kind is None or i.type.dtype.name != "float32" or len(shape) != 2 or t.shape != rows:
+        raise InputError(
+            f"'{file.path}': the tensor of '{i.name}' does not fit {i.type}",
+            facts=[f"it is {kind or t.code}{list(t.shape)}" + (", turned" if turned else "")],
+        )
+    data = t.data.reshape(rows[0], kind.row(rows[1]))
+    return PackedArray(data, kind, (shape[0], shape[1]), turned)
+
+
+def _plain(file: GGUFFile, i: Input, t: StoredTensor, shape: tuple[int, ...]) -> Any:
+    dtype = i.type.dtype.numpy
+    expected = shape if 1 <= len(shape) <= 4 else (t.data.size // dtype.itemsize,)
+    count = 1
+    for n in shape:
+        count *= n
+    if t.code not in PLAIN or t.shape != expected or t.data.size != count * dtype.itemsize:
+        raise InputError(
+            f"'{file.path}': the tensor of '{i.name}' is {list(t.shape)}, but its graph says {i.type}",
+        )
+    return np.asarray(t.data, order="C").view(dtype).reshape(shape)

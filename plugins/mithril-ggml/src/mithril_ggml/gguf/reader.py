@@ -1,0 +1,211 @@
+"""Reading GGUF files from anywhere: every size, offset and name is checked against the file before it is used."""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mithril.base.errors import InputError
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+MAX_ENTRIES = 1 << 17  # of metadata, and of tensors
+MAX_KEY = 1 << 10
+MAX_NAME = 63  # ggml cuts longer names off
+MAX_ELEMENTS = 1 << 44
+ARRAY, STRING, BOOL = 9, 8, 7
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+Array = np.ndarray[Any, Any]
+
+# Tensors that are not quantized: NumPy dtype by code.
+PLAIN = {0: "<f4", 1: "<f2", 24: "<i1", 25: "<i2", 26: "<i4", 27: "<i8", 28: "<f8", 30: "bfloat16"}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of a file: sizes as NumPy has them, type code, and its bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    code: int
+    data: Array
+
+
+@dataclass(frozen=True)
+class GGUFFile:
+    """What a file holds."""
+
+    path: str
+    metadata: dict[str, Any]
+    tensors: dict[str, StoredTensor]
+
+    def text(self, key: str) -> str:
+        """A string of the metadata."""
+        found = self.metadata.get(key)
+        if not isinstance(found, str):
+            raise InputError(f"'{self.path}' has no text '{key}'", hint="it was not written by mithril-ggml")
+        return found
+
+    def texts(self, key: str) -> list[str]:
+        """A list of strings of the metadata; empty lists are not stored."""
+        found = self.metadata.get(key, [])
+        if not isinstance(found, list) or not all(isinstance(x, str) for x in found):
+            raise InputError(f"'{self.path}': '{key}' is no list of texts")
+        return found
+
+
+class _Reader:
+    def __init__(self, data: Array, path: str) -> None:
+        self.data = data
+        self.path = path
+        self.at = 0
+
+    def error(self, what: str) -> InputError:
+        return InputError(
+            f"'{self.path}' is damaged, or no GGUF file: {what}", facts=[f"at byte {self.at} of {self.data.size}"]
+        )
+
+    def bytes(self, count: int, what: str) -> bytes:
+        if count < 0 or count > self.data.size - self.at:
+            raise self.error(f"it ends inside {what}")
+        made = self.data[self.at : self.at + count].tobytes()
+        self.at += count
+        return made
+
+    def number(self, form: str, what: str) -> Any:
+        return struct.unpack(form, self.bytes(struct.calcsize(form), what))[0]
+
+    def text(self, what: str, limit: int | None = None) -> str:
+        length = self.number("<Q", f"the length of {what}")
+        if limit is not None and length > limit:
+            raise self.error(f"{what} is {length} bytes long, at most {limit} are allowed")
+        try:
+            return self.bytes(length, what).decode("utf-8")
+        except UnicodeDecodeError:
+            raise self.error(f"{what} is no UTF-8 text") from None
+
+    def value(self, kind: int, what: str, nested: bool = False) -> Any:
+        if kind == STRING:
+            return self.text(what)
+        if kind in _SCALARS:
+            return self.number(_SCALARS[kind], what)
+        if kind == ARRAY and not nested:
+            return self.array(what)
+        raise self.error(f"{what} has the unknown type {kind}")
+
+    def array(self, what: str) -> list[Any]:
+        kind = self.number("<I", f"the type of {what}")
+        count = self.number("<Q", f"the length of {what}")
+        left = self.data.size - self.at
+        if kind == STRING:
+            if count > left // 8:
+                raise self.error(f"{what} has {count} elements, more than the file can hold")
+            return [self.text(f"an element of {what}") for _ in range(count)]
+        if kind not in _SCALARS:
+            raise self.error(f"{what} has elements of the unknown type {kind}")
+        size = struct.calcsize(_SCALARS[kind])
+        if count > left // size:
+            raise self.error(f"{what} has {count} elements, more than the file can hold")
+        form = "u1" if kind == BOOL else _SCALARS[kind]
+        raw = np.frombuffer(self.bytes(count * size, what), dtype=np.dtype(form))
+        return [bool(x) for x in raw] if kind == BOOL else raw.tolist()
+
+    # -- the parts of a file -----------------------------------------------------------------------------------------
+    def count(self, what: str) -> int:
+        found = int(self.number("<Q", f"the number of {what}"))
+        if found > MAX_ENTRIES:
+            raise self.error(f"it claims to have {found} {what}")
+        return found
+
+    def metadata(self, count: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for _ in range(count):
+            key = self.text("a key", MAX_KEY)
+            if not key or key in found:
+                raise self.error(f"the key '{key}' is empty or given twice")
+            found[key] = self.value(self.number("<I", f"the type of '{key}'"), f"'{key}'")
+        return found
+
+    def infos(self, count: int) -> list[tuple[str, tuple[int, ...], int, int]]:
+        found: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
+        for _ in range(count):
+            name = self.text("the name of a tensor", MAX_NAME)
+            if not name or name in found:
+                raise self.error(f"the tensor '{name}' has no name or is there twice")
+            rank = self.number("<I", f"the rank of '{name}'")
+            if not 1 <= rank <= 4:
+                raise self.error(f"tensor '{name}' has rank {rank}")
+            sizes = tuple(int(self.number("<Q", f"the sizes of '{name}'")) for _ in range(rank))
+            elements = 1
+            for n in sizes:
+                elements *= n
+                if not 0 < n <= MAX_ELEMENTS or elements > MAX_ELEMENTS:
+                    raise self.error(f"tensor '{name}' has the sizes {list(sizes)}")
+            code = self.number("<I", f"the type of '{name}'")
+            found[name] = (name, tuple(reversed(sizes)), code, self.number("<Q", f"the offset of '{name}'"))
+        return list(found.values())
+
+
+def read_gguf(path: str | os.PathLike[str], *, mapped: bool = True) -> GGUFFile:
+    """A GGUF file. ``mapped`` leaves tensors on disk until they are read; the file must then stay as it is."""
+    name = os.fspath(path)
+    try:
+        if not Path(name).is_file():
+            raise InputError(f"there is no file '{name}'")
+        if Path(name).stat().st_size < 24:
+            raise InputError(f"'{name}' is damaged, or no GGUF file: it is shorter than a header")
+        data: Array = np.memmap(name, np.uint8, "r") if mapped else np.fromfile(name, np.uint8)
+    except OSError as error:
+        raise InputError(f"'{name}' cannot be read", facts=[str(error)]) from None
+    reader = _Reader(np.asarray(data), name)
+    if reader.bytes(4, "the header") != MAGIC:
+        raise InputError(f"'{name}' is no GGUF file: it does not begin with 'GGUF'")
+    version = reader.number("<I", "the header")
+    if version not in VERSIONS:
+        raise reader.error(f"version {version} is unknown, or the bytes are in another order")
+    tensors, entries = reader.count("tensors"), reader.count("entries")
+    metadata = reader.metadata(entries)
+    infos = reader.infos(tensors)
+    return GGUFFile(name, metadata, _tensors(reader, metadata, infos))
+
+
+def _tensors(
+    reader: _Reader, metadata: dict[str, Any], infos: list[tuple[str, tuple[int, ...], int, int]]
+) -> dict[str, StoredTensor]:
+    """The bytes of each tensor: inside the file, aligned, and of nobody else."""
+    alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or not 8 <= alignment <= 1 << 16 or alignment & (alignment - 1):
+        raise reader.error(f"an alignment of {alignment!r}")
+    begin = -(-reader.at // alignment) * alignment
+    room = reader.data.size - begin
+    found: dict[str, StoredTensor] = {}
+    end = 0
+    for name, shape, code, offset in sorted(infos, key=lambda row: row[3]):
+        size = _bytes(reader, name, shape, code)
+        if offset % alignment or offset < end or offset + size > room:
+            raise reader.error(f"the bytes of tensor '{name}' lie outside of the file, or in another tensor")
+        end = offset + size
+        found[name] = StoredTensor(name, shape, code, reader.data[begin + offset : begin + offset + size])
+    return found
+
+
+def _bytes(reader: _Reader, name: str, shape: tuple[int, ...], code: int) -> int:
+    """How many bytes a tensor of this type takes."""
+    from mithril_ggml.library.quant_types import by_code
+
+    elements = 1
+    for n in shape:
+        elements *= n
+    if code in PLAIN:
+        return elements * (2 if code == 30 else np.dtype(PLAIN[code]).itemsize)
+    kind = by_code().get(code)
+    if kind is None:
+        raise reader.error(f"tensor '{name}' has the unknown type {code}")
+    if not kind.fits(shape[-1]):
+        raise reader.error(f"tensor '{name}' of rows of {shape[-1]} elements cannot be {kind}")
+    return elements // shape[-1] * kind.row(shape[-1])

@@ -1,0 +1,1 @@
+"""The ggml library: loading it, its types, and errors in place of aborts."""

@@ -1,0 +1,1 @@
+"""Programs: building a ggml graph, planning its arena, and calling it."""

@@ -1,0 +1,69 @@
+"""Where in one arena each piece of memory stands: results take over dead operands, others reuse what is free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mithril.backend.memory_plan import ALIGNMENT, Buffer, greedy, peak_bytes
+from mithril_ggml.program.program_builder import Draft, Step
+from mithril_ggml.program.strided_tensor import Storage, Tensor
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Bytes of a program: the arena, what it would be without reuse, and the most that is alive at once."""
+
+    size: int
+    total: int
+    peak: int
+    in_place: int
+
+
+def plan(draft: Draft, outputs: Sequence[Tensor], staged: Sequence[Tensor]) -> Plan:
+    """Give every planned storage its offset. Outputs live to the end, staged inputs from the start."""
+    last = len(draft.steps)
+    for t in outputs:
+        t.storage.end = last
+    for t in staged:
+        t.storage.start = 0
+        t.storage.end = max(t.storage.end, 0)
+    in_place = sum(_take_over(step, at) for at, step in enumerate(draft.steps))
+    alive = [s for s in draft.storages if s.role == "planned" and s.merged is None and s.start >= 0 and s.size]
+    buffers = [Buffer([], _aligned(s.size), s.start, s.end) for s in alive]
+    greedy(buffers)
+    for storage, buffer in zip(alive, buffers):
+        storage.offset = buffer.offset
+    return Plan(
+        size=max((b.offset + b.size for b in buffers), default=0),
+        total=sum(_aligned(s.size) for s in draft.storages if s.role == "planned" and s.start >= 0),
+        peak=peak_bytes(buffers, last),
+        in_place=in_place,
+    )
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _take_over(step: Step, at: int) -> bool:
+    """Let the result have the memory of an operand that nobody reads later."""
+    if not step.donors or len(step.writes) != 1:
+        return False
+    result = step.writes[0]
+    own = result.storage
+    if own.role != "planned" or own.start != at or own.merged is not None or not result.whole:
+        return False
+    for donor in step.donors:
+        root = donor.storage.root
+        fits = root.role == "planned" and root is not own and root.end == at and root.size == own.size
+        if fits and donor.whole and _only_view(donor, step, root):
+            own.merged = root
+            root.end = own.end
+            return True
+    return False
+
+
+def _only_view(donor: Tensor, step: Step, root: Storage) -> bool:
+    """Whether the step reads the donor's memory only as the donor does."""
+    return all(t.storage.root is not root or t.place == donor.place for t in step.reads)

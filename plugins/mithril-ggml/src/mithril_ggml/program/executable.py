@@ -1,0 +1,476 @@
+"""A program that runs: ggml graphs and NumPy calls in turn, on memory planned once."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mithril.backend.memory_plan import ALIGNMENT, human
+from mithril.base.errors import BackendError, InputError, MemoryLimitError
+from mithril.ir import Graph
+from mithril_ggml.library.abort_guard import guarded
+from mithril_ggml.library.library import compute, ggml, machine_memory
+from mithril_ggml.library.quant_types import stored
+from mithril_ggml.library.repack import prepare
+from mithril_ggml.program.arena_planner import Plan
+from mithril_ggml.program.program_builder import Draft, Step, copy_array
+from mithril_ggml.program.result_buffers import Result
+from mithril_ggml.program.strided_tensor import Storage, Tensor
+
+STAGED = 1 << 15  # inputs up to so many bytes are copied into the arena, others are read where they are
+Array = np.ndarray[Any, Any]
+_UNBOUND = object()
+_SPARE = 1  # tensors that one function of ggml may make besides its result
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a program needs, known before any of them is asked for."""
+
+    arena: int
+    work: int  # scratch of ggml
+    graphs: int  # descriptions of tensors and nodes
+    fixed: int  # constants and packed weights
+    regions: int = 0  # all of this, of the bodies of branches and loops
+
+    @property
+    def total(self) -> int:
+        return self.arena + self.work + self.graphs + self.fixed + self.regions
+
+
+class Segment:
+    """Steps of ggml that follow each other: one ggml graph."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.steps = steps
+        self.headers: dict[Any, Any] = {}  # by place
+        self.owners: list[tuple[Storage, int, Any]] = []  # storage, offset in it, address of the header's data field
+        self.context: Any = None
+        self.bytes = 0
+
+    def build(self, threads: int) -> None:
+        """Make the graph. Runs guarded: whatever ggml does not like becomes an error."""
+        places = {t.place for step in self.steps for t in (*step.reads, *step.writes)}
+        count = len(places) + len(self.steps) * (1 + _SPARE)
+        nodes = len(self.steps) * (1 + _SPARE) + len(places) + 1
+        size = count * ggml.ggml_tensor_overhead() + ggml.ggml_graph_overhead_custom(nodes, False)
+        self.bytes = size
+        self.context = ggml.ggml_init(ggml.ggml_init_params(mem_size=size, mem_buffer=None, no_alloc=True))
+        if not self.context:
+            raise MemoryLimitError(f"no memory for the description of {len(self.steps)} operations")
+        self.graph = ggml.ggml_new_graph_custom(self.context, nodes, False)
+        for step in self.steps:
+            self._node(step)
+        if ggml.ggml_graph_n_nodes(self.graph) != len(self.steps):
+            raise BackendError("ggml made other nodes than were asked for", hint="please report this graph")
+        self.plan = ggml.ggml_graph_plan(self.graph, threads, None)
+        self.arguments = (
+            ctypes.c_void_p(ctypes.cast(self.graph, ctypes.c_void_p).value),
+            ctypes.c_void_p(ctypes.addressof(self.plan)),
+        )
+
+    def _node(self, step: Step) -> None:
+        (result,) = step.writes
+        made = step.run(self.context, *[self.header(t) for t in step.reads])
+        found = made.contents
+        shape = tuple(found.ne[k] for k in range(4))
+        if math.prod(shape) != result.size or found.type != _code(result):
+            raise BackendError(
+                f"ggml's '{step.name}' gives {list(reversed(shape))} of type {found.type}, expected {result.shape}",
+                facts=[str(step.node.origin)] if step.node is not None else [],
+                hint="please report this graph",
+            )
+        self._bind(found, result)
+        ggml.ggml_build_forward_expand(self.graph, made)
+
+    def header(self, t: Tensor) -> Any:
+        """ggml's description of a view."""
+        known = self.headers.get(t.place)
+        if known is None:
+            known = self.headers[t.place] = describe(self.context, t)
+            self._bind(known.contents, t)
+        return known
+
+    def _bind(self, struct: Any, t: Tensor) -> None:
+        root = t.storage.root
+        field = ctypes.c_void_p.from_address(ctypes.addressof(struct) + ggml.ggml_tensor.data.offset)
+        field.value = root.address + t.offset
+        self.owners.append((root, t.offset, field))
+
+    def free(self) -> None:
+        if self.context:
+            ggml.ggml_free(self.context)
+            self.context = None
+
+
+def _code(t: Tensor) -> int:
+    return t.packed.code if t.packed is not None else stored(t.dtype)
+
+
+def describe(context: Any, t: Tensor) -> Any:
+    """A tensor without an operation, of this view's sizes and strides."""
+    ne = [*reversed(t.shape), 1, 1, 1, 1][:4]
+    made = ggml.ggml_new_tensor_4d(context, _code(t), *ne)
+    if t.repacked:
+        prepare(made)
+    if t.packed is None:
+        nb = made.contents.nb
+        for k, stride in enumerate(reversed(t.strides)):
+            if ne[k] != 1 or k == 0:
+                nb[k] = stride if ne[k] != 1 else t.dtype.itemsize
+        for k in range(t.rank, 4):
+            nb[k] = nb[k - 1] * ne[k - 1] if k else nb[0]
+        for k in range(1, t.rank):
+            if ne[k] == 1:
+                nb[k] = nb[k - 1] * ne[k - 1]
+    return made
+
+
+@dataclass(eq=False)
+class Given:
+    """An input, and what must be told when it comes as another array."""
+
+    name: str
+    role: str
+    tensor: Tensor
+    shape: tuple[int, ...]
+    dtype: Any
+    staged: Tensor | None = None  # its place in the arena
+    convert: Callable[[Any], tuple[Any, int]] | None = None  # to packed rows: what holds them, and where they are
+    value: Any = None  # of a constant
+    raw: bool = False  # handed to a region as it comes, packed or not
+    last: Any = _UNBOUND  # the object that is bound
+    held: Any = None  # the memory that is read
+    fields: tuple[tuple[Any, int], ...] = ()  # headers' data fields and offsets
+    views: tuple[tuple[str, Tensor], ...] = ()  # names in the generated function, and what they show
+
+
+class GGMLExecutable:
+    """One program: a function that computes on the arena; ``listing`` shows it. Threads take turns."""
+
+    source = None  # the listing means nothing without the arena and the graphs, so it is no source to be kept
+
+    def __init__(
+        self,
+        graph: Graph,
+        draft: Draft,
+        inputs: Sequence[Given],
+        outputs: Sequence[Tensor],
+        plan: Plan,
+        *,
+        threads: int,
+        limit: int | None,
+        copy: bool,
+        lowered: frozenset[str],
+        safe: bool,
+        packing: Any = None,
+        regions: int = 0,
+    ) -> None:
+        self.graph = graph
+        self.lowered = lowered
+        self.plan = plan
+        self.steps = draft.steps
+        self.lock = threading.Lock()
+        self.copy = copy
+        self.safe = safe
+        self.inputs = list(inputs)
+        self._storages = draft.storages
+        self.packing = packing
+        self.segments: list[Segment] = []
+        self._results = [Result(t) for t in outputs if t.storage.role == "result"]
+        self._make(outputs, threads, limit, regions)
+
+    # -- making ------------------------------------------------------------------------------------------------------
+    def _make(self, outputs: Sequence[Tensor], threads: int, limit: int | None, regions: int) -> None:
+        parts = _parts(self.steps)
+        self.segments = [Segment(part) for part in parts if part[0].native]
+        fixed = sum(s.size for s in self._storages if s.role == "fixed")
+        fixed += sum(g.tensor.storage.size for g in self.inputs if g.convert is not None)
+        _check(limit, Memory(self.plan.size, 0, 0, fixed, regions))
+        if self.plan.size > machine_memory():
+            raise MemoryLimitError(
+                f"this program needs {human(self.plan.size)}, more than this machine's {human(machine_memory())}"
+            )
+        self.arena = aligned(self.plan.size)
+        self._addresses()
+        if self.segments:
+            guarded(lambda: self._build(threads))
+        work = max((s.plan.work_size for s in self.segments), default=0)
+        self.memory = Memory(self.plan.size, work, sum(s.bytes for s in self.segments), fixed, regions)
+        _check(limit, self.memory)
+        self.work = aligned(work)
+        pointer = ctypes.cast(self.work.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
+        for s in self.segments:
+            s.plan.work_data = pointer
+        self._write(parts, outputs)
+
+    def _build(self, threads: int) -> None:
+        for s in self.segments:
+            s.build(threads)
+
+    def _addresses(self) -> None:
+        base = self.arena.ctypes.data
+        for s in self._storages:
+            if s.merged is None:
+                if s.role == "planned":
+                    s.address = base + s.offset
+                elif s.array is not None:
+                    s.address = s.array.ctypes.data
+
+    def _write(self, parts: Sequence[Sequence[Step]], outputs: Sequence[Tensor]) -> None:
+        """Generate the function, and find out what each input must be told to."""
+        names: dict[Any, str] = {}
+        space: dict[str, Any] = {"compute": compute, "failed": failed, "copied": copied}
+        views: dict[Storage, list[tuple[str, Tensor]]] = {}
+        functions: dict[Any, str] = {}
+
+        def name(t: Tensor) -> str:
+            known = names.get(t.place)
+            if known is None:
+                known = names[t.place] = f"t{len(names)}"
+                root = t.storage.root
+                if root.role in ("given", "result"):
+                    space[known] = None
+                    views.setdefault(root, []).append((known, t))
+                else:
+                    space[known] = self._array(t)
+            return known
+
+        lines = ["def run():"]
+        count = 0
+        for part in parts:
+            if part[0].native:
+                segment = self.segments[count]
+                space[f"graph{count}"], space[f"plan{count}"] = segment.arguments
+                lines.append(f"    if compute(graph{count}, plan{count}):  # {_listed(part)}")
+                lines.append(f"        failed({count})")
+                count += 1
+                continue
+            (step,) = part
+            key = _identity(step.run)
+            if key not in functions:
+                functions[key] = f"{_plain(step.name)}_{len(functions)}"
+                space[functions[key]] = step.run
+            where = f"  # {step.node.origin.path}" if step.node is not None and step.node.origin.path else ""
+            lines.append(f"    {functions[key]}({', '.join(map(name, (*step.reads, *step.writes)))}){where}")
+        made = []
+        for t in outputs:
+            if not self.copy or t.storage.role == "result":
+                made.append(name(t))
+            elif t.dense:
+                made.append(f"{name(t)}.copy()")
+            else:
+                made.append(f"copied({name(t)})")
+        lines.append(f"    return [{', '.join(made)}]")
+        self.listing = "\n".join(lines) + "\n"
+        exec(compile(self.listing, "<ggml program>", "exec"), space)
+        self._space, self._run = space, space["run"]
+        self._numpy = any(not part[0].native for part in parts)
+        self._names = self.graph.output_names
+        reached: list[Given | Result] = [*self.inputs, *self._results]
+        for bound in reached:
+            root = bound.tensor.storage
+            bound.fields = tuple(
+                (field, offset) for s in self.segments for owner, offset, field in s.owners if owner is root
+            )
+            bound.views = tuple(views.get(root, ()))
+        self._staged = [(g, self._array(g.staged)) for g in self.inputs if g.staged is not None]
+        for given in self.inputs:
+            if given.role == "constant":
+                self._rebind(given, given.value)
+        self._direct = [g for g in self.inputs if g.staged is None and g.role != "constant"]
+        at = {i.name: k for k, i in enumerate(self.graph.arguments)}
+        self._direct_at = [(g, at[g.name]) for g in self._direct]
+        self._staged_at = [(place, at[g.name]) for g, place in self._staged]
+
+    def _array(self, t: Tensor, base: Array | None = None) -> Array:
+        """A NumPy view of planned or fixed memory; of ``base`` for an input."""
+        root = t.storage.root
+        memory = base if base is not None else root.array if root.role == "fixed" else self.arena
+        assert memory is not None, root.role
+        start = t.offset + (root.offset if root.role == "planned" else 0)
+        if t.size == 0:
+            return np.empty(t.shape, t.dtype.numpy)
+        flat = memory.reshape(-1).view(np.uint8)
+        low = start + sum(s * (n - 1) for n, s in zip(t.shape, t.strides) if s < 0)
+        part = flat[low : low + _reach(t)]
+        if low < 0 or part.size != _reach(t) or not _whole_elements(t, low):
+            raise BackendError(f"a view of {t.dtype}{list(t.shape)} does not lie in its memory")
+        view = part.view(t.dtype.numpy)
+        first = (start - low) // t.dtype.itemsize
+        return np.lib.stride_tricks.as_strided(view[first:], t.shape, t.strides)
+
+    # -- running -----------------------------------------------------------------------------------------------------
+    def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        with self.lock:
+            try:
+                for given in self._direct:
+                    x = (params if given.role == "param" else inputs)[given.name]
+                    if x is not given.last:
+                        self._rebind(given, x)
+                found = [inputs[given.name] for given, _ in self._staged]
+            except KeyError:
+                raise _missing(self.graph, params, inputs) from None
+            for (given, place), x in zip(self._staged, found):
+                if type(x) is not np.ndarray or x.shape != given.shape or x.dtype != given.dtype:
+                    x = _checked(given, x)
+                place[...] = x
+            if self.safe:
+                results = guarded(self._compute)
+            else:
+                results = self._compute()
+            return dict(zip(self._names, results))
+
+    def _compute(self) -> list[Array]:
+        self._renew()
+        if not self._numpy:
+            return self._run()  # type: ignore[no-any-return]
+        with np.errstate(all="ignore"):
+            return self._run()  # type: ignore[no-any-return]
+
+    def _renew(self) -> None:
+        """New arrays for large results that the caller has kept."""
+        for result in self._results:
+            if not result.free:
+                self._point(result, result.renew())
+                result.settle()
+
+    def run(self, arguments: Sequence[Any]) -> list[Array]:
+        """The outputs for arrays in the order of the graph's arguments, for the program that this is a region of."""
+        for given, k in self._direct_at:
+            x = arguments[k]
+            if x is not given.last:
+                self._rebind(given, x)
+        for place, k in self._staged_at:
+            place[...] = arguments[k]
+        self._renew()
+        return self._run()  # type: ignore[no-any-return]
+
+    def _rebind(self, given: Given, x: Any) -> None:
+        """Read this array from now on, where it is."""
+        given.last = _UNBOUND
+        if given.convert is not None:
+            held, address = given.convert(_fitting(given, x))
+            keep = True
+            for field, offset in given.fields:
+                field.value = address + offset
+        elif given.raw:
+            held, keep = _fitting(given, x), True
+            for name, _ in given.views:
+                self._space[name] = held
+        else:
+            array = _checked(given, x)
+            held = array if array.flags.c_contiguous else np.asarray(array, order="C")
+            keep = held is x
+            self._point(given, held)
+        given.held = held
+        given.last = x if keep else _UNBOUND
+
+    def _point(self, bound: Given | Result, array: Array) -> None:
+        """Let everything that shows an input or result show this array."""
+        address = array.__array_interface__["data"][0]
+        for field, offset in bound.fields:
+            field.value = address + offset
+        for name, t in bound.views:
+            self._space[name] = array if t.whole and t.shape == array.shape else self._array(t, array)
+
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if ending():  # the process gives all memory back, and ggml's functions are gone
+            return
+        for s in getattr(self, "segments", ()):
+            s.free()
+
+
+def aligned(size: int) -> Array:
+    """Memory that begins at a multiple of the alignment."""
+    try:
+        raw = np.empty(size + ALIGNMENT, np.uint8)
+    except MemoryError:
+        raise MemoryLimitError(f"the system gives no {human(size)} for this program") from None
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size]
+
+
+def _check(limit: int | None, memory: Memory) -> None:
+    if limit is not None and memory.total > limit:
+        raise MemoryLimitError(
+            f"this program needs {human(memory.total)}, but mem_size allows {human(limit)}",
+            facts=[
+                f"intermediate values {human(memory.arena)}, scratch {human(memory.work)}",
+                f"graphs {human(memory.graphs)}, constants and packed weights {human(memory.fixed)}",
+                f"inside of branches and loops {human(memory.regions)}" if memory.regions else "",
+            ],
+            hint="raise mem_size, or make the batch smaller",
+        )
+
+
+def _fitting(given: Given, x: Any) -> Any:
+    """An array or packed array of the right shape."""
+    return x if getattr(x, "shape", None) == given.shape and hasattr(x, "turned") else _checked(given, x)
+
+
+def _checked(given: Given, x: Any) -> Array:
+    array = np.asarray(x)
+    if array.shape != given.shape or array.dtype != given.dtype:
+        raise InputError(
+            f"'{given.name}' is {array.dtype}{list(array.shape)}, but this program was made for "
+            f"{given.dtype}{list(given.shape)}"
+        )
+    return array
+
+
+def _missing(graph: Graph, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> InputError:
+    names = [i.name for i in graph.arguments if i.name not in (params if i.role == "param" else inputs)]
+    return InputError(f"missing: {', '.join(repr(n) for n in names)}")
+
+
+def copied(array: Array) -> Array:
+    """A result that is not laid out as its caller expects."""
+    out = np.empty(array.shape, array.dtype)
+    copy_array(array, out)
+    return out
+
+
+def failed(number: int) -> None:
+    raise BackendError(f"ggml stopped in graph {number}: out of memory, or a kernel that this build lacks")
+
+
+def _parts(steps: Sequence[Step]) -> list[list[Step]]:
+    """Runs of ggml steps, and NumPy steps one by one."""
+    parts: list[list[Step]] = []
+    for step in steps:
+        if step.native and parts and parts[-1][0].native:
+            parts[-1].append(step)
+        else:
+            parts.append([step])
+    return parts
+
+
+def _listed(steps: Sequence[Step]) -> str:
+    names = [s.name for s in steps]
+    return ", ".join(names) if len(names) <= 12 else ", ".join([*names[:10], f"... ({len(names)} operations)"])
+
+
+def _plain(name: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in name)
+
+
+def _identity(function: Any) -> Any:
+    return id(function)
+
+
+def _reach(t: Tensor) -> int:
+    """Bytes from the first to after the last element."""
+    return sum(abs(s) * (n - 1) for n, s in zip(t.shape, t.strides)) + t.dtype.itemsize
+
+
+def _whole_elements(t: Tensor, low: int) -> bool:
+    size = t.dtype.itemsize
+    return low % size == 0 and all(s % size == 0 for s in t.strides)

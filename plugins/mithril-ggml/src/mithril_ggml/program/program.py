@@ -1,0 +1,186 @@
+"""From a graph to an executable: inputs get places, nodes become steps, memory is planned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mithril.backend.base import BuildOptions
+from mithril.backend.memory_plan import human
+from mithril.base.errors import MemoryLimitError, MithrilError, VerificationError
+from mithril.ir import Graph, Node, Value, iterate, verify
+from mithril_ggml import lowering
+from mithril_ggml.library.library import machine_memory
+from mithril_ggml.program.arena_planner import plan
+from mithril_ggml.program.dynamic_shapes import SizedExecutable, is_static
+from mithril_ggml.program.executable import STAGED, Array, GGMLExecutable, Given
+from mithril_ggml.program.program_builder import Draft, static
+from mithril_ggml.program.result_buffers import own_results
+from mithril_ggml.program.strided_tensor import Tensor
+from mithril_ggml.weights.packed_weights import Store
+from mithril_ggml.weights.quantize_recipe import Recipe
+from mithril_ggml.weights.weight_packing import Packing
+
+Region = Callable[[Node, int], Callable[[Sequence[Array]], list[Array]]]
+
+
+class Settings:
+    """What lowerings may ask about."""
+
+    def __init__(self, packing: Packing | None, region: Region, native: bool, checks: bool) -> None:
+        self.packing = packing
+        self.checks = checks  # indices outside are an error
+        self.native = native  # ggml's own meaning where it is faster
+        self.region = region
+        self.declared: set[str] = set()  # operations that run as their declaration
+
+    def packed(self, node: Node, operand: int) -> Tensor | None:
+        """The packed form of a weight, where it has one."""
+        return self.packing.tensor(node, operand) if self.packing is not None else None
+
+
+def build(
+    graph: Graph,
+    options: BuildOptions,
+    *,
+    recipe: Recipe | None,
+    store: Store,
+    threads: int,
+    limit: int | None,
+    extra: Mapping[str, Any],
+) -> GGMLExecutable | SizedExecutable:
+    """The executable of a whole program."""
+    _verified(graph)
+    decisions = options.decisions
+    declared: set[str] = set()
+    native = options.semantics == "native"
+    copy, safe = not options.static, bool(options.checks)
+
+    def make(sized: Graph) -> GGMLExecutable:
+        packing = None if recipe is None else Packing.of(sized, recipe, store, decisions)
+        made = _program(sized, packing, threads, limit, extra, declared, native=native, copy=copy, safe=safe)
+        if declared:
+            names = ", ".join(sorted(declared))
+            decisions.record("choice", f"computed by NumPy as declared, ggml has nothing better: {names}")
+        return made
+
+    lowered = frozenset(node.op.name for node, _ in iterate(graph))
+    executable = make(graph) if is_static(graph) else SizedExecutable(graph, lowered, make)
+    if not copy:
+        decisions.record("choice", "static_inference: results are views of the arena, valid until the next call")
+    return executable
+
+
+def _program(
+    graph: Graph,
+    packing: Packing | None,
+    threads: int,
+    limit: int | None,
+    extra: Mapping[str, Any],
+    declared: set[str],
+    *,
+    native: bool,
+    copy: bool = True,
+    safe: bool = False,
+) -> GGMLExecutable:
+    inside: list[GGMLExecutable] = []
+
+    def region(node: Node, number: int) -> Callable[[Sequence[Array]], list[Array]]:
+        """A region as a function of its arguments."""
+        packed = packing.inner.get((id(node), number)) if packing is not None else None
+        body = node.regions[number]
+        made = _program(body, packed, threads, limit, extra, declared, native=native, safe=safe)
+        inside.append(made)
+        return made.run
+
+    settings = Settings(packing, region, native, safe)
+    draft = Draft(graph, settings)
+    inputs = [_given(draft, i) for i in graph.inputs if i.role != "constant"]
+    for i in graph.with_role("constant"):
+        assert i.data is not None
+        draft.values[i.value] = draft.fixed(i.data, i.type.dtype, i.name)
+    if packing is not None:
+        handed = packing.handed_on(graph)
+        for given, i in zip(inputs, (i for i in graph.inputs if i.role != "constant")):
+            given.raw = i.value in handed
+        inputs += packing.place(draft)
+    needed = _needed(graph, packing)
+    for node in graph.nodes:
+        for value in node.results:
+            _affordable(value.name, static(value), value.dtype.itemsize)
+        if not any(v in needed for v in node.results):
+            continue
+        operands = [None if v is None else draft.values.get(v) or _unread(draft, v) for v in node.operands]
+        lowering.emit(draft, node, operands, extra)
+    declared |= settings.declared
+    outputs = [draft.values[v] for v in graph.outputs]
+    read = {t.storage for t in outputs}
+    inputs = [g for g in inputs if g.tensor.storage.end >= 0 or g.tensor.storage in read]
+    if copy:
+        own_results(outputs)
+    made = plan(draft, outputs, [g.staged for g in inputs if g.staged is not None])
+    return GGMLExecutable(
+        graph,
+        draft,
+        inputs,
+        outputs,
+        made,
+        threads=threads,
+        limit=limit,
+        copy=copy,
+        safe=safe,
+        packing=packing,
+        regions=sum(r.memory.total for r in inside),
+        lowered=frozenset(node.op.name for node, _ in iterate(graph)),
+    )
+
+
+def _verified(graph: Graph) -> None:
+    """A graph by hand may claim anything; whatever the rules of its operations stumble over is the graph's fault."""
+    try:
+        verify(graph)
+    except MithrilError:
+        raise
+    except Exception as error:
+        raise VerificationError(
+            f"graph '{graph.name}' does not fit its operations", facts=[f"{type(error).__name__}: {error}"]
+        ) from error
+
+
+def _affordable(name: str, shape: tuple[int, ...], itemsize: int) -> None:
+    """A value larger than the machine would end the process while it is being filled, so it is refused now."""
+    size = math.prod(shape) * itemsize
+    if size > machine_memory():
+        raise MemoryLimitError(
+            f"'{name}' of shape {list(shape)} takes {human(size)}, more than this machine's {human(machine_memory())}"
+        )
+
+
+def _needed(graph: Graph, packing: Packing | None) -> set[Value]:
+    """Values that something reads; what was only made for weights that are packed falls away."""
+    needed = set(graph.outputs)
+    for node in reversed(graph.nodes):
+        if any(v in needed for v in node.results):
+            reads = enumerate(node.operands)
+            needed.update(v for k, v in reads if v is not None and not (packing and packing.reads(node, k)))
+    return needed
+
+
+def _unread(draft: Draft, value: Value) -> Tensor:
+    """Stands for a weight that is read in its packed form only."""
+    return draft.given(value.name, static(value), value.dtype)
+
+
+def _given(draft: Draft, i: Any) -> Given:
+    """A place for an input: small ones are copied into the arena at each call, others are read where they are."""
+    shape, dtype = static(i.value), i.type.dtype
+    _affordable(i.name, shape, dtype.itemsize)
+    size = math.prod(shape) * dtype.itemsize
+    if i.role != "param" and size <= STAGED:
+        t = draft.new(shape, dtype)
+        draft.values[i.value] = t
+        return Given(i.name, i.role, t, shape, dtype.numpy, staged=t)
+    t = draft.given(i.name, shape, dtype)
+    draft.values[i.value] = t
+    return Given(i.name, i.role, t, shape, dtype.numpy)

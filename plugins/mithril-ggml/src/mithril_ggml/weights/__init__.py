@@ -1,0 +1,1 @@
+"""Quantized weights: recipes, packing, and reports."""

@@ -1,0 +1,164 @@
+"""Packed weights as arrays: quantizing, dequantizing, and remembering what was quantized."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+
+from mithril.base.errors import InputError
+from mithril_ggml.library.abort_guard import guarded
+from mithril_ggml.library.library import ggml, raw
+from mithril_ggml.library.quant_types import Kind
+
+Array = np.ndarray[Any, Any]
+_TO_FLOAT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+_quantize = raw(
+    "ggml_quantize_chunk",
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_int64,
+    ctypes.c_int64,
+    ctypes.c_int64,
+    ctypes.c_void_p,
+)
+
+
+class PackedArray:
+    """A matrix in a quantized kind. It stands where an array of its shape does, and ``numpy.asarray`` unpacks it.
+
+    ``turned`` says that its columns, not its rows, were packed: products take them so.
+    """
+
+    __slots__ = ("__weakref__", "data", "kind", "shape", "turned")
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, data: Array, kind: Kind, shape: tuple[int, int], turned: bool = False) -> None:
+        self.data = data  # bytes, one row per packed row
+        self.kind = kind
+        self.shape = shape
+        self.turned = turned
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.data.nbytes)
+
+    @property
+    def size(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def ndim(self) -> int:
+        return 2
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """The shape as packed."""
+        return (self.shape[1], self.shape[0]) if self.turned else self.shape
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        made = unpack(self.data, self.kind, self.rows)
+        made = made.T if self.turned else made
+        return made if dtype is None else made.astype(dtype)
+
+    def __repr__(self) -> str:
+        return f"<PackedArray {self.kind} {list(self.shape)}, {self.nbytes} bytes>"
+
+
+def pack(array: Array, kind: Kind, turned: bool = False, name: str = "a weight") -> PackedArray:
+    """Quantize a matrix."""
+    rows = np.asarray(array.T if turned else array, dtype=np.float32, order="C")
+    if rows.ndim != 2 or not rows.size or not kind.fits(rows.shape[1]):
+        raise InputError(
+            f"{kind} cannot hold {name} of shape {list(array.shape)}",
+            facts=[f"it takes matrices with rows of a multiple of {kind.block} elements"],
+        )
+    if not np.isfinite(rows).all():
+        raise InputError(f"{name} holds nan or infinity, which no quantized kind can", hint="quantize it not")
+    data = np.zeros((rows.shape[0], kind.row(rows.shape[1])), np.uint8)
+    if kind.name == "f32":
+        data[...] = rows.view(np.uint8).reshape(data.shape)
+    elif kind.name in ("f16", "bf16"):
+        data[...] = _narrow(rows, kind, name).view(np.uint8).reshape(data.shape)
+    else:
+        source, target, (n, k) = rows.ctypes.data, data.ctypes.data, rows.shape
+        made = guarded(lambda: _quantize(kind.code, source, target, 0, n, k, None))
+        if made != data.nbytes:
+            raise InputError(f"quantizing {name} to {kind} made {made} bytes, expected {data.nbytes}")
+    return PackedArray(data, kind, tuple(array.shape), turned)
+
+
+def _narrow(rows: Array, kind: Kind, name: str) -> Array:
+    if kind.name == "bf16":
+        from mithril.base.dtypes import bfloat16
+
+        return rows.astype(bfloat16.numpy)
+    if np.abs(rows).max() > np.finfo(np.float16).max:
+        raise InputError(f"{name} has values beyond the range of float16", hint="choose 'bf16' for it")
+    return rows.astype(np.float16)
+
+
+def unpack(data: Array, kind: Kind, shape: tuple[int, int]) -> Array:
+    """float32 of packed rows."""
+    if data.size != shape[0] * kind.row(shape[1]):
+        raise InputError(f"{data.size} bytes are no {kind}{list(shape)}")
+    raw_data = np.asarray(data, order="C")
+    if kind.name == "f32":
+        return raw_data.reshape(-1).view(np.float32).reshape(shape).copy()
+    out = np.empty(shape, np.float32)
+    convert = ggml.ggml_get_type_traits(kind.code).contents.to_float
+    function = _TO_FLOAT(ctypes.cast(convert, ctypes.c_void_p).value or 0)
+    function(raw_data.ctypes.data, out.ctypes.data, out.size)
+    return out
+
+
+def values(array: Array, ternary: bool) -> Array:
+    """What is packed of a weight."""
+    if not ternary:
+        return array
+    from mithril_ggml.lowering.ternary import ternary as make
+
+    out = np.empty(array.shape, np.float32)
+    make(array, out)
+    return out
+
+
+class Store:
+    """What was quantized, by the array it was made of, so that several programs share it."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, str, bool, bool], tuple[Any, PackedArray]] = {}
+        self._repacked: weakref.WeakKeyDictionary[PackedArray, Any] = weakref.WeakKeyDictionary()
+        self._lock = threading.RLock()
+
+    def packed(self, x: Any, kind: Kind, turned: bool, ternary: bool, name: str) -> PackedArray:
+        """The packed form of an array; one that comes packed in this way already is taken as it is."""
+        if isinstance(x, PackedArray):
+            if x.kind is kind and x.turned is turned:
+                return x
+            return pack(np.asarray(x), kind, turned, name)
+        array = np.asarray(x)
+        if array is not x:
+            return pack(values(array, ternary), kind, turned, name)
+        key = (id(x), kind.name, turned, ternary)
+        with self._lock:
+            known = self._made.get(key)
+            if known is None or known[0]() is not x:
+                made = pack(values(array, ternary), kind, turned, name)
+                known = self._made[key] = (weakref.ref(x, lambda _: self._made.pop(key, None)), made)
+        return known[1]
+
+    def repacked(self, packed: PackedArray) -> Any:
+        """The same rows interleaved for this processor."""
+        from mithril_ggml.library.repack import Repacked
+
+        with self._lock:
+            known = self._repacked.get(packed)
+            if known is None:
+                known = self._repacked[packed] = Repacked(packed)
+        return known

@@ -1,0 +1,257 @@
+"""Which weights of a program are packed: those that products and look-ups read as rows of a matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mithril.base.decisions import Decisions
+from mithril.base.dtypes import float32
+from mithril.ir import Graph, Input, Node, Value
+from mithril_ggml.library.quant_types import Kind, fitting
+from mithril_ggml.library.repack import suits
+from mithril_ggml.program.executable import Given
+from mithril_ggml.program.program_builder import Draft
+from mithril_ggml.program.strided_tensor import Storage, Tensor
+from mithril_ggml.weights.packed_weights import PackedArray, Store
+from mithril_ggml.weights.quantize_recipe import Recipe, ternary_kind
+
+# Operations that read an operand as a matrix of rows, or (True) as one of columns.
+READ_AS_ROWS = {("linear", 1): False, ("matmul", 1): True, ("take", 0): False, ("embedding", 1): False}
+LOOK_UPS = ("take", "embedding")
+
+
+@dataclass(eq=False)
+class Entry:
+    """A weight to be packed. ``turned``: its columns are the packed rows."""
+
+    value: Value  # in the graph that reads it, which may be a region
+    input: Input  # of the whole program
+    kind: Kind
+    turned: bool
+    ternary: bool = False  # of what ``ternarize`` makes of it
+    repacked: bool = False
+    readers: list[tuple[Node, int]] = field(default_factory=list)
+    tensor: Tensor | None = None
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        n, k = self.input.type.shape
+        return (k, n) if self.turned else (n, k)  # type: ignore[return-value]
+
+
+class Packing:
+    """The packed weights of one graph, and of the regions inside that read its weights."""
+
+    def __init__(self, entries: Sequence[Entry], inner: Mapping[tuple[int, int], Packing], store: Store) -> None:
+        self.entries = list(entries)
+        self.inner = dict(inner)  # by node and number of the region
+        self.store = store
+        self._by_reader = {(id(node), k): e for e in entries for node, k in e.readers}
+
+    @classmethod
+    def of(cls, graph: Graph, recipe: Recipe, store: Store, decisions: Decisions) -> Packing | None:
+        """What the recipe says for the weights of a graph; None for one with gradients."""
+        if any(name.startswith("grad/") for name in graph.output_names):
+            decisions.record("choice", "weights are not quantized in programs with gradients")
+            return None
+        return _found(graph, {i.value: i for i in graph.with_role("param", "constant")}, recipe, store, decisions)
+
+    @property
+    def all_entries(self) -> list[Entry]:
+        """Those of regions as well, each weight once."""
+        found = {e.input.name: e for e in self.entries}
+        for packing in self.inner.values():
+            for e in packing.all_entries:
+                found.setdefault(e.input.name, e)
+        return list(found.values())
+
+    def handed_on(self, graph: Graph) -> set[Value]:
+        """Weights that this graph only hands to regions which read them packed: they come as the caller has them."""
+        found: set[Value] = set()
+        for node in graph.nodes:
+            for k in range(len(node.regions)):
+                packing = self.inner.get((id(node), k))
+                packed = {e.value for e in packing.entries} if packing is not None else set()
+                nested = packing.handed_on(node.regions[k]) if packing is not None else set()
+                found.update(v for i, v in fixed_arguments(node, k) if i.value in packed or i.value in nested)
+        read = {
+            v for node in graph.nodes for v in node.operands if not node.regions or not _only_fixed(node, v)
+        }  # fmt: skip
+        return found - read - set(graph.outputs)
+
+    def reads(self, node: Node, operand: int) -> bool:
+        """Whether a node reads the packed form of an operand."""
+        return (id(node), operand) in self._by_reader
+
+    def tensor(self, node: Node, operand: int) -> Tensor | None:
+        """The packed matrix that a node reads instead of its operand."""
+        found = self._by_reader.get((id(node), operand))
+        return found.tensor if found is not None else None
+
+    def place(self, draft: Draft) -> list[Given]:
+        """Places for the packed forms, and who fills them."""
+        made = []
+        for e in self.entries:
+            size = e.rows[0] * e.kind.row(e.rows[1])
+            storage = Storage(size, "given", e.value.name)
+            draft.storages.append(storage)
+            e.tensor = Tensor(storage, e.rows, (e.kind.row(e.rows[1]), 0), float32, packed=e.kind, repacked=e.repacked)
+            shape = e.input.type.shape
+            role = e.input.role if e.value is e.input.value else "input"
+            given = Given(e.value.name, role, e.tensor, shape, float32.numpy)  # type: ignore[arg-type]
+            given.convert = self._filler(e)
+            given.value = e.input.data
+            made.append(given)
+        return made
+
+    def _filler(self, e: Entry) -> Any:
+        def fill(x: Any) -> tuple[Any, int]:
+            packed = self.store.packed(x, e.kind, e.turned, e.ternary, f"'{e.input.name}'")
+            if e.repacked:
+                kept = self.store.repacked(packed)
+                return (packed, kept), kept.address
+            return packed, packed.data.ctypes.data
+
+        return fill
+
+    def packed(self, values: dict[str, Any]) -> dict[str, PackedArray]:
+        """The packed forms of given parameters."""
+        out = {}
+        for e in self.all_entries:
+            x = e.input.data if e.input.data is not None else values[e.input.name]
+            out[e.input.name] = self.store.packed(x, e.kind, e.turned, e.ternary, f"'{e.input.name}'")
+        return out
+
+
+def _is_matrix(value: Value) -> bool:
+    return value.dtype is float32 and value.ndim == 2 and all(type(n) is int and n > 0 for n in value.shape)
+
+
+def _is_narrow(value: Value) -> bool:
+    return value.dtype.is_float and value.dtype is not float32
+
+
+def _seen_through(graph: Graph) -> dict[Value, tuple[Value, bool, bool]]:
+    """Values that are a weight turned, or made ternary, or both: the weight, whether turned, whether ternary."""
+    found: dict[Value, tuple[Value, bool, bool]] = {}
+    for node in graph.nodes:
+        operand = node.operands[0] if node.operands else None
+        if operand is not None and (_is_turn(node) or node.op.name == "ternarize"):
+            source, turned, ternary = found.get(operand, (operand, False, False))
+            turn = node.op.name != "ternarize"
+            found[node.result] = (source, turned != turn, ternary or not turn)
+    return found
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """How an operation reads a weight."""
+
+    value: Value
+    input: Input
+    turned: bool
+    ternary: bool
+    at: tuple[Node, int]
+
+
+def _is_turn(node: Node) -> bool:
+    return node.op.name == "transpose" and len(node.result.shape) == 2 and node.attributes["perm"] in (None, (1, 0))
+
+
+def _columns(node: Node, k: int) -> bool | None:
+    """Whether an operand is read as a matrix of columns (True) or of rows (False); None if it is neither."""
+    if node.op.name == "dot" and not node.attributes["batch_a"]:
+        contracted: tuple[int, ...] = node.attributes["contract_b" if k else "contract_a"]
+        return contracted == (0,) if len(contracted) == 1 else None
+    return READ_AS_ROWS.get((node.op.name, k))
+
+
+def _readable(node: Node) -> bool:
+    """A look-up along the first axis; a product of something that is not empty."""
+    if node.op.name == "take" and node.attributes["axis"] != 0:
+        return False
+    values = [v for v in (*node.operands, *node.results) if v is not None]
+    return all(type(n) is not int or n > 0 for v in values for n in v.shape)
+
+
+def _found(
+    graph: Graph, weights: Mapping[Value, Input], recipe: Recipe, store: Store, decisions: Decisions, depth: int = 0
+) -> Packing:
+    """The weights that a graph and its regions read. ``weights``: the program's, by their values in this graph."""
+    seen = _seen_through(graph)
+    entries: dict[Value, Entry] = {}
+    inner: dict[tuple[int, int], Packing] = {}
+    for node in graph.nodes:
+        for k, region in enumerate(node.regions):
+            bound = {i.value: weights[v] for i, v in fixed_arguments(node, k) if v in weights}
+            packing = _found(region, bound, recipe, store, decisions, depth + 1) if bound else None
+            if packing is not None and packing.all_entries:
+                inner[id(node), k] = packing
+        for k, operand in reversed([*enumerate(node.operands)]):
+            columns = _columns(node, k)
+            if columns is None or operand is None or not _readable(node):
+                continue
+            source, flips, ternary = seen.get(operand, (operand, False, False))
+            if source not in weights or (ternary and depth):
+                continue
+            if _is_narrow(source):
+                what = f"'{weights[source].name}' is {source.dtype}: only float32 weights are quantized"
+                decisions.record("ignored", what)
+            elif _is_matrix(source):
+                found = _Reader(source, weights[source], columns != flips, ternary, (node, k))
+                _enter(entries, found, recipe, decisions)
+                break  # a product reads one packed operand at most
+    for value, e in list(entries.items()):
+        if e.ternary and any(node.op.name != "ternarize" for node in graph.users[value]):
+            decisions.record("choice", f"'{e.input.name}' stays float32: not only its ternary form is read")
+            del entries[value]
+    for e in entries.values():
+        looked_up = any(node.op.name in LOOK_UPS for node, _ in e.readers)
+        e.repacked = not looked_up and suits(e.kind, *e.rows)
+    return Packing(list(entries.values()), inner, store)
+
+
+def fixed_arguments(node: Node, number: int) -> list[tuple[Input, Value]]:
+    """A region's arguments that are the same in every turn, and the operands that they are."""
+    name, a = node.op.name, node.attributes
+    if name == "if":
+        skipped, first = 0, 1
+    elif name == "while":
+        skipped, first = a["states"], 0
+    elif name == "scan":
+        skipped, first = a["carries"] + a["sequences"], 0
+    else:
+        return []
+    pairs = zip(node.regions[number].arguments[skipped:], node.operands[first + skipped :])
+    return [(i, v) for i, v in pairs if v is not None]
+
+
+def _only_fixed(node: Node, value: Value | None) -> bool:
+    """Whether a node with regions reads an operand in no other way than as a fixed argument."""
+    fixed = [v for _, v in fixed_arguments(node, 0)]
+    return fixed.count(value) == node.operands.count(value)  # type: ignore[arg-type]
+
+
+def _enter(entries: dict[Value, Entry], reader: _Reader, recipe: Recipe, decisions: Decisions) -> None:
+    i = reader.input
+    known = entries.get(reader.value)
+    if known is not None:
+        if known.turned is reader.turned and known.ternary is reader.ternary:
+            known.readers.append(reader.at)
+        return
+    wanted = recipe.wanted(i.name)
+    if wanted is None:
+        return
+    length = int(i.type.shape[0 if reader.turned else 1])
+    chosen = fitting(wanted, length) if not reader.ternary or i.name in recipe.exact else ternary_kind(length)
+    if reader.ternary and chosen is not wanted:
+        decisions.record("choice", f"'{i.name}' has weights of three values: {chosen} holds them without loss")
+    elif chosen is not wanted:
+        decisions.record(
+            "downgrade",
+            f"'{i.name}' is {chosen}: {wanted} needs rows of a multiple of {wanted.block} elements, "
+            f"these have {length}",
+        )
+    entries[reader.value] = Entry(reader.value, i, chosen, reader.turned, reader.ternary, readers=[reader.at])

@@ -1,0 +1,90 @@
+"""How a generated function runs: lazily built and evaluated at the end of the call, or compiled by ``mx.compile``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from mithril.backend.base import BuildOptions
+from mithril.backend.source_backend import Forward
+from mithril.base.errors import OptionError
+from mithril.ir import Graph, iterate
+from mithril_mlx.blas import Blas
+from mithril_mlx.mlx_loader import BLAS, mx
+
+
+def runner(forward: Forward, graph: Graph, options: BuildOptions, device: str) -> Forward:
+    """The function that is called."""
+    run: Any = _compiled(forward, graph, options, device)
+    where = getattr(mx, device)
+    limit = _threads(options, device)
+    if limit is None:
+
+        def call(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+            with mx.stream(where):
+                outputs = run(params, inputs)
+                mx.eval(outputs)
+            return outputs  # type: ignore[no-any-return]
+
+        return call
+
+    def call_with_threads(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        with mx.stream(where), blas_threads(BLAS, limit):
+            outputs = run(params, inputs)
+            mx.eval(outputs)
+        return outputs  # type: ignore[no-any-return]
+
+    return call_with_threads
+
+
+def _compiled(forward: Forward, graph: Graph, options: BuildOptions, device: str) -> Any:
+    """On a GPU compiling joins kernels and costs little; on Linux's CPU it runs a C++ compiler for seconds."""
+    jit = options.jit if options.jit is not None else device == "gpu"
+    for name in options.jit_options:
+        raise OptionError(
+            f"jit_options: '{name}' is unknown to the MLX backend",
+            facts=["mx.compile has no options that a program of known shapes could use"],
+        )
+    if not jit:
+        return forward
+    branching = next((n for n, _ in iterate(graph) if n.op.name in ("if", "while")), None)
+    if branching is None:
+        return mx.compile(forward)
+    kind = "fallback" if options.jit else "choice"
+    options.decisions.record(
+        kind, f"jit: MLX cannot compile '{branching.op.name}'; it runs uncompiled", branching.origin
+    )
+    return forward
+
+
+def _threads(options: BuildOptions, device: str) -> int | None:
+    """``num_threads`` is that of products on the CPU; all else MLX computes on one thread per stream."""
+    wanted = options.num_threads
+    if wanted is None:
+        return None
+    if device != "cpu":
+        options.decisions.record("ignored", f"num_threads={wanted}: this program runs on the GPU")
+        return None
+    if BLAS.threads() is None:
+        if wanted != 1:
+            options.decisions.record("ignored", f"num_threads={wanted}: products are computed by {BLAS}, on one thread")
+        return None
+    if wanted != 1:
+        options.decisions.record("choice", "num_threads is that of products; MLX computes all else on one thread")
+    return wanted
+
+
+@contextmanager
+def blas_threads(blas: Blas, count: int) -> Iterator[None]:
+    """So many threads for products inside."""
+    before = blas.threads()
+    if before is None or before == count:
+        with nullcontext():
+            yield
+        return
+    blas.set_threads(count)
+    try:
+        yield
+    finally:
+        blas.set_threads(before)

@@ -1,0 +1,102 @@
+"""Composites that MLX has kernels for: rows on top of the primitives, each with the meaning of its operation.
+
+Rotary embeddings stay composed: MLX's own makes its angles from a base, while the operation is given them. Sigmoid and
+its kin do so too: their kernels are slower on the CPU than exp, and compiled Metal code fuses either form.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mithril.backend.codegen import Call
+from mithril.backend.codegen.common import dtype_of, is_half
+from mithril.ir import Node
+from mithril_mlx import helpers
+from mithril_mlx.lowering import table
+
+
+def is_float(node: Node) -> bool:
+    return bool(dtype_of(node).is_float)
+
+
+def _last(node: Node) -> bool:
+    """A float operand whose last axis, and no other, is worked along, and is not empty."""
+    operand = node.operands[0]
+    assert operand is not None
+    axis = node.attributes.get("axis", node.attributes.get("axes"))
+    last = (operand.type.rank - 1,)
+    return operand.dtype.is_float and (axis == last or (axis,) == last)
+
+
+def _operands(call: Call, *names: str) -> str:
+    op: Any = call.node.op
+    found = dict(zip(op.operands, call.node.operands, strict=True))
+    return ", ".join("None" if found[name] is None else call.array(name) for name in names)
+
+
+def _biased(node: Node) -> bool:
+    """What is one kernel: compiled with a bias that is added apart, MLX takes up to 1.7 times as long on a CPU."""
+    x, bias = node.operands[0], node.operands[2]
+    assert x is not None
+    plain = node.attributes["activation"] in ("none", "relu")
+    return plain and bias is not None and x.dtype.name == "float32" and x.type.rank >= 2
+
+
+@table.function("linear", when=_biased)
+def _linear(call: Call) -> str:
+    made = f"mx.addmm({call.array('b')}, {call.array('x')}, {call.array('w')}.T)"
+    return f"mx.maximum({made}, 0.0)" if call.activation == "relu" else made
+
+
+@table.function("softmax", when=is_float)
+def _softmax(call: Call) -> str:
+    precise = ", precise=True" if is_half(call.node) else ""
+    return f"mx.softmax({call.array('x')}, {call.axis}{precise})"
+
+
+@table.function("layer_norm", when=_last)
+def _layer_norm(call: Call) -> str:
+    return f"mx.fast.layer_norm({_operands(call, 'x', 'scale', 'bias')}, {call.literal(call.eps)})"
+
+
+@table.function("rms_norm", when=_last)
+def _rms_norm(call: Call) -> str:
+    return f"mx.fast.rms_norm({_operands(call, 'x', 'scale')}, {call.literal(call.eps)})"
+
+
+@table.function("attention", when=is_float)
+def _attention(call: Call) -> str:
+    made, mask = attention(call), call.node.operands[3]
+    blind = mask is not None or (call.causal and not _all_see(call))
+    if not blind:
+        return made
+    n, m = (call.literal(call.operand_type(name).shape[2]) for name in ("q", "k"))
+    masked = "None" if mask is None else call.array("mask")
+    return f"{call.helper(helpers.nan_where_blind)}({made}, {masked}, {call.causal}, {n}, {m})"
+
+
+def attention(call: Call) -> str:
+    """MLX's kernel, as MLX means it."""
+    size = call.operand_type("q").shape[3]
+    scale = call.literal(call.scale) if call.scale is not None else f"{call.literal(size)} ** -0.5"
+    given = _mask(call, call.node.operands[3])
+    return f"mx.fast.scaled_dot_product_attention({_operands(call, 'q', 'k', 'v')}, scale={scale}{given})"
+
+
+def _all_see(call: Call) -> bool:
+    """Whether a causal mask alone leaves every query a key."""
+    n, m = (call.operand_type(name).shape[2] for name in ("q", "k"))
+    return n == m or (isinstance(n, int) and isinstance(m, int) and n <= m)
+
+
+def _mask(call: Call, mask: Any) -> str:
+    """The given mask and the causal one as MLX takes them: one of both."""
+    if mask is None:
+        return ', mask="causal"' if call.causal else ""
+    given = call.array("mask")
+    if not mask.dtype.is_bool and mask.dtype is not call.type.dtype:
+        given = f"{given}.astype({call.dtype()})"
+    if not call.causal:
+        return f", mask={given}"
+    n, m = (call.literal(call.operand_type(name).shape[2]) for name in ("q", "k"))
+    return f", mask={call.helper(helpers.with_causal)}({given}, {n}, {m})"

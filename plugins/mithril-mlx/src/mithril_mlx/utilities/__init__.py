@@ -1,0 +1,1 @@
+"""Utilities of the MLX guide: caches, tuners, profilers, and fusion by patterns."""

@@ -1,0 +1,158 @@
+"""``MlxComputationGraph``: what a graph will take on MLX before it runs, and what would make it faster.
+
+Graphs are the framework's own, and so are the fusion rules, the memory plan and the cost model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mithril.backend.memory_plan import MemoryPlan, human, nbytes, plan
+from mithril.base.cpu_stopwatch import Lap, Stopwatch, typical
+from mithril.base.errors import InputError
+from mithril.ir import Graph
+from mithril.passes.manager import random_arguments
+from mithril.runtime.interpreter import Stepped
+from mithril.tools.calibrate import calibration
+from mithril.tools.cost_model import CostModel, Sample, worked
+from mithril.tools.op_timing import Key, sample_key
+from mithril_mlx.backend import MlxBackend
+from mithril_mlx.function_import import import_function
+from mithril_mlx.utilities.fusion_opportunities import PLAIN, FusionOpportunity, lowered, opportunities, rewritten
+
+RUNS = 10  # of a graph whose operations are measured for want of a calibration
+
+
+@dataclass(frozen=True)
+class MemoryGroup:
+    """Values that take turns in the same bytes."""
+
+    values: tuple[str, ...]
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class MemoryLayout:
+    """Where every intermediate value lies in one arena."""
+
+    memory_groups: tuple[MemoryGroup, ...]
+    size: int
+    without_reuse: int
+    plan: MemoryPlan = field(repr=False)
+
+
+@dataclass(frozen=True)
+class ExecutionPlan:
+    """The order of execution and what it will cost; ``estimated_by`` says from what the time is told."""
+
+    execution_order: tuple[str, ...]
+    fusion_opportunities: tuple[FusionOpportunity, ...]
+    memory_plan: MemoryLayout
+    estimated_memory_usage: int
+    estimated_execution_time: float
+    flops: int
+    estimated_by: str
+
+    def __str__(self) -> str:
+        time = f"{1e3 * self.estimated_execution_time:.3f} ms by {self.estimated_by}"
+        return "\n".join(
+            [
+                f"{len(self.execution_order)} operations: {', '.join(self.execution_order)}",
+                f"{human(self.estimated_memory_usage)} in {len(self.memory_plan.memory_groups)} groups, {time}",
+                *(f"{o.pattern}: {o.estimated_speedup:.2f} times as fast" for o in self.fusion_opportunities),
+            ]
+        )
+
+
+class MlxComputationGraph:
+    """A graph to look at before it runs, and to run."""
+
+    def __init__(self, graph: Graph, device: str | None = None) -> None:
+        self.graph = graph
+        self.backend = MlxBackend(device=device)
+        self._lowered = lowered(graph, self.backend)
+        self._samples: dict[Key, Sample] = {}
+
+    @classmethod
+    def from_function(cls, function: Callable[..., Any], *arrays: Any) -> MlxComputationGraph:
+        """What a Python function of MLX arrays computes; its inputs are x0, x1, …"""
+        return cls(import_function(function, *arrays))
+
+    def run(self, **arrays: Any) -> dict[str, Any]:
+        """The outputs by name."""
+        missing = [i.name for i in self.graph.inputs if i.data is None and i.name not in arrays]
+        if missing:
+            raise InputError(f"the graph's input '{missing[0]}' is missing")
+        made: dict[str, Any] = self.backend.build(self._lowered, PLAIN)(
+            {}, {n: self.backend.array(a) for n, a in arrays.items()}
+        )
+        return made
+
+    def topological_sort(self) -> list[str]:
+        """Names of the operations' results, each after those that it reads.
+
+        Graphs are made of values that exist, so none can hold a circle; text that does is refused when it is parsed.
+        """
+        return [n.result.name for n in worked(self.graph.nodes)]
+
+    def find_fusion_opportunities(self) -> list[FusionOpportunity]:
+        """Where the framework's rules match, and element-wise operations that could be one kernel; the best first."""
+        found = rewritten(self.graph)
+        costs, _ = self._costs([self.graph, *(r.graph for r in found)])
+        return opportunities(self.graph, found, self.backend, costs)
+
+    def optimize_memory_layout(self) -> MemoryLayout:
+        """Which values share their bytes, and where these lie: from the framework's memory plan."""
+        made = plan(self._lowered)
+        groups: dict[tuple[int, int], list[str]] = {}
+        for buffer in made.buffers:
+            groups.setdefault((buffer.offset, buffer.size), []).extend(v.name for v in buffer.values)
+        return MemoryLayout(
+            tuple(MemoryGroup(tuple(names), offset, size) for (offset, size), names in sorted(groups.items())),
+            made.size,
+            made.total,
+            made,
+        )
+
+    def generate_execution_plan(self) -> ExecutionPlan:
+        """All of the above, with bytes of inputs and values, and seconds of a call."""
+        costs, by = self._costs([self.graph])
+        told = costs.estimate(self._lowered)
+        layout = self.optimize_memory_layout()
+        return ExecutionPlan(
+            tuple(self.topological_sort()),
+            tuple(self.find_fusion_opportunities()),
+            layout,
+            sum(nbytes(i.type) for i in self.graph.inputs) + layout.size,
+            told.seconds,
+            told.flops,
+            by,
+        )
+
+    # -- costs -------------------------------------------------------------------------------------------------------
+    def _costs(self, graphs: Sequence[Graph]) -> tuple[CostModel, str]:
+        """The calibration of this machine; without one, these very operations are measured one by one."""
+        kept = calibration(self.backend)
+        if kept is not None:
+            return kept, "a calibration"
+        for graph in graphs:
+            self._measure(lowered(graph, self.backend))
+        return CostModel(list(self._samples.values())), "measuring its operations, as there is no calibration"
+
+    def _measure(self, graph: Graph) -> None:
+        if all(sample_key(n) in self._samples for n in worked(graph.nodes)):
+            return
+        stepped = Stepped(graph, self.backend)
+        arguments = {n: self.backend.array(a) for n, a in random_arguments(graph).items()}
+        stepped.run(arguments)
+        laps: dict[Key, list[Lap]] = {}
+        watch = Stopwatch()
+        for _ in range(RUNS):
+            stepped.run(
+                arguments, lambda node, start, spent: laps.setdefault(sample_key(node), []).append(watch.lap(spent))
+            )
+        for (op, kind, size), found in laps.items():
+            self._samples[op, kind, size] = Sample(op, kind, size, typical(found))

@@ -1,0 +1,150 @@
+"""``MlxBatchOptimizer``: how many items to process at once, and long data piece by piece at that size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import timedelta
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+import mithril as ml
+from mithril.backend.memory_plan import human, parse_bytes
+from mithril.base.errors import InputError, MemoryLimitError
+from mithril.tools.batching import BatchChoice, fastest_batch, free_memory
+from mithril_mlx.mlx_loader import mx
+from mithril_mlx.utilities.tensor_cache import seconds
+
+
+class MlxBatchOptimizer:
+    """Searches the batch with the highest throughput among those that need no more than ``memory_threshold`` bytes.
+
+    The threshold is a number of bytes, or text such as "512MiB"; without one, half of what is free.
+    """
+
+    def __init__(self, memory_threshold: int | str | None = None) -> None:
+        if isinstance(memory_threshold, str):
+            memory_threshold = parse_bytes(memory_threshold)
+        self.memory_threshold: int | None = memory_threshold
+        self.choices: dict[str, BatchChoice] = {}
+
+    # -- finding -----------------------------------------------------------------------------------------------------
+    def find_optimal_batch_size(
+        self,
+        name: str,
+        max_batch: int,
+        benchmark: Callable[[int], float | timedelta],
+        *,
+        memory: Callable[[int], int] | None = None,
+    ) -> int:
+        """The batch for which ``benchmark(batch)``, in seconds, promises the most items per second.
+
+        ``memory(batch)`` tells the bytes of a batch; batches over the threshold are never run. They are taken to grow
+        with the batch.
+        """
+        if max_batch < 1:
+            raise InputError(f"'{name}': a batch size cannot be {max_batch}")
+        fits = self._fits(name, max_batch, memory) if memory is not None else max_batch
+
+        def rate(size: int) -> float:
+            return size / max(float(seconds(benchmark(size)) or 0.0), 1e-12)
+
+        best, rates = fastest_batch(rate, fits)
+        self.choices[name] = BatchChoice(best, fits, rates, {n: memory(n) if memory else 0 for n in rates})
+        return best
+
+    def find_model_batch_size(self, compiled: Any, inputs: Mapping[str, Any], *, most: int = 1024) -> int:
+        """The same for a compiled model: its memory is taken from the memory plan, its calls are timed."""
+        limit = None if self.memory_threshold is None else f"{self.memory_threshold}B"
+        choice = self.choices[compiled.name] = ml.find_batch_size(compiled, inputs, memory=limit, most=most)
+        return choice.best
+
+    def _fits(self, name: str, most: int, memory: Callable[[int], int]) -> int:
+        limit = self.memory_threshold if self.memory_threshold is not None else free_memory() // 2
+        if memory(1) > limit:
+            raise MemoryLimitError(
+                f"'{name}': a batch of one needs {human(memory(1))}, and only {human(limit)} may be taken",
+                hint="MlxBatchOptimizer(memory_threshold=...) sets what may be taken",
+            )
+        low, high = 1, most + 1  # the first fits; the second is out of bounds
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if memory(middle) <= limit else (low, middle)
+        return low
+
+    # -- processing --------------------------------------------------------------------------------------------------
+    def process_in_batches(
+        self, name: str, data: Any, process: Callable[[Any], Any], *, batch_size: int | None = None
+    ) -> Any:
+        """All results in order: a list for a list, an array for an array.
+
+        The size is the one found for ``name``, unless given.
+        """
+        if _is_array(data) and not len(data):
+            raise InputError(f"'{name}': there is nothing to process")
+        pieces = list(self.stream(name, data, process, batch_size=batch_size))
+        if _is_array(data):
+            return (mx if isinstance(pieces[0], mx.array) else np).concatenate(pieces)
+        return [result for piece in pieces for result in piece]
+
+    def stream(
+        self, name: str, data: Any, process: Callable[[Any], Any], *, batch_size: int | None = None
+    ) -> Iterator[Any]:
+        """The results of one batch after the other; ``data`` may be endless.
+
+        MLX computes a batch while the next one is made ready. The last batch of an array is filled up with its last
+        row, so that all have one shape, and its results are cut.
+        """
+        size = batch_size if batch_size is not None else self._known(name)
+        if size < 1:
+            raise InputError(f"'{name}': a batch size cannot be {size}")
+        waiting: tuple[Any, int] | None = None
+        for piece, count in _rows(data, size) if _is_array(data) else _lists(data, size):
+            made = process(piece)
+            if isinstance(made, mx.array):
+                mx.async_eval(made)
+            if waiting is not None:
+                yield _cut(name, *waiting)
+            waiting = made, count
+        if waiting is not None:
+            yield _cut(name, *waiting)
+
+    def _known(self, name: str) -> int:
+        if name not in self.choices:
+            raise InputError(
+                f"no batch size is known for '{name}'",
+                facts=[f"known: {', '.join(self.choices) or 'none'}"],
+                hint=f"find_optimal_batch_size('{name}', ...) first, or give batch_size=",
+            )
+        return self.choices[name].best
+
+
+def _is_array(data: Any) -> bool:
+    return isinstance(data, (mx.array, np.ndarray))
+
+
+def _rows(data: Any, size: int) -> Iterator[tuple[Any, int]]:
+    """Pieces of an array that all have one shape, and how many of their rows count."""
+    for start in range(0, len(data), size):
+        piece = data[start : start + size]
+        count = len(piece)
+        if count < size and start:
+            last = [piece[-1:]] * (size - count)
+            piece = (mx if isinstance(data, mx.array) else np).concatenate([piece, *last])
+        yield piece, count
+
+
+def _lists(data: Iterable[Any], size: int) -> Iterator[tuple[list[Any], int]]:
+    items = iter(data)
+    while piece := list(islice(items, size)):
+        yield piece, len(piece)
+
+
+def _cut(name: str, made: Any, count: int) -> Any:
+    if len(made) < count:
+        raise InputError(f"'{name}': a batch of {count} items gave {len(made)} results; every item must have one")
+    made = made[:count]
+    if isinstance(made, mx.array):
+        mx.eval(made)
+    return made

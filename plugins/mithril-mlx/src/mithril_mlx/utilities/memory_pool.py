@@ -1,0 +1,251 @@
+"""``MlxMemoryOptimizer``: input buffers that are filled again, and memory that is known before it is taken.
+
+MLX's arrays are values and its allocator keeps freed memory, so there is nothing to gain in pooling what operations
+make. NumPy's data is copied to MLX either way; ``mx.array(data)`` takes new memory for it at each call, while a staged
+tensor is filled in place: memory stays where it is, and a compiled function that is given it sees the new contents.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mithril.backend.memory_plan import human, nbytes, parse_bytes
+from mithril.base.dtypes import dtype as as_dtype
+from mithril.base.errors import InputError, MemoryLimitError, OptionError
+from mithril_mlx.mlx_loader import mx
+
+AHEAD = 28  # results that MLX allocates before the operations that use them up have run: measured on chains
+
+
+class StagedTensor:
+    """A tensor on lease from a pool. ``array`` is what MLX computes with; once returned, it can no longer be used.
+
+    Evaluate what was computed from it before it is filled again or returned: MLX may not have read it yet.
+    """
+
+    def __init__(self, array: mx.array) -> None:
+        self._array: mx.array | None = array
+
+    @property
+    def array(self) -> mx.array:
+        if self._array is None:
+            raise InputError(
+                "this tensor was returned to its pool and may belong to somebody else by now",
+                hint="use it before return_to_pool, or ask for another one with get_or_create_tensor",
+            )
+        return self._array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.array.shape)
+
+    @property
+    def dtype(self) -> Any:
+        return self.array.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.array.nbytes)
+
+    def fill(self, data: Any) -> mx.array:
+        """Write ``data`` (an array of this shape, or one number) into the tensor's memory; the array."""
+        array = self.array
+        half = array.dtype == mx.bfloat16
+        memory = np.asarray(array.view(mx.uint16) if half else array)
+        given = np.asarray(data)
+        if given.ndim and given.shape != memory.shape:
+            raise InputError(f"a tensor of shape {list(self.shape)} cannot be filled with {list(given.shape)}")
+        if half:
+            given = given.astype(as_dtype("bfloat16").numpy).view(np.uint16)
+        memory[...] = given
+        return array
+
+
+@dataclass(frozen=True)
+class MemoryStats:
+    """Of a pool: how often it helped, and the bytes of its tensors, on lease or waiting."""
+
+    total_allocations: int
+    total_deallocations: int
+    pool_hits: int
+    pool_misses: int
+    peak_memory_usage: int
+    current_memory_usage: int
+
+    @property
+    def hit_rate(self) -> float:
+        asked = self.pool_hits + self.pool_misses
+        return self.pool_hits / asked if asked else 0.0
+
+
+@dataclass(frozen=True)
+class AllocatorStats:
+    """MLX's own counters, of the whole process, in bytes."""
+
+    active: int
+    peak: int
+    cached: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Tensors of one shape and dtype, one after the other in memory; ``places`` says which ones of those given."""
+
+    array: mx.array
+    places: tuple[int, ...]
+
+
+class MlxMemoryOptimizer:
+    """A pool of at most ``max_pool`` waiting tensors, and a budget (bytes, or "2GB") that models must fit."""
+
+    def __init__(self, max_pool: int = 100, budget: int | str | None = None) -> None:
+        if max_pool < 0:
+            raise OptionError(f"a pool cannot hold {max_pool} tensors")
+        self.max_pool = max_pool
+        self.budget = parse_bytes(budget) if isinstance(budget, str) else budget
+        self._waiting: dict[tuple[Any, ...], list[mx.array]] = {}
+        self._leased: dict[int, int] = {}  # lease -> bytes
+        self._allocations = self._deallocations = self._hits = self._misses = self._current = self._peak = 0
+
+    # -- the pool ----------------------------------------------------------------------------------------------------
+    def get_or_create_tensor(self, shape: Sequence[int], dtype: Any = None, device: str | None = None) -> StagedTensor:
+        """A tensor from the pool, with whatever it held last, or a new one of zeros.
+
+        ``dtype`` is MLX's, or a name. ``device`` (cpu, gpu) is where it will be used: memory is shared by both.
+        """
+        key = _key(shape, dtype, device)
+        waiting = self._waiting.get(key)
+        if waiting:
+            array = waiting.pop()
+            self._hits += 1
+        else:
+            with mx.stream(mx.cpu):
+                array = mx.zeros(*key)
+                mx.eval(array)
+            self._misses += 1
+            self._allocations += 1
+            self._current += array.nbytes
+            self._peak = max(self._peak, self._current)
+        lease = StagedTensor(array)
+        number, size = id(lease), array.nbytes
+        self._leased[number] = size
+        weakref.finalize(lease, self._lost, number)
+        return lease
+
+    def return_to_pool(self, tensor: StagedTensor, device: str | None = None) -> None:
+        """End a lease; the tensor waits for the next one, or is let go where the pool is full."""
+        if not isinstance(tensor, StagedTensor):
+            raise InputError(
+                f"a {type(tensor).__name__} does not belong to a pool",
+                hint="return what get_or_create_tensor gave, not its .array",
+            )
+        array = tensor.array  # says so where it was returned before
+        if id(tensor) not in self._leased:
+            raise InputError("this tensor belongs to another pool")
+        size = self._leased.pop(id(tensor))
+        tensor._array = None
+        if sum(map(len, self._waiting.values())) < self.max_pool:
+            self._waiting.setdefault(_key(array.shape, array.dtype, device), []).append(array)
+        else:
+            self._let_go(size)
+
+    @contextmanager
+    def staged(self, shape: Sequence[int], dtype: Any = None) -> Iterator[StagedTensor]:
+        """A lease for a ``with`` block."""
+        tensor = self.get_or_create_tensor(shape, dtype)
+        try:
+            yield tensor
+        finally:
+            self.return_to_pool(tensor)
+
+    def clear(self) -> None:
+        """Let all waiting tensors go, and give MLX's freed memory back to the system."""
+        for waiting in self._waiting.values():
+            for array in waiting:
+                self._let_go(array.nbytes)
+        self._waiting.clear()
+        mx.clear_cache()
+
+    def get_stats(self) -> MemoryStats:
+        return MemoryStats(self._allocations, self._deallocations, self._hits, self._misses, self._peak, self._current)
+
+    def _let_go(self, size: int) -> None:
+        self._deallocations += 1
+        self._current -= size
+
+    def _lost(self, number: int) -> None:
+        """A lease that was never returned, and that nobody holds any longer."""
+        size = self._leased.pop(number, None)
+        if size is not None:
+            self._let_go(size)
+
+    # -- budgets -----------------------------------------------------------------------------------------------------
+    @staticmethod
+    def allocator() -> AllocatorStats:
+        return AllocatorStats(mx.get_active_memory(), mx.get_peak_memory(), mx.get_cache_memory())
+
+    def check(self, compiled: Any, inputs: Mapping[str, Any] | None = None) -> int:
+        """Bytes that a call of a compiled model may take, as planned; an error where the budget has less.
+
+        Nothing is run: MLX ends the process where memory runs out.
+        """
+        needed = planned_bytes(compiled, inputs)
+        if self.budget is not None and needed > self.budget:
+            report = compiled.memory_report(inputs)
+            raise MemoryLimitError(
+                f"a call of '{compiled.name}' may take {human(needed)}, and the budget is {human(self.budget)}",
+                facts=["largest: " + ", ".join(f"'{name}' {human(size)}" for name, size in report.largest)],
+                hint="use smaller batches (MlxBatchOptimizer finds their size), or a smaller dtype",
+            )
+        return needed
+
+    @contextmanager
+    def limits(self, *, memory: int | str | None = None, cache: int | str | None = None) -> Iterator[None]:
+        """MLX's own limits inside a ``with`` block: of memory in use, and of freed memory that it keeps."""
+        undo = []
+        try:
+            for given, setter in ((memory, mx.set_memory_limit), (cache, mx.set_cache_limit)):
+                if given is not None:
+                    undo.append((setter, setter(parse_bytes(given) if isinstance(given, str) else given)))
+            yield
+        finally:
+            for setter, before in undo:
+                setter(before)
+
+    # -- batches -----------------------------------------------------------------------------------------------------
+    @staticmethod
+    def optimize_batch_layout(arrays: Sequence[mx.array]) -> list[Batch]:
+        """Tensors gathered by shape and dtype, each group as one contiguous batch, in the order of first appearance."""
+        groups: dict[Any, list[int]] = {}
+        for place, array in enumerate(arrays):
+            groups.setdefault((tuple(array.shape), array.dtype), []).append(place)
+        batches = [Batch(mx.stack([arrays[k] for k in places]), tuple(places)) for places in groups.values()]
+        mx.eval([b.array for b in batches])
+        return batches
+
+
+def planned_bytes(compiled: Any, inputs: Mapping[str, Any] | None = None) -> int:
+    """Bytes that a call may take.
+
+    The plan says what is alive at once if operations run one after the other. MLX allocates ahead of them, so so many
+    of the largest value are added, as long as there are as many.
+    """
+    report = compiled.memory_report(inputs)
+    largest = max((nbytes(v.type) for b in report.plan.buffers for v in b.values), default=0)
+    values = min(report.plan.total, report.plan.size + AHEAD * largest)
+    return int(report.inputs + report.parameters + report.state + values)
+
+
+def _key(shape: Sequence[int], dtype: Any, device: str | None) -> tuple[tuple[int, ...], Any]:
+    if device is not None and str(device) not in ("cpu", "gpu"):
+        raise OptionError(f"'{device}' is no device of MLX", facts=["there are: cpu, gpu"])
+    if not isinstance(dtype, mx.Dtype):
+        kind = as_dtype(dtype if dtype is not None else "float32")
+        dtype = getattr(mx, "bool_" if kind.is_bool else kind.name)
+    return tuple(map(int, shape)), dtype

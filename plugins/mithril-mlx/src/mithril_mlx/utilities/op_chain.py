@@ -1,0 +1,85 @@
+"""Operations in a row, each on the result of the one before and the next arrays: as a graph, and run by MLX."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mithril.backend.base import BuildOptions
+from mithril.base.dtypes import TensorType, dtype as as_dtype
+from mithril.base.errors import InputError
+from mithril.base.registry import operation
+from mithril.ir import Graph, trace
+from mithril.ir.decompose import decompose
+from mithril_mlx.backend import MlxBackend
+from mithril_mlx.mlx_loader import mx
+
+WORDS = {
+    "multiply": "mul",
+    "subtract": "sub",
+    "divide": "div",
+    "negative": "neg",
+    "power": "pow",
+    "gemm": "matmul",
+}
+
+
+def known(name: str) -> str:
+    """mithril's name for an operation; words of MLX and NumPy are understood."""
+    return WORDS.get(name.lower(), name.lower())
+
+
+def takes(name: str) -> int:
+    """How many arrays an operation needs."""
+    op = operation(known(name))
+    if op.variadic or len(op.results) != 1:
+        raise InputError(
+            f"'{name}' cannot stand in a row of operations: it has no fixed number of operands and results"
+        )
+    return len(op.operands) - len(op.optional)
+
+
+def arrays_for(operations: Sequence[str]) -> int:
+    """How many arrays a row of operations works on."""
+    return sum(takes(name) for name in operations) - (len(operations) - 1)
+
+
+def type_of(array: mx.array) -> TensorType:
+    return TensorType(as_dtype(str(array.dtype).rpartition(".")[2].rstrip("_")), tuple(array.shape))
+
+
+def chain(operations: Sequence[str], types: Sequence[TensorType]) -> Graph:
+    """The graph of a row of operations on arrays of these types."""
+    if not operations:
+        raise InputError("there are no operations to run")
+    wanted = arrays_for(operations)
+    if len(types) != wanted:
+        raise InputError(
+            f"{', '.join(operations)} work on {wanted} arrays, not on {len(types)}",
+            facts=["the first operation takes its operands, each further one the result so far and the next arrays"],
+        )
+
+    def row(*values: Any) -> Any:
+        first = takes(operations[0])
+        result, rest = operation(known(operations[0]))(*values[:first]), list(values[first:])
+        for name in operations[1:]:
+            count = takes(name) - 1
+            result = operation(known(name))(result, *rest[:count])
+            del rest[:count]
+        return result
+
+    return trace(row, types, name="-".join(operations))
+
+
+def build(graph: Graph, *, jit: bool) -> Any:
+    """A function of arrays that computes the one result of a graph."""
+    backend = MlxBackend()
+    options = BuildOptions(jit=jit)
+    executable: Any = backend.build(decompose(graph, lambda node: backend.lowers(node, options)), options)
+    names, (output,) = [i.name for i in graph.inputs], graph.output_names
+
+    def call(*arrays: mx.array) -> mx.array:
+        made: mx.array = executable({}, dict(zip(names, arrays, strict=True)))[output]
+        return made
+
+    return call

@@ -1,0 +1,174 @@
+"""``MlxProfiler``: how long operations take, although MLX only notes them down until somebody asks for a result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import mithril as ml
+from mithril.base.errors import InputError
+from mithril.tools.profile import Breakdown, ProfileStats
+from mithril.tools.trace_events import Recorder
+from mithril_mlx.mlx_loader import mx
+
+PERCENTILES = (50, 90, 99)
+
+
+class OperationStats(NamedTuple):
+    """``average, (fastest, slowest), runs``, in seconds."""
+
+    average: float
+    range: tuple[float, float]
+    runs: int
+
+
+@dataclass(slots=True)
+class _Running:
+    name: str
+    start: float
+    memory: int
+    flops: int
+    bytes: int
+    results: Any = None
+
+    def waits(self, result: Any) -> Any:
+        """The result, which belongs to what is timed: it is computed before the clock is stopped."""
+        self.results = result if self.results is None else [self.results, result]
+        return result
+
+
+class MlxProfiler:
+    """Times operations from ``start_operation`` to ``end_operation(result)``, which computes the result first.
+
+    Operations may lie within each other. With ``flops`` and ``bytes`` the rates are known; ``execution_breakdown`` has
+    them, ``write`` a trace for Perfetto.
+    """
+
+    def __init__(self) -> None:
+        self.recorder = Recorder()
+        self._running: list[_Running] = []
+
+    # -- measuring ---------------------------------------------------------------------------------------------------
+    def start_operation(self, name: str, *, flops: int = 0, bytes: int = 0) -> None:
+        """Start the clock, once all that was handed to the device before is done."""
+        mx.synchronize()
+        self._start(name, flops, bytes)
+
+    def _start(self, name: str, flops: int, bytes: int) -> _Running:
+        memory = mx.get_active_memory()
+        self._running.append(_Running(name, time.perf_counter(), memory, flops, bytes))
+        return self._running[-1]
+
+    def end_operation(self, *results: Any) -> float:
+        """Compute ``results``, and the seconds since the operation began.
+
+        Without results the time is that of whatever was computed meanwhile: arrays that nobody asked for cost nothing
+        yet, and their time would be missing.
+        """
+        if not self._running:
+            raise InputError("no operation is running", hint="profiler.start_operation(name) comes before")
+        running = self._running.pop()
+        mx.eval(results, running.results)
+        mx.synchronize()
+        seconds = time.perf_counter() - running.start
+        info: dict[str, Any] = {"memory": mx.get_active_memory() - running.memory}
+        if running.flops:
+            info["flops"] = running.flops
+        if running.bytes:
+            info["bytes"] = running.bytes
+        self.recorder.add("run", running.name, running.start, seconds, "", "operation", **info)
+        return seconds
+
+    @contextmanager
+    def operation(self, name: str, *, flops: int = 0, bytes: int = 0) -> Iterator[_Running]:
+        """``with profiler.operation("matmul") as op: y = op.waits(a @ b)``; what raises is not counted."""
+        mx.synchronize()
+        running = self._start(name, flops, bytes)
+        try:
+            yield running
+        except BaseException:
+            self._running.remove(running)
+            raise
+        self.end_operation()
+
+    def run(self, name: str, function: Callable[..., Any], *arrays: Any, flops: int = 0) -> Any:
+        """``function(*arrays)``, computed and timed; the arrays are computed before, and their bytes are counted."""
+        mx.eval(arrays)
+        with self.operation(name, flops=flops) as running:
+            made = running.waits(function(*arrays))
+            mx.eval(made)
+            running.bytes = _bytes(arrays) + _bytes(made)
+        return made
+
+    def profile(self, compiled: Any, params: Mapping[str, Any], inputs: Mapping[str, Any], runs: int = 1) -> Any:
+        """Run a compiled model, and time each of its operations by layer; the outputs.
+
+        Whole calls are timed as well. Operation by operation takes longer than a whole call, since each is waited for.
+        """
+        made = None
+        with ml.profile() as found:
+            for _ in range(runs):
+                made = compiled.evaluate(params, inputs)
+        self.recorder.events += found.recorder.events
+        return made
+
+    # -- what was measured -------------------------------------------------------------------------------------------
+    def get_average_time(self, name: str) -> float | None:
+        """Mean seconds of an operation, or None where it never ran."""
+        times = self._times().get(name)
+        return float(np.mean(times)) if times else None
+
+    def get_all_stats(self) -> dict[str, OperationStats]:
+        """Name -> ``(average, (fastest, slowest), runs)``; operations of models are named ``layer: operation``."""
+        return {
+            name: OperationStats(float(np.mean(times)), (min(times), max(times)), len(times))
+            for name, times in self._times().items()
+        }
+
+    def percentiles(self, name: str, which: tuple[float, ...] = PERCENTILES) -> dict[float, float]:
+        """Seconds that so many percent of an operation's runs stayed below."""
+        times = self._times().get(name)
+        if not times:
+            raise InputError(f"no operation '{name}' was measured", facts=[f"measured: {', '.join(self._times())}"])
+        return dict(zip(which, map(float, np.percentile(times, which)), strict=True))
+
+    @property
+    def execution_breakdown(self) -> Breakdown:
+        """Calls, times, FLOP/s and bytes/s of each operation; print it for a table."""
+        return ProfileStats(self.recorder).execution_breakdown
+
+    @property
+    def call_seconds(self) -> float:
+        """Median of whole calls of compiled models."""
+        return ProfileStats(self.recorder).call_seconds
+
+    def write(self, path: str | Path) -> None:
+        """A Chrome trace; nested operations lie within each other."""
+        self.recorder.write(path)
+
+    def reset(self) -> None:
+        """Forget what was measured."""
+        self.recorder = Recorder()
+
+    def _times(self) -> dict[str, list[float]]:
+        found: dict[str, list[float]] = {}
+        for event in self.recorder.of("run", "operation"):
+            name = f"{event.layer}: {event.name}" if event.layer else event.name
+            found.setdefault(name, []).append(event.seconds)
+        return found
+
+    def __str__(self) -> str:
+        return str(self.execution_breakdown)
+
+
+def _bytes(arrays: Any) -> int:
+    if isinstance(arrays, mx.array):
+        return int(arrays.nbytes)
+    parts = arrays.values() if isinstance(arrays, Mapping) else arrays if isinstance(arrays, (list, tuple)) else ()
+    return sum(map(_bytes, parts))

@@ -1,0 +1,98 @@
+"""``MlxTensorCache``: tensors by key, with what is particular to MLX: laziness, and slices that hold what they were cut
+from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from mlx.utils import tree_flatten, tree_map
+
+from mithril.backend.memory_plan import parse_bytes
+from mithril.base.lru_cache import Counts, LruCache
+from mithril_mlx.mlx_loader import mx
+
+
+class CacheSize(NamedTuple):
+    """Entries held, and at most."""
+
+    current: int
+    maximum: int
+
+
+class MlxTensorCache:
+    """An LRU cache of arrays, or of lists and dictionaries of arrays, with limits of entries, bytes and age.
+
+    ``ttl`` is in seconds, or a ``timedelta``; ``max_bytes`` a number of bytes, or text such as "512MiB".
+    """
+
+    def __init__(
+        self,
+        max_size: int = 100,
+        ttl: float | timedelta | None = None,
+        max_bytes: int | str | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._kept: LruCache[Any] = LruCache(
+            max_size,
+            seconds(ttl),
+            parse_bytes(max_bytes) if isinstance(max_bytes, str) else max_bytes,
+            size_of=tree_bytes,
+            clock=clock,
+        )
+
+    def put(self, key: Hashable, tensor: Any, version: Any = None) -> None:
+        """Keep a tensor. ``version`` (of the weights it was made from, say) must be given alike when it is got."""
+        self._kept.put(key, settled(tensor), version)
+
+    def get(self, key: Hashable, version: Any = None) -> Any:
+        """The tensor, or None."""
+        return self._kept.get(key, version)
+
+    def get_or_compute(self, key: Hashable, compute: Callable[[], Any], version: Any = None) -> Any:
+        """The tensor, made by ``compute`` where it is missing; threads that ask meanwhile wait for it."""
+        return self._kept.get_or_compute(key, lambda: settled(compute()), version)
+
+    def remove(self, key: Hashable) -> bool:
+        return self._kept.remove(key)
+
+    def cleanup(self) -> int:
+        """Let go of what is too old; how many entries that were. It is also done while tensors are put."""
+        return self._kept.cleanup()
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+    def stats(self) -> CacheSize:
+        """``(current_size, max_size)``; ``counts`` has the rest."""
+        return CacheSize(len(self._kept), self._kept.max_entries)
+
+    @property
+    def counts(self) -> Counts:
+        """Hits, misses, evictions, expirations, entries, bytes."""
+        return self._kept.counts
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._kept
+
+
+def settled(tensor: Any) -> Any:
+    """Computed, and holding no more memory than its own: a lazy array would keep all that it is to be made from,
+    and a slice the array it was cut from."""
+    made = tree_map(lambda x: mx.contiguous(x) if isinstance(x, mx.array) else x, tensor)
+    mx.eval(made)
+    return made
+
+
+def tree_bytes(tensor: Any) -> int:
+    return sum(x.nbytes for _, x in tree_flatten(tensor) if isinstance(x, mx.array))
+
+
+def seconds(duration: float | timedelta | None) -> float | None:
+    return duration.total_seconds() if isinstance(duration, timedelta) else duration

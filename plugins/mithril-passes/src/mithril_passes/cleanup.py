@@ -1,0 +1,159 @@
+"""Passes that only remove: dead code, repeated expressions, expressions of constants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from mithril.base.dims import is_static, numel
+from mithril.ir import Builder, Graph, Input, Node, Value, attributes_key, structural_hash
+from mithril.passes.manager import PassContext
+
+NO_CONTEXT = PassContext()
+BACKWARD = ("phase", "backward")  # a tag that keeps nothing apart: gradients may use what the forward part computed
+FOLD_LIMIT = 1 << 16  # elements: a folded constant larger than this would cost more memory than it saves time
+
+
+def dead_code_elimination(graph: Graph) -> Graph:
+    """Drop nodes, constants and region results that nothing reads."""
+    needed = set(graph.outputs)
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if any(result in needed for result in node.results):
+            kept.append(node)
+            needed.update(v for v in node.operands if v is not None)
+    inputs = tuple(i for i in graph.inputs if i.role != "constant" or i.value in needed)
+    if len(kept) == len(graph.nodes) and len(inputs) == len(graph.inputs):
+        return graph
+    return graph.replaced(nodes=tuple(reversed(kept)), inputs=inputs)
+
+
+def common_subexpression(graph: Graph) -> Graph:
+    """Compute equal expressions once. Parameters stay apart: an input is equal only to itself."""
+    same: dict[Value, Value] = {}
+    seen: dict[Any, Node] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        operands = tuple(None if v is None else same.get(v, v) for v in node.operands)
+        current = node if operands == node.operands else node.replaced(operands=operands)
+        key = _key(current)
+        earlier = seen.setdefault(key, current) if key is not None else current
+        if earlier is current:
+            nodes.append(current)
+        else:
+            same.update(zip(node.results, earlier.results, strict=True))
+    if not same:
+        return graph
+    outputs = tuple(same.get(v, v) for v in graph.outputs)
+    return graph.replaced(nodes=tuple(nodes), outputs=outputs, output_names=graph.output_names)
+
+
+def _key(node: Node) -> Any:
+    """Equal for nodes that surely compute the same; None for those that must stay as they are."""
+    if getattr(node.op, "opaque", False):
+        return None
+    operands = node.operands
+    if getattr(node.op, "commutative", False):
+        operands = tuple(sorted(operands, key=id))
+    regions = tuple(structural_hash(r) for r in node.regions)
+    tags = {name: tag for name, tag in node.tags.items() if (name, tag) != BACKWARD}
+    return node.op, operands, attributes_key(node.attributes), regions, attributes_key(tags)
+
+
+def constant_folding(graph: Graph, context: PassContext = NO_CONTEXT) -> Graph:
+    """Compute now what depends on constants only, up to a size that is worth keeping.
+
+    Where parameters are baked in, results may be as large as the largest of them.
+    """
+    limit = FOLD_LIMIT
+    if context.option("static_inference", False):
+        limit = max([limit, *(i.data.size for i in graph.inputs if i.data is not None)])
+    known: dict[Value, np.ndarray[Any, Any]] = {
+        i.value: i.data for i in graph.inputs if i.data is not None and i.data.size <= limit
+    }
+    folded: dict[Value, np.ndarray[Any, Any]] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node.op.name == "constant":
+            known[node.result] = np.asarray(node.attributes["value"], node.attributes["dtype"].numpy)
+            nodes.append(node)
+        elif _foldable(node, known, limit):
+            for value, array in zip(node.results, _compute(node, known), strict=True):
+                known[value] = folded[value] = array
+        else:
+            nodes.append(node)
+    if not folded:
+        return graph
+    read = _read(nodes, graph.outputs)
+    builder = Builder(graph.name)
+    for name in (i.name for i in graph.inputs):
+        builder.unique(name)
+    constants: list[Node] = []
+    inputs: list[Input] = []
+    for value, array in folded.items():
+        if value not in read:
+            continue
+        if array.ndim == 0:
+            constants.append(_scalar(value, array))
+        else:
+            made = np.array(array, order="C")
+            made.setflags(write=False)
+            inputs.append(Input(_renamed(value, builder), "constant", made))
+    replaced = {
+        value: i.value for value, i in zip([v for v in folded if v in read and folded[v].ndim], inputs, strict=True)
+    }
+    return _substituted(graph, constants + nodes, inputs, replaced)
+
+
+def late_constant_folding(graph: Graph, context: PassContext) -> Graph:
+    """Once more, after fusion has written expressions of weights; what was only needed for them goes."""
+    return dead_code_elimination(constant_folding(graph, context))
+
+
+def _foldable(node: Node, known: dict[Value, Any], limit: int) -> bool:
+    if node.regions or getattr(node.op, "opaque", False) or not node.operands:
+        return False
+    if not all(v is None or v in known for v in node.operands):
+        return False
+    return all(is_static(v.shape) and int(numel(v.shape)) <= limit for v in node.results)
+
+
+def _compute(node: Node, known: dict[Value, Any]) -> Iterable[np.ndarray[Any, Any]]:
+    operands = [None if v is None else known[v] for v in node.operands]
+    made = node.op.evaluate(operands, node.attributes)  # type: ignore[attr-defined]
+    return made if isinstance(made, tuple) else (made,)
+
+
+def _read(nodes: Iterable[Node], outputs: Iterable[Value]) -> set[Value]:
+    return {v for node in nodes for v in node.operands if v is not None} | set(outputs)
+
+
+def _scalar(value: Value, array: np.ndarray[Any, Any]) -> Node:
+    from mithril.ir import operation
+
+    op = operation("constant")
+    number = array.item() if array.dtype.kind in "biuf" else float(array)
+    return Node(op, (), op.complete({"value": number, "dtype": value.dtype}), (value,))
+
+
+def _renamed(value: Value, builder: Builder) -> Value:
+    return Value(builder.unique(value.name), value.type)
+
+
+def _substituted(graph: Graph, nodes: list[Node], inputs: list[Input], replaced: dict[Value, Value]) -> Graph:
+    def swap(node: Node) -> Node:
+        if not any(v in replaced for v in node.operands if v is not None):
+            return node
+        return node.replaced(operands=tuple(None if v is None else replaced.get(v, v) for v in node.operands))
+
+    return graph.replaced(
+        inputs=(*graph.inputs, *inputs),
+        nodes=tuple(swap(n) for n in nodes),
+        outputs=tuple(replaced.get(v, v) for v in graph.outputs),
+        output_names=graph.output_names,
+    )
+
+
+__all__ = ["common_subexpression", "constant_folding", "dead_code_elimination", "late_constant_folding"]

@@ -1,0 +1,53 @@
+"""Products of one operand with several weights become one product with all of them, cut apart afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mithril import Graph, Node, Value, pass_
+from mithril.base.dims import is_static, numel
+from mithril.ir.editor import Editor
+from mithril.ops import concat, linear, split
+
+ROWS = 16  # of the operand: with fewer, copying the weights together costs more than one call saves
+
+
+@pass_(name="sibling-products", stage="specialise", level="high", exact=False)
+def sibling_products(graph: Graph) -> Graph:
+    """Merge ``linear`` nodes that read the same value: queries, keys and values of an attention, say."""
+    groups: dict[tuple[Value, bool, object], list[Node]] = {}
+    for node in graph.nodes:
+        if node.op.name == "linear" and node.attributes["activation"] == "none" and _own_weights(graph, node):
+            x = node.operands[0]
+            assert x is not None
+            groups.setdefault((x, node.operands[2] is not None, node.tags.get("backend")), []).append(node)
+    chosen = [nodes for (x, _, _), nodes in groups.items() if len(nodes) > 1 and _pays(x)]
+    if not chosen:
+        return graph
+    editor = graph.edit()
+    for nodes in chosen:
+        _merge(editor, nodes)
+    made: Graph = editor.freeze()
+    return made
+
+
+def _own_weights(graph: Graph, node: Node) -> bool:
+    """Weights and bias come from outside, so they are there before the first of the products."""
+    return all(v is None or v in graph.input_of for v in node.operands[1:])
+
+
+def _pays(x: Value) -> bool:
+    return not is_static(x.shape) or int(numel(x.shape[:-1])) >= ROWS
+
+
+def _merge(editor: Editor, nodes: Sequence[Node]) -> None:
+    first = nodes[0]
+    x = first.operands[0]
+    sizes = tuple(n.result.shape[-1] for n in nodes)
+    with editor.before(first):
+        weights = concat(*[n.operands[1] for n in nodes], axis=0)
+        bias = concat(*[n.operands[2] for n in nodes], axis=0) if first.operands[2] is not None else None
+        parts = split(linear(x, weights, bias), sizes=sizes, axis=-1)
+    for node, part in zip(nodes, parts, strict=True):
+        editor.replace_value(node.result, part)
+        editor.erase_dead(node)

@@ -1,0 +1,128 @@
+"""Which way to compute each large operation: measured on the backend, on its real sizes, and remembered."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterable
+from typing import Any
+
+from mithril import Graph, Node, pass_
+from mithril.backend.base import Backend, BuildOptions
+from mithril.base.dims import numel
+from mithril.base.disk_cache import Store
+from mithril.base.errors import OptionError
+from mithril.base.fingerprint import fingerprint, package_stamp
+from mithril.base.interleaved_timing import in_turns
+from mithril.ir import Builder
+from mithril.ir.decompose import decompose
+from mithril.ir.editor import Editor
+from mithril.passes.manager import PassContext, random_arguments
+from mithril_passes.op_variants import Way, is_measurable, ways
+from mithril_passes.specialization import at_home
+
+OWN = "as it is"
+MARGIN = 0.1  # of the time: smaller gains are noise
+SECONDS, ROUNDS = 0.05, 9  # for each operation that is measured
+SMALL = 1 << 14  # elements read and multiplied: below, calling costs more than computing
+MOST = 64  # operations that one compilation measures; the largest first
+
+
+@pass_(name="kernel-choice", stage="specialise", level="high", after=("specialise-operations",), exact=False)
+def kernel_choice(graph: Graph, context: PassContext) -> Graph:
+    """Measure other ways to compute the large operations and take those that are faster here."""
+    backend = context.backend
+    if not isinstance(backend, Backend) or not at_home(context):
+        return graph
+    store = Store(context.option("cache_dir"))
+    groups: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        if node.tags.get("backend") is None and is_measurable(node) and _size(node) >= SMALL and ways(node):
+            groups.setdefault(_key(node, backend), []).append(node)
+    editor: Editor | None = None
+    for key, nodes in sorted(groups.items(), key=lambda item: -_size(item[1][0]))[:MOST]:
+        chosen = _choice(key, nodes[0], backend, store, context)
+        if chosen is not None:
+            editor = editor or graph.edit()
+            for node in nodes:
+                current = editor.producer(node.result) or node  # it reads what took its operands' places
+                with editor.before(current):
+                    editor.replace_value(node.result, chosen.make(current, *current.operands))
+                editor.erase_dead(current)
+    return graph if editor is None else editor.freeze()
+
+
+def _size(node: Node) -> int:
+    """What an operation touches, times how often: enough to tell large ones from small."""
+    shapes = [v.shape for v in (*node.operands, *node.results) if v is not None]
+    sizes = [int(numel(s)) for s in shapes]
+    if node.op.name in ("linear", "matmul", "conv"):
+        w = shapes[1]
+        return sizes[-1] * (int(numel(w)) // max(int(w[0 if node.op.name != "matmul" else -1]), 1))
+    return sum(sizes)
+
+
+def _key(node: Node, backend: Backend) -> str:
+    """All that the answer depends on."""
+    types = [None if v is None else str(v.type) for v in node.operands]
+    own = {n: str(v) for n, v in vars(backend).items() if not n.startswith("_")}
+    package = type(backend).__module__.partition(".")[0]
+    machine = [platform.machine(), platform.node(), os.cpu_count(), os.environ.get("OMP_NUM_THREADS")]
+    versions = [package_stamp(p) for p in ("mithril", "mithril_passes", package)]
+    names = [w.name for w in ways(node)]
+    return fingerprint(
+        "kernel", node.op.name, dict(node.attributes), types, names, backend.name, own, machine, versions
+    )
+
+
+def _choice(key: str, node: Node, backend: Backend, store: Store, context: PassContext) -> Way | None:
+    """The way that is faster than the operation's own; None where none is."""
+    candidates = {w.name: w for w in ways(node)}
+    known = _read(store.get(key))
+    times = known if known is not None else measured(node, candidates.values(), backend, context)
+    if known is None:
+        try:
+            store.put(key, {"times": json.dumps(times).encode()})
+        except OptionError as error:  # a folder that cannot be written costs the next compilation its time, no more
+            context.record("choice", f"what was measured is not remembered: {error.what}")
+    best = min(times, key=lambda name: times[name])
+    if best not in candidates or times[best] > (1 - MARGIN) * times[OWN]:
+        return None
+    gain = times[OWN] / times[best]
+    sizes = ", ".join(str(v.type) for v in node.operands if v is not None)
+    context.record("choice", f"'{node.op.name}' of {sizes} as {best}: {gain:.2f} times as fast, measured", node.origin)
+    return candidates[best]
+
+
+def measured(node: Node, candidates: Iterable[Way], backend: Backend, context: PassContext) -> dict[str, float]:
+    """Seconds of each way, one after the other in turns."""
+    calls = {OWN: _runner(node, None, backend, context)}
+    for one in candidates:
+        calls[one.name] = _runner(node, one, backend, context)
+    return in_turns(calls, seconds=SECONDS, rounds=ROUNDS)
+
+
+def _runner(node: Node, chosen: Way | None, backend: Backend, context: PassContext) -> Any:
+    """A call of the backend's program for this operation alone."""
+    op: Any = node.op
+    with Builder(op.name) as b:
+        operands = [None if v is None else b.input(f"x{k}", v.shape, v.dtype) for k, v in enumerate(node.operands)]
+        y = op(*operands, **node.attributes) if chosen is None else chosen.make(node, *operands)
+    graph = b.build({"y": y})
+    inputs = {name: backend.array(a) for name, a in random_arguments(graph).items()}
+    options = BuildOptions(jit=context.option("jit"), num_threads=context.option("num_threads"))
+    program = backend.build(decompose(graph, lambda n: backend.lowers(n, options)), options)
+
+    def call() -> None:
+        backend.synchronize(program({}, inputs))
+
+    return call
+
+
+def _read(parts: Any) -> dict[str, float] | None:
+    try:
+        times = {str(n): float(t) for n, t in json.loads(parts["times"]).items()}
+    except (ValueError, KeyError, TypeError):
+        return None
+    return times if OWN in times else None

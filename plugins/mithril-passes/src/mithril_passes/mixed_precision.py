@@ -1,0 +1,205 @@
+"""``mixed_precision``: products in 16 bits, what needs range or accuracy in 32; one table.
+
+Parameters stay float32 and are cast where they are used, so that an optimizer updates full ones; outputs keep their
+dtypes. The table names three kinds of operations:
+
+* LOW run in the small dtype: they are where the time goes, and accumulate in float32 inside.
+* FOLLOW take the dtype of what comes in: moving data and cheap arithmetic on it.
+* everything else stays in float32: exponentials, sums, norms, losses, and whatever this table does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from mithril import Builder, Graph, Node, OptionError, Value, dtype as as_dtype, float32, pass_
+from mithril.base.errors import unknown
+from mithril.base.registry import operation
+from mithril.passes.manager import PassContext
+
+LOW = frozenset(
+    {
+        "attention",
+        "conv",
+        "conv_input_grad",
+        "conv_transpose",
+        "conv_weight_grad",
+        "dot",
+        "einsum",
+        "linear",
+        "matmul",
+    }
+)
+FOLLOW = frozenset(
+    (
+        "abs",
+        "add",
+        "avg_pool",
+        "barrier",
+        "broadcast_to",
+        "clip",
+        "concat",
+        "dropout",
+        "elu",
+        "flip",
+        "gelu",
+        "glu",
+        "hard_sigmoid",
+        "hard_swish",
+        "hard_tanh",
+        "leaky_relu",
+        "max_pool",
+        "maximum",
+        "minimum",
+        "mul",
+        "neg",
+        "pad",
+        "pixel_shuffle",
+        "relu",
+        "relu6",
+        "repeat",
+        "reshape",
+        "roll",
+        "rotary_embedding",
+        "select",
+        "selu",
+        "sigmoid",
+        "silu",
+        "slice",
+        "split",
+        "squeeze",
+        "stack",
+        "stop_gradient",
+        "sub",
+        "swiglu",
+        "take",
+        "take_along_axis",
+        "tanh",
+        "tile",
+        "transpose",
+        "tril",
+        "triu",
+        "unsqueeze",
+        "where",
+    )
+)
+KEYS = ("dtype", "keep", "low", "full")
+
+
+@pass_(name="mixed-precision", stage="precision", level=None, exact=False, tolerance=0.1)
+def mixed_precision(graph: Graph, context: PassContext) -> Graph:
+    """The graph with casts where the table wants another dtype. Values that are not float32 are left alone."""
+    policy = Policy.of(context)
+    return Rewriter(graph, policy).run()
+
+
+class Policy:
+    """What the user said, with the table behind it."""
+
+    def __init__(self, given: Mapping[str, Any], default: str) -> None:
+        for key in given:
+            if key not in KEYS:
+                what, facts, hint = unknown("key of mixed_precision", key, KEYS)
+                raise OptionError(what, facts=facts, hint=hint)
+        self.dtype = as_dtype(given.get("dtype", default))
+        if self.dtype.name not in ("bfloat16", "float16"):
+            raise OptionError(
+                f"mixed_precision: dtype '{self.dtype}' is no small float", facts=["accepted: bfloat16, float16"]
+            )
+        self.keep: Sequence[str] = _names(given.get("keep", ()))
+        self.low = (LOW | set(_names(given.get("low", ())))) - set(_names(given.get("full", ())))
+        self.follow = FOLLOW - set(_names(given.get("full", ())))
+
+    @staticmethod
+    def of(context: PassContext) -> Policy:
+        given = context.option("mixed_precision")
+        backend = context.backend
+        default = getattr(backend, "precision", None)
+        policy = Policy(given if isinstance(given, Mapping) else {}, default if default == "float16" else "bfloat16")
+        if backend is not None:
+            backend.require(policy.dtype)
+        return policy
+
+    def kind(self, node: Node) -> str:
+        """``low``, ``follow`` or ``full``."""
+        path = node.origin.path
+        if any(fnmatchcase(path, pattern) or path.startswith(f"{pattern}.") for pattern in self.keep):
+            return "full"
+        name = node.op.name
+        return "low" if name in self.low else "follow" if name in self.follow else "full"
+
+
+class Rewriter:
+    """Copies the graph, keeping for each value its float32 form, its small form, or both once both were needed."""
+
+    def __init__(self, graph: Graph, policy: Policy) -> None:
+        self.graph = graph
+        self.policy = policy
+        self.builder = Builder(graph.name)
+        self.builder.inputs = list(graph.inputs)
+        self.builder.guards = dict.fromkeys(graph.guards)
+        for i in graph.inputs:
+            self.builder.unique(i.name)
+        self.full: dict[Value, Value] = {i.value: i.value for i in graph.inputs}
+        self.small: dict[Value, Value] = {}
+        self.soft: set[Value] = {i.value for i in graph.inputs if i.role in ("param", "constant")}
+        self.changed = False
+
+    def run(self) -> Graph:
+        with self.builder:
+            for node in self.graph.nodes:
+                with self.builder.at(node.origin, node.tags):
+                    self._node(node)
+            outputs = tuple(self.as_full(v) for v in self.graph.outputs)
+        if not self.changed:
+            return self.graph
+        return self.graph.replaced(inputs=tuple(self.builder.inputs), nodes=tuple(self.builder.nodes), outputs=outputs)
+
+    def _node(self, node: Node) -> None:
+        if self._small(node):
+            operands = [
+                v if v is None else self.as_small(v) if v.dtype is float32 else self.as_full(v) for v in node.operands
+            ]
+            names = node.results[0].name if len(node.results) == 1 else None
+            made = self.builder.emit(node.op, operands, node.attributes, node.regions, names)
+            for old, new in zip(node.results, made, strict=True):
+                (self.small if old.dtype is float32 and new.dtype is self.policy.dtype else self.full)[old] = new
+            self.changed = True
+            return
+        operands = [None if v is None else self.as_full(v) for v in node.operands]
+        results = tuple(Value(self.builder.unique(v.name), v.type) for v in node.results)
+        self.builder.nodes.append(node.replaced(operands=tuple(operands), results=results))
+        self.full.update(zip(node.results, results, strict=True))
+        if node.op.name == "constant":
+            self.soft.add(node.result)
+
+    def _small(self, node: Node) -> bool:
+        """Whether a node runs in the small dtype: its kind says so, or everything that decides comes in small."""
+        floats = [v for v in node.operands if v is not None and v.dtype is float32]
+        if not floats or node.regions or not any(v.dtype is float32 for v in node.results):
+            return False
+        kind = self.policy.kind(node)
+        if kind == "low":
+            return True
+        if kind == "full":
+            return False
+        firm = [v for v in floats if v not in self.soft]
+        return bool(firm) and all(v in self.small for v in firm)
+
+    def as_full(self, value: Value) -> Value:
+        found = self.full.get(value)
+        if found is None:
+            found = self.full[value] = operation("cast")(self.small[value], dtype=value.dtype)
+        return found
+
+    def as_small(self, value: Value) -> Value:
+        found = self.small.get(value)
+        if found is None:
+            found = self.small[value] = operation("cast")(self.full[value], dtype=self.policy.dtype)
+        return found
+
+
+def _names(given: Any) -> Sequence[str]:
+    return (given,) if isinstance(given, str) else tuple(given)

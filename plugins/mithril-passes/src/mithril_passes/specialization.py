@@ -1,0 +1,34 @@
+"""Operations written in the way that the backend always gains from: no measuring, so fit for every compilation."""
+
+from __future__ import annotations
+
+from mithril import Graph, pass_
+from mithril.ir.editor import Editor
+from mithril.passes.manager import PassContext
+from mithril_passes.op_variants import ways
+
+
+@pass_(name="specialise-operations", stage="specialise", level="medium", after=("linear-activation",), exact=False)
+def specialise_operations(graph: Graph, context: PassContext) -> Graph:
+    """One-row products, one-pixel and per-channel convolutions in the form that ``Backend.prefers``."""
+    if context.backend is None or not at_home(context):
+        return graph
+    preferred = context.backend.prefers
+    editor: Editor | None = None
+    for node in graph.nodes:
+        if node.op.name not in preferred or node.tags.get("backend") is not None:
+            continue
+        chosen = next((w for w in ways(node) if w.name in preferred[node.op.name]), None)
+        if chosen is not None:
+            editor = editor or graph.edit()
+            current = editor.producer(node.result) or node  # it reads what took its operands' places
+            with editor.before(current):
+                editor.replace_value(node.result, chosen.make(current, *current.operands))
+            editor.erase_dead(current)
+    return graph if editor is None else editor.freeze()
+
+
+def at_home(context: PassContext) -> bool:
+    """Whether the program is for the backend's own device, which preferences and measurements speak of."""
+    family = getattr(context.target, "family", None)
+    return family is None or family == context.backend.device.split(":")[0]

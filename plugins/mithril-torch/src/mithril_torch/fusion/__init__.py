@@ -1,0 +1,1 @@
+"""Subgraphs that PyTorch runs as one kernel."""

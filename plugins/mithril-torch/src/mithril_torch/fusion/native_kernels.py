@@ -1,0 +1,195 @@
+"""Composites that PyTorch has kernels for: rows on top of the primitives, each with the meaning of its operation."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from mithril.backend.codegen import Call
+from mithril.backend.codegen.common import dtype_of
+from mithril.base.dtypes import TensorType
+from mithril.ir import Node
+from mithril_torch import helpers
+from mithril_torch.fusion import paired_ops, subgraph_fusion
+from mithril_torch.lowering import has_onednn, table
+
+subgraph_fusion.add_rows(table)
+paired_ops.add_rows(table)
+
+UNARY = {
+    "relu": "torch.relu({x})",
+    "sigmoid": "torch.sigmoid({x})",
+    "silu": "F.silu({x})",
+    "mish": "F.mish({x})",
+    "elu": "F.elu({x}, {alpha})",
+    "celu": "F.celu({x}, {alpha})",
+    "selu": "F.selu({x})",
+    "leaky_relu": "F.leaky_relu({x}, {slope})",
+    "hard_sigmoid": "F.hardsigmoid({x})",
+    "hard_swish": "F.hardswish({x})",
+    "gelu": "F.gelu({x}, approximate={approximate})",
+    "log_sigmoid": "F.logsigmoid({x})",
+    "softmax": "torch.softmax({x}, {axis})",
+    "log_softmax": "torch.log_softmax({x}, {axis})",
+    "log2": "torch.log2({x})",
+}
+
+
+def is_float(node: Node) -> bool:
+    return bool(dtype_of(node).is_float)
+
+
+def is_single(node: Node) -> bool:
+    return bool(dtype_of(node).name == "float32") and has_onednn()
+
+
+for _name, _template in UNARY.items():
+    table.row(_name, _template, when=is_float)
+
+
+# -- linear -------------------------------------------------------------------------------------------------------
+ONEDNN = {
+    "none": ("none", ""),
+    "relu": ("relu", ""),
+    "gelu": ("gelu", "none"),
+    "gelu_tanh": ("gelu", "tanh"),
+    "silu": ("swish", ""),
+    "sigmoid": ("sigmoid", ""),
+    "tanh": ("tanh", ""),
+}
+AFTER = {
+    "relu": "torch.relu_({y})",
+    "gelu": "F.gelu({y})",
+    "gelu_tanh": 'F.gelu({y}, approximate="tanh")',
+    "silu": "F.silu({y})",
+    "sigmoid": "torch.sigmoid_({y})",
+    "tanh": "torch.tanh_({y})",
+}
+
+
+def _operands(call: Call, *names: str) -> str:
+    op: Any = call.node.op
+    found = dict(zip(op.operands, call.node.operands, strict=True))
+    return ", ".join("None" if found[name] is None else call.array(name) for name in names)
+
+
+def may_pay(x: TensorType, columns: Any) -> bool:
+    """Whether a product may be large enough for oneDNN's: where sizes are known, nothing is asked at run time."""
+    *rows, inner = x.shape
+    sizes = (*rows, inner, columns)
+    if not all(isinstance(n, int) for n in sizes):
+        return True
+    return bool(helpers.much_work(math.prod(rows), inner, columns))  # type: ignore[no-untyped-call]
+
+
+@table.function("linear", when=is_float)
+def _linear(call: Call) -> str:
+    given = _operands(call, "x", "w", "b")
+    if is_single(call.node) and may_pay(call.operand_type("x"), call.operand_type("w").shape[0]):
+        attribute, algorithm = ONEDNN[call.activation]
+        return f'{call.helper(helpers.linear)}({given}, "{attribute}", "{algorithm}")'
+    made = f"F.linear({given})"
+    return AFTER[call.activation].format(y=made) if call.activation != "none" else made
+
+
+def _is_product(node: Node) -> bool:
+    """Of float32, by a matrix without batches, and perhaps large."""
+    a, b = node.operands
+    assert a is not None
+    assert b is not None
+    return is_single(node) and b.type.rank == 2 <= a.type.rank and may_pay(a.type, b.shape[1])
+
+
+@table.function("matmul", when=_is_product)
+def _matmul(call: Call) -> str:
+    return f"{call.helper(helpers.times)}({call.array('a')}, {call.array('b')})"
+
+
+# -- norms --------------------------------------------------------------------------------------------------------
+def _trailing(node: Node) -> bool:
+    operand = node.operands[0]
+    assert operand is not None
+    rank, axes = operand.type.rank, tuple(node.attributes["axes"])
+    return operand.dtype.is_float and axes == tuple(range(rank - len(axes), rank))
+
+
+@table.function("layer_norm", when=_trailing)
+def _layer_norm(call: Call) -> str:
+    shape = call.literal(tuple(call.operand_type("x").shape[k] for k in call.axes))
+    return f"F.layer_norm({call.array('x')}, {shape}, {_operands(call, 'scale', 'bias')}, {call.literal(call.eps)})"
+
+
+def _is_last(node: Node) -> bool:
+    operand = node.operands[0]
+    assert operand is not None
+    return operand.dtype.name in ("float32", "float64") and node.attributes["axis"] == operand.type.rank - 1
+
+
+@table.function("rms_norm", when=_is_last)
+def _rms_norm(call: Call) -> str:
+    shape = call.literal(call.operand_type("x").shape[-1:])
+    return f"F.rms_norm({call.array('x')}, {shape}, {_operands(call, 'scale')}, {call.literal(call.eps)})"
+
+
+@table.function("batch_norm", when=is_float)
+def _batch_norm(call: Call) -> str:
+    operands = _operands(call, "x", "mean", "var", "scale", "bias")
+    return f"F.batch_norm({operands}, False, 0.0, {call.literal(call.eps)})"
+
+
+@table.function("group_norm", when=is_float)
+def _group_norm(call: Call) -> str:
+    x, rest = call.array("x"), _operands(call, "scale", "bias")
+    return f"F.group_norm({x}, {call.groups}, {rest}, {call.literal(call.eps)})"
+
+
+# -- pooling ------------------------------------------------------------------------------------------------------
+def _of_images(node: Node) -> bool:
+    return is_float(node) and len(node.attributes["kernel"]) == 2
+
+
+@table.function("max_pool_grad", when=_of_images)
+def _max_pool_grad(call: Call) -> str:
+    rest = ", ".join(call.literal(call.attributes[n]) for n in ("kernel", "stride", "padding", "dilation"))
+    return f"{call.helper(helpers.max_pool_grad)}({call.g}, {call.x}, {rest})"
+
+
+# -- attention ----------------------------------------------------------------------------------------------------
+def _attends(node: Node) -> bool:
+    """Every query sees a key: PyTorch gives 0, not nan, where a causal mask leaves none."""
+    queries, keys = (v.type.shape[2] for v in node.operands[:2] if v is not None)
+    seen = queries == keys or (isinstance(queries, int) and isinstance(keys, int) and queries <= keys)
+    return is_float(node) and (seen or not node.attributes["causal"])
+
+
+@table.function("attention", when=_attends)
+def _attention(call: Call) -> str:
+    made = attention(call)
+    mask = call.node.operands[3]
+    return made if mask is None else f"{call.helper(helpers.nan_where_masked)}({made}, {call.array('mask')})"
+
+
+def attention(call: Call) -> str:
+    """PyTorch's kernel, as PyTorch means it."""
+    q, k = call.operand_type("q"), call.operand_type("k")
+    mask = call.node.operands[3]
+    square = q.shape[2] == k.shape[2]
+    parts = [_operands(call, "q", "k", "v")]
+    if mask is not None or (call.causal and not square):
+        parts.append(f"attn_mask={_mask(call, mask)}")
+    elif call.causal:
+        parts.append("is_causal=True")
+    if call.scale is not None:
+        parts.append(f"scale={call.literal(call.scale)}")
+    if q.shape[1] != k.shape[1]:
+        parts.append("enable_gqa=True")
+    return f"F.scaled_dot_product_attention({', '.join(parts)})"
+
+
+def _mask(call: Call, mask: Any) -> str:
+    """The given mask and the causal one as PyTorch takes them: one of both."""
+    given = "None" if mask is None else call.array("mask")
+    if not call.causal:
+        return f"{given}.to({call.dtype()})" if not mask.dtype.is_bool and mask.dtype is not call.type.dtype else given
+    n, m = (call.literal(call.operand_type(name).shape[2]) for name in ("q", "k"))
+    return f"{call.helper(helpers.causal_mask)}({given}, {n}, {m}, {call.array('q')})"

@@ -1,0 +1,392 @@
+"""A program compiled for devices that may be elsewhere: what the compiler says of it, its texts, and running it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh as JaxMesh, NamedSharding, PartitionSpec
+
+from mithril.base.dtypes import TensorType
+from mithril.base.errors import BackendError, MemoryLimitError
+from mithril.ir import Graph, Input
+from mithril.plugins.hookspecs import HardwareTarget
+from mithril_tpu.aot.analysis import Analysis, analyse, memory
+from mithril_tpu.partitioning.mesh import Split, whole
+from mithril_tpu.partitioning.rules import sizes
+from mithril_tpu.partitioning.strategy import Choice
+
+Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
+GIB = 1 << 30
+_EFFORT = (9, 19, 29, 39)  # XLA's numbers for O0 to O3
+# "... required for HLO temporaries (24.48G) exceeds available HBM (15.75G)", and its spelling for arguments and results
+_TOO_MUCH = re.compile(r"([\d.]+)([KMGT]?)i?B?\)?\s+exceeds\s+available\s+(?:HBM|memory)\s+\(?([\d.]+)([KMGT]?)")
+_USED = re.compile(r"Used\s+([\d.]+)([KMGT])i?B?\s+of\s+([\d.]+)([KMGT])")
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+class AheadProgram:
+    """``compiled`` is the compiler's program, ``analysis`` what it says; calling needs the devices.
+
+    ``graph`` gives names, types and roles of the arguments; ``choice`` says how they are split.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        graph: Graph,
+        choice: Choice,
+        target: HardwareTarget,
+        devices: list[Any],
+        *,
+        present: bool,
+        effort: int | None = None,
+        wide: bool = False,
+        exact: bool = True,
+        donate: bool = False,
+        remedy: Callable[[float, float], str | None] | None = None,
+    ) -> None:
+        self.forward = forward
+        self.graph = graph
+        self.choice = choice
+        self.target = target
+        self.present = present  # whether the devices are on this machine
+        self.wide = wide
+        self.exact = exact  # whether products of float32 keep all its digits; else one pass of bfloat16 does
+        axes = choice.mesh.axes
+        self.mesh = JaxMesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes))
+        self._donate = donate
+        self._effort = effort
+        self._remedy = remedy
+        self.seconds: dict[str, float] = {}
+
+    def derived(self, forward: Forward, *, donate: bool = False) -> AheadProgram:
+        """Another function of the same arguments on the same devices."""
+        return AheadProgram(
+            forward,
+            self.graph,
+            self.choice,
+            self.target,
+            list(self.mesh.devices.flat),
+            present=self.present,
+            effort=self._effort,
+            wide=self.wide,
+            exact=self.exact,
+            donate=donate,
+            remedy=self._remedy,
+        )
+
+    # -- making ------------------------------------------------------------------------------------------------------
+    @cached_property
+    def lowered(self) -> Any:
+        """The ``jax.stages.Lowered``, made when it is first asked for."""
+        with self._bits(), self._timed("lower"):
+            return self._lower()
+
+    @cached_property
+    def compiled(self) -> Any:
+        """The ``jax.stages.Compiled``, made when it is first asked for: what does not fit is an error then."""
+        lowered = self.lowered
+        with self._bits(), self._timed("compile"):
+            made = self._compile(lowered)
+        if self.target.family != "tpu":
+            self._check_memory(made)
+        return made
+
+    def ready(self) -> AheadProgram:
+        """Compiled now, so that what is wrong with it is said now."""
+        assert self.compiled is not None
+        return self
+
+    @contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[what] = time.perf_counter() - start
+
+    def _bits(self) -> Any:
+        return jax.enable_x64(True) if self.wide else nullcontext()
+
+    def arguments(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Types of params and inputs, with how they are split."""
+        params: dict[str, Any] = {}
+        inputs: dict[str, Any] = {}
+        for i in self.graph.arguments:
+            made = self._struct(i.type, self.choice.of(i.name, len(i.type.shape)))
+            (params if i.role == "param" else inputs)[i.name] = made
+        return params, inputs
+
+    def local_bytes(self, i: Input) -> int:
+        """Bytes of one device's part of an argument."""
+        return (
+            prod(self.choice.mesh.local(sizes(i.value), self.choice.of(i.name, i.value.ndim))) * i.type.dtype.itemsize
+        )
+
+    def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters on the devices that the program expects them on."""
+        return {name: jax.device_put(x, self._shardings[name]) for name, x in params.items()}
+
+    def _struct(self, t: TensorType, split: Split) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(t.shape, t.dtype.numpy, sharding=self.sharding(split))
+
+    def sharding(self, split: Split) -> NamedSharding:
+        """JAX's form of a split on this program's mesh."""
+        return NamedSharding(self.mesh, PartitionSpec(*split))
+
+    def _lower(self) -> Any:
+        params, inputs = self.arguments()
+        names = jax.eval_shape(self.forward, params, inputs)
+        results = {name: self._result_sharding(name) for name in names}
+        donated = {"donate_argnums": (0,)} if self._donate else {}
+        with jax.default_matmul_precision("highest") if self.exact else nullcontext():
+            return jax.jit(self.forward, out_shardings=results, **donated).lower(params, inputs)
+
+    def _result_sharding(self, name: str) -> NamedSharding | None:
+        """A gradient is split like what it is the gradient of, new state and parameters like the old; others freely."""
+        argument = name.removeprefix("grad/").removeprefix("param/")
+        split = self.choice.splits.get(argument if argument != name else name)
+        if argument != name or name.startswith("state/"):
+            for i in self.graph.arguments:
+                if i.name == argument:
+                    return self.sharding(split or whole(len(i.type.shape)))
+        return None
+
+    def _compile(self, lowered: Any) -> Any:
+        options: dict[str, Any] = {} if self._effort is None else {"optimization_level": _EFFORT[self._effort]}
+        try:
+            return lowered.compile(compiler_options=options or None)
+        except jax.errors.JaxRuntimeError as error:
+            raise self._explained(str(error)) from error
+
+    def _check_memory(self, compiled: Any) -> None:
+        """What only the TPU's compiler looks after itself."""
+        limit, peak = self.target.costs.get("usable_memory", self.target.memory), memory(compiled).peak
+        if limit is not None and peak > limit:
+            raise self._too_large(peak, limit, [])
+
+    def _too_large(self, needed: float, there: float, facts: list[str]) -> MemoryLimitError:
+        hint = self._remedy(needed, there) if self._remedy else None
+        return MemoryLimitError(
+            f"this program needs {_gib(needed)} on each {self.target.name}, which has {_gib(there)}",
+            facts=[f"mesh: {self.choice.mesh.told}", *facts],
+            hint=hint or "a smaller batch, gradient_checkpointing=True, or more devices",
+        )
+
+    def _explained(self, message: str) -> Exception:
+        if "ScopedVmemOom" in message:  # scratch memory of one kernel, which no mesh changes
+            return BackendError(
+                f"the compiler of {self.target.name} made a kernel that is too large for the chip's own memory",
+                facts=[_first_line(message), f"effort: {'its default' if self._effort is None else self._effort}"],
+                hint="tpu_options={'effort': 1} or more lets it choose smaller kernels",
+            )
+        if "RESOURCE_EXHAUSTED" not in message:
+            return BackendError(
+                f"the compiler of {self.target.name} refused the program",
+                facts=[message.splitlines()[0]],
+            )
+        found = _TOO_MUCH.search(message) or _USED.search(message)
+        if found is None:
+            return MemoryLimitError(
+                f"this program does not fit the memory of a {self.target.name}",
+                facts=[f"mesh: {self.choice.mesh.told}", _first_line(message)],
+                hint="a smaller batch, gradient_checkpointing=True, or more devices",
+            )
+        return self._too_large(*_amounts(found), [_first_line(message)])
+
+    @property
+    def kind(self) -> str:
+        """What the target is."""
+        return "TPU" if self.target.family == "tpu" else "GPU"
+
+    # -- what is known -----------------------------------------------------------------------------------------------
+    @cached_property
+    def hlo(self) -> str | None:
+        """The optimized program's text; None where this compiler's text cannot be read here."""
+        with _silent() if self.mesh.size > 1 and self.target.name == "tpu_v7x" else nullcontext():
+            try:
+                text: str = self.compiled.as_text()
+            except jax.errors.JaxRuntimeError:  # jaxlib's parser is older than what libtpu writes (v7x, many chips)
+                return None
+        return text
+
+    @cached_property
+    def stablehlo(self) -> str:
+        """The program as given to the compiler, portable between versions."""
+        text: str = self.lowered.as_text()
+        return text
+
+    @cached_property
+    def analysis(self) -> Analysis:
+        """Memory, operations and exchanges of one device."""
+        return analyse(self.compiled, self.hlo)
+
+    def serialized(self) -> bytes:
+        """The compiled program, for ``jax.experimental.serialize_executable`` on a machine that has the devices."""
+        from jax.experimental import serialize_executable
+
+        payload: bytes = serialize_executable.serialize(self.compiled)[0]
+        return payload
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the texts, the serialized program and the analysis into a folder."""
+        out = Path(folder)
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "program.stablehlo.mlir").write_text(self.stablehlo)
+        if self.hlo is not None:
+            (out / "program.hlo.txt").write_text(self.hlo)
+        (out / "program.bin").write_bytes(self.serialized())
+        (out / "analysis.json").write_text(json.dumps(self.as_dict(), indent=2) + "\n")
+        return out
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: what was compiled, for what, and what came out."""
+        return {
+            "target": self.target.name,
+            "mesh": dict(self.choice.mesh.axes),
+            "splits": {name: list(split) for name, split in self.choice.splits.items()},
+            "left_whole": dict(self.choice.left),
+            "devices": [str(d) for d in self.mesh.devices.flat],
+            "params": sorted(i.name for i in self.graph.arguments if i.role == "param"),
+            "inputs": sorted(i.name for i in self.graph.arguments if i.role != "param"),
+            "outputs": sorted(self.compiled.out_info),
+            "seconds": dict(self.seconds),
+            "analysis": self.analysis.as_dict(),
+        }
+
+    def report(self) -> str:
+        """A few lines for people."""
+        a = self.analysis
+        limit = self.target.costs.get("usable_memory")
+        of = f" of {_gib(limit)}" if limit else ""
+        lines = [
+            f"{self.target.name}, mesh {self.choice.mesh}: compiled in {self.seconds['compile']:.2f} s",
+            f"memory per device: peak {_gib(a.memory.peak)}{of}, arguments {_gib(a.memory.arguments)}",
+        ]
+        if a.flops is not None:
+            lines.append(f"operations per device: {a.flops:.3g}")
+        if a.bytes_accessed is not None:
+            lines.append(f"memory traffic per device: {_gib(a.bytes_accessed)}")
+        if self.hlo is None:
+            lines.append("exchanges: unknown, the program's text cannot be read by this jaxlib")
+        else:
+            told = [f"{c.count} {kind} ({_gib(c.bytes)})" for kind, c in a.collectives.items()]
+            lines.append("exchanges: " + (", ".join(told) or "none"))
+        lines += [f"left whole: {name}, {why}" for name, why in self.choice.left.items()]
+        return "\n".join(lines)
+
+    # -- running -----------------------------------------------------------------------------------------------------
+    def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        if not self.present:
+            raise BackendError(
+                f"this program was compiled for {self.target.name}, and there is no {self.kind} here to run it",
+                facts=[f"mesh: {self.choice.mesh.told}"],
+                hint=f"run it on a machine with a {self.kind}, or with tpu_options={{'simulate': True}} on CPU devices",
+            )
+        made: dict[str, Any] = self.compiled(*self._placed(params, inputs))
+        return made
+
+    def _placed(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Arguments on the devices that the program expects them on; what is there already stays."""
+        where = self._shardings
+        return (
+            {name: jax.device_put(x, where[name]) for name, x in params.items()},
+            {name: jax.device_put(x, where[name]) for name, x in inputs.items()},
+        )
+
+    @cached_property
+    def _shardings(self) -> dict[str, NamedSharding]:
+        return {i.name: self.sharding(self.choice.of(i.name, len(i.type.shape))) for i in self.graph.arguments}
+
+
+class SimulatedProgram:
+    """The same function and the same splits on devices of the CPU, each of which stands for one of the target's."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        graph: Graph,
+        choice: Choice,
+        devices: list[Any],
+        *,
+        wide: bool = False,
+        ahead: AheadProgram | None = None,
+    ) -> None:
+        axes = choice.mesh.axes
+        self.ahead = ahead
+        self.choice = choice
+        self.mesh = JaxMesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes))
+        self._wide = wide
+        self._shardings: dict[str, NamedSharding] = {
+            i.name: NamedSharding(self.mesh, PartitionSpec(*choice.of(i.name, len(i.type.shape))))
+            for i in graph.arguments
+        }
+        self._call = jax.jit(forward)
+
+    def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        with jax.enable_x64(True) if self._wide else nullcontext():
+            made: dict[str, Any] = self._call(self._place(params), self._place(inputs))
+        # A second program dispatched before the first has ended can starve the first of threads, and both wait forever.
+        jax.block_until_ready(made)
+        return made
+
+    def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters on the devices that the program expects them on."""
+        return self._place(params)
+
+    def _place(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: jax.device_put(x, self._shardings[name]) for name, x in arrays.items()}
+
+
+def cpu_devices(count: int) -> list[Any]:
+    """Devices of the CPU to simulate others with."""
+    found = jax.devices("cpu")
+    if len(found) < count:
+        raise BackendError(
+            f"simulating {count} devices needs as many CPU devices, and JAX made {len(found)}",
+            facts=["JAX makes its devices when it is first used, which a backend's creation is"],
+            hint=f"call mithril_tpu.simulate_devices({count}) before the first JaxBackend, "
+            f"or set the environment variable JAX_NUM_CPU_DEVICES={count}",
+        )
+    return list(found[:count])
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without what the C++ side writes to stderr: a stack trace, before it raises the error that is handled here."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nothing, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
+
+
+def _amounts(found: re.Match[str]) -> tuple[float, float]:
+    needed, unit, there, other = found.groups()
+    return float(needed) * _UNITS[unit], float(there) * _UNITS[other]
+
+
+def _first_line(message: str) -> str:
+    return message.splitlines()[0][:300]
+
+
+def _gib(size: float) -> str:
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= scale:
+            return f"{size / scale:.2f} {unit}"
+    return f"{size:.0f} B"

@@ -1,0 +1,68 @@
+"""A pipeline ahead of time: one program per task, each compiled for the devices of its stage."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from mithril.backend.base import BuildOptions
+from mithril.backend.source_backend import SourceExecutable
+from mithril.ir import Graph
+from mithril_jax.mesh.pipeline_parallel import Piped, texts
+from mithril_tpu.aot.program import AheadProgram, SimulatedProgram
+from mithril_tpu.options import Wanted
+from mithril_tpu.sharding.pipeline_schedule import Pipeline, staged
+
+if TYPE_CHECKING:
+    from mithril_tpu.backend import AheadBackend
+
+
+class AheadPipeline(Piped):
+    """``programs`` are those of ``made.tasks``, one each; calling needs the devices, or ``simulate``."""
+
+    def __init__(self, made: Pipeline, executables: list[SourceExecutable], graph: Graph) -> None:
+        super().__init__(made, executables, graph)
+        found = [call.ahead if isinstance(call, SimulatedProgram) else call for call in self.calls]
+        self.programs: list[AheadProgram | None] = found
+
+    def memory(self, stage: int) -> int:
+        """Bytes that a device of this stage needs: what its tasks keep for all chunks alive, and the largest run."""
+        mine = [k for k, task in enumerate(self.made.tasks) if task.stage == stage]
+        params: dict[str, int] = {}
+        kept = most = 0
+        for k in mine:
+            program = self.programs[k]
+            if program is None:
+                continue
+            split = {i.name: program.local_bytes(i) for i in program.graph.arguments}
+            params |= {i.name: split[i.name] for i in program.graph.with_role("param")}
+            links = sum(n for name, n in split.items() if name in self.made.tasks[k].takes)
+            kept = max(kept, links * (1 if self.made.tasks[k].once else self.made.alive(stage)))
+            m = program.analysis.memory
+            most = max(most, m.peak - m.arguments)
+        return sum(params.values()) + kept + most
+
+    def report(self) -> str:
+        """A few lines for people."""
+        lines = [
+            f"{self.made.stages} stages, {self.made.chunks} chunk(s): "
+            + ", ".join(f"{share:.0%}" for share in self.made.shares)
+            + " of the work"
+        ]
+        for stage in range(self.made.stages):
+            lines.append(f"stage {stage}: {self.memory(stage) / 2**20:.1f} MiB on each device")
+        for task, program in zip(self.made.tasks, self.programs, strict=True):
+            if program is not None:
+                lines.append(f"{task.graph.name}: " + program.report().partition("\n")[0])
+        return "\n".join(lines)
+
+
+def build(backend: AheadBackend, graph: Graph, options: BuildOptions, wanted: Wanted) -> SourceExecutable:
+    """The executable of a graph over stages."""
+    made = staged(graph, wanted.stages, wanted.chunks, wanted.schedule)
+    programs = []
+    for task in made.tasks:
+        stage: Any = copy.copy(backend)
+        stage.stage = task.stage
+        programs.append(stage.build_whole(task.graph, options))
+    return SourceExecutable(graph, texts(programs), AheadPipeline(made, programs, graph))

@@ -1,0 +1,137 @@
+"""The devices to compile for: those of this machine, or the description of some that are elsewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from math import prod
+from typing import Any
+
+import jax
+
+from mithril.base.errors import BackendError, OptionError
+from mithril_tpu.targets.tpu import Generation, of_device
+
+# Number of chips -> how they stand, as the hardware is sold.
+_SQUARES = {
+    1: "1x1",
+    2: "1x2",
+    4: "2x2",
+    8: "2x4",
+    16: "4x4",
+    32: "4x8",
+    64: "8x8",
+    128: "8x16",
+    256: "16x16",
+}
+_CUBES = {
+    1: "1x1x1",
+    2: "2x1x1",
+    4: "2x2x1",
+    8: "2x2x2",
+    16: "2x2x4",
+    32: "2x4x4",
+    64: "4x4x4",
+    128: "4x4x8",
+    256: "4x8x8",
+    512: "8x8x8",
+}
+
+# Without a TPU, libtpu asks the cloud's metadata server what it runs on, complains at length on stderr, keeps a log
+# folder, and lets only one process on the machine load it. None of this concerns compiling for a described topology.
+_QUIET = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "TPU_LOG_DIR": "disabled",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
+def dims(generation: Generation, devices: int, topology: str | None = None) -> str:
+    """How the chips of ``devices`` devices stand: ``"2x4"``."""
+    per_chip = generation.devices_per_chip
+    if topology is not None:
+        if not re.fullmatch(r"\d+x\d+" + r"x\d+" * (generation.axes - 2), topology):
+            raise OptionError(
+                f"'{topology}' is no topology of {generation.name}",
+                facts=[f"it has {generation.axes} axes"],
+                hint=f"tpu_options={{'topology': '{(_SQUARES if generation.axes == 2 else _CUBES)[8]}'}}",
+            )
+        held = prod(int(n) for n in topology.split("x")) * per_chip
+        if held != devices:
+            raise OptionError(
+                f"topology '{topology}' of {generation.name} has {held} devices, not {devices}",
+                facts=[f"{per_chip} devices per chip"] if per_chip > 1 else [],
+                hint=f"tpu_replicas={held}",
+            )
+        return topology
+    table = _SQUARES if generation.axes == 2 else _CUBES
+    # A lone device of a chip of two: the compiler is given the whole chip, the program one half of it.
+    chips = -(-devices // per_chip)
+    if (devices > 1 and devices % per_chip) or chips not in table:
+        sold = [n * per_chip for n in table]
+        near = min(sold, key=lambda n: (abs(n - devices), n))
+        raise OptionError(
+            f"there is no {generation.name} of {devices} devices",
+            facts=[f"there are: {', '.join(map(str, sold))}"],
+            hint=f"tpu_replicas={near}, or give tpu_options={{'topology': ...}}",
+        )
+    return table[chips]
+
+
+def local_devices(generation: Generation, count: int) -> list[Any] | None:
+    """``count`` TPUs of this generation on this machine; None where it has no TPU at all."""
+    if jax.default_backend() != "tpu":
+        return None
+    found = jax.devices("tpu")
+    here = of_device(found[0].device_kind)
+    if here is not None and here.name != generation.name:
+        raise BackendError(
+            f"target_hardware='{generation.name}' contradicts the TPUs of this machine",
+            facts=[f"found {len(found)} x {found[0].device_kind}, which is '{here.name}'"],
+            hint=f"target_hardware='{here.name}'",
+        )
+    if len(found) < count:
+        raise BackendError(
+            f"{count} TPU devices are wanted, but this machine has {len(found)}",
+            facts=[f"{found[0].device_kind}"],
+            hint=f"tpu_replicas={len(found)}",
+        )
+    return list(found[:count])
+
+
+def described_devices(generation: Generation, count: int, topology: str | None = None) -> list[Any]:
+    """Devices of a topology that libtpu's compiler knows without having them."""
+    _require_compiler()
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    from jax.experimental import topologies
+
+    chosen = dims(generation, count, topology)
+    extra = {"chip_config_name": generation.chip_config} if generation.chip_config else {}
+    try:
+        described = topologies.get_topology_desc(f"{generation.topology}:{chosen}", platform="tpu", **extra)
+    except Exception as error:
+        raise BackendError(
+            f"the TPU compiler does not know the topology '{generation.topology}:{chosen}'",
+            facts=[str(error).splitlines()[0]],
+            hint="another number of devices, or tpu_options={'topology': ...}",
+        ) from error
+    return list(described.devices[:count])
+
+
+def has_compiler() -> bool:
+    """Whether libtpu is installed."""
+    return importlib.util.find_spec("libtpu") is not None or "TPU_LIBRARY_PATH" in os.environ
+
+
+def _require_compiler() -> None:
+    if not has_compiler():
+        raise BackendError(
+            "compiling for a TPU that is not here needs its compiler, libtpu",
+            facts=["the package 'libtpu' is not installed"],
+            hint="pip install 'mithril-tpu[compiler]'",
+        )

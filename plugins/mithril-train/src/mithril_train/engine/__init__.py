@@ -1,0 +1,1 @@
+"""Engines: a training step compiled for one backend, and its arrays."""

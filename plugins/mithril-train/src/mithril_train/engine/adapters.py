@@ -1,0 +1,149 @@
+"""Loaders of other libraries: what epochs, order and place mean to each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from mithril.base.errors import InputError
+from mithril_train.data.loader import DataLoader
+
+
+class Loader:
+    """Any iterable of batches. Its place is how many were taken; a resume takes as many and drops them."""
+
+    def __init__(self, loader: Any, seed: int) -> None:
+        self.loader, self.seed = loader, seed
+        self.epoch = self.position = 0
+        self._skip = 0
+
+    def batches(self) -> Generator[Any, None, None]:
+        """The rest of the epoch."""
+        self.prepare()
+        skip, self._skip = self._skip, 0
+        for batch in islice(iter(self.loader), skip, None):
+            self.position += 1
+            yield batch
+        self.epoch, self.position = self.epoch + 1, 0
+
+    def plain(self) -> Iterator[Any]:
+        """All batches once, for evaluating: the loader's own place stays where it is."""
+        return iter(self.loader)
+
+    def prepare(self) -> None:
+        """Set the order of the epoch that begins."""
+        set_epoch = getattr(self.loader, "set_epoch", None) or getattr(
+            getattr(self.loader, "sampler", None), "set_epoch", None
+        )
+        if set_epoch is not None:
+            set_epoch(self.epoch)
+
+    def count(self) -> int | None:
+        """Batches of an epoch, where that is known."""
+        try:
+            return len(self.loader)
+        except TypeError:
+            return None
+
+    def done(self) -> int:
+        """Batches of this epoch already taken."""
+        return self.position
+
+    def state(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "position": self.position}
+
+    def load_state(self, state: Mapping[str, Any] | None, epoch: int) -> None:
+        """Go on where a state was taken; without one, at the beginning of an epoch."""
+        self.epoch, self.position = (int(state["epoch"]), int(state["position"])) if state else (epoch, 0)
+        self._skip = self.position
+
+
+class Ours(Loader):
+    """``ml.DataLoader``, which resumes in the middle by itself."""
+
+    loader: DataLoader
+
+    def batches(self) -> Generator[Any, None, None]:
+        return iter(self.loader)
+
+    def plain(self) -> Iterator[Any]:
+        return self.loader.once()
+
+    def done(self) -> int:
+        return int(self.loader.state_dict()["position"])
+
+    def state(self) -> dict[str, Any]:
+        return dict(self.loader.state_dict())
+
+    def load_state(self, state: Mapping[str, Any] | None, epoch: int) -> None:
+        self.loader.load_state_dict(state or {**self.loader.state_dict(), "position": 0})
+
+
+class Torch(Loader):
+    """``torch.utils.data.DataLoader``: each epoch's order comes from a generator seeded by seed and epoch."""
+
+    def __init__(self, loader: Any, seed: int) -> None:
+        super().__init__(loader, seed)
+        import torch
+
+        own = loader.generator is None and getattr(loader.sampler, "generator", None) is None
+        self.generator = torch.Generator() if own else loader.generator or loader.sampler.generator
+        if own and hasattr(loader.sampler, "generator"):
+            loader.sampler.generator = self.generator
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.generator.manual_seed((self.seed * 1_000_003 + self.epoch) & 0x7FFFFFFFFFFFFFFF)
+
+
+class Grain(Loader):
+    """A grain loader: its iterators tell their state, and are set to one."""
+
+    def __init__(self, loader: Any, seed: int) -> None:
+        super().__init__(loader, seed)
+        self._iterator: Any = None
+        self._state: Any = None
+
+    def batches(self) -> Generator[Any, None, None]:
+        self._iterator = iter(self.loader)
+        if self._state is not None:
+            self._iterator.set_state(self._state)
+            self._state = None
+        for batch in self._iterator:
+            self.position += 1
+            yield batch
+        self.epoch, self.position, self._iterator = self.epoch + 1, 0, None
+
+    def state(self) -> dict[str, Any]:
+        inner = self._iterator.get_state() if self._iterator is not None else None
+        if isinstance(inner, bytes):
+            inner = {"bytes": inner.decode("latin-1")}
+        return {**super().state(), "grain": inner}
+
+    def load_state(self, state: Mapping[str, Any] | None, epoch: int) -> None:
+        super().load_state(state, epoch)
+        inner = state.get("grain") if state else None
+        self._state = inner["bytes"].encode("latin-1") if isinstance(inner, dict) and "bytes" in inner else inner
+
+
+def as_loader(loader: Iterable[Any], seed: int) -> Loader:
+    """The adapter for whatever was given."""
+    if isinstance(loader, Loader):
+        return loader
+    if isinstance(loader, DataLoader):
+        return Ours(loader, seed)
+    module = type(loader).__module__.split(".")[0]
+    kinds = {c.__name__ for c in type(loader).__mro__ if c.__module__.startswith("torch.utils.data")}
+    if "DataLoader" in kinds:
+        return Torch(loader, seed)
+    if module == "grain":
+        return Grain(loader, seed)
+    if not hasattr(loader, "__iter__"):
+        raise InputError(f"a {type(loader).__name__} gives no batches", hint="ml.DataLoader(data, batch_size=32)")
+    if iter(loader) is loader:
+        raise InputError(
+            "an iterator can be read only once, so that it has no epochs",
+            hint="give what it was made from: a list, a loader, ml.DataLoader(generator_function)",
+        )
+    return Loader(loader, seed)

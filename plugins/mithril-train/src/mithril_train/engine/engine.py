@@ -1,0 +1,367 @@
+"""Makes and runs the executables of training: one per shapes of the batch, with everything a step carries on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mithril import plugins
+from mithril.backend.base import Backend, BuildOptions, Executable
+from mithril.base.dtypes import DType, TensorType
+from mithril.base.errors import BackendError, InputError, OptionError
+from mithril.compiler.steps import Compiler
+from mithril.ir import Graph, Node, Value
+from mithril.ir.decompose import decompose
+from mithril.models.language.initializers import initialise
+from mithril.passes.manager import PassManager
+from mithril.plugins.option_table import Settings
+from mithril.runtime.compiled_model import CompiledModel
+from mithril.runtime.index_checks import GivenIndices, given_indices
+from mithril.runtime.signature import InputSpec, adapt, array_type, as_numpy, missing_or_unknown, settle
+from mithril.runtime.weight_files import to_numpy
+from mithril_train.step.step import Carried, carried, ema_name, trained_names, with_gradients, with_loss, with_update
+from mithril_train.step.step_config import Recipe
+
+Converters = tuple[tuple[str, Callable[[Any], Any]], ...]
+FLAG = "is_training"
+BRANCHING = ("numpy", "jax", "torch", "mlx", "c")  # backends whose programs can branch
+DONATING = ("jax", "tpu")  # backends whose compiler writes results over arguments, where they are told which
+
+
+@dataclass(frozen=True)
+class Step:
+    """The executables for batches of one set of shapes, and how a batch is brought into them."""
+
+    graph: Graph  # of the whole step, after the passes
+    run: Executable  # a whole step
+    add: Executable | None  # adds gradients up, where several batches make a step
+    convert: Converters
+    reports: tuple[str, ...]
+    fixed: Mapping[str, Any]  # further inputs that are always the same
+    indices: tuple[GivenIndices, ...]  # columns of the batch that index something
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Loss and metrics without training."""
+
+    graph: Graph
+    run: Executable
+    convert: Converters
+    fixed: Mapping[str, Any]
+    indices: tuple[GivenIndices, ...]
+
+
+def _hold(indices: Iterable[GivenIndices], batch: Mapping[str, Any]) -> None:
+    """Raise where labels or tokens lie outside of what they index; what lies on a device is not fetched for that."""
+    for given in indices:
+        column = batch[given.name]
+        if isinstance(column, np.ndarray):
+            given.hold(column)
+
+
+class Engine:
+    """One model, one recipe, one backend."""
+
+    def __init__(self, compiled: CompiledModel, recipe: Recipe) -> None:
+        self.compiled = compiled
+        self.recipe = recipe
+        self.backend: Backend = compiled.backend
+        self.compiler: Compiler = compiler_of(compiled)
+        self.decisions = compiled.decisions
+        if self.compiler.inference:
+            raise OptionError(
+                "this model was compiled with inference=True: it cannot be trained",
+                hint="compile it without inference=True",
+            )
+        if self.compiler.settings["autodiff"] == "native":
+            self.decisions.record("ignored", "autodiff='native': a training step differentiates the graph")
+        if self.compiler.settings["checks"] and self.backend.name != "ggml":
+            said = "a training step looks at labels and tokens of NumPy batches, not at indices that it computes"
+            self.decisions.record("ignored", f"checks=True: {said}")
+        self.arrays: dict[str, Any] = {}  # everything carried, by name
+        self.inputs: dict[str, TensorType] = {}  # of the model, as last traced
+        self.parameters: tuple[str, ...] = ()
+        self.states: tuple[str, ...] = ()
+        self.trained: tuple[str, ...] = ()
+        self.extra: dict[str, Carried] = {}
+        self._steps: dict[Any, Step] = {}
+        self._evaluations: dict[Any, Evaluation] = {}
+        self._traced: tuple[Any, Graph, Graph] | None = None  # the last, which is often asked for again
+        self._rates: dict[str, tuple[float, Any]] = {}
+
+    # -- running -----------------------------------------------------------------------------------------------------
+    def step(self, batch: Mapping[str, Any], rates: Mapping[str, float], *, last: bool = True) -> dict[str, Any]:
+        """One step, or with ``last=False`` one batch of several that make a step. Gives what the step reports."""
+        made = self.prepare(batch)
+        _hold(made.indices, batch)
+        inputs = {n: convert(batch[n]) for n, convert in made.convert}
+        inputs.update(made.fixed)
+        if last:
+            inputs.update(self._rate_arrays(rates))
+            results = made.run(self.arrays, inputs)
+        else:
+            assert made.add is not None
+            results = made.add(self.arrays, inputs)
+        reports = {n: results.pop(n) for n in made.reports if n in results}
+        self.arrays = results
+        return reports
+
+    def evaluate(self, batch: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Loss and metrics of a batch."""
+        key = signature(batch)
+        made = self._evaluations.get(key) or self._new_evaluation(key, batch)
+        _hold(made.indices, batch)
+        inputs = {n: convert(batch[n]) for n, convert in made.convert}
+        inputs.update(made.fixed)
+        inputs.update({n: self.arrays[n] for n in self.states})
+        return dict(made.run(self.live(parameters), inputs))
+
+    def live(self, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The parameters as they are now; they may be overwritten by the next step."""
+        given = parameters or {}
+        return {n: given.get(n, self.arrays[n]) for n in self.parameters}
+
+    def _rate_arrays(self, rates: Mapping[str, float]) -> dict[str, Any]:
+        out = {}
+        for name, rate in rates.items():
+            known = self._rates.get(name)
+            if known is None or known[0] != rate:
+                known = self._rates[name] = (rate, self.backend.array(np.float32(rate)))
+            out[name] = known[1]
+        return out
+
+    def prepare(self, batch: Mapping[str, Any]) -> Step:
+        """The executables for such batches, made now."""
+        key = signature(batch)
+        return self._steps.get(key) or self._new_step(key, batch)
+
+    # -- what is carried ---------------------------------------------------------------------------------------------
+    def begin(self, traced: Graph, seed: int, given: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        """Fresh arrays for everything carried, those in ``given`` and ``state`` instead of drawn ones."""
+        params, states = traced.with_role("param"), traced.with_role("state")
+        self.parameters = tuple(i.name for i in params)
+        self.states = tuple(i.name for i in states)
+        self.trained = trained_names(traced, self.recipe)
+        self.extra = carried(traced, self.recipe, self.trained)
+        if given:
+            missing_or_unknown("parameter", {i.name: i for i in params}, given)
+        known = {*self.parameters, *self.states}
+        arrays = {n: self._own(self._numpy(x)) for n, x in {**given, **state}.items() if n in known}
+        drawn = initialise([i for i in (*params, *states) if i.name not in arrays], seed)
+        arrays.update({n: self._own(x) for n, x in drawn.items()})
+        for i in (*params, *states):
+            if tuple(arrays[i.name].shape) != i.type.shape:
+                raise InputError(
+                    f"'{i.name}' has shape {list(arrays[i.name].shape)}, expected {list(i.type.shape)}",
+                )
+        for name, made in self.extra.items():
+            arrays[name] = self._own(np.full(made.type.shape, made.initial, made.type.dtype.numpy))
+        if self.recipe.ema is not None:
+            for name in self.trained:
+                kind = self.extra[ema_name(name)].type.dtype.numpy
+                arrays[ema_name(name)] = self._own(self.backend.to_numpy(arrays[name]).astype(kind))
+        self.arrays = arrays
+
+    def _own(self, array: np.ndarray[Any, Any]) -> Any:
+        """An array of the backend that nobody else holds, because steps write over it."""
+        return self.backend.array(np.array(array, order="C", copy=True))
+
+    def _numpy(self, x: Any) -> np.ndarray[Any, Any]:
+        return self.backend.to_numpy(x) if self.backend.is_array(x) else to_numpy(x)
+
+    def to_numpy(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Everything carried, copied."""
+        return {n: np.array(self.backend.to_numpy(x)) for n, x in self.arrays.items()}
+
+    def restore(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Put back what ``to_numpy`` gave. Everything must fit."""
+        missing_or_unknown("tensor of the checkpoint", self.arrays, tensors)
+        for name, x in self.arrays.items():
+            if tuple(x.shape) != tensors[name].shape:
+                raise InputError(
+                    f"the checkpoint's '{name}' has shape {list(tensors[name].shape)}, expected {list(x.shape)}"
+                )
+        self.arrays = {n: self._own(tensors[n]) for n in self.arrays}
+
+    # -- making executables ------------------------------------------------------------------------------------------
+    def types(self, batch: Mapping[str, Any], *, training: bool) -> tuple[dict[str, TensorType], dict[str, TensorType]]:
+        """Types of the model's inputs among the batch, and of the whole batch, with the dtypes it is converted to."""
+        specs: Mapping[str, InputSpec] = self.compiler.specs
+        actual = {n: array_type(n, x) for n, x in batch.items()}
+        columns = {}
+        for name, t in actual.items():
+            settled = settle(specs.get(name, InputSpec(name)), t, self.backend.dtype)
+            columns[name] = TensorType(settled.dtype, t.shape)
+        inputs = {n: t for n, t in columns.items() if n in specs}
+        if FLAG in specs:
+            inputs.setdefault(FLAG, array_type(FLAG, np.asarray(training)))
+        missing = [n for n, s in specs.items() if s.required and n not in inputs]
+        if missing:
+            raise InputError(
+                f"the batch lacks '{missing[0]}', an input of the model",
+                facts=[f"inputs: {', '.join(specs)}", f"batch: {', '.join(batch)}"],
+            )
+        return inputs, columns
+
+    def traced(self, batch: Mapping[str, Any], *, training: bool) -> tuple[Graph, Graph, dict[str, TensorType]]:
+        """The model's graph, the same with loss and metrics, and the types of the batch."""
+        inputs, columns = self.types(batch, training=training)
+        self.inputs = inputs
+        key = (training, tuple(columns.items()))
+        if self._traced is None or self._traced[0] != key:
+            traced = self.compiler.trace(inputs, training=training)
+            self._traced = key, traced, with_loss(traced, columns, self.recipe)
+        return self._traced[1], self._traced[2], columns
+
+    def differentiated(self, forward: Graph) -> Graph:
+        """Forward and backward, before the passes."""
+        fused, _ = self.compiler.optimize(forward, only="fuse")
+        return with_gradients(fused, self.recipe, self.trained)
+
+    def _new_step(self, key: Any, batch: Mapping[str, Any]) -> Step:
+        _, forward, columns = self.traced(batch, training=True)
+        inner = self._passes(self.differentiated(forward), first=True)
+        graph = self._passes(with_update(inner, self.recipe, self.trained, branch=self._branches()), first=False)
+        add = None
+        if self.recipe.accumulate > 1:
+            add = self._build(self._passes(with_update(inner, self.recipe, self.trained, last=False), first=False))
+        made = Step(
+            graph,
+            self._build(graph),
+            add,
+            self._converters(graph, columns),
+            tuple(n for n in graph.output_names if n.startswith("report/")),
+            self._fixed(graph, batch, training=True),
+            given_indices(forward),
+        )
+        self._steps[key] = made
+        if len(self._steps) > 1:
+            shapes = ", ".join(f"{n}: {t}" for n, t in columns.items())
+            self.decisions.record("specialised", f"training step {len(self._steps)} for {shapes}")
+        return made
+
+    def _new_evaluation(self, key: Any, batch: Mapping[str, Any]) -> Evaluation:
+        _, whole, columns = self.traced(batch, training=False)
+        kept = [k for k, n in enumerate(whole.output_names) if not n.startswith("state/")]
+        graph = whole.replaced(
+            outputs=tuple(whole.outputs[k] for k in kept), output_names=tuple(whole.output_names[k] for k in kept)
+        )
+        graph, _ = self.compiler.optimize(graph)
+        made = Evaluation(
+            graph,
+            self.compiler.build(graph),
+            self._converters(graph, columns),
+            self._fixed(graph, batch, training=False),
+            given_indices(whole),
+        )
+        self._evaluations[key] = made
+        return made
+
+    def _branches(self) -> bool:
+        """Whether leaving an update out by an ``if`` is cheaper than selecting every value.
+
+        Measured: on a processor it is, wherever the program that is run can branch at all (torch.compile and
+        mlx.compile cannot); on a GPU it would wait for the device.
+        """
+        settings, name = self.compiler.settings, self.backend.name
+        if self.backend.device.split(":")[0] != "cpu" or name not in BRANCHING:
+            return False
+        compiled = settings["jit"] or settings.get("torch_dynamo") or settings.get("torch_fx")
+        return name in ("numpy", "jax", "c") or not compiled
+
+    def _passes(self, graph: Graph, *, first: bool) -> Graph:
+        """The pipeline on forward and backward; then on the whole step what cleans and what plans memory.
+
+        The update is kept from the passes that choose dtypes: parameters and moments stay as exact as they are stored.
+        """
+        manager, context = self.compiler.pipeline()
+        late = ("final",)
+        planning = "memory-planning"
+        if first:
+            chosen = [p for p in manager.passes if p.stage not in late and p.name != planning]
+        else:
+            chosen = [p for p in manager.passes if p.stage in ("clean", "canonical", *late) or p.name == planning]
+        return PassManager(chosen, check=manager.check).run(graph, context, runner=plugins.run_pass)[0]
+
+    def _build(self, graph: Graph) -> Executable:
+        """The executable, with what it carries on given over to it where the backend can use that."""
+        compiler = self.compiler
+        if self.backend.name in DONATING and compiler.settings["jit"] is not False:
+            settings = compiler.settings
+            options = {**settings["jit_options"], "donate_argnums": (0,)}
+            compiler = copy.copy(compiler)
+            compiler.settings = Settings({**settings.peek(), "jit_options": options}, settings.given)
+        made: Executable = compiler.build(self._shared(graph))
+        return made
+
+    def _shared(self, graph: Graph) -> Graph:
+        """The graph in operations of the backend, without what comes twice: a loss and its gradient have much alike."""
+        if self.compiler.settings["backend_map"]:
+            return graph  # each part is written out for a backend of its own
+        options = BuildOptions(self.compiler.settings, decisions=self.decisions)
+        lowered = decompose(graph, lambda node: self.backend.lowers(node, options))
+        phases = {v: node.tags["phase"] for node in lowered.nodes if "phase" in node.tags for v in node.results}
+        lowered = lowered.replaced(nodes=tuple(without_phase(node) for node in lowered.nodes))
+        manager, context = self.compiler.pipeline()
+        chosen = [p for p in manager.passes if p.stage == "clean"]
+        cleaned = PassManager(chosen, check=manager.check).run(lowered, context, runner=plugins.run_pass)[0]
+        return cleaned.replaced(nodes=tuple(with_phase(node, phases) for node in cleaned.nodes))
+
+    def _fixed(self, graph: Graph, batch: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
+        if FLAG in batch or FLAG not in {i.name for i in graph.inputs}:
+            return {}
+        return {FLAG: self.backend.array(np.asarray(training))}
+
+    def _converters(self, graph: Graph, columns: Mapping[str, TensorType]) -> Converters:
+        """For every column that the graph reads, what brings it to the backend."""
+        read = {i.name for i in graph.arguments}
+        return tuple((n, self._converter(n, t.dtype)) for n, t in columns.items() if n in read)
+
+    def _converter(self, name: str, wanted: DType) -> Callable[[Any], Any]:
+        backend, native, decisions = self.backend, self.backend.native_dtype(wanted), self.decisions
+
+        def convert(x: Any) -> Any:
+            if backend.is_array(x) and x.dtype == native:
+                return x
+            array = x if isinstance(x, np.ndarray) else as_numpy(name, to_numpy(x) if hasattr(x, "dtype") else x)
+            if array.dtype.kind == "f" and wanted.is_float:
+                array = array.astype(wanted.numpy, copy=False)
+            return backend.array(adapt(name, array, wanted, decisions))
+
+        return convert
+
+
+def compiler_of(compiled: CompiledModel) -> Compiler:
+    """What made the model, which can make the step as well."""
+    if not isinstance(compiled.compiler, Compiler):
+        raise OptionError(
+            "this model cannot be trained: what it was compiled from is not there",
+            hint="compile the logical model with ml.compile",
+        )
+    return compiled.compiler
+
+
+def without_phase(node: Node) -> Node:
+    """The node as if it were of no part of the step, so that equal ones of several parts are found."""
+    if "phase" not in node.tags:
+        return node
+    return node.replaced(tags={n: tag for n, tag in node.tags.items() if n != "phase"})
+
+
+def with_phase(node: Node, phases: Mapping[Value, Any]) -> Node:
+    """The node with its part of the step, by which stages of a pipeline are cut."""
+    phase = next((phases[v] for v in node.results if v in phases), None)
+    return node if phase is None else node.replaced(tags={**node.tags, "phase": phase})
+
+
+def signature(batch: Mapping[str, Any]) -> Any:
+    """What decides which executable a batch needs."""
+    try:
+        return tuple([(n, x.shape, x.dtype) for n, x in batch.items()])
+    except AttributeError:
+        raise BackendError("a batch must be made of arrays") from None

@@ -1,0 +1,95 @@
+"""Search for settings through Optuna, which is imported when a search begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from mithril.base.errors import InputError, OptionError, PluginError
+from mithril_train.loop.callbacks import Callback, Row, better
+from mithril_train.loop.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best trial of a search."""
+
+    settings: dict[str, Any]
+    value: float
+    trainer: Trainer
+    study: Any  # Optuna's, for its pictures and tables
+
+
+def search(
+    make: Callable[[Any], Trainer],
+    loader: Iterable[Any] | Callable[[Any], Iterable[Any]],
+    *,
+    validation: Iterable[Any] | None = None,
+    epochs: int = 1,
+    trials: int = 20,
+    monitor: str = "val_loss",
+    mode: str = "auto",
+    seed: int = 0,
+    study: Any = None,
+) -> Found:
+    """Train what ``make(trial)`` gives, again and again, and keep the best by ``monitor`` in its last epoch.
+
+    ``make`` asks the trial for settings: ``ml.Adam(trial.suggest_float("rate", 1e-4, 1e-1, log=True))``. ``loader`` may
+    be a function of the trial as well, for batch sizes. A trial that is worse than the median of those before at the
+    same epoch is ended early. One seed gives one search. ``study`` goes on with a search of Optuna's own.
+    """
+    optuna = _optuna()
+    if trials < 1:
+        raise OptionError(f"trials={trials} must be at least 1")
+    direction = {"min": "minimize", "max": "maximize"}[better(mode, monitor)]
+    search = study or optuna.create_study(
+        direction=direction,
+        sampler=optuna.samplers.TPESampler(seed=seed),
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=5),
+    )
+    best: dict[str, Trainer] = {}
+
+    def run(trial: Any) -> float:
+        trainer = make(trial)
+        if not isinstance(trainer, Trainer):
+            raise InputError(f"make(trial) gave a {type(trainer).__name__}, expected a Trainer")
+        data = loader(trial) if callable(loader) and not hasattr(loader, "__iter__") else loader
+        restart = getattr(data, "load_state_dict", None)
+        if restart is not None and hasattr(data, "seed"):
+            restart({"epoch": 0, "position": 0, "seed": data.seed})
+        watch = Pruning(trial, monitor)
+        trainer.fit(data, epochs, validation=validation, callbacks=[watch])
+        earlier = [t.value for t in search.trials if t.value is not None and t.state.name == "COMPLETE"]
+        if not earlier or (watch.last < min(earlier) if direction == "minimize" else watch.last > max(earlier)):
+            best["trainer"] = trainer
+        return watch.last
+
+    search.optimize(run, n_trials=trials)
+    if "trainer" not in best:
+        raise InputError("no trial of this search was better than those before it", hint="raise trials=")
+    return Found(dict(search.best_params), float(search.best_value), best["trainer"], search)
+
+
+class Pruning(Callback):
+    """Tells a trial of Optuna every epoch, and ends it where Optuna says so."""
+
+    def __init__(self, trial: Any, monitor: str = "val_loss") -> None:
+        self.trial, self.monitor = trial, monitor
+        self.last = float("nan")
+
+    def epoch_end(self, trainer: Trainer, row: Row) -> None:
+        if self.monitor not in row:
+            raise OptionError(f"'{self.monitor}' is not measured", facts=["measured: " + ", ".join(row)])
+        self.last = row[self.monitor]
+        self.trial.report(self.last, trainer.epoch)
+        if self.trial.should_prune():
+            raise _optuna().TrialPruned
+
+
+def _optuna() -> Any:
+    try:
+        return import_module("optuna")
+    except ImportError:
+        raise PluginError("a search for settings needs Optuna", hint="pip install optuna") from None

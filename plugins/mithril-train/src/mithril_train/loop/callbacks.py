@@ -1,0 +1,261 @@
+"""What can be told about training while it runs, and may stop it: callbacks with a method for each moment."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import numpy as np
+
+from mithril.base.errors import OptionError, PluginError
+from mithril_train.loop import checkpoint
+
+if TYPE_CHECKING:
+    from mithril_train.loop.trainer import Report, Trainer
+
+Row = Mapping[str, float]
+Array = np.ndarray[Any, Any]
+
+
+class Callback:
+    """Base of all callbacks; each method does nothing until it is overridden.
+
+    ``step_end`` gets a report whose values are read from the device when they are looked at; looking at every step
+    makes the device wait.
+    """
+
+    def begin(self, trainer: Trainer) -> None:
+        """Before the first epoch of a ``fit``."""
+
+    def epoch_begin(self, trainer: Trainer, epoch: int) -> None:
+        """Before the first batch of an epoch; epochs count from 1."""
+
+    def step_end(self, trainer: Trainer, report: Report) -> None:
+        """After a step of the optimizer."""
+
+    def epoch_end(self, trainer: Trainer, row: Row) -> None:
+        """After an epoch and its validation; the row holds the means, those of validation under ``val_...``."""
+
+    def end(self, trainer: Trainer) -> None:
+        """After the last epoch, or when an error ends the training."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint should keep (as JSON)."""
+        return {}
+
+    def tensors(self) -> dict[str, Array]:
+        """Arrays that a checkpoint should keep."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Array]) -> None:
+        """Put both back."""
+
+
+def better(mode: str, monitor: str) -> str:
+    """``min`` or ``max``, chosen by the name where nobody says."""
+    if mode not in ("auto", "min", "max"):
+        raise OptionError(f"mode='{mode}' is unknown", facts=["known: auto, min, max"])
+    if mode != "auto":
+        return mode
+    return "max" if any(word in monitor for word in ("accuracy", "precision", "recall", "f1", "r2")) else "min"
+
+
+def _value(row: Row, monitor: str, who: str) -> float:
+    if monitor not in row:
+        raise OptionError(
+            f"{who} watches '{monitor}', which is not measured",
+            facts=["measured: " + ", ".join(row)],
+            hint="give fit(validation=...)" if monitor.startswith("val_") else None,
+        )
+    return row[monitor]
+
+
+class EarlyStopping(Callback):
+    """Stop where ``monitor`` has not improved by ``min_delta`` for ``patience`` epochs; ``restore`` the best."""
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        patience: int = 3,
+        *,
+        min_delta: float = 0.0,
+        mode: str = "auto",
+        restore: bool = True,
+    ) -> None:
+        self.monitor, self.patience, self.min_delta, self.restore = monitor, patience, abs(min_delta), restore
+        self.mode = better(mode, monitor)
+        self.best = math.inf if self.mode == "min" else -math.inf
+        self.waited = 0
+        self.best_epoch = 0
+        self._kept: dict[str, Array] = {}
+
+    def epoch_end(self, trainer: Trainer, row: Row) -> None:
+        value = _value(row, self.monitor, "EarlyStopping")
+        gain = self.best - value if self.mode == "min" else value - self.best
+        if gain > self.min_delta:
+            self.best, self.waited, self.best_epoch = value, 0, trainer.epoch
+            if self.restore:
+                self._kept = trainer.engine.to_numpy()
+            return
+        self.waited += 1
+        if self.waited >= self.patience:
+            trainer.stop(f"'{self.monitor}' has not improved for {self.waited} epochs")
+
+    def end(self, trainer: Trainer) -> None:
+        if self._kept and self.waited and trainer.stopped:
+            trainer.engine.restore(self._kept)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "waited": self.waited, "best_epoch": self.best_epoch}
+
+    def tensors(self) -> dict[str, Array]:
+        return self._kept
+
+    def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Array]) -> None:
+        self.best, self.waited = float(state["best"]), int(state["waited"])
+        self.best_epoch = int(state["best_epoch"])
+        self._kept = dict(tensors)
+
+
+class Checkpoint(Callback):
+    """Save everything needed to go on into ``folder``: at the end of epochs, and ``every`` so many steps.
+
+    The newest ``keep`` stay. With ``monitor`` the best epoch is also kept as ``best.safetensors``.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        every: int | None = None,
+        keep: int = 2,
+        monitor: str | None = None,
+        mode: str = "auto",
+    ) -> None:
+        if keep < 1 or (every is not None and every < 1):
+            raise OptionError(f"Checkpoint: keep={keep} and every={every} must be at least 1")
+        self.folder, self.every, self.keep, self.monitor = Path(folder), every, keep, monitor
+        self.mode = better(mode, monitor or "")
+        self.best = math.inf if self.mode == "min" else -math.inf
+
+    def begin(self, trainer: Trainer) -> None:
+        checkpoint.tidy(self.folder)
+
+    def step_end(self, trainer: Trainer, report: Report) -> None:
+        if self.every is not None and trainer.steps % self.every == 0:
+            self._save(trainer)
+
+    def epoch_end(self, trainer: Trainer, row: Row) -> None:
+        if self.monitor is not None:
+            value = _value(row, self.monitor, "Checkpoint")
+            if value < self.best if self.mode == "min" else value > self.best:
+                self.best = value
+                trainer.save(self.folder / "best.safetensors")
+        self._save(trainer)
+
+    def _save(self, trainer: Trainer) -> None:
+        trainer.save(self.folder / f"step-{trainer.steps:08d}.safetensors")
+        old = sorted(self.folder.glob("step-*.safetensors"), key=lambda p: int(p.stem.split("-")[1]))
+        for path in old[: -self.keep]:
+            path.unlink(missing_ok=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best}
+
+    def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Array]) -> None:
+        self.best = float(state["best"])
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint there is, for ``fit(resume=...)``."""
+        return checkpoint.latest(self.folder)
+
+
+class LearningRateMonitor(Callback):
+    """The learning rate of every step in ``rates``, and of the last step as a column of the rows."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+
+    def step_end(self, trainer: Trainer, report: Report) -> None:
+        self.rates.append(report.learning_rate)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rates": self.rates}
+
+    def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Array]) -> None:
+        self.rates = [float(r) for r in state["rates"]]
+
+
+class _File(Callback):
+    """A log in a file that grows by a line per epoch; after a resume it goes on."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def begin(self, trainer: Trainer) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if trainer.epoch == 0:
+            self.path.unlink(missing_ok=True)
+
+    def epoch_end(self, trainer: Trainer, row: Row) -> None:
+        with self.path.open("a", newline="") as file:
+            self.write(file, {"epoch": trainer.epoch, "step": trainer.steps, "time": round(time.time(), 3), **row})
+
+    def write(self, file: TextIO, row: Mapping[str, Any]) -> None:
+        raise TypeError(f"{type(self).__name__} does not say how a row is written")
+
+
+class CSVLog(_File):
+    """A table with a line per epoch."""
+
+    def write(self, file: TextIO, row: Mapping[str, Any]) -> None:
+        writer = csv.writer(file)
+        if file.tell() == 0:
+            writer.writerow(row)
+        writer.writerow(row.values())
+
+
+class JSONLog(_File):
+    """A JSON object per line and epoch."""
+
+    def write(self, file: TextIO, row: Mapping[str, Any]) -> None:
+        file.write(
+            json.dumps({n: x if not isinstance(x, float) or math.isfinite(x) else str(x) for n, x in row.items()})
+        )
+        file.write("\n")
+
+
+class TensorBoard(Callback):
+    """Rows as scalars for TensorBoard, by whichever writer is installed (torch's or tensorboardX)."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = os.fspath(folder)
+        self._writer: Any = None
+
+    def begin(self, trainer: Trainer) -> None:
+        self._writer = _summary_writer()(self.folder)
+
+    def epoch_end(self, trainer: Trainer, row: Row) -> None:
+        for name, value in row.items():
+            self._writer.add_scalar(name, value, trainer.steps)
+
+    def end(self, trainer: Trainer) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _summary_writer() -> Any:
+    for module in ("torch.utils.tensorboard", "tensorboardX"):
+        try:
+            return __import__(module, fromlist=["SummaryWriter"]).SummaryWriter
+        except ImportError:
+            continue
+    raise PluginError(
+        "TensorBoard logs need a writer", hint="pip install tensorboard torch, or pip install tensorboardX"
+    )

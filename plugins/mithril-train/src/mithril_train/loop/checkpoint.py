@@ -1,0 +1,75 @@
+"""Checkpoints: one safetensors file with everything carried, and beside it in the header how far training was."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mithril.base.errors import InputError
+from mithril.runtime.weight_files import load_file
+
+FORMAT = "mithril-training-1"
+
+
+def write(path: str | os.PathLike[str], tensors: Mapping[str, np.ndarray[Any, Any]], about: Mapping[str, Any]) -> Path:
+    """Write a checkpoint, whole or not at all: a kill or a power cut leaves the old file as it was."""
+    from safetensors.numpy import save_file
+
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        header = {"format": FORMAT, "about": json.dumps(about)}
+        save_file({n: np.array(a, order="C") for n, a in tensors.items()}, part, header)
+        with open(part, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+    _sync_folder(target.parent)
+    return target
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes the renaming itself durable, where the platform lets a folder be opened."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
+    """The tensors and how far training was."""
+    from safetensors import safe_open
+
+    tensors = load_file(path)
+    with safe_open(path, "numpy") as file:
+        header = file.metadata() or {}
+    if header.get("format") != FORMAT:
+        raise InputError(
+            f"'{os.fspath(path)}' is no checkpoint of a training",
+            facts=[f"its format is {header.get('format', 'not said')}, expected {FORMAT}"],
+            hint="compiled.load(path) reads files of parameters alone",
+        )
+    return tensors, json.loads(header["about"])
+
+
+def tidy(folder: str | os.PathLike[str]) -> None:
+    """Remove what kills in the middle of writing have left behind."""
+    for part in Path(folder).glob(".*.safetensors.*.part"):
+        part.unlink(missing_ok=True)
+
+
+def latest(folder: str | os.PathLike[str]) -> Path | None:
+    """The newest checkpoint in a folder, by the step in its name."""
+    found = sorted(Path(folder).glob("step-*.safetensors"), key=lambda p: int(p.stem.split("-")[1]))
+    return found[-1] if found else None

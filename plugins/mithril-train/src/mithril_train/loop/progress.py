@@ -1,0 +1,108 @@
+"""Where training is: a bar on a terminal, a line per epoch (and now and then) in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from mithril_train.loop.history import line
+
+QUIET = 30.0  # seconds between lines of a log inside an epoch
+LOOK = 0.2  # seconds between looks at the loss, each of which waits for the device
+
+
+class Progress:
+    """Says nothing."""
+
+    def epoch(self, epoch: int, epochs: int, count: int | None, done: int) -> None:
+        """An epoch begins."""
+
+    def step(self, report: Any) -> None:
+        """A batch is done."""
+
+    def row(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
+        """An epoch is done."""
+
+    def close(self) -> None:
+        """Training is over."""
+
+
+class Lines(Progress):
+    """Plain lines."""
+
+    def __init__(self, out: Any = None) -> None:
+        self.out = out or sys.stderr
+        self.head = ""
+        self.begun = self.said = time.monotonic()
+        self.done = 0
+        self.count: int | None = None
+
+    def epoch(self, epoch: int, epochs: int, count: int | None, done: int) -> None:
+        self.head, self.count, self.done = f"epoch {epoch}/{epochs}", count, done
+        self.begun = self.said = time.monotonic()
+
+    def step(self, report: Any) -> None:
+        self.done += 1
+        now = time.monotonic()
+        if now - self.said >= QUIET:
+            self.said = now
+            of = f"/{self.count}" if self.count else ""
+            print(f"{self.head}  batch {self.done}{of}  loss {report['loss']:.4g}", file=self.out, flush=True)
+
+    def row(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
+        seconds = time.monotonic() - self.begun
+        print(f"{self.head}  {line(row)}  ({seconds:.1f} s)", file=self.out, flush=True)
+
+
+class Bar(Progress):
+    """A bar by rich."""
+
+    def __init__(self, console: Any = None) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress as Rich, TextColumn, TimeRemainingColumn
+
+        self.rich = Rich(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[loss]}"),
+            console=console or Console(stderr=True),
+            transient=True,
+        )
+        self.rich.start()
+        self.task: Any = None
+        self.looked = 0.0
+
+    def epoch(self, epoch: int, epochs: int, count: int | None, done: int) -> None:
+        if self.task is not None:
+            self.rich.remove_task(self.task)
+        self.task = self.rich.add_task(f"epoch {epoch}/{epochs}", total=count, completed=done, loss="")
+
+    def step(self, report: Any) -> None:
+        now = time.monotonic()
+        if now - self.looked >= LOOK:
+            self.looked = now
+            self.rich.update(self.task, advance=1, loss=f"loss {report['loss']:.4g}")
+        else:
+            self.rich.advance(self.task)
+
+    def row(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
+        self.rich.console.print(f"epoch {epoch}/{epochs}  {line(row)}", highlight=False)
+
+    def close(self) -> None:
+        self.rich.stop()
+
+
+def make_progress(wanted: bool | None) -> Progress:
+    """A bar where a person looks on and rich is there, else lines; nothing where ``wanted`` is False."""
+    if wanted is False:
+        return Progress()
+    if sys.stderr.isatty():
+        try:
+            return Bar()
+        except ImportError:
+            return Lines()
+    return Lines()

@@ -1,0 +1,505 @@
+"""``ml.Trainer``: epochs and batches around the step that is one graph."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mithril.backend.base import Backend
+from mithril.base.dims import Dim
+from mithril.base.dtypes import TensorType
+from mithril.base.errors import InputError, MithrilError, OptionError, ShapeError
+from mithril.compiler.steps import compile as compile_model
+from mithril.models import Layer
+from mithril.runtime.compiled_model import CompiledModel
+from mithril_train.engine.adapters import Loader, as_loader
+from mithril_train.engine.batches import named, rows
+from mithril_train.engine.engine import Engine, compiler_of
+from mithril_train.engine.nonfinite import not_finite
+from mithril_train.loop import checkpoint
+from mithril_train.loop.callbacks import Callback
+from mithril_train.loop.history import Average, History
+from mithril_train.loop.progress import Progress, make_progress
+from mithril_train.optim.optimizers import Optimizer
+from mithril_train.step.loss_binding import as_measure, as_metrics
+from mithril_train.step.step import FINITE, REPORT, ema_name, rate_name
+from mithril_train.step.step_config import LossScale, Recipe
+
+WINDOW = 8  # steps that may run before somebody looks whether all of them were finite
+
+
+class Report(Mapping[str, float]):
+    """What one step told: ``report["loss"]`` and metrics; a value is read from the device when it is looked at."""
+
+    def __init__(self, trainer: Trainer, values: Mapping[str, Any], step: int, rates: Mapping[str, float]) -> None:
+        self._trainer = trainer
+        self._values = values
+        self.step = step
+        self.rates = rates
+
+    @property
+    def learning_rate(self) -> float:
+        """That of parameters which belong to no group."""
+        return self.rates[rate_name("")]
+
+    @property
+    def values_on_device(self) -> dict[str, Any]:
+        """The values as arrays of the backend, without waiting for them."""
+        return dict(self._values)
+
+    def __getitem__(self, name: str) -> float:
+        value = self._trainer.read(self._values[name])
+        if not math.isfinite(value):
+            self._trainer.check_finite()
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"<Report of step {self.step}: {', '.join(self)}>"
+
+
+class Trainer:
+    """Train a model: ``Trainer(model, ml.Adam(1e-3), loss="cross_entropy", backend="jax").fit(loader, epochs=3)``.
+
+    ``model`` is a logical model (with ``backend=`` and any option of ``ml.compile``) or a compiled one.
+
+    ``loss``: the name of an operation such as ``"cross_entropy"``, a function or layer, the name of a scalar output,
+    or nothing where the model's only scalar output is the loss. A function's parameters are looked up by name among
+    the model's outputs and the batch; one of two parameters may read the only output and the only target.
+    ``metrics``: more such measures, by name, averaged over the samples.
+
+    ``clip_norm`` bounds the norm of all gradients together, ``clip_value`` each element. ``frozen``: patterns of
+    parameters that stay as they are. ``ema``: decay of a moving average of the parameters, which evaluation can use.
+    ``loss_scale``: a number or ``"dynamic"``, for float16. ``detect_nan`` stops at the first step that is not finite
+    and names the layer. ``params`` and ``state`` begin with given arrays instead of those of ``seed``.
+    """
+
+    def __init__(
+        self,
+        model: Layer | CompiledModel,
+        optimizer: Optimizer,
+        *,
+        loss: Any = None,
+        metrics: Any = None,
+        backend: Backend | type[Backend] | str | None = None,
+        gradient_accumulation_steps: int = 1,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        frozen: Sequence[str] = (),
+        ema: float | None = None,
+        loss_scale: LossScale | float | str | None = None,
+        detect_nan: bool = True,
+        params: Mapping[str, Any] | None = None,
+        state: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+        callbacks: Sequence[Callback] = (),
+        progress: bool | None = None,
+        **options: Any,
+    ) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise OptionError(
+                f"{optimizer!r} is no optimizer", hint="optimizer=ml.Adam(1e-3), or another of mithril_train's"
+            )
+        self.compiled = _compiled(model, backend, options)
+        self.recipe = Recipe(
+            optimizer=optimizer,
+            loss=self._loss(loss),
+            metrics=as_metrics(metrics),
+            clip_norm=clip_norm,
+            clip_value=clip_value,
+            frozen=(frozen,) if isinstance(frozen, str) else tuple(frozen),
+            ema=ema,
+            loss_scale=LossScale.of(loss_scale),
+            detect_nan=detect_nan,
+            accumulate=gradient_accumulation_steps,
+        )
+        self.engine = Engine(self.compiled, self.recipe)
+        self.callbacks: list[Callback] = list(callbacks)
+        self._watchers = self.callbacks  # those of the running fit too
+        self._means: Average | None = None
+        self.progress = progress
+        self.seed = int(self.compiled.options.get("seed") or 0) if seed is None else seed
+        self.history = History()
+        self.epoch = 0  # epochs finished
+        self.steps = 0  # steps of the optimizer
+        self.stopped = ""  # why training was stopped, where it was
+        self._micro = 0  # batches added up since the last step
+        self._given = dict(params if params is not None else self.compiled.params or {}), dict(state or {})
+        self._window: list[tuple[dict[str, Any], Any, int]] = []
+        self._pending: dict[str, np.ndarray[Any, Any]] | None = None  # of a checkpoint read before the first batch
+        self._loader_state: Any = None
+        self._partial: dict[str, Any] | None = None  # sums of an epoch that a checkpoint fell into
+
+    def _loss(self, given: Any) -> Any:
+        outputs = {name for name, _ in compiler_of(self.compiled).flat.outputs}
+        return given if given is None or (isinstance(given, str) and given in outputs) else as_measure(given)
+
+    # -- one step ----------------------------------------------------------------------------------------------------
+    def step(self, batch: Any) -> Report:
+        """Train on one batch. With gradient accumulation only every so-manyth call changes the parameters."""
+        return self._step(self._columns(batch))
+
+    def _step(self, batch: dict[str, Any], *, last: bool | None = None) -> Report:
+        engine, recipe = self.engine, self.recipe
+        if not engine.arrays:
+            self.begin(batch)
+        if last is None:
+            last = self._micro + 1 >= recipe.accumulate
+        rates = {rate_name(p): r for p, r in recipe.optimizer.rates(self.steps).items()}
+        values = engine.step(batch, rates, last=last)
+        finite = values.pop(FINITE, None)
+        if recipe.stops and finite is not None:
+            self._window.append((batch, finite, self.steps))
+            if len(self._window) >= WINDOW:
+                self.check_finite()
+        self._micro = 0 if last else self._micro + 1
+        self.steps += last
+        return Report(self, {n.removeprefix(REPORT): x for n, x in values.items()}, self.steps, rates)
+
+    def begin(self, batch: Any) -> None:
+        """Make the executables and the parameters for such batches, without training."""
+        columns = self._columns(batch)
+        traced, _, _ = self.engine.traced(columns, training=True)
+        self.engine.begin(traced, self.seed, *self._given)
+        if self._pending is not None:
+            self.engine.restore(self._pending)
+            self._pending = None
+        self.engine.prepare(columns)
+
+    def check_finite(self) -> None:
+        """Raise where a step since the last look was not finite, with the layer it began in."""
+        window, self._window = self._window, []
+        for batch, finite, step in window:
+            if not bool(self.engine.backend.to_numpy(finite)):
+                raise not_finite(self.engine, batch, step)
+
+    def read(self, value: Any) -> float:
+        """A scalar of the backend as a number."""
+        return float(self.engine.backend.to_numpy(value))
+
+    def _columns(self, batch: Any) -> dict[str, Any]:
+        return named(batch, list(self.engine.compiler.specs))
+
+    # -- epochs ------------------------------------------------------------------------------------------------------
+    def fit(
+        self,
+        loader: Iterable[Any],
+        epochs: int = 1,
+        *,
+        validation: Iterable[Any] | None = None,
+        callbacks: Sequence[Callback] = (),
+        resume: str | os.PathLike[str] | None = None,
+    ) -> History:
+        """Train until ``epochs`` are done in all, counting those before. Gives the history.
+
+        ``resume`` goes on from a checkpoint, or from the newest one in a folder (if there is none, from the start):
+        the result is bit for bit what it would have been without the interruption.
+        """
+        if epochs < 0:
+            raise OptionError(f"epochs={epochs} must not be negative")
+        if isinstance(loader, CompiledModel | Layer):
+            raise InputError("fit takes a loader of batches", hint="ml.DataLoader((x, y), batch_size=32)")
+        if _is_batch(loader):
+            raise InputError(
+                "fit takes a loader of batches, and this is one batch",
+                hint="ml.DataLoader(batch, batch_size=32), or [batch] to train on all of it at once",
+            )
+        watchers = self._watchers = [*self.callbacks, *callbacks]
+        source = as_loader(loader, self.seed)
+        if resume is not None:
+            self._resume(resume)
+        source.load_state(self._loader_state, self.epoch)
+        if (
+            self._pending is not None and self.epoch >= epochs
+        ):  # finished before: its parameters are wanted all the same
+            self.begin(next(iter(source.plain())))
+        self.stopped = ""
+        bar = make_progress(self.progress)
+        try:
+            for watcher in watchers:
+                watcher.begin(self)
+            while self.epoch < epochs and not self.stopped:
+                self._epoch(source, epochs, validation, watchers, bar)
+        finally:
+            bar.close()
+            for watcher in watchers:
+                watcher.end(self)
+        self._bind()
+        return self.history
+
+    def _epoch(self, source: Loader, epochs: int, validation: Any, watchers: Sequence[Callback], bar: Progress) -> None:
+        for watcher in watchers:
+            watcher.epoch_begin(self, self.epoch + 1)
+        means = Average(self.read)
+        if self._partial is not None:
+            means.sums, means.weights = dict(self._partial["sums"]), dict(self._partial["weights"])
+            self._partial = None
+        self._means = means
+        bar.epoch(self.epoch + 1, epochs, source.count(), source.done())
+        finished = False
+        batches = source.batches()
+        try:
+            for batch, ends in self._grouped(source, batches):
+                report = self._step(batch, last=ends)
+                means.add(report.values_on_device, rows(batch))
+                if len(means.pending) >= 4 * WINDOW:
+                    self._settle(means)
+                bar.step(report)
+                if ends:
+                    for watcher in watchers:
+                        watcher.step_end(self, report)
+                if self.stopped:
+                    break
+            else:
+                finished = True
+        finally:
+            batches.close()
+        self.check_finite()
+        self._settle(means)
+        row = means.means()
+        if not row and not self.stopped:
+            raise InputError("the loader gave no batch", hint="check the data set's length, batch_size and drop_last")
+        if not finished:
+            return
+        if validation is not None:
+            row.update({f"val_{n}": x for n, x in self.evaluate(validation).items()})
+        self.epoch += 1
+        self._loader_state = source.state()
+        self.history.rows.append(row)
+        bar.row(self.epoch, epochs, row)
+        for watcher in watchers:
+            watcher.epoch_end(self, row)
+
+    def _grouped(self, source: Loader, batches: Iterator[Any]) -> Iterator[tuple[dict[str, Any], bool]]:
+        """Batches, and whether each ends a step: every so-manyth does, and the last of an epoch."""
+        every = self.recipe.accumulate
+        waiting = next(batches, None)
+        while waiting is not None:
+            batch = self._columns(waiting)
+            self._loader_state = source.state()
+            ends = self._micro + 1 >= every
+            if not ends:
+                waiting = next(batches, None)
+                yield batch, waiting is None
+            else:
+                yield batch, True
+                waiting = next(batches, None)
+
+    def _settle(self, means: Average) -> None:
+        self.history.steps += [row["loss"] for row in means.settle()]
+
+    def stop(self, why: str = "asked to") -> None:
+        """End training after this step."""
+        self.stopped = why
+
+    # -- using the model ---------------------------------------------------------------------------------------------
+    def evaluate(self, loader: Iterable[Any], *, ema: bool = False) -> dict[str, float]:
+        """Loss and metrics, as means over the samples; ``ema`` measures the averaged parameters."""
+        means = Average(self.read)
+        chosen = self.averaged if ema else None
+        for given in _batches(loader):
+            batch = self._columns(given)
+            if not self.engine.arrays:
+                self.begin(batch)
+            made = self.engine.evaluate(batch, chosen)
+            means.add({n.removeprefix(REPORT): x for n, x in made.items()}, rows(batch))
+            if len(means.pending) >= 4 * WINDOW:
+                means.settle()
+        found = means.means()
+        if not found:
+            raise InputError("there is nothing to evaluate: the loader gave no batch")
+        return found
+
+    def predict(self, inputs: Any, *, ema: bool = False) -> Any:
+        """The model's outputs as NumPy arrays: for one batch of inputs, or joined for a loader of them."""
+        one = isinstance(inputs, Mapping) or hasattr(inputs, "shape")
+        found: list[dict[str, np.ndarray[Any, Any]]] = []
+        for given in [inputs] if one else inputs:
+            columns = self._columns(given)
+            if not self.engine.arrays:
+                raise InputError("nothing is trained yet", hint="trainer.fit(loader) first, or trainer.begin(batch)")
+            names = set(self.engine.compiler.specs)
+            params = self.engine.live(self.averaged if ema else None)
+            state = {n: self.engine.arrays[n] for n in self.engine.states}
+            made = self.compiled.evaluate(
+                params, {n: x for n, x in columns.items() if n in names}, state=state, training=False
+            )[0]
+            found.append({n: np.array(self.engine.backend.to_numpy(x)) for n, x in made.items()})
+        if not found:
+            raise InputError("there is nothing to predict: the loader gave no batch")
+        joined = {n: np.concatenate([f[n] for f in found]) if len(found) > 1 else found[0][n] for n in found[0]}
+        return next(iter(joined.values())) if len(joined) == 1 else joined
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters as they are now. The next step may write over them: copy what shall stay."""
+        self._require()
+        return self.engine.live()
+
+    @property
+    def averaged(self) -> dict[str, Any]:
+        """The moving averages of the parameters (``ema=``)."""
+        self._require()
+        if self.recipe.ema is None:
+            raise OptionError("there is no moving average", hint="Trainer(ema=0.999)")
+        return {n: self._like(self.engine.arrays[ema_name(n)], n) for n in self.engine.trained}
+
+    def _like(self, average: Any, name: str) -> Any:
+        """An average in the dtype of its parameter."""
+        parameter = self.engine.arrays[name]
+        if average.dtype == parameter.dtype:
+            return average
+        read = self.engine.backend.to_numpy
+        return self.engine.backend.array(read(average).astype(read(parameter).dtype))
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The model's state: running statistics, the random key."""
+        self._require()
+        return {n: self.engine.arrays[n] for n in self.engine.states}
+
+    def _require(self) -> None:
+        if not self.engine.arrays:
+            raise InputError("there are no parameters yet", hint="trainer.begin(batch) makes them")
+
+    def _bind(self) -> None:
+        """Give the compiled model copies of the parameters, so that ``compiled(inputs)`` works."""
+        if self.engine.arrays:
+            if not self.compiled.programs:
+                self._prepare()
+            tensors = self.engine.to_numpy()
+            array = self.engine.backend.array
+            self.compiled.bind(
+                {n: array(tensors[n]) for n in self.engine.parameters},
+                {n: array(tensors[n]) for n in self.engine.states} or None,
+            )
+
+    def _prepare(self) -> None:
+        """The compiled model's first program: for any size of batch, where the backend and the model allow it."""
+        types = self.engine.inputs
+        if self.engine.backend.symbolic:
+            size = next((t.shape[0] for t in types.values() if t.shape), None)
+            batch = Dim("batch")
+            opened = {
+                n: TensorType(t.dtype, (batch, *t.shape[1:])) if t.shape and t.shape[0] == size else t
+                for n, t in types.items()
+            }
+            try:
+                self.compiled.prepare(opened)
+            except MithrilError:
+                self.engine.decisions.record("specialised", f"the model takes batches of {size} only")
+            else:
+                return
+        try:
+            _ = self.compiled.interface  # where that is known, a program can wait for the first call
+        except ShapeError:
+            self.compiled.prepare(types)
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint from which ``load`` or ``fit(resume=...)`` goes on to the bit."""
+        self._require()
+        self.check_finite()
+        partial = None
+        if self._means is not None:
+            self._settle(self._means)
+            if not _at_start(self._loader_state):
+                partial = {"sums": self._means.sums, "weights": self._means.weights}
+        tensors = self.engine.to_numpy()
+        for k, watcher in enumerate(self._watchers):
+            tensors.update({f"callback/{k}/{n}": x for n, x in watcher.tensors().items()})
+        about = {
+            "epoch": self.epoch,
+            "steps": self.steps,
+            "micro": self._micro,
+            "loader": self._loader_state,
+            "partial": partial,
+            "rows": self.history.rows,
+            "losses": self.history.steps,
+            "callbacks": [[type(c).__name__, c.state_dict()] for c in self._watchers],
+            "optimizer": repr(self.recipe.optimizer),
+        }
+        checkpoint.write(path, tensors, about)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Go back to a checkpoint."""
+        tensors, about = checkpoint.read(path)
+        if about["optimizer"] != repr(self.recipe.optimizer):
+            self.engine.decisions.record(
+                "choice",
+                f"the checkpoint was made with {about['optimizer']}, training goes on with this one's settings",
+            )
+        self.epoch, self.steps, self._micro = about["epoch"], about["steps"], about["micro"]
+        self.history = History(about["rows"], about["losses"])
+        self._loader_state, self._partial = about["loader"], about["partial"]
+        self._window = []
+        self._restore_callbacks(about["callbacks"], tensors)
+        if self.engine.arrays:
+            self.engine.restore(tensors)
+        else:
+            self._pending = tensors
+
+    def _restore_callbacks(self, saved: Sequence[tuple[str, Any]], tensors: dict[str, np.ndarray[Any, Any]]) -> None:
+        """Each gets the state of its kind, in order; taken out of ``tensors`` with it."""
+        waiting = list(self._watchers)
+        for k, (kind, state) in enumerate(saved):
+            head = f"callback/{k}/"
+            kept = {n.removeprefix(head): tensors.pop(n) for n in list(tensors) if n.startswith(head)}
+            watcher = next((w for w in waiting if type(w).__name__ == kind), None)
+            if watcher is not None:
+                waiting.remove(watcher)
+                watcher.load_state_dict(state, kept)
+            elif state or kept:
+                self.engine.decisions.record("ignored", f"the checkpoint's state of {kind}: there is no such callback")
+
+    def _resume(self, path: str | os.PathLike[str]) -> None:
+        chosen = checkpoint.latest(path) if os.path.isdir(path) else path
+        missing = chosen is None or (not os.path.exists(chosen) and os.path.splitext(chosen)[1] == "")
+        if not missing and chosen is not None:
+            self.load(chosen)
+
+    def summary(self) -> str:
+        """The step in a few lines: how many operations it is, what it carries."""
+        made = next(iter(self.engine._steps.values()), None)
+        if made is None:
+            return "no step yet: trainer.begin(batch) makes it"
+        size = sum(x.size * x.dtype.itemsize for x in self.engine.to_numpy().values())
+        return (
+            f"one executable on {self.engine.backend.name}: {len(made.graph.nodes)} operations, "
+            f"{len(self.engine.trained)} parameters trained, {size / 1e6:.3g} MB carried"
+        )
+
+
+def _compiled(model: Any, backend: Any, options: Mapping[str, Any]) -> CompiledModel:
+    if isinstance(model, CompiledModel):
+        if backend is not None or options:
+            what = "backend" if backend is not None else next(iter(options))
+            raise OptionError(f"the model is compiled already: '{what}' belongs to ml.compile")
+        return model
+    if not isinstance(model, Layer):
+        raise OptionError(f"'{model!r}' is no model", hint="give a model or a compiled model")
+    if backend is None:
+        raise OptionError("a logical model needs a backend", hint='Trainer(model, optimizer, backend="jax")')
+    return compile_model(model, backend, **options)  # type: ignore[arg-type]
+
+
+def _batches(loader: Any) -> Iterable[Any]:
+    """A loader's batches; a single batch is a loader of one."""
+    return [loader] if _is_batch(loader) else as_loader(loader, 0).plain()
+
+
+def _is_batch(given: Any) -> bool:
+    return isinstance(given, Mapping) or (isinstance(given, tuple) and all(hasattr(x, "shape") for x in given))
+
+
+def _at_start(state: Any) -> bool:
+    return not state or state.get("position", 0) == 0

@@ -1,0 +1,273 @@
+"""Optimizers as graphs: each update rule is a few lines of operations on one parameter, its gradient and its slots.
+
+The rules equal ``torch.optim``'s (Lion: the paper's). ``Optimizer.update`` is traced into the training step, so every
+backend that runs the model runs the update as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
+from typing import Any
+
+from mithril.base.dtypes import TensorType, float32
+from mithril.base.errors import OptionError
+from mithril.ops import exp, expm1, log, matmul, maximum, mean, minimum, rsqrt, sign, sqrt, unsqueeze
+from mithril_train.optim.schedules import Schedule, as_schedule
+
+Slots = dict[str, Any]
+Scalars = dict[str, Any]
+Wanted = dict[str, tuple[TensorType, float]]  # slots by name: type and initial value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """Base of all optimizers. ``groups`` changes fields for parameters by name pattern:
+    ``{"*.bias": {"weight_decay": 0.0}}``; the first pattern that matches counts."""
+
+    weight_decay: float = 0.0
+    groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        as_schedule(self.learning_rate)  # type: ignore[attr-defined]
+        names = [f.name for f in fields(self) if f.name != "groups"]
+        for pattern, changes in self.groups.items():
+            wrong = next((n for n in changes if n not in names), None)
+            if wrong is not None:
+                raise OptionError(
+                    f"group '{pattern}' sets '{wrong}', which {type(self).__name__} does not have",
+                    facts=["known: " + ", ".join(sorted(names))],
+                )
+        self.check()
+
+    def check(self) -> None:
+        """Raise where a setting makes no sense."""
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, float) and f.name in _SHARES and not 0.0 <= value < 1.0:
+                raise OptionError(f"{type(self).__name__}: {f.name}={value} must be at least 0 and less than 1")
+            if isinstance(value, float) and f.name in ("weight_decay", "eps") and value < 0:
+                raise OptionError(f"{type(self).__name__}: {f.name}={value} must not be negative")
+
+    def group_of(self, name: str) -> str:
+        """The pattern of the group a parameter belongs to; empty where it belongs to none."""
+        return next((pattern for pattern in self.groups if fnmatchcase(name, pattern)), "")
+
+    def in_group(self, pattern: str) -> Optimizer:
+        """This optimizer as it treats the parameters of one group."""
+        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "groups"}
+        return type(self)(**{**kept, **self.groups[pattern]}) if pattern else self
+
+    def rates(self, step: int) -> dict[str, float]:
+        """The learning rates at a step: the common one under the empty name, those of groups under their patterns."""
+        own = {"": self.learning_rate}  # type: ignore[attr-defined]
+        own.update((p, changes["learning_rate"]) for p, changes in self.groups.items() if "learning_rate" in changes)
+        return {pattern: as_schedule(rate)(step) for pattern, rate in own.items()}
+
+    def slots(self, parameter: TensorType) -> Wanted:
+        """What is kept between steps for a parameter."""
+        return {}
+
+    def scalars(self, t: Any, rate: Any) -> Scalars:
+        """What is the same for all parameters of a group, from the step's number (float32, counted from 1) and rate."""
+        return {"rate": rate}
+
+    def update(self, p: Any, g: Any, slots: Slots, s: Scalars) -> tuple[Any, Slots]:
+        """The new parameter and slots."""
+        raise TypeError(f"{type(self).__name__} has no update rule")
+
+    def _decayed(self, p: Any, g: Any) -> Any:
+        """Weight decay as an addition to the gradient."""
+        return g + p * self.weight_decay if self.weight_decay else g
+
+    def _shrunk(self, p: Any, s: Scalars) -> Any:
+        """Weight decay apart from the gradient."""
+        return p * (1.0 - s["rate"] * self.weight_decay) if self.weight_decay else p
+
+
+_SHARES = ("momentum", "beta1", "beta2", "alpha")
+
+
+def like(parameter: TensorType) -> TensorType:
+    """Slots are float32 at least, whatever the parameter is stored in."""
+    return parameter if parameter.dtype.bits >= 32 else TensorType(float32, parameter.shape)
+
+
+def rest(beta: float, t: Any) -> Any:
+    """1 - beta**t. Written like this because 1 - 0.999 in float32 is wrong in the fifth place."""
+    return -expm1(t * math.log(beta)) if beta else 1.0
+
+
+def toward(average: Any, x: Any, share: Any) -> Any:
+    """A moving average that goes a share of the way to x; in this form one new buffer is enough."""
+    return (x - average) * share + average
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """Stochastic gradient descent, with momentum and Nesterov's variant."""
+
+    learning_rate: float | Schedule = 1e-2
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    def check(self) -> None:
+        super().check()
+        if self.nesterov and not self.momentum:
+            raise OptionError("SGD: nesterov=True needs a momentum")
+
+    def slots(self, parameter: TensorType) -> Wanted:
+        return {"momentum": (like(parameter), 0.0)} if self.momentum else {}
+
+    def update(self, p: Any, g: Any, slots: Slots, s: Scalars) -> tuple[Any, Slots]:
+        g = self._decayed(p, g)
+        if not self.momentum:
+            return p - s["rate"] * g, slots
+        buffer = slots["momentum"] * self.momentum + g
+        direction = g + buffer * self.momentum if self.nesterov else buffer
+        return p - s["rate"] * direction, {"momentum": buffer}
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """Adam with bias correction; weight decay is added to the gradient."""
+
+    learning_rate: float | Schedule = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def slots(self, parameter: TensorType) -> Wanted:
+        return {"m": (like(parameter), 0.0), "v": (like(parameter), 0.0)}
+
+    def update(self, p: Any, g: Any, slots: Slots, s: Scalars) -> tuple[Any, Slots]:
+        return self._adam(p, self._decayed(p, g), slots, s)
+
+    def scalars(self, t: Any, rate: Any) -> Scalars:
+        """Both bias corrections, moved from the moments to the size of the step and to eps: one multiplication less."""
+        root = sqrt(rest(self.beta2, t)) if self.beta2 else 1.0
+        return {"rate": rate, "size": rate / rest(self.beta1, t) * root, "eps": root * self.eps}
+
+    def _adam(self, p: Any, g: Any, slots: Slots, s: Scalars) -> tuple[Any, Slots]:
+        m = toward(slots["m"], g, 1.0 - self.beta1)
+        v = toward(slots["v"], g * g, 1.0 - self.beta2)
+        return p - s["size"] * (m / (sqrt(v) + s["eps"])), {"m": m, "v": v}
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam whose weight decay does not pass through the moments."""
+
+    weight_decay: float = field(default=1e-2, kw_only=True)
+
+    def update(self, p: Any, g: Any, slots: Slots, s: Scalars) -> tuple[Any, Slots]:
+        return self._adam(self._shrunk(p, s), g, slots, s)
+
+
+@dataclass(frozen=True)
+class Adagrad(Optimizer):
+    """Rates that fall with the sum of squared gradients."""
+
+    learning_rate: float | Schedule = 1e-2
+    lr_decay: float = 0.0
+    initial: float = 0.0
+    eps: float = 1e-10
+
+    def slots(self, parameter: TensorType) -> Wanted:
+        return {"sum": (like(parameter), self.initial)}
+
+    def scalars(self, t: Any, rate: Any) -> Scalars:
+        return {"rate": rate, "size": rate / (1.0 + (t - 1.0) * self.lr_decay) if self.lr_decay else rate}
+
+    def update(self, p: Any, g: Any, slots: Slots, s: Scalars) -> tuple[Any, Slots]:
+        g = self._decayed(p, g)
+        total = slots["sum"] + g * g
+        return p - s["size"] * (g / (sqrt(total) + self.eps)), {"sum": total}
+
+
+@dataclass(frozen=True)
+class RMSprop(Optimizer):
+    """Gradients divided by a running root mean square."""
+
+    learning_rate: float | Schedule = 1e-2
+    alpha: float = 0.99
+    eps: float = 1e-8
+    momentum: float = 0.0
+    centered: bool = False
+
+    def slots(self, parameter: TensorType) -> Wanted:
+        names = ["square", *(["momentum"] if self.momentum else []), *(["mean"] if self.centered else [])]
+        return {name: (like(parameter), 0.0) for name in names}
+
+    def update(self, p: Any, g: Any, slots: Slots, s: Scalars) -> tuple[Any, Slots]:
+        g = self._decayed(p, g)
+        new: Slots = {"square": toward(slots["square"], g * g, 1.0 - self.alpha)}
+        spread = new["square"]
+        if self.centered:
+            new["mean"] = toward(slots["mean"], g, 1.0 - self.alpha)
+            spread = spread - new["mean"] * new["mean"]
+        direction = g / (sqrt(spread) + self.eps)
+        if self.momentum:
+            direction = new["momentum"] = slots["momentum"] * self.momentum + direction
+        return p - s["rate"] * direction, new
+
+
+@dataclass(frozen=True)
+class Lion(Optimizer):
+    """The sign of an interpolated momentum."""
+
+    learning_rate: float | Schedule = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.99
+
+    def slots(self, parameter: TensorType) -> Wanted:
+        return {"m": (like(parameter), 0.0)}
+
+    def update(self, p: Any, g: Any, slots: Slots, s: Scalars) -> tuple[Any, Slots]:
+        direction = sign(toward(slots["m"], g, 1.0 - self.beta1))
+        m = toward(slots["m"], g, 1.0 - self.beta2)
+        return self._shrunk(p, s) - s["rate"] * direction, {"m": m}
+
+
+@dataclass(frozen=True)
+class Adafactor(Optimizer):
+    """Second moments factored into rows and columns, so that a matrix costs a vector's memory."""
+
+    learning_rate: float | Schedule = 1e-2
+    beta2_decay: float = -0.8
+    eps1: float | None = None  # None: the dtype's machine epsilon
+    eps2: float = 1e-3
+    clip: float = 1.0
+
+    def slots(self, parameter: TensorType) -> Wanted:
+        dtype, shape = like(parameter).dtype, parameter.shape
+        if len(shape) < 2:
+            return {"variance": (TensorType(dtype, shape), 0.0)}
+        return {
+            "row": (TensorType(dtype, shape[:-1]), 0.0),
+            "column": (TensorType(dtype, (*shape[:-2], shape[-1])), 0.0),
+        }
+
+    def scalars(self, t: Any, rate: Any) -> Scalars:
+        return {"rate": rate, "share": exp(log(t) * self.beta2_decay), "size": minimum(rate, rsqrt(t))}
+
+    def update(self, p: Any, g: Any, slots: Slots, s: Scalars) -> tuple[Any, Slots]:
+        eps1 = self.eps1 if self.eps1 is not None else (2.0**-52 if p.dtype.bits == 64 else 2.0**-23)
+        share = s["share"]
+        size = maximum(sqrt(mean(p * p)), self.eps2) * s["size"]
+        square = g * g
+        if "variance" in slots:
+            variance = toward(slots["variance"], square, share)
+            new: Slots = {"variance": variance}
+        else:
+            row = toward(slots["row"], mean(square, axis=-1), share)
+            column = toward(slots["column"], mean(square, axis=-2), share)
+            new = {"row": row, "column": column}
+            outer = matmul(unsqueeze(row, axis=(-1,)), unsqueeze(column, axis=(-2,)))
+            level = maximum(mean(row, axis=-1, keepdims=True), eps1)
+            variance = outer / unsqueeze(level, axis=(-1,))
+        direction = g * rsqrt(maximum(variance, eps1 * eps1))
+        limit = maximum(sqrt(mean(direction * direction)) / self.clip, 1.0)
+        return self._shrunk(p, s) - (size / limit) * direction, new

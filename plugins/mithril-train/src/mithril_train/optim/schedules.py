@@ -1,0 +1,131 @@
+"""Learning-rate schedules: functions of the step, computed in double precision and handed to the step as an input."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mithril.base.errors import OptionError
+
+
+class Schedule:
+    """``schedule(step)``: the learning rate of a step, counted from 0."""
+
+    def __call__(self, step: int) -> float:
+        raise TypeError(f"{type(self).__name__} does not say what its rate is")
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """Always the same rate."""
+
+    rate: float
+
+    def __call__(self, step: int) -> float:
+        return self.rate
+
+
+@dataclass(frozen=True)
+class StepDecay(Schedule):
+    """``rate`` times ``gamma`` after every ``every`` steps."""
+
+    rate: float
+    every: int
+    gamma: float = 0.1
+
+    def __post_init__(self) -> None:
+        _at_least("StepDecay", "every", self.every, 1)
+
+    def __call__(self, step: int) -> float:
+        return float(self.rate * self.gamma ** (step // self.every))
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """From ``rate`` down to ``final`` along half a cosine over ``steps`` steps, then ``final``."""
+
+    rate: float
+    steps: int
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        _at_least("Cosine", "steps", self.steps, 1)
+
+    def __call__(self, step: int) -> float:
+        return _between(self.rate, self.final, min(step / self.steps, 1.0))
+
+
+@dataclass(frozen=True)
+class WarmUp(Schedule):
+    """Linearly from ``start`` to where the inner schedule begins, over ``steps`` steps; then the inner schedule."""
+
+    inner: Schedule | float
+    steps: int
+    start: float = 0.0
+
+    def __post_init__(self) -> None:
+        _at_least("WarmUp", "steps", self.steps, 1)
+        as_schedule(self.inner)
+
+    def __call__(self, step: int) -> float:
+        inner = as_schedule(self.inner)
+        if step >= self.steps:
+            return inner(step - self.steps)
+        return self.start + (inner(0) - self.start) * step / self.steps
+
+
+@dataclass(frozen=True)
+class OneCycle(Schedule):
+    """Up from ``rate / start_factor`` to ``rate``, then down to that over ``final_factor``, both along cosines."""
+
+    rate: float
+    steps: int
+    warm: float = 0.3  # share of the steps that go up
+    start_factor: float = 25.0
+    final_factor: float = 1e4
+
+    def __post_init__(self) -> None:
+        _at_least("OneCycle", "steps", self.steps, 2)
+        if not 0.0 < self.warm < 1.0:
+            raise OptionError(f"OneCycle: warm={self.warm} is no share between 0 and 1")
+
+    def __call__(self, step: int) -> float:
+        start, last = self.rate / self.start_factor, self.steps - 1
+        top = self.warm * self.steps - 1.0
+        if step <= top:
+            return _between(start, self.rate, step / top if top > 0 else 1.0)
+        return _between(self.rate, start / self.final_factor, min((step - top) / (last - top), 1.0))
+
+
+def _between(a: float, b: float, share: float) -> float:
+    """From a (share 0) to b (share 1) along half a cosine."""
+    return b + (a - b) * 0.5 * (1.0 + math.cos(math.pi * share))
+
+
+def _at_least(kind: str, name: str, value: int, least: int) -> None:
+    if not isinstance(value, int) or value < least:
+        raise OptionError(f"{kind}: {name}={value!r} must be an integer of at least {least}")
+
+
+def as_schedule(rate: Schedule | float) -> Schedule:
+    """A number is a constant rate; any function of the step is a schedule."""
+    if isinstance(rate, Schedule):
+        return rate
+    if isinstance(rate, (int, float)) and not isinstance(rate, bool) and rate >= 0:
+        return Constant(float(rate))
+    if callable(rate):
+        return _Function(rate)
+    raise OptionError(
+        f"learning_rate={rate!r} is no learning rate",
+        facts=["accepted: a number of at least 0, a schedule, a function of the step"],
+    )
+
+
+@dataclass(frozen=True)
+class _Function(Schedule):
+    """A function of the user's."""
+
+    function: object
+
+    def __call__(self, step: int) -> float:
+        return float(self.function(step))  # type: ignore[operator]

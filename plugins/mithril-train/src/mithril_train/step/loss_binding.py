@@ -1,0 +1,147 @@
+"""Which values a loss or a metric reads: its parameters are looked up by name among outputs, inputs and the batch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mithril.base.errors import MithrilError, OperationError, OptionError, unknown
+from mithril.base.registry import operation
+from mithril.ir import Value
+from mithril.models import Accuracy, Layer, MeanAbsoluteError, MeanSquaredError, Perplexity, R2Score
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A loss or a metric: a function of some values of the step."""
+
+    name: str
+    wants: tuple[str, ...]  # parameter names, in order
+    function: Callable[..., Any]
+
+    def __call__(self, outputs: Mapping[str, Value], columns: Mapping[str, Value], inputs: Sequence[str]) -> Value:
+        """The measured scalar. ``columns`` is the whole batch, ``inputs`` the names among it that the model reads."""
+        made = self.function(*self._operands(outputs, columns, inputs))
+        if not isinstance(made, Value):
+            raise OptionError(f"'{self.name}' gave {type(made).__name__}, expected a value of the graph")
+        if made.shape != ():
+            raise OptionError(
+                f"'{self.name}' is {made.type}, not a scalar", hint="reduce it with ops.mean(x) or ops.sum(x)"
+            )
+        return made
+
+    def _operands(
+        self, outputs: Mapping[str, Value], columns: Mapping[str, Value], inputs: Sequence[str]
+    ) -> list[Value]:
+        known = {**columns, **outputs}
+        if all(name in known for name in self.wants):
+            return [known[name] for name in self.wants]
+        targets = [name for name in columns if name not in inputs]
+        if len(self.wants) == 2 and len(outputs) == 1 and len(targets) == 1:
+            return [next(iter(outputs.values())), columns[targets[0]]]
+        missing = next(name for name in self.wants if name not in known)
+        raise OptionError(
+            f"'{self.name}' reads '{missing}', which is neither an output of the model nor in the batch",
+            facts=[f"outputs: {', '.join(outputs)}", f"batch: {', '.join(columns)}"],
+            hint="name the parameters after outputs and columns of the batch; a function of two values may leave the "
+            "names open where the model has one output and the batch one target",
+        )
+
+
+# Metrics without arguments, and the operations that are losses: what a word may mean, and what an error lists.
+METRICS: Mapping[str, type[Layer]] = {
+    "accuracy": Accuracy,
+    "mean_absolute_error": MeanAbsoluteError,
+    "mean_squared_error": MeanSquaredError,
+    "perplexity": Perplexity,
+    "r2_score": R2Score,
+}
+LOSSES = (
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "cross_entropy",
+    "hinge_loss",
+    "huber_loss",
+    "kl_div",
+    "l1_loss",
+    "mse_loss",
+    "nll_loss",
+    "smooth_l1_loss",
+)
+
+
+SHORT = {
+    "bce": "binary_cross_entropy",
+    "mae": "mean_absolute_error",
+    "r2": "r2_score",
+    **{name.removesuffix("_loss"): name for name in LOSSES},
+}
+
+
+def as_measure(given: Any, name: str = "") -> Measure:
+    """A measure from an operation or its name, a layer such as ``ml.models.Accuracy()``, or a function."""
+    if isinstance(given, Measure):
+        return given
+    if isinstance(given, str):
+        word = SHORT.get(given, given)
+        if word in METRICS:
+            return as_measure(METRICS[word](), name or given)
+        try:
+            return as_measure(operation(word), name or given)
+        except OperationError:
+            what, facts, hint = unknown("loss or metric", given, [*LOSSES, *METRICS])
+            raise OptionError(what, facts=facts, hint=hint) from None
+    if isinstance(given, Layer):
+        return Measure(name or type(given).__name__, tuple(given.inputs), _built(given))
+    operands = getattr(given, "operands", None)
+    if operands is not None and callable(given):
+        optional: frozenset[str] = getattr(given, "optional", frozenset())
+        return Measure(name or given.name, tuple(o for o in operands if o not in optional), given)
+    if callable(given):
+        wanted = [
+            p.name
+            for p in inspect.signature(given).parameters.values()
+            if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        return Measure(name or getattr(given, "__name__", type(given).__name__), tuple(wanted), given)
+    raise OptionError(
+        f"'{given!r}' is no loss or metric",
+        facts=["accepted: a function of values, an operation or its name, a layer without parameters"],
+    )
+
+
+def _built(layer: Layer) -> Callable[..., Any]:
+    def run(*operands: Value) -> Any:
+        try:
+            return layer.build(*operands)
+        except MithrilError as error:
+            raise error.with_facts(f"in {layer!r} as a loss or metric") from None
+
+    return run
+
+
+def as_metrics(given: Any) -> dict[str, Measure]:
+    """Metrics by name: from a mapping, a list, or a single one."""
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        return {name: as_measure(m, name) for name, m in given.items()}
+    many = given if isinstance(given, (list, tuple)) else [given]
+    made = [as_measure(m, _short(m)) for m in many]
+    names = [m.name for m in made]
+    if len(set(names)) != len(names):
+        raise OptionError(
+            f"two metrics are named '{next(n for n in names if names.count(n) > 1)}'",
+            hint="give them names: metrics={'a': ..., 'b': ...}",
+        )
+    return {m.name: m for m in made}
+
+
+def _short(given: Any) -> str:
+    if isinstance(given, Layer):
+        from mithril.models.language.layer import snake_case
+
+        return snake_case(type(given).__name__)
+    return ""

@@ -1,0 +1,96 @@
+"""Training for eight bits: linear layers compute with the rounding that int8 kernels will have.
+
+The grid is that of ggml's ``q8_0``: blocks of 32 numbers along the axis that is summed over, each with one scale (its
+largest magnitude by 127, kept in 16 bits), for weights and for what they are multiplied with. Gradients pass straight
+through the rounding, so that the weights learn to live with it; the trained parameters then deploy to
+``ml.GGMLBackend(quantize="q8_0")`` with the accuracy that training showed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from mithril import Graph, Node, OptionError, Value, ops
+from mithril.passes.manager import PassContext
+
+TAG = "quantized"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """``quantization_aware=``: how coarse, in which blocks, and which layers stay as they are."""
+
+    bits: int = 8
+    block: int = 32
+    activations: bool = True
+    keep: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(given: Any) -> Grid:
+        if not isinstance(given, Mapping):
+            return Grid()
+        known = ("bits", "block", "activations", "keep")
+        for name in given:
+            if name not in known:
+                raise OptionError(f"quantization_aware: '{name}' is unknown", facts=["known: " + ", ".join(known)])
+        values = dict(given)
+        keep = values.get("keep", ())
+        values["keep"] = (keep,) if isinstance(keep, str) else tuple(keep)
+        made = Grid(**values)
+        if not 2 <= made.bits <= 16 or made.block < 1:
+            raise OptionError(f"quantization_aware: {made.bits} bits in blocks of {made.block} make no grid")
+        return made
+
+    def keeps(self, path: str) -> bool:
+        return any(fnmatchcase(path, pattern) for pattern in self.keep)
+
+
+def quantization_aware(graph: Graph, context: PassContext) -> Graph:
+    """The graph whose linear layers read weights and inputs rounded to the grid."""
+    grid = Grid.of(context.option("quantization_aware", False))
+    params = {i.value for i in graph.with_role("param")}
+    editor = graph.edit()
+    rounded: dict[Value, Value] = {}
+    for node in editor.nodes():
+        if not _wanted(node, params):
+            continue
+        x, w = node.operands[0], node.operands[1]
+        size = w.shape[-1]
+        path = node.origin.path or w.name
+        if grid.keeps(path):
+            continue
+        if not isinstance(size, int) or size % grid.block:
+            context.record("choice", f"'{path}' is not trained for {grid.bits} bits: {size} is no multiple of a block")
+            editor.replace_node(node, _marked(node, node.operands))
+            continue
+        with editor.before(node):
+            for value in (w, x) if grid.activations else (w,):
+                if value not in rounded:
+                    rounded[value] = on_grid(value, grid)
+        operands = (rounded.get(x, x), rounded[w], *node.operands[2:])
+        editor.replace_node(node, _marked(node, operands))
+    return editor.freeze()  # type: ignore[no-any-return]
+
+
+def _wanted(node: Node, params: set[Value]) -> bool:
+    fresh = node.op.name == "linear" and TAG not in node.tags and node.tags.get("phase") != "backward"
+    return fresh and node.operands[1] in params and node.operands[1].dtype.is_float
+
+
+def _marked(node: Node, operands: tuple[Value | None, ...]) -> Node:
+    """The pass runs before the backward part is made and once more after it: what is done is not done twice."""
+    return node.replaced(operands=operands, tags={**node.tags, TAG: True})
+
+
+def on_grid(x: Value, grid: Grid) -> Value:
+    """x rounded block by block along its last axis."""
+    blocks = ops.reshape(x, shape=(-1, grid.block))
+    top = ops.max(ops.abs(ops.stop_gradient(blocks)), axis=-1)
+    largest = float((1 << (grid.bits - 1)) - 1)
+    scale = ops.cast(ops.cast(top * (1.0 / largest), dtype="float16"), dtype=x.dtype)
+    scale = ops.where(ops.greater(scale, 0.0), scale, 1.0)  # a block of zeros stays one
+    made = ops.fake_quantize(blocks, scale, bits=grid.bits, axis=0)
+    return ops.reshape(made, shape=x.shape)  # type: ignore[no-any-return]

@@ -1,0 +1,359 @@
+"""The training step as one graph: forward, loss, backward, clipping, the optimizer's update, metrics.
+
+What a step carries on (parameters, the model's state, the optimizer's slots and counters) are inputs of the role
+``param`` and outputs of the same names, tagged ``donated``: a backend may write the new ones over the old. The batch
+and the learning rates are inputs of the role ``input``. What a step tells are outputs ``report/...``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from mithril import ops
+from mithril.autodiff import value_and_gradients
+from mithril.base.dtypes import TensorType, bool_, float32, int32
+from mithril.base.errors import GradientError, OptionError, unknown
+from mithril.ir import Builder, Graph, Input, Value
+from mithril_train.optim.optimizers import Scalars, toward
+from mithril_train.step.step_config import Recipe
+
+REPORT, RATE = "report/", "learning_rate"
+LOSS, FINITE, NORM = REPORT + "loss", REPORT + "finite", REPORT + "gradient_norm"
+STEP, COUNT = "training/step", "training/accumulated"
+SCALE, GOOD = "training/loss_scale", "training/good_steps"
+SOUND = "training/finite"  # carried: whether all steps so far were finite
+GRAD = "grad/"
+UPDATE = {"phase": "update"}
+
+Update = Callable[[], dict[str, Value]]  # writes operations, gives new values by name
+
+
+@dataclass(frozen=True)
+class Carried:
+    """Something a step reads and gives back: its type and what it begins with."""
+
+    type: TensorType
+    initial: float
+
+
+def rate_name(pattern: str) -> str:
+    """The input that holds the learning rate of a group."""
+    return f"{RATE}/{pattern}" if pattern else RATE
+
+
+def slot_name(slot: str, parameter: str) -> str:
+    return f"optimizer/{slot}/{parameter}"
+
+
+def ema_name(parameter: str) -> str:
+    return f"ema/{parameter}"
+
+
+def sum_name(parameter: str) -> str:
+    return f"accumulated/{parameter}"
+
+
+# -- forward ---------------------------------------------------------------------------------------------------------
+def continued(graph: Graph) -> Builder:
+    """A builder that goes on where a graph ends."""
+    builder = Builder(graph.name)
+    builder.inputs = list(graph.inputs)
+    builder.nodes = list(graph.nodes)
+    builder.guards = dict.fromkeys(graph.guards)
+    for i in graph.inputs:
+        builder.unique(i.name)
+    for node in graph.nodes:
+        for v in node.results:
+            builder.unique(v.name)
+    return builder
+
+
+def with_loss(traced: Graph, columns: Mapping[str, TensorType], recipe: Recipe) -> Graph:
+    """The model's graph with loss and metrics as outputs ``report/...`` beside its state; its own outputs go.
+
+    ``columns`` are the types of the batch; those that the model does not read become further inputs.
+    """
+    outputs = dict(zip(traced.output_names, traced.outputs, strict=True))
+    state = {n: v for n, v in outputs.items() if n.startswith("state/")}
+    outputs = {n: v for n, v in outputs.items() if n not in state}
+    builder = continued(traced)
+    read = {i.name: i.value for i in traced.with_role("input")}
+    with builder:
+        batch = {n: read[n] if n in read else builder.input(n, t.shape, t.dtype) for n, t in columns.items()}
+        with builder.at(builder.origin, {"phase": "loss"}):
+            named = {LOSS: _loss(recipe, outputs, batch, read)}
+            for name, measure in recipe.metrics.items():
+                named[REPORT + name] = measure(outputs, batch, list(read))
+    return builder.build({**named, **state})
+
+
+def _loss(recipe: Recipe, outputs: Mapping[str, Value], batch: Mapping[str, Value], read: Mapping[str, Value]) -> Value:
+    if recipe.loss is not None and not isinstance(recipe.loss, str):
+        loss = recipe.loss(outputs, batch, list(read))
+    else:
+        scalars = {n: v for n, v in outputs.items() if v.shape == () and v.dtype.is_float}
+        name = recipe.loss or (next(iter(scalars)) if len(scalars) == 1 else "loss")
+        if name not in scalars:
+            if recipe.loss is None:
+                raise OptionError(
+                    "which value is the loss?",
+                    facts=[f"scalar outputs of the model: {', '.join(scalars) or 'none'}"],
+                    hint='give one: Trainer(loss="cross_entropy"), or a function of the model\'s outputs and the batch',
+                )
+            what, facts, hint = unknown("scalar output", name, list(scalars))
+            raise OptionError(what, facts=facts, hint=hint)
+        loss = scalars[name]
+    if not loss.dtype.is_float:
+        raise GradientError(f"the loss is {loss.type}: only floats have gradients")
+    return loss if loss.dtype is float32 else ops.cast(loss, dtype=float32)
+
+
+# -- backward --------------------------------------------------------------------------------------------------------
+def trained_names(graph: Graph, recipe: Recipe) -> tuple[str, ...]:
+    """Parameters that the step changes."""
+    names = tuple(
+        i.name
+        for i in graph.with_role("param", "input")
+        if i.type.dtype.is_float and i.tags.get("trainable", i.role == "param") and recipe.trains(i.name)
+    )
+    if not names:
+        raise GradientError("there is nothing to train: the model has no parameters, or all of them are frozen")
+    return names
+
+
+def with_gradients(graph: Graph, recipe: Recipe, trained: Iterable[str]) -> Graph:
+    """The graph with outputs ``grad/<parameter>``, of the scaled loss where there is a loss scale."""
+    scaled = graph
+    if recipe.loss_scale is not None:
+        builder = continued(graph)
+        with builder, builder.at(builder.origin, {"phase": "loss"}):
+            scale = builder.input(SCALE, (), float32, "state")
+            loss = dict(zip(graph.output_names, graph.outputs, strict=True))[LOSS]
+            scaled = builder.build(
+                {**dict(zip(graph.output_names, graph.outputs, strict=True)), REPORT + "scaled": loss * scale}
+            )
+    made = value_and_gradients(scaled, REPORT + "scaled" if scaled is not graph else LOSS, trained)
+    kept = [k for k, n in enumerate(made.output_names) if n != REPORT + "scaled"]
+    return made.replaced(
+        outputs=tuple(made.outputs[k] for k in kept), output_names=tuple(made.output_names[k] for k in kept)
+    )
+
+
+# -- update ----------------------------------------------------------------------------------------------------------
+def carried(graph: Graph, recipe: Recipe, trained: Iterable[str]) -> dict[str, Carried]:
+    """What the step carries besides the model's parameters and state."""
+    types = {i.name: i.type for i in graph.arguments}
+    made = {STEP: Carried(TensorType(int32, ()), 0)}
+    for name in trained:
+        optimizer = recipe.optimizer.in_group(recipe.optimizer.group_of(name))
+        for slot, (kind, initial) in optimizer.slots(types[name]).items():
+            made[slot_name(slot, name)] = Carried(kind, initial)
+        if recipe.ema is not None:
+            made[ema_name(name)] = Carried(_wide(types[name]), 0.0)  # the trainer begins it with the parameter
+        if recipe.accumulate > 1:
+            made[sum_name(name)] = Carried(_wide(types[name]), 0.0)
+    if recipe.accumulate > 1:
+        made[COUNT] = Carried(TensorType(int32, ()), 0)
+    if recipe.loss_scale is not None:
+        made[SCALE] = Carried(TensorType(float32, ()), recipe.loss_scale.initial)
+        made[GOOD] = Carried(TensorType(int32, ()), 0)
+    if recipe.stops:
+        made[SOUND] = Carried(TensorType(bool_, ()), 1)
+    return made
+
+
+def _wide(t: TensorType) -> TensorType:
+    return t if t.dtype.bits >= 32 else TensorType(float32, t.shape)
+
+
+def with_update(
+    graph: Graph, recipe: Recipe, trained: tuple[str, ...], *, last: bool = True, branch: bool = False
+) -> Graph:
+    """The whole step. ``last=False`` only adds the gradients up: all but the last of the batches accumulated.
+
+    ``branch`` leaves an update out by an ``if``, which costs nothing where operations run one by one; otherwise each
+    value is selected, which costs nothing where they are fused.
+    """
+    return _Update(graph, recipe, trained, last, branch).run()
+
+
+class _Update:
+    """Writes what comes after the backward part."""
+
+    def __init__(self, graph: Graph, recipe: Recipe, trained: tuple[str, ...], last: bool, branch: bool) -> None:
+        self.graph, self.recipe, self.trained, self.last, self.branch = graph, recipe, trained, last, branch
+        self.outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
+        self.builder = continued(graph)
+        known = {i.name: i.value for i in graph.arguments}
+        self.parameters = {name: known[name] for name in trained}
+        self.old: dict[str, Value] = {}  # what is carried, as it came in
+        self.new: dict[str, Value] = {}
+        for i in graph.inputs:
+            if i.role in ("param", "state") or i.name in trained:
+                self.old[i.name] = i.value
+        for name, made in carried(graph, recipe, trained).items():
+            if name not in self.old:
+                self.old[name] = self.builder.input(name, made.type.shape, made.type.dtype, "param")
+
+    def run(self) -> Graph:
+        builder, recipe = self.builder, self.recipe
+        with builder, builder.at(builder.origin, UPDATE):
+            gradients = {n: self._float(self.outputs[GRAD + n]) for n in self.trained}
+            reports = {n: v for n, v in self.outputs.items() if n.startswith(REPORT)}
+            if not self.last:
+                self.new.update(
+                    {n.removeprefix("state/"): v for n, v in self.outputs.items() if n.startswith("state/")}
+                )
+            if recipe.accumulate > 1:
+                gradients = self._accumulated(gradients)
+            if self.last:
+                gradients = self._unscaled(gradients)
+                if recipe.clip_value is not None:
+                    limit = recipe.clip_value
+                    gradients = {n: ops.clip(g, low=-limit, high=limit) for n, g in gradients.items()}
+                found = gradients
+                if recipe.clip_norm is not None:
+                    reports[NORM] = norm = global_norm(gradients.values())
+                    share = ops.minimum(recipe.clip_norm / (norm + 1e-6), 1.0)
+                    gradients = {n: g * self._as(share, g) for n, g in gradients.items()}
+                updates = self._updates(gradients)
+                if recipe.guarded:
+                    reports[FINITE] = good = self._sound(reports, found)
+                    self._guarded(good, updates)
+                    self._rescale(good)
+                else:
+                    for update in updates:
+                        self.new.update(update())
+            outputs = {name: self.new.get(name, value) for name, value in self.old.items()}
+        made = builder.build({**outputs, **reports})
+        return made.replaced(inputs=tuple(self._role(i) for i in made.inputs), name="step" if self.last else "sum")
+
+    def _role(self, i: Input) -> Input:
+        if i.name not in self.old or i.role == "constant":
+            return i
+        return replace(i, role="param", tags={**i.tags, "donated": True})  # nobody reads the old after the step
+
+    # -- gradients ---------------------------------------------------------------------------------------------------
+    def _float(self, g: Value) -> Value:
+        return ops.cast(g, dtype=float32) if g.dtype.bits < 32 else g
+
+    def _as(self, scalar: Value, like: Value) -> Value:
+        return scalar if scalar.dtype is like.dtype else ops.cast(scalar, dtype=like.dtype)
+
+    def _accumulated(self, gradients: dict[str, Value]) -> dict[str, Value]:
+        total = {n: self.old[sum_name(n)] + g for n, g in gradients.items()}
+        count = self.old[COUNT] + 1
+        if not self.last:
+            self.new.update({sum_name(n): g for n, g in total.items()}, **{COUNT: count})
+            return total
+        share = 1.0 / ops.cast(count, dtype=float32)
+        self.new.update({sum_name(n): self._zero(g) for n, g in total.items()})
+        self.new[COUNT] = self._zero(count)
+        return {n: g * self._as(share, g) for n, g in total.items()}
+
+    def _zero(self, like: Value) -> Value:
+        return ops.full(shape=like.shape, value=0, dtype=like.dtype)  # type: ignore[no-any-return]
+
+    def _unscaled(self, gradients: dict[str, Value]) -> dict[str, Value]:
+        if self.recipe.loss_scale is None:
+            return gradients
+        share = 1.0 / self.old[SCALE]
+        return {n: g * self._as(share, g) for n, g in gradients.items()}
+
+    # -- parameters --------------------------------------------------------------------------------------------------
+    def _updates(self, gradients: Mapping[str, Value]) -> list[Update]:
+        """Functions that write parts of the update and give new values by name: what all share, then each parameter."""
+        optimizer = self.recipe.optimizer
+        rates = {p: self.builder.input(rate_name(p), (), float32) for p in optimizer.rates(0)}
+        step = self.old[STEP] + 1
+        t = ops.cast(step, dtype=float32)
+        scalars: dict[str, Scalars] = {}
+        for group in dict.fromkeys(map(optimizer.group_of, self.parameters)):
+            scalars[group] = optimizer.in_group(group).scalars(t, rates[group if group in rates else ""])
+        state = {n.removeprefix("state/"): v for n, v in self.outputs.items() if n.startswith("state/")}
+        each = [partial(self._update, n, g, scalars[optimizer.group_of(n)]) for n, g in gradients.items()]
+        return [lambda: {**state, STEP: step}, *each]
+
+    def _update(self, name: str, gradient: Value, scalars: Scalars) -> dict[str, Value]:
+        """One parameter, and what is kept for it."""
+        p, recipe = self.parameters[name], self.recipe
+        optimizer = recipe.optimizer.in_group(recipe.optimizer.group_of(name))
+        slots = {s: self.old[slot_name(s, name)] for s in optimizer.slots(p.type)}
+        wide = self._float(p)
+        made, kept = optimizer.update(wide, self._as(gradient, wide), slots, scalars)
+        new = {slot_name(s, name): v for s, v in kept.items()}
+        if recipe.ema is not None:
+            new[ema_name(name)] = toward(self.old[ema_name(name)], made, 1.0 - recipe.ema)
+        new[name] = ops.cast(made, dtype=p.dtype) if made.dtype is not p.dtype else made
+        return new
+
+    def _sound(self, reports: Mapping[str, Value], gradients: Mapping[str, Value]) -> Value:
+        """Whether loss and gradients are finite.
+
+        A cotangent that is not finite shows in the gradient of its layer's bias, so that looking at gradients of one
+        axis is enough to stop in time; a loss scale must know of every element.
+        """
+        dynamic = self.recipe.loss_scale is not None and self.recipe.loss_scale.dynamic
+        short = [g for g in gradients.values() if len(g.shape) < 2]
+        total = reports[LOSS]
+        if NORM in reports:
+            total = total + reports[NORM]
+        else:
+            for g in gradients.values() if dynamic or not short else short:
+                total = total + self._as(ops.sum(g), total)
+        good: Value = is_finite(total)
+        if self.recipe.stops:  # later steps change nothing either, so that the bad one can be looked at afterwards
+            good = self.new[SOUND] = ops.logical_and(good, self.old[SOUND])
+        return good
+
+    def _guarded(self, good: Value, updates: list[Update]) -> None:
+        """Everything stays as it was where loss or gradients are not finite.
+
+        Each parameter has an ``if`` of its own, so that its gradient is let go before the next one is updated.
+        """
+        for update in updates:
+            if self.branch:
+                self.new.update(self._branched(good, update))
+            else:
+                self.new.update({n: ops.where(good, v, self.old[n]) for n, v in update().items()})
+
+    def _branched(self, good: Value, update: Update) -> dict[str, Value]:
+        names: list[str] = []
+
+        def then() -> tuple[Value, ...]:
+            made = update()
+            names.extend(made)
+            return tuple(made.values())
+
+        made = ops.cond(good, then, lambda: tuple(self.old[n] for n in names))
+        return dict(zip(names, made, strict=True))
+
+    def _rescale(self, good: Value) -> None:
+        """The next loss scale, where it is dynamic."""
+        scale = self.recipe.loss_scale
+        if scale is None or not scale.dynamic:
+            return
+        run = ops.where(good, self.old[GOOD] + 1, 0)
+        grown = ops.greater_equal(run, scale.patience)
+        before = self.old[SCALE]
+        raised = ops.where(grown, before * scale.factor, before)
+        self.new[SCALE] = ops.where(good, raised, before * (1.0 / scale.factor))
+        self.new[GOOD] = ops.where(grown, 0, run)
+
+
+def is_finite(x: Value) -> Value:
+    """Neither nan nor infinite."""
+    return ops.less(ops.abs(x), float("inf"))  # type: ignore[no-any-return]
+
+
+def global_norm(gradients: Iterable[Value]) -> Value:
+    """The root of the sum of all squares."""
+    total: Any = None
+    for g in gradients:
+        square = ops.sum(g * g)
+        square = square if square.dtype is float32 else ops.cast(square, dtype=float32)
+        total = square if total is None else total + square
+    return ops.sqrt(total)  # type: ignore[no-any-return]
