@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mithril.ir import Node, Value
@@ -20,23 +20,36 @@ STRAIGHT = PLAIN | {"iota", "transpose", "slice", "tril", "triu", "random_bits"}
 def aligned_values(kernel: Kernel) -> list[Value] | None:
     """Values that are read at the results' positions, or broadcast to them; None where others are needed as well.
 
-    The walk ends at the anchor of a template, and where a reshape gives a value another position anyway.
+    The walk ends at the anchor of a template, and where a reshape gives a value another position anyway. A value that
+    is read on both sides of a reshape has no one shape in which axes could be merged.
     """
-    producers, found = kernel.producers, dict.fromkeys(kernel.outputs)
-    pending, elsewhere = list(kernel.outputs), set()
+    producers = {v: n for v, n in kernel.producers.items() if n is not kernel.anchor or kernel.template is elementwise}
+    aligned, pending, elsewhere = dict.fromkeys(kernel.outputs), list(kernel.outputs), list[Value]()
     while pending:
         node = producers.get(pending.pop())
-        if node is None or (node is kernel.anchor and kernel.template is not elementwise):
+        if node is None:
             continue
         operands = [v for v in node.operands if v is not None]
         if node.op.name == "reshape":
-            elsewhere.update(operands)
+            elsewhere += operands
         elif node.op.name in PLAIN:
-            pending += [v for v in operands if v not in found]
-            found.update(dict.fromkeys(operands))
+            pending += [v for v in operands if v not in aligned]
+            aligned.update(dict.fromkeys(operands))
         else:
             return None
-    return None if any(v in found for v in elsewhere) else list(found)
+    return None if any(v in aligned for v in _upstream(producers, elsewhere)) else list(aligned)
+
+
+def _upstream(producers: Mapping[Value, Node], values: Iterable[Value]) -> set[Value]:
+    """Values, and all from which a kernel computes them."""
+    pending, reached = list(values), set[Value]()
+    while pending:
+        value = pending.pop()
+        if value not in reached:
+            reached.add(value)
+            node = producers.get(value)
+            pending += [v for v in node.operands if v is not None] if node is not None else []
+    return reached
 
 
 def merged(values: Sequence[Value] | None, shape: tuple[int, ...], breaks: Sequence[int] = ()) -> list[list[int]]:

@@ -1,0 +1,6 @@
+"""Helpers that several test files import."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
