@@ -101,6 +101,12 @@ class Node:
         """The first, usually only, result."""
         return self.results[0]
 
+    @property
+    def axes(self) -> Any:
+        """Which axes of operands and results are the same loop: ``Axes``, cached by the operation."""
+        types = [None if v is None else v.type for v in self.operands]
+        return self.op.axes(types, self.attributes, [v.type for v in self.results])  # type: ignore[attr-defined]
+
     def replaced(self, **changes: Any) -> Node:
         """This node with some fields changed; the results stay the same values unless given."""
         fields = {name: changes.get(name, getattr(self, name)) for name in FIELDS}

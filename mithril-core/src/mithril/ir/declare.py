@@ -12,6 +12,7 @@ from mithril.base.registry import register
 from mithril.ir.attribute_types import NORMALISERS
 from mithril.ir.op import NOTHING, Attribute, Op
 from mithril.ir.type_rules import broadcast, floating, like
+from mithril.ops.axes import AxesRule, parse_axes
 
 
 def _read(
@@ -56,6 +57,30 @@ def _place(depth: int = 2) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
+def _check_axes(called: str, axes: Any, function: Callable[..., Any], place: str) -> None:
+    """Read the string of axes when the operation is declared, so that mistakes in it are found there."""
+    if not isinstance(axes, str):
+        return
+    try:
+        declaration = parse_axes(axes)
+    except OperationError as error:
+        raise error.with_facts(f"operation '{called}' at {place}") from None
+    operands, _, variadic, attributes = _read(function, called)
+    factors = {n for term in (*declaration.operands, *declaration.results) for a in term for n in a.names}
+    unknown_names = declaration.attributes - set(attributes) - factors
+    unknown_names |= {c.operand for c in declaration.clauses if c.operand} - set(operands)
+    if unknown_names:
+        raise OperationError(
+            f"axes '{axes}' of operation '{called}' name '{min(unknown_names)}', which is not an attribute or operand",
+            facts=[f"operands: {', '.join(operands)}", f"attributes: {', '.join(attributes)}", place],
+        )
+    if not variadic and len(declaration.operands) != len(operands):
+        raise OperationError(
+            f"axes '{axes}' describe {len(declaration.operands)} operands, operation '{called}' has {len(operands)}",
+            facts=[f"operands: {', '.join(operands)}", place],
+        )
+
+
 def op(
     *,
     shape: Callable[..., Any] | None = None,
@@ -70,6 +95,14 @@ def op(
     promoted: tuple[str, ...] | None = None,
     tolerance: float = 1.0,
     opaque: bool = False,
+    axes: str | AxesRule | None = None,
+    no_axes: str = "",
+    moves: bool = False,
+    linear: str = "",
+    precision: str | None = None,
+    random: bool = False,
+    activation: str | None = None,
+    labels: str | None = None,
 ) -> Callable[[Callable[..., Any]], Op]:
     """Declare a primitive: the function's name is the operation's, its body on NumPy arrays the meaning.
 
@@ -85,6 +118,7 @@ def op(
             raise OperationError(f"operation '{called}' needs a shape rule and a dtype rule", facts=[place])
         if not (function.__doc__ or "").strip():
             raise OperationError(f"operation '{called}' needs a docstring", facts=[place])
+        _check_axes(called, axes, function, place)
         made = Op(
             called,
             *_read(function, called),
@@ -102,6 +136,14 @@ def op(
             samples=tuple(samples),
             tolerance=tolerance,
             opaque=opaque,
+            declared_axes=axes,
+            no_axes=no_axes,
+            moves=moves,
+            linear=linear,
+            precision=precision,
+            random=random,
+            activation=activation,
+            labels=labels,
         )
         register(made)
         return made
@@ -121,6 +163,13 @@ def composite(
     promoted: tuple[str, ...] | None = None,
     elementwise: bool = False,
     tolerance: float = 1.0,
+    axes: str | AxesRule | None = None,
+    moves: bool = False,
+    linear: str = "",
+    precision: str | None = None,
+    random: bool = False,
+    activation: str | None = None,
+    labels: str | None = None,
 ) -> Any:
     """Declare an operation by a body of other operations; shape, dtype, gradient and reference follow from it."""
     place = _place()
@@ -129,6 +178,7 @@ def composite(
         called = name or body.__name__
         if not (body.__doc__ or "").strip():
             raise OperationError(f"operation '{called}' needs a docstring", facts=[place])
+        _check_axes(called, axes, body, place)
         made = Op(
             called,
             *_read(body, called),
@@ -144,6 +194,13 @@ def composite(
             cost=flops,
             samples=tuple(samples),
             tolerance=tolerance,
+            declared_axes=axes,
+            moves=moves,
+            linear=linear,
+            precision=precision,
+            random=random,
+            activation=activation,
+            labels=labels,
         )
         register(made)
         return made
@@ -162,6 +219,10 @@ def unary(
     no_vjp: str = "",
     samples: Sequence[Any] = (),
     tolerance: float = 1.0,
+    moves: bool = False,
+    linear: str = "",
+    precision: str | None = None,
+    activation: str | None = None,
 ) -> Op:
     """A row of the table of element-wise operations of one operand: ``vjp(g, y, x)`` gives the cotangent of x."""
     made = Op(
@@ -182,6 +243,10 @@ def unary(
         tolerance=tolerance,
         gradient=vjp,
         gradient_reason=no_vjp,
+        moves=moves,
+        linear=linear,
+        precision=precision,
+        activation=activation,
     )
     register(made)
     return made
@@ -200,6 +265,8 @@ def binary(
     no_vjp: str = "",
     samples: Sequence[Any] = (),
     tolerance: float = 1.0,
+    linear: str = "",
+    precision: str | None = None,
 ) -> Op:
     """A row of the table of broadcasting operations of two operands: ``vjp(g, y, a, b)`` gives both cotangents.
 
@@ -224,6 +291,8 @@ def binary(
         tolerance=tolerance,
         gradient=vjp,
         gradient_reason=no_vjp,
+        linear=linear,
+        precision=precision,
     )
     register(made)
     return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +23,7 @@ from mithril.base.errors import DTypeError, MithrilError, OperationError, ShapeE
 from mithril.ir.attribute_types import NORMALISERS, attribute_error, normalise_axes, normalise_axis
 from mithril.ir.builder import Builder, computing, trace
 from mithril.ir.core import Graph, Value
+from mithril.ops.axes import Axes, AxesRule, parse_axes, resolve, unknown_axes
 
 ShapeRule = Callable[..., Any]
 DTypeRule = Callable[[Sequence[DType | None], Mapping[str, Any]], Any]
@@ -70,8 +71,17 @@ class Op:
     gradient_reason: str = ""  # why there is none
     surrogate: bool = False  # the gradient is one that is meant: what the operation computes has another, or none
     opaque: bool = False  # must not be folded, merged or moved: barriers
+    declared_axes: str | AxesRule | None = None  # which axes are the same loop; element-wise operations need none
+    no_axes: str = ""  # why there are none: such an operation runs on whole operands
+    moves: bool = False  # elements of the results are elements of operands, or a constant: no arithmetic
+    linear: str = ""  # operands in which it is linear: "x", jointly "a b", separately "a | b"
+    precision: str | None = None  # "low", "follow" or "full" under mixed precision; None: derived
+    random: bool = False  # its results are random numbers
+    activation: str | None = None  # the name by which layers know it
+    labels: str | None = None  # the operand that names classes or tokens
     _inferred: dict[Any, tuple[tuple[TensorType, ...], tuple[Guard, ...]]] = field(default_factory=dict, repr=False)
     _bodies: dict[Any, Graph] = field(default_factory=dict, repr=False)
+    _axes: dict[Any, Axes] = field(default_factory=dict, repr=False)
 
     # -- declaring ---------------------------------------------------------------------------------------------------
     def vjp(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -306,6 +316,36 @@ class Op:
         parts = [f"{self.operand_name(k)}: {t}" for k, t in enumerate(types) if t is not None]
         shown = attributes_text(attributes, self.defaults)
         return f"in {self.name}({', '.join([*parts, shown] if shown else parts)})"
+
+    # -- axes --------------------------------------------------------------------------------------------------------
+    def axes(
+        self,
+        types: Sequence[TensorType | None],
+        attributes: Mapping[str, Any],
+        results: Sequence[TensorType] | None = None,
+    ) -> Axes:
+        """Return the axes of a call; without a declaration all are whole, or follow from the body."""
+        key = (tuple(types), tuple(map(repr, attributes.values())), _limits(types))
+        known = self._axes.get(key)
+        if known is None:
+            if len(self._axes) > 4096:
+                self._axes.clear()
+            with collect_guards():  # the node has those of its shapes
+                known = self._axes[key] = self._resolve_axes(
+                    types, attributes, results or self.infer(types, attributes)
+                )
+        return known
+
+    def _resolve_axes(
+        self, types: Sequence[TensorType | None], attributes: Mapping[str, Any], results: Sequence[TensorType]
+    ) -> Axes:
+        shapes, given = [None if t is None else t.shape for t in types], [t.shape for t in results]
+        rule: Any = "... -> ..." if self.elementwise else self.declared_axes
+        if callable(rule):
+            rule = rule(shapes, attributes, given)
+        if isinstance(rule, str):
+            rule = resolve(parse_axes(rule), self.operands, shapes, attributes, given)
+        return replace(rule or unknown_axes(shapes, given), moves=self.moves)
 
     # -- meaning -----------------------------------------------------------------------------------------------------
     def decompose(self, types: Sequence[TensorType | None], attributes: Mapping[str, Any]) -> Graph:

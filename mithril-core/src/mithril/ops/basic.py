@@ -12,7 +12,7 @@ from mithril.ir.samples import exactly, sample
 from mithril.ir.type_rules import attribute_dtype, same
 
 
-@op(shape=lambda **_: (), dtype=attribute_dtype, samples=[sample(value=2.5, dtype="float32")])
+@op(shape=lambda **_: (), dtype=attribute_dtype, samples=[sample(value=2.5, dtype="float32")], axes="->", moves=True)
 def constant(*, value: number, dtype: DType):  # noqa: F821
     """A scalar known at compile time."""
     return np.asarray(value, dtype=dtype.numpy)
@@ -28,6 +28,7 @@ constant.no_vjp("a constant does not depend on anything")
         sample((2, 3), dtype="float16"),
         sample(exactly(300.0, 3e9, float("nan"), -1.5, -129.0), dtype="int8", gradient=False),
     ],
+    axes="... -> ...",
 )
 def cast(x, *, dtype: DType):
     """Change the dtype. Floats to integers round towards zero and saturate; nan becomes 0."""

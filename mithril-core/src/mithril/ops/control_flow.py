@@ -20,6 +20,7 @@ from mithril.ir.declare import composite, op
 from mithril.ir.evaluate import evaluate
 from mithril.ir.regions import Body, close, many, named
 from mithril.ir.samples import ints, sample
+from mithril.ops.axes import barrier_axes
 
 Types = Sequence[TensorType | None]
 Array = np.ndarray[Any, Any]
@@ -89,7 +90,7 @@ def _if_infer(types: Types, attributes: Mapping[str, Any], regions: Sequence[Gra
     return tuple(v.type for v in then.outputs)
 
 
-@op(name="if", infer=_if_infer, results=())
+@op(name="if", infer=_if_infer, results=(), no_axes="its regions say it")
 def if_op(*operands, regions):
     """What the first region gives where the condition (operand 0) is True, else the second; both take the others."""
     return _run(regions[0] if operands[0] else regions[1], operands[1:])
@@ -157,7 +158,7 @@ def _states(op: str, outputs: Sequence[Value], states: Sequence[TensorType]) -> 
         _agree(f"state {k} of '{op}' after the body", v.type, t, "before it is")
 
 
-@op(name="while", infer=_while_infer, results=())
+@op(name="while", infer=_while_infer, results=(), no_axes="its regions say it")
 def while_op(*operands, states: int, max_trips: int | None = None, regions):
     """States, replaced by what the body gives as long as the condition holds, at most ``max_trips`` times."""
     current, rest, trips = operands[:states], operands[states:], 0
@@ -224,7 +225,7 @@ def _scan_infer(types: Types, attributes: Mapping[str, Any], regions: Sequence[G
     return (*given[:carries], *stacked)
 
 
-@op(name="scan", infer=_scan_infer, results=())
+@op(name="scan", infer=_scan_infer, results=(), no_axes="its regions say it")
 def scan_op(*operands, carries: int, sequences: int, length: Size, reverse: bool = False, regions):
     """The body once per step: carries go from step to step, sequences give elements, further results are stacked."""
     states = operands[:carries]
@@ -354,6 +355,8 @@ def _computed(helper: Callable[..., Any], *arguments: Any) -> Any:
     results=(),
     opaque=True,
     samples=[sample((2, 3)), sample((2, 3), ints((4,)), label="two")],
+    axes=barrier_axes,
+    moves=True,
 )
 def barrier(*xs):
     """The operands unchanged, as many results; optimisation neither merges nor moves anything across it."""

@@ -198,6 +198,8 @@ SAMPLES: dict[str, tuple[Shape, Shape, dict[str, Any]]] = {
     flops=_cost(-1, 1),
     tolerance=4,
     samples=[sample(x, w, label=label, **attributes) for label, (x, w, attributes) in SAMPLES.items()],
+    axes="n (g:groups c) *h, (g o) c *k -> n (g o) *p | c sum, h window, k p whole",
+    linear="x | w",
 )
 def conv(x, w, *, stride: Ints = (1,), padding: Pairs = ((0, 0),), dilation: Ints = (1,), groups: int = 1):
     """Convolution of ``x [batch, channels, *spatial]`` with ``w [out, channels / groups, *kernel]``.
@@ -235,6 +237,8 @@ def _result(x: Shape, w: Shape, attributes: Mapping[str, Any]) -> Shape:
     flops=_cost(0, 1),
     tolerance=4,
     samples=[sample(_result(x, w, a), w, label=label, shape=x, **a) for label, (x, w, a) in SAMPLES.items()],
+    axes="n (g:groups o) *p, (g o) c *k -> n (g c) *h | o sum, h window, k p whole, shape=result",
+    linear="g | w",
 )
 def conv_input_grad(
     g, w, *, shape: Shape, stride: Ints = (1,), padding: Pairs = ((0, 0),), dilation: Ints = (1,), groups: int = 1
@@ -265,6 +269,8 @@ def _(gg, y, g, w, *, shape, **attributes):
     flops=_cost(1, -1),
     tolerance=4,
     samples=[sample(x, _result(x, w, a), label=label, shape=w, **a) for label, (x, w, a) in SAMPLES.items()],
+    axes="n (g:groups c) *h, n (g o) *p -> (g o) c *k | n sum, h window, k p whole, shape=result",
+    linear="x | g",
 )
 def conv_weight_grad(
     x, g, *, shape: Shape, stride: Ints = (1,), padding: Pairs = ((0, 0),), dilation: Ints = (1,), groups: int = 1

@@ -108,6 +108,9 @@ def _take_shape(x: Shape, indices: Shape, *, axis: int) -> Shape:
         sample((3, 2), exactly(5, -9, -1, 1, dtype="int32"), label="outside"),
         sample((3, 2), Arr((0,), "int32"), label="none"),
     ],
+    axes="*i t@axis *j, *k -> *i *k *j | t index indices",
+    moves=True,
+    linear="x",
 )
 def take(x, indices, *, axis: Axis = 0):
     """Elements at integer positions along an axis; the positions' axes take that axis' place."""
@@ -185,6 +188,9 @@ def _along_shape(x: Shape, indices: Shape, *, axis: int) -> Shape:
         sample((3, 4), ints((5, 4), -3, 2), axis=0, label="longer"),
         sample((2, 3), exactly(9, -9, -1, 0, dtype="int64", shape=(2, 2)), axis=-1, label="outside"),
     ],
+    axes="*i t@axis *j, *i k@axis *j -> *i k@axis *j | t index indices",
+    moves=True,
+    linear="x",
 )
 def take_along_axis(x, indices, *, axis: Axis):
     """Element by element along an axis: ``result[i, j] = x[i, indices[i, j]]`` for the last of two."""
@@ -213,6 +219,7 @@ def _along(function: Any, x: Any, indices: Any, updates: Any, axis: int) -> Any:
         sample((3, 4), ints((3, 2), 0, 3), (3, 2), axis=1),
         sample((3, 2), ints((5, 2), -3, 2, "int64"), (5, 2), axis=0, label="repeated"),
     ],
+    axes="*i t@axis *j, *i k@axis *j, *i k@axis *j -> *i t@axis *j | t index indices, k whole",
 )
 def scatter_along_axis(x, indices, updates, *, axis: Axis):
     """``x`` with elements replaced: ``x[i, indices[i, j]] = updates[i, j]``; the last of several wins."""
@@ -226,6 +233,7 @@ def scatter_along_axis(x, indices, updates, *, axis: Axis):
         sample((3, 4), ints((3, 2), 0, 3), (3, 2), axis=1),
         sample((3, 2), ints((5, 2), -3, 2, "int8"), (5, 2), axis=0, label="repeated"),
     ],
+    axes="*i t@axis *j, *i k@axis *j, *i k@axis *j -> *i t@axis *j | t index indices, k sum into x",
 )
 def scatter_add_along_axis(x, indices, updates, *, axis: Axis):
     """``x`` with elements added: ``x[i, indices[i, j]] += updates[i, j]``, several adding up."""
@@ -274,6 +282,9 @@ def _flat(x: Array, indices: Array) -> tuple[Array, Array]:
         sample((2, 3, 4), ints((2, 5, 1), 0, 2), batch_dims=1, label="batch"),
         sample((3, 4), exactly(9, -9, -1, 4, dtype="int32", shape=(2, 2)), label="outside"),
     ],
+    axes="*b:batch_dims *t:d *j, *b *k d -> *b *k *j | t index indices, d whole",
+    moves=True,
+    linear="x",
 )
 def gather_nd(x, indices, *, batch_dims: int = 0):
     """Elements at positions in several axes: the last axis of ``indices`` holds one position per axis addressed."""
@@ -313,6 +324,9 @@ def _scatter_shape(x: Shape, indices: Shape, updates: Shape) -> Shape:
         sample((3, 4), exactly(2, 0, -1, dtype="int32", shape=(3, 1)), (3, 4), label="rows"),
         sample((2, 2), exactly(9, -9, -1, 4, dtype="int32", shape=(2, 2)), (2,), label="outside"),
     ],
+    axes="*t:d *j, *k d, *k *j -> *t *j | t index indices, k d whole",
+    moves=True,
+    linear="x updates",
 )
 def scatter_nd(x, indices, updates):
     """``x`` with elements replaced at positions in several axes; of several updates of one place the last wins."""
@@ -346,6 +360,8 @@ def _(g, y, x, indices, updates):
         sample((3, 4), exactly(2, 0, -1, dtype="int32", shape=(3, 1)), (3, 4), label="rows"),
         sample((2, 2), exactly(9, -9, -1, 4, dtype="int32", shape=(2, 2)), (2,), label="outside"),
     ],
+    axes="*t:d *j, *k d, *k *j -> *t *j | t index indices, k sum into x, d whole",
+    linear="x updates",
 )
 def scatter_nd_add(x, indices, updates):
     """``x`` with updates added at positions in several axes; several updates of one place add up."""
@@ -398,6 +414,9 @@ def _window(x: Array, starts: Array, sizes: Sequence[Size]) -> tuple[slice, ...]
         sample((4, 5), exactly(9, -2, dtype="int32"), sizes=(2, 1), label="outside"),
         sample((4, 5), exactly(0, 2, dtype="int32"), sizes=(4, 2), label="one axis whole"),
     ],
+    axes="*x, r -> *x | x[~] whole, r whole, sizes=result",
+    moves=True,
+    linear="x",
 )
 def dynamic_slice(x, starts, *, sizes: Shape):
     """A part of known size at computed starts, one per axis; a part that would overrun is moved inside."""
@@ -422,7 +441,11 @@ def _update_shape(x: Shape, update: Shape, starts: Shape) -> Shape:
     samples=[
         sample((4, 5), (2, 3), exactly(1, 2, dtype="int32")),
         sample((4, 5), (2, 1), exactly(9, -2, dtype="int64"), label="outside"),
+        sample((4, 5), (4, 2), exactly(0, 2, dtype="int32"), label="one axis whole"),
     ],
+    axes="*x, *x, r -> *x | x[~] whole, r whole",
+    moves=True,
+    linear="x update",
 )
 def dynamic_update_slice(x, update, starts):
     """``x`` with a part overwritten at computed starts; a part that would overrun is moved inside."""

@@ -100,6 +100,7 @@ SPECIAL = exactly(1.0, float("nan"), 3.0, 3.0, float("-inf"), float("-inf"), sha
         *(sample(x, label=label, **attributes) for label, x, attributes in MAX_SAMPLES),
         sample(SPECIAL, kernel=(2,), stride=(2,), label="special", gradient=False),
     ],
+    axes="n c *h -> n c *p | h window, p whole",
 )
 def max_pool(x, *, kernel: Ints, stride: Ints = (1,), padding: Pairs = ((0, 0),), dilation: Ints = (1,)):
     """The largest element of each window; nan propagates."""
@@ -121,6 +122,7 @@ def _(g, y, x, *, kernel, stride, padding, dilation):
         *(sample(x, label=label, **attributes) for label, x, attributes in MAX_SAMPLES),
         sample(SPECIAL, kernel=(2,), stride=(2,), label="special", gradient=False),
     ],
+    axes="n c *h -> n c *p | h window, p whole",
 )
 def max_pool_positions(x, *, kernel: Ints, stride: Ints = (1,), padding: Pairs = ((0, 0),), dilation: Ints = (1,)):
     """Where the maximum of each window lies: its number, int32, among the channel's elements in row-major order.
@@ -153,6 +155,7 @@ max_pool_positions.no_vjp("positions are integers")
         sample((1, 2, 3, 5), (1, 2, 7, 5), label="2d", **UNEVEN),
         sample((1, 1, 5, 5), (1, 1, 5, 5), label="overlap", **MAX_SAMPLES[2][2]),
     ],
+    axes="n c *p, n c *h -> n c *h | h window, p whole",
 )
 def max_pool_grad(g, x, *, kernel: Ints, stride: Ints = (1,), padding: Pairs = ((0, 0),), dilation: Ints = (1,)):
     """The cotangent of ``max_pool``'s operand: each window's goes to its first maximum."""
@@ -188,6 +191,8 @@ def _counts(shape: Sequence[Any], kernel: Ints, stride: Ints, padding: Any, coun
     promotes="float",
     flops=_cost(-1),
     samples=[sample(x, label=label, **attributes) for label, x, attributes in AVERAGE_SAMPLES],
+    axes="n c *h -> n c *p | h window, p whole",
+    linear="x",
 )
 def avg_pool(x, *, kernel: Ints, stride: Ints = (1,), padding: Pairs = ((0, 0),), count_include_pad: bool = True):
     """The mean of each window, padding counted as zeros or not at all. 16-bit floats accumulate in float32."""
@@ -219,6 +224,8 @@ def _average_grad_shape(g: Shape, *, shape: Shape, **attributes: Any) -> Shape:
         sample((1, 2, 4, 5), label="2d", shape=(1, 2, 7, 5), **AVERAGE_SAMPLES[1][2]),
         sample((1, 2, 5, 5), label="without padding", shape=(1, 2, 5, 5), **AVERAGE_SAMPLES[2][2]),
     ],
+    axes="n c *p -> n c *h | h window, p whole, shape=result",
+    linear="g",
 )
 def avg_pool_grad(
     g,

@@ -14,6 +14,7 @@ from mithril.ir.attribute_types import Ints
 from mithril.ir.declare import composite, op
 from mithril.ir.samples import ints, sample
 from mithril.ir.type_rules import broadcast, expect_equal, numeric
+from mithril.ops.axes import dot_axes
 from mithril.ops.reduction import sum, wide
 from mithril.ops.shape import broadcast_to, reshape, transpose
 
@@ -46,7 +47,15 @@ MATMULS = (
 )
 
 
-@op(shape=_matmul_shape, dtype=numeric, flops=_matmul_flops, promotes="same", samples=MATMULS)
+@op(
+    shape=_matmul_shape,
+    dtype=numeric,
+    flops=_matmul_flops,
+    promotes="same",
+    samples=MATMULS,
+    axes="... m? k, ... k n? -> ... m? n? | k sum",
+    linear="a | b",
+)
 def matmul(a, b):
     """Matrix product as NumPy's: vectors count as rows or columns, leading axes broadcast."""
     return np.matmul(wide(a), wide(b))
@@ -144,6 +153,8 @@ def _dot_flops(
         sample((2, 3, 4), (4, 3), contract_a=(1, 2), contract_b=(1, 0), label="two"),
         sample((3,), (2,), contract_a=(), contract_b=(), label="outer"),
     ],
+    axes=dot_axes,
+    linear="a | b",
 )
 def dot(a, b, *, contract_a: Ints, contract_b: Ints, batch_a: Ints = (), batch_b: Ints = ()):
     """General product: sums over the contracted axes; gives batch axes, then a's free axes, then b's."""

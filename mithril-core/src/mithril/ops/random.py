@@ -75,6 +75,8 @@ def _bits_shape(key: Shape, *, shape: Shape) -> Shape:
         sample(OTHER_KEY, shape=(2, 3, 7), label="3d", dtypes=False),
         sample(KEY, shape=(), label="scalar", dtypes=False),
     ],
+    axes="r -> *s | r s whole",
+    random=True,
 )
 def random_bits(key, *, shape: Shape):
     """Uniform 32-bit words: element i is Threefry of the counter i."""
@@ -93,6 +95,8 @@ def _split_shape(key: Shape, *, num: int) -> Shape:
     dtype=_key_dtype,
     flops=80,
     samples=[sample(KEY, dtypes=False), sample(OTHER_KEY, num=5, label="five", dtypes=False)],
+    axes="r -> n s | r n s whole",
+    random=True,
 )
 def split_key(key, *, num: int = 2):
     """Independent keys from one, as rows."""
@@ -114,6 +118,8 @@ def _fold_shape(key: Shape, data: Shape) -> Shape:
         sample(KEY, exactly(7, dtype="uint32", shape=()), dtypes=False),
         sample(KEY, exactly(-1, dtype="int32", shape=()), label="int", dtypes=False),
     ],
+    axes="r, -> s | r s whole",
+    random=True,
 )
 def fold_in(key, data):
     """The key mixed with an integer scalar."""

@@ -45,7 +45,7 @@ def _count(x: Any, axis: Any) -> Any:
     return product(x.shape[k] for k in axis)
 
 
-@op(shape=reduced, dtype=numeric, flops=per_input(1), samples=REDUCTIONS + INTEGERS)
+@op(shape=reduced, dtype=numeric, flops=per_input(1), samples=REDUCTIONS + INTEGERS, axes="*x -> *x~axis | x[axis] sum")
 def sum(x, *, axis: Axes = None, keepdims: bool = False):
     """Sum over axes, accumulated in float32 at least; the dtype stays that of the operand."""
     return np.sum(wide(x), axis=axis, keepdims=keepdims, dtype=wide(x).dtype)
@@ -56,7 +56,14 @@ def _(g, y, x, *, axis, keepdims):
     return (expand(g, x, axis, keepdims),)
 
 
-@op(shape=reduced, dtype=numeric, flops=per_input(1), tolerance=4.0, samples=REDUCTIONS + INTEGERS)
+@op(
+    shape=reduced,
+    dtype=numeric,
+    flops=per_input(1),
+    tolerance=4.0,
+    samples=REDUCTIONS + INTEGERS,
+    axes="*x -> *x~axis | x[axis] prod",
+)
 def prod(x, *, axis: Axes = None, keepdims: bool = False):
     """Product over axes."""
     return np.prod(wide(x), axis=axis, keepdims=keepdims, dtype=wide(x).dtype)
@@ -93,7 +100,7 @@ def _high(x: Array) -> Any:
     return np.inf if kind.is_float else kind.limits[1]
 
 
-@op(shape=reduced, dtype=like, flops=per_input(1), samples=REDUCTIONS + INTEGERS)
+@op(shape=reduced, dtype=like, flops=per_input(1), samples=REDUCTIONS + INTEGERS, axes="*x -> *x~axis | x[axis] max")
 def max(x, *, axis: Axes = None, keepdims: bool = False):
     """Largest element over axes; nan wins; of no elements the smallest value of the dtype."""
     return np.max(x, axis=axis, keepdims=keepdims, initial=_low(x))
@@ -104,7 +111,7 @@ def _(g, y, x, *, axis, keepdims):
     return (_extreme_vjp(g, y, x, axis, keepdims),)
 
 
-@op(shape=reduced, dtype=like, flops=per_input(1), samples=REDUCTIONS + INTEGERS)
+@op(shape=reduced, dtype=like, flops=per_input(1), samples=REDUCTIONS + INTEGERS, axes="*x -> *x~axis | x[axis] min")
 def min(x, *, axis: Axes = None, keepdims: bool = False):
     """Smallest element over axes; nan wins; of no elements the largest value of the dtype."""
     return np.min(x, axis=axis, keepdims=keepdims, initial=_high(x))
@@ -130,13 +137,13 @@ BOOLS = (
 )
 
 
-@op(shape=reduced, dtype=logical, flops=per_input(1), samples=BOOLS)
+@op(shape=reduced, dtype=logical, flops=per_input(1), samples=BOOLS, axes="*x -> *x~axis | x[axis] any")
 def any(x, *, axis: Axes = None, keepdims: bool = False):
     """Whether any element over the axes is True."""
     return np.any(x, axis=axis, keepdims=keepdims)
 
 
-@op(shape=reduced, dtype=logical, flops=per_input(1), samples=BOOLS)
+@op(shape=reduced, dtype=logical, flops=per_input(1), samples=BOOLS, axes="*x -> *x~axis | x[axis] all")
 def all(x, *, axis: Axes = None, keepdims: bool = False):
     """Whether all elements over the axes are True."""
     return np.all(x, axis=axis, keepdims=keepdims)
@@ -159,13 +166,25 @@ POSITIONS = (
 )
 
 
-@op(shape=_position_shape, dtype=always(int32), flops=per_input(1), samples=POSITIONS)
+@op(
+    shape=_position_shape,
+    dtype=always(int32),
+    flops=per_input(1),
+    samples=POSITIONS,
+    axes="*x -> *x~axis | x[axis] whole",
+)
 def argmax(x, *, axis: Axis = -1, keepdims: bool = False):
     """Position of the largest element, the first of equals; nan counts as the largest."""
     return np.argmax(x, axis=axis, keepdims=keepdims).astype(np.int32)
 
 
-@op(shape=_position_shape, dtype=always(int32), flops=per_input(1), samples=POSITIONS)
+@op(
+    shape=_position_shape,
+    dtype=always(int32),
+    flops=per_input(1),
+    samples=POSITIONS,
+    axes="*x -> *x~axis | x[axis] whole",
+)
 def argmin(x, *, axis: Axis = -1, keepdims: bool = False):
     """Position of the smallest element, the first of equals; nan counts as the smallest."""
     return np.argmin(x, axis=axis, keepdims=keepdims).astype(np.int32)
@@ -195,7 +214,7 @@ def _running(x: Array, accumulate: Any, start: int, axis: int, reverse: bool, ex
     return np.flip(out, axis) if reverse else out
 
 
-@op(shape=same, dtype=numeric, flops=per_input(1), samples=RUNNING)
+@op(shape=same, dtype=numeric, flops=per_input(1), samples=RUNNING, axes="*x -> *x | x[axis] whole", linear="x")
 def cumsum(x, *, axis: Axis = -1, reverse: bool = False, exclusive: bool = False):
     """Running sum along an axis, from the end with ``reverse``, without the element itself with ``exclusive``."""
     return _running(x, np.cumsum, 0, axis, reverse, exclusive)
@@ -206,7 +225,7 @@ def _(g, y, x, *, axis, reverse, exclusive):
     return (cumsum(g, axis=axis, reverse=not reverse, exclusive=exclusive),)
 
 
-@op(shape=same, dtype=numeric, flops=per_input(1), tolerance=4.0, samples=RUNNING)
+@op(shape=same, dtype=numeric, flops=per_input(1), tolerance=4.0, samples=RUNNING, axes="*x -> *x | x[axis] whole")
 def cumprod(x, *, axis: Axis = -1, reverse: bool = False, exclusive: bool = False):
     """Running product along an axis, from the end with ``reverse``, without the element itself with ``exclusive``."""
     return _running(x, np.cumprod, 1, axis, reverse, exclusive)
@@ -239,7 +258,14 @@ def sized(count: Any, dtype: Any) -> Any:
     return float(count) if type(count) is int else cast(size_value(value=count), dtype=dtype)
 
 
-@op(shape=reduced, dtype=floating, flops=per_input(1), promotes="float", samples=REDUCTIONS)
+@op(
+    shape=reduced,
+    dtype=floating,
+    flops=per_input(1),
+    promotes="float",
+    samples=REDUCTIONS,
+    axes="*x -> *x~axis | x[axis] mean",
+)
 def mean(x, *, axis: Axes = None, keepdims: bool = False):
     """Arithmetic mean over axes, accumulated in float32 at least; nan where there is nothing."""
     total = np.sum(wide(x), axis=axis, keepdims=keepdims, dtype=wide(x).dtype)

@@ -19,6 +19,7 @@ from mithril.ir.attribute_types import Axes, Axis, Ints, normalise_axis, number
 from mithril.ir.declare import composite, op
 from mithril.ir.samples import sample
 from mithril.ir.type_rules import always, expect_equal, like, same
+from mithril.ops.axes import reshape_axes
 from mithril.ops.slicing import END, getitem, narrow, pad, roll, select, slice, split
 
 
@@ -85,6 +86,9 @@ def _without_common(a: Shape, b: Shape) -> tuple[Shape, Shape]:
         sample((1, 1), shape=(), label="scalar"),
         sample((0, 3), shape=(3, 0), label="empty"),
     ],
+    axes=reshape_axes,
+    moves=True,
+    linear="x",
 )
 def reshape(x, *, shape: Shape):
     """The same elements in row-major order under another shape; one size may be -1 and is found out."""
@@ -117,6 +121,9 @@ def _transpose_form(types: Sequence[TensorType | None], attributes: dict[str, An
     dtype=like,
     canonical=_transpose_form,
     samples=[sample((2, 3)), sample((2, 3, 4), perm=(1, 2, 0), label="perm"), sample((), label="scalar")],
+    axes="*x -> x[perm]",
+    moves=True,
+    linear="x",
 )
 def transpose(x, *, perm: Ints | None = None):
     """Axes in another order: axis k of the result is axis ``perm[k]``; without perm they are reversed."""
@@ -152,6 +159,9 @@ def _broadcast_shape(x: Shape, *, shape: Shape) -> Shape:
         sample((), shape=(2, 2), label="scalar"),
         sample((3,), shape=(0, 3), label="empty"),
     ],
+    axes="... -> ... | shape=result",
+    moves=True,
+    linear="x",
 )
 def broadcast_to(x, *, shape: Shape):
     """Repeat along axes of size 1 and new leading axes until the shape is reached."""
@@ -194,6 +204,9 @@ def _concat_shape(*xs: Shape, axis: int) -> Shape:
         sample((2, 1), (2, 2), (2, 3), axis=-1, label="three"),
         sample((0, 3), (2, 3), label="empty"),
     ],
+    axes="*i c@axis *j -> *i c@axis *j | c whole",
+    moves=True,
+    linear="xs",
 )
 def concat(*xs, axis: Axis = 0):
     """Operands one after the other along an axis; their other sizes are equal."""
@@ -209,7 +222,14 @@ def _(g, y, *xs, axis):
     return tuple(parts)
 
 
-@op(shape=same, dtype=like, samples=[sample((2, 3), axis=None), sample((2, 3, 2), axis=(0, -1), label="two")])
+@op(
+    shape=same,
+    dtype=like,
+    samples=[sample((2, 3), axis=None), sample((2, 3, 2), axis=(0, -1), label="two")],
+    axes="*x -> *x | x[axis] whole",
+    moves=True,
+    linear="x",
+)
 def flip(x, *, axis: Axes):
     """Elements in reverse order along axes; None is all of them."""
     return np.flip(x, axis)
@@ -305,6 +325,8 @@ def _fills(_: Any, attributes: Mapping[str, Any]) -> DType:
     shape=_made_shape,
     dtype=_fills,
     samples=[sample(shape=(2, 3), value=1.5), sample(shape=(), value=7, dtype="int32", label="scalar")],
+    axes="-> *s | shape=result",
+    moves=True,
 )
 def full(*, shape: Shape, value: number, dtype: DType = float32):
     """An array whose elements all equal a number."""
@@ -337,6 +359,7 @@ def _countable(dtypes: Any, attributes: Mapping[str, Any]) -> DType:
     dtype=_countable,
     canonical=_iota_form,
     samples=[sample(shape=(5,)), sample(shape=(2, 3), axis=-1, dtype="float32", label="axis")],
+    axes="-> *s | s[axis] count, shape=result",
 )
 def iota(*, shape: Shape, axis: int = 0, dtype: DType = int32):
     """0, 1, 2, ... along an axis, the same for all others."""
@@ -358,7 +381,14 @@ def _triangle(x: np.ndarray[Any, Any], k: int, *, lower: bool) -> np.ndarray[Any
     return np.where(mask if lower else ~mask, x, np.zeros((), x.dtype))
 
 
-@op(shape=_matrix, dtype=like, samples=[sample((3, 4)), sample((2, 3, 3), k=-1, label="batch")])
+@op(
+    shape=_matrix,
+    dtype=like,
+    samples=[sample((3, 4)), sample((2, 3, 3), k=-1, label="batch")],
+    axes="... m n -> ... m n | m n whole",
+    moves=True,
+    linear="x",
+)
 def tril(x, *, k: int = 0):
     """The last two axes on and below diagonal ``k``; zero above."""
     return _triangle(x, k, lower=True)
@@ -369,7 +399,14 @@ def _(g, y, x, *, k):
     return (tril(g, k=k),)
 
 
-@op(shape=_matrix, dtype=like, samples=[sample((3, 4)), sample((2, 3, 3), k=1, label="batch")])
+@op(
+    shape=_matrix,
+    dtype=like,
+    samples=[sample((3, 4)), sample((2, 3, 3), k=1, label="batch")],
+    axes="... m n -> ... m n | m n whole",
+    moves=True,
+    linear="x",
+)
 def triu(x, *, k: int = 0):
     """The last two axes on and above diagonal ``k``; zero below."""
     return _triangle(x, k, lower=False)
@@ -389,7 +426,7 @@ def eye(*, n: Size, m: Size | None = None, k: int = 0, dtype: DType = float32):
 
 
 # -- shapes as values ---------------------------------------------------------------------------------------------
-@op(shape=lambda *, value: (), dtype=always(int32), samples=[sample(value=3)])
+@op(shape=lambda *, value: (), dtype=always(int32), samples=[sample(value=3)], axes="->")
 def size_value(*, value: Size):
     """A size as an int32 scalar; it is a number once the symbols in it are known."""
     return np.asarray(value, np.int32)

@@ -163,6 +163,9 @@ def _ordered(low: Size, high: Size) -> bool:
         sample((3, 4), starts=(-1,), stops=(-END,), steps=(-1,), axes=(-1,), label="reversed"),
         sample((3, 4), starts=(2,), stops=(2,), steps=(1,), axes=(0,), label="empty"),
     ],
+    axes="*x -> *x | x[axes] whole",
+    moves=True,
+    linear="x",
 )
 def slice(x, *, starts: Shape, stops: Shape, steps: Ints, axes: Ints):
     """Part of each axis named: ``x[start:stop:step]``; steps may be negative.
@@ -256,6 +259,8 @@ def _pad_shape(x: Shape, *, widths: Any, mode: str, value: Any) -> Shape:
         sample((3, 4), widths=((2, 1), (0, 5)), mode="edge", label="edge"),
         sample((3, 4), widths=((0, 0), (0, 0)), mode="edge", label="nothing"),
     ],
+    axes="*x -> *x | x[widths] whole",
+    moves=True,
 )
 def pad(x, *, widths: Pairs, mode: str = "constant", value: number = 0):
     """Add elements before and after along each axis: a constant, the mirrored inside without the edge, or the edge."""

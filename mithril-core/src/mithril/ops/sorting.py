@@ -47,7 +47,7 @@ SAMPLES = [
 ]
 
 
-@op(shape=same, dtype=like, flops=_comparisons, samples=SAMPLES)
+@op(shape=same, dtype=like, flops=_comparisons, samples=SAMPLES, axes="*x -> *x | x[axis] whole", moves=True)
 def sort(x, *, axis: Axis = -1, descending: bool = False):
     """Elements in order along an axis; equal ones keep theirs, nan comes last in either direction."""
     return np.take_along_axis(x, _order(x, axis, descending), axis)
@@ -59,7 +59,7 @@ def _(g, y, x, *, axis, descending):
     return (take_along_axis(g, back, axis=axis),)
 
 
-@op(shape=same, dtype=always(int32), flops=_comparisons, samples=SAMPLES)
+@op(shape=same, dtype=always(int32), flops=_comparisons, samples=SAMPLES, axes="*x -> *x | x[axis] whole")
 def argsort(x, *, axis: Axis = -1, descending: bool = False):
     """The positions, int32, that put the elements in order; equal ones keep theirs, nan comes last."""
     return _order(x, axis, descending).astype(np.int32)

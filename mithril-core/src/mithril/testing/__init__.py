@@ -1,4 +1,4 @@
-"""The conformance kit: pytest classes that a backend's, pass's, rule's, target's or profiler's author inherits.
+"""The conformance kit: pytest classes for authors of backends, operations, passes, targets and profilers.
 
 .. code-block:: python
 

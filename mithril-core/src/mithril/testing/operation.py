@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -21,6 +22,7 @@ from mithril.ir.evaluate import evaluate
 from mithril.ir.op import Op
 from mithril.ir.samples import Sample
 from mithril.testing import xfail
+from mithril.testing.axes import false_axes, missing_axes, too_strict, untried_axes
 from mithril.testing.cases import Case, symbolic_graph
 from mithril.testing.differences import check_gradients, check_no_slope, cotangents, float_inputs, float_outputs
 from mithril.testing.selection import begin, record, selected
@@ -31,7 +33,7 @@ class OpConformance:
 
     Checked on every sample: the shape and dtype rules against the arrays that the reference returns, with symbolic
     sizes as well; that the reference leaves its operands alone; the gradient against central differences in float64;
-    a composite's own ``vjp`` against the gradient derived from its body (except a ``surrogate_vjp``, which is meant to
+    its axes, by splitting them; a composite's own ``vjp`` against the gradient derived from its body (except a ``surrogate_vjp``, which is meant to
     differ); and that results do not move where ``no_vjp`` says that there is no gradient. Every operation must have a
     sample, and one on which its gradient is checked if it has one. The operations' values are their references, which
     nothing here can check: test those yourself. How a backend runs them, ``BackendConformance`` checks.
@@ -111,6 +113,15 @@ class OpConformance:
                 )
 
         self.check("symbolic", sample, action)
+
+    def test_axes(self, op: Op) -> None:
+        """Split every factor of the axes: parts of the operands give parts of the results, joined as the roles say."""
+        assert not (why := missing_axes(op)), why
+        wrong = [*false_axes(op), *untried_axes(op)]
+        assert not wrong, "\n".join(wrong)
+        if factors := too_strict(op):
+            what = f"axes of '{op.name}': all samples split along {', '.join(factors)}, which is declared whole"
+            warnings.warn(what, pytest.PytestWarning, stacklevel=1)
 
     def test_gradient(self, sample: Case) -> None:
         """Compare the gradient with differences in float64; where there is none, the results must not move."""

@@ -25,13 +25,13 @@ def _scattered(x: Any, *, mesh: str, parts: int, axis: int) -> Any:
     return tuple(n // parts if k == axis else n for k, n in enumerate(x))
 
 
-@op(name="mesh.all_reduce", shape=_same, dtype=_like, opaque=True)
+@op(name="mesh.all_reduce", shape=_same, dtype=_like, opaque=True, no_axes="it works on parts already")
 def all_reduce(x: Any, *, mesh: str, parts: int, kind: str = "sum") -> Any:
     """The sum (or ``max``, ``min``) of the values that the ``parts`` devices along the axis ``mesh`` have."""
     return x
 
 
-@op(name="mesh.all_gather", shape=_gathered, dtype=_like, opaque=True)
+@op(name="mesh.all_gather", shape=_gathered, dtype=_like, opaque=True, no_axes="it works on parts already")
 def all_gather(x: Any, *, mesh: str, parts: int, axis: int) -> Any:
     """The parts of all devices side by side along ``axis``."""
     import numpy as np
@@ -39,7 +39,7 @@ def all_gather(x: Any, *, mesh: str, parts: int, axis: int) -> Any:
     return np.concatenate([x] * parts, axis)
 
 
-@op(name="mesh.reduce_scatter", shape=_scattered, dtype=_like, opaque=True)
+@op(name="mesh.reduce_scatter", shape=_scattered, dtype=_like, opaque=True, no_axes="it works on parts already")
 def reduce_scatter(x: Any, *, mesh: str, parts: int, axis: int) -> Any:
     """The sum over devices, of which each keeps its part along ``axis``."""
     import numpy as np
@@ -47,7 +47,7 @@ def reduce_scatter(x: Any, *, mesh: str, parts: int, axis: int) -> Any:
     return np.split(x, parts, axis)[0]
 
 
-@op(name="mesh.chunk_sum", shape=_same, dtype=_like, opaque=True)
+@op(name="mesh.chunk_sum", shape=_same, dtype=_like, opaque=True, axes="*x -> *x", linear="x")
 def chunk_sum(x: Any) -> Any:
     """The sum of the values that all chunks of a batch give. Whatever reads it is done once, after the last chunk."""
     return x

@@ -1,0 +1,518 @@
+"""Axes of operations: which axes of operands and results are the same loop, and what happens along each.
+
+``"... m? k, ... k n? -> ... m? n? | k sum"`` is the declaration of ``matmul``. Each axis is a *factor* or a product of
+factors; a factor without a role is parallel: the operation on parts gives the parts of the result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
+
+from mithril.base.dims import Shape, Size, floordiv, mod, product
+from mithril.base.errors import OperationError
+
+REDUCING = ("sum", "mean", "max", "min", "prod", "any", "all")
+ROLES = (*REDUCING, "whole", "window", "index", "count", "mixed")
+Factors = tuple[str, ...]
+AxesRule = Callable[[Sequence["Shape | None"], Mapping[str, Any], Sequence[Shape]], "str | Axes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What happens along a factor. ``operand``: of "index" the indices, of "sum into" the addend, by number."""
+
+    kind: str
+    operand: int | None = None
+
+    @property
+    def reduces(self) -> bool:
+        return self.kind in REDUCING
+
+
+WHOLE = Role("whole")
+
+
+@dataclass(frozen=True, eq=False)
+class Axes:
+    """The factors of each axis of one call, outermost first, and their roles."""
+
+    operands: tuple[tuple[Factors, ...] | None, ...]
+    results: tuple[tuple[Factors, ...], ...]
+    sizes: Mapping[str, Size]
+    roles: Mapping[str, Role] = field(default_factory=dict)  # factors without one are parallel
+    shapes: tuple[Shape, ...] = ()  # of the results
+    shape_attribute: str = ""  # holds the first result's shape
+    counted: Mapping[str, str] = field(default_factory=dict)  # factors whose size is an attribute
+    moves: bool = False  # the operation only moves elements
+    uneven: tuple[str, ...] = ()  # factors of several sizes, of which the declaration does not say that they are whole
+
+    def role(self, factor: str) -> Role | None:
+        """Return the role of a factor, or None if it is parallel."""
+        return self.roles.get(factor)
+
+    @cached_property
+    def parallel(self) -> tuple[str, ...]:
+        return tuple(f for f in self.sizes if f not in self.roles)
+
+    @cached_property
+    def reduced(self) -> tuple[str, ...]:
+        return tuple(f for f in self.sizes if f in self.roles and self.roles[f].reduces)
+
+    @cached_property
+    def is_product(self) -> bool:
+        """Whether a factor is summed over two operands."""
+        return any(
+            self.roles[f].kind == "sum" and self.roles[f].operand is None and len(self.readers(f)) > 1
+            for f in self.reduced
+        )
+
+    @cached_property
+    def is_layout(self) -> bool:
+        """Whether elements only change places, or are repeated: a transpose, a reshape, a broadcast."""
+        return self.moves and bool(self.operands) and all(role.kind == "mixed" for role in self.roles.values())
+
+    @cached_property
+    def is_view(self) -> bool:
+        """Whether the results have the operands' elements in the same row-major order."""
+        if not self.is_layout or len(self.operands) != len(self.results):
+            return False
+        pairs = zip(self.operands, self.results, strict=True)
+        return all(x is not None and self._flat(x) == self._flat(y) for x, y in pairs)
+
+    def _flat(self, axes: Iterable[Factors]) -> list[str]:
+        return [f for factors in axes for f in factors if f not in self.roles and self.sizes[f] != 1]
+
+    def readers(self, factor: str) -> list[int]:
+        """Return the operands that have a factor, by number."""
+        return [k for k, axes in enumerate(self.operands) if axes is not None and any(factor in a for a in axes)]
+
+    def gives(self, factor: str) -> bool:
+        """Whether a factor is in a result."""
+        return any(factor in a for axes in self.results for a in axes)
+
+    def rows(self, operand: int, axis: int) -> str | None:
+        """Return the factor that is exactly one axis of an operand, if it is parallel."""
+        return self._parallel_axis(self.operands[operand], axis)
+
+    def result_rows(self, axis: int, result: int = 0) -> str | None:
+        """Return the factor that is exactly one axis of a result, if it is parallel."""
+        return self._parallel_axis(self.results[result], axis)
+
+    def _parallel_axis(self, axes: Sequence[Factors] | None, axis: int) -> str | None:
+        factors = axes[axis] if axes is not None else ()
+        long = [f for f in factors if self.sizes[f] != 1] or list(factors[:1])
+        return long[0] if len(long) == 1 and long[0] not in self.roles else None
+
+    @cached_property
+    def lookups(self) -> tuple[tuple[int, int, int], ...]:
+        """Look-ups as (operand of indices, operand looked up in, its axis)."""
+        return tuple(
+            (role.operand, k, axis)
+            for f, role in self.roles.items()
+            if role.kind == "index" and role.operand is not None
+            for k in self.readers(f)
+            for axis, factors in enumerate(self.operands[k] or ())
+            if f in factors
+        )
+
+    def reads_rows(self, operand: int) -> str | None:
+        """Return whether a matrix is read by "rows" or by "columns": one of them for each sum or look-up."""
+        axes = self.operands[operand]
+        if axes is None or len(axes) != 2 or any(len(factors) != 1 for factors in axes):
+            return None
+        first, last = axes[0][0], axes[1][0]
+        for inner, outer, answer in ((last, first, "rows"), (first, last, "columns")):
+            role = self.roles.get(inner)
+            summed = role is not None and role.kind == "sum" and role.operand is None and len(self.readers(inner)) == 2
+            if summed and outer not in self.roles and self.readers(outer) == [operand]:
+                return answer
+        role = self.roles.get(first)
+        looked_up = role is not None and role.kind == "index" and not self.gives(first)
+        return "rows" if looked_up and last not in self.roles else None
+
+    def cut(self, local: Mapping[str, Size]) -> dict[str, Any]:
+        """Return the attributes that change where factors have only these sizes."""
+        changed: dict[str, Any] = {name: local[f] for f, name in self.counted.items() if f in local}
+        if self.shape_attribute and any(self.gives(f) for f in local):
+            changed[self.shape_attribute] = self.local_shape(self.shapes[0], self.results[0], local)
+        return changed
+
+    def local_shape(self, shape: Shape, axes: Sequence[Factors], local: Mapping[str, Size]) -> Shape:
+        """Return a shape in which factors have only these sizes."""
+        return tuple(
+            product(local.get(f, self.sizes[f]) for f in factors) if any(f in local for f in factors) else n
+            for n, factors in zip(shape, axes, strict=True)
+        )
+
+
+def unknown_axes(shapes: Sequence[Shape | None], results: Sequence[Shape]) -> Axes:
+    """Return the axes of an operation of which nothing is known: all are whole."""
+    operands = tuple(None if s is None else tuple((f"{k}.{i}",) for i in range(len(s))) for k, s in enumerate(shapes))
+    given = tuple(tuple((f"-{k}.{i}",) for i in range(len(s))) for k, s in enumerate(results))
+    sizes = {
+        factors[0]: n
+        for axes, shape in zip((*operands, *given), (*shapes, *results), strict=True)
+        if axes is not None and shape is not None
+        for factors, n in zip(axes, shape, strict=True)
+    }
+    return Axes(operands, given, sizes, dict.fromkeys(sizes, WHOLE), tuple(results))
+
+
+# -- the notation -------------------------------------------------------------------------------------------------
+_TOKEN = re.compile(r"\([^)]*\)|\S+")
+_NAME = r"[A-Za-z_]\w*"
+_ATOM = re.compile(rf"(?P<star>\*)?(?P<name>{_NAME})(?P<optional>\?)?(?::(?P<count>{_NAME}))?"
+                   rf"(?:@(?P<at>{_NAME}))?(?:~(?P<without>{_NAME}))?(?:\[(?P<order>{_NAME})\])?")  # fmt: skip
+_SELECTOR = re.compile(rf"(?P<name>{_NAME}|\.\.\.)(?:\[(?P<by>{_NAME}|~)\])?")
+
+
+@dataclass(frozen=True, slots=True)
+class Atom:
+    """One axis of a term, or as many as a star or an ellipsis stands for."""
+
+    kind: str  # "axis" "optional" "star" "order" "dots" "product"
+    names: tuple[str, ...] = ()
+    count: str = ""  # a star's length: an attribute or a factor; of a product the attribute that is its first size
+    at: str = ""  # the attribute that holds the position of the axis
+    without: str = ""  # the attribute that names the axes of a star that are left out
+    order: str = ""  # the attribute that holds the order of a star's axes
+
+
+@dataclass(frozen=True, slots=True)
+class Clause:
+    selectors: tuple[tuple[str, str], ...]  # (name, attribute or "~" or "")
+    kind: str
+    operand: str = ""
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A parsed string."""
+
+    text: str
+    operands: tuple[tuple[Atom, ...], ...]
+    results: tuple[tuple[Atom, ...], ...]
+    clauses: tuple[Clause, ...]
+    shape_attribute: str = ""
+
+    @property
+    def attributes(self) -> set[str]:
+        """The names that must be attributes of the operation or factors."""
+        atoms = [a for term in (*self.operands, *self.results) for a in term]
+        names = {n for a in atoms for n in (a.count, a.at, a.without, a.order)}
+        names |= {by for clause in self.clauses for _, by in clause.selectors if by != "~"} | {self.shape_attribute}
+        return (names | {"keepdims" for a in atoms if a.without}) - {""}
+
+
+@lru_cache(maxsize=4096)
+def parse_axes(text: str) -> Declaration:
+    """Parse a declaration; a factor that is in no result must have a role."""
+    terms, _, roles = text.partition("|")
+    left, arrow, right = terms.partition("->")
+    if not arrow:
+        raise _wrong(text, "it has no '->'")
+    operands = tuple(_term(text, t) for t in left.split(",")) if left.strip() else ()
+    results = tuple(_term(text, t) for t in right.split(","))
+    shape, clauses = "", []
+    for part in filter(None, (p.strip() for p in roles.split(","))):
+        if part.endswith("=result"):
+            shape = part.removesuffix("=result")
+        else:
+            clauses.append(_clause(text, part))
+    names = {n for term in (*operands, *results) for a in term for n in a.names}
+    selected = {name for clause in clauses for name, _ in clause.selectors}
+    if selected - names - {"..."}:
+        raise _wrong(text, f"no operand or result has the factor '{min(selected - names)}'")
+    lost = names - {n for term in results for a in term for n in a.names} - selected
+    if lost:
+        raise _wrong(text, f"factor '{min(lost)}' is in no result and has no role: is it summed?")
+    return Declaration(text, operands, results, tuple(clauses), shape)
+
+
+def _wrong(text: str, why: str) -> OperationError:
+    return OperationError(f"axes '{text}': {why}", hint="an example is '... m k, ... k n -> ... m n | k sum'")
+
+
+def _term(text: str, term: str) -> tuple[Atom, ...]:
+    return tuple(_atom(text, token) for token in _TOKEN.findall(term))
+
+
+def _atom(text: str, token: str) -> Atom:
+    if token == "...":
+        return Atom("dots")
+    if token.startswith("("):
+        parts = [p.partition(":") for p in token[1:-1].split()]
+        if len(parts) < 2 or any(count for _, _, count in parts[1:]):
+            raise _wrong(text, f"'{token}' is not a product of factors such as '(g:groups c)'")
+        return Atom("product", tuple(name for name, _, _ in parts), parts[0][2])
+    match = _ATOM.fullmatch(token)
+    if match is None:
+        raise _wrong(text, f"'{token}' is not an axis")
+    found = {k: v or "" for k, v in match.groupdict().items()}
+    kind = "star" if found["star"] else "optional" if found["optional"] else "order" if found["order"] else "axis"
+    return Atom(kind, (found["name"],), found["count"], found["at"], found["without"], found["order"])
+
+
+def _clause(text: str, part: str) -> Clause:
+    words = part.split()
+    k = next((k for k, word in enumerate(words) if word in ROLES), None)
+    selectors = [_SELECTOR.fullmatch(word) for word in words[: k or 0]]
+    if k is None or not selectors or None in selectors:
+        raise _wrong(text, f"'{part}' is not a clause such as 'k sum', 'x[axis] whole' or 't index indices'")
+    rest = words[k + 1 :]
+    if words[k] == "index" and len(rest) != 1:
+        raise _wrong(text, f"'{part}' does not name its operand of indices")
+    if words[k] != "index" and rest and (words[k] != "sum" or rest[:-1] != ["into"]):
+        raise _wrong(text, f"'{part}' has too many words")
+    found = tuple((m["name"], m["by"] or "") for m in selectors if m is not None)
+    return Clause(found, words[k], rest[-1] if rest else "")
+
+
+# -- one call -----------------------------------------------------------------------------------------------------
+def resolve(
+    declaration: Declaration,
+    names: Sequence[str],
+    shapes: Sequence[Shape | None],
+    attributes: Mapping[str, Any],
+    results: Sequence[Shape],
+) -> Axes:
+    """Return the axes of a call; ``names`` are the operands'."""
+    terms = declaration.operands
+    if len(terms) == 1 and len(shapes) > 1:
+        terms = terms * len(shapes)
+    if len(terms) < len(shapes):
+        raise _wrong(declaration.text, f"it has {len(terms)} operands, the call {len(shapes)}")
+    pairs = [(t, s) for t, s in zip(terms, shapes, strict=False) if s is not None]
+    pairs += zip(declaration.results, results, strict=True)
+    return _Call(declaration, attributes, pairs, len(pairs) - len(results)).axes(names, shapes, results)
+
+
+class _Call:
+    """The lengths of stars, the factors of axes and the sizes of factors of one call."""
+
+    def __init__(
+        self,
+        declaration: Declaration,
+        attributes: Mapping[str, Any],
+        pairs: Sequence[tuple[tuple[Atom, ...], Shape]],
+        count: int,
+    ) -> None:
+        self.declaration, self.attributes, self.pairs = declaration, attributes, pairs
+        self.count = count  # of operands
+        self.lengths: dict[str, int] = {}
+        self.found: dict[str, list[Size]] = {}  # the sizes that a factor has in its places
+        for _ in range(3):  # one term may need the length of a star that another one gives
+            for k, (term, shape) in enumerate(pairs):
+                self._measure(term, shape, is_result=k >= count)
+        self.axes_of = [self._factors(term, shape) for term, shape in pairs]
+        self._sizes()
+
+    # -- lengths
+    def _measure(self, term: Sequence[Atom], shape: Shape, is_result: bool) -> None:
+        singles = sum(1 for a in term if a.kind in ("axis", "product"))
+        for a in term:
+            if a.kind == "optional" and a.names[0] not in self.lengths and not is_result:
+                room = len(shape) - singles - sum(self.lengths.get(b.names[0], 0) for b in term if b.kind == "optional")
+                self.lengths[a.names[0]] = 1 if room > 0 else 0
+            if a.kind == "star" and a.count and a.names[0] not in self.lengths:
+                length = self.attributes.get(a.count, self._size_of(a.count))
+                if isinstance(length, int):
+                    self.lengths[a.names[0]] = length
+        placed = next((k for k, a in enumerate(term) if a.at), None)
+        if placed is not None:
+            at = self.attributes[term[placed].at]
+            self._only(term[:placed], at)
+            self._only(term[placed + 1 :], len(shape) - at - 1)
+        elif not any(a.kind == "dots" for a in term):
+            self._only(term, len(shape))
+
+    def _only(self, term: Sequence[Atom], rank: int) -> None:
+        """The one star of unknown length has the axes that the others leave."""
+        unknown = [a for a in term if self._length(a) is None]
+        if len(unknown) == 1 and not unknown[0].without:
+            self.lengths[unknown[0].names[0]] = rank - sum(self._length(a) or 0 for a in term)
+
+    def _length(self, atom: Atom) -> int | None:
+        if atom.kind in ("axis", "product"):
+            return 1
+        if atom.kind == "dots":
+            return 0
+        length = self.lengths.get(atom.names[0])
+        if length is None or not atom.without or self.attributes.get("keepdims"):
+            return length
+        return length - len(_numbers(self.attributes[atom.without]))
+
+    def _size_of(self, factor: str) -> Size | None:
+        """The size of an axis that is the first or last one of a term, before stars are known."""
+        for term, shape in self.pairs:
+            for k, atom in ((0, term[:1]), (-1, term[-1:])):
+                if atom and atom[0].kind == "axis" and atom[0].names[0] == factor and not atom[0].at and shape:
+                    return shape[k]
+        return None
+
+    # -- factors
+    def _factors(self, term: Sequence[Atom], shape: Shape) -> tuple[Factors, ...]:
+        lengths = [self._length(a) for a in term]
+        if None in lengths:
+            raise _wrong(self.declaration.text, f"the number of axes '{term[lengths.index(None)].names[0]}' is unknown")
+        room = len(shape) - sum(n or 0 for n in lengths)
+        out: list[Factors] = []
+        for a in term:
+            if a.kind == "dots":
+                here = range(len(out), len(out) + room)
+                out += [() if shape[k] == 1 else (f"...{room - k + here.start - 1}",) for k in here]
+            else:
+                out += self._of_atom(a)
+        if len(out) != len(shape):
+            raise _wrong(self.declaration.text, f"a shape of rank {len(shape)} does not fit")
+        for k, factors in enumerate(out):
+            if len(factors) == 1:
+                self.found.setdefault(factors[0], []).append(shape[k])
+        return tuple(out)
+
+    def _of_atom(self, atom: Atom) -> list[Factors]:
+        if atom.kind in ("axis", "product"):
+            return [atom.names]
+        name, count = atom.names[0], self.lengths[atom.names[0]]
+        if atom.kind == "optional":
+            return [(name,)] * count
+        if atom.kind == "order":
+            return [(f"{name}{k}",) for k in self.attributes[atom.order]]
+        out: list[Factors] = [(f"{name}{k}",) for k in range(count)]
+        if atom.without:
+            gone = _numbers(self.attributes[atom.without])
+            kept = self.attributes.get("keepdims")
+            return [() if k in gone else f for k, f in enumerate(out) if kept or k not in gone]
+        return out
+
+    # -- sizes
+    def _sizes(self) -> None:
+        counted = {a.names[0]: a.count for term, _ in self.pairs for a in term if a.kind == "product" and a.count}
+        for f, attribute in counted.items():
+            self.found.setdefault(f, []).append(self.attributes[attribute])
+        self.counted = counted
+        for factors, n in self._axes():
+            missing = [f for f in factors if f not in self.found]
+            if len(factors) > 1 and len(missing) == 1:
+                known = product(self.found[f][0] for f in factors if f != missing[0])
+                self.found[missing[0]] = [floordiv(n, known) if known != 0 else 0]
+
+    def _axes(self) -> Iterable[tuple[Factors, Size]]:
+        for axes, (_, shape) in zip(self.axes_of, self.pairs, strict=True):
+            yield from zip(axes, shape, strict=True)
+
+    def axes(self, names: Sequence[str], shapes: Sequence[Shape | None], results: Sequence[Shape]) -> Axes:
+        sizes = {f: found[0] for f, found in self.found.items()}
+        roles: dict[str, Role] = {f: WHOLE for f, found in self.found.items() if any(n != found[0] for n in found)}
+        uneven = set(roles)
+        for axes, n in self._axes():
+            if len(axes) > 1 and product(sizes[f] for f in axes) != n:
+                roles.update(dict.fromkeys(axes, WHOLE))
+        unsaid = dict(roles)
+        for clause in self.declaration.clauses:
+            role = Role(clause.kind, list(names).index(clause.operand) if clause.operand else None)
+            for name, by in clause.selectors:
+                chosen = [f for f in self._selected(name, by, uneven) if f in sizes]
+                roles.update(dict.fromkeys(chosen, role))
+                for f in chosen:
+                    unsaid.pop(f, None)
+        given = {f for axes in self.axes_of[self.count :] for factors in axes for f in factors}
+        lost = [f for f in sizes if f not in given and f not in roles]
+        if lost:
+            raise _wrong(self.declaration.text, f"factor '{lost[0]}' is in no result and has no role")
+        operands = iter(self.axes_of)
+        return Axes(
+            tuple(None if s is None else next(operands) for s in shapes),
+            tuple(operands),
+            sizes,
+            roles,
+            tuple(results),
+            self.declaration.shape_attribute,
+            self.counted,
+            uneven=tuple(unsaid),
+        )
+
+    def _selected(self, name: str, by: str, uneven: set[str]) -> Iterable[str]:
+        if name == "...":
+            return [f for f in self.found if f.startswith("...")]
+        if name not in self.lengths or name in self.found:
+            return [name]
+        every = [f"{name}{k}" for k in range(self.lengths[name])]
+        if not by:
+            return every
+        if by == "~":
+            return [f for f in every if f in uneven]
+        return [every[k] for k in _numbers(self.attributes[by]) if -len(every) <= k < len(every)]
+
+
+def _numbers(value: Any) -> tuple[int, ...]:
+    """The axes that an attribute names; of pairs, those that are not zero."""
+    if isinstance(value, tuple):
+        if value and all(isinstance(v, tuple) for v in value):
+            return tuple(k for k, pair in enumerate(value) if any(n != 0 for n in pair))
+        return value
+    return () if value is None else (value,)
+
+
+# -- axes of the operations that no string describes ----------------------------------------------------------------
+def reshape_axes(shapes: Sequence[Shape | None], attributes: Mapping[str, Any], results: Sequence[Shape]) -> Axes:
+    """Return the common factors of two shapes of one size; sizes that are cut unevenly are not split."""
+    before, after = shapes[0] or (), results[0]
+    left: list[list[str]] = [[] for _ in before]
+    right: list[list[str]] = [[] for _ in after]
+    sizes: dict[str, Size] = {}
+    roles: dict[str, Role] = {}
+    # Axes of size 1 carry no factor: they may be anywhere.
+    rest = [[(k, n) for k, n in enumerate(shape) if n != 1] for shape in (before, after)]
+    if any(n == 0 for n in (*before, *after)):
+        return _tangled(before, after)
+    while rest[0] and rest[1]:
+        (i, a), (j, b) = rest[0][0], rest[1][0]
+        size = a if a == b else b if mod(a, b) == 0 else a if mod(b, a) == 0 else None
+        if size is None:
+            break
+        name = f"f{len(sizes)}"
+        sizes[name] = size
+        left[i].append(name)
+        right[j].append(name)
+        for side, (k, n) in zip(rest, ((i, a), (j, b)), strict=True):
+            more = floordiv(n, size)
+            side[:1] = [(k, more)] if more != 1 else []
+    for side, axes in zip(rest, (left, right), strict=True):
+        for k, n in side:
+            name = f"f{len(sizes)}"
+            sizes[name], roles[name] = n, Role("mixed")
+            axes[k].append(name)
+    return Axes(
+        (tuple(map(tuple, left)),), (tuple(map(tuple, right)),), sizes, roles, (tuple(after),), shape_attribute="shape"
+    )
+
+
+def _tangled(before: Shape, after: Shape) -> Axes:
+    axes = unknown_axes([before], [after])
+    return Axes(axes.operands, axes.results, axes.sizes, dict.fromkeys(axes.sizes, Role("mixed")), axes.shapes, "shape")
+
+
+def barrier_axes(shapes: Sequence[Shape | None], attributes: Mapping[str, Any], results: Sequence[Shape]) -> Axes:
+    """Return axes of values that pass through next to each other."""
+    axes = tuple(tuple((f"x{k}_{i}",) for i in range(len(s or ()))) for k, s in enumerate(shapes))
+    sizes = {f"x{k}_{i}": n for k, s in enumerate(shapes) for i, n in enumerate(s or ())}
+    return Axes(axes, axes, sizes, {}, tuple(results))
+
+
+def dot_axes(shapes: Sequence[Shape | None], attributes: Mapping[str, Any], results: Sequence[Shape]) -> str:
+    """Return the string of a contraction over any axes."""
+    names = []
+    for side, shape in zip("ab", shapes, strict=True):
+        batch, inner = attributes[f"batch_{side}"], attributes[f"contract_{side}"]
+        axes = {k: f"batch_{i}" for i, k in enumerate(batch)} | {k: f"inner_{i}" for i, k in enumerate(inner)}
+        names.append([axes.get(k, f"{side}_{k}") for k in range(len(shape or ()))])
+    result = [f"batch_{i}" for i in range(len(attributes["batch_a"]))]
+    result += [n for side, axes in zip("ab", names, strict=True) for n in axes if n.startswith(f"{side}_")]
+    inner = " ".join(f"inner_{i}" for i in range(len(attributes["contract_a"])))
+    terms = f"{' '.join(names[0])}, {' '.join(names[1])} -> {' '.join(result)}"
+    return f"{terms} | {inner} sum" if inner else terms
