@@ -8,9 +8,10 @@ from mithril import ops
 from mithril.base.dims import Dim
 from mithril.base.errors import OperationError
 from mithril.base.registry import operations
-from mithril.ir import Builder, op
-from mithril.ops import Op
-from mithril.ops.axes import parse_axes
+from mithril.ir import Builder
+from mithril.ir.axes_notation import parse_axes
+from mithril.ir.declare import op
+from mithril.ir.op import Op
 from mithril.testing.axes import (
     false_axes,
     missing_axes,

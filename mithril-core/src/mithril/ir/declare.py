@@ -10,9 +10,10 @@ from typing import Any
 from mithril.base.errors import OperationError
 from mithril.base.registry import register
 from mithril.ir.attribute_types import NORMALISERS
+from mithril.ir.axes import AxesRule
+from mithril.ir.axes_notation import parse_axes
 from mithril.ir.op import NOTHING, Attribute, Op
 from mithril.ir.type_rules import broadcast, floating, like
-from mithril.ops.axes import AxesRule, parse_axes
 
 
 def _read(

@@ -21,9 +21,10 @@ from mithril.base.dtypes import (
 )
 from mithril.base.errors import DTypeError, MithrilError, OperationError, ShapeError, unknown
 from mithril.ir.attribute_types import NORMALISERS, attribute_error, normalise_axes, normalise_axis
+from mithril.ir.axes import Axes, AxesRule, unknown_axes
+from mithril.ir.axes_notation import parse_axes, resolve
 from mithril.ir.builder import Builder, computing, trace
 from mithril.ir.core import Graph, Value
-from mithril.ops.axes import Axes, AxesRule, parse_axes, resolve, unknown_axes
 
 ShapeRule = Callable[..., Any]
 DTypeRule = Callable[[Sequence[DType | None], Mapping[str, Any]], Any]

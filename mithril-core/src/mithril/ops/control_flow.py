@@ -20,7 +20,7 @@ from mithril.ir.declare import composite, op
 from mithril.ir.evaluate import evaluate
 from mithril.ir.regions import Body, close, many, named
 from mithril.ir.samples import ints, sample
-from mithril.ops.axes import barrier_axes
+from mithril.ops.layout_axes import barrier_axes
 
 Types = Sequence[TensorType | None]
 Array = np.ndarray[Any, Any]

@@ -14,7 +14,6 @@ from mithril.ir.attribute_types import Ints
 from mithril.ir.declare import composite, op
 from mithril.ir.samples import ints, sample
 from mithril.ir.type_rules import broadcast, expect_equal, numeric
-from mithril.ops.axes import dot_axes
 from mithril.ops.reduction import sum, wide
 from mithril.ops.shape import broadcast_to, reshape, transpose
 
@@ -134,6 +133,20 @@ def _dot_shape(a: Shape, b: Shape, *, contract_a: Ints, contract_b: Ints, batch_
     return (*batch, *rows, *(b[k] for k in _free(len(b), contract_b, batch_b)))
 
 
+def _dot_axes(shapes: Sequence[Shape | None], attributes: Mapping[str, Any], results: Sequence[Shape]) -> str:
+    """Return the string of a contraction over any axes."""
+    names = []
+    for side, shape in zip("ab", shapes, strict=True):
+        batch, inner = attributes[f"batch_{side}"], attributes[f"contract_{side}"]
+        axes = {k: f"batch_{i}" for i, k in enumerate(batch)} | {k: f"inner_{i}" for i, k in enumerate(inner)}
+        names.append([axes.get(k, f"{side}_{k}") for k in range(len(shape or ()))])
+    result = [f"batch_{i}" for i in range(len(attributes["batch_a"]))]
+    result += [n for side, axes in zip("ab", names, strict=True) for n in axes if n.startswith(f"{side}_")]
+    inner = " ".join(f"inner_{i}" for i in range(len(attributes["contract_a"])))
+    terms = f"{' '.join(names[0])}, {' '.join(names[1])} -> {' '.join(result)}"
+    return f"{terms} | {inner} sum" if inner else terms
+
+
 def _dot_flops(
     types: Sequence[TensorType | None], results: Sequence[TensorType], attributes: Mapping[str, Any]
 ) -> Size:
@@ -153,7 +166,7 @@ def _dot_flops(
         sample((2, 3, 4), (4, 3), contract_a=(1, 2), contract_b=(1, 0), label="two"),
         sample((3,), (2,), contract_a=(), contract_b=(), label="outer"),
     ],
-    axes=dot_axes,
+    axes=_dot_axes,
     linear="a | b",
 )
 def dot(a, b, *, contract_a: Ints, contract_b: Ints, batch_a: Ints = (), batch_b: Ints = ()):

@@ -19,7 +19,7 @@ from mithril.ir.attribute_types import Axes, Axis, Ints, normalise_axis, number
 from mithril.ir.declare import composite, op
 from mithril.ir.samples import sample
 from mithril.ir.type_rules import always, expect_equal, like, same
-from mithril.ops.axes import reshape_axes
+from mithril.ops.layout_axes import reshape_axes
 from mithril.ops.slicing import END, getitem, narrow, pad, roll, select, slice, split
 
 

@@ -11,8 +11,9 @@ import numpy as np
 
 from mithril.base.dtypes import TensorType, dtype as as_dtype
 from mithril.base.errors import MithrilError
+from mithril.ir.axes import Axes, Factors, Role
+from mithril.ir.axes_notation import parse_axes
 from mithril.ir.op import Op
-from mithril.ops.axes import Axes, Factors, Role, parse_axes
 from mithril.testing.cases import Case
 
 Array = np.ndarray[Any, Any]

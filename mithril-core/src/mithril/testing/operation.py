@@ -32,11 +32,12 @@ class OpConformance:
     """Inherit and set ``ops`` to names or to the operations themselves: mithril's own or a third party's.
 
     Checked on every sample: the shape and dtype rules against the arrays that the reference returns, with symbolic
-    sizes as well; that the reference leaves its operands alone; the gradient against central differences in float64;
-    its axes, by splitting them; a composite's own ``vjp`` against the gradient derived from its body (except a ``surrogate_vjp``, which is meant to
-    differ); and that results do not move where ``no_vjp`` says that there is no gradient. Every operation must have a
-    sample, and one on which its gradient is checked if it has one. The operations' values are their references, which
-    nothing here can check: test those yourself. How a backend runs them, ``BackendConformance`` checks.
+    sizes as well; that the reference leaves its operands alone; the axes, by splitting each factor in two; the gradient
+    against central differences in float64; a composite's own ``vjp`` against the gradient derived from its body (except
+    a ``surrogate_vjp``, which is meant to differ); and that results do not move where ``no_vjp`` says that there is no
+    gradient. Every operation must have a sample, and one on which its gradient is checked if it has one. The
+    operations' values are their references, which nothing here can check: test those yourself. How a backend runs them,
+    ``BackendConformance`` checks.
 
     ``xfail`` maps the id of a case (``softmax[1]``, ``gradient:softmax``, ``types:softmax``) to why it fails.
     """

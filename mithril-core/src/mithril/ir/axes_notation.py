@@ -1,168 +1,25 @@
-"""Axes of operations: which axes of operands and results are the same loop, and what happens along each.
+"""The notation of axes: parsing a declaration, and resolving it for the shapes and attributes of one call.
 
-``"... m? k, ... k n? -> ... m? n? | k sum"`` is the declaration of ``matmul``. Each axis is a *factor* or a product of
-factors; a factor without a role is parallel: the operation on parts gives the parts of the result.
+``"operands -> results | clauses"``: terms are separated by commas, axes by spaces. An axis is ``m``, ``m?`` (there if
+the rank leaves room), ``*h`` (any number; ``*b:batch_dims`` as an attribute says, ``*t:d`` as the size of axis ``d``),
+``...`` (leading axes that broadcast), ``t@axis`` (at the position that an attribute holds), ``(g:groups c)`` (a product
+of factors, outermost first), ``*x~axis`` (without those that an attribute names) or ``x[perm]`` (in its order). A
+clause is factors and their role, such as ``k sum``, ``x[axis] whole``, ``t index indices``, ``k sum into x``;
+``shape=result`` says that an attribute holds the result's shape.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from mithril.base.dims import Shape, Size, floordiv, mod, product
+from mithril.base.dims import Shape, Size, floordiv, product
 from mithril.base.errors import OperationError
+from mithril.ir.axes import ROLES, WHOLE, Axes, Factors, Role
 
-REDUCING = ("sum", "mean", "max", "min", "prod", "any", "all")
-ROLES = (*REDUCING, "whole", "window", "index", "count", "mixed")
-Factors = tuple[str, ...]
-AxesRule = Callable[[Sequence["Shape | None"], Mapping[str, Any], Sequence[Shape]], "str | Axes"]
-
-
-@dataclass(frozen=True, slots=True)
-class Role:
-    """What happens along a factor. ``operand``: of "index" the indices, of "sum into" the addend, by number."""
-
-    kind: str
-    operand: int | None = None
-
-    @property
-    def reduces(self) -> bool:
-        return self.kind in REDUCING
-
-
-WHOLE = Role("whole")
-
-
-@dataclass(frozen=True, eq=False)
-class Axes:
-    """The factors of each axis of one call, outermost first, and their roles."""
-
-    operands: tuple[tuple[Factors, ...] | None, ...]
-    results: tuple[tuple[Factors, ...], ...]
-    sizes: Mapping[str, Size]
-    roles: Mapping[str, Role] = field(default_factory=dict)  # factors without one are parallel
-    shapes: tuple[Shape, ...] = ()  # of the results
-    shape_attribute: str = ""  # holds the first result's shape
-    counted: Mapping[str, str] = field(default_factory=dict)  # factors whose size is an attribute
-    moves: bool = False  # the operation only moves elements
-    uneven: tuple[str, ...] = ()  # factors of several sizes, of which the declaration does not say that they are whole
-
-    def role(self, factor: str) -> Role | None:
-        """Return the role of a factor, or None if it is parallel."""
-        return self.roles.get(factor)
-
-    @cached_property
-    def parallel(self) -> tuple[str, ...]:
-        return tuple(f for f in self.sizes if f not in self.roles)
-
-    @cached_property
-    def reduced(self) -> tuple[str, ...]:
-        return tuple(f for f in self.sizes if f in self.roles and self.roles[f].reduces)
-
-    @cached_property
-    def is_product(self) -> bool:
-        """Whether a factor is summed over two operands."""
-        return any(
-            self.roles[f].kind == "sum" and self.roles[f].operand is None and len(self.readers(f)) > 1
-            for f in self.reduced
-        )
-
-    @cached_property
-    def is_layout(self) -> bool:
-        """Whether elements only change places, or are repeated: a transpose, a reshape, a broadcast."""
-        return self.moves and bool(self.operands) and all(role.kind == "mixed" for role in self.roles.values())
-
-    @cached_property
-    def is_view(self) -> bool:
-        """Whether the results have the operands' elements in the same row-major order."""
-        if not self.is_layout or len(self.operands) != len(self.results):
-            return False
-        pairs = zip(self.operands, self.results, strict=True)
-        return all(x is not None and self._flat(x) == self._flat(y) for x, y in pairs)
-
-    def _flat(self, axes: Iterable[Factors]) -> list[str]:
-        return [f for factors in axes for f in factors if f not in self.roles and self.sizes[f] != 1]
-
-    def readers(self, factor: str) -> list[int]:
-        """Return the operands that have a factor, by number."""
-        return [k for k, axes in enumerate(self.operands) if axes is not None and any(factor in a for a in axes)]
-
-    def gives(self, factor: str) -> bool:
-        """Whether a factor is in a result."""
-        return any(factor in a for axes in self.results for a in axes)
-
-    def rows(self, operand: int, axis: int) -> str | None:
-        """Return the factor that is exactly one axis of an operand, if it is parallel."""
-        return self._parallel_axis(self.operands[operand], axis)
-
-    def result_rows(self, axis: int, result: int = 0) -> str | None:
-        """Return the factor that is exactly one axis of a result, if it is parallel."""
-        return self._parallel_axis(self.results[result], axis)
-
-    def _parallel_axis(self, axes: Sequence[Factors] | None, axis: int) -> str | None:
-        factors = axes[axis] if axes is not None else ()
-        long = [f for f in factors if self.sizes[f] != 1] or list(factors[:1])
-        return long[0] if len(long) == 1 and long[0] not in self.roles else None
-
-    @cached_property
-    def lookups(self) -> tuple[tuple[int, int, int], ...]:
-        """Look-ups as (operand of indices, operand looked up in, its axis)."""
-        return tuple(
-            (role.operand, k, axis)
-            for f, role in self.roles.items()
-            if role.kind == "index" and role.operand is not None
-            for k in self.readers(f)
-            for axis, factors in enumerate(self.operands[k] or ())
-            if f in factors
-        )
-
-    def reads_rows(self, operand: int) -> str | None:
-        """Return whether a matrix is read by "rows" or by "columns": one of them for each sum or look-up."""
-        axes = self.operands[operand]
-        if axes is None or len(axes) != 2 or any(len(factors) != 1 for factors in axes):
-            return None
-        first, last = axes[0][0], axes[1][0]
-        for inner, outer, answer in ((last, first, "rows"), (first, last, "columns")):
-            role = self.roles.get(inner)
-            summed = role is not None and role.kind == "sum" and role.operand is None and len(self.readers(inner)) == 2
-            if summed and outer not in self.roles and self.readers(outer) == [operand]:
-                return answer
-        role = self.roles.get(first)
-        looked_up = role is not None and role.kind == "index" and not self.gives(first)
-        return "rows" if looked_up and last not in self.roles else None
-
-    def cut(self, local: Mapping[str, Size]) -> dict[str, Any]:
-        """Return the attributes that change where factors have only these sizes."""
-        changed: dict[str, Any] = {name: local[f] for f, name in self.counted.items() if f in local}
-        if self.shape_attribute and any(self.gives(f) for f in local):
-            changed[self.shape_attribute] = self.local_shape(self.shapes[0], self.results[0], local)
-        return changed
-
-    def local_shape(self, shape: Shape, axes: Sequence[Factors], local: Mapping[str, Size]) -> Shape:
-        """Return a shape in which factors have only these sizes."""
-        return tuple(
-            product(local.get(f, self.sizes[f]) for f in factors) if any(f in local for f in factors) else n
-            for n, factors in zip(shape, axes, strict=True)
-        )
-
-
-def unknown_axes(shapes: Sequence[Shape | None], results: Sequence[Shape]) -> Axes:
-    """Return the axes of an operation of which nothing is known: all are whole."""
-    operands = tuple(None if s is None else tuple((f"{k}.{i}",) for i in range(len(s))) for k, s in enumerate(shapes))
-    given = tuple(tuple((f"-{k}.{i}",) for i in range(len(s))) for k, s in enumerate(results))
-    sizes = {
-        factors[0]: n
-        for axes, shape in zip((*operands, *given), (*shapes, *results), strict=True)
-        if axes is not None and shape is not None
-        for factors, n in zip(axes, shape, strict=True)
-    }
-    return Axes(operands, given, sizes, dict.fromkeys(sizes, WHOLE), tuple(results))
-
-
-# -- the notation -------------------------------------------------------------------------------------------------
 _TOKEN = re.compile(r"\([^)]*\)|\S+")
 _NAME = r"[A-Za-z_]\w*"
 _ATOM = re.compile(rf"(?P<star>\*)?(?P<name>{_NAME})(?P<optional>\?)?(?::(?P<count>{_NAME}))?"
@@ -456,63 +313,3 @@ def _numbers(value: Any) -> tuple[int, ...]:
             return tuple(k for k, pair in enumerate(value) if any(n != 0 for n in pair))
         return value
     return () if value is None else (value,)
-
-
-# -- axes of the operations that no string describes ----------------------------------------------------------------
-def reshape_axes(shapes: Sequence[Shape | None], attributes: Mapping[str, Any], results: Sequence[Shape]) -> Axes:
-    """Return the common factors of two shapes of one size; sizes that are cut unevenly are not split."""
-    before, after = shapes[0] or (), results[0]
-    left: list[list[str]] = [[] for _ in before]
-    right: list[list[str]] = [[] for _ in after]
-    sizes: dict[str, Size] = {}
-    roles: dict[str, Role] = {}
-    # Axes of size 1 carry no factor: they may be anywhere.
-    rest = [[(k, n) for k, n in enumerate(shape) if n != 1] for shape in (before, after)]
-    if any(n == 0 for n in (*before, *after)):
-        return _tangled(before, after)
-    while rest[0] and rest[1]:
-        (i, a), (j, b) = rest[0][0], rest[1][0]
-        size = a if a == b else b if mod(a, b) == 0 else a if mod(b, a) == 0 else None
-        if size is None:
-            break
-        name = f"f{len(sizes)}"
-        sizes[name] = size
-        left[i].append(name)
-        right[j].append(name)
-        for side, (k, n) in zip(rest, ((i, a), (j, b)), strict=True):
-            more = floordiv(n, size)
-            side[:1] = [(k, more)] if more != 1 else []
-    for side, axes in zip(rest, (left, right), strict=True):
-        for k, n in side:
-            name = f"f{len(sizes)}"
-            sizes[name], roles[name] = n, Role("mixed")
-            axes[k].append(name)
-    return Axes(
-        (tuple(map(tuple, left)),), (tuple(map(tuple, right)),), sizes, roles, (tuple(after),), shape_attribute="shape"
-    )
-
-
-def _tangled(before: Shape, after: Shape) -> Axes:
-    axes = unknown_axes([before], [after])
-    return Axes(axes.operands, axes.results, axes.sizes, dict.fromkeys(axes.sizes, Role("mixed")), axes.shapes, "shape")
-
-
-def barrier_axes(shapes: Sequence[Shape | None], attributes: Mapping[str, Any], results: Sequence[Shape]) -> Axes:
-    """Return axes of values that pass through next to each other."""
-    axes = tuple(tuple((f"x{k}_{i}",) for i in range(len(s or ()))) for k, s in enumerate(shapes))
-    sizes = {f"x{k}_{i}": n for k, s in enumerate(shapes) for i, n in enumerate(s or ())}
-    return Axes(axes, axes, sizes, {}, tuple(results))
-
-
-def dot_axes(shapes: Sequence[Shape | None], attributes: Mapping[str, Any], results: Sequence[Shape]) -> str:
-    """Return the string of a contraction over any axes."""
-    names = []
-    for side, shape in zip("ab", shapes, strict=True):
-        batch, inner = attributes[f"batch_{side}"], attributes[f"contract_{side}"]
-        axes = {k: f"batch_{i}" for i, k in enumerate(batch)} | {k: f"inner_{i}" for i, k in enumerate(inner)}
-        names.append([axes.get(k, f"{side}_{k}") for k in range(len(shape or ()))])
-    result = [f"batch_{i}" for i in range(len(attributes["batch_a"]))]
-    result += [n for side, axes in zip("ab", names, strict=True) for n in axes if n.startswith(f"{side}_")]
-    inner = " ".join(f"inner_{i}" for i in range(len(attributes["contract_a"])))
-    terms = f"{' '.join(names[0])}, {' '.join(names[1])} -> {' '.join(result)}"
-    return f"{terms} | {inner} sum" if inner else terms

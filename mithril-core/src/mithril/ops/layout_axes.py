@@ -1,0 +1,54 @@
+"""Axes of reshapes and barriers, which no string describes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mithril.base.dims import Shape, Size, floordiv, mod
+from mithril.ir.axes import Axes, Role, unknown_axes
+
+
+def reshape_axes(shapes: Sequence[Shape | None], attributes: Mapping[str, Any], results: Sequence[Shape]) -> Axes:
+    """Return the common factors of two shapes of one size; sizes that are cut unevenly are not split."""
+    before, after = shapes[0] or (), results[0]
+    left: list[list[str]] = [[] for _ in before]
+    right: list[list[str]] = [[] for _ in after]
+    sizes: dict[str, Size] = {}
+    roles: dict[str, Role] = {}
+    # Axes of size 1 carry no factor: they may be anywhere.
+    rest = [[(k, n) for k, n in enumerate(shape) if n != 1] for shape in (before, after)]
+    if any(n == 0 for n in (*before, *after)):
+        return _tangled(before, after)
+    while rest[0] and rest[1]:
+        (i, a), (j, b) = rest[0][0], rest[1][0]
+        size = a if a == b else b if mod(a, b) == 0 else a if mod(b, a) == 0 else None
+        if size is None:
+            break
+        name = f"f{len(sizes)}"
+        sizes[name] = size
+        left[i].append(name)
+        right[j].append(name)
+        for side, (k, n) in zip(rest, ((i, a), (j, b)), strict=True):
+            more = floordiv(n, size)
+            side[:1] = [(k, more)] if more != 1 else []
+    for side, axes in zip(rest, (left, right), strict=True):
+        for k, n in side:
+            name = f"f{len(sizes)}"
+            sizes[name], roles[name] = n, Role("mixed")
+            axes[k].append(name)
+    return Axes(
+        (tuple(map(tuple, left)),), (tuple(map(tuple, right)),), sizes, roles, (tuple(after),), shape_attribute="shape"
+    )
+
+
+def _tangled(before: Shape, after: Shape) -> Axes:
+    axes = unknown_axes([before], [after])
+    return Axes(axes.operands, axes.results, axes.sizes, dict.fromkeys(axes.sizes, Role("mixed")), axes.shapes, "shape")
+
+
+def barrier_axes(shapes: Sequence[Shape | None], attributes: Mapping[str, Any], results: Sequence[Shape]) -> Axes:
+    """Return axes of values that pass through next to each other."""
+    axes = tuple(tuple((f"x{k}_{i}",) for i in range(len(s or ()))) for k, s in enumerate(shapes))
+    sizes = {f"x{k}_{i}": n for k, s in enumerate(shapes) for i, n in enumerate(s or ())}
+    return Axes(axes, axes, sizes, {}, tuple(results))
