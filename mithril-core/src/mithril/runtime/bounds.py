@@ -1,7 +1,7 @@
-"""Loops that stop at their bound although their condition still holds: a call that meets one raises.
+"""Loops that stop at their bound although their condition still holds: a call that runs such a loop raises.
 
-Whether that happened becomes a result of the program. Out of bodies it comes as one more result of the ``if``, one
-more state of the ``while``, one more carry of the ``scan`` around it.
+A flag becomes a result of the program. It leaves a body as one more result of the ``if``, one more state of the
+``while``, one more carry of the ``scan`` around it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mithril.ops.control_flow import BOUNDED
 
 PREFIX = "check/bound/"
 FLAG = TensorType(as_dtype("int32"), ())
-STATES = {"while": "states", "scan": "carries"}  # the attribute that counts what goes from round to round
+STATES = {"while": "states", "scan": "carries"}  # the attribute that counts the values of a round
 
 
 @dataclass(frozen=True)
@@ -46,46 +46,47 @@ class Bound:
 
 
 def with_bounds(graph: Graph) -> tuple[Graph, list[Bound]]:
-    """The graph with those results, and what they mean."""
+    """Return the graph with those flags as results, and a ``Bound`` for each."""
     if not any(BOUNDED in node.tags for node, _ in iterate(graph)):
         return graph, []
-    made, flags = _marked(graph)
-    bounds, extra = [], {}
+    marked, flags = _marked(graph)
+    bounds: list[Bound] = []
+    extra: dict[str, Value] = {}
     for loop, flag in flags:
         name = f"{PREFIX}{len(bounds)}"
         bounds.append(Bound(name, loop.tags[BOUNDED], loop.attributes["max_trips"], str(loop.origin)))
         extra[name] = flag
-    outputs, names = (*made.outputs, *extra.values()), (*made.output_names, *extra)
-    return made.replaced(outputs=outputs, output_names=names), bounds
+    outputs, names = (*marked.outputs, *extra.values()), (*marked.output_names, *extra)
+    return marked.replaced(outputs=outputs, output_names=names), bounds
 
 
 def _marked(graph: Graph) -> tuple[Graph, list[tuple[Node, Value]]]:
-    """The graph with a flag for each of its nodes that holds a loop that may be cut off, and that loop."""
+    """Return the graph, and a flag with its loop for each node that is or contains a bounded loop."""
     from mithril import ops
 
     editor = graph.edit()
     flags: list[tuple[Node, Value]] = []
     for node, following in zip(graph.nodes, [*graph.nodes[1:], None], strict=True):
         loop = next((n for region in node.regions for n, _ in iterate(region) if BOUNDED in n.tags), None)
-        found: list[Value] = []
+        parts: list[Value] = []
         if loop is not None:
             with editor.before(node) as builder:
                 wider, flag = _widened(node, builder)
             node = editor.replace_node(node, wider)
-            found.append(flag)
+            parts.append(flag)
         if BOUNDED in node.tags:
             count = node.attributes["states"]
             with editor.before(following) as builder:
                 (holds,) = builder.inline(node.regions[0], [*node.results[:count], *node.operands[count:]])
-                found.append(ops.cast(holds, dtype=FLAG.dtype))
-        if found:
+                parts.append(ops.cast(holds, dtype=FLAG.dtype))
+        if parts:
             with editor.before(following):
-                flags.append((loop or node, found[0] if len(found) == 1 else ops.maximum(*found)))
+                flags.append((loop or node, parts[0] if len(parts) == 1 else ops.maximum(*parts)))
     return editor.freeze(), flags
 
 
 def _widened(node: Node, builder: Builder) -> tuple[Node, Value]:
-    """The node with one more result, which says whether a loop inside was cut off."""
+    """Add a result to the node: the flag of the loops inside."""
     from mithril import ops
 
     result = Value(builder.unique("cut_off"), FLAG)
@@ -93,46 +94,45 @@ def _widened(node: Node, builder: Builder) -> tuple[Node, Value]:
     if counted is None:
         regions = tuple(_with_flag(region, None) for region in node.regions)
         return node.replaced(regions=regions, results=(*node.results, result)), result
-    at = node.attributes[counted]
-    regions = tuple(_with_flag(region, at) for region in node.regions)
+    count = node.attributes[counted]
+    regions = tuple(_with_flag(region, count) for region in node.regions)
     return (
         node.replaced(
-            operands=(*node.operands[:at], ops.full(shape=(), value=0, dtype=FLAG.dtype), *node.operands[at:]),
-            attributes={**node.attributes, counted: at + 1},
+            operands=(*node.operands[:count], ops.full(shape=(), value=0, dtype=FLAG.dtype), *node.operands[count:]),
+            attributes={**node.attributes, counted: count + 1},
             regions=regions,
-            results=(*node.results[:at], result, *node.results[at:]),
+            results=(*node.results[:count], result, *node.results[count:]),
         ),
         result,
     )
 
 
-def _with_flag(region: Graph, at: int | None) -> Graph:
-    """A body with its flag among its outputs; ``at`` is where the flag comes in and goes out, None: out, at the end."""
+def _with_flag(region: Graph, place: int | None) -> Graph:
+    """Add the flag to the outputs of a body; with ``place`` to its inputs too, there, except out of a condition."""
     from mithril import ops
 
-    made, flags = _marked(region)
-    condition = at is not None and region.name == "condition"
-    inputs = list(made.inputs)
-    editor = made.edit()
+    marked, flags = _marked(region)
+    inputs = list(marked.inputs)
+    editor = marked.edit()
     values = [flag for _, flag in flags]
-    if at is not None:
-        bound = [k for k, i in enumerate(inputs) if i.role != "constant"]
-        taken = {i.name for i in inputs} | {v.name for n in made.nodes for v in n.results}
-        name = next(n for k in range(len(taken) + 1) if (n := f"cut_off_{k}") not in taken)
+    if place is not None:
+        own = [k for k, i in enumerate(inputs) if i.role != "constant"]
+        used = {i.name for i in inputs} | {v.name for n in marked.nodes for v in n.results}
+        name = next(n for k in range(len(used) + 1) if (n := f"cut_off_{k}") not in used)
         before = Value(name, FLAG)
-        place = bound[at] if at < len(bound) else len(inputs)
-        inputs.insert(place, Input(before))
+        inputs.insert(own[place] if place < len(own) else len(inputs), Input(before))
         values.insert(0, before)
-    if condition:
-        return made.replaced(inputs=tuple(inputs))
+    if place is not None and region.name == "condition":
+        return marked.replaced(inputs=tuple(inputs))
     with editor.before(None):
         flag = values[0] if values else ops.full(shape=(), value=0, dtype=FLAG.dtype)
         for other in values[1:]:
             flag = ops.maximum(flag, other)
-    place = len(made.outputs) if at is None else at
+    where = len(marked.outputs) if place is None else place
     changed = editor.freeze()
-    return changed.replaced(
-        inputs=(*inputs, *changed.inputs[len(made.inputs) :]),
-        outputs=(*changed.outputs[:place], flag, *changed.outputs[place:]),
-        output_names=(*changed.output_names[:place], "cut_off", *changed.output_names[place:]),
+    widened: Graph = changed.replaced(
+        inputs=(*inputs, *changed.inputs[len(marked.inputs) :]),
+        outputs=(*changed.outputs[:where], flag, *changed.outputs[where:]),
+        output_names=(*changed.output_names[:where], "cut_off", *changed.output_names[where:]),
     )
+    return widened

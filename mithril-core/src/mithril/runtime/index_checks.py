@@ -1,7 +1,7 @@
-"""Results of a program that every call looks at before anybody gets the others.
+"""Results of a program that every call inspects before it returns the others.
 
-``checks=True``: indices outside of what they index are an error, on every backend; the smallest and the largest index
-of each look-up become results. Always: a loop with a bound that stopped there although its condition still held.
+``checks=True``: an index out of range is an error on every backend; the smallest and the largest index of each look-up
+become results. Always: a loop with a bound that stopped there although its condition still held (``bounds.py``).
 """
 
 from __future__ import annotations
