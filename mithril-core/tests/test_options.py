@@ -116,9 +116,15 @@ def test_wrong_choice(core):
     ("given", "wrong"),
     [
         ({"jit": "yes"}, "expected bool or None, got 'yes' (str)"),
-        ({"num_threads": True}, "expected int or None, got True (bool)"),
-        ({"num_threads": 1.5}, "expected int or None, got 1.5 (float)"),
-        ({"timeout": "3"}, "expected float or None, got '3' (str)"),
+        ({"num_threads": True}, "expected int of at least 1 or None, got True (bool)"),
+        ({"num_threads": 0}, "expected int of at least 1 or None, got 0 (int)"),
+        ({"timeout": -1}, "expected float above 0 or None, got -1 (int)"),
+        (
+            {"hints": {"input_batch_size_range": 4}},
+            "at ['input_batch_size_range']: expected a list of int, got 4 (int)",
+        ),
+        ({"num_threads": 1.5}, "expected int of at least 1 or None, got 1.5 (float)"),
+        ({"timeout": "3"}, "expected float above 0 or None, got '3' (str)"),
         ({"custom_passes": len}, "expected a list, got <built-in function len> (builtin_function_or_method)"),
         ({"code_transformers": [3]}, "at [0]: expected a function, got 3 (int)"),
         ({"shapes": {"x": [1.5]}}, "at ['x']: at [0]: expected int or str or Dim or None, got 1.5 (float)"),
@@ -132,6 +138,33 @@ def test_wrong_choice(core):
 def test_wrong_types(core, given, wrong):
     (keyword,) = given
     assert refused(core, **given).splitlines()[0] == f"option '{keyword}' of ml.compile: {wrong}"
+
+
+def test_keys_of_dictionaries_are_checked_by_their_declaration(site, core):
+    assert refused(core, hints={"input_batchsize_range": (1, 4)}) == (
+        "unknown key of hints 'input_batchsize_range'\n"
+        "  known: input_batch_size_range, inference_priority\n"
+        "hint: did you mean 'input_batch_size_range'?"
+    )
+    own = registry(site, Option("tile_options", bool | dict, {}, "Tiles.", keys={"width": int}))
+    assert own.resolve({"tile_options": True})["tile_options"] is True
+    assert "unknown key of tile_options 'widht'" in refused(own, tile_options={"widht": 3})
+    assert "at ['width']: expected int, got 'x' (str)" in refused(own, tile_options={"width": "x"})
+
+
+def test_options_of_other_backends_are_told_apart(site):
+    declared = Option("jit_sort", int, 0, "Sort.", backends=("jax",)), Option("tile", int, 0, "Tile.", ("jit_group.t",))
+    both = registry(site, *declared, Option("jit_group", dict, {}, "Group.", backends=("jax",)))
+    given = {"jit_sort": 3, "tile": 1, "seed": 4}
+    assert both.fitted(given, {"jax"}) == (given, {})
+    assert both.fitted(given, {"numpy"}) == ({"tile": 1, "seed": 4}, {"jit_sort": "jax"})
+    assert both.fitted({"jit_group": {"t": 2}}, {"jax"}) == ({"tile": 2}, {})
+    assert both.fitted({"jit_group": {"t": 2}}, {"numpy"}) == ({}, {"jit_group.t": "jax"})
+
+
+def test_one_option_under_two_names_counts_once(core):
+    assert core.resolve({"cpu_options": {"num_threads": 2}})["num_threads"] == 2
+    assert "'num_threads' and 'cpu_options.num_threads'" in refused(core, num_threads=1, cpu_options={"num_threads": 2})
 
 
 def test_right_types(core, tmp_path):
@@ -219,7 +252,7 @@ def test_typed_signature_holds_the_core_options_and_those_of_this_projects_plugi
 
 
 def test_typed_signature_agrees_with_installed_plugins():
-    typed = get_type_hints(CompileOptions)
+    typed = get_type_hints(CompileOptions, include_extras=True)
     for answer in options_module.plugins.options():
         if answer.plugin.distribution.startswith("mithril-") and answer.plugin.distribution in pip_hints.OPTIONS:
             assert pip_hints.option_owner(answer.spec.name) == answer.plugin.distribution, answer.spec.name

@@ -5,10 +5,30 @@ from __future__ import annotations
 import numbers
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from mithril.base.errors import closest
+
+
+@dataclass(frozen=True)
+class Least:
+    """The smallest number accepted: ``Annotated[int, Least(1)]``; ``open`` leaves the number itself out."""
+
+    number: float
+    open: bool = False
+
+    def __str__(self) -> str:
+        return f"above {self.number:g}" if self.open else f"of at least {self.number:g}"
+
+    def holds(self, value: Any) -> bool:
+        """Whether ``value`` is large enough."""
+        return bool(value > self.number) if self.open else bool(value >= self.number)
+
+
+Positive = Annotated[int, Least(1)]
+Layers = Annotated[str | Sequence[str], "patterns of layer names, each of which must match one"]
 
 
 def mismatch(value: Any, annotation: Any) -> str | None:
@@ -55,6 +75,9 @@ def _fits(value: Any, annotation: Any) -> bool:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if is_typeddict(annotation):
         return isinstance(value, Mapping) and _mapping_mismatch(value, get_type_hints(annotation)) is None
+    if origin is Annotated:
+        limits = [a for a in arguments[1:] if isinstance(a, Least)]
+        return _fits(value, arguments[0]) and all(limit.holds(value) for limit in limits)
     if origin in (Union, UnionType):
         return any(_fits(value, argument) for argument in arguments)
     if origin is Literal:
@@ -98,6 +121,8 @@ def _short(value: Any) -> str:
 def describe(annotation: Any) -> str:
     """An annotation in words: ``"'low' or 'high'"``, ``"a mapping of str to int"``."""
     origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return " ".join([describe(arguments[0]), *(str(a) for a in arguments[1:] if isinstance(a, Least))])
     if origin in (Union, UnionType):
         return " or ".join(describe(argument) for argument in arguments)
     if origin is Literal:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mithril.base.errors import StrictError
+from mithril.base.errors import OptionWarning, StrictError
 
 # Kinds that strict=True turns into errors: something the user asked for, or would expect, is not what happens.
 STRICT_KINDS = frozenset({"fallback", "ignored", "downgrade"})
@@ -25,7 +27,10 @@ class Decision:
 
 
 class Decisions:
-    """The record of one compiled model, each decision once, in order. Iterate it, or print it."""
+    """The record of one compiled model, each decision once, in order. Iterate it, or print it.
+
+    What is ignored is a warning as well, ``OptionWarning`` at the user's line.
+    """
 
     def __init__(self, *, strict: bool = False) -> None:
         self.strict = strict
@@ -42,6 +47,8 @@ class Decisions:
                 facts=[str(where)],
                 hint="change what is said above, or compile without strict=True to have it only recorded",
             )
+        if kind == "ignored" and decision not in self._made:
+            warnings.warn(f"{message}{f' ({where})' if str(where) else ''}", OptionWarning, _level())
         self._made[decision] = None
 
     def of(self, kind: str) -> list[Decision]:
@@ -58,3 +65,11 @@ class Decisions:
 
     def __repr__(self) -> str:
         return f"<Decisions: {len(self)}>"
+
+
+def _level() -> int:
+    """The ``stacklevel`` of the nearest caller of ``record`` that is no module of this project."""
+    frame, level = sys._getframe(2), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0].startswith("mithril"):
+        frame, level = frame.f_back, level + 1
+    return level

@@ -108,6 +108,10 @@ class CompileTimeoutError(MithrilError, TimeoutError):
     """Compilation ran longer than ``timeout`` allows."""
 
 
+class OptionWarning(UserWarning):
+    """An option that was given has no effect here; ``strict=True`` makes it an error."""
+
+
 class StrictError(MithrilError):
     """Under ``strict=True``: something that would otherwise only be recorded in ``decisions``."""
 

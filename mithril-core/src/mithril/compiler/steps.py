@@ -25,6 +25,7 @@ from mithril.compiler.observers import Observers
 from mithril.compiler.partition import Partitioned
 from mithril.compiler.pass_pipeline import chosen, make_pipeline, optimization_level, record_clashes
 from mithril.compiler.program_cache import ProgramCache, new_decisions
+from mithril.contradictions import check_layers, check_sizes, check_trainable, note_places
 from mithril.ir import Graph, Input, Node, iterate, verify
 from mithril.ir.decompose import decompose
 from mithril.ir.lazy_graph import Deferred
@@ -32,7 +33,7 @@ from mithril.models.language.flatten import flatten
 from mithril.models.language.trace import trace_model
 from mithril.passes.manager import PassContext, PassManager, PipelineReport
 from mithril.plugins.hookspecs import CompileContext, HardwareTarget
-from mithril.plugins.option_table import CompileOptions, Settings, resolve
+from mithril.plugins.option_table import CompileOptions, Settings, declared, fitted, resolve
 from mithril.runtime.batch_buckets import Buckets, find_buckets
 from mithril.runtime.bounds import with_bounds
 from mithril.runtime.compiled_model import CompiledModel
@@ -56,8 +57,14 @@ def compile(model: Model, backend: Backend | type[Backend] | str, **options: Unp
     settings = resolve(options)
     made = make_backend(backend, settings)
     decisions = Decisions(strict=settings["strict"])
+    own, foreign = fitted(options, _names(made, settings))
+    if foreign:
+        settings = resolve(own)
+        for keyword, readers in foreign.items():
+            what = f"nothing on backend '{made.name}' reads the option {keyword}, which is for: {readers}"
+            decisions.record("ignored", what)
     if tuned := winners(model, made, settings, options):
-        settings = resolve({**options, **tuned})
+        settings = resolve({**own, **tuned})
         made = make_backend(backend, settings)
         decisions.record("choice", f"as ml.tune found: {', '.join(f'{n}={v!r}' for n, v in tuned.items())}")
     context = CompileContext(model, made, settings, optimization_level(settings), None, decisions)
@@ -72,6 +79,13 @@ def compile(model: Model, backend: Backend | type[Backend] | str, **options: Unp
     observers.end(compiled, None)
     plugins.compile_end(context, compiled, None)
     return compiled
+
+
+def _names(backend: Backend, settings: Settings) -> set[str]:
+    """Return the names of a backend and of those in ``backend_map``, with the names of their base classes."""
+    guests = [plugins.backend_class(g) if isinstance(g, str) else g for g in settings.peek()["backend_map"].values()]
+    classes = [one if isinstance(one, type) else type(one) for one in (backend, *guests)]
+    return {getattr(base, "name", "") for kind in classes for base in kind.__mro__}
 
 
 def make_backend(backend: Backend | type[Backend] | str, settings: Settings) -> Backend:
@@ -119,6 +133,7 @@ class Compiler:
         self.context.target = self._target()
         self.deadline = Deadline(settings["timeout"])
         self._buckets: dict[bool, Buckets | None] = {}
+        self._typed = False  # whether the last program asked for was traced
         self._quiet = 0  # depth of work that is no step of making a program, which observers do not see
 
     def start(self) -> CompiledModel:
@@ -133,6 +148,7 @@ class Compiler:
             for decider in plugins.deciders():
                 self.decisions.record("choice", f"{decider} takes part")
             self.specs = input_specs(self.flat, settings)
+            check_sizes(settings, self.specs)
             self._stage("resolve", None)
             kept = settings["cache"] and not settings["checks"]
             self.cache = ProgramCache(self.context, self.flat, passes) if kept else None
@@ -162,11 +178,13 @@ class Compiler:
                     hint=f"static_shapes=True needs all of them: shapes={{'{name}': [...]}}",
                 )
             return
+        if self.settings["trainable"]:
+            check_trainable(self.settings["trainable"], compiled.interface)
         assumed = [name for name in types if self.specs[name].dtype is None]
         try:
             compiled.prepare(types)
         except DTypeError:
-            if not assumed:
+            if not assumed or self._typed:
                 raise
             names = ", ".join(f"'{name}'" for name in assumed)
             self.decisions.record("assumed", f"the dtype of {names} is taken from the first call")
@@ -219,9 +237,15 @@ class Compiler:
 
     def _optimized(self, request: Request) -> _Optimized:
         self.observers.begin()
+        self._typed = False
         traced = self.trace(dict(request.types), training=request.kind.training)
         if request.binding:
             traced = baked(traced, request.constants)
+        self._typed = True
+        if request.kind.of:
+            check_trainable(self.settings["trainable"], traced)
+        check_layers(self.settings.peek(), declared(), traced, (leaf.path for leaf in self.flat.leaves))
+        note_places(traced, self.settings, self.decisions)
         self._stage("types", traced)
         kind = request.kind
         graph, checks = self._with_checks(traced)

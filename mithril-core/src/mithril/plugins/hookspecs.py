@@ -126,7 +126,9 @@ class Option:
     """A keyword of ``ml.compile``, declared by the one who honours it.
 
     ``type`` is anything that may stand in an annotation (``int | None``, ``Literal["a", "b"]``, ``Mapping[str, int]``).
-    An alias is another keyword, or ``"group.key"``: the key of an option that takes a dictionary.
+    An alias is another keyword, or ``"group.key"``: the key of an option that takes a dictionary. ``keys`` are those
+    that a dictionary may have, with the types of their values; without it, any. ``backends`` names those that read the
+    option, where not all may do so: on any other one it is recorded as ignored before anything is compiled.
     """
 
     name: str
@@ -134,6 +136,8 @@ class Option:
     default: Any
     help: str
     aliases: tuple[str, ...] = ()
+    keys: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}), hash=False)
+    backends: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in (self.name, *self.aliases):

@@ -7,16 +7,16 @@ equal to what the project's plugins declare.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_type_hints
 
 from mithril import plugins
-from mithril.base.annotations import describe, mismatch
+from mithril.base.annotations import Least, Positive, describe, mismatch
 from mithril.base.dims import Dim
-from mithril.base.errors import OptionError, closest
+from mithril.base.errors import OptionError, closest, unknown
 from mithril.plugins.hookspecs import Option
 from mithril.plugins.loader import Plugin, Problem
 from mithril.plugins.pip_hints import option_owner
@@ -49,7 +49,7 @@ class CompileOptions(TypedDict, total=False):
     intermediate_dir: Path | None
     jit: bool | None
     jit_options: Mapping[str, Any]
-    num_threads: int | None
+    num_threads: Positive | None
     optimization_level: Literal["none", "low", "medium", "high"]
     optimizations: Mapping[str, bool]
     optimize_for: Literal["throughput", "latency"] | None
@@ -67,14 +67,14 @@ class CompileOptions(TypedDict, total=False):
     strict: bool
     target_hardware: str | None
     template_path: Path | None
-    timeout: float | None
+    timeout: Annotated[float, Least(0, open=True)] | None
     trace_shapes: bool
     trainable: Sequence[str] | None
     types: Mapping[str, Any]
     verbose: bool
     verify: Literal["none", "structure", "numeric"]
     # mithril-passes
-    checkpoint_segments: int | None
+    checkpoint_segments: Positive | None
     gradient_checkpointing: bool
     max_memory_gb: float | str | None
     memory_planning: bool | str | Callable[..., Any]
@@ -121,12 +121,12 @@ _CORE: dict[str, tuple[Any, ...]] = {
     "dynamic_control_flow": (True, "False: every branch and loop must resolve at compile time."),
     "file_path": (None, "Write the generated source to this file."),
     "graph_optimization": (False, "True: at least optimization_level 'medium'."),
-    "hints": (_NOTHING, "What is expected of the inputs: {'input_batch_size_range': (1, 32), ...}."),
+    "hints": (_NOTHING, "Expectations of the inputs."),
     "inference": (False, "No gradients; dropout off, batch norm with its running statistics."),
     "intermediate_dir": (None, "Folder for what save_intermediates writes."),
     "jit": (None, "Compile with the backend's just-in-time compiler; None is the backend's best choice."),
     "jit_options": (_NOTHING, "Options of the backend's just-in-time compiler."),
-    "num_threads": (None, "Threads the backend may use; None leaves its own default."),
+    "num_threads": (None, "Threads the backend may use; None leaves its own default.", "cpu_options.num_threads"),
     "optimization_level": ("medium", "Which passes run; see `mithril passes`."),
     "optimizations": (_NOTHING, "Single passes switched on or off on top of the level: {'fusion': False}."),
     "optimize_for": (None, "What matters more: many items per second, or one item soon.", "hints.inference_priority"),
@@ -153,6 +153,10 @@ _CORE: dict[str, tuple[Any, ...]] = {
 }
 
 
+# Options that take a dictionary whose keys are the same on every backend: key -> type.
+_KEYS: Mapping[str, Mapping[str, Any]] = {"hints": {"input_batch_size_range": Sequence[int]}}
+
+
 @dataclass(frozen=True, slots=True)
 class Declared:
     """An option and the distribution that owns it."""
@@ -164,8 +168,10 @@ class Declared:
 @cache
 def core_options() -> tuple[Option, ...]:
     """The options that the core itself honours."""
-    types = get_type_hints(CompileOptions)
-    return tuple(Option(name, types[name], row[0], row[1], tuple(row[2:])) for name, row in _CORE.items())
+    types = get_type_hints(CompileOptions, include_extras=True)
+    return tuple(
+        Option(name, types[name], row[0], row[1], tuple(row[2:]), _KEYS.get(name, {})) for name, row in _CORE.items()
+    )
 
 
 class Settings(Mapping[str, Any]):
@@ -263,10 +269,38 @@ class Registry:
             declared = self.by_name[name]
             if wrong := mismatch(value, declared.option.type):
                 raise self._mistyped(keyword, wrong, value, declared)
+            self._check_keys(keyword, value, declared)
             spoken.setdefault(name, (keyword, value))
         values = {name: declared.option.default for name, declared in self.by_name.items()}
         values.update({name: value for name, (_, value) in spoken.items()})
         return Settings(values, {name: keyword for name, (keyword, _) in spoken.items()})
+
+    def _check_keys(self, keyword: str, value: Any, declared: Declared) -> None:
+        """Raise where a dictionary has a key that its option does not, or a value of another type."""
+        keys = declared.option.keys
+        for key, item in value.items() if keys and isinstance(value, Mapping) else ():
+            if key not in keys:
+                known = [*keys, *(a.partition(".")[2] for a in self.aliases if a.startswith(f"{keyword}."))]
+                what, facts, hint = unknown(f"key of {keyword}", str(key), known)
+                raise OptionError(what, facts=facts, hint=hint)
+            if wrong := mismatch(item, keys[key]):
+                raise self._mistyped(keyword, f"at [{key!r}]: {wrong}", value, declared)
+
+    def fitted(self, given: Mapping[str, Any], backends: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
+        """Split ``given`` into options for these backends, and keywords for others only with the names of those."""
+        kept: dict[str, Any] = {}
+        foreign: dict[str, str] = {}
+        for keyword, value in self._flattened(given):
+            owner = keyword.partition(".")[0]
+            declared = self.by_name.get(owner) or self.by_name[self.aliases.get(keyword, keyword)]
+            readers = declared.option.backends
+            if readers and not set(readers) & set(backends):
+                foreign[keyword] = ", ".join(readers)
+            elif "." in keyword:
+                kept[self.aliases[keyword]] = value
+            else:
+                kept[keyword] = value
+        return kept, foreign
 
     def _flattened(self, given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         """Keywords and values, with the keys that are aliases taken out of the dictionaries they stood in."""
@@ -332,10 +366,17 @@ class Registry:
                 "default": _plain(declared.option.default),
                 "owner": declared.owner,
                 "aliases": list(declared.option.aliases),
-                "help": declared.option.help,
+                "help": _help(declared.option),
             }
             for name, declared in sorted(self.by_name.items())
         ]
+
+
+def _help(option: Option) -> str:
+    if not option.keys:
+        return option.help
+    keys = ", ".join(f"{key} ({describe(kind)})" for key, kind in option.keys.items())
+    return f"{option.help} Keys: {keys}."
 
 
 def _words(option: Option) -> tuple[str, ...]:
@@ -384,6 +425,16 @@ def registry() -> Registry:
 def resolve(given: Mapping[str, Any]) -> Settings:
     """Check what a user gave to ``ml.compile`` and fill in the defaults."""
     return registry().resolve(given)
+
+
+def fitted(given: Mapping[str, Any], backends: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Split what a user gave into options for these backends, and keywords for others only."""
+    return registry().fitted(given, backends)
+
+
+def declared() -> list[Option]:
+    """Return the options of this process."""
+    return [one.option for one in registry().by_name.values()]
 
 
 def rows() -> list[dict[str, Any]]:

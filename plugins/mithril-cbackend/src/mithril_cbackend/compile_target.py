@@ -12,7 +12,6 @@ from mithril_cbackend.bundle.toolchains import ALWAYS, FAST, FOREIGN, HOST, SMAL
 
 PLATFORMS = ("android", "linux")
 ARCHITECTURES = {"arm64-v8a": "mobile_arm64", "armeabi-v7a": "mobile_armv7", "x86_64": "mobile_x86_64"}
-KNOWN = ("platform", "arch", "quantization", "optimize_size")
 VECTOR_BYTES = 16  # of NEON and of SSE
 
 
@@ -41,10 +40,6 @@ def purpose(settings: Mapping[str, Any]) -> Purpose:
     target = plugins.target(name).spec if name is not None else None
     mobile = target is not None and target.family == "mobile"
     given: Mapping[str, Any] = settings.get("mobile_options") or {}
-    for key in given:
-        if key not in KNOWN:
-            what, facts, hint = unknown("key of mobile_options", key, KNOWN)
-            raise OptionError(what, facts=facts, hint=hint)
     if not mobile and not given:
         return Purpose()
     meant = next(

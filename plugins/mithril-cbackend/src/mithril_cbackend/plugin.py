@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from mithril import BackendSpec, Command, FileFormat, Option, hookimpl
 
@@ -30,14 +30,21 @@ def mithril_options() -> Sequence[Option]:
             "cpu_options",
             Mapping[str, Any],
             {},
-            "num_threads, vectorize (bool), vector_bytes (16, 32 or 64), cpu (LLVM's name of a processor).",
+            "The processor that code is made for; vector_bytes may be 16, 32 or 64, cpu is LLVM's name.",
+            keys={"vectorize": bool, "vector_bytes": int, "cpu": str},
         ),
         Option(
             "mobile_options",
             Mapping[str, Any],
             {},
-            "platform (android, linux), arch (arm64-v8a, armeabi-v7a, x86_64), quantization (int8) and optimize_size:"
-            " what compiled.export(folder) writes C for.",
+            "The telephone that compiled.export(folder) writes C for.",
+            keys={
+                "platform": Literal["android", "linux"],
+                "arch": Literal["arm64-v8a", "armeabi-v7a", "x86_64"],
+                "quantization": Literal["int8"] | None,
+                "optimize_size": bool,
+            },
+            backends=("c",),
         ),
     ]
 

@@ -178,6 +178,11 @@ class JaxBackend(SourceBackend):
             else:
                 options.decisions.record("ignored", f"pjit=True: there is one device to share work, {everything[0]}")
         if mesh is None:
+            kind = options.settings.get("parallelism")
+            if kind is not None:
+                options.decisions.record(
+                    "ignored", f"parallelism='{kind}': JaxBackend(device_mesh=(4,)) says over how many devices"
+                )
             return None
         if options.jit is False:
             raise OptionError(

@@ -26,7 +26,6 @@ from mithril_jax.compilation_cache import Kept
 from mithril_jax.mesh import mesh_execution
 from mithril_jax.mesh.vmap import mapped
 
-JAX_OPTIONS = ("donate_argnums", "precision", "unroll", "xla_flags")
 JIT_OPTIONS = ("compiler_options", "donate_argnums", "static_argnums")
 LEVELS = {"cpu": "xla_backend_optimization_level", "gpu": "xla_backend_optimization_level", "tpu": "optimization_level"}
 BARRIERS_GO = "cse_barrier_expander"
@@ -54,7 +53,6 @@ def read(options: BuildOptions, platform: str) -> Running:
     """The options that concern running, checked against each other."""
     settings = options.settings
     given = dict(settings.get("jax_options", {}))
-    _known("jax_options", given, JAX_OPTIONS)
     jitted = dict(options.jit_options)
     _known("jit_options for JAX", jitted, JIT_OPTIONS)
     level = settings.get("xla_optimization_level")

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from mithril import Graph, Node, OptionError, Value
+from mithril import Graph, Node, Value
 from mithril.backend.memory_plan import nbytes
 from mithril.base.dims import symbols
 from mithril.base.registry import operation
@@ -25,10 +25,10 @@ def gradient_checkpointing(graph: Graph, context: PassContext) -> Graph:
     """The graph with segments of its forward part recomputed; without a backward part, the graph itself."""
     wanted = context.option("checkpoint_segments")
     forward, backward = halves(graph)
+    if context.option("inference") or context.option("static_inference"):
+        context.record("ignored", "gradient_checkpointing: a program for inference computes no gradients")
     if not backward or len(forward) < 2:
         return graph
-    if wanted is not None and wanted < 1:
-        raise OptionError(f"checkpoint_segments={wanted}: there must be one segment at least")
     cuts = segment_ends(graph, forward, backward, wanted)
     if not cuts:
         context.record("ignored", "gradient_checkpointing: there is nothing that could be forgotten")

@@ -85,7 +85,7 @@ FOLLOW = frozenset(
         "where",
     )
 )
-KEYS = ("dtype", "keep", "low", "full")
+SMALL = ("bfloat16", "float16")
 
 
 @pass_(name="mixed-precision", stage="precision", level=None, exact=False, tolerance=0.1)
@@ -99,16 +99,14 @@ class Policy:
     """What the user said, with the table behind it."""
 
     def __init__(self, given: Mapping[str, Any], default: str) -> None:
-        for key in given:
-            if key not in KEYS:
-                what, facts, hint = unknown("key of mixed_precision", key, KEYS)
-                raise OptionError(what, facts=facts, hint=hint)
-        self.dtype = as_dtype(given.get("dtype", default))
-        if self.dtype.name not in ("bfloat16", "float16"):
-            raise OptionError(
-                f"mixed_precision: dtype '{self.dtype}' is no small float", facts=["accepted: bfloat16, float16"]
-            )
+        wanted = str(given.get("dtype", default)).rpartition(".")[2]
+        if wanted not in SMALL:
+            what, facts, hint = unknown("dtype in mixed_precision", wanted, SMALL)
+            raise OptionError(what, facts=facts, hint=hint)
+        self.dtype = as_dtype(wanted)
         self.keep: Sequence[str] = _names(given.get("keep", ()))
+        for name in (*_names(given.get("low", ())), *_names(given.get("full", ()))):
+            operation(name)  # raises where there is no such operation
         self.low = (LOW | set(_names(given.get("low", ())))) - set(_names(given.get("full", ())))
         self.follow = FOLLOW - set(_names(given.get("full", ())))
 

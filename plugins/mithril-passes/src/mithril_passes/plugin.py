@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mithril import CompileContext, Option, PassSpec, hookimpl
+from mithril.base.annotations import Layers, Positive
 
 if TYPE_CHECKING:
     from mithril import Graph
@@ -167,7 +169,9 @@ def mithril_options() -> Sequence[Option]:
     """Keywords of ``ml.compile`` that the passes and the picture answer to."""
     return [
         Option("gradient_checkpointing", bool, False, "Recompute in the backward part instead of keeping values."),
-        Option("checkpoint_segments", int | None, None, "Segments to recompute; None chooses what needs least memory."),
+        Option(
+            "checkpoint_segments", Positive | None, None, "Segments to recompute; None chooses what needs least memory."
+        ),
         Option(
             "memory_planning",
             bool | str | Callable[..., Any],
@@ -179,15 +183,24 @@ def mithril_options() -> Sequence[Option]:
             "mixed_precision",
             bool | Mapping[str, Any],
             False,
-            "Products in 16 bits; {'dtype': 'float16', 'keep': ['layer.*'], 'low': [ops], 'full': [ops]}.",
+            "Products in 16 bits; keep names layers that stay as they are, low and full operations.",
             aliases=("torch_options.enable_amp",),
+            keys={"dtype": Any, "keep": Layers, "low": str | Sequence[str], "full": str | Sequence[str]},
         ),
         Option("visualize", bool, False, "Draw the optimized graph into a file."),
         Option(
             "viz_options",
             Mapping[str, Any],
             NOTHING,
-            "format (svg, html, dot), output_path, show_shapes, show_types, show_memory, depth.",
+            "How the picture looks, and its file.",
+            keys={
+                "format": str,
+                "output_path": str | PathLike[str] | None,
+                "show_shapes": bool,
+                "show_types": bool,
+                "show_memory": bool,
+                "depth": int | None,
+            },
         ),
     ]
 

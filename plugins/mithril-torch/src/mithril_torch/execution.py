@@ -19,7 +19,6 @@ from mithril.ir import Graph, Node, iterate
 from mithril_torch.autograd import Differentiated
 
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
-TORCH_OPTIONS = ("enable_amp", "enable_cudnn", "benchmark_mode", "graph_mode", "script_optimization")
 MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")  # by script_optimization
 
 
@@ -43,10 +42,6 @@ def read(
     """The options that concern running, checked against each other."""
     settings = options.settings
     given = dict(settings.get("torch_options", {}))
-    for name in given:
-        if name not in TORCH_OPTIONS:
-            what, facts, hint = unknown("key of torch_options", name, TORCH_OPTIONS)
-            raise OptionError(what, facts=facts, hint=hint)
     if enable_amp is False and settings.get("mixed_precision"):
         raise OptionError(
             "mixed_precision, or torch_options' enable_amp, contradicts what the backend says: enable_amp=False",

@@ -26,13 +26,27 @@ def mithril_backends() -> Sequence[BackendSpec]:
 def mithril_options() -> Sequence[Option]:
     """How the generated function is run."""
     return [
-        Option("torch_dynamo", bool, False, "Compile with torch.compile(fullgraph=True); the same as jit=True."),
-        Option("torch_fx", bool, False, "Capture the program as a torch.fx.GraphModule and run that."),
+        Option(
+            "torch_dynamo",
+            bool,
+            False,
+            "Compile with torch.compile(fullgraph=True); the same as jit=True.",
+            backends=("torch",),
+        ),
+        Option(
+            "torch_fx",
+            bool,
+            False,
+            "Capture the program as a torch.fx.GraphModule; run it, or compile it with torch_dynamo.",
+            backends=("torch",),
+        ),
         Option(
             "torch_options",
             Mapping[str, Any],
             {},
-            "enable_amp, enable_cudnn, benchmark_mode, graph_mode, script_optimization (0 to 3).",
+            "How PyTorch runs the program; script_optimization 0 to 3 is a mode of torch.compile.",
+            keys={"enable_cudnn": bool, "benchmark_mode": bool, "graph_mode": bool, "script_optimization": int | None},
+            backends=("torch",),
         ),
     ]
 

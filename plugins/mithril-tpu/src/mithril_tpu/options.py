@@ -6,16 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mithril.base.errors import OptionError, unknown
-
-KNOWN = ("effort", "model_parallelism", "precision", "replicas", "simulate", "topology")
-_TYPES: Mapping[str, type | tuple[type, ...]] = {
-    "effort": int,
-    "model_parallelism": int,
-    "precision": str,
-    "simulate": bool,
-    "topology": str,
-}
+from mithril.base.errors import OptionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +49,6 @@ def precision_of(settings: Mapping[str, Any]) -> str | None:
 def read(settings: Mapping[str, Any]) -> Wanted:
     """The options, checked for sense; every one of them counts as read."""
     given = dict(settings["tpu_options"])
-    for key, value in given.items():
-        if key not in KNOWN:
-            what, facts, hint = unknown("key of tpu_options", key, KNOWN)
-            raise OptionError(what, facts=facts, hint=hint)
-        kind = _TYPES[key]
-        if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
-            raise OptionError(
-                f"tpu_options['{key}'] must be of type {getattr(kind, '__name__', kind)}",
-                facts=[f"got {value!r}"],
-            )
     effort = given.get("effort")
     if effort is not None and not 0 <= effort <= 3:
         raise OptionError("tpu_options['effort'] must be 0, 1, 2 or 3", facts=[f"got {effort!r}"])

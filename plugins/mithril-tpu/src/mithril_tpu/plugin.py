@@ -34,8 +34,14 @@ def mithril_options() -> Sequence[Option]:
             "tpu_options",
             Mapping[str, Any],
             nothing,
-            "About a TPU target: replicas (all devices), model_parallelism, precision, topology, effort (0 to 3), "
-            "simulate.",
+            "About a TPU target; effort is 0 to 3.",
+            keys={
+                "model_parallelism": int | None,
+                "precision": str | None,
+                "topology": str | None,
+                "effort": int | None,
+                "simulate": bool | None,
+            },
         ),
         Option(
             "tpu_replicas",

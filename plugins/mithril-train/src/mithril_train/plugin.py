@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mithril import Export, Option, PassSpec, hookimpl
+from mithril.base.annotations import Layers
 
 # Module below ``mithril_train`` -> the names it gives to the public face.
 EXPORTS = {
@@ -57,6 +58,7 @@ def mithril_options() -> Sequence[Option]:
             "quantization_aware",
             bool | Mapping[str, Any],
             False,
-            "Train for eight bits; {'bits': 8, 'block': 32, 'activations': True, 'keep': ['head']}.",
+            "Train for eight bits.",
+            keys={"bits": int, "block": int, "activations": bool, "keep": Layers},
         )
     ]

@@ -23,22 +23,16 @@ from mithril_cbackend.schedule import tuning
 from mithril_cbackend.schedule.schedules import Schedules
 from mithril_cbackend.tir import expr
 
-KNOWN = ("num_threads", "vectorize", "vector_bytes", "cpu")
-
 
 def machine(options: BuildOptions, chosen: Purpose) -> Machine:
     """What is compiled for: this computer, unless the options say otherwise."""
     given: Mapping[str, Any] = options.settings.get("cpu_options", {}) or {}
-    for name in given:
-        if name not in KNOWN:
-            what, facts, hint = unknown("key of cpu_options", name, KNOWN)
-            raise OptionError(what, facts=facts, hint=hint)
     width = given.get("vector_bytes", vector_bytes() if chosen.arch is None else VECTOR_BYTES)
     if width not in (4, 16, 32, 64):
         raise OptionError(f"cpu_options: vector_bytes cannot be {width}", facts=["accepted: 16, 32, 64"])
     if not given.get("vectorize", True):
         width = 4
-    threads = options.num_threads or given.get("num_threads") or processors()
+    threads = options.num_threads or processors()
     limit = processors()
     if threads > limit:
         options.decisions.record("downgrade", f"{threads} threads asked for, {limit} used: the process has no more")

@@ -32,10 +32,6 @@ class Grid:
     def of(given: Any) -> Grid:
         if not isinstance(given, Mapping):
             return Grid()
-        known = ("bits", "block", "activations", "keep")
-        for name in given:
-            if name not in known:
-                raise OptionError(f"quantization_aware: '{name}' is unknown", facts=["known: " + ", ".join(known)])
         values = dict(given)
         keep = values.get("keep", ())
         values["keep"] = (keep,) if isinstance(keep, str) else tuple(keep)

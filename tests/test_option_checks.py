@@ -1,0 +1,93 @@
+"""Mistyped keys, patterns without a match, and options that contradict each other are errors with a remedy."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+import mithril as ml
+from mithril.models import Linear, Model, Relu
+
+SHAPES = {"input": [4, 16]}
+
+
+def network() -> Model:
+    model = Model()
+    model |= Linear(dimension=8, name="linear")
+    model += Relu(name="active")
+    model += Linear(dimension=4, name="head")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"hints": {"input_batchsize_range": (1, 4)}}, "did you mean 'input_batch_size_range'"),
+        ({"viz_options": {"formt": "svg"}}, "did you mean 'format'"),
+        ({"cpu_options": {"num_treads": 2}}, "did you mean 'num_threads'"),
+        ({"cpu_options": {"vectorize": "x"}}, r"at \['vectorize'\]: expected bool"),
+        ({"cpu_options": {"num_threads": 0}}, "expected int of at least 1"),
+        ({"num_threads": 1, "cpu_options": {"num_threads": 2}}, "contradict each other"),
+        ({"mobile_options": {"arhc": "x86_64"}}, "did you mean 'arch'"),
+        ({"torch_options": {"enable_cudn": True}}, "did you mean 'enable_cudnn'"),
+        ({"torch_options": {"enable_ampp": True}}, "did you mean 'enable_amp'"),
+        ({"jax_options": {"unrol": 2}}, "did you mean 'unroll'"),
+        ({"tpu_options": {"topolgy": "2x2"}}, "did you mean 'topology'"),
+        ({"quantization_aware": {"blok": 2}}, "did you mean 'block'"),
+        ({"mixed_precision": {"keep": ["linaer*"]}}, r"'linaer\*' in mixed_precision\['keep'\] matches no layer"),
+        ({"mixed_precision": {"low": ["matmull"]}}, "unknown operation 'matmull'"),
+        ({"mixed_precision": {"dtype": "float8"}}, "unknown dtype in mixed_precision 'float8'"),
+        ({"quantization_aware": {"keep": ["haed"]}}, "did you mean 'head'"),
+        ({"trainable": ["nosuch*"]}, "matches no parameter or input"),
+        ({"shapes": {"input": [64, 16]}, "hints": {"input_batch_size_range": (1, 32)}}, "has 64 rows, outside of"),
+        ({"shapes": {"input": ["B", 16]}, "static_inference": True}, "fixes all shapes, but 'input' has an open size"),
+        ({"timeout": -1}, "expected float above 0"),
+        ({"static_inference": True, "gradient_checkpointing": True, "strict": True}, "computes no gradients"),
+        ({"mobile_options": {"arch": "x86_64"}, "strict": True, "shapes": {}}, "which is for: c"),
+    ],
+)
+def test_a_mistake_is_an_error_when_compiling(options, text):
+    with pytest.raises(ml.MithrilError, match=text):
+        ml.compile(network(), "numpy", **{"shapes": SHAPES, **options})
+
+
+def test_patterns_that_match_are_accepted():
+    keep = {"keep": ["lin*", "head"]}
+    for options in ({"mixed_precision": keep}, {"quantization_aware": keep}, {"trainable": ["linear.*"]}):
+        ml.compile(network(), "numpy", shapes=SHAPES, **options)
+
+
+def test_a_layer_that_names_a_backend_without_a_map():
+    model = network()
+    part = Model(name="part")
+    part |= Linear(dimension=4)
+    part.set_attribute("backend", "torch")
+    model += part
+    with pytest.raises(ml.StrictError, match="no effect without backend_map"):
+        ml.compile(model, "numpy", shapes=SHAPES, strict=True)
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_parallelism_without_devices(backend):
+    with pytest.raises(ml.StrictError, match="over how many devices"):
+        ml.compile(network(), backend, shapes=SHAPES, parallelism="data", strict=True)
+
+
+def test_what_is_ignored_is_a_warning_at_the_line_of_the_user():
+    with pytest.warns(ml.OptionWarning, match="torch_fx, which is for: torch") as seen:
+        compiled = ml.compile(network(), "numpy", shapes=SHAPES, torch_fx=True)
+    assert [w.filename for w in seen] == [__file__]
+    assert "torch_fx" in str(compiled.decisions)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ml.compile(network(), "numpy", shapes=SHAPES)
+
+
+def test_amp_of_torch_changes_no_other_backend():
+    params = ml.compile(network(), "numpy", shapes=SHAPES).randomize_params(seed=0)
+    plain = ml.compile(network(), "numpy", shapes=SHAPES)
+    with pytest.warns(ml.OptionWarning, match="torch_options.enable_amp"):
+        other = ml.compile(network(), "numpy", shapes=SHAPES, torch_options={"enable_amp": True})
+    x = params["linear.weight"][:4, :16]
+    assert (plain.evaluate(params, {"input": x})["output"] == other.evaluate(params, {"input": x})["output"]).all()
