@@ -16,8 +16,8 @@ import mithril
 NAMES = """
 Backend BackendError BackendSpec BenchmarkConfig Builder Command CompileContext CompileTimeoutError Connection DType
 DTypeError Dim Export FileFormat Found GradientError Graph GraphError GuardError HardwareTarget IOKey InputError
-Lowering MemoryLimitError MithrilError Model ModelError Node OperationError OpsSpec Option OptionError OptionWarning Origin
-ParseError Pass PassError PassManager PassSpec PipelineDraft PluginError ProfilerSpec RewriteError Rule RuleSet
+Lowering MemoryLimitError MithrilError Model ModelError Node OperationError OpsSpec Option OptionError OptionWarning
+Origin ParseError Pass PassError PassManager PassSpec PipelineDraft PluginError ProfilerSpec RewriteError Rule RuleSet
 ShapeError StrictError TensorType UnsupportedError Value VerificationError bfloat16 bool_ calibrate compile composite
 diff dtype estimate find_batch_size float16 float32 float64 gradients hookimpl int16 int32 int64 int8 load op parse
 pass_ process_in_batches profile promote rule run_benchmark tune uint16 uint32 uint64 uint8 verify
