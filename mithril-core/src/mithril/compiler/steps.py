@@ -19,14 +19,24 @@ from mithril.backend.base import Backend, BuildOptions, Executable
 from mithril.base.decisions import Decisions
 from mithril.base.dims import is_static
 from mithril.base.dtypes import TensorType
-from mithril.base.errors import BackendError, CompileTimeoutError, DTypeError, GradientError, OptionError, ShapeError
+from mithril.base.errors import BackendError, DTypeError, OptionError, ShapeError
+from mithril.compiler.deadline import Deadline
 from mithril.compiler.input_types import input_specs, known_types, probe_types
 from mithril.compiler.observers import Observers
 from mithril.compiler.partition import Partitioned
 from mithril.compiler.pass_pipeline import chosen, make_pipeline, optimization_level, record_clashes
 from mithril.compiler.program_cache import ProgramCache, new_decisions
-from mithril.contradictions import check_layers, check_sizes, check_trainable, note_places
-from mithril.ir import Graph, Input, Node, iterate, verify
+from mithril.compiler.requirements import (
+    check_layers,
+    check_sizes,
+    check_trainable,
+    note_places,
+    require_derived_gradients,
+    require_no_control_flow,
+    require_no_promotion,
+    require_static,
+)
+from mithril.ir import Graph, Input, verify
 from mithril.ir.decompose import decompose
 from mithril.ir.lazy_graph import Deferred
 from mithril.models.language.flatten import flatten
@@ -261,7 +271,7 @@ class Compiler:
         graph, report = self.optimize(graph)
         self._stage("optimize", graph)
         if native:
-            _require_derived_gradients(graph)
+            require_derived_gradients(graph)
         return _Optimized(traced, graph, names, wrt, native, report, checks)
 
     def _with_checks(self, traced: Graph) -> tuple[Graph, list[Any]]:
@@ -295,11 +305,11 @@ class Compiler:
         self._stage("shapes", graph)
         verify(graph)
         if settings["static_shapes"]:
-            _require_static(graph)
+            require_static(graph)
         if settings["static_types"]:
-            _require_no_promotion(graph)
+            require_no_promotion(graph)
         if not settings["dynamic_control_flow"]:
-            _require_no_control_flow(graph)
+            require_no_control_flow(graph)
         return graph
 
     def probe(self, types: Mapping[str, TensorType] | None) -> Graph:
@@ -402,54 +412,6 @@ class Compiler:
             self._quiet -= 1
 
 
-class Deadline:
-    """``timeout=``: checked between steps and passes, and by an alarm where the platform has one."""
-
-    def __init__(self, seconds: float | None) -> None:
-        self.seconds = seconds
-        self.depth = 0
-        self.end = 0.0
-
-    def __enter__(self) -> None:
-        self.depth += 1
-        if self.seconds is not None and self.depth == 1:
-            self.end = time.monotonic() + self.seconds
-            self._alarm(self.seconds)
-
-    def __exit__(self, *exc: object) -> None:
-        self.depth -= 1
-        if self.seconds is not None and self.depth == 0:
-            self._alarm(0)
-
-    def check(self, where: str) -> None:
-        if self.seconds is not None and self.depth and time.monotonic() > self.end:
-            raise self._error(where)
-
-    def _error(self, where: str) -> CompileTimeoutError:
-        return CompileTimeoutError(
-            f"Compilation timed out after {self.seconds:g} seconds",
-            facts=[f"in {where}"] if where else [],
-            hint="raise timeout=, lower optimization_level=, or compile a smaller part",
-        )
-
-    def _alarm(self, seconds: float) -> None:
-        import signal
-        import threading
-
-        if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
-            return
-
-        def ring(number: int, frame: Any) -> None:
-            raise self._error("")
-
-        if seconds:
-            self._before = signal.signal(signal.SIGALRM, ring)
-            signal.setitimer(signal.ITIMER_REAL, seconds)
-        else:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, self._before)
-
-
 def baked(graph: Graph, arrays: Mapping[str, Any]) -> Graph:
     """The graph with parameters and state as constants of these values."""
 
@@ -461,56 +423,3 @@ def baked(graph: Graph, arrays: Mapping[str, Any]) -> Graph:
         return Input(i.value, "constant", data, i.tags)
 
     return graph.replaced(inputs=tuple(map(constant, graph.inputs)))
-
-
-def _origin(node: Node) -> str:
-    return str(node.origin)
-
-
-def _require_static(graph: Graph) -> None:
-    for i in graph.inputs:
-        if not i.type.is_static:
-            raise ShapeError(
-                f"Cannot infer shape for tensor '{i.name}'",
-                facts=[f"static_shapes=True, but it is {i.type}"],
-                hint=f"give numbers: shapes={{'{i.name}': [...]}}",
-            )
-    for node in graph.nodes:
-        for value in node.results:
-            if not value.type.is_static:
-                raise ShapeError(
-                    f"Cannot infer shape for tensor '{value.name}'", facts=[f"it is {value.type}", _origin(node)]
-                )
-
-
-def _require_derived_gradients(graph: Graph) -> None:
-    for node, _ in iterate(graph):
-        op: Any = node.op
-        if op.surrogate:
-            raise GradientError(
-                f"autodiff='native' would differentiate what '{op.name}' computes, and lose its own gradient",
-                facts=[str(node.origin), op.doc.splitlines()[0]],
-                hint="leave autodiff='native' out",
-            )
-
-
-def _require_no_promotion(graph: Graph) -> None:
-    for node in graph.nodes:
-        if node.op.name == "cast" and node.tags.get("promotion"):
-            source, target = node.operands[0], node.result
-            assert source is not None
-            raise OptionError(
-                f"static_types=True, but '{source.name}' is promoted from {source.dtype} to {target.dtype}",
-                facts=[_origin(node)],
-                hint="give matching dtypes with types=, or write the cast",
-            )
-
-
-def _require_no_control_flow(graph: Graph) -> None:
-    for node in graph.nodes:
-        if node.op.name in ("if", "while"):
-            raise OptionError(
-                f"dynamic_control_flow=False, but an '{node.op.name}' depends on values known only at run time",
-                facts=[_origin(node)],
-                hint="make its condition a constant (constants=, inference=True), or allow dynamic control flow",
-            )

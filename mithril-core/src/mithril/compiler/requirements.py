@@ -9,9 +9,9 @@ from typing import Any
 from mithril.base.annotations import Layers
 from mithril.base.decisions import Decisions
 from mithril.base.dims import is_static
-from mithril.base.errors import OptionError, closest
+from mithril.base.errors import GradientError, OptionError, ShapeError, closest
 from mithril.compiler.partition import TAG
-from mithril.ir import Graph, iterate
+from mithril.ir import Graph, Node, iterate
 from mithril.plugins.hookspecs import Option
 from mithril.runtime.signature import InputSpec
 
@@ -92,3 +92,56 @@ def _check(where: str, kind: str, pattern: str, names: Iterable[str]) -> None:
         facts=[f"the model has: {', '.join([*near, *(n for n in known if n not in near)][:12]) or 'none'}"],
         hint=f"did you mean '{near[0]}'?" if near else None,
     )
+
+
+def _origin(node: Node) -> str:
+    return str(node.origin)
+
+
+def require_static(graph: Graph) -> None:
+    for i in graph.inputs:
+        if not i.type.is_static:
+            raise ShapeError(
+                f"Cannot infer shape for tensor '{i.name}'",
+                facts=[f"static_shapes=True, but it is {i.type}"],
+                hint=f"give numbers: shapes={{'{i.name}': [...]}}",
+            )
+    for node in graph.nodes:
+        for value in node.results:
+            if not value.type.is_static:
+                raise ShapeError(
+                    f"Cannot infer shape for tensor '{value.name}'", facts=[f"it is {value.type}", _origin(node)]
+                )
+
+
+def require_derived_gradients(graph: Graph) -> None:
+    for node, _ in iterate(graph):
+        op: Any = node.op
+        if op.surrogate:
+            raise GradientError(
+                f"autodiff='native' would differentiate what '{op.name}' computes, and lose its own gradient",
+                facts=[str(node.origin), op.doc.splitlines()[0]],
+                hint="leave autodiff='native' out",
+            )
+
+
+def require_no_promotion(graph: Graph) -> None:
+    for node in graph.nodes:
+        if node.op.name == "cast" and node.tags.get("promotion"):
+            source, target = node.operands[0], node.result
+            assert source is not None
+            raise OptionError(
+                f"static_types=True, but '{source.name}' is promoted from {source.dtype} to {target.dtype}",
+                facts=[_origin(node)],
+                hint="give matching dtypes with types=, or write the cast",
+            )
+
+
+def require_no_control_flow(graph: Graph) -> None:
+    for node in graph.nodes:
+        if node.op.name in ("if", "while"):
+            raise OptionError(
+                f"dynamic_control_flow=False, but an '{node.op.name}' depends on values known only at run time",
+                facts=[_origin(node)],
+                hint="make its condition a constant (constants=, inference=True), or allow dynamic control flow",
+            )
