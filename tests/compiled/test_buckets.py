@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -82,6 +85,22 @@ def test_a_model_that_mixes_rows_keeps_every_size(backend):
     if plugins.backend_class(backend).recompiles:
         (said,) = chosen(compiled)
         assert said.startswith("batches keep their sizes, each compiled for itself: 'mean' in layer 'all' at ")
+
+
+def test_a_u_net_is_bucketed(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    unet = importlib.import_module("unet").unet
+    shapes = {"input": [None, 1, 4, 4]}
+    compiled = ml.compile(unet(channels=1, width=2, depth=1), "jax", shapes=shapes, hints=HINTS)
+    plain = ml.compile(unet(channels=1, width=2, depth=1), "numpy", shapes=shapes)
+    params = compiled.randomize_params(seed=0)
+    for rows in (3, 4):
+        x = {"input": RNG.normal(size=(rows, 1, 4, 4)).astype(np.float32)}
+        (output,) = compiled.evaluate(params, x).values()
+        (expected,) = plain.evaluate({n: np.asarray(p) for n, p in params.items()}, x).values()
+        np.testing.assert_allclose(np.asarray(output), expected, rtol=1e-4, atol=1e-5)
+    assert len(compiled.programs) == 1
+    assert chosen(compiled) == ["batches are filled up to 1, 2, 4, 8, 12 rows, so that few sizes are compiled"]
 
 
 def test_a_profile_sees_the_bucket():
