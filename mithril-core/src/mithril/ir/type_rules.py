@@ -71,6 +71,40 @@ def expect_equal(what: str, a: Size, b: Size) -> Size:
     return b if type(b) is int else a
 
 
+def expect_paired(op: str, operands: Mapping[str, Shape], *, scalar: bool = True) -> None:
+    """Raise unless all shapes are equal. With ``scalar`` the last operand may also be a single number.
+
+    Losses and metrics compare element by element: [N, 1] against [N] would broadcast to [N, N] and train on nonsense.
+    """
+    first, *partners = operands
+    shape = operands[first]
+    for name in partners:
+        other = operands[name]
+        if scalar and name == partners[-1] and other == ():
+            continue
+        reason = f"'{op}' compares '{first}' and '{name}' element by element"
+        if len(other) == len(shape) and all(assume(a, "==", b, reason) for a, b in zip(shape, other, strict=True)):
+            continue
+        raise ShapeError(
+            f"'{op}' expected '{first}' and '{name}' of one shape, got {shape_text(shape)} and {shape_text(other)}",
+            facts=["losses and metrics do not broadcast"],
+            hint=_pairing(first, shape, name, other),
+        )
+
+
+def _pairing(first: str, shape: Shape, name: str, other: Shape) -> str:
+    if len(other) == len(shape) + 1 and other[-1] == 1:
+        return f"drop the last axis of '{name}': ops.squeeze({name}, axis=(-1,)), or {name}[:, 0] in the data"
+    if len(shape) == len(other) + 1 and shape[-1] == 1:
+        return f"drop the last axis of '{first}': ops.squeeze({first}, axis=(-1,)), or use {name}[:, None] in the data"
+    return f"bring both to one shape, for example with ops.broadcast_to({name}, shape=...)"
+
+
+def shape_text(shape: Shape) -> str:
+    """Format a shape for messages: ``[N, 3]``."""
+    return "[" + ", ".join(map(str, shape)) + "]"
+
+
 # -- dtypes -------------------------------------------------------------------------------------------------------
 def like(dtypes: Dtypes, _: Attrs) -> DType:
     """The first operand's."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from mithril.base.dims import assume
 from mithril.base.errors import OperationError, ShapeError, unknown
 from mithril.ir.attribute_types import Axis
 from mithril.ir.declare import composite
 from mithril.ir.samples import Arr, exactly, ints, positive, sample
+from mithril.ir.type_rules import expect_paired, shape_text
 from mithril.ops.activations import log_softmax, softplus
 from mithril.ops.basic import cast
 from mithril.ops.elementwise import abs as abs_, equal, exp, greater, less, log, maximum, minimum, sqrt, where
@@ -59,14 +61,12 @@ def cross_entropy(
     p = log_softmax(up(logits), axis=axis)
     classes = p.shape[axis]
     if kind(labels).is_float:
-        if len(labels.shape) != len(logits.shape):
-            raise ShapeError(f"probabilities need the logits' rank {len(logits.shape)}, got {len(labels.shape)}")
+        _expect_probabilities(logits.shape, labels.shape)
         target = up(labels)
         if label_smoothing:
             target = target * (1.0 - label_smoothing) + label_smoothing / _number(classes)
         return _reduced(-sum(p * target, axis=axis), reduction, logits)
-    if len(labels.shape) != len(logits.shape) - 1:
-        raise ShapeError(f"labels have rank {len(labels.shape)}, expected {len(logits.shape) - 1}: one class per row")
+    _expect_classes("cross_entropy", "logits", logits.shape, labels.shape, axis)
     kept = None if ignore_index is None else equal(labels, ignore_index) ^ True
     classed = labels if kept is None else where(kept, labels, 0)
     picked = squeeze(take_along_axis(p, unsqueeze(classed, axis=(axis,)), axis=axis), axis=(axis,))
@@ -79,6 +79,35 @@ def cross_entropy(
     if reduction == "mean":
         return down(sum(loss) / sum(cast(kept, dtype=kind(loss))), logits)
     return _reduced(loss, reduction, logits)
+
+
+def _expect_probabilities(logits: Any, labels: Any) -> None:
+    if len(labels) != len(logits):
+        raise ShapeError(
+            f"'cross_entropy' got float labels {shape_text(labels)} for logits {shape_text(logits)}: "
+            "float labels are probabilities, one for each class",
+            hint="for class numbers cast the labels to int: labels.astype('int32')",
+        )
+    expect_paired("cross_entropy", {"logits": logits, "labels": labels}, scalar=False)
+
+
+def _expect_classes(op: str, name: str, scores: Any, labels: Any, axis: int) -> None:
+    """Raise unless there is one class number for each row of scores."""
+    rows = tuple(d for k, d in enumerate(scores) if k != axis)
+    if len(labels) == len(rows) and all(
+        assume(a, "==", b, f"labels of '{op}'") for a, b in zip(rows, labels, strict=True)
+    ):
+        return
+    hint = None
+    if labels == (*rows, 1):
+        hint = "drop the last axis: labels[:, 0] in the data, or ops.squeeze(labels, axis=(-1,))"
+    elif len(labels) == len(scores):
+        hint = "for one-hot labels use floats, labels.astype('float32'), or class numbers, labels.argmax(-1)"
+    raise ShapeError(
+        f"'{op}' expected labels {shape_text(rows)}, one class number for each row, got {shape_text(labels)}",
+        facts=[f"{name} {shape_text(scores)}"],
+        hint=hint,
+    )
 
 
 def _number(n: Any) -> float:
@@ -144,6 +173,7 @@ def _one_hot(labels: Any, axis: int, like: Any) -> Any:
 )
 def nll_loss(log_probabilities, labels, *, axis: Axis = -1, reduction: str = "mean"):
     """Negative log likelihood of class numbers, from log probabilities."""
+    _expect_classes("nll_loss", "log_probabilities", log_probabilities.shape, labels.shape, axis)
     picked = take_along_axis(up(log_probabilities), unsqueeze(labels, axis=(axis,)), axis=axis)
     return _reduced(-squeeze(picked, axis=(axis,)), reduction, log_probabilities)
 
@@ -151,6 +181,7 @@ def nll_loss(log_probabilities, labels, *, axis: Axis = -1, reduction: str = "me
 @composite(promotes="float", samples=[sample(Arr((3, 4), low=0.1, high=0.9), Arr((3, 4), low=0.0, high=1.0))])
 def binary_cross_entropy(probabilities, targets, *, reduction: str = "mean", eps: float = 1e-12):
     """Of probabilities; a logarithm is cut off at log(eps)."""
+    expect_paired("binary_cross_entropy", {"probabilities": probabilities.shape, "targets": targets.shape})
     p, t = up(probabilities), up(targets)
     loss = -(t * log(maximum(p, eps)) + (1.0 - t) * log(maximum(1.0 - p, eps)))
     return _reduced(loss, reduction, probabilities)
@@ -159,6 +190,7 @@ def binary_cross_entropy(probabilities, targets, *, reduction: str = "mean", eps
 @composite(promotes="float", tolerance=2.0, samples=[sample((3, 4), Arr((3, 4), low=0.0, high=1.0)), *PAIR[1:]])
 def binary_cross_entropy_with_logits(logits, targets, *, reduction: str = "mean"):
     """Of logits: stable where the probability is 0 or 1."""
+    expect_paired("binary_cross_entropy_with_logits", {"logits": logits.shape, "targets": targets.shape})
     z, t = up(logits), up(targets)
     return _reduced(softplus(z) - z * t, reduction, logits)
 
@@ -167,6 +199,7 @@ def binary_cross_entropy_with_logits(logits, targets, *, reduction: str = "mean"
 @composite(promotes="float", samples=PAIR)
 def mse_loss(predictions, targets, *, reduction: str = "mean"):
     """Squared difference."""
+    expect_paired("mse_loss", {"predictions": predictions.shape, "targets": targets.shape})
     d = up(predictions) - up(targets)
     return _reduced(d * d, reduction, predictions)
 
@@ -174,12 +207,14 @@ def mse_loss(predictions, targets, *, reduction: str = "mean"):
 @composite(promotes="float", samples=PAIR)
 def l1_loss(predictions, targets, *, reduction: str = "mean"):
     """Absolute difference."""
+    expect_paired("l1_loss", {"predictions": predictions.shape, "targets": targets.shape})
     return _reduced(abs_(up(predictions) - up(targets)), reduction, predictions)
 
 
 @composite(promotes="float", samples=PAIR)
 def huber_loss(predictions, targets, *, delta: float = 1.0, reduction: str = "mean"):
     """Half the squared difference up to delta, linear beyond."""
+    expect_paired("huber_loss", {"predictions": predictions.shape, "targets": targets.shape})
     d = abs_(up(predictions) - up(targets))
     inside = minimum(d, delta)
     return _reduced(inside * inside * 0.5 + (d - inside) * delta, reduction, predictions)
@@ -188,6 +223,7 @@ def huber_loss(predictions, targets, *, delta: float = 1.0, reduction: str = "me
 @composite(promotes="float", samples=PAIR)
 def smooth_l1_loss(predictions, targets, *, beta: float = 1.0, reduction: str = "mean"):
     """Absolute difference, rounded off below beta."""
+    expect_paired("smooth_l1_loss", {"predictions": predictions.shape, "targets": targets.shape})
     d = abs_(up(predictions) - up(targets))
     small = less(d, beta)
     return _reduced(where(small, d * d * (0.5 / beta), d - 0.5 * beta), reduction, predictions)
@@ -202,6 +238,7 @@ def smooth_l1_loss(predictions, targets, *, beta: float = 1.0, reduction: str = 
 )
 def kl_div(log_predictions, targets, *, reduction: str = "mean"):
     """Target times (log target minus the prediction, which is a logarithm); a target of 0 adds nothing."""
+    expect_paired("kl_div", {"log_predictions": log_predictions.shape, "targets": targets.shape})
     t = up(targets)
     inside = greater(t, 0.0)
     loss = where(inside, t * (log(where(inside, t, 1.0)) - up(log_predictions)), 0.0)
@@ -211,6 +248,7 @@ def kl_div(log_predictions, targets, *, reduction: str = "mean"):
 @composite(promotes="float", samples=[sample((3, 4), exactly(1.0, -1.0, 1.0, -1.0))])
 def hinge_loss(predictions, targets, *, reduction: str = "mean"):
     """max(0, 1 - prediction * target) for targets of -1 and 1."""
+    expect_paired("hinge_loss", {"predictions": predictions.shape, "targets": targets.shape})
     return _reduced(maximum(1.0 - up(predictions) * up(targets), 0.0), reduction, predictions)
 
 
@@ -225,6 +263,8 @@ def cosine_similarity(a, b, *, axis: Axis = -1, eps: float = 1e-8):
 @composite(promotes="float", samples=[sample((3, 4), (3, 4), (3, 4))])
 def triplet_loss(anchor, positive, negative, *, margin: float = 1.0, reduction: str = "mean"):
     """max(0, margin + distance to the positive - distance to the negative)."""
+    shapes = {"anchor": anchor.shape, "positive": positive.shape, "negative": negative.shape}
+    expect_paired("triplet_loss", shapes, scalar=False)
     a = up(anchor)
     near, far = a - up(positive), a - up(negative)
     d = sqrt(sum(near * near, axis=-1) + 1e-12) - sqrt(sum(far * far, axis=-1) + 1e-12)

@@ -1,0 +1,92 @@
+"""Predictions and targets of different shapes are an error, where NumPy would broadcast them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril import ops
+from mithril.ir import Builder
+from mithril.models import Linear, Model
+
+X = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
+ELEMENTWISE = [
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "hinge_loss",
+    "huber_loss",
+    "kl_div",
+    "l1_loss",
+    "mse_loss",
+    "smooth_l1_loss",
+]
+
+
+def regression(loss, backend="numpy"):
+    model = Model()
+    model += Linear(1)(input="input")
+    return ml.Trainer(model, ml.Adam(), loss=loss, backend=backend, progress=False)
+
+
+@pytest.mark.parametrize("loss", ELEMENTWISE)
+def test_loss_of_a_column_and_a_row_is_rejected(loss, backend):
+    with pytest.raises(ml.ShapeError) as caught:
+        regression(loss, backend).step((X, X[:, 0]))
+    text = str(caught.value)
+    assert f"'{loss}' expected" in text
+    assert "got [16, 1] and [16]" in text
+    assert "targets[:, None] in the data" in text
+    regression(loss, backend).step((X, np.abs(X[:, :1]).clip(0, 1)))
+
+
+@pytest.mark.parametrize("shapes", [((4, 1), (4,)), ((4,), (4, 1)), ((4, 3), (3,)), ((4, 3), (1, 3)), ((), (4,))])
+@pytest.mark.parametrize("loss", ELEMENTWISE)
+def test_no_loss_broadcasts(loss, shapes):
+    a, b = shapes
+    op = ml.graph.registry.operation(loss)
+    with Builder() as builder, pytest.raises(ml.ShapeError, match="losses and metrics do not broadcast"):
+        op(builder.input("a", a), builder.input("b", b))
+    with pytest.raises(ml.ShapeError, match="losses and metrics do not broadcast"):
+        op(np.full(a, 0.5, np.float32), np.full(b, 0.5, np.float32))
+
+
+def test_target_may_be_one_number():
+    np.testing.assert_allclose(ops.mse_loss(np.float32([1, 3]), 1.0), 2.0)
+
+
+def test_symbolic_sizes_are_compared_at_the_call(backend):
+    model = Model()
+    model |= ml.models.MSELoss()(predictions="a", targets="b", output="loss")
+    symbolic = ml.plugins.backend_class(backend).symbolic
+    compiled = ml.compile(model, backend, shapes={"a": ["N"], "b": ["M"]} if symbolic else {})
+    one = np.ones(4, np.float32)
+    assert float(compiled.evaluate({}, {"a": one, "b": one * 3})["loss"]) == pytest.approx(4.0)
+    with pytest.raises(ml.MithrilError):
+        compiled.evaluate({}, {"a": one, "b": one[:1]})
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (np.zeros((16, 1), np.int32), "drop the last axis: labels[:, 0]"),
+        (np.zeros((16, 3), np.int32), "one-hot labels"),
+        (np.zeros(16, np.float32), "cast the labels to int"),
+        (np.zeros((16, 1), np.float32), "got [16, 3] and [16, 1]"),
+        (np.zeros(8, np.int32), "got [8]"),
+        (np.zeros((), np.int32), "got []"),
+    ],
+)
+def test_labels_that_do_not_pair_with_rows_are_rejected(labels, message):
+    model = Model()
+    model += Linear(3)(input="input")
+    for loss in ("cross_entropy", "nll_loss") if labels.dtype.kind == "i" else ("cross_entropy",):
+        trainer = ml.Trainer(model, ml.Adam(), loss=loss, backend="numpy", progress=False)
+        with pytest.raises(ml.ShapeError) as caught:
+            trainer.step((X, labels))
+        assert message in str(caught.value)
+
+
+def test_triplets_do_not_broadcast():
+    with pytest.raises(ml.ShapeError, match="'triplet_loss' expected 'anchor' and 'negative'"):
+        ops.triplet_loss(np.ones((4, 2), np.float32), np.ones((4, 2), np.float32), np.ones((1, 2), np.float32))
