@@ -29,7 +29,8 @@ def test_the_step_is_one_executable_with_everything_in_it():
     assert list(graph.output_names) == [
         *carried,
         "report/loss",
-        "report/accuracy",
+        "statistic/accuracy/sum",
+        "statistic/accuracy/count",
         "report/gradient_norm",
         "report/finite",
     ]
@@ -277,7 +278,7 @@ def test_labels_outside_of_the_classes():
     trainer = ml.Trainer(model, ml.SGD(0.1), loss="cross_entropy", backend="numpy", progress=False)
     x, y = np.ones((4, 2), np.float32), np.array([0, 3, 2, 0], np.int64)
     for run in (lambda: trainer.step((x, y)), lambda: trainer.evaluate([(x, y)])):
-        with pytest.raises(InputError, match="index 3 of 'cross_entropy' lies outside of 3 elements") as error:
+        with pytest.raises(InputError, match="label 3 of 'cross_entropy' is outside of 3 classes") as error:
             run()
         assert "in 'target'" in str(error.value)
     trainer.step((x, y % 3))
@@ -296,7 +297,7 @@ def test_labels_that_count_for_nothing():
     )
     x, y = np.ones((4, 2), np.float32), np.array([0, -100, 2, 0], np.int64)
     trainer.step((x, y))
-    with pytest.raises(InputError, match="index -7 of"):
+    with pytest.raises(InputError, match="label -7 of"):
         trainer.step((x, np.array([0, -100, 2, -7])))
 
 

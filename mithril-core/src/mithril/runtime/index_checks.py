@@ -28,6 +28,7 @@ class Check:
     size: Size
     op: str
     where: str
+    negative: bool = True
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -37,15 +38,26 @@ class Check:
         """Raise where an index is outside."""
         low, high = map(int, values)
         size = int(substitute(self.size, sizes))
-        if -size <= low and high < size:
+        if _lowest(size, self.negative) <= low and high < size:
             return
-        raise _outside(high if high >= size else low, size, self.op, self.where)
+        raise _outside(high if high >= size else low, size, self.op, self.where, self.negative)
 
 
-def _outside(found: int, size: int, op: str, where: str) -> InputError:
+def _lowest(size: int, negative: bool) -> int:
+    return -size if negative else 0
+
+
+def _outside(index: int, size: int, op: str, where: str, negative: bool) -> InputError:
+    if negative:
+        return InputError(
+            f"index {index} of '{op}' is outside of {size} elements",
+            facts=[where, f"accepted: {-size} to {size - 1}; negative ones count from the end"],
+        )
+    hint = f"mark rows without a label by ops.{op}(..., ignore_index={index})" if op == "cross_entropy" else None
     return InputError(
-        f"index {found} of '{op}' lies outside of {size} elements",
-        facts=[where, f"accepted: {-size} to {size - 1}; negative ones count from the end"],
+        f"label {index} of '{op}' is outside of {size} classes",
+        facts=[where, f"accepted: 0 to {size - 1}"],
+        hint=hint if index < 0 else None,
     )
 
 
@@ -65,7 +77,7 @@ def with_checks(graph: Graph) -> tuple[Graph, list[Check], bool]:
                 some = ops.concat(flat, ops.full(shape=(1,), value=0, dtype=flat.dtype), axis=0)
                 names = f"{PREFIX}{len(checks)}/low", f"{PREFIX}{len(checks)}/high"
                 extra |= {names[0]: ops.min(some), names[1]: ops.max(some)}
-            checks.append(Check(*names, lookup.size, node.op.name, str(node.origin)))
+            checks.append(Check(*names, lookup.size, node.op.name, str(node.origin), lookup.negative))
     inside = any(True for node in graph.nodes for region in node.regions for n, _ in iterate(region) if any(lookups(n)))
     if not checks:
         return graph, checks, inside
@@ -85,6 +97,7 @@ class Lookup:
     size: Size
     ignored: int | None = None  # an index that stands for none
     component: int | None = None  # where indices lie side by side along the last axis
+    negative: bool = True  # whether indices may count from the end; class labels may not
 
     def written(self) -> Any:
         """The indices, written into the graph that is being built."""
@@ -111,7 +124,8 @@ def lookups(node: Node) -> Iterator[Lookup]:
     elif name in ("take", "take_along_axis"):
         yield Lookup(operand(1), operand(0).shape[given["axis"]])
     elif name in ("cross_entropy", "nll_loss") and operand(1).dtype.is_integer:
-        yield Lookup(operand(1), operand(0).shape[given["axis"]], ignored=given.get("ignore_index"))
+        classes = operand(0).shape[given["axis"]]
+        yield Lookup(operand(1), classes, ignored=given.get("ignore_index"), negative=False)
     elif name in ("gather_nd", "scatter_nd", "scatter_nd_add"):
         first = given.get("batch_dims", 0)
         depth = operand(1).shape[-1]
@@ -128,17 +142,18 @@ class GivenIndices:
     ignored: int | None
     op: str
     where: str
+    negative: bool = True
 
     def hold(self, array: np.ndarray[Any, Any]) -> None:
         """Raise where an index is outside."""
         if not array.size:
             return
-        low, high = int(array.min()), int(array.max())
-        if (low < -self.size or high >= self.size) and self.ignored is not None:
+        low, high, lowest = int(array.min()), int(array.max()), _lowest(self.size, self.negative)
+        if (low < lowest or high >= self.size) and self.ignored is not None:
             array = np.where(array == self.ignored, 0, array)
             low, high = int(array.min()), int(array.max())
-        if low < -self.size or high >= self.size:
-            error = _outside(high if high >= self.size else low, self.size, self.op, self.where)
+        if low < lowest or high >= self.size:
+            error = _outside(high if high >= self.size else low, self.size, self.op, self.where, self.negative)
             raise error.with_facts(f"in '{self.name}'")
 
 
@@ -160,7 +175,8 @@ def given_indices(graph: Graph) -> tuple[GivenIndices, ...]:
             plain = lookup.component is None and isinstance(lookup.size, int)
             if plain and value in inputs and value.dtype.is_integer:
                 size: Any = lookup.size
-                found[GivenIndices(inputs[value], size, lookup.ignored, node.op.name, str(node.origin))] = None
+                origin = str(node.origin)
+                found[GivenIndices(inputs[value], size, lookup.ignored, node.op.name, origin, lookup.negative)] = None
     return tuple(found)
 
 

@@ -29,7 +29,7 @@ def check(draft: Draft, node: Node, indices: Tensor, *sizes: int) -> None:
             if bad.any():
                 at = tuple(int(k) for k in np.argwhere(bad)[0])
                 raise InputError(
-                    f"index {column[at]} of '{name}' lies outside of {size} elements",
+                    f"index {column[at]} of '{name}' is outside of {size} elements",
                     facts=[f"at position {list(at)} of the indices", where],
                 )
 

@@ -23,7 +23,17 @@ from mithril.runtime.compiled_model import CompiledModel
 from mithril.runtime.index_checks import GivenIndices, given_indices
 from mithril.runtime.signature import InputSpec, adapt, array_type, as_numpy, missing_or_unknown, settle
 from mithril.runtime.weight_files import to_numpy
-from mithril_train.step.step import Carried, carried, ema_name, trained_names, with_gradients, with_loss, with_update
+from mithril_train.step.step import (
+    REPORT,
+    STATISTIC,
+    Carried,
+    carried,
+    ema_name,
+    trained_names,
+    with_gradients,
+    with_loss,
+    with_update,
+)
 from mithril_train.step.step_config import Recipe
 
 Converters = tuple[tuple[str, Callable[[Any], Any]], ...]
@@ -59,9 +69,20 @@ class Evaluation:
 def _hold(indices: Iterable[GivenIndices], batch: Mapping[str, Any]) -> None:
     """Raise where labels or tokens lie outside of what they index; what lies on a device is not fetched for that."""
     for given in indices:
-        column = batch[given.name]
-        if isinstance(column, np.ndarray):
+        column = _in_main_memory(batch[given.name])
+        if column is not None:
             given.hold(column)
+
+
+def _in_main_memory(x: Any) -> np.ndarray[Any, Any] | None:
+    """Return the array for NumPy, without a copy from a device, or None if it is on one."""
+    if isinstance(x, np.ndarray):
+        return x
+    if hasattr(x, "detach"):  # torch
+        return x.detach().numpy() if x.device.type == "cpu" else None
+    if hasattr(x, "devices"):  # JAX
+        return np.asarray(x) if all(d.platform == "cpu" for d in x.devices()) else None
+    return np.asarray(x) if hasattr(x, "__array__") or hasattr(x, "__buffer__") else None
 
 
 class Engine:
@@ -235,7 +256,7 @@ class Engine:
             self._build(graph),
             add,
             self._converters(graph, columns),
-            tuple(n for n in graph.output_names if n.startswith("report/")),
+            tuple(n for n in graph.output_names if n.startswith((REPORT, STATISTIC))),
             self._fixed(graph, batch, training=True),
             given_indices(forward),
         )
