@@ -18,6 +18,7 @@ from mithril.models import (
     CrossEntropy,
     Dropout,
     Embedding,
+    InstanceNorm2d,
     LayerNorm,
     Linear,
     Model,
@@ -381,6 +382,38 @@ def test_a_report_says_what_did_not_fit():
     report = compiled.load_state_dict(given, strict=False)
     assert not report.complete
     np.testing.assert_array_equal(compiled.params["first.weight"], given["first.weight"])
+
+
+@pytest.mark.parametrize("kind", ["linear", "norm"])
+def test_tensors_without_a_place_are_rejected(kind, tmp_path):
+    """Reject a bias for a layer that has none, and scales for a norm without them."""
+    torch = pytest.importorskip("torch")
+    safetensors = pytest.importorskip("safetensors.numpy")
+    theirs, layer, shape = {
+        "linear": (torch.nn.Linear(3, 4), Linear(4, bias=False, name="m"), [2, 3]),
+        "norm": (torch.nn.InstanceNorm2d(3, affine=True), InstanceNorm2d(name="m"), [2, 3, 4, 4]),
+    }[kind]
+    model = Model()
+    model |= layer(input="x", output="y")
+    compiled = ml.compile(model, "numpy", shapes={"x": shape})
+    tensors = {f"m.{n}": p.detach().numpy() for n, p in theirs.state_dict().items()}
+    safetensors.save_file(tensors, tmp_path / "theirs.safetensors")
+    for load in (lambda: compiled.load_state_dict(tensors), lambda: compiled.load(tmp_path / "theirs.safetensors")):
+        with pytest.raises(InputError, match=r"(?s)unexpected: .*m\.bias.*strict=False") as caught:
+            load()
+        assert "does not fit this model" in str(caught.value)
+    report = compiled.load_state_dict(tensors, strict=False)
+    assert "m.bias" in report.unexpected and not report.complete
+
+
+def test_state_of_training_may_be_left_out(tmp_path):
+    model = Model()
+    model += Linear(4, name="l")(input="x")
+    model += ml.models.Dropout(0.5, name="d")
+    trained = ml.compile(model, "numpy", shapes={"x": [2, 3]})
+    trained.bind(trained.randomize_params(0), {**trained.initial_state(), "d.key": np.zeros(2, np.uint32)})
+    trained.save(tmp_path / "w.safetensors")
+    ml.compile(model, "numpy", shapes={"x": [2, 3]}, inference=True).load(tmp_path / "w.safetensors")
 
 
 # -- whole -------------------------------------------------------------------------------------------------------

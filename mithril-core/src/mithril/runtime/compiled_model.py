@@ -605,30 +605,42 @@ class CompiledModel:
         """Read what ``save`` wrote and bind it. Everything must fit."""
         tensors = weight_files.load_file(path)
         states = {i.name: i.type for i in self.interface.with_role("state")}
-        params, report = weight_files.match(self._param_types(), tensors)
+        saved = weight_files.saved_states(path)  # a model for inference has less state than the one that was trained
+        read = {n: t for n, t in tensors.items() if n not in saved or n in states}
+        params, report = weight_files.match(self._param_types(), {n: t for n, t in read.items() if n not in states})
+        states_loaded, state_report = weight_files.match({n: t for n, t in states.items() if n in tensors}, tensors)
+        report.mismatched += state_report.mismatched
         if not report.complete:
-            raise InputError(f"'{os.fspath(path)}' does not fit this model", facts=str(report).splitlines())
-        kept, _ = weight_files.match({n: t for n, t in states.items() if n in tensors}, tensors)
+            raise _unfit(f"'{os.fspath(path)}'", report, "safetensors.numpy.load_file(path)")
         array = self.backend.array
-        state = {**self.initial_state(), **{n: array(a) for n, a in kept.items()}} if states else None
+        state = {**self.initial_state(), **{n: array(a) for n, a in states_loaded.items()}} if states else None
         return self.bind({n: array(a) for n, a in params.items()}, state)
 
     def load_state_dict(self, tensors: Arrays, *, strict: bool = True) -> weight_files.LoadReport:
-        """Bind tensors of another framework's state dictionary by name; what did not fit is reported.
+        """Bind tensors of another framework's state dictionary by name and return a report.
 
-        With ``strict=False`` parameters that are missing keep their bound or fresh values.
+        Every parameter must be there, and every tensor must belong to the model. With ``strict=False`` parameters
+        that are missing keep their bound or fresh values, and other tensors are left out.
         """
         wanted = self._param_types()
         states = {i.name: i.type for i in self.interface.with_role("state")}
         found, report = weight_files.match({**wanted, **{n: t for n, t in states.items() if n in tensors}}, tensors)
         if strict and not report.complete:
-            raise InputError("the state dictionary does not fit this model", facts=str(report).splitlines())
+            raise _unfit("the state dictionary", report, "tensors")
         base = self._bound if self._bound is not None else self.randomize_params()
         array = self.backend.array
         params = {n: array(found[n]) if n in found else base[n] for n in wanted}
         state = {**self.initial_state(), **{n: array(found[n]) for n in states if n in found}} if states else None
         self.bind(params, state)
         return report
+
+
+def _unfit(subject: str, report: weight_files.LoadReport, tensors: str) -> InputError:
+    return InputError(
+        f"{subject} does not fit this model",
+        facts=str(report).splitlines(),
+        hint=f"rename or remove tensors, or compiled.load_state_dict({tensors}, strict=False) for those that fit",
+    )
 
 
 def _shape(x: Any) -> list[int] | str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ import numpy as np
 
 from mithril.base.dtypes import TensorType, dtype as as_dtype
 from mithril.base.errors import InputError, closest
+
+COUNTERS = ("num_batches_tracked",)  # ends of names in torch's state dictionaries that hold no weights
 
 
 def save_file(
@@ -45,6 +48,14 @@ def load_file(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]:
         raise InputError(f"'{os.fspath(path)}' is no safetensors file that can be read", facts=[str(error)]) from None
 
 
+def saved_states(path: str | os.PathLike[str]) -> frozenset[str]:
+    """Return the names of the tensors in a file of ours that are state and no parameters."""
+    from safetensors import safe_open
+
+    with safe_open(path, "numpy") as file:
+        return frozenset(json.loads((file.metadata() or {}).get("states", "[]")))
+
+
 @dataclass
 class LoadReport:
     """What became of a state dictionary's entries."""
@@ -52,11 +63,13 @@ class LoadReport:
     loaded: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)  # wanted by the model, not given
     unexpected: list[str] = field(default_factory=list)  # given, not wanted
+    ignored: list[str] = field(default_factory=list)  # counters of torch, which change no result
     mismatched: list[str] = field(default_factory=list)  # of another shape
 
     @property
     def complete(self) -> bool:
-        return not (self.missing or self.mismatched)
+        """Whether every tensor of the model was loaded, and every tensor of the dictionary has a place in the model."""
+        return not (self.missing or self.mismatched or self.unexpected)
 
     def __str__(self) -> str:
         rows = [f"loaded {len(self.loaded)} tensors"]
@@ -84,7 +97,9 @@ def match(
             continue
         out[name] = array.astype(expected.dtype.numpy, copy=False)
         report.loaded.append(name)
-    report.unexpected = [name for name in given if name not in wanted]
+    for name in given:
+        if name not in wanted:
+            (report.ignored if name.endswith(COUNTERS) else report.unexpected).append(name)
     return out, report
 
 
