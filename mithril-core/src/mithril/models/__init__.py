@@ -34,8 +34,8 @@ _HOME = {
     "language.layer": ("Layer",),
     "layers.linear": ("Embedding", "Linear", "MLP"),
     "layers.metrics": (
-        *("Accuracy", "ConfusionMatrix", "F1Score", "MeanAbsoluteError", "MeanSquaredError", "Perplexity"),
-        *("Precision", "R2Score", "Recall", "TopKAccuracy"),
+        *("AUC", "Accuracy", "ConfusionMatrix", "F1Score", "MeanAbsoluteError", "MeanSquaredError", "Metric"),
+        *("Perplexity", "Precision", "R2Score", "Recall", "TopKAccuracy"),
     ),
     "language.model": ("Model",),
     "layers.normalization": (

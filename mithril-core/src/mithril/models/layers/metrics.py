@@ -1,20 +1,99 @@
-"""Metrics as models: accuracy, top-k accuracy, precision, recall, F1, mean errors, R squared, perplexity, confusion."""
+"""Metrics of classification (accuracy, precision, recall, F1, AUC, perplexity) and regression (mean errors, R squared).
+
+A ratio of a whole data set is not the mean of the ratios of its batches. So a metric has two halves: statistics of a
+batch, which can be merged, and the result, which is computed from the merged statistics once.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from mithril import ops
+from mithril.base.dims import product
+from mithril.base.errors import ModelError, ShapeError
 from mithril.ir import Value
+from mithril.ir.type_rules import expect_paired, shape_text
 from mithril.models.language import arguments
 from mithril.models.language.layer import Layer
+from mithril.ops.shape import size_value
+
+Array = np.ndarray[Any, Any]
+Statistics = Mapping[str, Any]
 
 
-def _mean_of(test: Any) -> Any:
-    return ops.mean(ops.cast(test, dtype="float32"))
+class Metric(Layer):
+    """Base of metrics that are right for any batch size: define ``statistics`` and ``result``.
+
+    Both are written with operations and operators. ``statistics`` becomes part of the step; ``merge`` and ``result``
+    also run on NumPy arrays of float64, over all batches of an epoch. As a layer in a model a metric measures the
+    batch.
+    """
+
+    def build(self, *inputs: Value) -> Any:
+        return self.result(**self.statistics(*inputs))
+
+    def statistics(self, *inputs: Any) -> Statistics:
+        """Return values of one batch by name, such as sums and counts."""
+        raise ModelError(
+            f"{type(self).__name__} has no method 'statistics'",
+            hint="define statistics(self, predictions, labels), which returns sums and counts in a dictionary",
+        )
+
+    def result(self, **statistics: Any) -> Any:
+        """Return the metric, a scalar, from the merged statistics."""
+        raise ModelError(
+            f"{type(self).__name__} has no method 'result'",
+            hint="define result(self, **statistics), with one parameter for each name that statistics returns",
+        )
+
+    def merge(self, total: Mapping[str, Array], batch: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Return the statistics of both parts of the data; the default adds them."""
+        return {name: total[name] + x for name, x in batch.items()}
 
 
-class Accuracy(Layer):
+class _Mean(Metric):
+    """The mean over all elements of the data set; subclasses define ``elements``."""
+
+    def elements(self, *inputs: Any) -> Any:
+        raise ModelError(f"{type(self).__name__} has no method 'elements'")
+
+    def statistics(self, *inputs: Any) -> Statistics:
+        x = _float(self.elements(*inputs))
+        return {"sum": ops.sum(x), "count": _count(x)}
+
+    def result(self, sum: Any, count: Any) -> Any:
+        return sum / count
+
+
+def _float(x: Any) -> Any:
+    """Cast to float32 where the value has fewer bits, so that sums do not overflow."""
+    return x if x.dtype.is_float and x.dtype.bits >= 32 else ops.cast(x, dtype="float32")
+
+
+def _count(x: Any) -> Any:
+    count = product(x.shape)
+    if isinstance(count, int):
+        return ops.full(shape=(), value=float(count))
+    return ops.cast(size_value(value=count), dtype="float32")
+
+
+def _expect_labels(metric: str, logits: Value, labels: Value, axis: int = -1) -> None:
+    """Raise unless there is one label for each row of logits."""
+    axis = axis % max(logits.ndim, 1)
+    rows = tuple(d for k, d in enumerate(logits.shape) if k != axis)
+    if len(rows) != len(labels.shape):
+        raise ShapeError(
+            f"{metric} expected labels {shape_text(rows)}, one for each row of logits, got {shape_text(labels.shape)}",
+            facts=[f"logits {shape_text(logits.shape)}"],
+            hint="drop the last axis: labels[:, 0]" if labels.shape == (*rows, 1) else None,
+        )
+    expect_paired(metric, {"rows of logits": rows, "labels": labels.shape}, scalar=False)
+
+
+class Accuracy(_Mean):
     """The share of rows whose largest logit is the label's."""
 
     inputs = ("logits", "labels")
@@ -22,11 +101,12 @@ class Accuracy(Layer):
     def __init__(self, axis: int = -1) -> None:
         self.axis = axis
 
-    def build(self, logits: Value, labels: Value) -> Any:
-        return _mean_of(ops.equal(ops.argmax(logits, axis=self.axis), ops.cast(labels, dtype="int32")))
+    def elements(self, logits: Value, labels: Value) -> Any:
+        _expect_labels("Accuracy", logits, labels, self.axis)
+        return ops.equal(ops.argmax(logits, axis=self.axis), ops.cast(labels, dtype="int32"))
 
 
-class TopKAccuracy(Layer):
+class TopKAccuracy(_Mean):
     """The share of rows whose label is among the k largest logits."""
 
     inputs = ("logits", "labels")
@@ -34,92 +114,174 @@ class TopKAccuracy(Layer):
     def __init__(self, k: int = 5) -> None:
         self.k = arguments.positive("TopKAccuracy", "k", k)
 
-    def build(self, logits: Value, labels: Value) -> Any:
+    def elements(self, logits: Value, labels: Value) -> Any:
+        _expect_labels("TopKAccuracy", logits, labels)
         _, indices = ops.top_k(logits, k=self.k, axis=-1)
         hit = ops.equal(indices, ops.unsqueeze(ops.cast(labels, dtype="int32"), axis=(-1,)))
-        return _mean_of(ops.any(hit, axis=-1))
+        return ops.any(hit, axis=-1)
 
 
-class _Counts(Layer):
-    """Of binary predictions: probabilities or logits against ``threshold``, labels 0 and 1."""
+def _positive(labels: Value) -> Any:
+    """Labels 0 and 1, or booleans, as floats."""
+    test = (
+        ops.greater(labels, 0.5)
+        if labels.dtype.is_float
+        else labels
+        if labels.dtype.is_bool
+        else ops.not_equal(labels, 0)
+    )
+    return ops.cast(test, dtype="float32")
+
+
+class _Counts(Metric):
+    """Metric of binary predictions: probabilities or logits against ``threshold``, labels 0 and 1."""
 
     inputs = ("predictions", "labels")
 
     def __init__(self, threshold: float = 0.5) -> None:
         self.threshold = threshold
 
-    def counts(self, predictions: Value, labels: Value) -> tuple[Any, Any, Any]:
-        """True positives, predicted positives, actual positives."""
-        said = ops.cast(ops.greater(predictions, self.threshold), dtype="float32")
-        true = ops.cast(
-            ops.greater(labels, 0.5) if labels.dtype.is_float else ops.not_equal(labels, 0), dtype="float32"
-        )
-        return ops.sum(said * true), ops.sum(said), ops.sum(true)
+    def statistics(self, predictions: Value, labels: Value) -> Statistics:
+        """Count true positives, predicted positives and actual positives."""
+        expect_paired(type(self).__name__, {"predictions": predictions.shape, "labels": labels.shape}, scalar=False)
+        predicted = ops.cast(ops.greater(predictions, self.threshold), dtype="float32")
+        actual = _positive(labels)
+        return {"hits": ops.sum(predicted * actual), "predicted": ops.sum(predicted), "actual": ops.sum(actual)}
 
 
 class Precision(_Counts):
     """Of those predicted positive, the share that is; 0 where none is predicted."""
 
-    def build(self, predictions: Value, labels: Value) -> Any:
-        hits, said, _ = self.counts(predictions, labels)
-        return hits / ops.maximum(said, 1.0)
+    def result(self, hits: Any, predicted: Any, actual: Any) -> Any:
+        return hits / ops.maximum(predicted, 1.0)
 
 
 class Recall(_Counts):
     """Of those positive, the share that is predicted; 0 where there is none."""
 
-    def build(self, predictions: Value, labels: Value) -> Any:
-        hits, _, true = self.counts(predictions, labels)
-        return hits / ops.maximum(true, 1.0)
+    def result(self, hits: Any, predicted: Any, actual: Any) -> Any:
+        return hits / ops.maximum(actual, 1.0)
 
 
 class F1Score(_Counts):
     """The harmonic mean of precision and recall."""
 
-    def build(self, predictions: Value, labels: Value) -> Any:
-        hits, said, true = self.counts(predictions, labels)
-        return hits * 2.0 / ops.maximum(said + true, 1.0)
+    def result(self, hits: Any, predicted: Any, actual: Any) -> Any:
+        return hits * 2.0 / ops.maximum(predicted + actual, 1.0)
 
 
-class MeanSquaredError(Layer):
+class AUC(Metric):
+    """The area under the ROC curve of binary predictions: the share of pairs of a positive and a negative in order.
+
+    Exact, with ties counted half: an epoch keeps all scores in memory. nan where one of the classes is missing.
+    """
+
+    inputs = ("predictions", "labels")
+
+    def statistics(self, predictions: Value, labels: Value) -> Statistics:
+        expect_paired("AUC", {"predictions": predictions.shape, "labels": labels.shape}, scalar=False)
+        return {
+            "scores": ops.reshape(_float(predictions), shape=(-1,)),
+            "labels": ops.reshape(_positive(labels), shape=(-1,)),
+        }
+
+    def merge(self, total: Mapping[str, Array], batch: Mapping[str, Array]) -> Mapping[str, Array]:
+        return {name: np.concatenate([total[name], x]) for name, x in batch.items()}
+
+    def result(self, scores: Any, labels: Any) -> Any:
+        positive = ops.sum(labels)
+        pairs = positive * (ops.sum(1.0 - labels))
+        ordered = self._ordered(scores, labels, False) + self._ordered(scores, labels, True)
+        return ordered * 0.5 / pairs
+
+    def _ordered(self, scores: Any, labels: Any, last: bool) -> Any:
+        """Count pairs with the negative before the positive; ``last``: negatives come last among equal scores."""
+        by_label = ops.argsort(labels, descending=last)
+        by_score = ops.argsort(ops.take(scores, by_label))  # stable: equal scores stay ordered by label
+        ordered = ops.take(ops.take(labels, by_label), by_score)
+        return ops.sum(ordered * ops.cumsum(1.0 - ordered))
+
+
+class _Errors(_Mean):
+    inputs = ("predictions", "targets")
+
+    def difference(self, predictions: Value, targets: Value) -> Any:
+        expect_paired(type(self).__name__, {"predictions": predictions.shape, "targets": targets.shape}, scalar=False)
+        return _float(predictions) - _float(targets)
+
+
+class MeanSquaredError(_Errors):
     """The mean of squared differences."""
 
-    inputs = ("predictions", "targets")
-
-    def build(self, predictions: Value, targets: Value) -> Any:
-        difference = predictions - targets
-        return ops.mean(difference * difference)
+    def elements(self, predictions: Value, targets: Value) -> Any:
+        difference = self.difference(predictions, targets)
+        return difference * difference
 
 
-class MeanAbsoluteError(Layer):
+class MeanAbsoluteError(_Errors):
     """The mean of absolute differences."""
 
-    inputs = ("predictions", "targets")
-
-    def build(self, predictions: Value, targets: Value) -> Any:
-        return ops.mean(ops.abs(predictions - targets))
+    def elements(self, predictions: Value, targets: Value) -> Any:
+        return ops.abs(self.difference(predictions, targets))
 
 
-class R2Score(Layer):
+class R2Score(Metric):
     """One minus the squared error over the targets' variance."""
 
     inputs = ("predictions", "targets")
 
-    def build(self, predictions: Value, targets: Value) -> Any:
-        error, spread = predictions - targets, targets - ops.mean(targets)
-        return 1.0 - ops.sum(error * error) / ops.sum(spread * spread)
+    def statistics(self, predictions: Value, targets: Value) -> Statistics:
+        """Return the squared error, and mean and squared deviation of the targets.
+
+        Sums of squared targets would add up as well, but cancel where the mean is large.
+        """
+        expect_paired("R2Score", {"predictions": predictions.shape, "targets": targets.shape}, scalar=False)
+        targets = _float(targets)
+        error, mean = _float(predictions) - targets, ops.mean(targets)
+        spread = targets - mean
+        return {
+            "error": ops.sum(error * error),
+            "spread": ops.sum(spread * spread),
+            "mean": mean,
+            "count": _count(targets),
+        }
+
+    def merge(self, total: Mapping[str, Array], batch: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Combine means and squared deviations about them."""
+        count = total["count"] + batch["count"]
+        shift = batch["mean"] - total["mean"]
+        return {
+            "error": total["error"] + batch["error"],
+            "spread": total["spread"] + batch["spread"] + shift * shift * total["count"] * batch["count"] / count,
+            "mean": total["mean"] + shift * batch["count"] / count,
+            "count": count,
+        }
+
+    def result(self, error: Any, spread: Any, mean: Any, count: Any) -> Any:
+        return 1.0 - error / spread
 
 
-class Perplexity(Layer):
-    """exp of the mean cross entropy of logits [..., classes] with integer labels."""
+class Perplexity(_Mean):
+    """exp of the mean cross entropy of logits [..., classes] with integer labels; ``ignore_index`` does not count."""
 
     inputs = ("logits", "labels")
 
-    def build(self, logits: Value, labels: Value) -> Any:
-        return ops.exp(ops.cross_entropy(logits, labels))
+    def __init__(self, ignore_index: int | None = None) -> None:
+        self.ignore_index = ignore_index
+
+    def statistics(self, logits: Value, labels: Value) -> Statistics:
+        ignored = self.ignore_index
+        losses = ops.cross_entropy(_float(logits), labels, reduction="none", ignore_index=ignored)
+        count = (
+            _count(losses) if ignored is None else ops.sum(ops.cast(ops.not_equal(labels, ignored), dtype="float32"))
+        )
+        return {"sum": ops.sum(losses), "count": count}
+
+    def result(self, sum: Any, count: Any) -> Any:
+        return ops.exp(sum / count)
 
 
-class ConfusionMatrix(Layer):
+class ConfusionMatrix(Metric):
     """Counts [actual, predicted] for labels and largest logits."""
 
     inputs = ("logits", "labels")
@@ -127,9 +289,13 @@ class ConfusionMatrix(Layer):
     def __init__(self, classes: int) -> None:
         self.classes = arguments.positive("ConfusionMatrix", "classes", classes)
 
-    def build(self, logits: Value, labels: Value) -> Any:
-        said = ops.reshape(ops.argmax(logits, axis=-1), shape=(-1,))
-        true = ops.reshape(ops.cast(labels, dtype="int32"), shape=(-1,))
-        rows = ops.one_hot(true, depth=self.classes)
-        columns = ops.one_hot(said, depth=self.classes)
-        return ops.cast(ops.matmul(ops.transpose(rows, perm=(1, 0)), columns), dtype="int32")
+    def statistics(self, logits: Value, labels: Value) -> Statistics:
+        _expect_labels("ConfusionMatrix", logits, labels)
+        predicted = ops.reshape(ops.argmax(logits, axis=-1), shape=(-1,))
+        actual = ops.reshape(ops.cast(labels, dtype="int32"), shape=(-1,))
+        rows = ops.one_hot(actual, depth=self.classes)
+        columns = ops.one_hot(predicted, depth=self.classes)
+        return {"counts": ops.matmul(ops.transpose(rows, perm=(1, 0)), columns)}
+
+    def result(self, counts: Any) -> Any:
+        return ops.cast(counts, dtype="int32")

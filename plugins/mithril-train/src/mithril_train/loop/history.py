@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
+
+from mithril_train.step.loss_binding import Measure
+from mithril_train.step.step import REPORT, statistic_name
 
 Row = dict[str, float]
 
@@ -43,33 +48,67 @@ def _number(value: Any) -> str:
     return str(int(value)) if isinstance(value, float) and math.isfinite(value) else str(value)
 
 
-class Average:
-    """Means of what many batches report, weighted by their sizes; the values stay on the device until asked for."""
+Tensors = dict[str, np.ndarray[Any, Any]]
 
-    def __init__(self, read: Any) -> None:
-        self.read = read  # device scalar -> float
+
+class Totals:
+    """Loss and metrics of many batches; the values stay on the device until they are read.
+
+    Metrics with statistics are merged and computed once, from the statistics of all batches. Everything else is
+    averaged, weighted by the sizes of the batches.
+    """
+
+    def __init__(self, measures: Mapping[str, Measure], read: Any) -> None:
+        self.metrics = {name: m for name, m in measures.items() if m.metric is not None}
+        self.read = read  # device array -> NumPy array
         self.pending: list[tuple[Mapping[str, Any], int]] = []
         self.sums: dict[str, float] = {}
         self.weights: dict[str, float] = {}
+        self.statistics: dict[str, Tensors] = {}
 
-    def add(self, reports: Mapping[str, Any], size: int) -> None:
-        self.pending.append((reports, size))
+    def add(self, values: Mapping[str, Any], size: int) -> None:
+        """Add the report of a step, under the names of the graph."""
+        self.pending.append((values, size))
 
     def settle(self) -> list[dict[str, float]]:
-        """Read what is pending; gives it as numbers."""
+        """Read all pending reports; return the averaged values of each batch."""
         rows = []
-        for reports, size in self.pending:
-            row = {n: self.read(x) for n, x in reports.items()}
+        for values, size in self.pending:
+            row = {n.removeprefix(REPORT): float(self.read(x)) for n, x in values.items() if n.startswith(REPORT)}
             for n, x in row.items():
                 self.sums[n] = self.sums.get(n, 0.0) + x * size
                 self.weights[n] = self.weights.get(n, 0.0) + size
+            for name, statistics in statistics_of(self.metrics, values, self.read).items():
+                old = self.statistics.get(name)
+                merge = self.metrics[name].metric.merge  # type: ignore[union-attr]
+                self.statistics[name] = statistics if old is None else dict(merge(old, statistics))
             rows.append(row)
         self.pending = []
         return rows
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.sums)
-
-    def means(self) -> Row:
+    def row(self) -> Row:
+        """Return loss and metrics of all batches together."""
         self.settle()
-        return {n: total / self.weights[n] for n, total in self.sums.items()}
+        row = {n: total / self.weights[n] for n, total in self.sums.items()}
+        results = {n: self.metrics[n].result(statistics) for n, statistics in self.statistics.items()}
+        return {**row, **results}
+
+    def tensors(self) -> Tensors:
+        """Return the statistics as tensors of a checkpoint."""
+        return {statistic_name(m, n): x for m, by_name in self.statistics.items() for n, x in by_name.items()}
+
+    def restore(self, sums: Mapping[str, Any], tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Continue from the sums and statistics of a checkpoint."""
+        self.sums, self.weights = dict(sums["sums"]), dict(sums["weights"])
+        self.statistics = statistics_of(self.metrics, tensors, np.asarray)
+
+
+def statistics_of(metrics: Mapping[str, Measure], values: Mapping[str, Any], read: Any) -> dict[str, Tensors]:
+    """Return the statistics of each metric among the values of a step, in double precision."""
+    statistics: dict[str, Tensors] = {}
+    for metric in metrics:
+        head = statistic_name(metric, "")
+        names = [n for n in values if n.startswith(head) and "/" not in n[len(head) :]]
+        if names:
+            statistics[metric] = {n[len(head) :]: np.asarray(read(values[n]), np.float64) for n in names}
+    return statistics

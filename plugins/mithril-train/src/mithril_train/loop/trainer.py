@@ -22,11 +22,11 @@ from mithril_train.engine.engine import Engine, compiler_of
 from mithril_train.engine.nonfinite import not_finite
 from mithril_train.loop import checkpoint
 from mithril_train.loop.callbacks import Callback
-from mithril_train.loop.history import Average, History
+from mithril_train.loop.history import History, Totals, statistics_of
 from mithril_train.loop.progress import Progress, make_progress
 from mithril_train.optim.optimizers import Optimizer
 from mithril_train.step.loss_binding import as_measure, as_metrics
-from mithril_train.step.step import FINITE, REPORT, ema_name, rate_name
+from mithril_train.step.step import FINITE, REPORT, STATISTIC, ema_name, rate_name
 from mithril_train.step.step_config import LossScale, Recipe
 
 WINDOW = 8  # steps that may run before somebody looks whether all of them were finite
@@ -37,7 +37,8 @@ class Report(Mapping[str, float]):
 
     def __init__(self, trainer: Trainer, values: Mapping[str, Any], step: int, rates: Mapping[str, float]) -> None:
         self._trainer = trainer
-        self._values = values
+        self.raw = values  # by their names in the graph
+        self._metrics = {n: m for n, m in trainer.recipe.metrics.items() if m.metric is not None}
         self.step = step
         self.rates = rates
 
@@ -48,20 +49,25 @@ class Report(Mapping[str, float]):
 
     @property
     def values_on_device(self) -> dict[str, Any]:
-        """The values as arrays of the backend, without waiting for them."""
-        return dict(self._values)
+        """The loss, and averaged metrics, as arrays of the backend, without waiting for them."""
+        return {n.removeprefix(REPORT): x for n, x in self.raw.items() if n.startswith(REPORT)}
 
     def __getitem__(self, name: str) -> float:
-        value = self._trainer.read(self._values[name])
+        if name in self._metrics:
+            statistics = statistics_of({name: self._metrics[name]}, self.raw, self._trainer.to_numpy)
+            return self._metrics[name].result(statistics[name])
+        if name not in list(self):
+            raise KeyError(f"'{name}'; reported: {', '.join(self)}")
+        value = self._trainer.read(self.raw[REPORT + name])
         if not math.isfinite(value):
             self._trainer.check_finite()
         return value
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
+        return iter([*self.values_on_device, *self._metrics])
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(list(iter(self)))
 
     def __repr__(self) -> str:
         return f"<Report of step {self.step}: {', '.join(self)}>"
@@ -75,7 +81,8 @@ class Trainer:
     ``loss``: the name of an operation such as ``"cross_entropy"``, a function or layer, the name of a scalar output,
     or nothing where the model's only scalar output is the loss. A function's parameters are looked up by name among
     the model's outputs and the batch; one of two parameters may read the only output and the only target.
-    ``metrics``: more such measures, by name, averaged over the samples.
+    ``metrics``: more such measures, by name. Those of ``mithril.models`` are computed over all samples, whatever the
+    size of batches; a function is averaged over the samples, which is right for means only.
 
     ``clip_norm`` bounds the norm of all gradients together, ``clip_value`` each element. ``frozen``: patterns of
     parameters that stay as they are. ``ema``: decay of a moving average of the parameters, which evaluation can use.
@@ -125,7 +132,7 @@ class Trainer:
         self.engine = Engine(self.compiled, self.recipe)
         self.callbacks: list[Callback] = list(callbacks)
         self._watchers = self.callbacks  # those of the running fit too
-        self._means: Average | None = None
+        self._totals: Totals | None = None
         self.progress = progress
         self.seed = int(self.compiled.options.get("seed") or 0) if seed is None else seed
         self.history = History()
@@ -137,7 +144,9 @@ class Trainer:
         self._window: list[tuple[dict[str, Any], Any, int]] = []
         self._pending: dict[str, np.ndarray[Any, Any]] | None = None  # of a checkpoint read before the first batch
         self._loader_state: Any = None
-        self._partial: dict[str, Any] | None = None  # sums of an epoch that a checkpoint fell into
+        self._partial: tuple[dict[str, Any], dict[str, Any]] | None = (
+            None  # sums of an epoch that a checkpoint fell into
+        )
 
     def _loss(self, given: Any) -> Any:
         outputs = {name for name, _ in compiler_of(self.compiled).flat.outputs}
@@ -163,7 +172,7 @@ class Trainer:
                 self.check_finite()
         self._micro = 0 if last else self._micro + 1
         self.steps += last
-        return Report(self, {n.removeprefix(REPORT): x for n, x in values.items()}, self.steps, rates)
+        return Report(self, values, self.steps, rates)
 
     def begin(self, batch: Any) -> None:
         """Make the executables and the parameters for such batches, without training."""
@@ -184,7 +193,11 @@ class Trainer:
 
     def read(self, value: Any) -> float:
         """A scalar of the backend as a number."""
-        return float(self.engine.backend.to_numpy(value))
+        return float(self.to_numpy(value))
+
+    def to_numpy(self, value: Any) -> np.ndarray[Any, Any]:
+        """Convert an array of the backend to NumPy."""
+        return self.engine.backend.to_numpy(value)
 
     def _columns(self, batch: Any) -> dict[str, Any]:
         return named(batch, list(self.engine.compiler.specs))
@@ -239,20 +252,19 @@ class Trainer:
     def _epoch(self, source: Loader, epochs: int, validation: Any, watchers: Sequence[Callback], bar: Progress) -> None:
         for watcher in watchers:
             watcher.epoch_begin(self, self.epoch + 1)
-        means = Average(self.read)
+        totals = self._totals = Totals(self.recipe.metrics, self.to_numpy)
         if self._partial is not None:
-            means.sums, means.weights = dict(self._partial["sums"]), dict(self._partial["weights"])
+            totals.restore(*self._partial)
             self._partial = None
-        self._means = means
         bar.epoch(self.epoch + 1, epochs, source.count(), source.done())
         finished = False
         batches = source.batches()
         try:
             for batch, ends in self._grouped(source, batches):
                 report = self._step(batch, last=ends)
-                means.add(report.values_on_device, rows(batch))
-                if len(means.pending) >= 4 * WINDOW:
-                    self._settle(means)
+                totals.add(report.raw, rows(batch))
+                if len(totals.pending) >= 4 * WINDOW:
+                    self._settle(totals)
                 bar.step(report)
                 if ends:
                     for watcher in watchers:
@@ -264,8 +276,8 @@ class Trainer:
         finally:
             batches.close()
         self.check_finite()
-        self._settle(means)
-        row = means.means()
+        self._settle(totals)
+        row = totals.row()
         if not row and not self.stopped:
             raise InputError("the loader gave no batch", hint="check the data set's length, batch_size and drop_last")
         if not finished:
@@ -294,8 +306,8 @@ class Trainer:
                 yield batch, True
                 waiting = next(batches, None)
 
-    def _settle(self, means: Average) -> None:
-        self.history.steps += [row["loss"] for row in means.settle()]
+    def _settle(self, totals: Totals) -> None:
+        self.history.steps += [row["loss"] for row in totals.settle()]
 
     def stop(self, why: str = "asked to") -> None:
         """End training after this step."""
@@ -303,21 +315,21 @@ class Trainer:
 
     # -- using the model ---------------------------------------------------------------------------------------------
     def evaluate(self, loader: Iterable[Any], *, ema: bool = False) -> dict[str, float]:
-        """Loss and metrics, as means over the samples; ``ema`` measures the averaged parameters."""
-        means = Average(self.read)
+        """Loss and metrics of all samples; ``ema`` measures the averaged parameters."""
+        totals = Totals(self.recipe.metrics, self.to_numpy)
         chosen = self.averaged if ema else None
         for given in _batches(loader):
             batch = self._columns(given)
             if not self.engine.arrays:
                 self.begin(batch)
             made = self.engine.evaluate(batch, chosen)
-            means.add({n.removeprefix(REPORT): x for n, x in made.items()}, rows(batch))
-            if len(means.pending) >= 4 * WINDOW:
-                means.settle()
-        found = means.means()
-        if not found:
+            totals.add(made, rows(batch))
+            if len(totals.pending) >= 4 * WINDOW:
+                totals.settle()
+        row = totals.row()
+        if not row:
             raise InputError("there is nothing to evaluate: the loader gave no batch")
-        return found
+        return row
 
     def predict(self, inputs: Any, *, ema: bool = False) -> Any:
         """The model's outputs as NumPy arrays: for one batch of inputs, or joined for a loader of them."""
@@ -410,11 +422,12 @@ class Trainer:
         self._require()
         self.check_finite()
         partial = None
-        if self._means is not None:
-            self._settle(self._means)
-            if not _at_start(self._loader_state):
-                partial = {"sums": self._means.sums, "weights": self._means.weights}
         tensors = self.engine.to_numpy()
+        if self._totals is not None:
+            self._settle(self._totals)
+            if not _at_start(self._loader_state):
+                partial = {"sums": self._totals.sums, "weights": self._totals.weights}
+                tensors.update(self._totals.tensors())
         for k, watcher in enumerate(self._watchers):
             tensors.update({f"callback/{k}/{n}": x for n, x in watcher.tensors().items()})
         about = {
@@ -440,7 +453,9 @@ class Trainer:
             )
         self.epoch, self.steps, self._micro = about["epoch"], about["steps"], about["micro"]
         self.history = History(about["rows"], about["losses"])
-        self._loader_state, self._partial = about["loader"], about["partial"]
+        statistics = {n: tensors.pop(n) for n in list(tensors) if n.startswith(STATISTIC)}
+        self._loader_state = about["loader"]
+        self._partial = (about["partial"], statistics) if about["partial"] is not None else None
         self._window = []
         self._restore_callbacks(about["callbacks"], tensors)
         if self.engine.arrays:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from mithril.base.errors import MithrilError, OperationError, OptionError, unknown
 from mithril.base.registry import operation
 from mithril.ir import Value
-from mithril.models import Accuracy, Layer, MeanAbsoluteError, MeanSquaredError, Perplexity, R2Score
+from mithril.models import AUC, Accuracy, Layer, MeanAbsoluteError, MeanSquaredError, Metric, Perplexity, R2Score
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,7 @@ class Measure:
     name: str
     wants: tuple[str, ...]  # parameter names, in order
     function: Callable[..., Any]
+    metric: Metric | None = None  # with statistics that are merged over batches; otherwise values are averaged
 
     def __call__(self, outputs: Mapping[str, Value], columns: Mapping[str, Value], inputs: Sequence[str]) -> Value:
         """The measured scalar. ``columns`` is the whole batch, ``inputs`` the names among it that the model reads."""
@@ -31,6 +34,34 @@ class Measure:
                 f"'{self.name}' is {made.type}, not a scalar", hint="reduce it with ops.mean(x) or ops.sum(x)"
             )
         return made
+
+    def statistics(
+        self, outputs: Mapping[str, Value], columns: Mapping[str, Value], inputs: Sequence[str]
+    ) -> dict[str, Value]:
+        """Return the statistics of a batch, for a metric that has some."""
+        assert self.metric is not None
+        try:
+            statistics = self.metric.statistics(*self._operands(outputs, columns, inputs))
+        except MithrilError as error:
+            raise error.with_facts(f"in the metric {self.metric!r}") from None
+        if not isinstance(statistics, Mapping) or not statistics or not all(map(_is_value, statistics.values())):
+            raise OptionError(
+                f"{type(self.metric).__name__}.statistics returned {statistics!r}",
+                facts=["expected: a dictionary with values of the graph by name"],
+            )
+        return dict(statistics)
+
+    def result(self, totals: Mapping[str, np.ndarray[Any, Any]]) -> float:
+        """Return the metric for merged statistics."""
+        assert self.metric is not None
+        with np.errstate(divide="ignore", invalid="ignore"):  # nan where a metric is not defined
+            result = np.asarray(self.metric.result(**totals))
+        if result.shape != ():
+            raise OptionError(
+                f"metric '{self.name}' is an array of shape {list(result.shape)}, not a number",
+                hint=f"compute {type(self.metric).__name__} from trainer.predict(inputs) instead",
+            )
+        return float(result)
 
     def _operands(
         self, outputs: Mapping[str, Value], columns: Mapping[str, Value], inputs: Sequence[str]
@@ -50,9 +81,14 @@ class Measure:
         )
 
 
+def _is_value(x: Any) -> bool:
+    return isinstance(x, Value)
+
+
 # Metrics without arguments, and the operations that are losses: what a word may mean, and what an error lists.
 METRICS: Mapping[str, type[Layer]] = {
     "accuracy": Accuracy,
+    "auc": AUC,
     "mean_absolute_error": MeanAbsoluteError,
     "mean_squared_error": MeanSquaredError,
     "perplexity": Perplexity,
@@ -71,6 +107,9 @@ LOSSES = (
     "smooth_l1_loss",
 )
 
+
+# Metrics whose threshold depends on the kind of outputs: probabilities or logits.
+THRESHOLDED = {"f1": "F1Score", "f1_score": "F1Score", "precision": "Precision", "recall": "Recall"}
 
 SHORT = {
     "bce": "binary_cross_entropy",
@@ -92,9 +131,12 @@ def as_measure(given: Any, name: str = "") -> Measure:
             return as_measure(operation(word), name or given)
         except OperationError:
             what, facts, hint = unknown("loss or metric", given, [*LOSSES, *METRICS])
+            if given in THRESHOLDED:
+                hint = f"metrics=ml.models.{THRESHOLDED[given]}(threshold=0.5) for probabilities, 0.0 for logits"
             raise OptionError(what, facts=facts, hint=hint) from None
     if isinstance(given, Layer):
-        return Measure(name or type(given).__name__, tuple(given.inputs), _built(given))
+        metric = given if isinstance(given, Metric) else None
+        return Measure(name or type(given).__name__, tuple(given.inputs), _built(given), metric)
     operands = getattr(given, "operands", None)
     if operands is not None and callable(given):
         optional: frozenset[str] = getattr(given, "optional", frozenset())

@@ -21,6 +21,7 @@ from mithril_train.optim.optimizers import Scalars, toward
 from mithril_train.step.step_config import Recipe
 
 REPORT, RATE = "report/", "learning_rate"
+STATISTIC = "statistic/"  # of metrics that are merged over batches
 LOSS, FINITE, NORM = REPORT + "loss", REPORT + "finite", REPORT + "gradient_norm"
 STEP, COUNT = "training/step", "training/accumulated"
 SCALE, GOOD = "training/loss_scale", "training/good_steps"
@@ -50,6 +51,10 @@ def slot_name(slot: str, parameter: str) -> str:
 
 def ema_name(parameter: str) -> str:
     return f"ema/{parameter}"
+
+
+def statistic_name(metric: str, statistic: str) -> str:
+    return f"{STATISTIC}{metric}/{statistic}"
 
 
 def sum_name(parameter: str) -> str:
@@ -86,7 +91,11 @@ def with_loss(traced: Graph, columns: Mapping[str, TensorType], recipe: Recipe) 
         with builder.at(builder.origin, {"phase": "loss"}):
             named = {LOSS: _loss(recipe, outputs, batch, read)}
             for name, measure in recipe.metrics.items():
-                named[REPORT + name] = measure(outputs, batch, list(read))
+                if measure.metric is None:
+                    named[REPORT + name] = measure(outputs, batch, list(read))
+                    continue
+                statistics = measure.statistics(outputs, batch, list(read))
+                named |= {statistic_name(name, n): v for n, v in statistics.items()}
     return builder.build({**named, **state})
 
 
@@ -202,7 +211,7 @@ class _Update:
         builder, recipe = self.builder, self.recipe
         with builder, builder.at(builder.origin, UPDATE):
             gradients = {n: self._float(self.outputs[GRAD + n]) for n in self.trained}
-            reports = {n: v for n, v in self.outputs.items() if n.startswith(REPORT)}
+            reports = {n: v for n, v in self.outputs.items() if n.startswith((REPORT, STATISTIC))}
             if not self.last:
                 self.new.update(
                     {n.removeprefix("state/"): v for n, v in self.outputs.items() if n.startswith("state/")}
