@@ -44,7 +44,7 @@ def test_loss_of_a_column_and_a_row_is_rejected(loss, backend):
 @pytest.mark.parametrize("loss", ELEMENTWISE)
 def test_no_loss_broadcasts(loss, shapes):
     a, b = shapes
-    op = ml.graph.registry.operation(loss)
+    op = getattr(ops, loss)
     with Builder() as builder, pytest.raises(ml.ShapeError, match="losses and metrics do not broadcast"):
         op(builder.input("a", a), builder.input("b", b))
     with pytest.raises(ml.ShapeError, match="losses and metrics do not broadcast"):
