@@ -60,6 +60,13 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def soak(session: nox.Session) -> None:
+    """Tests that take minutes: every hostile name in every place, thousands of malformed calls."""
+    install(session, *map(str, DISTRIBUTIONS), "pytest", "hypothesis")
+    session.run("pytest", "-q", "-m", "soak", *(session.posargs or ["tests"]))
+
+
+@nox.session
 def wheels(session: nox.Session) -> None:
     """Build a wheel and an sdist of every distribution into dist/."""
     install(session, "build")

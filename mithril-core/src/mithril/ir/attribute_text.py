@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from mithril.base.dims import Dim, _parse
 from mithril.base.dtypes import _BY_NAME, DType
 from mithril.base.errors import ParseError
+from mithril.base.quoting import quoted
 
 Limits = Mapping[str, tuple[int, int | None]]
 
@@ -22,7 +22,7 @@ def attribute_text(value: Any) -> str:
     if isinstance(value, float):
         return repr(value) if math.isfinite(value) else str(value)
     if isinstance(value, str):
-        return json.dumps(value)
+        return quoted(value)
     if isinstance(value, DType):
         return value.short
     if isinstance(value, Dim):

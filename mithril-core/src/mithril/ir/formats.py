@@ -8,6 +8,7 @@ from typing import Any
 
 from mithril.ir.attribute_text import attribute_text
 from mithril.ir.core import Graph, Node, Value
+from mithril.base.quoting import visible
 
 LABEL = 60  # characters of attributes on a node
 
@@ -63,22 +64,27 @@ def _node(node: Node, names: Mapping[Value, str]) -> dict[str, Any]:
 
 def to_dot(graph: Graph) -> str:
     """For Graphviz: a box per operation, an ellipse per input and output, types on the edges."""
-    lines = [f"digraph {json.dumps(graph.name)} {{", "  rankdir=TB;", '  node [shape=box, fontname="Helvetica"];']
+    lines = [f"digraph {label(graph.name)} {{", "  rankdir=TB;", '  node [shape=box, fontname="Helvetica"];']
     at: dict[Value, str] = {}
     for k, i in enumerate(graph.inputs):
         at[i.value] = f"i{k}"
         style = ', style=filled, fillcolor="#eeeeee"' if i.role == "param" else ""
-        label = json.dumps("\n".join((i.name, i.role)))
-        lines.append(f"  i{k} [shape=ellipse, label={label}{style}];")
+        lines.append(f"  i{k} [shape=ellipse, label={label(i.name, i.role)}{style}];")
     for k, node in enumerate(graph.nodes):
         at.update((v, f"n{k}") for v in node.results)
         extra = ", ".join(f"{name}={attribute_text(value)}" for name, value in node.attributes.items())
-        text = "\n".join(part for part in (node.op.name, extra[:LABEL], node.origin.path) if part)
-        lines.append(f"  n{k} [label={json.dumps(text)}];")
+        text = label(*(part for part in (node.op.name, extra[:LABEL], node.origin.path) if part))
+        lines.append(f"  n{k} [label={text}];")
         for v in node.operands:
             if v is not None:
-                lines.append(f"  {at[v]} -> n{k} [label={json.dumps(str(v.type))}];")
+                lines.append(f"  {at[v]} -> n{k} [label={label(str(v.type))}];")
     for k, (name, v) in enumerate(zip(graph.output_names, graph.outputs, strict=True)):
-        lines.append(f"  o{k} [shape=ellipse, label={json.dumps(name)}];")
-        lines.append(f"  {at[v]} -> o{k} [label={json.dumps(str(v.type))}];")
+        lines.append(f"  o{k} [shape=ellipse, label={label(name)}];")
+        lines.append(f"  {at[v]} -> o{k} [label={label(str(v.type))}];")
     return "\n".join([*lines, "}"])
+
+
+def label(*lines: str) -> str:
+    """A string of DOT, whose escapes are Graphviz's own: a backslash would ask for the name of the node, say."""
+    shown = (visible(line).replace("\\", "\\\\").replace('"', '\\"') for line in lines)
+    return '"' + "\\n".join(shown) + '"'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import binascii
 import re
@@ -18,15 +19,19 @@ from mithril.ir.attribute_text import parse_attributes
 from mithril.ir.core import NOWHERE, Graph, Input, Node, Origin, Value
 from mithril.ir.verify import verify
 
-_HEAD = re.compile(r"graph (\S+) \{$")
+_NAME = r'(?:"(?:[^"\\]|\\.)*"|[^\s"]+)'  # in quotes, or without spaces
+_HEAD = re.compile(rf"graph ({_NAME}) \{{$")
 _DIM = re.compile(r"dim (\w+) in (\d+)\.\.(\d+|any)$")
 _INPUT = re.compile(
-    r"(input|param|state|constant) (%\S+): (\w+)\[([^\]]*)\](?: = (base64:\S*|\[[^\]]*\]))?(?: \{(.*)\})?$"
+    rf"(input|param|state|constant) %({_NAME}): (\w+)\[([^\]]*)\]"
+    r"(?: = (base64:\S*|\[[^\]]*\]))?(?: \{(.*)\})?$"
 )
 _GUARD = re.compile(r"guard (.+) (==|<=|divides) (.+?)(?:  # (.*))?$")
-_ORIGIN = re.compile(r"^ *(?P<path>.*?)(?: ?@ (?P<file>.+):(?P<line>\d+))?$")
-_RESULT = re.compile(r"(%\S+): (\w+)\[([^\]]*)\]")
+_ORIGIN = re.compile(r'^ *(?P<path>"(?:[^"\\]|\\.)*"|.*?)(?: ?@ (?P<file>.+):(?P<line>\d+))?$')
+_RESULT = re.compile(rf"%({_NAME}): (\w+)\[([^\]]*)\]")
+_OUTPUT = re.compile(rf"({_NAME})=%({_NAME})$")
 _OPNAME = re.compile(r" = ([\w.]+)\(")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 MAX_LINES = 5_000_000
 MAX_DEPTH = 64
 
@@ -70,7 +75,7 @@ class _Reader:
         match = _HEAD.match(head)
         if not match:
             raise self.error("expected 'graph NAME {'", head)
-        name = match[1]
+        name = _unquoted(match[1])
         self_values: dict[str, Value] = {}
         limits = dict(known or {})  # a region may speak of sizes that only the graph around it takes in
         inputs: list[Input] = []
@@ -125,9 +130,10 @@ class _Reader:
         return tuple(parse_dim(part, limits) for part in _split(text)) if text.strip() else ()
 
     def _define(self, name: str, type: TensorType, values: dict[str, Value]) -> Value:
+        name = _unquoted(name)
         if name in values:
-            raise self.error(f"'{name}' is defined twice")
-        value = values[name] = Value(name[1:], type)
+            raise self.error(f"'%{name}' is defined twice")
+        value = values[name] = Value(name, type)
         return value
 
     def _data(self, text: str, type: TensorType) -> np.ndarray[Any, Any]:
@@ -149,9 +155,11 @@ class _Reader:
     def _outputs(self, line: str, values: dict[str, Value]) -> tuple[tuple[str, ...], tuple[Value, ...]]:
         names, outputs = [], []
         for part in _split(line[len("return") :]):
-            name, _, value = part.strip().partition("=")
-            names.append(name)
-            outputs.append(values[value])
+            match = _OUTPUT.match(part.strip())
+            if not match:
+                raise self.error("expected 'return NAME=%VALUE, ...'", line)
+            names.append(_unquoted(match[1]))
+            outputs.append(values[_unquoted(match[2])])
         return tuple(names), tuple(outputs)
 
     def _node(self, line: str, limits: Any, values: dict[str, Value], depth: int) -> Node:
@@ -159,7 +167,7 @@ class _Reader:
         opens = text.endswith((") {", "} {"))
         if opens:
             text = text[:-2]
-        match = _OPNAME.search(text)
+        match = _OPNAME.search(_STRING.sub(lambda found: "_" * len(found[0]), text))
         if not match:
             raise self.error("cannot read this node", line)
         end = _closing(text, match.end() - 1)
@@ -170,7 +178,7 @@ class _Reader:
         count = next(
             (k for k, p in enumerate(parts) if not p.strip().startswith("%") and p.strip() != "none"), len(parts)
         )
-        operands = tuple(None if p.strip() == "none" else values[p.strip()] for p in parts[:count])
+        operands = tuple(None if p.strip() == "none" else values[_unquoted(p.strip()[1:])] for p in parts[:count])
         op = operation(match[1])
         attributes = op.complete(parse_attributes(",".join(parts[count:]), limits))
         regions: list[Graph] = []
@@ -196,7 +204,11 @@ def _origin(line: str) -> tuple[str, Origin]:
     match = _ORIGIN.match(line[at + 4 :])
     if match is None:
         return line[:at], NOWHERE
-    return line[:at], Origin(match["path"], match["file"] or "", int(match["line"] or 0))
+    return line[:at], Origin(_unquoted(match["path"]), match["file"] or "", int(match["line"] or 0))
+
+
+def _unquoted(name: str) -> str:
+    return str(ast.literal_eval(name)) if name.startswith('"') else name
 
 
 def _outside(text: str, wanted: str) -> int:

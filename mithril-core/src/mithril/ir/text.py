@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,8 +12,10 @@ import numpy as np
 
 from mithril.base.dims import symbols
 from mithril.ir.attribute_text import attribute_text, attributes_text
-from mithril.ir.core import NOWHERE, Graph, Input, Node, Value
+from mithril.ir.core import Graph, Input, Node, Value
+from mithril.base.quoting import quoted, visible
 
+PLAIN = re.compile(r"[\w./'-]+")  # names that stand without quotes
 SMALL = 16  # constants of at most so many elements are written as numbers
 
 
@@ -61,7 +64,7 @@ class _Printer:
         known = self.names.get(value)
         if known is None:
             known = self.names[value] = self._fresh(str(len(self.names)) if self.canonical else value.name)
-        return "%" + known
+        return "%" + name_text(known)
 
     def _fresh(self, wanted: str) -> str:
         name, n = wanted, 1
@@ -80,7 +83,7 @@ class _Printer:
     # -- lines -------------------------------------------------------------------------------------------------------
     def graph(self, graph: Graph, indent: str) -> list[str]:
         inner = indent + "  "
-        lines = [f"{indent}graph {graph.name} {{"]
+        lines = [f"{indent}graph {name_text(graph.name)} {{"]
         self.name_inputs(graph)
         sizes = [d for i in graph.inputs for d in i.type.shape]
         for symbol in symbols(*sizes):
@@ -88,11 +91,13 @@ class _Printer:
             lines.append(f"{inner}dim {symbol.name} in {symbol.low}..{high}")
         lines += [inner + self._input(i) for i in graph.inputs]
         for guard in graph.guards:
-            lines.append(f"{inner}guard {guard.left} {guard.relation} {guard.right}  # {guard.why}".rstrip(" #"))
+            lines.append(
+                f"{inner}guard {guard.left} {guard.relation} {guard.right}  # {visible(guard.why)}".rstrip(" #")
+            )
         for node in graph.nodes:
             lines += self.node(node, inner)
         outputs = zip(graph.output_names, graph.outputs, strict=True)
-        lines.append(inner + "return " + ", ".join(f"{name}={self.name(v)}" for name, v in outputs))
+        lines.append(inner + "return " + ", ".join(f"{name_text(name)}={self.name(v)}" for name, v in outputs))
         lines.append(indent + "}")
         return lines
 
@@ -109,9 +114,11 @@ class _Printer:
         results = ", ".join(f"{self.name(v)}: {v.type}" for v in node.results)
         text = f"{indent}{results} = {node.op.name}({inside}){tags_text(node.tags)}"
         origin = ""
-        if self.origins and node.origin != NOWHERE:
-            o = node.origin
-            origin = f"  # {o.path}" + (f" @ {o.file}:{o.line}" if o.file else "")
+        o = node.origin
+        if self.origins and (o.path or o.file):
+            plain = o.path == o.path.strip() and '"' not in o.path and " @ " not in o.path
+            path = o.path if plain and o.path.isprintable() else quoted(o.path)
+            origin = f"  # {path}" + (f" @ {visible(o.file)}:{o.line}" if o.file else "")
         if not node.regions:
             return [text + origin]
         lines = [text + " {" + origin]
@@ -119,6 +126,11 @@ class _Printer:
             inner = _Printer(self.origins, self.canonical)
             lines += inner.graph(region, indent + "  ")
         return [*lines, indent + "}"]
+
+
+def name_text(name: str) -> str:
+    """A name as it stands, in quotes where it has other characters than names usually have."""
+    return name if PLAIN.fullmatch(name) else quoted(name)
 
 
 def tags_text(tags: Mapping[str, Any]) -> str:

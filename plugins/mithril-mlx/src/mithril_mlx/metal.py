@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from mithril.backend.codegen.names import Names
 from mithril.base.dims import numel
 from mithril.base.dtypes import TensorType
 from mithril.base.errors import BackendError, UnsupportedError
@@ -167,7 +168,9 @@ def metal_kernel(graph: Graph, name: str = "fused") -> MetalKernel:
     for node in lowered.nodes:
         names[node.result] = _line(lines, len(names), node.result.type, _expression(node, names))
     body = ["uint k = thread_position_in_grid.x;", *lines, f"out[k] = {names[result]};"]
-    return MetalKernel(name, inputs, result.type, tuple(types), "\n".join(f"    {line}" for line in body))
+    return MetalKernel(
+        Names().fresh(name), inputs, result.type, tuple(types), "\n".join(f"    {line}" for line in body)
+    )
 
 
 def _line(lines: list[str], number: int, t: TensorType, expression: str) -> str:

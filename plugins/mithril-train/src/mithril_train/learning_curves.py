@@ -9,6 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from mithril.base.quoting import visible
+
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 400, 64, 16, 40, 48
 COLOURS = ("#3366cc", "#dc3912", "#109618", "#ff9900", "#990099", "#0099c6", "#444444")
 DASHES = ("", "6 3", "2 2", "8 3 2 3")  # curves that lie on each other stay visible
@@ -37,19 +39,19 @@ def curves(
             'font-size="12">'
         ),
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        f'<text x="{WIDTH / 2}" y="22" text-anchor="middle" font-size="15">{escape(title)}</text>',
+        f'<text x="{WIDTH / 2}" y="22" text-anchor="middle" font-size="15">{escape(visible(title))}</text>',
         *_grid(across, up, log),
-        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 10}" text-anchor="middle">{escape(x)}</text>',
-        f'<text x="{LEFT}" y="{TOP - 8}">{escape(y)}</text>',
+        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 10}" text-anchor="middle">{escape(visible(x))}</text>',
+        f'<text x="{LEFT}" y="{TOP - 8}">{escape(visible(y))}</text>',
     ]
     for k, (name, line) in enumerate(points.items()):
         colour, dash = COLOURS[k % len(COLOURS)], DASHES[k % len(DASHES)]
         places = " ".join(f"{across.place(a):.1f},{up.place(b):.1f}" for a, b in line)
         style = f'fill="none" stroke="{colour}" stroke-width="1.8"' + (f' stroke-dasharray="{dash}"' if dash else "")
-        parts.append(f'<polyline points="{places}" {style}><title>{escape(name)}</title></polyline>')
+        parts.append(f'<polyline points="{places}" {style}><title>{escape(visible(name))}</title></polyline>')
         height = TOP + 14 + 18 * k
         parts.append(f'<line x1="{WIDTH - 170}" y1="{height - 4}" x2="{WIDTH - 146}" y2="{height - 4}" {style}/>')
-        parts.append(f'<text x="{WIDTH - 140}" y="{height}">{escape(name)}</text>')
+        parts.append(f'<text x="{WIDTH - 140}" y="{height}">{escape(visible(name))}</text>')
     parts.append("</svg>\n")
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ from mithril.base.dims import Dim, Symbol, symbols
 from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import UnsupportedError
 from mithril.ir import Graph, Node, Value
+from mithril.base.quoting import docstring, quoted, visible
 
 UNKNOWN = 64  # what a symbolic size counts as there
 APART = 1 << 14  # bytes: constants from here on do not stand in the text but in an array file beside it
@@ -49,7 +50,7 @@ def render(parts: dict[str, Any]) -> str:
     body = "\n".join([*parts["body"], *parts["constants"]])
     extra = ["import ml_dtypes"] if "ml_dtypes." in body else []
     blocks = [
-        f'"""{graph.name}: generated for {parts["backend"]}."""',
+        docstring(f"{graph.name}: generated for {parts['backend']}."),
         "\n".join(dict.fromkeys([*parts["imports"], *extra])),
     ]
     if any(" = _array(" in line or "(_array(" in line for line in parts["constants"]):
@@ -145,13 +146,15 @@ class Writer:
         self.table = table
         self.module = module
         self.outer = outer
-        self.names: Names = Names(module.names.taken) if outer is None else outer.names
+        self.names: Names = module.names if outer is None else outer.names
         self.lines: list[str] = []
         self.text: dict[Value, str] = {}
         self.scalars: dict[Value, Node] = {}
         self.symbols: dict[str, Symbol] = {} if outer is None else outer.symbols
+        self.sizes: dict[str, str] = {} if outer is None else outer.sizes  # what symbols are called in the text
         for symbol in symbols(*(d for i in graph.inputs for d in i.type.shape)):
-            self.names.taken.add(symbol.name)
+            if symbol.name not in self.sizes:
+                self.sizes[symbol.name] = self.names.fresh(symbol.name)
         self.step = 0  # which of the nodes is being written
         self.last = {v: k for k, node in enumerate(graph.nodes) for v in node.operands if v is not None}
         self.made = {v for node in graph.nodes for v in node.results}
@@ -167,19 +170,18 @@ class Writer:
         for i in self.graph.inputs:
             if i.data is not None:
                 self.text[i.value] = self.module.constant(i.data, i.name)
-                self.names.taken.add(self.text[i.value])
                 continue
             if i.value not in self.last and i.value not in self.kept and not _sizes_from(i.type.shape):
                 continue
             self.text[i.value] = self.names.fresh(i.name)
             source = "params" if i.role == "param" else "inputs"
-            prologue.append(f'{self.text[i.value]} = {source}["{i.name}"]')
+            prologue.append(f"{self.text[i.value]} = {source}[{quoted(i.name)}]")
         self._nodes()
         pairs = [
-            f"{name!r}: {self.expression(v)}"
+            f"{quoted(name)}: {self.expression(v)}"
             for name, v in zip(self.graph.output_names, self.graph.outputs, strict=True)
         ]
-        ending = ["outputs = {" + ", ".join(p.replace("'", '"', 2) for p in pairs) + "}"]
+        ending = ["outputs = {" + ", ".join(pairs) + "}"]
         return [*prologue, *self._size_lines(), *self.lines, *ending]
 
     def region(self, graph: Graph, wish: str, given: Sequence[Value | None] = ()) -> str:
@@ -194,7 +196,6 @@ class Writer:
         for i in graph.inputs:
             if i.data is not None:
                 inner.text[i.value] = self.module.constant(i.data, i.name)
-                self.names.taken.add(inner.text[i.value])
             else:
                 inner.text[i.value] = self.names.fresh(i.name)
                 arguments.append(inner.text[i.value])
@@ -218,7 +219,9 @@ class Writer:
                         text = f"{self.text[i.value]}.shape[{axis}]"
                         if constant:
                             text = f"({text} - {constant})" if constant > 0 else f"({text} + {-constant})"
-                        lines.append(f"{symbol.name} = {text}" + (f" // {coefficient}" if coefficient != 1 else ""))
+                        lines.append(
+                            f"{self.sizes[symbol.name]} = {text}" + (f" // {coefficient}" if coefficient != 1 else "")
+                        )
         missing = set(self.symbols) - known
         if missing:
             raise UnsupportedError(f"no input's shape gives the size '{sorted(missing)[0]}'", hint="name it in shapes=")
@@ -307,7 +310,7 @@ class Writer:
 
     # -- text --------------------------------------------------------------------------------------------------------
     def line(self, text: str, node: Node) -> None:
-        self.lines.append(text + (f"  # {node.origin.path}" if node.origin.path else ""))
+        self.lines.append(text + (f"  # {visible(node.origin.path)}" if node.origin.path else ""))
 
     def expression(self, value: Value, reader: Node | None = None) -> str:
         """How a value is written where it is read; scalars beside an array as plain literals."""
@@ -324,7 +327,7 @@ class Writer:
 
     def literal(self, value: Any) -> str:
         self._mention(value)
-        return self.table.literal(value)
+        return self.table.literal(value, sizes=self.sizes)
 
     def _mention(self, value: Any) -> None:
         if isinstance(value, Dim):

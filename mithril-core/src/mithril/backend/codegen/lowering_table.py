@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from inspect import signature
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mithril.base.dims import Dim
 from mithril.base.dtypes import DType, int32
 from mithril.base.errors import BackendError, OperationError
 from mithril.ir import Node
+from mithril.base.quoting import quoted
 
 if TYPE_CHECKING:
     from mithril.backend.codegen.call import Call
@@ -161,21 +164,28 @@ class Lowerings:
             return self.bfloat16
         return self.dtype_template.format(name=self._name(dtype))
 
-    def literal(self, value: Any, dtype_text: Callable[[DType], str] | None = None) -> str:
-        """An attribute as Python text."""
+    def literal(
+        self,
+        value: Any,
+        dtype_text: Callable[[DType], str] | None = None,
+        sizes: Mapping[str, str] = MappingProxyType({}),
+    ) -> str:
+        """An attribute as Python text; ``sizes`` are the names that symbols have there."""
         text = dtype_text or self.dtype_text
         if isinstance(value, DType):
             return text(value)
         if isinstance(value, (tuple, list)):
-            parts = [self.literal(v, dtype_text) for v in value]
+            parts = [self.literal(v, dtype_text, sizes) for v in value]
             return "(" + ", ".join(parts) + ("," if len(parts) == 1 else "") + ")"
         if isinstance(value, float) and not math.isfinite(value):
             return f'float("{value}")'
         if isinstance(value, Dim):
-            return str(value)
+            return size_text(value, sizes)
         if self.signed and isinstance(value, int) and value >= 1 << 63:
             value -= 1 << 64
-        if value is None or isinstance(value, (bool, int, float, str)):
+        if isinstance(value, str):
+            return quoted(value)
+        if value is None or isinstance(value, (bool, int, float)):
             return repr(value)
         raise OperationError(f"an attribute of the type {type(value).__name__} cannot be written as source")
 
@@ -190,3 +200,8 @@ class Lowerings:
         if dtype.name == "bfloat16" and self.bfloat16 is not None:
             return f"{self.bfloat16}({self.literal(value)})"
         return self.scalar_template.format(name=self._name(dtype), value=self.literal(value))
+
+
+def size_text(size: Dim, names: Mapping[str, str]) -> str:
+    """Arithmetic on sizes; ``max`` and ``min`` are functions where they are called, else symbols like others."""
+    return re.sub(r"[^\W\d]\w*(?!\w|\()", lambda word: names.get(word[0], word[0]), str(size))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from mithril.base.errors import BackendError, OptionError
+from mithril.base.quoting import quoted, utf8
 
 SIGNATURE = "def forward(params, inputs):"
 CLOSING = "return outputs"
@@ -25,7 +26,7 @@ class Source:
     def __init__(self, text: str, arrays: Mapping[str, Any] | None = None) -> None:
         self.text = text
         self.arrays = dict(arrays or {})  # large constants, which the text takes by name
-        self.filename = f"<mithril {hashlib.sha256(text.encode()).hexdigest()[:12]}>"
+        self.filename = f"<mithril {hashlib.sha256(utf8(text)).hexdigest()[:12]}>"
 
     def code(self) -> CodeType:
         """The module's code."""
@@ -127,6 +128,7 @@ def from_template(path: str | os.PathLike[str], context: Mapping[str, Any]) -> s
     space = jinja2.Environment(
         loader=jinja2.FileSystemLoader(file.parent), undefined=jinja2.StrictUndefined, keep_trailing_newline=True
     )
+    space.filters["quoted"] = quoted
     try:
         return space.get_template(file.name).render(**context)
     except jinja2.TemplateError as error:

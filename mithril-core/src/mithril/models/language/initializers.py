@@ -17,6 +17,7 @@ from mithril.base.dtypes import TensorType
 from mithril.base.errors import ModelError, ShapeError, unknown
 from mithril.ir import Input
 from mithril.ops.random import threefry
+from mithril.base.quoting import utf8
 
 Array = np.ndarray[Any, Any]
 BLOCK = 1 << 15  # pairs of words drawn at once: what fits a core's cache
@@ -72,7 +73,7 @@ class Draws:
 
     def __init__(self, seed: int, name: str) -> None:
         words = np.array([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
-        raw = name.encode()
+        raw = utf8(name)
         mark = np.array([zlib.crc32(raw)], np.uint32), np.array([zlib.adler32(raw)], np.uint32)
         first, second = threefry(words, *mark)
         self.key = np.concatenate([first, second])

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from mithril.ir.attribute_text import attributes_text
+from mithril.base.quoting import c_visible
 from mithril_cbackend.graph.call_layout import ARENA
 from mithril_cbackend.graph.kernel import Kernel
 from mithril_cbackend.program.program import Program
@@ -394,7 +395,7 @@ def comment(kernel: Kernel) -> str:
         rows.append(f"{made} = {node.op.name}({', '.join(filter(None, [names, given]))})")
     if kernel.anchor.origin.path:
         rows.append(f"of layer {kernel.anchor.origin.path}")
-    return "/* " + "\n   ".join(rows).replace("*/", "* /").replace("/*", "/ *") + " */\n"
+    return "/* " + "\n   ".join(map(c_visible, rows)) + " */\n"
 
 
 def body_text(program: Program, lanes: int) -> str:

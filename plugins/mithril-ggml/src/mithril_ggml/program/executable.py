@@ -15,6 +15,7 @@ import numpy as np
 from mithril.backend.memory_plan import ALIGNMENT, human
 from mithril.base.errors import BackendError, InputError, MemoryLimitError
 from mithril.ir import Graph
+from mithril.base.quoting import visible
 from mithril_ggml.library.abort_guard import guarded
 from mithril_ggml.library.library import compute, ggml, machine_memory
 from mithril_ggml.library.quant_types import stored
@@ -249,7 +250,7 @@ class GGMLExecutable:
             if part[0].native:
                 segment = self.segments[count]
                 space[f"graph{count}"], space[f"plan{count}"] = segment.arguments
-                lines.append(f"    if compute(graph{count}, plan{count}):  # {_listed(part)}")
+                lines.append(f"    if compute(graph{count}, plan{count}):  # {visible(_listed(part))}")
                 lines.append(f"        failed({count})")
                 count += 1
                 continue
@@ -258,7 +259,7 @@ class GGMLExecutable:
             if key not in functions:
                 functions[key] = f"{_plain(step.name)}_{len(functions)}"
                 space[functions[key]] = step.run
-            where = f"  # {step.node.origin.path}" if step.node is not None and step.node.origin.path else ""
+            where = f"  # {visible(step.node.origin.path)}" if step.node is not None and step.node.origin.path else ""
             lines.append(f"    {functions[key]}({', '.join(map(name, (*step.reads, *step.writes)))}){where}")
         made = []
         for t in outputs:
@@ -459,7 +460,7 @@ def _listed(steps: Sequence[Step]) -> str:
 
 
 def _plain(name: str) -> str:
-    return "".join(c if c.isalnum() else "_" for c in name)
+    return "".join(c if c.isalnum() and c.isascii() else "_" for c in name)
 
 
 def _identity(function: Any) -> Any:

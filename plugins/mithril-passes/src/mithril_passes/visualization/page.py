@@ -6,6 +6,7 @@ from dataclasses import replace
 from html import escape
 
 from mithril import Graph
+from mithril.base.quoting import visible
 from mithril_passes.visualization.picture import Look, svg
 
 STYLE = (
@@ -24,11 +25,11 @@ def html(graph: Graph, look: Look | None = None) -> str:
         for k in range(len(parts)):
             parent, child = ".".join(parts[:k]), ".".join(parts[: k + 1])
             children = tree.setdefault(parent, [])
-            if child not in children:
+            if child != parent and child not in children:  # a name may begin with a dot
                 children.append(child)
     pieces = [
-        f"<!doctype html><meta charset='utf-8'><title>{escape(graph.name)}</title><style>{STYLE}</style>",
-        f"<h1>{escape(graph.name)}</h1>",
+        f"<!doctype html><meta charset='utf-8'><title>{escape(visible(graph.name))}</title><style>{STYLE}</style>",
+        f"<h1>{escape(visible(graph.name))}</h1>",
         svg(graph, replace(look, depth=1)),
     ]
     pending: list[tuple[str, bool]] = [(child, False) for child in reversed(tree.get("", []))]
@@ -37,7 +38,7 @@ def html(graph: Graph, look: Look | None = None) -> str:
         if closing:
             pieces.append("</details>")
             continue
-        pieces.append(f"<details><summary>{escape(path)}</summary>")
+        pieces.append(f"<details><summary>{escape(visible(path))}</summary>")
         deeper = tree.get(path, [])
         pieces.append(svg(graph, replace(look, depth=1 if deeper else None), under=path))
         pending.append((path, True))

@@ -10,6 +10,7 @@ from typing import Any
 from mithril import Graph, Node, Value
 from mithril.backend.memory_plan import human, nbytes
 from mithril.base.dims import is_static
+from mithril.base.quoting import visible
 from mithril_passes.visualization.layout import Box, place
 
 CHARACTER, LINE = 6.6, 15.0  # of the 11 pixel font
@@ -60,7 +61,7 @@ def svg(graph: Graph, look: Look | None = None, under: str = "") -> str:
     view = f'viewBox="0 0 {placed.width:.0f} {placed.height:.0f}"'
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} {view} font-family="monospace" font-size="11">',
-        f"<title>{escape(under or graph.name)}</title>",
+        f"<title>{escape(visible(under or graph.name))}</title>",
         ARROW,
     ]
     parts += map(_edge, placed.routes)
@@ -87,7 +88,7 @@ def _box(item: Item, box: Box) -> str:
         weight = ' font-weight="bold"' if k == 0 else ' fill="#555"'
         parts.append(
             f'<text x="{box.x:.1f}" y="{box.y + 5 + LINE * (k + 0.75):.1f}" text-anchor="middle"{weight}>'
-            f"{escape(line)}</text>"
+            f"{escape(visible(line))}</text>"
         )
     return "".join([*parts, "</g>"])
 
