@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from mithril.base.quoting import visible
 from mithril.ir.attribute_text import attribute_text
 from mithril.ir.core import Graph, Node, Value
-from mithril.base.quoting import visible
 
 LABEL = 60  # characters of attributes on a node
 

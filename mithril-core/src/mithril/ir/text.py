@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from mithril.base.dims import symbols
+from mithril.base.quoting import quoted, visible
 from mithril.ir.attribute_text import attribute_text, attributes_text
 from mithril.ir.core import Graph, Input, Node, Value
-from mithril.base.quoting import quoted, visible
 
 PLAIN = re.compile(r"[\w./'-]+")  # names that stand without quotes
 SMALL = 16  # constants of at most so many elements are written as numbers

@@ -18,8 +18,8 @@ from mithril.backend.codegen.source import CLOSING, SIGNATURE
 from mithril.base.dims import Dim, Symbol, symbols
 from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import UnsupportedError
-from mithril.ir import Graph, Node, Value
 from mithril.base.quoting import docstring, quoted, visible
+from mithril.ir import Graph, Node, Value
 
 UNKNOWN = 64  # what a symbolic size counts as there
 APART = 1 << 14  # bytes: constants from here on do not stand in the text but in an array file beside it

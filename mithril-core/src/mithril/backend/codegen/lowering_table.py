@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from mithril.base.dims import Dim
 from mithril.base.dtypes import DType, int32
 from mithril.base.errors import BackendError, OperationError
-from mithril.ir import Node
 from mithril.base.quoting import quoted
+from mithril.ir import Node
 
 if TYPE_CHECKING:
     from mithril.backend.codegen.call import Call

@@ -15,9 +15,9 @@ import numpy as np
 from mithril.base.dims import is_static
 from mithril.base.dtypes import TensorType
 from mithril.base.errors import ModelError, ShapeError, unknown
+from mithril.base.quoting import utf8
 from mithril.ir import Input
 from mithril.ops.random import threefry
-from mithril.base.quoting import utf8
 
 Array = np.ndarray[Any, Any]
 BLOCK = 1 << 15  # pairs of words drawn at once: what fits a core's cache

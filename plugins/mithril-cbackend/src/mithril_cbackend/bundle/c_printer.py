@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.ir.attribute_text import attributes_text
 from mithril.base.quoting import c_visible
+from mithril.ir.attribute_text import attributes_text
 from mithril_cbackend.graph.call_layout import ARENA
 from mithril_cbackend.graph.kernel import Kernel
 from mithril_cbackend.program.program import Program

@@ -14,8 +14,8 @@ import numpy as np
 
 from mithril.backend.memory_plan import ALIGNMENT, human
 from mithril.base.errors import BackendError, InputError, MemoryLimitError
-from mithril.ir import Graph
 from mithril.base.quoting import visible
+from mithril.ir import Graph
 from mithril_ggml.library.abort_guard import guarded
 from mithril_ggml.library.library import compute, ggml, machine_memory
 from mithril_ggml.library.quant_types import stored
