@@ -24,6 +24,7 @@ from mithril.testing.axes import (
 )
 
 DECLARED = [o for o in operations().values() if not o.composite or o.declared_axes is not None]
+COMPOSITES = [o for o in operations().values() if o.composite and o.declared_axes is None and not o.elementwise]
 TEXTS = [(o, text) for o in DECLARED if isinstance(o.declared_axes, str) for text in mutations(o.declared_axes)]
 
 
@@ -53,6 +54,43 @@ def test_false_axes_are_noticed(declared, text):
 
 def test_there_are_as_many_mutations_as_there_were():
     assert len(TEXTS) >= 141
+
+
+# -- composites -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("composite", COMPOSITES, ids=lambda o: o.name)
+def test_axes_that_follow_from_a_body_are_true(composite):
+    assert false_axes(composite) == []
+
+
+def test_bodies_tell_most_axes():
+    assert len([s for o in COMPOSITES for s in splits_of(o) if s.claimed]) >= 178
+
+
+def test_axes_of_attention():
+    """Examples, heads that share keys, queries and columns of the values can be split."""
+    axes = node(ops.attention, (2, 4, 6, 8), (2, 2, 5, 8), (2, 2, 5, 10)).axes
+    split = {(k, axis) for k, fs in enumerate(axes.operands[:3]) for axis in range(4) if _split(axes, fs[axis])}
+    assert split == {(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1), (2, 3)}
+    heads = axes.operands[0][1][0]
+    assert axes.sizes[heads] == 2
+    assert axes.operands[1][1] == (heads,)
+
+
+def _split(axes, factors):
+    return any(f in axes.parallel for f in factors)
+
+
+def test_shapes_that_fit_do_not_suffice():
+    """Half of the channels with as many groups has the right shape and the wrong numbers."""
+    axes = node(lambda x: ops.group_norm(x, groups=2), (2, 8, 3)).axes
+    assert axes.operands[0][0][0] in axes.parallel
+    assert not _split(axes, axes.operands[0][1])
+
+
+def test_a_bias_has_no_contracted_axis():
+    axes = node(ops.linear, (4, 6), (8, 6), (8,)).axes
+    assert not _split(axes, axes.operands[0][1])
+    assert axes.operands[1][0] == axes.operands[2][0] == axes.results[0][1]
 
 
 # -- the notation -------------------------------------------------------------------------------------------------

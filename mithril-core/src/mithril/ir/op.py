@@ -23,6 +23,7 @@ from mithril.base.errors import DTypeError, MithrilError, OperationError, ShapeE
 from mithril.ir.attribute_types import NORMALISERS, attribute_error, normalise_axes, normalise_axis
 from mithril.ir.axes import Axes, AxesRule, unknown_axes
 from mithril.ir.axes_notation import parse_axes, resolve
+from mithril.ir.body_axes import body_axes
 from mithril.ir.builder import Builder, computing, trace
 from mithril.ir.core import Graph, Value
 
@@ -342,6 +343,8 @@ class Op:
     ) -> Axes:
         shapes, given = [None if t is None else t.shape for t in types], [t.shape for t in results]
         rule: Any = "... -> ..." if self.elementwise else self.declared_axes
+        if rule is None and self.composite:
+            return body_axes(self, types, attributes)
         if callable(rule):
             rule = rule(shapes, attributes, given)
         if isinstance(rule, str):

@@ -56,7 +56,7 @@ def splits_of(op: Op) -> Iterator[Split]:
 
 
 def _splits(case: Case) -> Iterator[Split]:
-    op, arrays = case.op, case.arrays
+    op, arrays = case.op, case.op._arity(case.arrays)
     types = [None if a is None else TensorType(as_dtype(a.dtype), a.shape) for a in arrays]
     attributes = op.canonical(types, op.complete(case.sample.attributes))
     arrays = _promoted(op, arrays, types)

@@ -1,0 +1,209 @@
+"""Axes of a composite, derived from its body: an axis is parallel if every node that it passes through says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import gcd
+from typing import Any
+
+import numpy as np
+
+from mithril.base.dims import Size
+from mithril.base.dtypes import TensorType
+from mithril.base.errors import MithrilError
+from mithril.ir.axes import WHOLE, Axes, Factors
+from mithril.ir.core import Graph, Node, Value
+
+# A factor of an axis of a value, by the elements outside of it within the axis.
+Place = tuple[Value, int, int]
+
+
+def body_axes(op: Any, types: Sequence[TensorType | None], attributes: Mapping[str, Any]) -> Axes:
+    """Return the axes that follow from the body; all but the parallel ones are whole."""
+    body: Graph = op.decompose(types, attributes)
+    ties = _Ties(body)
+    while True:
+        axes, broken = _assemble(ties, types)
+        if broken is None:
+            broken = next((f for f in axes.parallel if not _holds(op, types, attributes, axes, f, ties)), None)
+            if broken is None:
+                return axes
+        ties.whole.add(int(broken.removeprefix("p")))
+
+
+class _Ties:
+    """Places of a body tied together by its nodes, in numbered groups."""
+
+    def __init__(self, body: Graph) -> None:
+        self.body = body
+        self.parents: dict[Place, Place] = {}
+        self.sizes: dict[Place, int] = {}
+        views: dict[tuple[Value, int], list[set[int]]] = {}  # for each reader or writer of an axis, where factors begin
+        tainted: set[Place] = set()
+        for node in body.nodes:
+            axes = node.axes
+            for factor, places in _places(node, axes).items():
+                size = axes.sizes[factor]
+                for place in places:
+                    self._tie(places[0], place)
+                    if isinstance(size, int):
+                        self.sizes[place] = gcd(self.sizes.get(place, 0), size)
+                    else:
+                        tainted.add(place)
+                if factor in axes.roles:
+                    tainted.add(places[0])
+            for value, fs in _described(node, axes):
+                for axis, factors in enumerate(fs):
+                    views.setdefault((value, axis), []).append(set(_begins(axes, factors)))
+        for value in body.outputs:
+            for axis, size in enumerate(value.shape):
+                if (value, axis) not in views and isinstance(size, int):  # an operand that is a result
+                    self._tie((value, axis, 1), (value, axis, 1))
+                    self.sizes[value, axis, 1] = size
+        for (value, axis), begins in views.items():  # an inner factor that some node does not see is not split
+            for begin in set.union(*begins) - set.intersection(*begins):
+                tainted.add((value, axis, begin))
+        constants = {i.value for i in body.inputs if i.data is not None}
+        roots = {self._root(p) for p in self.parents}
+        numbers = {root: k for k, root in enumerate(roots)}
+        self.groups = {p: numbers[self._root(p)] for p in self.parents}
+        self.whole = {self.groups[p] for p in self.parents if p in tainted or p[0] in constants}
+        self.size_of: dict[int, int] = {}
+        for place, group in self.groups.items():
+            self.size_of[group] = gcd(self.size_of.get(group, 0), self.sizes.get(place, 0))
+
+    def _root(self, place: Place) -> Place:
+        while self.parents[place] != place:
+            self.parents[place] = self.parents[self.parents[place]]
+            place = self.parents[place]
+        return place
+
+    def _tie(self, a: Place, b: Place) -> None:
+        self.parents.setdefault(a, a)
+        self.parents.setdefault(b, b)
+        self.parents[self._root(b)] = self._root(a)
+
+    def at(self, value: Value, axis: int) -> list[tuple[int, int]]:
+        """Return the groups of an axis that can be split, as (elements outside, group)."""
+        found = {(p[2], g) for p, g in self.groups.items() if p[0] is value and p[1] == axis and g not in self.whole}
+        return sorted(found)
+
+
+def _described(node: Node, axes: Axes) -> Iterator[tuple[Value, Sequence[Factors]]]:
+    for v, fs in zip((*node.operands, *node.results), (*axes.operands, *axes.results), strict=True):
+        if v is not None and fs is not None:
+            yield v, fs
+
+
+def _places(node: Node, axes: Axes) -> dict[str, list[Place]]:
+    """Return where each factor of a node is."""
+    found: dict[str, list[Place]] = {}
+    for value, fs in _described(node, axes):
+        for axis, factors in enumerate(fs):
+            for factor, begin in zip(factors, _begins(axes, factors), strict=True):
+                found.setdefault(factor, []).append((value, axis, begin))
+    return found
+
+
+def _begins(axes: Axes, factors: Factors) -> list[int]:
+    """Return the elements outside of each factor of an axis; -1 if a size is unknown."""
+    begin, out = 1, []
+    for factor in factors:
+        out.append(begin)
+        size = axes.sizes[factor]
+        begin = begin * size if isinstance(size, int) and begin > 0 else -1
+    return out
+
+
+def _assemble(ties: _Ties, types: Sequence[TensorType | None]) -> tuple[Axes, str | None]:
+    """Return the axes of operands and results; and a group that overlaps with another one, if there is one."""
+    sizes: dict[str, Size] = {}
+    operands = iter([i.value for i in ties.body.inputs if i.data is None])
+    broken: list[str] = []
+
+    def factors(value: Value, axis: int) -> Factors:
+        n, covered, out = value.shape[axis], 1, []
+
+        def rest(size: Size) -> None:
+            name = f"rest{len(sizes)}"
+            sizes[name] = size
+            out.append(name)
+
+        for begin, group in ties.at(value, axis):
+            size = ties.size_of[group]
+            if begin < covered or begin % covered or size < 1:
+                broken.append(f"p{group}")
+                return ()
+            if begin > covered:
+                rest(begin // covered)
+            sizes[f"p{group}"] = size
+            out.append(f"p{group}")
+            covered = begin * size
+        if not isinstance(n, int) or covered < n or not out:
+            rest(n // covered if isinstance(n, int) and covered else n)
+        return tuple(out)
+
+    given = [None if t is None else next(operands) for t in types]
+    read = tuple(None if v is None else tuple(factors(v, k) for k in range(v.ndim)) for v in given)
+    results = tuple(tuple(factors(v, k) for k in range(v.ndim)) for v in ties.body.outputs)
+    roles = {f: WHOLE for f in sizes if f.startswith("rest")}
+    axes = Axes(read, results, sizes, roles, tuple(v.shape for v in ties.body.outputs))
+    return axes, broken[0] if broken else None
+
+
+def _holds(
+    op: Any,
+    types: Sequence[TensorType | None],
+    attributes: Mapping[str, Any],
+    axes: Axes,
+    factor: str,
+    ties: _Ties,
+) -> bool:
+    """Whether the composite on parts is the body on parts, node by node.
+
+    Shapes alone do not tell: half of the channels with as many groups normalizes over other elements.
+    """
+    size = axes.sizes[factor]
+    assert isinstance(size, int)
+    parts = next((p for p in range(2, size + 1) if size % p == 0), 1)
+    if parts == 1:
+        return True
+    local = {factor: size // parts}
+    shapes = [
+        None if t is None or fs is None else axes.local_shape(t.shape, fs, local)
+        for t, fs in zip(types, axes.operands, strict=True)
+    ]
+    cut = [None if t is None or s is None else TensorType(t.dtype, s) for t, s in zip(types, shapes, strict=True)]
+    try:
+        part: Graph = op.decompose(cut, op.canonical(cut, dict(attributes)))
+    except MithrilError:
+        return False
+    return _same_but_cut(ties, part, int(factor.removeprefix("p")), parts)
+
+
+def _same_but_cut(ties: _Ties, part: Graph, group: int, parts: int) -> bool:
+    """Whether the nodes of a body on parts are the body's, with attributes and shapes cut."""
+    body = ties.body
+    if len(body.nodes) != len(part.nodes) or len(body.inputs) != len(part.inputs):
+        return False
+    known: dict[Value | None, Value | None] = {None: None}
+    for i, j in zip(body.inputs, part.inputs, strict=True):
+        known[i.value] = j.value
+        if i.data is not None and (j.data is None or not np.array_equal(i.data, j.data)):
+            return False
+    for a, b in zip(body.nodes, part.nodes, strict=True):
+        if a.op is not b.op or a.regions or [known[v] for v in a.operands] != [*b.operands]:
+            return False
+        axes = a.axes
+        local: dict[str, Size] = {}
+        for factor, places in _places(a, axes).items():
+            size = axes.sizes[factor]
+            if ties.groups[places[0]] == group and isinstance(size, int):
+                local[factor] = size // parts
+        if {**a.attributes, **axes.cut(local)} != dict(b.attributes):
+            return False
+        for x, y, fs in zip(a.results, b.results, axes.results, strict=True):
+            if y.shape != axes.local_shape(x.shape, fs, local):
+                return False
+            known[x] = y
+    return all(known[x] is y for x, y in zip(body.outputs, part.outputs, strict=True))
