@@ -7,12 +7,8 @@ from hypothesis import given, settings, strategies as st
 
 from mithril.base.dims import (
     Dim,
-    Guard,
-    assume,
     at_most,
-    bind,
     bounds,
-    collect_guards,
     equal,
     floordiv,
     maximum,
@@ -25,6 +21,7 @@ from mithril.base.dims import (
     symbols,
 )
 from mithril.base.errors import GuardError, MithrilError
+from mithril.base.guards import Guard, assume, bind, collect_guards
 
 B, L = Dim("B", 1, 32), Dim("L", 0)
 

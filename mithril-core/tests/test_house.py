@@ -25,7 +25,7 @@ FLOORS = [
     {"compiler": 1700},
     {"models": 5200},
     {"": 250},  # the face: mithril/__init__.py and __main__.py
-    {"tools": 4500, "testing": 2600},  # leave for distributions of their own
+    {"tools": 4500, "testing": 3000},  # leave for distributions of their own
 ]
 FLOOR = {room: level for level, floor in enumerate(FLOORS) for room in floor}
 LONGEST_FILE = 500
@@ -104,7 +104,7 @@ def upward() -> list[str]:
 
 def test_core_has_no_loose_modules():
     assert {path.stem for path in CORE.glob("*.py")} == {"__init__", "__main__"}
-    assert {path.name for path in CORE.iterdir() if path.is_dir() and path.name != "__pycache__"} == FLOOR.keys() - {""}
+    assert {path.relative_to(CORE).parts[0] for path in CORE.glob("*/**/*.py")} == FLOOR.keys() - {""}
 
 
 def test_core_imports_point_down():

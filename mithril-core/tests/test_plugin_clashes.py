@@ -9,7 +9,8 @@ import pytest
 
 import mithril as ml
 from mithril import plugins
-from mithril.backend.base import Backend, as_numpy
+from mithril.backend.arrays import as_numpy
+from mithril.backend.base import Backend
 from mithril.base.errors import PassError, StrictError
 from mithril.ir import iterate
 from mithril.ir.evaluate import evaluate

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from mithril.base.dims import Dim
-from mithril.base.dtypes import ALL, TensorType, dtype, promote, promote_scalar
+from mithril.base.dtypes import ALL, dtype, promote, promote_scalar
 from mithril.base.errors import DTypeError
+from mithril.base.tensor_type import TensorType
 
 
 @pytest.mark.parametrize("one", ALL, ids=str)

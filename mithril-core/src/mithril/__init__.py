@@ -6,94 +6,17 @@ below, else from an installed plugin (``ml.JaxBackend``); a name that a known di
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from mithril import models as models, ops as ops, testing as testing
-    from mithril.autodiff import gradients as gradients
-    from mithril.backend.base import Backend as Backend
-    from mithril.base.dims import Dim as Dim
-    from mithril.base.dtypes import (
-        DType as DType,
-        TensorType as TensorType,
-        bfloat16 as bfloat16,
-        bool_ as bool_,
-        dtype as dtype,
-        float16 as float16,
-        float32 as float32,
-        float64 as float64,
-        int8 as int8,
-        int16 as int16,
-        int32 as int32,
-        int64 as int64,
-        promote as promote,
-        uint8 as uint8,
-        uint16 as uint16,
-        uint32 as uint32,
-        uint64 as uint64,
-    )
-    from mithril.base.errors import (
-        BackendError as BackendError,
-        CompileTimeoutError as CompileTimeoutError,
-        DTypeError as DTypeError,
-        GradientError as GradientError,
-        GraphError as GraphError,
-        GuardError as GuardError,
-        InputError as InputError,
-        MemoryLimitError as MemoryLimitError,
-        MithrilError as MithrilError,
-        ModelError as ModelError,
-        OperationError as OperationError,
-        OptionError as OptionError,
-        OptionWarning as OptionWarning,
-        ParseError as ParseError,
-        PassError as PassError,
-        PluginError as PluginError,
-        RewriteError as RewriteError,
-        ShapeError as ShapeError,
-        StrictError as StrictError,
-        UnsupportedError as UnsupportedError,
-        VerificationError as VerificationError,
-    )
-    from mithril.compiler.steps import compile as compile
-    from mithril.ir import Builder as Builder, Graph as Graph, Node as Node, Origin as Origin, Value as Value
-    from mithril.ir.declare import composite as composite, op as op
-    from mithril.ir.parse import parse as parse
-    from mithril.ir.verify import verify as verify
-    from mithril.models import Connection as Connection, IOKey as IOKey, Model as Model
-    from mithril.passes.manager import Pass as Pass, PassManager as PassManager, pass_ as pass_
-    from mithril.plugins.hookspecs import (
-        BackendSpec as BackendSpec,
-        Command as Command,
-        CompileContext as CompileContext,
-        Export as Export,
-        FileFormat as FileFormat,
-        Found as Found,
-        HardwareTarget as HardwareTarget,
-        Lowering as Lowering,
-        OpsSpec as OpsSpec,
-        Option as Option,
-        PassSpec as PassSpec,
-        PipelineDraft as PipelineDraft,
-        ProfilerSpec as ProfilerSpec,
-        hookimpl as hookimpl,
-    )
-    from mithril.rewrite import Rule as Rule, RuleSet as RuleSet, rule as rule
-    from mithril.runtime.model_files import load as load
-    from mithril.tools.batching import find_batch_size as find_batch_size, process_in_batches as process_in_batches
-    from mithril.tools.benchmark import BenchmarkConfig as BenchmarkConfig, run_benchmark as run_benchmark
-    from mithril.tools.calibrate import calibrate as calibrate, estimate as estimate
-    from mithril.tools.diff import diff as diff
-    from mithril.tools.profile import profile as profile
-    from mithril.tools.tune import tune as tune
+from mithril.base import registry
+from mithril.base.version import __version__ as __version__
 
-__version__ = "0.1.0"
-
-# Where the core's own names live: module below ``mithril`` -> names. A test holds this equal to the imports above.
+# Where the core's own names live: module below ``mithril`` -> names. ``__init__.pyi`` is generated from this table.
 _HOME = {
     "autodiff": ("gradients",),
     "compiler.steps": ("compile",),
     "base.dims": ("Dim",),
+    "base.tensor_type": ("TensorType",),
     "base.errors": (
         "BackendError",
         "CompileTimeoutError",
@@ -150,7 +73,6 @@ _HOME = {
     "tools.tune": ("tune",),
     "base.dtypes": (
         "DType",
-        "TensorType",
         "bfloat16",
         "bool_",
         "dtype",
@@ -170,6 +92,17 @@ _HOME = {
 }
 _SUBMODULES = ("models", "ops", "testing")
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+
+def _declare_core_operations(name: str | None) -> None:
+    import mithril.ops  # noqa: F401
+
+
+def _declare_plugin_operation(name: str | None) -> None:
+    from mithril import plugins
+
+    if name is not None:
+        plugins.import_op(name)
 
 
 def _core_names() -> set[str]:
@@ -199,3 +132,7 @@ def __dir__() -> list[str]:
     from mithril.plugins import exports
 
     return sorted({"__version__", *_MODULE_OF, *_SUBMODULES, *exports()})
+
+
+registry.sources[:] = [_declare_core_operations, _declare_plugin_operation]
+registry.face_names = _core_names

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from mithril.base.dims import Dim
-from mithril.base.dtypes import TensorType, float32
+from mithril.base.dtypes import float32
 from mithril.base.errors import GraphError, OperationError, VerificationError
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Builder, Graph, Input, Node, Origin, Value, iterate, operation, same, structural_hash, verify
 from mithril.ops import cond, exp, neg, relu, sum
 

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from mithril.base.dtypes import TensorType, dtype
+from mithril.base.dtypes import dtype
+from mithril.base.tensor_type import TensorType
 from mithril.ir import verify
 from mithril.ir.evaluate import evaluate
 from mithril.models.language.flatten import flatten

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from mithril.base.dims import Dim
-from mithril.base.dtypes import TensorType, float16, float32, uint32
+from mithril.base.dtypes import float16, float32, uint32
 from mithril.base.errors import ModelError, ShapeError
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Builder
 from mithril.models.language.initializers import INITIALISERS, initial, initialise, parse
 

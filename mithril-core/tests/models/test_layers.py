@@ -10,8 +10,9 @@ import pytest
 
 import mithril.models as models
 from mithril.base.dims import Dim
-from mithril.base.dtypes import TensorType, float32
+from mithril.base.dtypes import float32
 from mithril.base.errors import ModelError, ShapeError
+from mithril.base.tensor_type import TensorType
 from mithril.ir import operations
 from mithril.models import (
     GRU,

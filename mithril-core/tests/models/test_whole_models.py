@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from mithril.base.dims import Dim
-from mithril.base.dtypes import TensorType, dtype
+from mithril.base.dtypes import dtype
+from mithril.base.tensor_type import TensorType
 from mithril.ir import verify
 from mithril.ir.evaluate import evaluate
 from mithril.models import Linear, Model, Relu

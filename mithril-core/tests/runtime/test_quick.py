@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mithril.runtime.fast_path import FEW, quick
+from mithril.backend.fast_path import FEW, quick
 
 
 def call(params: Any, inputs: Any) -> Any:

@@ -7,7 +7,7 @@ import pytest
 from _pytest.outcomes import Failed, XFailed
 
 import mithril.ops
-from mithril.backend.base import as_numpy
+from mithril.backend.arrays import as_numpy
 from mithril.backend.codegen import Lowerings
 from mithril.backend.source_backend import SourceBackend
 from mithril.base.dtypes import dtype as as_dtype

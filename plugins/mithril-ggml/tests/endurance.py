@@ -18,8 +18,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from random_graphs import Maker
 
 import mithril as ml
-from mithril.base.dtypes import TensorType, dtype as as_dtype
+from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import MithrilError
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Value, to_text
 from mithril_ggml.gguf.load import read_graph
 

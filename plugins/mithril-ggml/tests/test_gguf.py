@@ -180,7 +180,8 @@ def test_ternary_weights_go_into_the_file_as_they_are(tmp_path, numpy_backend):
 
 def test_the_file_leaves_open_what_any_program_leaves_open(tmp_path):
     from mithril.base.dims import Dim
-    from mithril.base.dtypes import TensorType, float32
+    from mithril.base.dtypes import float32
+    from mithril.base.tensor_type import TensorType
 
     model = ml.Model()
     model += Linear(8, 3)

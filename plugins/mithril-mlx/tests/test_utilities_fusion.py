@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.base.dtypes import TensorType, dtype
+from mithril.base.dtypes import dtype
+from mithril.base.tensor_type import TensorType
 from mithril.ir import trace
 from mithril.ir.evaluate import evaluate
 from mithril.models import Add, MatMul, Model

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from mithril.autodiff import regions  # noqa: F401  (enters the gradients of control flow)
 from mithril.autodiff.reverse import PREFIX, differentiate
 from mithril.base.errors import GradientError, unknown
 from mithril.base.registry import operation

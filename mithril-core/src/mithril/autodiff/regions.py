@@ -6,17 +6,15 @@ operand and a cotangent of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
-from mithril.base.dtypes import TensorType
+from mithril.autodiff.reverse import PREFIX, REGION_RULES, Derivative, Reverse, depending, differentiate, living
 from mithril.base.errors import GradientError
 from mithril.base.registry import operation
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Builder, Graph, Input, Node, Value
 from mithril.ops.control_flow import cond, if_op, scan, scan_op
-
-if TYPE_CHECKING:
-    from mithril.autodiff.reverse import Derivative, Reverse
 
 Pairs = Iterator[tuple[Value, Value]]
 # Results of these cost less to make again from their operands than to keep for every step.
@@ -24,8 +22,6 @@ CHEAP = {"constant", "full", "iota", "broadcast_to", "reshape", "transpose", "si
 
 
 def _differentiate(reverse: Reverse, region: Graph, of: Sequence[Value], wrt: Sequence[Value]) -> Derivative:
-    from mithril.autodiff.reverse import PREFIX, differentiate
-
     made = differentiate(region, [(PREFIX + v.name, v) for v in of], wrt)
     reverse.builder.guards.update(dict.fromkeys(made.guards))
     return made
@@ -72,8 +68,6 @@ def _zeros(t: TensorType) -> Value:
 # -- if -----------------------------------------------------------------------------------------------------------
 def if_rule(reverse: Reverse, node: Node, cotangents: Sequence[Value | None]) -> Pairs:
     """An ``if`` of the same condition; each branch computes what it needs of its forward part again."""
-    from mithril.autodiff.reverse import living
-
     arrived = [k for k, c in enumerate(cotangents) if c is not None]
     rest = node.operands[1:]
     wanted = [p for p, v in enumerate(rest) if v in reverse.active]
@@ -190,8 +184,6 @@ def scan_rule(reverse: Reverse, node: Node, cotangents: Sequence[Value | None]) 
 
 def _active_inputs(reverse: Reverse, node: Node) -> tuple[set[Value], set[Value]]:
     """The body's inputs through which gradients flow, and all such values of the body, steps before included."""
-    from mithril.autodiff.reverse import depending
-
     body = node.regions[0]
     inputs = _values(body)
     active = {v for v, outside in zip(inputs, node.operands, strict=True) if outside in reverse.active}
@@ -271,5 +263,4 @@ def _unused(name: str, taken: Collection[str]) -> str:
     return name
 
 
-Rule = Callable[["Reverse", Node, Sequence[Value | None]], Pairs]
-RULES: dict[str, Rule] = {"if": if_rule, "while": while_rule, "scan": scan_rule}
+REGION_RULES |= {"if": if_rule, "while": while_rule, "scan": scan_rule}

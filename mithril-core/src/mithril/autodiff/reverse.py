@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mithril.autodiff.regions import RULES
-from mithril.base.dims import Guard, Shape, collect_guards
-from mithril.base.dtypes import TensorType
+from mithril.base.dims import Shape
 from mithril.base.errors import GradientError, MithrilError
+from mithril.base.guards import Guard, collect_guards
 from mithril.base.registry import operation
+from mithril.base.tensor_type import TensorType
 from mithril.ir import NOWHERE, Builder, Graph, Input, Node, Value, iterate
 from mithril.ir.decompose import decompose
 from mithril.ir.type_rules import broadcast
 
 PREFIX = "grad/"
 BACKWARD = {"phase": "backward"}
+# Gradients of operations with regions, by operation; filled by ``autodiff.regions``.
+REGION_RULES: dict[str, Callable[..., Iterable[tuple[Value, Value]]]] = {}
 
 
 @dataclass(frozen=True)
@@ -122,8 +124,8 @@ class Reverse:
         op: Any = node.op
         cotangents = [self.sum(v) if v in self.cotangents else None for v in node.results]
         try:
-            if op.name in RULES:
-                for operand, cotangent in RULES[op.name](self, node, cotangents):
+            if op.name in REGION_RULES:
+                for operand, cotangent in REGION_RULES[op.name](self, node, cotangents):
                     self._add(op, operand, cotangent)
             elif op.gradient is None:
                 raise GradientError(f"operation '{op.name}' has no gradient", hint=_way_out(op))

@@ -267,16 +267,3 @@ class Backend:
     def __repr__(self) -> str:
         extra = f", precision='{self.precision}'" if self.precision else ""
         return f"{type(self).__name__}(device='{self.device}'{extra})"
-
-
-def as_numpy(data: Any, default: DType) -> np.ndarray[Any, Any]:
-    """Anything array-like as NumPy; Python numbers get the default dtypes."""
-    from mithril.runtime.weight_files import to_numpy
-
-    array = to_numpy(data)
-    if not hasattr(data, "dtype"):
-        if array.dtype == np.float64:
-            array = array.astype(default.numpy)
-        elif array.dtype == np.int64:
-            array = array.astype(np.int32)
-    return array

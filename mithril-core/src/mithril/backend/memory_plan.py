@@ -12,8 +12,8 @@ from importlib import import_module
 import numpy as np
 
 from mithril.base.dims import numel, substitute
-from mithril.base.dtypes import TensorType
 from mithril.base.errors import MemoryLimitError, OptionError, unknown
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Node, Value
 
 ALIGNMENT = 64

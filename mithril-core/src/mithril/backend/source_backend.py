@@ -15,10 +15,10 @@ from mithril.backend.base import Backend, BuildOptions
 from mithril.backend.codegen.emit import emit, render
 from mithril.backend.codegen.lowering_table import Lowerings
 from mithril.backend.codegen.source import Source, from_template, transformed
+from mithril.backend.fast_path import Quick, written
 from mithril.base.errors import UnsupportedError
 from mithril.ir import Graph, Node, iterate
 from mithril.ir.lazy_graph import Deferred
-from mithril.runtime.fast_path import Quick, written
 
 Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 

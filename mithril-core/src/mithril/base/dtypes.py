@@ -1,16 +1,13 @@
-"""Dtypes, the one promotion table, and the type of a value (dtype + shape)."""
+"""Dtypes and the one promotion table."""
 
 from __future__ import annotations
 
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mithril.base.errors import DTypeError, unknown
-
-if TYPE_CHECKING:
-    from mithril.base.dims import Shape
 
 
 class DType:
@@ -33,6 +30,9 @@ class DType:
             made: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
             return made
         return np.dtype(self.name)
+
+    def __fingerprint__(self) -> tuple[Any, ...]:
+        return (self.name,)
 
     @property
     def itemsize(self) -> int:
@@ -167,33 +167,3 @@ def promote_scalar(array: DType, scalar: Any) -> DType:
 def scalar_dtype(scalar: Any) -> DType:
     """The dtype of a Python scalar that meets no array."""
     return _BY_PYTHON[type(scalar)]
-
-
-class TensorType:
-    """What is known of a value before it exists: element type and shape (ints and dims)."""
-
-    __slots__ = ("_hash", "dtype", "is_static", "shape")
-
-    def __init__(self, dtype: DType, shape: Shape) -> None:
-        self.dtype = dtype
-        self.shape = shape
-        self._hash = hash((id(dtype), shape))
-        self.is_static = all(type(d) is int for d in shape)
-
-    @property
-    def rank(self) -> int:
-        return len(self.shape)
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return isinstance(other, TensorType) and self.dtype is other.dtype and self.shape == other.shape
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __str__(self) -> str:
-        return f"{self.dtype.short}[{', '.join(map(str, self.shape))}]"
-
-    def __repr__(self) -> str:
-        return f"TensorType({self})"

@@ -1,6 +1,7 @@
 """Fingerprints: equal for models, functions and packages that surely mean the same.
 
-What cannot be looked into (an object of an unknown class, a function that closes over one) has no fingerprint.
+A class says what it means with ``__fingerprint__``, a tuple of parts. An object of an unknown class without one, and a
+function that closes over such an object, have no fingerprint.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import hashlib
 import os
 import types
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,18 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Dim, symbols
-from mithril.base.dtypes import DType, TensorType
-from mithril.ir import Graph, to_text
-from mithril.ir.attribute_text import attribute_text
-from mithril.ir.op import Op
-from mithril.models.language.connection import Connection, IOKey
-from mithril.models.language.flatten import FlatModel
-from mithril.models.language.layer import Layer
-
-# Where something was written, and what is said again elsewhere: neither is part of the meaning.
-SKIPPED = frozenset({"place", "made", "_children", "arguments", "owned"})
-DECLARED = ("name", "shape_declared", "dtype_declared", "trainable", "default", "init")  # of an IOKey
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -73,7 +62,11 @@ class _Writer:
 
     def _object(self, thing: Any) -> None:
         kind = type(thing)
-        if isinstance(thing, (tuple, list)):
+        parts = getattr(kind, "__fingerprint__", None)
+        if parts is not None:
+            self.text(kind.__name__)
+            self.add(parts(thing))
+        elif isinstance(thing, (tuple, list)):
             self.text(kind.__name__, str(len(thing)))
             for item in thing:
                 self.add(item)
@@ -87,15 +80,8 @@ class _Writer:
         elif isinstance(thing, np.ndarray):
             self.text("array", thing.dtype.name, str(thing.shape))
             self.text(hashlib.sha256(np.asarray(thing, order="C").tobytes()).hexdigest())
-        elif isinstance(thing, (np.generic, DType, Path)):
+        elif isinstance(thing, (np.generic, Path)):
             self.text(kind.__name__, repr(str(thing)))
-        elif isinstance(thing, Dim):
-            self.text("dim", attribute_text(thing), *(f"{s.name}:{s.low}:{s.high}" for s in symbols(thing)))
-        elif isinstance(thing, TensorType):
-            self.text("type", thing.dtype.name)
-            self.add(thing.shape)
-        elif isinstance(thing, Graph):
-            self.text("graph", repr(to_text(thing, origins=False)))
         elif isinstance(thing, ast.AST):
             self.text("expression", repr(ast.dump(thing)))
         elif isinstance(thing, types.FunctionType):
@@ -108,17 +94,9 @@ class _Writer:
             self.text("builtin", str(thing.__module__), thing.__qualname__)
         elif isinstance(thing, type):
             self._class(thing)
-        elif isinstance(thing, Connection):  # which one it is says its number; how it is wired, the flat model's slots
-            self.text("connection")
-            for name in DECLARED if isinstance(thing, IOKey) else ():
-                self.add(getattr(thing, name))
-        elif isinstance(thing, (Layer, FlatModel)) or _is_record(kind):
+        elif _is_record(kind):
             self.text("object")
-            self.add(kind)
-            for name, value in _fields(thing):
-                if name not in SKIPPED:
-                    self.text(name)
-                    self.add(value)
+            self.add(fields(thing))
         else:
             raise NoFingerprint(f"an object of the class '{kind.__module__}.{kind.__qualname__}'")
 
@@ -153,7 +131,7 @@ class _Writer:
 
 
 def _is_record(kind: type) -> bool:
-    """Classes that are nothing but their fields: dataclasses, operations, and what this project declares."""
+    """Whether a class is nothing but its fields: dataclasses, and the classes of this project."""
     return hasattr(kind, "__dataclass_fields__") or _of_this_project(kind)
 
 
@@ -162,21 +140,17 @@ def _of_this_project(kind: type) -> bool:
     return package == "mithril" or package.startswith("mithril_")
 
 
-def _fields(thing: Any) -> list[tuple[str, Any]]:
-    if isinstance(thing, Op):  # its meaning is its declaration, which the package's stamp covers
-        return [("name", thing.name)]
+def fields(thing: Any, skip: Collection[str] = ()) -> tuple[Any, ...]:
+    """Return the class of an object and its fields by name, without those named in ``skip``."""
     try:
-        found = dict(object.__getattribute__(thing, "__dict__"))
+        values = dict(object.__getattribute__(thing, "__dict__"))
     except AttributeError:
-        found = {}
-    for name in _slots(type(thing)):
+        values = {}
+    slots = (name for base in type(thing).__mro__ for name in base.__dict__.get("__slots__", ()))
+    for name in slots:
         with contextlib.suppress(AttributeError):  # a slot that was never filled
-            found[name] = object.__getattribute__(thing, name)
-    return sorted(found.items())
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    return tuple(name for base in kind.__mro__ for name in base.__dict__.get("__slots__", ()) if name not in SKIPPED)
+            values[name] = object.__getattribute__(thing, name)
+    return (type(thing), *((name, values[name]) for name in sorted(values) if name not in skip))
 
 
 def _names(code: types.CodeType) -> set[str]:

@@ -6,12 +6,19 @@ module is imported at that first mention.
 
 from __future__ import annotations
 
-from importlib import import_module
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from mithril.base.errors import OperationError, unknown
 
 _operations: dict[str, Any] = {}
+# Called in order for a name that nobody has declared yet, or with None for all names; each may declare operations.
+# The composition root fills this list: this floor knows neither the core's operations nor plugins.
+sources: list[Callable[[str | None], object]] = []
+# The core's own names on the public face, which plugins cannot take; filled by the face.
+face_names: Callable[[], Iterable[str]] = tuple
+# Indexing of symbolic tensors, ``x[index]``; filled by ``mithril.ops.slicing``.
+indexing: Callable[[Any, Any], Any] | None = None
 
 
 def register(op: Any) -> None:
@@ -31,18 +38,24 @@ def operation(name: str) -> Any:
     found = _operations.get(name)
     if found is not None:
         return found
-    import mithril.ops  # noqa: F401  (declares the core's operations)
+    for source in sources:
+        source(name)
+        if name in _operations:
+            return _operations[name]
+    what, facts, hint = unknown("operation", name, list(_operations))
+    raise OperationError(what, facts=facts, hint=hint)
 
-    if name not in _operations:
-        import_module("mithril.plugins").import_op(name)  # by name: this floor knows no plugins
-    if name not in _operations:
-        what, facts, hint = unknown("operation", name, list(_operations))
-        raise OperationError(what, facts=facts, hint=hint)
-    return _operations[name]
+
+def index(x: Any, positions: Any) -> Any:
+    """Return ``x[positions]`` of a symbolic tensor."""
+    if indexing is None:
+        operation("slice")  # declared beside the indexing, whose module fills the slot
+    assert indexing is not None
+    return indexing(x, positions)
 
 
 def operations() -> dict[str, Any]:
     """All operations declared so far, by name."""
-    import mithril.ops  # noqa: F401
-
+    for source in sources:
+        source(None)
     return dict(_operations)

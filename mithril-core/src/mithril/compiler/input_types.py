@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mithril.base.dims import Dim, Shape, Size
-from mithril.base.dtypes import DType, TensorType, dtype as as_dtype
+from mithril.base.dtypes import DType, dtype as as_dtype
 from mithril.base.errors import OptionError, unknown
+from mithril.base.tensor_type import TensorType
 from mithril.models.language.flatten import FlatModel
 from mithril.runtime.signature import InputSpec
 

@@ -12,14 +12,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mithril import __version__, plugins
+from mithril import plugins
 from mithril.backend.base import BuildOptions
 from mithril.base.decisions import Decision, Decisions
 from mithril.base.dims import parse_dim, symbols
 from mithril.base.disk_cache import Store
-from mithril.base.dtypes import TensorType, dtype as as_dtype
+from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import MithrilError
 from mithril.base.fingerprint import NoFingerprint, fingerprint, package_stamp
+from mithril.base.tensor_type import TensorType
+from mithril.base.version import __version__
 from mithril.ir import Graph, to_text
 from mithril.ir.lazy_graph import Deferred
 from mithril.ir.parse import parse

@@ -76,7 +76,8 @@ def _pairs(value: Any) -> tuple[tuple[Size, Size], ...]:
 def _number(value: Any) -> bool | int | float:
     if isinstance(value, (bool, int, float)):
         return value
-    return value.item()
+    item: bool | int | float = value.item()
+    return item
 
 
 def _optional(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from mithril.base.dims import Size
-from mithril.base.dtypes import TensorType
 from mithril.base.errors import MithrilError
+from mithril.base.tensor_type import TensorType
 from mithril.ir.axes import WHOLE, Axes, Factors
 from mithril.ir.core import Graph, Node, Value
 

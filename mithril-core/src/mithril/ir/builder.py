@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Dim, Guard, Shape, Size, collect_guards
-from mithril.base.dtypes import DType, TensorType, dtype as as_dtype
+from mithril.base.dims import Dim, Shape, Size
+from mithril.base.dtypes import DType, dtype as as_dtype
 from mithril.base.errors import GraphError, MithrilError
+from mithril.base.guards import Guard, collect_guards
 from mithril.base.registry import operation
+from mithril.base.tensor_type import TensorType
 from mithril.ir.core import NOWHERE, Attributes, Graph, Input, Node, OpLike, Origin, Value
 
 

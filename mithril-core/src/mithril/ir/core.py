@@ -7,15 +7,17 @@ node it did not touch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from mithril.base.dims import Guard, Shape
-from mithril.base.dtypes import DType, TensorType
+from mithril.base.dims import Shape
+from mithril.base.dtypes import DType
+from mithril.base.guards import Guard
+from mithril.base.tensor_type import TensorType
 from mithril.ir.operator_overloads import Operators
 
 Attributes = Mapping[str, Any]
@@ -150,6 +152,9 @@ class Graph:
     output_names: tuple[str, ...] = ()
     name: str = "forward"
     guards: tuple[Guard, ...] = ()
+    # Filled by the modules that know how: ``ir.text`` and ``ir.editor``.
+    _printer: ClassVar[Callable[..., str]]
+    _editor: ClassVar[Callable[[Graph], Any]]
 
     def __post_init__(self) -> None:
         if not self.output_names:
@@ -208,15 +213,14 @@ class Graph:
         return Graph(**{n: changes.get(n, getattr(self, n)) for n in names})
 
     def edit(self) -> Any:
-        """An ``Editor`` for changing the graph in place; ``editor.freeze()`` gives the new graph."""
-        from mithril.ir.editor import Editor
-
-        return Editor(self)
+        """Return an ``Editor`` for changing the graph in place; ``editor.freeze()`` returns the new graph."""
+        return Graph._editor(self)
 
     def __str__(self) -> str:
-        from mithril.ir.text import to_text
+        return Graph._printer(self)
 
-        return to_text(self)
+    def __fingerprint__(self) -> tuple[Any, ...]:
+        return (Graph._printer(self, origins=False),)
 
     def __repr__(self) -> str:
         return f"<Graph '{self.name}': {len(self.inputs)} inputs, {len(self.nodes)} nodes, {len(self.outputs)} outputs>"

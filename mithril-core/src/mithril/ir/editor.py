@@ -185,3 +185,6 @@ class Editor:
         self._remember(slot)
         self.changed = True
         return node
+
+
+Graph._editor = Editor

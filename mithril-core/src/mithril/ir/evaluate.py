@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Dim, Size, bind, substitute
-from mithril.base.dtypes import TensorType
+from mithril.base.dims import Dim, Size, substitute
 from mithril.base.errors import InputError
+from mithril.base.guards import bind
+from mithril.base.tensor_type import TensorType
 from mithril.ir.core import Graph, Node, Value
 
 

@@ -9,17 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Guard, Shape, Size, assume, collect_guards, numel, symbols
-from mithril.base.dtypes import (
-    DEFAULT_FLOAT,
-    DType,
-    TensorType,
-    dtype as as_dtype,
-    promote,
-    promote_scalar,
-    scalar_dtype,
-)
+from mithril.base.dims import Shape, Size, numel, symbols
+from mithril.base.dtypes import DEFAULT_FLOAT, DType, dtype as as_dtype, promote, promote_scalar, scalar_dtype
 from mithril.base.errors import DTypeError, MithrilError, OperationError, ShapeError, unknown
+from mithril.base.guards import Guard, assume, collect_guards
+from mithril.base.tensor_type import TensorType
 from mithril.ir.attribute_types import NORMALISERS, attribute_error, normalise_axes, normalise_axis
 from mithril.ir.axes import Axes, AxesRule, unknown_axes
 from mithril.ir.axes_notation import parse_axes, resolve
@@ -108,6 +102,9 @@ class Op:
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
+
+    def __fingerprint__(self) -> tuple[Any, ...]:
+        return (self.name,)  # the declaration is covered by the stamp of its package
 
     def __reduce__(self) -> tuple[Any, ...]:
         from mithril.base.registry import operation

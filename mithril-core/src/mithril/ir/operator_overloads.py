@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base.registry import operation
+from mithril.base.registry import index as indexed, operation
 
 
 def _operator(name: str, *, swap: bool = False) -> Any:
@@ -47,9 +47,7 @@ class Operators:
         return operation("abs")(self)
 
     def __getitem__(self, index: Any) -> Any:
-        from mithril.ops.slicing import getitem
-
-        return getitem(self, index)
+        return indexed(self, index)
 
     def __bool__(self) -> bool:
         raise TypeError(

@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Guard, Shape, parse_dim
-from mithril.base.dtypes import TensorType, dtype as as_dtype
+from mithril.base.dims import Shape, parse_dim
+from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import MithrilError, ParseError
+from mithril.base.guards import Guard
 from mithril.base.registry import operation
+from mithril.base.tensor_type import TensorType
 from mithril.ir.attribute_text import parse_attributes
 from mithril.ir.core import NOWHERE, Graph, Input, Node, Origin, Value
 from mithril.ir.verify import verify

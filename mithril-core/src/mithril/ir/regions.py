@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from mithril.base.dims import Size
-from mithril.base.dtypes import DType, TensorType
+from mithril.base.dtypes import DType
 from mithril.base.errors import OperationError
+from mithril.base.tensor_type import TensorType
 from mithril.ir.builder import Builder
 from mithril.ir.core import Attributes, Graph, Input, OpLike, Value
 

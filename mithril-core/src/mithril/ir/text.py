@@ -144,3 +144,6 @@ def array_text(data: np.ndarray[Any, Any]) -> str:
     raw = np.asarray(data, order="C")
     raw = raw.astype(raw.dtype.newbyteorder("<")) if raw.dtype.kind in "iuf" else raw
     return "base64:" + base64.b64encode(raw.tobytes()).decode()
+
+
+Graph._printer = staticmethod(to_text)

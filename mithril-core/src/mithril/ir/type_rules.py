@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mithril.base.dims import Shape, Size, assume, product
+from mithril.base.dims import Shape, Size, product
 from mithril.base.dtypes import DType, bool_
 from mithril.base.errors import DTypeError, ShapeError
+from mithril.base.guards import assume
 
 Dtypes = Sequence[DType | None]
 Attrs = Mapping[str, Any]
@@ -144,7 +145,8 @@ def logical(dtypes: Dtypes, _: Attrs) -> DType:
 
 def attribute_dtype(_: Dtypes, attributes: Attrs) -> DType:
     """What the attribute ``dtype`` says."""
-    return attributes["dtype"]
+    dtype: DType = attributes["dtype"]
+    return dtype
 
 
 def always(dtype: DType) -> Callable[[Dtypes, Attrs], DType]:

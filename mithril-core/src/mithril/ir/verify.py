@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mithril.base.dims import collect_guards
 from mithril.base.errors import MithrilError, VerificationError
+from mithril.base.guards import collect_guards
 from mithril.ir.core import ROLES, Graph, Node, Value
 from mithril.ir.text import window
 

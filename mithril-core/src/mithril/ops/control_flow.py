@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Size, assume, equal
-from mithril.base.dtypes import DType, TensorType
+from mithril.base.dims import Size, equal
+from mithril.base.dtypes import DType
 from mithril.base.errors import DTypeError, OperationError, ShapeError
+from mithril.base.guards import assume
+from mithril.base.tensor_type import TensorType
 from mithril.ir.builder import Builder, _current
 from mithril.ir.core import Graph, Value
 from mithril.ir.declare import composite, op

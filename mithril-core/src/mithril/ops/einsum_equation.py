@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base.dims import Size, assume
+from mithril.base.dims import Size
 from mithril.base.errors import OperationError, ShapeError
+from mithril.base.guards import assume
 from mithril.base.registry import operation
 
 HINT = "an equation looks like 'bij,bjk->bik'"

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Shape, Size, assume, product
+from mithril.base.dims import Shape, Size, product
 from mithril.base.dtypes import DType, dtype as as_dtype, float32
 from mithril.base.errors import DTypeError, ShapeError
+from mithril.base.guards import assume
 from mithril.base.registry import operation
 from mithril.ir.attribute_types import Axis
 from mithril.ir.declare import composite, op

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base.dims import assume
 from mithril.base.errors import OperationError, ShapeError, unknown
+from mithril.base.guards import assume
 from mithril.ir.attribute_types import Axis
 from mithril.ir.declare import composite
 from mithril.ir.samples import Arr, exactly, ints, positive, sample

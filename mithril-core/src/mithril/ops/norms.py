@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from mithril.base.dims import Size, mod, product
-from mithril.base.dtypes import TensorType
 from mithril.base.errors import ShapeError
+from mithril.base.tensor_type import TensorType
 from mithril.ir.attribute_types import Axis, Ints, normalise_axes
 from mithril.ir.declare import composite
 from mithril.ir.samples import positive, sample

@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Shape, Size, assume, is_static, product
-from mithril.base.dtypes import TensorType, dtype as as_dtype, int32
+from mithril.base.dims import Shape, Size, is_static, product
+from mithril.base.dtypes import dtype as as_dtype, int32
 from mithril.base.errors import ShapeError
+from mithril.base.guards import assume
 from mithril.base.registry import operation
+from mithril.base.tensor_type import TensorType
 from mithril.ir.attribute_types import Ints, Pairs
 from mithril.ir.declare import composite, op
 from mithril.ir.samples import exactly, sample

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from mithril.base.dims import Shape, Size, product
-from mithril.base.dtypes import TensorType
 from mithril.base.errors import ShapeError
+from mithril.base.tensor_type import TensorType
 from mithril.ir.attribute_types import Ints
 from mithril.ir.declare import composite, op
 from mithril.ir.samples import ints, sample

@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Dim, Shape, Size, assume, equal, floordiv, is_static, product
-from mithril.base.dtypes import DType, TensorType, float32, int32
+from mithril.base.dims import Dim, Shape, Size, equal, floordiv, is_static, product
+from mithril.base.dtypes import DType, float32, int32
 from mithril.base.errors import DTypeError, ShapeError
+from mithril.base.guards import assume
 from mithril.base.registry import operation
+from mithril.base.tensor_type import TensorType
 from mithril.ir.attribute_types import Axes, Axis, Ints, normalise_axis, number
 from mithril.ir.declare import composite, op
 from mithril.ir.samples import sample

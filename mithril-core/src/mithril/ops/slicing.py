@@ -16,10 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Call, Dim, Shape, Size, assume, at_most, bounds, equal, floordiv, maximum, minimum
-from mithril.base.dtypes import TensorType
+from mithril.base import registry
+from mithril.base.dims import Call, Dim, Shape, Size, at_most, bounds, equal, floordiv, maximum, minimum
 from mithril.base.errors import OperationError, ShapeError
+from mithril.base.guards import assume
 from mithril.base.registry import operation
+from mithril.base.tensor_type import TensorType
 from mithril.ir.attribute_types import Axis, Ints, Pairs, normalise_axis, number
 from mithril.ir.declare import composite, op
 from mithril.ir.samples import sample
@@ -489,3 +491,6 @@ def _array(item: Any) -> Any:
 
 
 __all__ = ["END", "getitem", "narrow", "pad", "roll", "select", "slice", "split"]
+
+
+registry.indexing = getitem

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from mithril.base.dims import Size, at_most, product
-from mithril.base.dtypes import TensorType, dtype as as_dtype, int32
+from mithril.base.dtypes import dtype as as_dtype, int32
 from mithril.base.errors import ShapeError
+from mithril.base.tensor_type import TensorType
 from mithril.ir.attribute_types import Axis
 from mithril.ir.declare import composite, op
 from mithril.ir.samples import exactly, ints, sample

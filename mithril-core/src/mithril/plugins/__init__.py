@@ -15,6 +15,7 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from mithril.base import registry
 from mithril.base.errors import MithrilError, OptionError, PluginError, closest, unknown
 from mithril.plugins import pip_hints
 from mithril.plugins.hookspecs import (
@@ -451,8 +452,7 @@ class Plugins:
         with self.loader.lock:
             if "mithril_exports" not in self._tables:
                 answers = [*map(_class_export, self.backends().values()), *self._ask("mithril_exports", Export)]
-                face = importlib.import_module("mithril")
-                self._tables["mithril_exports"] = self._settle("name", answers, frozenset(face._core_names()))
+                self._tables["mithril_exports"] = self._settle("name", answers, frozenset(registry.face_names()))
             table: Table[Export] = self._tables["mithril_exports"]
         return table
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from mithril.base.errors import PluginError, closest
+from mithril.base.version import __version__
 from mithril.plugins import hookspecs, pip_hints
 
 if TYPE_CHECKING:
@@ -172,8 +173,6 @@ def _entries(headers: dict[str, list[str]], text: str) -> Iterator[Plugin]:
 
 def core_version() -> str:
     """The version of this core."""
-    from mithril import __version__
-
     return __version__
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from mithril.backend.base import Backend
 from mithril.base.decisions import Decisions
 from mithril.base.dims import Dim, Symbol, symbols
-from mithril.base.dtypes import TensorType
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Value
 from mithril.ops.row_independence import first_mixed
 

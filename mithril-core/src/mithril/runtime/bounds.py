@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dtypes import TensorType, dtype as as_dtype
+from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import InputError
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Builder, Graph, Input, Node, Value, iterate
 from mithril.ops.control_flow import BOUNDED
 

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from mithril.backend.arrays import to_numpy
+from mithril.backend.fast_path import Quick, never, quick
 from mithril.base.decisions import Decisions
-from mithril.base.dtypes import DType, TensorType
+from mithril.base.dtypes import DType
 from mithril.base.errors import InputError, UnsupportedError, unknown
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph
 from mithril.runtime import weight_files
 from mithril.runtime.batch_buckets import Bucketed, Buckets
-from mithril.runtime.fast_path import Quick, never, quick
 from mithril.runtime.program import FastGradients, Kind, Program, Request
 from mithril.runtime.signature import (
     InputSpec,
@@ -291,9 +293,7 @@ class CompiledModel:
         if hasattr(x, "__dlpack__") and not isinstance(x, np.ndarray) and array_type(name, x).dtype is wanted.dtype:
             self.decisions.record("cast", f"input '{name}' comes as {type(x).__module__.split('.')[0]} array")
             return backend.array(x)
-        array = adapt(
-            name, as_numpy(name, weight_files.to_numpy(x) if hasattr(x, "dtype") else x), wanted.dtype, self.decisions
-        )
+        array = adapt(name, as_numpy(name, to_numpy(x) if hasattr(x, "dtype") else x), wanted.dtype, self.decisions)
         return backend.array(array)
 
     def _is_native(self, arrays: Mapping[str, Any], inputs: Arrays) -> bool:
@@ -323,7 +323,7 @@ class CompiledModel:
         backend = self.backend
         if backend.is_array(x) and x.dtype == backend.native_dtype(wanted):
             return x
-        array = weight_files.to_numpy(x)
+        array = to_numpy(x)
         given = array_type(name, x).dtype
         if given is not wanted:
             raise InputError(
@@ -400,7 +400,7 @@ class CompiledModel:
         self._binding += 1
         self._given = {}
         kept = self.initial_state() if self.interface.with_role("state") else {}
-        self._baked = {n: weight_files.to_numpy(x) for n, x in (*params.items(), *kept.items())}
+        self._baked = {n: to_numpy(x) for n, x in (*params.items(), *kept.items())}
         self._programs = {r: p for r, p in self._programs.items() if not r.binding}
         self._calls = {k: v for k, v in self._calls.items() if not k[-1]}
 

@@ -201,7 +201,7 @@ class Checked:
         return left
 
     def _sizes(self, inputs: Mapping[str, Any]) -> dict[str, int]:
-        from mithril.base.dims import bind
+        from mithril.base.guards import bind
 
         if not any(symbols(check.size) for check in self.checks if isinstance(check, Check)):
             return {}

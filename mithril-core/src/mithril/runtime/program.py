@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mithril.base.dims import Guard
-from mithril.base.dtypes import TensorType
+from mithril.base.guards import Guard
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph
 from mithril.ir.lazy_graph import Deferred
 from mithril.runtime.batch_buckets import Bucketed

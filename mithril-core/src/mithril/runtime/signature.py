@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from mithril.backend.arrays import to_numpy
 from mithril.base.decisions import Decisions
-from mithril.base.dims import Guard, Shape, Size, bind
-from mithril.base.dtypes import DType, TensorType, dtype as as_dtype, int32
+from mithril.base.dims import Shape, Size
+from mithril.base.dtypes import DType, dtype as as_dtype, int32
 from mithril.base.errors import DTypeError, GuardError, InputError, closest
-from mithril.runtime.weight_files import to_numpy
+from mithril.base.guards import Guard, bind
+from mithril.base.tensor_type import TensorType
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dtypes import TensorType, dtype as as_dtype
+from mithril.backend.arrays import to_numpy
 from mithril.base.errors import InputError, closest
+from mithril.base.tensor_type import TensorType
 
 COUNTERS = ("num_batches_tracked",)  # ends of names in torch's state dictionaries that hold no weights
 
@@ -101,15 +102,3 @@ def match(
         if name not in wanted:
             (report.ignored if name.endswith(COUNTERS) else report.unexpected).append(name)
     return out, report
-
-
-def to_numpy(x: Any) -> np.ndarray[Any, Any]:
-    """Any framework's array as NumPy, bfloat16 included, in this machine's order of bytes."""
-    if isinstance(x, np.ndarray):
-        return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
-    if hasattr(x, "detach"):
-        x = x.detach().cpu()
-        if str(x.dtype).endswith("bfloat16"):
-            return x.float().numpy().astype(as_dtype("bfloat16").numpy)  # type: ignore[no-any-return]
-        return x.numpy()  # type: ignore[no-any-return]
-    return np.asarray(x)

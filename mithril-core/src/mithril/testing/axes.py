@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dtypes import TensorType, dtype as as_dtype
+from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import MithrilError
+from mithril.base.tensor_type import TensorType
 from mithril.ir.axes import Axes, Factors, Role
 from mithril.ir.axes_notation import parse_axes
 from mithril.ir.op import Op

@@ -13,8 +13,9 @@ import pytest
 
 from mithril.autodiff import gradients
 from mithril.base.dims import Dim, substitute
-from mithril.base.dtypes import DType, TensorType, dtype as as_dtype, float64
+from mithril.base.dtypes import DType, dtype as as_dtype, float64
 from mithril.base.errors import MithrilError
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph
 from mithril.ir.builder import computing
 from mithril.ir.decompose import decompose

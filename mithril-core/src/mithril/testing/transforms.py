@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from mithril.base.dtypes import TensorType, dtype as as_dtype
+from mithril.base.dtypes import dtype as as_dtype
+from mithril.base.tensor_type import TensorType
 from mithril.compiler.pass_pipeline import installed
 from mithril.ir import Graph, parse, same, verify
 from mithril.ir.evaluate import evaluate

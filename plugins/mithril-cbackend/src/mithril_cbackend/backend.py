@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mithril.backend.base import Backend, BuildOptions, as_numpy
+from mithril.backend.arrays import as_numpy
+from mithril.backend.base import Backend, BuildOptions
 from mithril.base.dims import is_static
 from mithril.base.dtypes import ALL, DType, dtype as as_dtype
 from mithril.base.errors import ShapeError, UnsupportedError

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mithril import plugins
-from mithril.backend.base import Backend, BuildOptions, Preferences, as_numpy
+from mithril.backend.arrays import as_numpy
+from mithril.backend.base import Backend, BuildOptions, Preferences
 from mithril.backend.memory_plan import parse_bytes
 from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import OptionError

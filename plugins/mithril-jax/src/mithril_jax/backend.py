@@ -12,7 +12,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mithril.backend.base import BuildOptions, Preferences, as_numpy
+from mithril.backend.arrays import as_numpy
+from mithril.backend.base import BuildOptions, Preferences
 from mithril.backend.codegen import Lowerings
 from mithril.backend.codegen.source import Source
 from mithril.backend.source_backend import Forward, SourceBackend, SourceExecutable

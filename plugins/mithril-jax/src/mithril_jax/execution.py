@@ -18,8 +18,8 @@ import jax
 from mithril.backend.base import BuildOptions
 from mithril.backend.source_backend import Forward
 from mithril.base.decisions import Decisions
-from mithril.base.dtypes import TensorType
 from mithril.base.errors import InputError, OptionError, unknown
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Input, Value, iterate
 from mithril_jax import process_config
 from mithril_jax.compilation_cache import Kept

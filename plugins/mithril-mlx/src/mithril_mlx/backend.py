@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import ml_dtypes
 import numpy as np
 
-from mithril.backend.base import BuildOptions, Preferences, as_numpy
+from mithril.backend.arrays import as_numpy
+from mithril.backend.base import BuildOptions, Preferences
 from mithril.backend.codegen import Lowerings
 from mithril.backend.source_backend import Forward, SourceBackend
 from mithril.base.dtypes import ALL, DType, dtype as as_dtype

@@ -19,8 +19,8 @@ import numpy as np
 
 from mithril.backend.codegen.names import Names
 from mithril.base.dims import numel
-from mithril.base.dtypes import TensorType
 from mithril.base.errors import BackendError, UnsupportedError
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Node, Value
 from mithril.ir.decompose import decompose
 from mithril_mlx.mlx_loader import mx

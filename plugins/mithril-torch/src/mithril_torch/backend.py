@@ -9,7 +9,8 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from mithril.backend.base import BuildOptions, Preferences, as_numpy
+from mithril.backend.arrays import as_numpy
+from mithril.backend.base import BuildOptions, Preferences
 from mithril.backend.codegen import Lowerings
 from mithril.backend.source_backend import Forward, SourceBackend, SourceExecutable
 from mithril.base.dtypes import ALL, DType, dtype as as_dtype

@@ -3,14 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from mithril.base.dtypes import DType, TensorType
+from mithril.base.dtypes import DType
 from mithril.base.errors import OperationError
-from mithril.ir import Node, Value
+from mithril.base.tensor_type import TensorType
+from mithril.ir import Graph, Node, Value
 
-if TYPE_CHECKING:
-    from mithril.backend.codegen.emit import Writer
+
+class Text(Protocol):
+    """The part of the lowering table that a lowering uses: dtypes and scalars as source text."""
+
+    def is_weak(self, number: Any, dtype: DType, /) -> bool: ...
+    def scalar_text(self, value: Any, dtype: DType, /) -> str: ...
+    def dtype_text(self, dtype: DType, /) -> str: ...
+
+
+class FreshNames(Protocol):
+    """Local names that are not taken."""
+
+    def fresh(self, wish: str, /) -> str: ...
+
+
+class Lines(Protocol):
+    """The part of the writer that a lowering uses."""
+
+    @property
+    def table(self) -> Text: ...
+    @property
+    def names(self) -> FreshNames: ...
+
+    def expression(self, value: Value, /) -> str: ...
+    def literal(self, value: Any, /) -> str: ...
+    def helper(self, function: Callable[..., Any], /) -> str: ...
+    def line(self, text: str, node: Node, /) -> None: ...
+    def region(self, graph: Graph, wish: str, given: Sequence[Value | None] = (), /) -> str: ...
 
 
 class Call:
@@ -18,7 +45,7 @@ class Call:
 
     __slots__ = ("_writer", "attributes", "node", "operands", "results")
 
-    def __init__(self, node: Node, operands: list[str | None], results: list[str], writer: Writer) -> None:
+    def __init__(self, node: Node, operands: list[str | None], results: list[str], writer: Lines) -> None:
         self.node = node
         self.operands = operands  # expressions; None where an optional operand is missing
         self.results = results  # names that the results are assigned to

@@ -8,19 +8,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from inspect import signature
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mithril.backend.codegen.call import Call
 from mithril.base.dims import Dim
 from mithril.base.dtypes import DType, int32
 from mithril.base.errors import BackendError, OperationError
 from mithril.base.quoting import quoted
 from mithril.ir import Node
 
-if TYPE_CHECKING:
-    from mithril.backend.codegen.call import Call
-
 When = Callable[[Node], bool]
-Function = Callable[["Call"], "str | None"]
+Function = Callable[[Call], str | None]
 
 
 @dataclass(frozen=True, slots=True)

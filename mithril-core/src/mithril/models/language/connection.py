@@ -45,6 +45,9 @@ class Connection(Operators):
         self.alias: Connection | None = None  # what it turned out to be
         self.key: IOKey | None = None  # what was declared of it
 
+    def __fingerprint__(self) -> tuple[Any, ...]:
+        return ()  # its identity is enough: the wiring is in the slots of the flat model
+
     @property
     def origin(self) -> Connection:
         """The connection this one stands for."""
@@ -179,6 +182,9 @@ class IOKey(Connection):
         self.made = here()
         if self.shape_declared is not None:
             _check_shape(name, self.shape_declared, self.made)
+
+    def __fingerprint__(self) -> tuple[Any, ...]:
+        return (self.name, self.shape_declared, self.dtype_declared, self.trainable, self.default, self.init)
 
     def merged(self, later: IOKey) -> IOKey:
         """Both declarations together; a disagreement is an error."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from mithril.base.dtypes import DType, dtype as as_dtype
 from mithril.base.errors import ModelError
+from mithril.base.fingerprint import fields
 from mithril.models.language.connection import NO_DEFAULT, Connection, IOKey
 from mithril.models.language.layer import Constant, Layer, Step
 from mithril.models.language.model import Model
@@ -53,6 +54,9 @@ class Leaf:
     weights: Mapping[str, int]  # parameters that a slot takes the place of
     results: dict[str, int]  # output terminal -> slot
 
+    def __fingerprint__(self) -> tuple[Any, ...]:
+        return fields(self, skip=("place",))
+
 
 @dataclass(slots=True)
 class FlatModel:
@@ -69,6 +73,9 @@ class FlatModel:
     declared: dict[int, IOKey] = field(default_factory=dict)  # shapes and dtypes to check
     owned: dict[tuple[int, str], int] = field(default_factory=dict)  # a model used twice has one slot per parameter
     slots: int = 0
+
+    def __fingerprint__(self) -> tuple[Any, ...]:
+        return fields(self, skip=("owned",))
 
     def new_slot(self) -> int:
         self.slots += 1

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from mithril.base.dims import is_static
-from mithril.base.dtypes import TensorType
 from mithril.base.errors import ModelError, ShapeError, unknown
 from mithril.base.quoting import utf8
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Input
 from mithril.ops.random import threefry
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mithril.base.errors import ModelError, closest
+from mithril.base.fingerprint import fields
 from mithril.ir import Value
 from mithril.models.language.connection import Connection, IOKey
 from mithril.models.language.source_location import NOWHERE, Place, caller, here
@@ -80,6 +81,10 @@ class Layer(metaclass=LayerType):
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
     place: Place  # where the layer was applied by a layer of the user's, for messages
     _children: dict[int, str]
+
+    def __fingerprint__(self) -> tuple[Any, ...]:
+        # the arguments are in the fields again; the place and the names of children are no part of the meaning
+        return fields(self, skip=("place", "arguments", "_children"))
 
     def build(self, *inputs: Any) -> Any:
         """The outputs for these inputs."""

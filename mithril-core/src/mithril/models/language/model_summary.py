@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mithril.base.dims import Dim, is_static, numel
-from mithril.base.dtypes import TensorType, dtype as as_dtype
+from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import ModelError, closest
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Node
 from mithril.models.language.flatten import FlatModel, flatten
 from mithril.models.language.trace import trace_model

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dtypes import TensorType, dtype as as_dtype, int32
+from mithril.base.dtypes import dtype as as_dtype, int32
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Node, Value
 from mithril_cbackend.graph import attention_match
 from mithril_cbackend.graph.attention_match import Attention

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base.dtypes import TensorType, float32, int8
+from mithril.base.dtypes import float32, int8
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Input, Node, Value
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mithril.backend.fast_path import Quick, written
 from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import InputError
 from mithril.ir import Graph
 from mithril.ir.lazy_graph import Deferred
-from mithril.runtime.fast_path import Quick, written
 from mithril_cbackend.compile_target import Purpose
 from mithril_cbackend.graph.call_layout import ARENA, CALL, RUN, Array, Layout, aligned
 from mithril_cbackend.program.numpy_abi import KNOWN, address_of

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import memory_plan
-from mithril.base.dtypes import TensorType, dtype as as_dtype
+from mithril.base.dtypes import dtype as as_dtype
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Node, Value
 from mithril_cbackend.graph.call_layout import ARENA
 from mithril_cbackend.graph.fusion import Grouped, Step, group

@@ -14,8 +14,9 @@ import numpy as np
 import mithril
 from mithril.base.decisions import Decisions
 from mithril.base.dims import Dim
-from mithril.base.dtypes import DType, TensorType
+from mithril.base.dtypes import DType
 from mithril.base.errors import InputError, MithrilError, OptionError, ShapeError
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Input, Value, to_text
 from mithril.ir.decompose import decompose
 from mithril.runtime.program import Kind as ProgramKind, Request

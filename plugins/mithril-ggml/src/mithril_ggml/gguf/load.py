@@ -10,8 +10,8 @@ import numpy as np
 
 from mithril.backend.base import Backend, BuildOptions
 from mithril.base.decisions import Decisions
-from mithril.base.dtypes import TensorType
 from mithril.base.errors import InputError, MithrilError
+from mithril.base.tensor_type import TensorType
 from mithril.compiler.steps import make_backend
 from mithril.ir import Graph, Input, parse
 from mithril.ir.decompose import decompose

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from mithril.backend.base import BuildOptions
-from mithril.base.dtypes import TensorType, dtype as as_dtype
+from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import InputError
 from mithril.base.registry import operation
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, trace
 from mithril.ir.decompose import decompose
 from mithril_mlx.backend import MlxBackend

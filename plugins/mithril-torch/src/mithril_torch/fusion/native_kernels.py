@@ -7,7 +7,7 @@ from typing import Any
 
 from mithril.backend.codegen import Call
 from mithril.backend.codegen.common import dtype_of
-from mithril.base.dtypes import TensorType
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Node
 from mithril_torch import helpers
 from mithril_torch.fusion import paired_ops, subgraph_fusion

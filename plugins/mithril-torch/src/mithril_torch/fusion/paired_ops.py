@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mithril.backend.codegen import Call, Lowerings
-from mithril.base.dtypes import TensorType, int64
+from mithril.base.dtypes import int64
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Node, Value
 from mithril_torch import helpers
 from mithril_torch.fusion.subgraph_fusion import SETTINGS, private

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from mithril.backend.codegen import Call, Lowerings
-from mithril.base.dtypes import TensorType
 from mithril.base.registry import operation
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Value
 from mithril.ir.op import Attribute, Op
 from mithril.rewrite import Rule, rewrite

@@ -19,8 +19,8 @@ import mithril as ml
 from mithril.backend.base import BuildOptions
 from mithril.backend.codegen.source import Source
 from mithril.backend.source_backend import SourceExecutable
-from mithril.base.dtypes import TensorType
 from mithril.base.errors import BackendError, OptionError
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph
 from mithril_torch.execution import read
 from mithril_torch.parallel.pool import PoolProgram, pool

@@ -18,8 +18,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh as JaxMesh, NamedSharding, PartitionSpec
 
-from mithril.base.dtypes import TensorType
 from mithril.base.errors import BackendError, MemoryLimitError
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Input
 from mithril.plugins.hookspecs import HardwareTarget
 from mithril_tpu.aot.analysis import Analysis, analyse, memory

@@ -17,10 +17,11 @@ from typing import Any
 import ml_dtypes  # noqa: F401  # teaches NumPy bfloat16
 import numpy as np
 
+from mithril.backend.arrays import to_numpy
 from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import InputError
 from mithril.runtime.compiled_model import CompiledModel
-from mithril.runtime.weight_files import save_file, to_numpy
+from mithril.runtime.weight_files import save_file
 
 Index = tuple[slice, ...]
 

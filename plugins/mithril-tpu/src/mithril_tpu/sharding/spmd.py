@@ -10,9 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mithril.base.dtypes import TensorType, int32
+from mithril.base.dtypes import int32
 from mithril.base.errors import OperationError, UnsupportedError
 from mithril.base.registry import operation
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Builder, Graph, Input, Node, Value
 from mithril.ir.core import NOWHERE
 from mithril_tpu.partitioning.mesh import BLOCKS, Mesh, Split, base, blocks, whole

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from mithril import plugins
+from mithril.backend.arrays import to_numpy
 from mithril.backend.base import Backend, BuildOptions, Executable
-from mithril.base.dtypes import DType, TensorType
+from mithril.base.dtypes import DType
 from mithril.base.errors import BackendError, InputError, OptionError
+from mithril.base.tensor_type import TensorType
 from mithril.compiler.steps import Compiler
 from mithril.ir import Graph, Node, Value
 from mithril.ir.decompose import decompose
@@ -22,7 +24,6 @@ from mithril.plugins.option_table import Settings
 from mithril.runtime.compiled_model import CompiledModel
 from mithril.runtime.index_checks import GivenIndices, given_indices
 from mithril.runtime.signature import InputSpec, adapt, array_type, as_numpy, missing_or_unknown, settle
-from mithril.runtime.weight_files import to_numpy
 from mithril_train.step.step import (
     REPORT,
     STATISTIC,

@@ -11,8 +11,8 @@ import numpy as np
 
 from mithril.backend.base import Backend
 from mithril.base.dims import Dim
-from mithril.base.dtypes import TensorType
 from mithril.base.errors import InputError, MithrilError, OptionError, ShapeError
+from mithril.base.tensor_type import TensorType
 from mithril.compiler.steps import compile as compile_model
 from mithril.models import Layer
 from mithril.runtime.compiled_model import CompiledModel

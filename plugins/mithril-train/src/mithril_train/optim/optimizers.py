@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from typing import Any
 
-from mithril.base.dtypes import TensorType, float32
+from mithril.base.dtypes import float32
 from mithril.base.errors import OptionError
+from mithril.base.tensor_type import TensorType
 from mithril.ops import exp, expm1, log, matmul, maximum, mean, minimum, rsqrt, sign, sqrt, unsqueeze
 from mithril_train.optim.schedules import Schedule, as_schedule
 

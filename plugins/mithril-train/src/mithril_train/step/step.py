@@ -14,8 +14,9 @@ from typing import Any
 
 from mithril import ops
 from mithril.autodiff import value_and_gradients
-from mithril.base.dtypes import TensorType, bool_, float32, int32
+from mithril.base.dtypes import bool_, float32, int32
 from mithril.base.errors import GradientError, OptionError, unknown
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Builder, Graph, Input, Value
 from mithril_train.optim.optimizers import Scalars, toward
 from mithril_train.step.step_config import Recipe

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base.dtypes import TensorType, float32
+from mithril.base.dtypes import float32
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Value
 from mithril_cbackend.graph.attention_match import attention_of
 from mithril_cbackend.graph.kernel import Kernel

@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from mithril.base.dtypes import TensorType, float32
+from mithril.base.dtypes import float32
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Node, Value
 from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad, slack
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dtypes import TensorType, float32
+from mithril.base.dtypes import float32
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Node, Value
 from mithril.ir.attribute_text import attributes_text
 from mithril_cbackend.graph.kernel import Kernel

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dtypes import TensorType, float32
+from mithril.base.dtypes import float32
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Node, Value
 from mithril_cbackend.graph.kernel import Kernel
 from mithril_cbackend.lowering.conv.conv_weights import Kernels, reading

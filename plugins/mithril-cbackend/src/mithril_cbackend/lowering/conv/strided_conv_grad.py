@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import product as every
 from typing import Any
 
-from mithril.base.dtypes import TensorType, float32
+from mithril.base.dtypes import float32
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Node, Value
 from mithril_cbackend.lowering.conv import im2col
 from mithril_cbackend.lowering.conv.conv_weights import Kernels

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dtypes import TensorType, float32
+from mithril.base.dtypes import float32
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Node, Value
 from mithril_cbackend.lowering.conv.conv_weights import Kernels, reading
 from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad

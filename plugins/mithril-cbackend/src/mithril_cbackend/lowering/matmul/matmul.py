@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dtypes import TensorType
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Node, Value
 from mithril_cbackend.graph.kernel import Kernel
 from mithril_cbackend.lowering.element.element_reader import Index, shape_of

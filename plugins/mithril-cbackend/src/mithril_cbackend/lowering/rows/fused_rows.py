@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from mithril.base.dtypes import TensorType, dtype as as_dtype, float32
+from mithril.base.dtypes import dtype as as_dtype, float32
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Node, Value
 from mithril_cbackend.graph.kernel import Kernel
 from mithril_cbackend.lowering.element import vector_math

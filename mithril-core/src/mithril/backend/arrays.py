@@ -1,0 +1,32 @@
+"""Arrays of any framework as NumPy arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mithril.base.dtypes import DType, dtype as as_dtype
+
+
+def to_numpy(x: Any) -> np.ndarray[Any, Any]:
+    """Any framework's array as NumPy, bfloat16 included, in this machine's order of bytes."""
+    if isinstance(x, np.ndarray):
+        return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
+    if hasattr(x, "detach"):
+        x = x.detach().cpu()
+        if str(x.dtype).endswith("bfloat16"):
+            return x.float().numpy().astype(as_dtype("bfloat16").numpy)  # type: ignore[no-any-return]
+        return x.numpy()  # type: ignore[no-any-return]
+    return np.asarray(x)
+
+
+def as_numpy(data: Any, default: DType) -> np.ndarray[Any, Any]:
+    """Anything array-like as NumPy; Python numbers get the default dtypes."""
+    array = to_numpy(data)
+    if not hasattr(data, "dtype"):
+        if array.dtype == np.float64:
+            array = array.astype(default.numpy)
+        elif array.dtype == np.int64:
+            array = array.astype(np.int32)
+    return array
