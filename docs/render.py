@@ -104,10 +104,17 @@ def page(name: str) -> tuple[Path, str, str]:
     return path, text, f"{begin}{MARK}\n\n{PAGES[name]()}\n"
 
 
+def stub() -> tuple[Path, str, str]:
+    """The stub of the public face: its path, its text as it stands, and as it should be."""
+    from mithril.tools.stubs import face_stub
+
+    path = DOCS.parent / "mithril-core/src/mithril/__init__.pyi"
+    return path, path.read_text(), face_stub()
+
+
 def main() -> int:
     stale = []
-    for name in PAGES:
-        path, text, wanted = page(name)
+    for name, (path, text, wanted) in {**{name: page(name) for name in PAGES}, "__init__.pyi": stub()}.items():
         if text != wanted:
             stale.append(name)
             if "--check" not in sys.argv:

@@ -78,13 +78,13 @@ def installed(site):
 def compiled(**options):
     model = Model()
     model |= Relu()(input="x", output="y")
-    return ml.compile(model, Reference(), shapes={"x": [2, 3]}, **option_table)
+    return ml.compile(model, Reference(), shapes={"x": [2, 3]}, **options)
 
 
 def quiet(**options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)
-        return compiled(**option_table)
+        return compiled(**options)
 
 
 def standard_and_thief(site, *, stage="fuse", name="operation-fusion", **thief):
