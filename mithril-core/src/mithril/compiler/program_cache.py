@@ -7,9 +7,12 @@ code, names, decisions. Nothing is unpickled.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from mithril import plugins
@@ -201,7 +204,19 @@ def _world(backend: str) -> list[str]:
             stamp = package_stamp(plugin.module.partition(".")[0]) if plugin.version else ""
             found.append(f"{plugin.distribution} {plugin.version} {stamp}")
     entry = plugins.backends().get(backend)
-    for name in ("numpy", *(entry.spec.requires if entry is not None else ())):
-        module = sys.modules.get(name.partition(".")[0])
-        found.append(f"{name} {getattr(module, '__version__', '')}")
-    return found
+    found += _versions("mithril-core")
+    return found + (_versions(entry.plugin.distribution) if entry is not None else [])
+
+
+def _versions(distribution: str) -> list[str]:
+    """Return the installed versions of a distribution's dependencies, from metadata: nothing is imported."""
+    try:
+        requirements = metadata.requires(distribution) or []
+    except metadata.PackageNotFoundError:
+        return []
+    names = sorted({re.split(r"[^\w.-]", text, maxsplit=1)[0] for text in requirements if "extra ==" not in text})
+    versions = []
+    for name in names:
+        with contextlib.suppress(metadata.PackageNotFoundError):  # of an extra, or for another platform
+            versions.append(f"{name} {metadata.version(name)}")
+    return versions
