@@ -9,11 +9,14 @@ import pytest
 
 import mithril as ml
 from mithril import ops
+from mithril.base.dtypes import TensorType, dtype as as_dtype
 from mithril.ir import Builder, verify
 from mithril.ir.evaluate import evaluate
 from mithril.models import Linear, Model, Relu
 from mithril.passes.manager import random_arguments
 from mithril.testing import PassConformance, RuleConformance
+from mithril.testing.levels import Levels, special_arguments
+from mithril_numpy.backend import NumpyBackend
 from mithril_passes import batch_norm, composite_matching, epilogue_fusion, simplify
 
 STATISTICS = [("float32", (4,))] * 4  # scale, bias, mean, variance
@@ -70,6 +73,19 @@ def test_it_fires_on_what_it_describes(rule):
     made = rule(before)
     assert made is not before, "\n".join(map(str, rule.explain(before)))
     verify(made)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("rule", ALL, ids=lambda r: r.name)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_the_default_level_applies_it_where_both_sides_agree(rule, dtype):
+    """Values and gradients at kinks, infinities, nan and the largest numbers."""
+    types = [TensorType(as_dtype(dtype if d == "float32" else d), s) for d, s in kit(rule).types]
+    before, _ = rule.sides(types)
+    levels = Levels(before, NumpyBackend())
+    for seed in range(3):
+        for gradient in [False, True] if levels.of else [False]:
+            assert levels.differences("medium", special_arguments(before, seed), gradient=gradient) == []
 
 
 class TestSimplify(PassConformance):

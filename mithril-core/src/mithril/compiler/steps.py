@@ -266,9 +266,9 @@ class Compiler:
             names = (*names, *(f"grad/{name}" for name in wrt))
             if not native:
                 # Fusion first: a composite's own gradient is better than that of its parts.
-                graph = gradients(self.optimize(graph, only="fuse")[0], kind.of, wrt)
+                graph = gradients(self.optimize(graph, only="fuse", gradients_follow=True)[0], kind.of, wrt)
                 self._stage("gradients", graph)
-        graph, report = self.optimize(graph)
+        graph, report = self.optimize(graph, gradients_follow=native)
         self._stage("optimize", graph)
         if native:
             require_derived_gradients(graph)
@@ -329,9 +329,12 @@ class Compiler:
         )
         return make_pipeline(self.settings, self.context), context
 
-    def optimize(self, graph: Graph, only: str | None = None) -> tuple[Graph, PipelineReport]:
+    def optimize(
+        self, graph: Graph, only: str | None = None, *, gradients_follow: bool = False
+    ) -> tuple[Graph, PipelineReport]:
         """Step five: the passes; or those of one stage."""
         manager, context = self.pipeline()
+        context.gradients_follow = gradients_follow
         if only is not None:
             manager = PassManager([p for p in manager.passes if p.stage == only], check=manager.check)
         return manager.run(graph, context, runner=self._run_pass)

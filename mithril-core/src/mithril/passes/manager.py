@@ -32,6 +32,7 @@ class PassContext:
     level: str = "medium"
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     decisions: Decisions = field(default_factory=Decisions)
+    gradients_follow: bool = False  # whether the result is going to be differentiated
 
     def record(self, kind: str, message: str, where: object = "") -> None:
         """Note a decision made on the user's behalf."""

@@ -80,6 +80,16 @@ class Rule:
             )
         return tuple(self.pattern.captures) if everything else tuple(keywords)
 
+    def restricted(self, condition: Callable[..., bool]) -> Rule:
+        """Return the rule for operands and captured keywords that also satisfy another condition."""
+
+        def both(*operands: Any, **captured: Any) -> Any:
+            if not condition(*operands, **captured):
+                return "its condition does not hold"
+            return self.when is None or self.when(*operands, **{n: captured[n] for n in self._when_takes})
+
+        return Rule(self.before, self.after, exact=self.exact, name=self.name, when=both, shared=self.shared)
+
     # -- applying ----------------------------------------------------------------------------------------------------
     def match(self, editor: Editor, node: Node) -> Match | str:
         """The match rooted at a node, or why there is none."""

@@ -18,6 +18,7 @@ from mithril.testing.sample_arrays import special_array
 LEVELS = ("low", "medium", "high")
 FACTOR = 256.0  # of the tolerance of a dtype: passes may reorder a whole program
 LARGE = 1e4  # elements above do not count where cancellation is allowed for
+MODERATE = 40.0  # squares of smaller numbers add up within the range of float16
 NUDGE = 4e-6  # relative change of all inputs that shows how much rounding a result amplifies
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
@@ -68,12 +69,12 @@ class Levels:
         compiled = self.compiled(level)
         inputs = {self.names[n]: a for n, a in arguments.items()}
         if not gradient:
-            made, slopes = compiled.evaluate({}, inputs), {}
+            outputs, slopes = compiled.evaluate({}, inputs), {}
         else:
             cotangents = {o: cotangent(o, t) for o, t in self.of.items()}
-            made, slopes = compiled.evaluate({}, inputs, output_gradients=cotangents, wrt=self.wrt)
-        named = {**made, **{f"grad/{n}": g for n, g in slopes.items()}}
-        return {n: self.backend.to_numpy(a) for n, a in named.items()}
+            outputs, slopes = compiled.evaluate({}, inputs, output_gradients=cotangents, wrt=self.wrt)
+        results = {**outputs, **{f"grad/{n}": g for n, g in slopes.items()}}
+        return {n: self.backend.to_numpy(a) for n, a in results.items()}
 
     def differences(self, level: str, arguments: Arrays, *, gradient: bool) -> list[str]:
         """Return a line for each result that differs from level ``none`` by more than rounding."""
@@ -81,16 +82,16 @@ class Levels:
         actual = self.results(level, arguments, gradient=gradient)
         if not any(self._wrong(actual[n], e, 0.0).any() for n, e in expected.items()):
             return []
-        moved = [self.results("none", nudged(arguments, seed), gradient=gradient) for seed in range(3)]
+        shifted = [self.results("none", nudged(arguments, seed), gradient=gradient) for seed in range(3)]
         lines = []
         for name, e in expected.items():
-            unsure = sensitivity(e, [m[name] for m in moved])
+            unsure = sensitivity(e, [m[name] for m in shifted])
             wrong = self._wrong(actual[name], e, unsure)
             if wrong.any():
-                at = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
+                index = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
                 lines.append(
-                    f"{name} at level {level}: {int(wrong.sum())} of {wrong.size} differ, first {actual[name][at]!r} "
-                    f"instead of {e[at]!r} at {[int(i) for i in at]}"
+                    f"{name} at level {level}: {int(wrong.sum())} of {wrong.size} differ, "
+                    f"first {actual[name][index]!r} instead of {e[index]!r} at {[int(i) for i in index]}"
                 )
         return lines
 
@@ -102,15 +103,15 @@ class Levels:
         a, e = actual.astype(np.float64), expected.astype(np.float64)
         with np.errstate(all="ignore"):
             scale = np.max(np.abs(e), where=np.abs(e) < LARGE, initial=0.0)
-            near = np.abs(a - e) <= allowed.relative * np.abs(e) + allowed.absolute / FACTOR * scale + unsure
-            return ~(near | (a == e) | (np.isnan(a) & np.isnan(e)) | np.isinf(unsure))
+            close = np.abs(a - e) <= allowed.relative * np.abs(e) + allowed.absolute / FACTOR * scale + unsure
+            return ~(close | (a == e) | (np.isnan(a) & np.isnan(e)) | np.isinf(unsure))
 
 
-def sensitivity(expected: Any, moved: list[Any]) -> Any:
-    """How far elements go when all inputs are nudged; infinite where they become finite or stop being so."""
+def sensitivity(expected: Any, shifted: list[Any]) -> Any:
+    """Return how far elements go when all inputs are nudged; infinite where they become finite or stop being so."""
     e = expected.astype(np.float64)
     unsure = np.zeros(e.shape)
-    for other in moved:
+    for other in shifted:
         m = other.astype(np.float64)
         with np.errstate(all="ignore"):
             step = np.where((e == m) | (np.isnan(e) & np.isnan(m)), 0.0, 16 * np.abs(m - e))
@@ -147,19 +148,25 @@ def extremes(kind: DType) -> np.ndarray[Any, Any]:
     import ml_dtypes
 
     limits = ml_dtypes.finfo(kind.numpy)
-    largest, least = float(limits.max), float(limits.tiny)
-    more = [11.5, 200.0, largest**0.6, largest, least, least / 4]
+    largest, smallest = float(limits.max), float(limits.tiny)
+    more = [11.5, 200.0, largest**0.6, largest, smallest, smallest / 4]
     return np.concatenate([values, np.array([*more, *(-x for x in more)]).astype(kind.numpy)])
 
 
-def special_arguments(graph: Graph, seed: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Return arguments drawn from the awkward values of their dtypes; integers stay small, as they may be places."""
+def special_arguments(graph: Graph, seed: int, *, overflow: bool = True) -> dict[str, np.ndarray[Any, Any]]:
+    """Return arguments drawn from the awkward values of their dtypes; integers stay small, as they may be places.
+
+    Without ``overflow`` no finite number is so large that sums of products overflow, whose results are unspecified.
+    """
     rng = np.random.default_rng(seed)
     drawn = {}
     for i in graph.arguments:
         shape, kind = tuple(int(d) for d in i.type.shape), i.type.dtype
         if kind.is_float:
-            drawn[i.name] = rng.choice(extremes(kind), shape).astype(kind.numpy)
+            values = extremes(kind)
+            if not overflow:
+                values = values[~np.isfinite(values) | (np.abs(values.astype(np.float64)) < MODERATE)]
+            drawn[i.name] = rng.choice(values, shape).astype(kind.numpy)
         else:
             drawn[i.name] = rng.integers(0, 2, shape).astype(kind.numpy)
     return drawn

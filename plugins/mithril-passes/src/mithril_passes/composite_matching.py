@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from mithril.base.dims import Size
-from mithril.ir import Value
+from mithril.ir import Graph, Value
 from mithril.ops import (
     add,
     attention,
@@ -38,6 +39,7 @@ from mithril.ops import (
     transpose,
     var,
 )
+from mithril.passes.manager import PassContext, pass_
 from mithril.rewrite import Rule, RuleSet, rule
 
 
@@ -109,8 +111,8 @@ def _log_softmax_shifted(x: Any, *, axis: Any = (-1,)) -> Any:
 
 SOFTMAX = [
     *(
-        rule(f, lambda x, *, axis: softmax(x, axis=axis[0]), when=_one_axis, exact=False, name="softmax")
-        for f in (_softmax, _softmax_plain)
+        rule(f, lambda x, *, axis: softmax(x, axis=axis[0]), when=_one_axis, exact=False, name=name)
+        for f, name in ((_softmax, "softmax"), (_softmax_plain, "softmax that overflows"))
     ),
     rule(
         lambda x, *, axis=-1: log(softmax(x, axis=axis)),
@@ -119,8 +121,8 @@ SOFTMAX = [
         name="log of softmax",
     ),
     *(
-        rule(f, lambda x, *, axis: log_softmax(x, axis=axis[0]), when=_one_axis, exact=False, name="log-softmax")
-        for f in (_log_softmax, _log_softmax_shifted)
+        rule(f, lambda x, *, axis: log_softmax(x, axis=axis[0]), when=_one_axis, exact=False, name=name)
+        for f, name in ((_log_softmax, "log-softmax by logsumexp"), (_log_softmax_shifted, "log-softmax"))
     ),
 ]
 
@@ -285,4 +287,39 @@ PRODUCTS = [
 
 RULES = RuleSet("operator-fusion", [*ACTIVATIONS, *SOFTMAX, *NORMS, *PRODUCTS])
 
-__all__ = ["RULES"]
+
+# -- where rules are applied ----------------------------------------------------------------------------------------
+# A composite is more stable than its parts: at infinities, where parts overflow, and at kinks, the two differ, often
+# in the gradient alone. Level high takes the better values; below, results are those of the parts at every number.
+EQUAL_GRADIENTS = ("linear", "bias of a linear", "softmax", "log-softmax", "attention")
+EQUAL_VALUES = (
+    *EQUAL_GRADIENTS,
+    *("relu", "gelu", "gelu by tanh", "sigmoid", "silu"),
+    *("layer norm", "layer norm without parameters", "parameters of a layer norm", "RMS norm"),
+)
+ANY_WIDTH = ("linear", "bias of a linear", "relu", "gelu", "gelu by tanh", "sigmoid", "silu")
+
+
+def _wide(*values: Value, **_: Any) -> bool:
+    """In 16 bits parts overflow that the composite computes in 32."""
+    return all(v.dtype.bits >= 32 for v in values)
+
+
+def _faithful(names: Iterable[str]) -> RuleSet:
+    """The named rules, on the dtypes for which both sides agree at every number."""
+    rules = [r if r.name in ANY_WIDTH else r.restricted(_wide) for r in RULES.rules if r.name in names]
+    return RuleSet(RULES.name, rules)
+
+
+BEFORE_GRADIENTS, FAITHFUL = _faithful(EQUAL_GRADIENTS), _faithful(EQUAL_VALUES)
+
+
+@pass_(name="operator-fusion", stage="fuse", level="medium", exact=False)
+def operator_fusion(graph: Graph, context: PassContext) -> Graph:
+    """Raise parts written out to the composites they are, as far as the level allows."""
+    if context.level == "high":
+        return RULES(graph)
+    return BEFORE_GRADIENTS(graph) if context.gradients_follow else FAITHFUL(graph)
+
+
+__all__ = ["RULES", "operator_fusion"]

@@ -66,7 +66,7 @@ def mithril_passes() -> Sequence[PassSpec]:
         ),
         PassSpec(
             "operator-fusion",
-            "mithril_passes.composite_matching:RULES",
+            "mithril_passes.composite_matching:operator_fusion",
             stage="fuse",
             level="medium",
             aliases=("operator_fusion", "fusion"),

@@ -1,0 +1,78 @@
+"""Results and gradients do not depend on the optimization level: kinks, infinities, nan and overflow included."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+from mithril.base.registry import operations
+from mithril.ir import Builder
+from mithril.passes.manager import random_arguments
+from mithril.testing.cases import backend_cases
+from mithril.testing.levels import Levels, special_arguments
+from mithril.testing.random_graphs import random_graph
+from mithril_numpy.backend import NumpyBackend
+from mithril_passes import composite_matching
+
+# Whether a zero of the padding meets an infinite weight is not specified.
+PADDED = ("conv", "conv_input_grad", "conv_weight_grad")
+FAITHFUL = ("low", "medium")  # level high may take the better of two values
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    """Infinities and nan are values here."""
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        yield
+
+
+def differences(graph, arguments, levels=FAITHFUL, backend=None):
+    tried = Levels(graph, backend or NumpyBackend())
+    ways = [False, True] if tried.of and tried.wrt else [False]
+    return [
+        line
+        for level in levels
+        for a in arguments
+        for gradient in ways
+        for line in tried.differences(level, a, gradient=gradient)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["float", "int", "other"])
+def test_samples_of_all_operations(kind):
+    """Try every third case; the soak runs all."""
+    wrong = {}
+    for case in list(backend_cases(NumpyBackend.dtypes))[::3]:
+        first = next((a.dtype.kind for a in case.arrays if a is not None), "")
+        if {"f": "float", "V": "float", "i": "int"}.get(first, "other") != kind:
+            continue
+        graph = case.graph()
+        arguments = [case.inputs()]
+        if kind == "float" and case.op.name not in PADDED:
+            arguments.append(special_arguments(graph, 0, overflow=case.op.elementwise))
+        differs = case.op.gradient is not None or case.op.composite
+        tried = Levels(graph, NumpyBackend())
+        for gradient in [False, True] if differs and tried.of and tried.wrt else [False]:
+            for a in arguments:
+                if lines := tried.differences("medium", a, gradient=gradient):
+                    wrong[case.id] = lines
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_graphs(seed):
+    graph = random_graph(seed)
+    assert differences(graph, [random_arguments(graph, seed)], ("low", "medium", "high")) == []
+    assert differences(graph, [special_arguments(graph, seed, overflow=False)], ("medium",)) == []
+
+
+def test_a_rule_that_changes_gradients_at_kinks_is_noticed(monkeypatch):
+    """Try the check itself: relu for maximum before gradients are derived."""
+    monkeypatch.setattr(composite_matching, "BEFORE_GRADIENTS", composite_matching.RULES)
+    with Builder() as b:
+        y = operations()["maximum"](b.input("x", (3,)), 0.0)
+    lines = differences(b.build({"y": y}), [{"x": np.array([-1.0, 0.0, 1.0], np.float32)}], ("medium",))
+    assert len(lines) == 1 and "grad/in0" in lines[0]
