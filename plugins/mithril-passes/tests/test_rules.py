@@ -9,7 +9,8 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.base.dtypes import TensorType, dtype as as_dtype
+from mithril.base.dtypes import dtype as as_dtype
+from mithril.base.tensor_type import TensorType
 from mithril.ir import Builder, verify
 from mithril.ir.evaluate import evaluate
 from mithril.models import Linear, Model, Relu

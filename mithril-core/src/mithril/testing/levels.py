@@ -50,7 +50,7 @@ class Levels:
         self.of = {o: v.type for o, v in zip(self.layer.outputs, graph.outputs, strict=True) if v.dtype.is_float}
         self._compiled: dict[str, Any] = {}
 
-    def compiled(self, level: str) -> Any:
+    def compiled(self, level: Any) -> Any:
         if level not in self._compiled:
             model = Model()
             model |= self.layer(**{n: n for n in (*self.layer.inputs, *self.layer.outputs)})
