@@ -245,7 +245,7 @@ def kl_div(log_predictions, targets, *, reduction: str = "mean"):
     return _reduced(loss, reduction, log_predictions)
 
 
-@composite(promotes="float", samples=[sample((3, 4), exactly(1.0, -1.0, 1.0, -1.0))])
+@composite(promotes="float", samples=[sample((3, 4), exactly(*(1.0, -1.0) * 6, shape=(3, 4)))])
 def hinge_loss(predictions, targets, *, reduction: str = "mean"):
     """max(0, 1 - prediction * target) for targets of -1 and 1."""
     expect_paired("hinge_loss", {"predictions": predictions.shape, "targets": targets.shape})
