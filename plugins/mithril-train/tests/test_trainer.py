@@ -275,7 +275,7 @@ def test_a_kill_while_writing_leaves_a_good_checkpoint(tmp_path):
     """SIGKILL at random moments of a process that does nothing but write: the file is whole every time."""
     script = textwrap.dedent(f"""
         import numpy as np
-        from mithril_train import checkpoint
+        from mithril_train.loop import checkpoint
         k = 0
         while True:
             checkpoint.write({str(tmp_path / "c.safetensors")!r}, {{"x": np.full(500_000, k, np.float32)}}, {{"k": k}})

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 from mithril.base.annotations import Layers
 from mithril.base.decisions import Decisions
 from mithril.base.dims import is_static
-from mithril.base.errors import GradientError, OptionError, ShapeError, closest
+from mithril.base.errors import GradientError, OptionError, ShapeError
+from mithril.base.patterns import require_match
 from mithril.compiler.partition import TAG
 from mithril.ir import Graph, Node, iterate
 from mithril.plugins.hookspecs import Option
@@ -53,14 +53,14 @@ def check_layers(settings: Mapping[str, Any], options: Iterable[Option], graph: 
         return
     names = {path for leaf in (*leaves, *(node.origin.path for node, _ in iterate(graph))) for path in _parents(leaf)}
     for where, pattern in patterns:
-        _check(where, "layer", pattern, names)
+        require_match(where, "layer", pattern, names)
 
 
 def check_trainable(patterns: Sequence[str] | None, graph: Graph) -> None:
     """Raise where a pattern of ``trainable`` matches no parameter and no input."""
     names = {i.name for i in graph.with_role("param", "input")}
     for pattern in patterns or ():
-        _check("trainable", "parameter or input", pattern, names)
+        require_match("trainable", "parameter or input", pattern, names)
 
 
 def note_places(graph: Graph, settings: Mapping[str, Any], decisions: Decisions) -> None:
@@ -80,18 +80,6 @@ def _listed(given: Any) -> Sequence[str]:
 def _parents(path: str) -> list[str]:
     parts = path.split(".")
     return [".".join(parts[: k + 1]) for k in range(len(parts))]
-
-
-def _check(where: str, kind: str, pattern: str, names: Iterable[str]) -> None:
-    known = sorted(n for n in names if n)
-    if any(fnmatchcase(name, pattern) or name == pattern for name in known):
-        return
-    near = closest(pattern, known)
-    raise OptionError(
-        f"'{pattern}' in {where} matches no {kind}",
-        facts=[f"the model has: {', '.join([*near, *(n for n in known if n not in near)][:12]) or 'none'}"],
-        hint=f"did you mean '{near[0]}'?" if near else None,
-    )
 
 
 def _origin(node: Node) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from mithril.base.dtypes import DType
 from mithril.base.errors import DTypeError, ModelError, ShapeError, closest
 from mithril.base.guards import assume
 from mithril.base.tensor_type import TensorType
+from mithril.base.patterns import matches
 from mithril.ir import Builder, Graph, Value
 from mithril.models.language.connection import NO_DEFAULT, IOKey
 from mithril.models.language.flatten import TRAINING_FLAG, FlatModel, Leaf
@@ -63,7 +63,7 @@ class _Frozen(dict[str, bool]):
 
 
 def _matches(name: str, patterns: Collection[str]) -> bool:
-    return any(name == p or fnmatchcase(name, p) for p in patterns)
+    return any(matches(name, p) for p in patterns)
 
 
 def _check_names(kind: str, given: Mapping[str, Any], flat: FlatModel) -> None:

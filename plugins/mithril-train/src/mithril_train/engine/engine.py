@@ -30,6 +30,7 @@ from mithril_train.step.step import (
     Carried,
     carried,
     ema_name,
+    parameter_names,
     trained_names,
     with_gradients,
     with_loss,
@@ -168,6 +169,7 @@ class Engine:
         params, states = traced.with_role("param"), traced.with_role("state")
         self.parameters = tuple(i.name for i in params)
         self.states = tuple(i.name for i in states)
+        self.recipe.check_patterns(parameter_names(traced))
         self.trained = trained_names(traced, self.recipe)
         self.extra = carried(traced, self.recipe, self.trained)
         if given:

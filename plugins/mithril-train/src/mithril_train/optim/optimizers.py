@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from fnmatch import fnmatchcase
 from typing import Any
 
 from mithril.base.dtypes import float32
 from mithril.base.errors import OptionError
 from mithril.base.tensor_type import TensorType
+from mithril.base.patterns import matches
 from mithril.ops import exp, expm1, log, matmul, maximum, mean, minimum, rsqrt, sign, sqrt, unsqueeze
 from mithril_train.optim.schedules import Schedule, as_schedule
 
@@ -54,7 +54,7 @@ class Optimizer:
 
     def group_of(self, name: str) -> str:
         """The pattern of the group a parameter belongs to; empty where it belongs to none."""
-        return next((pattern for pattern in self.groups if fnmatchcase(name, pattern)), "")
+        return next((pattern for pattern in self.groups if matches(name, pattern)), "")
 
     def in_group(self, pattern: str) -> Optimizer:
         """This optimizer as it treats the parameters of one group."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 from mithril import Graph, Node, OptionError, Value, ops
+from mithril.base.patterns import matches
 from mithril.passes.manager import PassContext
 
 TAG = "quantized"
@@ -41,7 +41,7 @@ class Grid:
         return made
 
     def keeps(self, path: str) -> bool:
-        return any(fnmatchcase(path, pattern) for pattern in self.keep)
+        return any(matches(path, pattern) for pattern in self.keep)
 
 
 def quantization_aware(graph: Graph, context: PassContext) -> Graph:

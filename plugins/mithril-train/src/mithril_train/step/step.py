@@ -122,13 +122,18 @@ def _loss(recipe: Recipe, outputs: Mapping[str, Value], batch: Mapping[str, Valu
 
 
 # -- backward --------------------------------------------------------------------------------------------------------
-def trained_names(graph: Graph, recipe: Recipe) -> tuple[str, ...]:
-    """Parameters that the step changes."""
-    names = tuple(
+def parameter_names(graph: Graph) -> tuple[str, ...]:
+    """Return the parameters that a step may change, frozen ones included."""
+    return tuple(
         i.name
         for i in graph.with_role("param", "input")
-        if i.type.dtype.is_float and i.tags.get("trainable", i.role == "param") and recipe.trains(i.name)
+        if i.type.dtype.is_float and i.tags.get("trainable", i.role == "param")
     )
+
+
+def trained_names(graph: Graph, recipe: Recipe) -> tuple[str, ...]:
+    """Parameters that the step changes."""
+    names = tuple(n for n in parameter_names(graph) if recipe.trains(n))
     if not names:
         raise GradientError("there is nothing to train: the model has no parameters, or all of them are frozen")
     return names

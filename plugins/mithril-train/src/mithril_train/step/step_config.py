@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 
 from mithril.base.errors import OptionError
+from mithril.base.patterns import matches, require_match
 from mithril_train.optim.optimizers import Optimizer
 from mithril_train.step.loss_binding import Measure
 
@@ -69,5 +69,18 @@ class Recipe:
         """Whether training ends at the first step that is not finite; a loss scale finds its value by such steps."""
         return self.detect_nan and not (self.loss_scale is not None and self.loss_scale.dynamic)
 
+    def check_patterns(self, parameters: Sequence[str]) -> None:
+        """Raise where a pattern of ``frozen`` or of the optimizer's groups takes no parameter."""
+        for pattern in self.frozen:
+            require_match("frozen", "parameter", pattern, parameters)
+        for pattern in self.optimizer.groups:
+            require_match("groups", "parameter", pattern, parameters)
+            if all(self.optimizer.group_of(name) != pattern for name in parameters):
+                taken = next(self.optimizer.group_of(n) for n in parameters if matches(n, pattern))
+                raise OptionError(
+                    f"'{pattern}' in groups has no effect: all of its parameters are in the group '{taken}' before it",
+                    hint=f"write '{pattern}' before '{taken}': the first pattern that matches counts",
+                )
+
     def trains(self, name: str) -> bool:
-        return not any(fnmatchcase(name, pattern) for pattern in self.frozen)
+        return not any(matches(name, pattern) for pattern in self.frozen)
