@@ -34,7 +34,7 @@ def bert(
     x = PositionalEmbedding(length, name="positions")(x)
     x = Dropout(dropout)(LayerNorm(features, eps=1e-12, name="norm")(x))
     attends = mask.reshape(mask.shape[0], 1, 1, mask.shape[1])
-    encoder = TransformerEncoder(layers, features, heads, dropout=dropout, activation="gelu", name="encoder")
+    encoder = TransformerEncoder(layers, features, heads, dropout=dropout, activation="gelu", eps=1e-12, name="encoder")
     sequence = encoder(x, mask=attends)
     pooled = Tanh()(Linear(features, features, name="pooler")(sequence[:, 0]))
     return Model.create(inputs=[tokens, segments, mask], outputs={"sequence": sequence, "pooled": pooled})

@@ -90,3 +90,25 @@ def test_labels_that_do_not_pair_with_rows_are_rejected(labels, message):
 def test_triplets_do_not_broadcast():
     with pytest.raises(ml.ShapeError, match="'triplet_loss' expected 'anchor' and 'negative'"):
         ops.triplet_loss(np.ones((4, 2), np.float32), np.ones((4, 2), np.float32), np.ones((1, 2), np.float32))
+
+
+@pytest.mark.parametrize("kind", [ml.models.TransformerEncoder, ml.models.TransformerDecoder])
+def test_transformers_take_eps(backend, kind):
+    """Reach every norm with eps, which then decides the result."""
+    x = (np.random.default_rng(0).normal(size=(1, 3, 8))).astype(np.float32)
+    results = []
+    for eps in (1.0, 1e-12):
+        layer = kind(1, 8, 2, 16, dropout=0.0, norm=True, eps=eps, name="t")
+        model = Model()
+        model |= layer(**{n: n for n in kind.inputs}, output="y")
+        shapes = {n: [1, 3, 8] for n in kind.inputs}
+        compiled = ml.compile(model, backend, shapes=shapes)
+        reference = ml.compile(model, "numpy", shapes=shapes)
+        params = reference.randomize_params(seed=0)
+        norms = [n for n in compiled.graph.nodes if n.op.name == "layer_norm"]
+        assert norms and {n.attributes["eps"] for n in norms} == {eps}
+        inputs = dict.fromkeys(kind.inputs, x)
+        arrays = {n: compiled.backend.array(p) for n, p in params.items()}
+        results.append(compiled.backend.to_numpy(compiled.evaluate(arrays, inputs)["y"]))
+        np.testing.assert_allclose(results[-1], reference.evaluate(params, inputs)["y"], atol=2e-5)
+    assert np.abs(results[0] - results[1]).max() > 1e-3

@@ -116,9 +116,12 @@ class StrictError(MithrilError):
     """Under ``strict=True``: something that would otherwise only be recorded in ``decisions``."""
 
 
-def closest(word: str, known: Iterable[str], limit: int = 3) -> list[str]:
-    """Names like ``word``, best first; empty where nothing is near."""
-    return difflib.get_close_matches(word, list(known), n=limit, cutoff=0.6)
+def closest(word: object, known: Iterable[object], limit: int = 3) -> list[str]:
+    """Return the names most like ``word``, best first, whatever their case; empty if none is near."""
+    names: dict[str, str] = {}
+    for name in known:
+        names.setdefault(str(name).casefold(), str(name))
+    return [names[n] for n in difflib.get_close_matches(str(word).casefold(), list(names), n=limit, cutoff=0.6)]
 
 
 def unknown(kind: str, word: str, known: Sequence[str]) -> tuple[str, list[str], str | None]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mithril.base.checked_calls import mismatch
 from mithril.base.errors import ModelError, closest
 from mithril.base.fingerprint import fields
 from mithril.ir import Value
@@ -46,20 +47,13 @@ class LayerType(type):
 
 
 def _constructor_error(cls: type, args: Any, options: Mapping[str, Any], error: TypeError) -> Exception:
-    signature = inspect.signature(cls.__dict__.get("__init__") or cls.__init__)  # type: ignore[misc]
-    try:
-        signature.bind(None, *args, **options)
-    except TypeError:
-        known = [n for n in signature.parameters if n not in ("self", "args", "options")] + ["name"]
-        wrong = next((n for n in options if n not in known), None)
-        near = closest(wrong, known, 1) if wrong else []
-        what = f"{cls.__name__} has no argument '{wrong}'" if wrong else f"{cls.__name__}: {error}"
-        return ModelError(
-            what,
-            facts=[f"at {here()}", f"accepted: {', '.join(known)}"],
-            hint=f"did you mean '{near[0]}'?" if near else None,
-        )
-    return error  # not about the call: a mistake inside the constructor
+    signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+    bound = signature.replace(parameters=list(signature.parameters.values())[1:])
+    wrong = mismatch(cls.__name__, bound, args, options, extra=("name",))
+    if wrong is None:
+        return error  # not about the call: a mistake inside the constructor
+    message, facts, hint = wrong
+    return ModelError(message, facts=[f"at {here()}", *facts], hint=hint)
 
 
 class Layer(metaclass=LayerType):

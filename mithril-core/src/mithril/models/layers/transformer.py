@@ -30,12 +30,13 @@ class TransformerEncoderLayer(Layer):
         causal: bool = False,
         kv_heads: int | None = None,
         rotary: bool | float = False,
+        eps: float = 1e-5,
     ) -> None:
         self.norm_first = norm_first
         self.self_attn = MultiHeadAttention(features, heads, kv_heads=kv_heads, causal=causal, rotary=rotary)
         self.linear1 = Linear(features, feedforward or 4 * features)
         self.linear2 = Linear(feedforward or 4 * features, features)
-        self.norm1, self.norm2 = LayerNorm(features), LayerNorm(features)
+        self.norm1, self.norm2 = LayerNorm(features, eps=eps), LayerNorm(features, eps=eps)
         self.dropout, self.dropout1, self.dropout2 = Dropout(dropout), Dropout(dropout), Dropout(dropout)
         self.activation = activation_layer(activation)
 
@@ -69,13 +70,14 @@ class TransformerDecoderLayer(Layer):
         activation: str = "relu",
         norm_first: bool = False,
         causal: bool = True,
+        eps: float = 1e-5,
     ) -> None:
         self.norm_first = norm_first
         self.self_attn = MultiHeadAttention(features, heads, causal=causal)
         self.multihead_attn = MultiHeadAttention(features, heads)
         self.linear1 = Linear(features, feedforward or 4 * features)
         self.linear2 = Linear(feedforward or 4 * features, features)
-        self.norm1, self.norm2, self.norm3 = LayerNorm(features), LayerNorm(features), LayerNorm(features)
+        self.norm1, self.norm2, self.norm3 = (LayerNorm(features, eps=eps) for _ in range(3))
         self.dropout, self.dropout1 = Dropout(dropout), Dropout(dropout)
         self.dropout2, self.dropout3 = Dropout(dropout), Dropout(dropout)
         self.activation = activation_layer(activation)
@@ -105,10 +107,20 @@ class TransformerEncoder(Layer):
     inputs = ("input",)
     optional = ("mask",)
 
-    def __init__(self, layers: int, features: int, heads: int = 8, *, norm: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        layers: int,
+        features: int,
+        heads: int = 8,
+        feedforward: int | None = None,
+        *,
+        norm: bool = False,
+        eps: float = 1e-5,
+        **options: Any,
+    ) -> None:
         count = positive("TransformerEncoder", "layers", layers)
-        self.layers = [TransformerEncoderLayer(features, heads, **options) for _ in range(count)]
-        self.norm = LayerNorm(features) if norm else None
+        self.layers = [TransformerEncoderLayer(features, heads, feedforward, eps=eps, **options) for _ in range(count)]
+        self.norm = LayerNorm(features, eps=eps) if norm else None
 
     def expects(self, terminal: str) -> Any:
         return self.layers[0].expects(terminal)
@@ -125,10 +137,20 @@ class TransformerDecoder(Layer):
     inputs = ("input", "memory")
     optional = ("mask", "memory_mask")
 
-    def __init__(self, layers: int, features: int, heads: int = 8, *, norm: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        layers: int,
+        features: int,
+        heads: int = 8,
+        feedforward: int | None = None,
+        *,
+        norm: bool = False,
+        eps: float = 1e-5,
+        **options: Any,
+    ) -> None:
         count = positive("TransformerDecoder", "layers", layers)
-        self.layers = [TransformerDecoderLayer(features, heads, **options) for _ in range(count)]
-        self.norm = LayerNorm(features) if norm else None
+        self.layers = [TransformerDecoderLayer(features, heads, feedforward, eps=eps, **options) for _ in range(count)]
+        self.norm = LayerNorm(features, eps=eps) if norm else None
 
     def expects(self, terminal: str) -> Any:
         return self.layers[0].expects(terminal)
