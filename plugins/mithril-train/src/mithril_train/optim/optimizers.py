@@ -13,8 +13,8 @@ from typing import Any
 
 from mithril.base.dtypes import float32
 from mithril.base.errors import OptionError
-from mithril.base.tensor_type import TensorType
 from mithril.base.patterns import matches
+from mithril.base.tensor_type import TensorType
 from mithril.ops import exp, expm1, log, matmul, maximum, mean, minimum, rsqrt, sign, sqrt, unsqueeze
 from mithril_train.optim.schedules import Schedule, as_schedule
 
