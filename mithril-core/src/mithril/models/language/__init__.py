@@ -1,1 +1,4 @@
 """The model language: layers, models, connections, control flow, and tracing to a graph."""
+
+# These fill slots of connections and models: operations on connections, running a model inside a layer, its summary.
+from mithril.models.language import apply_op, model_summary, trace  # noqa: F401

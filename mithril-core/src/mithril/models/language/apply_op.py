@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from mithril.base.errors import ModelError
-from mithril.models.language.connection import Connection
-from mithril.models.language.layer import Connections, Layer, Step
+from mithril.models.language.connection import Connection, Connections, Step
+from mithril.models.language.layer import Layer
 from mithril.models.language.source_location import here
 from mithril.models.language.symbolic_sizes import Size, as_operand, connections_in, resolve
 
@@ -104,3 +104,7 @@ def apply_index(connection: Connection, index: Any) -> Any:
         return getitem(x, key)
 
     return _wire(Apply(take, [connection, *flat], {}, "index"), "index")
+
+
+Connection._apply = staticmethod(apply)
+Connection._index = staticmethod(apply_index)

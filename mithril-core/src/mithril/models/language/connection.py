@@ -1,22 +1,54 @@
-"""Connections: the tensors of a model that is being wired, before anything is known of their shapes."""
+"""Connections, the tensors of a model that is being wired, and steps, the layer applications that produce them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from itertools import count
+from typing import Any, ClassVar, Protocol
 
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.base.errors import ModelError, OperationError
+import numpy as np
+
+from mithril.base.dtypes import DType, dtype as as_dtype
+from mithril.base.errors import ModelError, OperationError, closest
 from mithril.base.registry import operation
 from mithril.ir.operator_overloads import Operators
 from mithril.models.language.source_location import NOWHERE, Place, here
 from mithril.models.language.symbolic_sizes import ShapeOf
 
-if TYPE_CHECKING:
-    from mithril.base.dtypes import DType
-    from mithril.models.language.layer import Step
-    from mithril.models.language.model import Model
+_serial = count()
+_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z][a-z])|(?<=[a-z])(?=[A-Z])")
+
+
+class Wirable(Protocol):
+    """The part of a layer that wiring reads."""
+
+    name: str | None
+    output_alias: bool
+    tags: dict[str, Any]
+
+    @property
+    def standard(self) -> tuple[str, ...]: ...
+    @property
+    def implicit_names(self) -> Mapping[str, str]: ...
+    @property
+    def inputs(self) -> tuple[str, ...]: ...
+    @property
+    def optional(self) -> tuple[str, ...]: ...
+    @property
+    def weights(self) -> tuple[str, ...]: ...
+    @property
+    def outputs(self) -> tuple[str, ...]: ...
+    @property
+    def default_bindings(self) -> Mapping[str, Any]: ...
+    def terminals(self) -> list[str]: ...
+
+
+class Owner(Protocol):
+    """A model, as its connections and steps know it."""
+
+    def adopt(self, step: Step) -> None: ...
 
 
 class _Nothing(Enum):
@@ -36,12 +68,15 @@ class Connection(Operators):
     """
 
     __slots__ = ("__weakref__", "alias", "key", "model", "name", "step", "terminal")
+    # Operations and indexing on connections; filled by ``apply_op``.
+    _apply: ClassVar[Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]]
+    _index: ClassVar[Callable[[Connection, Any], Any]]
 
     def __init__(self, name: str = "", *, step: Step | None = None, terminal: str = "") -> None:
         self.name = name
         self.step = step  # the layer application that makes it; None for inputs
         self.terminal = terminal
-        self.model: Model | None = None
+        self.model: Owner | None = None
         self.alias: Connection | None = None  # what it turned out to be
         self.key: IOKey | None = None  # what was declared of it
 
@@ -83,14 +118,10 @@ class Connection(Operators):
         return ShapeOf(((self, slice(None)),))
 
     def __mithril_apply__(self, op: Any, operands: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-        from mithril.models.language.apply_op import apply
-
-        return apply(op, operands, attributes)
+        return Connection._apply(op, operands, attributes)
 
     def __getitem__(self, index: Any) -> Any:
-        from mithril.models.language.apply_op import apply_index
-
-        return apply_index(self, index)
+        return Connection._index(self, index)
 
     def __eq__(self, other: object) -> Any:
         return self is other if other is None else operation("equal")(self, other)
@@ -235,3 +266,120 @@ def _unpacked(sizes: tuple[Any, ...]) -> Any:
     if len(sizes) == 1 and isinstance(sizes[0], (tuple, list, ShapeOf)):
         return sizes[0]
     return sizes
+
+
+def snake_case(name: str) -> str:
+    """``GlobalAvgPool2d`` as ``global_avg_pool2d``."""
+    return _WORDS.sub("_", name).lower()
+
+
+class Connections(tuple[Connection, ...]):
+    """The outputs of a layer that has several."""
+
+    __slots__ = ()
+
+
+class Constant:
+    """A number or array given where a connection could stand."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+
+class Step:
+    """One application of a layer: where its inputs come from and what it gives."""
+
+    __slots__ = ("bindings", "layer", "model", "name", "place", "results", "serial", "wanted")
+
+    def __init__(self, layer: Wirable, args: tuple[Any, ...], bindings: dict[str, Any], place: Place) -> None:
+        self.layer = layer
+        self.place = place
+        self.name = ""
+        self.serial = next(_serial)
+        self.model: Owner | None = None
+        self.bindings: dict[str, Any] = dict(layer.default_bindings)
+        self.wanted: dict[str, Any] = {}  # output terminal -> name or IOKey
+        self._bind(args, bindings)
+        terminals = [*layer.outputs, *(t for t in self.wanted if t not in layer.outputs)]
+        self.results = {t: Connection(self._wanted_name(t), step=self, terminal=t) for t in terminals}
+
+    @property
+    def label(self) -> str:
+        return self.name or self.layer.name or snake_case(type(self.layer).__name__)
+
+    def _wanted_name(self, terminal: str) -> str:
+        wanted = self.wanted.get(terminal, "")
+        return wanted if isinstance(wanted, str) else wanted.name
+
+    def _bind(self, args: tuple[Any, ...], bindings: dict[str, Any]) -> None:
+        layer = self.layer
+        inputs = layer.inputs + layer.optional
+        if len(args) > len(inputs):
+            raise self._error(
+                f"{layer!r} takes {len(inputs)} inputs, got {len(args)}", [f"inputs: {', '.join(inputs)}"]
+            )
+        for terminal, given in zip(inputs, args, strict=False):
+            if given is not None:
+                self.bindings[terminal] = self._checked(terminal, given)
+        outputs = layer.outputs
+        for terminal, given in bindings.items():
+            if terminal in inputs or terminal in layer.weights:
+                if terminal in inputs[: len(args)]:
+                    raise self._error(f"{layer!r} got its input '{terminal}' twice", [])
+                if given is not None:
+                    self.bindings[terminal] = self._checked(terminal, given)
+            elif terminal in outputs:
+                self.wanted[terminal] = self._checked_output(terminal, given)
+            elif terminal == "output" and layer.output_alias:
+                self.wanted[outputs[0]] = self._checked_output(terminal, given)
+            elif terminal in layer.terminals():
+                self.wanted[terminal] = self._checked_output(terminal, given)
+            else:
+                known = layer.terminals()
+                near = closest(terminal, known, 1)
+                raise self._error(
+                    f"{layer!r} has no terminal '{terminal}'",
+                    [f"terminals: {', '.join(known)}"],
+                    f"did you mean '{near[0]}'?" if near else None,
+                )
+
+    def _checked(self, terminal: str, given: Any) -> Any:
+        if isinstance(given, (str, Connection, Constant)):
+            return given
+        if isinstance(given, (bool, int, float, np.ndarray, np.generic, list)):
+            return Constant(given)
+        if isinstance(given, Connections):
+            names = ", ".join(c.terminal for c in given)
+            raise self._error(
+                f"input '{terminal}' of {self.layer!r} got {len(given)} connections",
+                [f"'{given[0].step.label if given[0].step else ''}' has the outputs {names}"],
+                "take one of them: y, *rest = layer(x)",
+            )
+        raise self._error(
+            f"input '{terminal}' of {self.layer!r} cannot be a {type(given).__name__}",
+            ["accepted: a name, a connection, an IOKey, a number, a NumPy array"],
+        )
+
+    def _checked_output(self, terminal: str, given: Any) -> Any:
+        if isinstance(given, (str, IOKey)):
+            return given
+        raise self._error(
+            f"output '{terminal}' of {self.layer!r} cannot be a {type(given).__name__}", ["accepted: a name, an IOKey"]
+        )
+
+    def _error(self, what: str, facts: list[str], hint: str | None = None) -> ModelError:
+        return ModelError(what, facts=[f"at {self.place}", *facts], hint=hint)
+
+    def sources(self) -> Iterable[Connection]:
+        """The connections among the bindings."""
+        return (b for b in self.bindings.values() if isinstance(b, Connection))
+
+    def settle(self) -> None:
+        """Where an input already belongs to a model, so does this step."""
+        for source in self.sources():
+            model = source.origin.model
+            if model is not None:
+                model.adopt(self)
+                return

@@ -9,10 +9,10 @@ import numpy as np
 
 from mithril.base.errors import ModelError, closest
 from mithril.ir import Builder, Value
-from mithril.models.language.connection import Connection
+from mithril.models.language.connection import Connection, Connections, Step
 from mithril.models.language.expressions import Expression
 from mithril.models.language.flatten import TRAINING_FLAG, flatten
-from mithril.models.language.layer import Connections, Layer, Step
+from mithril.models.language.layer import Layer
 from mithril.models.language.model import Model
 from mithril.models.language.source_location import here
 from mithril.models.language.trace import run_flat

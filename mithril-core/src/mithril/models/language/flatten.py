@@ -9,8 +9,8 @@ from typing import Any
 from mithril.base.dtypes import DType, dtype as as_dtype
 from mithril.base.errors import ModelError
 from mithril.base.fingerprint import fields
-from mithril.models.language.connection import NO_DEFAULT, Connection, IOKey
-from mithril.models.language.layer import Constant, Layer, Step
+from mithril.models.language.connection import NO_DEFAULT, Connection, Constant, IOKey, Step
+from mithril.models.language.layer import Layer
 from mithril.models.language.model import Model
 from mithril.models.language.source_location import Place
 
@@ -254,6 +254,7 @@ def _declare(flat: FlatModel, slot: int, key: IOKey | None) -> None:
 
 def _leaf(flat: FlatModel, frame: _Frame, step: Step) -> Leaf:
     layer = step.layer
+    assert isinstance(layer, Layer)
     bindings = step.bindings
     operands: list[int | None] = []
     for terminal in layer.inputs:

@@ -1,34 +1,19 @@
-"""Layers: a class that declares terminals and builds operations from typed values, and its applications (steps)."""
+"""Layers: a class that declares terminals and builds operations from typed values."""
 
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from itertools import count
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from mithril.base.checked_calls import mismatch
-from mithril.base.errors import ModelError, closest
+from mithril.base.errors import ModelError
 from mithril.base.fingerprint import fields
 from mithril.ir import Value
-from mithril.models.language.connection import Connection, IOKey
+from mithril.models.language.connection import Connections, Step, snake_case
 from mithril.models.language.source_location import NOWHERE, Place, caller, here
-
-if TYPE_CHECKING:
-    from mithril.models.language.model import Model
-    from mithril.models.language.trace_context import Context
-
-_serial = count()
-_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z][a-z])|(?<=[a-z])(?=[A-Z])")
-
-
-def snake_case(name: str) -> str:
-    """``GlobalAvgPool2d`` as ``global_avg_pool2d``."""
-    return _WORDS.sub("_", name).lower()
+from mithril.models.language.trace_context import Context, active
 
 
 class LayerType(type):
@@ -92,8 +77,6 @@ class Layer(metaclass=LayerType):
     @property
     def context(self) -> Context:
         """The trace that is running."""
-        from mithril.models.language.trace_context import active
-
         return active(self)
 
     def param(self, name: str, shape: Iterable[Any], init: str = "zeros", dtype: Any = None) -> Value:
@@ -192,115 +175,3 @@ class Layer(metaclass=LayerType):
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."
-
-
-class Connections(tuple[Connection, ...]):
-    """The outputs of a layer that has several."""
-
-    __slots__ = ()
-
-
-class Constant:
-    """A number or array given where a connection could stand."""
-
-    __slots__ = ("data",)
-
-    def __init__(self, data: Any) -> None:
-        self.data = data
-
-
-class Step:
-    """One application of a layer: where its inputs come from and what it gives."""
-
-    __slots__ = ("bindings", "layer", "model", "name", "place", "results", "serial", "wanted")
-
-    def __init__(self, layer: Layer, args: tuple[Any, ...], bindings: dict[str, Any], place: Place) -> None:
-        self.layer = layer
-        self.place = place
-        self.name = ""
-        self.serial = next(_serial)
-        self.model: Model | None = None
-        self.bindings: dict[str, Any] = dict(layer.default_bindings)
-        self.wanted: dict[str, Any] = {}  # output terminal -> name or IOKey
-        self._bind(args, bindings)
-        terminals = [*layer.outputs, *(t for t in self.wanted if t not in layer.outputs)]
-        self.results = {t: Connection(self._wanted_name(t), step=self, terminal=t) for t in terminals}
-
-    @property
-    def label(self) -> str:
-        return self.name or self.layer.name or snake_case(type(self.layer).__name__)
-
-    def _wanted_name(self, terminal: str) -> str:
-        wanted = self.wanted.get(terminal, "")
-        return wanted if isinstance(wanted, str) else wanted.name
-
-    def _bind(self, args: tuple[Any, ...], bindings: dict[str, Any]) -> None:
-        layer = self.layer
-        inputs = layer.inputs + layer.optional
-        if len(args) > len(inputs):
-            raise self._error(
-                f"{layer!r} takes {len(inputs)} inputs, got {len(args)}", [f"inputs: {', '.join(inputs)}"]
-            )
-        for terminal, given in zip(inputs, args, strict=False):
-            if given is not None:
-                self.bindings[terminal] = self._checked(terminal, given)
-        outputs = layer.outputs
-        for terminal, given in bindings.items():
-            if terminal in inputs or terminal in layer.weights:
-                if terminal in inputs[: len(args)]:
-                    raise self._error(f"{layer!r} got its input '{terminal}' twice", [])
-                if given is not None:
-                    self.bindings[terminal] = self._checked(terminal, given)
-            elif terminal in outputs:
-                self.wanted[terminal] = self._checked_output(terminal, given)
-            elif terminal == "output" and layer.output_alias:
-                self.wanted[outputs[0]] = self._checked_output(terminal, given)
-            elif terminal in layer.terminals():
-                self.wanted[terminal] = self._checked_output(terminal, given)
-            else:
-                known = layer.terminals()
-                near = closest(terminal, known, 1)
-                raise self._error(
-                    f"{layer!r} has no terminal '{terminal}'",
-                    [f"terminals: {', '.join(known)}"],
-                    f"did you mean '{near[0]}'?" if near else None,
-                )
-
-    def _checked(self, terminal: str, given: Any) -> Any:
-        if isinstance(given, (str, Connection, Constant)):
-            return given
-        if isinstance(given, (bool, int, float, np.ndarray, np.generic, list)):
-            return Constant(given)
-        if isinstance(given, Connections):
-            names = ", ".join(c.terminal for c in given)
-            raise self._error(
-                f"input '{terminal}' of {self.layer!r} got {len(given)} connections",
-                [f"'{given[0].step.label if given[0].step else ''}' has the outputs {names}"],
-                "take one of them: y, *rest = layer(x)",
-            )
-        raise self._error(
-            f"input '{terminal}' of {self.layer!r} cannot be a {type(given).__name__}",
-            ["accepted: a name, a connection, an IOKey, a number, a NumPy array"],
-        )
-
-    def _checked_output(self, terminal: str, given: Any) -> Any:
-        if isinstance(given, (str, IOKey)):
-            return given
-        raise self._error(
-            f"output '{terminal}' of {self.layer!r} cannot be a {type(given).__name__}", ["accepted: a name, an IOKey"]
-        )
-
-    def _error(self, what: str, facts: list[str], hint: str | None = None) -> ModelError:
-        return ModelError(what, facts=[f"at {self.place}", *facts], hint=hint)
-
-    def sources(self) -> Iterable[Connection]:
-        """The connections among the bindings."""
-        return (b for b in self.bindings.values() if isinstance(b, Connection))
-
-    def settle(self) -> None:
-        """Where an input already belongs to a model, so does this step."""
-        for source in self.sources():
-            model = source.origin.model
-            if model is not None:
-                model.adopt(self)
-                return

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 from mithril.base.errors import ModelError, closest
-from mithril.models.language.connection import NO_DEFAULT, Connection, IOKey
-from mithril.models.language.layer import Connections, Layer, Step, snake_case
+from mithril.models.language.connection import NO_DEFAULT, Connection, Connections, IOKey, Step, snake_case
+from mithril.models.language.layer import Layer
 from mithril.models.language.source_location import here
+from mithril.models.language.trace_context import Context
 
 
 class Model(Layer):
@@ -19,6 +20,9 @@ class Model(Layer):
     """
 
     output_alias = True
+    # Running a model inside a trace, and its summary; filled by ``trace`` and ``model_summary``.
+    _run: ClassVar[Callable[[Model, Context, Sequence[Any]], tuple[Any, ...]]]
+    _summarize: ClassVar[Callable[..., str]]
 
     def __init__(self, *layers: Layer | Connection) -> None:
         self.steps: list[Step] = []
@@ -317,20 +321,8 @@ class Model(Layer):
 
     def build(self, *values: Any) -> Any:
         """The model as a layer inside another layer's build."""
-        from mithril.models.language.flatten import flatten
-        from mithril.models.language.trace import run_flat
-
-        context = self.context
-        flat = flatten(self)
-        slots: list[Any] = [None] * flat.slots
-        given = dict(zip(self.inputs + self.optional, values, strict=True))
-        for decl in flat.inputs:
-            found = given.get(decl.name)
-            slots[decl.slot] = decl.default if found is None else found
-        for slot, param in flat.params.items():
-            slots[slot] = context.bound.get(param.name)
-        made = tuple(run_flat(context, flat, slots, context.path, context.home).values())
-        return made[0] if len(made) == 1 else made
+        results = Model._run(self, self.context, values)
+        return results[0] if len(results) == 1 else results
 
     # -- looking -----------------------------------------------------------------------------------------------------
     def summary(
@@ -341,9 +333,7 @@ class Model(Layer):
         width: int | None = None,
     ) -> str:
         """A table by depth: layers and parameters, and with ``shapes`` of the inputs results, operations and memory."""
-        from mithril.models.language.model_summary import summarise
-
-        return summarise(self, shapes, types, width)
+        return Model._summarize(self, shapes, types, width)
 
     def _repr_html_(self) -> str:
         import html

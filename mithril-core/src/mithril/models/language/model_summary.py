@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mithril.base.dims import Dim, is_static, numel
 from mithril.base.dtypes import dtype as as_dtype
@@ -13,10 +13,9 @@ from mithril.base.errors import ModelError, closest
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Node
 from mithril.models.language.flatten import FlatModel, flatten
+from mithril.models.language.layer import Layer
+from mithril.models.language.model import Model
 from mithril.models.language.trace import trace_model
-
-if TYPE_CHECKING:
-    from mithril.models.language.layer import Layer
 
 HEAD = ("layer", "result", "parameters", "flops", "memory")
 
@@ -156,3 +155,6 @@ def columns(head: tuple[str, ...], rows: list[list[str]], width: int) -> list[st
         lines.append("  ".join(cells).rstrip())
     lines.insert(1, "-" * min(width, sum(widths) + 2 * (len(widths) - 1)))
     return lines
+
+
+Model._summarize = staticmethod(summarise)

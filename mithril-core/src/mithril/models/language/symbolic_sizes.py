@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from mithril.base.dims import Dim
 from mithril.base.errors import ShapeError
+from mithril.ir import Value
 
-if TYPE_CHECKING:
-    from mithril.ir import Value
-    from mithril.models.language.connection import Connection
+
+class Shaped(Protocol):
+    """The part of a connection that sizes read."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def declared_shape(self) -> tuple[Any, ...] | None: ...
+
 
 ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "add": operator.add,
@@ -70,7 +77,7 @@ class SizeOf(Size):
 
     __slots__ = ("axis", "connection")
 
-    def __init__(self, connection: Connection, axis: int) -> None:
+    def __init__(self, connection: Shaped, axis: int) -> None:
         self.connection = connection
         self.axis = axis
 
@@ -131,7 +138,7 @@ class ShapeOf:
         connection = self._only()[0]
         return iter([SizeOf(connection, k) for k in range(len(self))])
 
-    def _only(self) -> tuple[Connection, slice]:
+    def _only(self) -> tuple[Shaped, slice]:
         if len(self.parts) != 1 or not isinstance(self.parts[0], tuple):
             raise ShapeError("a composed shape cannot be indexed", hint="index x.shape itself")
         return self.parts[0]
@@ -140,7 +147,7 @@ class ShapeOf:
         return " + ".join(f"{p[0].label}.shape" if isinstance(p, tuple) else str(p) for p in self.parts)
 
 
-def connections_in(value: Any) -> Iterator[Connection]:
+def connections_in(value: Any) -> Iterator[Any]:
     """The connections whose shapes an attribute depends on."""
     stack = [value]
     while stack:
@@ -177,7 +184,7 @@ def resolve(value: Any, values: dict[int, Value]) -> Any:
         out: list[Any] = []
         for part in value.parts:
             if isinstance(part, tuple):
-                connection: Connection = part[0]
+                connection: Shaped = part[0]
                 piece: slice = part[1]
                 out.extend(values[id(connection)].shape[piece])
             else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ from mithril.base.patterns import matches
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Builder, Graph, Value
 from mithril.models.language.connection import NO_DEFAULT, IOKey
-from mithril.models.language.flatten import TRAINING_FLAG, FlatModel, Leaf
+from mithril.models.language.flatten import TRAINING_FLAG, FlatModel, Leaf, flatten
+from mithril.models.language.model import Model
 from mithril.models.language.trace_context import Context, LazyParam
 
 
@@ -135,6 +136,19 @@ def run_flat(
     return {name: slots[slot] for name, slot in flat.outputs}
 
 
+def run_model(model: Model, context: Context, values: Sequence[Any]) -> tuple[Any, ...]:
+    """Run a model that is used as a layer inside another layer's build."""
+    flat = flatten(model)
+    slots: list[Any] = [None] * flat.slots
+    inputs = dict(zip(model.inputs + model.optional, values, strict=True))
+    for decl in flat.inputs:
+        value = inputs.get(decl.name)
+        slots[decl.slot] = decl.default if value is None else value
+    for slot, param in flat.params.items():
+        slots[slot] = context.bound.get(param.name)
+    return tuple(run_flat(context, flat, slots, context.path, context.home).values())
+
+
 def run_leaf(context: Context, leaf: Leaf, slots: list[Any], path: str) -> tuple[Any, ...]:
     """The results of one leaf, as many as it has outputs."""
     layer = leaf.layer
@@ -187,3 +201,6 @@ def check_declared(name: str, given: Any, key: IOKey, sizes: dict[str, Any]) -> 
         raise ShapeError(
             f"'{name}' has the shape [{', '.join(map(str, given.shape))}], declared as [{expected}]", facts=[where]
         )
+
+
+Model._run = staticmethod(run_model)

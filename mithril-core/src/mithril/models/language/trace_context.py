@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from mithril.base.dims import Shape, equal, is_static
 from mithril.base.dtypes import DEFAULT_FLOAT, DType, dtype as as_dtype
@@ -14,8 +14,22 @@ from mithril.ir import Builder, Origin, Value
 from mithril.models.language.connection import IOKey
 from mithril.models.language.source_location import Place
 
-if TYPE_CHECKING:
-    from mithril.models.language.layer import Layer
+
+class Builds(Protocol):
+    """The part of a layer that a trace uses."""
+
+    tags: dict[str, Any]
+    scalars: bool
+
+    @property
+    def inputs(self) -> tuple[str, ...]: ...
+    @property
+    def optional(self) -> tuple[str, ...]: ...
+    @property
+    def weights(self) -> tuple[str, ...]: ...
+    def build(self, *inputs: Any) -> Any: ...
+    def child_name(self, child: Any, /) -> str: ...
+
 
 RNG = "rng"
 
@@ -27,7 +41,7 @@ class _Active(threading.local):
 _active = _Active()
 
 
-def active(layer: Layer) -> Context:
+def active(layer: Builds) -> Context:
     """The running trace, or an error for layers that are applied outside of one."""
     if _active.context is None:
         raise ModelError(
@@ -67,7 +81,7 @@ class Context:
         self.inputs_of_states: dict[str, Value] = {}  # their values before this call
         self.updated: dict[str, Value] = {}
         self.draws = 0
-        self._current: Layer | None = None
+        self._current: Builds | None = None
 
     @contextmanager
     def active(self) -> Iterator[Context]:
@@ -85,7 +99,7 @@ class Context:
     # -- running a layer ---------------------------------------------------------------------------------------------
     def run(
         self,
-        layer: Layer,
+        layer: Builds,
         path: str,
         place: Place,
         tags: Mapping[str, Any],
@@ -110,7 +124,7 @@ class Context:
             builder.origin, builder.tags = outer
             self.path, self.place, self.tags, self.operands, self.bound, self._current = before
 
-    def call(self, layer: Layer, args: tuple[Any, ...], bindings: Mapping[str, Any], place: Place | None) -> Any:
+    def call(self, layer: Builds, args: tuple[Any, ...], bindings: Mapping[str, Any], place: Place | None) -> Any:
         """A layer called on values inside another one's build."""
         parent = self._current
         if parent is None or _active.context is not self:
@@ -144,7 +158,7 @@ class Context:
         return Builder.current().constant(given)
 
     # -- parameters --------------------------------------------------------------------------------------------------
-    def param(self, layer: Layer, name: str, shape: Shape, init: str, dtype: Any) -> Value:
+    def param(self, layer: Builds, name: str, shape: Shape, init: str, dtype: Any) -> Value:
         """The parameter of that name; a layer used twice gets the same one."""
         given = self.bound.get(name) if layer is self._current else None
         kind = self._dtype(dtype)
@@ -207,7 +221,7 @@ class Context:
         return self.dtype or DEFAULT_FLOAT
 
     # -- state -------------------------------------------------------------------------------------------------------
-    def state(self, layer: Layer, name: str, shape: Shape, init: str, dtype: Any) -> Value:
+    def state(self, layer: Builds, name: str, shape: Shape, init: str, dtype: Any) -> Value:
         """The current value of a state."""
         home = self.homes[id(layer)]
         full = f"{home}.{name}" if home else name
@@ -216,7 +230,7 @@ class Context:
             self.states[full] = self.inputs_of_states[full] = value
         return self.states[full]
 
-    def update_state(self, layer: Layer, name: str, value: Value) -> None:
+    def update_state(self, layer: Builds, name: str, value: Value) -> None:
         home = self.homes[id(layer)]
         full = f"{home}.{name}" if home else name
         self.states[full] = self.updated[full] = value

@@ -183,7 +183,7 @@ def as_metrics(given: Any) -> dict[str, Measure]:
 
 def _short(given: Any) -> str:
     if isinstance(given, Layer):
-        from mithril.models.language.layer import snake_case
+        from mithril.models.language.connection import snake_case
 
         return snake_case(type(given).__name__)
     return ""
