@@ -12,7 +12,9 @@ from shards import run
 from tpu_models import block, scalar_loss
 
 import mithril as ml
+from mithril import ops
 from mithril.base.dtypes import ALL
+from mithril.ir import Builder
 from mithril.ir.evaluate import evaluate
 from mithril.runtime.program import Kind, Request
 from mithril.testing.cases import backend_cases
@@ -65,6 +67,22 @@ def test_operations_on_parts(case):
                     atol=1e-6 * float(scale),
                     err_msg=str(names),
                 )
+
+
+def test_an_inner_axis_stays_split_through_a_flat_one():
+    """Merged axes are divided in blocks: element-wise operations and sums keep the blocks, a reshape ends them."""
+    with Builder() as b:
+        x = b.input("x", (4, 6, 3))
+        flat = ops.tanh(ops.reshape(x, shape=(24, 3)) * 2.0)
+        y = ops.reshape(ops.sum(flat, axis=1), shape=(4, 6))
+        z = ops.sum(flat, axis=0)
+    graph = b.build({"y": y, "z": z})
+    arrays = {"x": np.random.default_rng(0).normal(size=(4, 6, 3)).astype(np.float32)}
+    sharded = cut(graph, {"data": 2}, {"x": (None, "data", None)})
+    assert sharded.outputs["y"].split == (None, "data")
+    assert [n.op.name for n in sharded.graph.nodes if n.op.name.startswith("mesh.")] == ["mesh.all_reduce"]
+    for name, expected in evaluate(graph, arrays).items():
+        np.testing.assert_allclose(run(sharded, arrays)[name], expected, rtol=1e-5, atol=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------------------- models

@@ -61,7 +61,7 @@ class _Ties:
                     self._tie((value, axis, 1), (value, axis, 1))
                     self.sizes[value, axis, 1] = size
         for (value, axis), begins in views.items():  # an inner factor that some node does not see is not split
-            for begin in set.union(*begins) - set.intersection(*begins):
+            for begin in begins[0].union(*begins) - begins[0].intersection(*begins):
                 tainted.add((value, axis, begin))
         constants = {i.value for i in body.inputs if i.data is not None}
         roots = {self._root(p) for p in self.parents}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import gcd
 from typing import Any
 
 from mithril.base.dims import Shape, Size, floordiv, mod
@@ -22,8 +23,8 @@ def reshape_axes(shapes: Sequence[Shape | None], attributes: Mapping[str, Any], 
         return _tangled(before, after)
     while rest[0] and rest[1]:
         (i, a), (j, b) = rest[0][0], rest[1][0]
-        size = a if a == b else b if mod(a, b) == 0 else a if mod(b, a) == 0 else None
-        if size is None:
+        size = _common(a, b)
+        if size == 1:
             break
         name = f"f{len(sizes)}"
         sizes[name] = size
@@ -40,6 +41,13 @@ def reshape_axes(shapes: Sequence[Shape | None], attributes: Mapping[str, Any], 
     return Axes(
         (tuple(map(tuple, left)),), (tuple(map(tuple, right)),), sizes, roles, (tuple(after),), shape_attribute="shape"
     )
+
+
+def _common(a: Size, b: Size) -> Size:
+    """Return the largest factor with which both sizes can begin."""
+    if isinstance(a, int) and isinstance(b, int):
+        return gcd(a, b)
+    return a if a == b else b if mod(a, b) == 0 else a if mod(b, a) == 0 else 1
 
 
 def _tangled(before: Shape, after: Shape) -> Axes:

@@ -23,8 +23,6 @@ from mithril_tpu.sharding.local_rules import Local, is_zero, local, own_places
 INDEX = "mesh/"  # inputs of this name hold a device's place along an axis
 _LINEAR = frozenset({"reshape", "transpose", "neg", "cast", "sum", "mean", "slice", "broadcast_to", "mesh.chunk_sum"})
 
-_PLACED = frozenset({"gather_nd", "scatter_nd", "scatter_nd_add"})
-
 
 @dataclass(frozen=True)
 class Part:
@@ -400,7 +398,7 @@ class _Walk:
     # -- rows that name their own place -------------------------------------------------------------------------------
     def _row_by_row(self, node: Node) -> bool:
         """Whether places count along split axes (``x[i, places[i]]``): then each device has those it needs."""
-        if node.op.name not in _PLACED:
+        if not _takes_places(node):
             return False
         x, at, *updates = [v for v in node.operands if v is not None]
         own = [] if node.attributes.get("batch_dims") else own_places(self.graph, x, at)
@@ -500,6 +498,16 @@ class _Walk:
         names = {i.name: s for i, s in zip(body.arguments, given, strict=True)}
         wanted = {str(k): s for k, s in enumerate(leaving) if k not in collected}
         return walk.run(names, wanted, left_open={str(k) for k in collected})
+
+
+def _takes_places(node: Node) -> bool:
+    """Whether each row of the indices names a place along several axes."""
+    axes = node.axes
+    if not axes.lookups or getattr(node.op, "composite", False):
+        return False
+    indices = axes.operands[axes.lookups[0][0]]
+    role = axes.role(indices[-1][0]) if indices else None
+    return role is not None and role.kind == "whole"
 
 
 def _with_places(branch: Graph, axes: Sequence[str]) -> Graph:
