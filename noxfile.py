@@ -66,6 +66,16 @@ def soak(session: nox.Session) -> None:
     session.run("pytest", "-q", "-m", "soak", *(session.posargs or ["tests"]))
 
 
+@nox.session(name="soak-graphs")
+def soak_graphs(session: nox.Session) -> None:
+    """Random graphs at every level, for hours; ``-- torch --graphs 500`` tries one backend, and fewer."""
+    install(session, *map(str, DISTRIBUTIONS))
+    counts = {"numpy": 10_000, "jax": 10_000, "torch": 10_000, "mlx": 10_000, "c": 2_000, "ggml": 2_000}
+    runs = [session.posargs] if session.posargs else [[name, "--graphs", str(n)] for name, n in counts.items()]
+    for arguments in runs:
+        session.run("python", "tests/soak.py", *arguments)
+
+
 @nox.session
 def wheels(session: nox.Session) -> None:
     """Build a wheel and an sdist of every distribution into dist/."""

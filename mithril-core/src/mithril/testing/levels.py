@@ -7,14 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from mithril.autodiff import gradients
 from mithril.base.dtypes import DType, dtype as as_dtype
 from mithril.compiler.steps import compile
 from mithril.ir import Builder, Graph, Value
+from mithril.ir.evaluate import evaluate
 from mithril.models.language.layer import Layer
 from mithril.models.language.model import Model
 from mithril.testing.compare import tolerance
 from mithril.testing.sample_arrays import special_array
 
+REFERENCE = "reference"
 LEVELS = ("low", "medium", "high")
 FACTOR = 256.0  # of the tolerance of a dtype: passes may reorder a whole program
 LARGE = 1e4  # elements above do not count where cancellation is allowed for
@@ -65,7 +68,9 @@ class Levels:
         return self._compiled[level]
 
     def results(self, level: str, arguments: Arrays, *, gradient: bool) -> dict[str, np.ndarray[Any, Any]]:
-        """Outputs by name, and gradients as ``grad/<input>``."""
+        """Outputs by name, and gradients as ``grad/<input>``; level ``reference`` is the references' own."""
+        if level == REFERENCE:
+            return self._evaluated(arguments, gradient)
         compiled = self.compiled(level)
         inputs = {self.names[n]: a for n, a in arguments.items()}
         if not gradient:
@@ -76,13 +81,26 @@ class Levels:
         results = {**outputs, **{f"grad/{n}": g for n, g in slopes.items()}}
         return {n: self.backend.to_numpy(a) for n, a in results.items()}
 
-    def differences(self, level: str, arguments: Arrays, *, gradient: bool) -> list[str]:
-        """Return a line for each result that differs from level ``none`` by more than rounding."""
-        expected = self.results("none", arguments, gradient=gradient)
+    def _evaluated(self, arguments: Arrays, gradient: bool) -> dict[str, np.ndarray[Any, Any]]:
+        renamed = dict(zip(self.graph.output_names, self.layer.outputs, strict=True))
+        if not gradient:
+            return {renamed[n]: a for n, a in evaluate(self.graph, arguments).items()}
+        of = {n: renamed[n] for n in self.graph.output_names if renamed[n] in self.of}
+        wrt = [n for n, name in self.names.items() if name in self.wrt]
+        backward = gradients(self.graph, of, wrt)
+        given = [i.name for i in backward.arguments if i.name not in self.names]
+        cotangents = {n: cotangent(o, self.of[o]) for n, o in zip(given, of.values(), strict=True)}
+        results = evaluate(backward, {**arguments, **cotangents})
+        renamed |= {f"grad/{n}": f"grad/{self.names[n]}" for n in wrt}
+        return {renamed[n]: a for n, a in results.items()}
+
+    def differences(self, level: str, arguments: Arrays, *, gradient: bool, base: str = "none") -> list[str]:
+        """Return a line for each result that differs from that at level ``base`` by more than rounding."""
+        expected = self.results(base, arguments, gradient=gradient)
         actual = self.results(level, arguments, gradient=gradient)
         if not any(self._wrong(actual[n], e, 0.0).any() for n, e in expected.items()):
             return []
-        shifted = [self.results("none", nudged(arguments, seed), gradient=gradient) for seed in range(3)]
+        shifted = [self.results(base, nudged(arguments, seed), gradient=gradient) for seed in range(3)]
         lines = []
         for name, e in expected.items():
             unsure = sensitivity(e, [m[name] for m in shifted])
