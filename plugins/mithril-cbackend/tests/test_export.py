@@ -14,6 +14,7 @@ import mithril_cbackend
 from mithril import ops
 from mithril.base.dtypes import int32
 from mithril.base.errors import BackendError, InputError, MithrilError
+from mithril.base.quoting import c_quoted
 from mithril.ir import Builder
 from mithril.ir.decompose import decompose
 from mithril.models import (
@@ -380,3 +381,66 @@ def test_any_name_and_any_dtype(tmp_path):
     graph = decompose(b.build(made), CBackend().lowers)
     mithril_cbackend.export_program(CBackend().build(graph), tmp_path, {}, name="odd")
     assert check(tmp_path, "CC=gcc", f"CFLAGS={STRICT.replace('-Wpedantic ', '')}") <= 1e-6
+
+
+# -- names --------------------------------------------------------------------------------------------------------
+HOSTILE = ["run", "int8_t", "expf", "NAN", "main", "class", "AT_X", "a*/b", "new\nline", "/*", "??/", '"\\', "é\u202e"]
+
+
+@needs("gcc", "make")
+def test_names_of_users_are_data(tmp_path):
+    """Terminals, layers and weights of every spelling compile under ``-Wall -Wextra -Werror``, as C and as C++."""
+    model = Model()
+    for k, name in enumerate(HOSTILE):
+        model |= Linear(3, name=f"{name} {k}")(input=name, output=f"{name}!")
+    made = ml.compile(model, "c", shapes={name: [2, 3] for name in HOSTILE}, inference=True)
+    made.bind(made.randomize_params(seed=1)).export(tmp_path)
+    assert check(tmp_path, "CC=gcc", f"CFLAGS={STRICT} -Wcomment -Wtrigraphs -Wbidi-chars=any") <= 1e-6
+    for name in made.params:
+        assert c_quoted(name) in (tmp_path / "model.c").read_text()
+
+
+@pytest.mark.parametrize("name", ["int8", "uint_least16", "float", "size", "modèle", "1st", "a-b", "", "_x"])
+def test_a_model_cannot_be_called_like_a_type_of_c(name, tmp_path):
+    with pytest.raises(InputError, match="cannot name a model in C"):
+        compiled(mlp).export(tmp_path, name=name)
+
+
+@needs("gcc", "make")
+@pytest.mark.parametrize("name", ["static", "main", "arena", "weights", "sqrtf", "given"])
+def test_words_of_c_name_models(name, tmp_path):
+    compiled(cached).export(tmp_path, name=name)
+    assert check(tmp_path, "CC=gcc", f"CFLAGS={STRICT}") <= 1e-6
+
+
+@needs("gcc")
+def test_missing_arena_and_weights_are_said(tmp_path):
+    compiled(mlp).export(tmp_path, embed=False)
+    (tmp_path / "use.c").write_text(
+        '#include "model.h"\n'
+        "static _Alignas(64) unsigned char arena[MODEL_ARENA_BYTES], weights[MODEL_WEIGHT_BYTES];\n"
+        "int main(void) {\n"
+        "  static float x[MODEL_INPUT_SIZE], y[MODEL_OUTPUT_SIZE];\n"
+        "  const int shape[MODEL_INPUT_RANK] = MODEL_INPUT_SHAPE;\n"
+        "  model_t m = {0};\n"
+        "  if (shape[0] != 5 || shape[1] != 16 || model_arena_size() != sizeof arena) return 1;\n"
+        "  if (model_run(&m, x, y) != -1 || model_init(&m, arena + 1) != -1 || model_init(&m, 0) != -1) return 2;\n"
+        "  if (model_init(&m, arena) != 0 || model_run(&m, x, y) != -1) return 3;\n"
+        "  if (model_set_weights(&m, 0) != -1 || model_set_weights(&m, weights) != 0) return 4;\n"
+        "  return model_run(&m, 0, y) == -1 && model_run(&m, x, y) == 0 ? 0 : 5;\n"
+        "}\n"
+    )
+    built = ["gcc", "-std=c11", "-Wall", "-Werror", "use.c", "model.c", "-lm", "-o", "use"]
+    toolchains.run(["sh", "-c", f"cd {tmp_path} && {' '.join(built)} && ./use"])
+    fast = ["gcc", "-std=c11", "-ffast-math", "-c", str(tmp_path / "model.c"), "-o", str(tmp_path / "fast.o")]
+    with pytest.raises(BackendError, match="ffast-math"):
+        toolchains.run(fast)
+
+
+def test_a_folder_may_have_a_dot_in_its_name(tmp_path):
+    compiled(mlp).export(tmp_path / "build-1.0")
+    assert (tmp_path / "build-1.0" / "model.c").exists()
+    (tmp_path / "net.d").mkdir()
+    compiled(mlp).export(tmp_path / "net.d")
+    with pytest.raises(MithrilError, match="no file format has the suffix"):
+        compiled(mlp).export(tmp_path / "model.gguff")

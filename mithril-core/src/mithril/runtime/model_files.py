@@ -28,6 +28,12 @@ def load(path: str | os.PathLike[str], *, format: str | None = None, **options: 
 def export(compiled: CompiledModel, path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> Any:
     """Write a compiled model; a folder is written in its backend's own format where that has one."""
     text = os.fspath(path)
-    if format is None and not os.path.splitext(text)[1] and compiled.backend.name in plugins.formats():
+    if format is None and _is_folder(text) and compiled.backend.name in plugins.formats():
         format = compiled.backend.name
     return plugins.load_format(plugins.format_of(text, format), "saves")(compiled, path, **options)
+
+
+def _is_folder(path: str) -> bool:
+    """Whether a path names a folder: it exists as one, or has no suffix but a number's, as ``build-1.0`` has."""
+    suffix = os.path.splitext(path)[1]
+    return os.path.isdir(path) or path.endswith(os.sep) or not suffix.strip(".0123456789")

@@ -30,8 +30,13 @@ class Purpose:
 
     @property
     def flags(self) -> str:
-        """What the compiler is told."""
-        return f"{ALWAYS} {SMALL if self.optimize_size else FAST} {self.toolchain.flags}"
+        """The compiler's flags."""
+        return f"{self.portable_flags} {self.toolchain.flags}"
+
+    @property
+    def portable_flags(self) -> str:
+        """The compiler's flags without the processor's."""
+        return f"{ALWAYS} {SMALL if self.optimize_size else FAST}"
 
 
 def purpose(settings: Mapping[str, Any]) -> Purpose:

@@ -7,7 +7,6 @@ Makefile, a CMakeLists.txt, and a test program that compares runs with what the 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from mithril_cbackend.bundle.makefiles import cmake, makefile
 from mithril_cbackend.graph.int8_weights import quantized
 from mithril_cbackend.program import compile_graph
 from mithril_cbackend.program.executable import Executable
+from mithril_cbackend.tir.c_names import is_model_name
 
 EMBEDDED = 8 << 20  # bytes of weights that are written as a C array unless one is asked for
 
@@ -86,8 +86,12 @@ def export_program(
 
     What comes out under the name of a parameter, or of state, is kept by the C and read by its next run.
     """
-    if not re.fullmatch(r"[A-Za-z_]\w*", name):
-        raise InputError(f"'{name}' is no name in C")
+    if not is_model_name(name):
+        raise InputError(
+            f"export: name={name!r} cannot name a model in C",
+            facts=[f"the files declare {name}_t, {name}_run and others"],
+            hint="write letters, digits and underscores, a letter first, and no type of the C library: name='net'",
+        )
     weights, chosen, given = parameters(executable, params), executable.purpose, contents_inputs(executable, inputs)
     made, error = Contents(executable, weights, given, state or {}, name), None
     if chosen.quantization == "int8" and not made.moving.keys() & weights.keys():
@@ -120,7 +124,7 @@ def write(made: Contents, folder: Path, embedded: bool) -> None:
     if embedded:
         files[f"{name}_weights.c"] = export_files.weights(made)
     for file, text in files.items():
-        (folder / file).write_text(text)
+        (folder / file).write_text(text, encoding="utf-8")
     (folder / f"{name}.weights").write_bytes(made.weights)
 
 

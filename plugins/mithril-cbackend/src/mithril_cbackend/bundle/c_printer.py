@@ -20,6 +20,7 @@ from mithril_cbackend.graph.call_layout import ARENA
 from mithril_cbackend.graph.kernel import Kernel
 from mithril_cbackend.program.program import Program
 from mithril_cbackend.tir import expr as t
+from mithril_cbackend.tir.c_names import identifier
 
 n = t.nodes
 TYPES = {
@@ -375,12 +376,6 @@ def slot_names(program: Program) -> dict[int, str]:
         taken.add(name)
         named[slot] = name
     return named
-
-
-def identifier(name: str) -> str:
-    """A name as C writes names."""
-    made = re.sub(r"\W", "_", name, flags=re.ASCII)
-    return f"_{made}" if made[:1].isdigit() else made
 
 
 def comment(kernel: Kernel) -> str:

@@ -9,9 +9,9 @@ import numpy as np
 
 from mithril.backend.memory_plan import ALIGNMENT, nbytes
 from mithril.ir import Graph
-from mithril_cbackend.bundle.c_printer import identifier
 from mithril_cbackend.graph.call_layout import packed
 from mithril_cbackend.program.executable import Executable
+from mithril_cbackend.tir.c_names import unique
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 STATE = "state/"
@@ -49,7 +49,7 @@ class Contents:
         self.arena_bytes = max(end, ALIGNMENT)
         self.runs = 3 if self.moving else 1  # the later ones show what is passed on
         self.results = self._run({**self.params, **first})
-        taken = set(C_WORDS)
+        taken = set[str]()
         self.c_names = {n: unique(n, taken) for n in self.inputs}
         self.outputs = {n: unique(f"out_{n}" if n in self.inputs else n, taken) for n in self.results}
 
@@ -72,22 +72,6 @@ def passed_on(graph: Graph) -> dict[str, str]:
         if name in results and results[name].type == i.type:
             found[i.name] = name
     return found
-
-
-# What parameters of a C function cannot be called: words of C, and the function's own names.
-C_WORDS = frozenset({
-    "self", "auto", "bool", "break", "case", "char", "const", "continue", "default", "do", "double", "else", "enum",
-    "extern", "float", "for", "goto", "if", "inline", "int", "long", "register", "restrict", "return", "short",
-    "signed", "sizeof", "static", "struct", "switch", "typedef", "union", "unsigned", "void", "volatile", "while",
-})  # fmt: skip
-
-
-def unique(name: str, taken: set[str]) -> str:
-    made = identifier(name)
-    while made in taken:
-        made += "_"
-    taken.add(made)
-    return made
 
 
 def up(size: int) -> int:

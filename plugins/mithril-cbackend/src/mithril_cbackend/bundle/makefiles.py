@@ -7,14 +7,15 @@ from mithril_cbackend.compile_target import Purpose
 
 def makefile(name: str, purpose: Purpose, embedded: bool) -> str:
     compiler = purpose.toolchain.compilers[0]
-    text = MAKEFILE.replace("@FLAGS@", purpose.flags).replace("@CC@", compiler).replace("@NAME@", name)
+    text = MAKEFILE.replace("@FLAGS@", purpose.portable_flags).replace("@ARCH@", purpose.toolchain.flags)
+    text = text.replace("@CC@", compiler).replace("@NAME@", name)
     text = text.replace("@RUNNER@", f" {purpose.toolchain.runner}" if purpose.toolchain.runner else "")
     return text.replace("@WEIGHTS@", f" {name}_weights.o" if embedded else "")
 
 
 def cmake(name: str, purpose: Purpose, embedded: bool) -> str:
-    flags = purpose.flags.replace("-std=c11 ", "")
-    text = CMAKE.replace("@FLAGS@", flags).replace("@NAME@", name)
+    flags = purpose.portable_flags.replace("-std=c11 ", "")
+    text = CMAKE.replace("@FLAGS@", flags).replace("@ARCH@", purpose.toolchain.flags).replace("@NAME@", name)
     return text.replace("@WEIGHTS@", f" {name}_weights.c" if embedded else "")
 
 
@@ -22,11 +23,13 @@ MAKEFILE = """\
 # make check         compile and run the test against what Python computed
 # make lib@NAME@.a      or lib@NAME@.so: what to link a program with, and -lm
 # make THREADS=1 ... parallel loops by OpenMP, where the model was compiled for several threads
+# make ARCH= ...     code for every processor of this kind, not only for those that can do what this one can
 ifeq ($(origin CC), default)
 CC = @CC@
 endif
 AR ?= ar
-CFLAGS ?= @FLAGS@
+ARCH ?= @ARCH@
+CFLAGS ?= @FLAGS@ $(ARCH)
 LDLIBS ?= -lm
 RUN ?=@RUNNER@
 ifdef THREADS
@@ -61,7 +64,9 @@ cmake_minimum_required(VERSION 3.10)
 project(@NAME@ C)
 set(CMAKE_C_STANDARD 11)
 add_library(@NAME@ @NAME@.c@WEIGHTS@)
-target_compile_options(@NAME@ PRIVATE @FLAGS@)
+set(ARCH "@ARCH@" CACHE STRING "the processor that code is for; empty: every one of this kind")
+separate_arguments(ARCH)
+target_compile_options(@NAME@ PRIVATE @FLAGS@ ${ARCH})
 target_include_directories(@NAME@ PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
 target_link_libraries(@NAME@ PUBLIC m)
 add_executable(@NAME@_test @NAME@_test.c)

@@ -17,6 +17,7 @@ from typing import Any
 from mithril.base.errors import BackendError
 from mithril_cbackend.cpu_info import processors
 from mithril_cbackend.program.module_loader import without_torch
+from mithril_cbackend.tir.c_names import is_taken
 
 
 def _import_tvm() -> Any:
@@ -201,17 +202,6 @@ def is_affine(a: Expr) -> bool:
     return True
 
 
-TAKEN = frozenset([  # words of C, and functions that kernels call
-    "auto", "bool", "break", "case", "char", "const", "continue", "default", "do", "double", "else", "enum",
-    "extern", "float", "for", "goto", "if", "inline", "int", "long", "main", "register", "restrict", "return",
-    "short", "signed", "sizeof", "static", "struct", "switch", "typedef", "union", "unsigned", "void",
-    "volatile", "while", "abs", "exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "asin", "acos", "atan",
-    "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "pow", "fmod", "copysign", "atan2", "floor",
-    "ceil", "trunc", "nearbyint", "fabs", "memcpy", "table", "y0", "y1", "yn", "j0", "j1", "jn", "index",
-    "gamma", "remainder", "round",
-])  # fmt: skip
-
-
 # -- statements ---------------------------------------------------------------------------------------------------
 class Code:
     """Statements being written: loops, bound names, stores. One per kernel."""
@@ -226,7 +216,7 @@ class Code:
     def name(self, stem: str) -> str:
         """A name not used before in this function."""
         clean = "".join(c if c.isalnum() and c.isascii() else "_" for c in stem) or "v"
-        if clean[0].isdigit() or clean in TAKEN:
+        if clean[0].isdigit() or is_taken(clean):
             clean = "v_" + clean
         count = self._names.get(clean, 0)
         self._names[clean] = count + 1
