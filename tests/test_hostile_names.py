@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril import Model
+from mithril import Model, ops
 from mithril.base.errors import MithrilError
 from mithril.ir import parse, to_text
 from mithril.ir.formats import to_dot, to_json
@@ -147,3 +147,117 @@ def test_graphs_are_read_back_with_their_names(name):
     assert [e.tag.rpartition("}")[2] for e in xml.etree.ElementTree.fromstring(drawn).iter()].count("script") == 0
     assert "<script>" not in html(graph)
     assert "<script>" not in graph._repr_html_() + model._repr_html_()
+
+
+ACCEPTED = [name for name in NAMES if not refusable(name)]
+CROWD = {"shapes": {name: [2, 3] for name in ACCEPTED}, "outputs": [name + "'" for name in ACCEPTED]}
+
+
+@pytest.fixture(scope="module")
+def crowd():
+    """One model with every accepted name as an input, an output, a layer, a class and a parameter."""
+    model = Model()
+    for name in ACCEPTED:
+        own = type("".join(c for c in name if c != "\x00") or "C", (Scaled,), {})(name)
+        model |= own(input=name, output=name + "'")
+    return model
+
+
+class Scaled(Layer):
+    """The input times a parameter of any name."""
+
+    def __init__(self, parameter: str) -> None:
+        self.parameter = parameter
+        self.name = parameter
+
+    def build(self, input):
+        return input * self.param(self.parameter, (3,), "normal")
+
+
+def compiled_crowd(model: Model, backend: str):
+    return ml.compile(model, backend, inference=True, **CROWD)
+
+
+def check_crowd(compiled, params=None) -> None:
+    """Every output is its input times its parameter."""
+    inputs = {name: X + k for k, name in enumerate(ACCEPTED)}
+    if params is None:
+        made, params = compiled(inputs), compiled.params
+    else:
+        made = compiled.evaluate(params, inputs)
+    to_numpy = compiled.backend.to_numpy
+    for key, x in params.items():
+        name = next(n for n in ACCEPTED if key == f"{n}.{n}")
+        np.testing.assert_allclose(to_numpy(made[name + "'"]), inputs[name] * to_numpy(x), rtol=1e-2)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_all_names_together_run(backend, crowd):
+    compiled = compiled_crowd(crowd, backend)
+    check_crowd(compiled, compiled.randomize_params(seed=0))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_generated_files_and_templates_run(backend, crowd, tmp_path):
+    """The written file is Python that defines the same function."""
+    if backend in ("c", "ggml"):
+        pytest.skip("writes no Python")
+    (tmp_path / "t.j2").write_text(TEMPLATE)
+    files = {"file.py": {}, "template.py": {"template_path": tmp_path / "t.j2"}}
+    for file, more in files.items():
+        compiled = ml.compile(crowd, backend, **CROWD, file_path=tmp_path / file, **more)
+        compile((tmp_path / file).read_text(encoding="utf-8"), file, "exec")
+        check_crowd(compiled, compiled.randomize_params(seed=0))
+
+
+TEMPLATE = """{{ ('made of ' ~ graph.name) | quoted }}
+{% for line in imports %}{{ line }}
+{% endfor %}{% for text in helpers %}{{ text }}
+
+{% endfor %}{% for line in constants %}{{ line }}
+{% endfor %}NAMES = [{% for i in graph.inputs %}{{ i.name | quoted }}, {% endfor %}]
+{{ signature }}
+{% for line in body %}    {{ line }}
+{% endfor %}    {{ closing }}
+"""
+
+
+def test_gguf_files_are_loaded_again(crowd, tmp_path):
+    compiled = compiled_crowd(crowd, "ggml")
+    compiled.bind(compiled.randomize_params(seed=0))
+    compiled.export(tmp_path / "model.gguf")
+    check_crowd(ml.load(tmp_path / "model.gguf"))
+    check_crowd(ml.load(tmp_path / "model.gguf", backend="numpy"))
+
+
+def test_saved_parameters_are_loaded_again(crowd, tmp_path):
+    compiled = compiled_crowd(crowd, "numpy")
+    params = compiled.randomize_params(seed=0)
+    compiled.save(tmp_path / "w.safetensors", params)
+    check_crowd(compiled.load(tmp_path / "w.safetensors"))
+
+
+def test_cached_programs_are_read_back(crowd, tmp_path):
+    for _ in range(2):
+        compiled = ml.compile(crowd, "numpy", cache=True, cache_dir=tmp_path / "cache", **CROWD)
+        check_crowd(compiled, compiled.randomize_params(seed=0))
+
+
+@pytest.mark.parametrize("name", ["torch", "np", "len", "class", "inputs", "float", "tuple", "B", "gro\u00df"])
+@pytest.mark.parametrize("backend", ["numpy", "torch", "jax", "mlx"])
+def test_sizes_may_have_any_name_that_a_dimension_may_have(backend, name):
+    model = Model()
+    model |= Linear(3)(input="input", output="h")
+    model |= Mean()(input="h", output="output")
+    compiled = ml.compile(model, backend, shapes={"input": [name, 3]})
+    params = compiled.randomize_params(seed=0)
+    assert np.shape(compiled.evaluate(params, {"input": X})["output"]) == (2, 6)
+
+
+class Mean(Layer):
+    """Something that needs the size of the batch."""
+
+    def build(self, input):
+        size = input.shape[0]
+        both = ops.concat(input, input, axis=1)
+        return ops.reshape(ops.reshape(both, shape=(size * 2, 3)), shape=(size, 6)) * 1.0
