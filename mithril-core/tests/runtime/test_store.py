@@ -84,9 +84,11 @@ def test_writers_in_several_processes(tmp_path):
 def test_what_a_killed_writer_left_is_swept_up(tmp_path):
     store = Store(tmp_path)
     store.put(KEY, {"a": b""})
-    left = store._file(KEY).with_name("x.part")
-    left.write_bytes(b"half")
-    os.utime(left, (time.time() - 7200,) * 2)
+    left = store._file(KEY).with_name(f".x.{'0' * 16}.part")
+    left.mkdir()
+    (left / "part").write_bytes(b"half")
+    for path in (left / "part", left):
+        os.utime(path, (time.time() - 7200,) * 2)
     store.put(OTHER, {"a": b""})
     assert not left.exists()
 

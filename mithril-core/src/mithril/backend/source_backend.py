@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import marshal
 from collections.abc import Callable, Mapping, Sequence
-from types import CodeType
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -80,16 +78,16 @@ class SourceBackend(Backend):
         forward = self.loaded(source)
         return SourceExecutable(graph, source, forward, self.finish(forward, graph, options))
 
-    def loaded(self, source: Source, code: CodeType | None = None) -> Forward:
+    def loaded(self, source: Source) -> Forward:
         """The module's function; its constants are made here."""
-        return source.function(code)
+        return source.function()
 
     # -- keeping what was generated -----------------------------------------------------------------------------------
     def dump(self, executable: Any) -> dict[str, bytes] | None:
-        """The generated text, and its code as Python keeps it in .pyc files."""
+        """The generated text and its large constants."""
         if executable.differentiated:
             return None
-        parts = {"source": executable.source.encode(), "code": marshal.dumps(Source(executable.source).code())}
+        parts = {"source": executable.source.encode()}
         if executable.arrays:
             packed = io.BytesIO()
             np.savez(packed, allow_pickle=False, **executable.arrays)
@@ -98,11 +96,11 @@ class SourceBackend(Backend):
 
     def revive(self, parts: Mapping[str, bytes], graph: Deferred, options: BuildOptions) -> SourceExecutable:
         """The executable again, without generating anything."""
-        kept = np.load(io.BytesIO(parts["arrays"])) if "arrays" in parts else {}
+        kept = np.load(io.BytesIO(parts["arrays"]), allow_pickle=False) if "arrays" in parts else {}
         source = Source(parts["source"].decode(), kept)
         if options.file_path is not None:
             source.write(options.file_path)
-        forward = self.loaded(source, marshal.loads(parts["code"]))
+        forward = self.loaded(source)
         return SourceExecutable(graph, source, forward, self.finish(forward, cast("Graph", graph), options))
 
     def build_with_gradients(

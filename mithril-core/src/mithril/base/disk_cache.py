@@ -1,26 +1,29 @@
 """A folder of results by key: written whole or not at all, checked when read, bounded in size.
 
-Each entry is one file: a line of JSON that names its parts, their sizes and a checksum, then their bytes. A file that
-is torn, too short or changed is dropped, as if it had never been there. Several processes may share the folder.
+Each entry is one file: a line of JSON that names its parts and their sizes, with a digest of all this and the entry's
+key, then the bytes. The digest is keyed by a secret of the user's: a file that is torn, changed, renamed or written by
+another user is dropped, as if it had never been there. Several processes may share the folder.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import hmac
 import json
 import os
-import tempfile
-import time
-from collections.abc import Iterator, Mapping
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+from mithril.base import files
 from mithril.base.errors import OptionError
 
 SUFFIX = ".mithril"
 LIMIT = 2 << 30  # bytes in all; the entries that were not used for longest go first
 HEADER = 1 << 20  # a longer first line is no header
+SECRET = 32  # bytes
 
 
 @dataclass(frozen=True)
@@ -41,13 +44,15 @@ class Store:
         self.limit = limit
 
     def get(self, key: str) -> dict[str, bytes] | None:
-        """The parts of an entry, or None where there is none that is whole."""
+        """Return the parts of an entry, or None if there is none that is whole and the user's own."""
         file = self._file(key)
         try:
-            raw = file.read_bytes()
+            with file.open("rb") as opened:
+                raw = opened.read() if files.own(os.fstat(opened.fileno())) else b""
         except OSError:
             return None
-        parts = _read(raw)
+        self.secure()
+        parts = _read(raw, key)
         if parts is None:
             with contextlib.suppress(OSError):
                 file.unlink()
@@ -59,23 +64,22 @@ class Store:
     def put(self, key: str, parts: Mapping[str, bytes]) -> None:
         """Write an entry; readers see the old one or the new one, never half of it."""
         body = b"".join(parts.values())
-        header = {
-            "parts": [[name, len(data)] for name, data in parts.items()],
-            "sha256": hashlib.sha256(body).hexdigest(),
-        }
+        sizes = [(name, len(data)) for name, data in parts.items()]
+        header = {"parts": sizes, "digest": _digest(key, sizes, body)}
         file = self._file(key)
+        self.secure()
+        files.write(file, json.dumps(header).encode() + b"\n" + body, "cache_dir", mode=0o600)
+        self._trim()
+
+    def secure(self) -> None:
+        """Make the folder; raise if others can write to it, since programs in it are run."""
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            handle, part = tempfile.mkstemp(dir=file.parent, suffix=".part")
-            with os.fdopen(handle, "wb") as out:
-                out.write(json.dumps(header).encode() + b"\n" + body)
-            os.replace(part, file)
+            files.private_folder(self.folder, above=False)  # entries are signed
         except OSError as error:
             raise OptionError(
                 f"the cache folder '{self.folder}' cannot be written: {error.strerror or error}",
                 hint="give another cache_dir=",
             ) from None
-        self._trim()
 
     def info(self) -> StoreInfo:
         files = list(self._files())
@@ -93,14 +97,12 @@ class Store:
         return self.folder / key[:2] / f"{key}{SUFFIX}"
 
     def _files(self) -> Iterator[tuple[float, int, Path]]:
+        for folder in self.folder.glob("??"):
+            files.sweep(folder)
         for path in self.folder.glob(f"??/*{SUFFIX}"):
             with contextlib.suppress(OSError):
                 found = path.stat()
                 yield found.st_mtime, found.st_size, path
-        for path in self.folder.glob("??/*.part"):  # of a process that was killed while writing
-            with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > 3600:
-                    path.unlink()
 
     def _trim(self) -> None:
         files = sorted(self._files())
@@ -113,14 +115,16 @@ class Store:
                 total -= size
 
 
-def _read(raw: bytes) -> dict[str, bytes] | None:
-    """The parts of a file's bytes; None where anything is not as written."""
+def _read(raw: bytes, key: str) -> dict[str, bytes] | None:
+    """Return the parts of a file's bytes, or None if anything is not as written for this key by this user."""
     end = raw.find(b"\n", 0, HEADER)
     try:
         header = json.loads(raw[: max(end, 0)])
         body = raw[end + 1 :]
         sizes = [(str(name), int(size)) for name, size in header["parts"]]
-        if sum(size for _, size in sizes) != len(body) or hashlib.sha256(body).hexdigest() != header["sha256"]:
+        if sum(size for _, size in sizes) != len(body):
+            return None
+        if not hmac.compare_digest(_digest(key, sizes, body), str(header["digest"])):
             return None
     except (ValueError, TypeError, KeyError):
         return None
@@ -129,6 +133,52 @@ def _read(raw: bytes) -> dict[str, bytes] | None:
         parts[name] = body[at : at + size]
         at += size
     return parts
+
+
+def _digest(key: str, sizes: Sequence[tuple[str, int]], body: bytes) -> str:
+    """Sign an entry's key, the names and sizes of its parts and their bytes."""
+    signed = hmac.new(_secret(key_file()), json.dumps([key, sizes]).encode() + b"\n", "sha256")
+    signed.update(body)
+    return signed.hexdigest()
+
+
+@cache
+def _secret(file: Path) -> bytes:
+    """Return the user's secret, made at the first use."""
+    try:
+        if not os.path.lexists(file):
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with files.parts(file, "the key of caches") as folder:
+                part = folder / "key"
+                with open(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as out:
+                    out.write(secrets.token_bytes(SECRET))
+                with contextlib.suppress(FileExistsError):  # another process was first
+                    os.link(part, file)
+        with open(os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), "rb") as out:
+            status, secret = os.fstat(out.fileno()), out.read()
+    except OSError as error:
+        raise OptionError(
+            f"the key of caches '{file}' cannot be read or written: {error.strerror or error}",
+            hint="leave cache= out, or name a file of your own in MITHRIL_CACHE_KEY",
+        ) from None
+    private = files.own(status, 0o077)
+    if not private or len(secret) < SECRET:
+        raise OptionError(
+            f"'{file}' is no key of caches" if private else f"the key of caches '{file}' is not secret",
+            facts=["whoever knows the key can write programs into a cache that are run"],
+            hint=f"rm '{file}': a new one is made, and programs are recompiled",
+        )
+    return secret
+
+
+def key_file() -> Path:
+    """``MITHRIL_CACHE_KEY``, else a file among the user's settings."""
+    named = os.environ.get("MITHRIL_CACHE_KEY")
+    if named:
+        return Path(named)
+    import platformdirs
+
+    return Path(platformdirs.user_config_dir("mithril", appauthor=False)) / "cache.key"
 
 
 def default_folder() -> Path:

@@ -10,35 +10,35 @@ import re
 
 
 def quoted(text: str) -> str:
-    """A literal in double quotes, which Python and the text of graphs read back as the same name."""
+    """Return a literal in double quotes, which Python and the text of graphs read back as the same name."""
     if text.isprintable() and '"' not in text and "\\" not in text:
         return f'"{text}"'
     return '"' + "".join(f"\\{c}" if c in '"\\' else visible(c) for c in text) + '"'
 
 
 def visible(text: str) -> str:
-    """One line of printable characters: others as Python escapes them."""
+    """Return one line of printable characters: others as Python escapes them."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def docstring(text: str) -> str:
-    """The first line of a Python file, which says what is in it."""
+    """Return the docstring of a Python file."""
     return f'""{quoted(text)}""'
 
 
 def c_quoted(text: str) -> str:
-    """A string literal of C11: its UTF-8, with every byte in octal that could end it, or begin a trigraph."""
+    """Return a string literal of C11: its UTF-8, with every byte in octal that could end it, or begin a trigraph."""
     return '"' + "".join(map(_c_byte, utf8(text))) + '"'
 
 
 def c_visible(text: str) -> str:
-    """Text for a comment of C: it can neither end the comment nor begin another, and holds no trigraph."""
+    """Return text for a comment of C: it can neither end the comment nor begin another, and holds no trigraph."""
     shown = visible(text).encode("ascii", "backslashreplace").decode()
     return re.sub(r"\?(?=\?)", "? ", shown.replace("*/", "* /").replace("/*", "/ *"))
 
 
 def utf8(text: str) -> bytes:
-    """The bytes of a name; halves of surrogate pairs, which have none of their own, by their numbers."""
+    """Return the bytes of a name; halves of surrogate pairs, which have none of their own, by their numbers."""
     return text.encode("utf-8", "surrogatepass")
 
 

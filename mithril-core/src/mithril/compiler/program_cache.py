@@ -1,8 +1,8 @@
 """``cache=True``: programs kept on disk, found again by everything that went into them.
 
 The key holds the model layer by layer, the types of its inputs, the options, the passes with their versions, plugins,
-libraries and the files of the packages that take part. What is kept: graphs as text, the generated source with its
-code, names, decisions. Nothing is unpickled.
+libraries, the files of the packages that take part, templates. An entry holds graphs and generated source as text,
+machine code, names, decisions, signed by the user's own key (base/disk_cache.py). Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mithril import plugins
 from mithril.backend.base import BuildOptions
+from mithril.backend.codegen.source import template_texts
 from mithril.base.decisions import Decision, Decisions
 from mithril.base.dims import parse_dim, symbols
 from mithril.base.disk_cache import Store
@@ -80,6 +81,7 @@ class ProgramCache:
             return fingerprint(
                 flat,
                 chosen,
+                self._input_files(),
                 type(self.backend),
                 own,
                 list(passes),
@@ -90,6 +92,14 @@ class ProgramCache:
         except NoFingerprint as what:
             self.decisions.record("ignored", f"cache: {what} has no fingerprint, so nothing is kept")
             return None
+
+    def _input_files(self) -> Mapping[str, str]:
+        """The texts of the files that options name as input: an edited file makes another program."""
+        path = self.context.options["template_path"]
+        texts = template_texts(path) if path is not None else {}
+        if texts is None:
+            raise NoFingerprint(f"the template '{path}', which includes others by names that it computes,")
+        return texts
 
     def key(self, request: Request) -> str | None:
         """Of one program; None where it cannot be kept."""

@@ -6,12 +6,12 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mithril.backend.arrays import to_numpy
+from mithril.base import files
 from mithril.base.errors import InputError, closest
 from mithril.base.tensor_type import TensorType
 
@@ -24,14 +24,10 @@ def save_file(
     """Write a safetensors file; the old file stays whole until the new one is complete."""
     from safetensors.numpy import save_file as save
 
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
+    with files.parts(path) as folder:
+        part = folder / "part"
         save({name: np.asarray(a, order="C") for name, a in tensors.items()}, part, dict(metadata))
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
+        files.move(part, path)
 
 
 def load_file(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mithril.backend.base import Backend, BuildOptions
+from mithril.base import files
 from mithril.base.decisions import Decisions
 from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import InputError, OptionError
@@ -195,7 +196,7 @@ def run_on(backend: Backend, graph: Graph, arguments: Mapping[str, np.ndarray[An
 def _write(graph: Graph, node: Node, arguments: Arrays, backend: Backend, folder: Path) -> str:
     """The guilty operation as text and its operands as safetensors."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "graph.txt").write_text(to_text(_alone(graph, node)) + "\n")
+    files.write(folder / "graph.txt", to_text(_alone(graph, node)) + "\n")
     save_file(_operands(graph, node, arguments, backend), folder / "operands.safetensors", {"operation": node.op.name})
     return os.fspath(folder)
 

@@ -7,9 +7,9 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from mithril.base import files
 from mithril.base.errors import OptionError
 
 SECTIONS = ("compile", "run")
@@ -72,16 +72,4 @@ class Recorder:
         target = path if path is not None else self.path
         if target is None:
             raise OptionError("there is no file to write the profile to", hint='recorder.write("profile.json")')
-        write_text(target, json.dumps(self.chrome()), "profile_output")
-
-
-def write_text(path: str | os.PathLike[str], text: str, option: str) -> None:
-    """A whole file or none; folders are made. ``option`` is named where it cannot be written."""
-    file = Path(path)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_name(f".{file.name}.{os.getpid()}")
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, file)
-    except OSError as error:
-        raise OptionError(f"{option}: '{file}' cannot be written: {error.strerror or error}") from None
+        files.write(target, json.dumps(self.chrome()), "profile_output")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from types import CodeType
 from typing import Any, ClassVar
 
 import jax
@@ -150,10 +149,10 @@ class JaxBackend(SourceBackend):
             )
         return super().build_with_gradients(graph, of, wrt, options)
 
-    def loaded(self, source: Source, code: CodeType | None = None) -> Forward:
+    def loaded(self, source: Source) -> Forward:
         """Constants of 64 bits keep them, whatever the process has switched on; each states its dtype."""
         with jax.enable_x64(True):
-            return super().loaded(source, code)
+            return super().loaded(source)
 
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
         if options.semantics == "native":

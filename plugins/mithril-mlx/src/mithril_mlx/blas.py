@@ -15,11 +15,13 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from mithril.base import files
+from mithril.base.errors import OptionError
 
 VARIABLE = "MITHRIL_MLX_BLAS"
 SYSTEM = ("openblas", "mkl_rt", "blis")
@@ -121,13 +123,14 @@ def _of_numpy(tried: list[str]) -> Blas | None:
     try:
         library = ctypes.CDLL(str(libraries[0]))
         made = _kept(libraries[0])
+        files.private_folder(made.parent)  # what lies there is run
         if not made.exists():
             if compiler is None:
                 tried.append("there is no C compiler to lead to NumPy's OpenBLAS")
                 return None
             _compile(compiler, libraries[0], made)
         _load(str(made))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, subprocess.SubprocessError, OptionError) as error:
         tried.append(f"NumPy's OpenBLAS could not be used: {error}")
         return None
     return Blas("OpenBLAS", "NumPy's, through a few lines of C", True, library, "64_")
@@ -142,10 +145,9 @@ def _kept(library: Path) -> Path:
 
 def _compile(compiler: str, library: Path, made: Path) -> None:
     """Whole or not at all, since several processes may begin at once."""
-    made.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=made.parent) as folder:
-        source, part = Path(folder) / "blas.c", Path(folder) / "blas.so"
+    with files.parts(made) as folder:
+        source, part = folder / "blas.c", folder / "blas.so"
         source.write_text(_SHIM)
         command = [compiler, "-O2", "-shared", "-fPIC", str(source), str(library), f"-Wl,-rpath,{library.parent}"]
         subprocess.run([*command, "-o", str(part)], check=True, capture_output=True, timeout=60)
-        os.replace(part, made)
+        files.move(part, made)

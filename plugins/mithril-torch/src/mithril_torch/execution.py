@@ -13,6 +13,7 @@ import torch
 
 from mithril.backend.base import BuildOptions
 from mithril.backend.source_backend import Forward
+from mithril.base import files
 from mithril.base.disk_cache import Store
 from mithril.base.errors import BackendError, OptionError, unknown
 from mithril.ir import Graph, Node, iterate
@@ -67,8 +68,17 @@ def read(
         _agreed("benchmark", given.get("benchmark_mode"), cudnn_benchmark),
         options.num_threads,
         device,
-        Store(settings["cache_dir"]).folder / "inductor" if jit and settings.get("cache") else None,
+        _inductor_folder(settings) if jit and settings.get("cache") else None,
     )
+
+
+def _inductor_folder(settings: Mapping[str, Any]) -> Path:
+    """The part of the cache that PyTorch's compiler keeps itself: code, which only this user may write."""
+    store = Store(settings["cache_dir"])
+    store.secure()
+    folder = store.folder / "inductor"
+    files.private_folder(folder)
+    return folder
 
 
 def _agreed(what: str, here: bool | None, there: bool | None) -> bool | None:

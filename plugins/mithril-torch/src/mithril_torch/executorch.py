@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from mithril.backend.memory_plan import human
+from mithril.base import files
 from mithril.base.dims import symbols
 from mithril.base.errors import BackendError, InputError, OptionError, UnsupportedError
 from mithril.ir import Graph
@@ -89,8 +90,7 @@ def export(
         torch.zeros(tuple(map(int, i.type.shape)), dtype=compiled.backend.native_dtype(i.type.dtype))
         for i in graph.with_role("input")
     )
-    file = Path(path)
-    file.write_bytes(_lowered(program, examples, delegate))
+    file = files.write(path, _lowered(program, examples, delegate))
     return Exported(file, file.stat().st_size, program.inputs, program.outputs)
 
 

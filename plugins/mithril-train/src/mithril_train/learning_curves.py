@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from mithril.base import files
 from mithril.base.quoting import visible
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 400, 64, 16, 40, 48
@@ -53,10 +54,7 @@ def curves(
         parts.append(f'<line x1="{WIDTH - 170}" y1="{height - 4}" x2="{WIDTH - 146}" y2="{height - 4}" {style}/>')
         parts.append(f'<text x="{WIDTH - 140}" y="{height}">{escape(visible(name))}</text>')
     parts.append("</svg>\n")
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text("\n".join(parts))
-    return target
+    return files.write(path, "\n".join(parts), "picture")
 
 
 def _points(given: Any, log: bool) -> list[tuple[float, float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import io
 import linecache
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from mithril.base import files
 from mithril.base.errors import BackendError, OptionError
 from mithril.base.quoting import quoted, utf8
 
@@ -37,9 +39,9 @@ class Source:
                 f"the generated source does not compile: {error}", facts=_around(self.text, error)
             ) from None
 
-    def function(self, code: CodeType | None = None) -> Callable[..., Any]:
-        """``forward``, compiled anew unless its code is at hand: each call gives a function of its own."""
-        code = code if code is not None else self.code()
+    def function(self) -> Callable[..., Any]:
+        """``forward``, compiled from the text: each call gives a function of its own."""
+        code = self.code()
         linecache.cache[self.filename] = (len(self.text), None, self.text.splitlines(keepends=True), self.filename)
         space: dict[str, Any] = {"__name__": "mithril_generated", "_arrays": self.arrays}
         exec(code, space)
@@ -47,17 +49,12 @@ class Source:
         return forward
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the text to a file, whole or not at all."""
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(f".{target.name}.{os.getpid()}.part")
-        part.write_text(self.text)
+        """Write the text to a file, its large constants beside it."""
         if self.arrays:
-            arrays = target.with_suffix(".npz")
-            with open(part.with_suffix(".npz"), "wb") as out:
-                np.savez(out, allow_pickle=False, **self.arrays)
-            os.replace(part.with_suffix(".npz"), arrays)
-        os.replace(part, target)
+            packed = io.BytesIO()
+            np.savez(packed, allow_pickle=False, **self.arrays)
+            files.write(Path(path).with_suffix(".npz"), packed.getvalue(), "file_path")
+        files.write(path, self.text, "file_path")
 
 
 def _around(text: str, error: Exception) -> list[str]:
@@ -122,6 +119,43 @@ def from_template(path: str | os.PathLike[str], context: Mapping[str, Any]) -> s
     """The source a Jinja2 template makes; unknown names are errors. Templates are code: use those you trust."""
     import jinja2
 
+    file, space = _templates(path)
+    try:
+        return str(space.get_template(file.name).render(**context))
+    except jinja2.TemplateError as error:
+        line = getattr(error, "lineno", None)
+        raise OptionError(
+            f"template '{file}' failed: {error}",
+            facts=[f"line {line}" if line else "", "names: " + ", ".join(sorted(context))],
+        ) from None
+
+
+def template_texts(path: str | os.PathLike[str]) -> dict[str, str] | None:
+    """The template and all that it includes, by name; None where a name is only known when it is rendered."""
+    import jinja2
+    from jinja2.meta import find_referenced_templates
+
+    file, space = _templates(path)
+    assert space.loader is not None
+    texts: dict[str, str] = {}
+    pending: list[str] = [file.name]
+    while pending:
+        name = pending.pop()
+        try:
+            texts[name] = space.loader.get_source(space, name)[0]
+            named = list(find_referenced_templates(space.parse(texts[name])))
+        except jinja2.TemplateError as error:
+            raise OptionError(f"template '{file}' failed: {error}") from None
+        if None in named:
+            return None
+        pending += [n for n in named if n is not None and n not in texts]
+    return texts
+
+
+def _templates(path: str | os.PathLike[str]) -> tuple[Path, Any]:
+    """The template's file, and the Jinja environment that finds it and its neighbours."""
+    import jinja2
+
     file = Path(path)
     if not file.is_file():
         raise OptionError(f"there is no template '{file}'")
@@ -129,11 +163,4 @@ def from_template(path: str | os.PathLike[str], context: Mapping[str, Any]) -> s
         loader=jinja2.FileSystemLoader(file.parent), undefined=jinja2.StrictUndefined, keep_trailing_newline=True
     )
     space.filters["quoted"] = quoted
-    try:
-        return space.get_template(file.name).render(**context)
-    except jinja2.TemplateError as error:
-        line = getattr(error, "lineno", None)
-        raise OptionError(
-            f"template '{file}' failed: {error}",
-            facts=[f"line {line}" if line else "", "names: " + ", ".join(sorted(context))],
-        ) from None
+    return file, space

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mithril.base import files
 from mithril.ir import Graph, to_text
 from mithril.ir.formats import to_dot, to_json
-from mithril.tools.trace_events import write_text
 
 if TYPE_CHECKING:
     from mithril.plugins.hookspecs import CompileContext
@@ -41,5 +41,5 @@ class Dump:
 
     def _write(self, name: str, graph: Graph) -> None:
         file = f"{self.count:03}-{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}.{self.suffix}"
-        write_text(self.folder / file, self.form(graph) + "\n", "dump_graph")
+        files.write(self.folder / file, self.form(graph) + "\n", "dump_graph")
         self.count += 1

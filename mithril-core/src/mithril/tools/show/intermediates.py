@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mithril.base import files
 from mithril.ir import Graph, to_text
-from mithril.tools.trace_events import write_text
 
 if TYPE_CHECKING:
     from mithril.plugins.hookspecs import CompileContext
@@ -37,4 +37,4 @@ class Intermediates:
         key = name if self.program <= 1 else f"{name}#{self.program}"
         self.graphs[key] = graph
         if self.folder is not None:
-            write_text(self.folder / f"{key.replace('#', '.')}.txt", to_text(graph) + "\n", "intermediate_dir")
+            files.write(self.folder / f"{key.replace('#', '.')}.txt", to_text(graph) + "\n", "intermediate_dir")

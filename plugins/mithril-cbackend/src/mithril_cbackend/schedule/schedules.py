@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mithril.base import files
 from mithril.base.errors import OptionError
 
 if TYPE_CHECKING:
@@ -58,9 +59,7 @@ class Schedules:
         file = Path(path)
         whole = Schedules.load(file).with_(self) if file.exists() else self
         data = {"format": FORMAT, "version": VERSION, "machines": whole.machines}
-        part = file.with_name(f".{file.name}.{os.getpid()}.part")
-        part.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
-        os.replace(part, file)
+        files.write(file, json.dumps(data, indent=1, sort_keys=True) + "\n", "schedules")
 
     def with_(self, others: Schedules) -> Schedules:
         """Both; where both have one, that of the others."""

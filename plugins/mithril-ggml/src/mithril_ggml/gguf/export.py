@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 
 import mithril
+from mithril.base import files
 from mithril.base.decisions import Decisions
 from mithril.base.dims import Dim
 from mithril.base.dtypes import DType
@@ -152,10 +153,9 @@ def _write(
 ) -> None:
     """Beside the target first, so that there is never half a file."""
     graph, constants = _lifted(graph)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    writer = gguf.GGUFWriter(part, ARCHITECTURE)
-    try:
+    with files.parts(target) as folder:
+        part = folder / "part"
+        writer = gguf.GGUFWriter(part, ARCHITECTURE)
         _general(writer, name, metadata)
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         writer.add_uint32("mithril.format", FORMAT)
@@ -179,9 +179,7 @@ def _write(
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
+        files.move(part, target)
 
 
 def _lifted(graph: Graph) -> tuple[Graph, dict[str, Any]]:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from mithril import CompileContext, Graph, OptionError
+from mithril.base import files
 from mithril.base.errors import unknown
 from mithril.ir.formats import to_dot
-from mithril.tools.trace_events import write_text
 from mithril_passes.visualization.page import html
 from mithril_passes.visualization.picture import Look, svg
 
@@ -31,6 +31,6 @@ def draw(context: CompileContext, graph: Graph) -> str:
         depth=given.get("depth"),
     )
     text = {"svg": lambda: svg(graph, look), "html": lambda: html(graph, look), "dot": lambda: to_dot(graph)}[form]()
-    write_text(path, text + "\n", "viz_options: output_path")
+    files.write(path, text + "\n", "viz_options: output_path")
     context.decisions.record("choice", f"the graph is drawn in {json.dumps(str(path))}")
     return str(path)

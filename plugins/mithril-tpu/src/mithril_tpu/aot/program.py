@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh as JaxMesh, NamedSharding, PartitionSpec
 
+from mithril.base import files
 from mithril.base.errors import BackendError, MemoryLimitError
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Input
@@ -241,12 +242,11 @@ class AheadProgram:
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write the texts, the serialized program and the analysis into a folder."""
         out = Path(folder)
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "program.stablehlo.mlir").write_text(self.stablehlo)
+        files.write(out / "program.stablehlo.mlir", self.stablehlo)
         if self.hlo is not None:
-            (out / "program.hlo.txt").write_text(self.hlo)
-        (out / "program.bin").write_bytes(self.serialized())
-        (out / "analysis.json").write_text(json.dumps(self.as_dict(), indent=2) + "\n")
+            files.write(out / "program.hlo.txt", self.hlo)
+        files.write(out / "program.bin", self.serialized())
+        files.write(out / "analysis.json", json.dumps(self.as_dict(), indent=2) + "\n")
         return out
 
     def as_dict(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import ml_dtypes  # noqa: F401  # teaches NumPy bfloat16
 import numpy as np
 
 from mithril.backend.arrays import to_numpy
+from mithril.base import files
 from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import InputError
 from mithril.runtime.compiled_model import CompiledModel
@@ -45,9 +46,7 @@ def save_sharded(folder: str | os.PathLike[str], arrays: Mapping[str, Any]) -> N
     out.mkdir(parents=True, exist_ok=True)
     stem = f"part-{rank:05}-of-{count:05}"
     save_file(tensors, out / f"{stem}.safetensors", {"format": "mithril sharded"})
-    part = out / f".{stem}.{os.getpid()}"
-    part.write_text(json.dumps(told))
-    os.replace(part, out / f"{stem}.json")  # last: it says that the parts are there
+    files.write(out / f"{stem}.json", json.dumps(told))  # last: it says that the parts are there
 
 
 def load_sharded(folder: str | os.PathLike[str], compiled: CompiledModel) -> dict[str, Any]:

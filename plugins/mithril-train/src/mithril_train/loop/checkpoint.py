@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mithril.base import files
 from mithril.base.errors import InputError
 from mithril.runtime.weight_files import load_file
 
@@ -21,16 +22,13 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, np.ndarray[Any, An
     from safetensors.numpy import save_file
 
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
+    with files.parts(target, "checkpoint") as folder:
+        part = folder / "part"
         header = {"format": FORMAT, "about": json.dumps(about)}
         save_file({n: np.array(a, order="C") for n, a in tensors.items()}, part, header)
         with open(part, "rb+") as file:
             os.fsync(file.fileno())
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
+        files.move(part, target)
     _sync_folder(target.parent)
     return target
 
