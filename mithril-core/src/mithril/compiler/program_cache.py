@@ -12,6 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from mithril.ir import Graph, to_text
 from mithril.ir.lazy_graph import Deferred
 from mithril.ir.parse import parse
 from mithril.passes.manager import PassRecord, PipelineReport
-from mithril.runtime.bounds import Bound
+from mithril.runtime.bounds import KINDS
 from mithril.runtime.index_checks import Checked
 from mithril.runtime.program import Interface, Program, Request
 
@@ -133,7 +134,7 @@ class ProgramCache:
         interface = program.interface
         about = {
             "names": list(program.names),
-            "bounds": [[b.name, b.loop, b.trips, b.where] for b in (program.checked.checks if program.checked else ())],
+            "bounds": [[type(b).__name__, *astuple(b)] for b in (program.checked.checks if program.checked else ())],
             "params": _rows(interface.params),
             "states": _rows(interface.states),
             "outputs": _rows(interface.outputs),
@@ -179,7 +180,7 @@ class ProgramCache:
             tuple(about["names"]),
             PipelineReport([PassRecord(*row) for row in about["report"]]),
         )
-        if bounds := [Bound(*row) for row in about["bounds"]]:
+        if bounds := [KINDS[kind](*fields) for kind, *fields in about["bounds"]]:
             program.checked = Checked(executable, bounds, program.types, self.backend)
         return program
 

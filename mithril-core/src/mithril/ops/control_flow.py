@@ -125,6 +125,9 @@ def cond(pred: Any, then: Callable[..., Any], else_: Callable[..., Any], *xs: An
 
 # -- while --------------------------------------------------------------------------------------------------------
 BOUNDED = "bounded"  # the tag of a loop that a call may not leave at its bound, with who asked for that
+PLACES = (
+    "places"  # the tag of integers that must be places of a buffer, with its size and owner: "8 MultiHeadAttention"
+)
 
 
 def _while_infer(types: Types, attributes: Mapping[str, Any], regions: Sequence[Graph]) -> tuple[TensorType, ...]:
@@ -379,4 +382,15 @@ def stop_gradient(x):
 stop_gradient.no_vjp("that is what it is for")
 
 
-__all__ = ["BOUNDED", "barrier", "cond", "if_op", "scan", "scan_op", "stop_gradient", "while_loop", "while_op"]
+__all__ = [
+    "BOUNDED",
+    "PLACES",
+    "barrier",
+    "cond",
+    "if_op",
+    "scan",
+    "scan_op",
+    "stop_gradient",
+    "while_loop",
+    "while_op",
+]

@@ -1,5 +1,6 @@
-"""Loops that stop at their bound although their condition still holds: a call that runs such a loop raises.
+"""Loops that stop at their bound although their condition still holds, and positions behind the end of a buffer.
 
+A call that runs such a loop, or writes to such a position, raises.
 A flag becomes a result of the program. It leaves a body as one more result of the ``if``, one more state of the
 ``while``, one more carry of the ``scan`` around it.
 """
@@ -16,7 +17,7 @@ from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import InputError
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Builder, Graph, Input, Node, Value, iterate
-from mithril.ops.control_flow import BOUNDED
+from mithril.ops.control_flow import BOUNDED, PLACES
 
 PREFIX = "check/bound/"
 FLAG = TensorType(as_dtype("int32"), ())
@@ -46,29 +47,60 @@ class Bound:
             )
 
 
-def with_bounds(graph: Graph) -> tuple[Graph, list[Bound]]:
-    """Return the graph with those flags as results, and a ``Bound`` for each."""
-    if not any(BOUNDED in node.tags for node, _ in iterate(graph)):
+@dataclass(frozen=True)
+class Room:
+    """A result of a program that is 1 where a position was not one of a buffer, such as a cache of keys and values."""
+
+    name: str
+    owner: str
+    size: int
+    where: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def hold(self, values: Sequence[Any], sizes: Mapping[str, int]) -> None:
+        """Raise where a position was outside."""
+        if np.any(values[0]):
+            raise InputError(
+                f"'{self.owner}' has room for {self.size} positions, and this call reaches beyond them",
+                facts=[self.where, f"accepted: position and the number of new tokens together at most {self.size}"],
+                hint="begin again at position 0 with initial_state(), or build the layer for more positions",
+            )
+
+
+KINDS = {kind.__name__: kind for kind in (Bound, Room)}  # by the name that cached programs have for them
+
+
+def with_bounds(graph: Graph) -> tuple[Graph, list[Bound | Room]]:
+    """Return the graph with those flags as results, and a ``Bound`` or ``Room`` for each."""
+    if not any(BOUNDED in node.tags or PLACES in node.tags for node, _ in iterate(graph)):
         return graph, []
     marked, flags = _marked(graph)
-    bounds: list[Bound] = []
+    bounds: list[Bound | Room] = []
     extra: dict[str, Value] = {}
-    for loop, flag in flags:
+    for node, flag in flags:
         name = f"{PREFIX}{len(bounds)}"
-        bounds.append(Bound(name, loop.tags[BOUNDED], loop.attributes["max_trips"], str(loop.origin)))
+        if BOUNDED in node.tags:
+            bounds.append(Bound(name, node.tags[BOUNDED], node.attributes["max_trips"], str(node.origin)))
+        else:
+            size, _, owner = node.tags[PLACES].partition(" ")
+            bounds.append(Room(name, owner, int(size), str(node.origin)))
         extra[name] = flag
     outputs, names = (*marked.outputs, *extra.values()), (*marked.output_names, *extra)
     return marked.replaced(outputs=outputs, output_names=names), bounds
 
 
 def _marked(graph: Graph) -> tuple[Graph, list[tuple[Node, Value]]]:
-    """Return the graph, and a flag with its loop for each node that is or contains a bounded loop."""
+    """Return the graph, and a flag with its node for each that is or contains a bounded loop or a position."""
     from mithril import ops
 
     editor = graph.edit()
     flags: list[tuple[Node, Value]] = []
     for node, following in zip(graph.nodes, [*graph.nodes[1:], None], strict=True):
-        loop = next((n for region in node.regions for n, _ in iterate(region) if BOUNDED in n.tags), None)
+        inner = (n for region in node.regions for n, _ in iterate(region))
+        loop = next((n for n in inner if BOUNDED in n.tags or PLACES in n.tags), None)
         parts: list[Value] = []
         if loop is not None:
             with editor.before(node) as builder:
@@ -80,10 +112,23 @@ def _marked(graph: Graph) -> tuple[Graph, list[tuple[Node, Value]]]:
             with editor.before(following) as builder:
                 (holds,) = builder.inline(node.regions[0], [*node.results[:count], *node.operands[count:]])
                 parts.append(ops.cast(holds, dtype=FLAG.dtype))
+        if PLACES in node.tags:
+            with editor.before(following):
+                parts.append(_outside(node))
         if parts:
             with editor.before(following):
                 flags.append((loop or node, parts[0] if len(parts) == 1 else ops.maximum(*parts)))
     return editor.freeze(), flags
+
+
+def _outside(node: Node) -> Value:
+    """Return the flag of integers that are no places of their buffer."""
+    from mithril import ops
+
+    places, size = node.result, int(node.tags[PLACES].partition(" ")[0])
+    outside = ops.logical_or(ops.less(places, 0), ops.greater_equal(places, size))
+    flag: Value = ops.cast(ops.any(outside), dtype=FLAG.dtype)
+    return flag
 
 
 def _widened(node: Node, builder: Builder) -> tuple[Node, Value]:

@@ -14,6 +14,7 @@ from mithril.models.language.arguments import expect_rank, expect_size, positive
 from mithril.models.language.layer import Layer
 from mithril.models.layers.linear import Linear
 from mithril.models.layers.shape_layers import Dropout
+from mithril.ops.control_flow import PLACES
 
 FULL = "[batch, length, features]"
 
@@ -115,6 +116,7 @@ class MultiHeadAttention(Layer):
         self.update_state("cache_value", values)
         length = shape[1]
         rows = ops.iota(shape=(length, 1), axis=0, dtype="int32") + ops.reshape(where, shape=())
+        _must_fit(rows, self.cache, self)
         seen = ops.less_equal(ops.iota(shape=(1, self.cache), axis=1, dtype="int32"), rows)
         if mask is None:
             return keys, values, seen
@@ -139,11 +141,18 @@ class PositionalEmbedding(Layer):
         table = self.param("weight", (self.length, x.shape[2]), self.init)
         if position is not None:
             rows = ops.iota(shape=(x.shape[1],), axis=0, dtype="int32") + ops.cast(position, dtype="int32")
+            _must_fit(rows, self.length, self)
             return x + ops.embedding(rows, table)
         if isinstance(x.shape[1], int) and x.shape[1] > self.length:
             raise ShapeError(f"{x.shape[1]} positions, the layer has {self.length}", facts=[f"input {x.type}"])
-        rows = ops.iota(shape=(x.shape[1],), axis=0, dtype="int32")
-        return x + ops.embedding(rows, table)
+        return x + table[: x.shape[1]]  # a length that is only known at the call is guarded by the slice
+
+
+def _must_fit(rows: Any, size: int, owner: Layer) -> None:
+    """Mark the positions just computed: a call raises where one is none of the owner's ``size``."""
+    nodes = Builder.current().nodes
+    assert nodes[-1].result is rows
+    nodes[-1] = nodes[-1].replaced(tags={**nodes[-1].tags, PLACES: f"{size} {type(owner).__name__}"})
 
 
 def _angles(length: Size, size: int, base: float, position: Value | None, dtype: Any) -> Any:

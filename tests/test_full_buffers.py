@@ -1,0 +1,77 @@
+"""A cache or a table of positions that is full raises on every backend; its last places are never written twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril.base.errors import InputError
+from mithril.models import Model, MultiHeadAttention, PositionalEmbedding, Relu, While
+
+BACKENDS = [n for n in ("numpy", "torch", "jax", "mlx", "c", "ggml") if n in ml.plugins.backends()]
+
+
+def compiled(layer: Any, backend: str, **shapes: Any) -> Any:
+    model = Model()
+    model |= layer(**{name: name for name in shapes}, output="output")
+    program = ml.compile(model, backend, shapes=shapes, inference=True)
+    return program.bind(program.randomize_params(seed=0))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_full_cache_of_keys_raises(backend: str, tmp_path: Any) -> None:
+    model = compiled(MultiHeadAttention(heads=2, cache=8), backend, query=[1, 4, 16], position=[])
+    x = np.ones((1, 4, 16), np.float32)
+    for position in (0, 4):
+        assert set(model({"query": x, "position": np.int32(position)})) == {"output"}
+    for position in (5, 8, -1):
+        with pytest.raises(InputError, match="'MultiHeadAttention' has room for 8 positions"):
+            model({"query": x, "position": np.int32(position)})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_positions_behind_the_table_raise(backend: str) -> None:
+    model = compiled(PositionalEmbedding(4), backend, input=[1, 3, 16], position=[])
+    x = np.ones((1, 3, 16), np.float32)
+    model({"input": x, "position": np.int32(1)})
+    with pytest.raises(InputError, match="'PositionalEmbedding' has room for 4 positions"):
+        model({"input": x, "position": np.int32(2)})
+    free = compiled(PositionalEmbedding(4), backend, input=[1, "T", 16])
+    assert free({"input": np.ones((1, 4, 16), np.float32)})["output"].shape == (1, 4, 16)
+    with pytest.raises(ml.MithrilError, match="T <= 4|7 positions, the layer has 4"):
+        free({"input": np.ones((1, 7, 16), np.float32)})
+
+
+def test_a_full_cache_raises_inside_of_a_loop() -> None:
+    body = Model()
+    body |= MultiHeadAttention(heads=2, cache=4)(query="h", position="i", output="next")
+    model = Model()
+    model |= While(
+        condition="i < n",
+        body=body,
+        initial_state={"h": "x", "i": 0},
+        loop_vars={"h": "next", "i": "i + 1"},
+        output_vars={"y": "h"},
+    )(output="y")
+    model |= Relu()(input="y", output="output")
+    program = ml.compile(model, "numpy", shapes={"x": [1, 1, 16], "n": []}, types={"n": "int32"}, inference=True)
+    program.bind(program.randomize_params(seed=0))
+    x = np.ones((1, 1, 16), np.float32)
+    program({"x": x, "n": np.int32(4)})
+    with pytest.raises(InputError, match="has room for 4 positions"):
+        program({"x": x, "n": np.int32(5)})
+
+
+def test_a_cached_program_still_raises(tmp_path: Any) -> None:
+    for _ in range(2):
+        model = Model()
+        model |= MultiHeadAttention(heads=2, cache=8)(query="query", position="position", output="output")
+        program = ml.compile(
+            model, "numpy", shapes={"query": [1, 4, 16], "position": []}, cache=True, cache_dir=str(tmp_path)
+        )
+        program.bind(program.randomize_params(seed=0))
+        with pytest.raises(InputError, match="has room for 8 positions"):
+            program({"query": np.ones((1, 4, 16), np.float32), "position": np.int32(5)})
