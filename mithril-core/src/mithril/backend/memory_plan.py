@@ -15,9 +15,9 @@ from mithril.base.dims import numel, substitute
 from mithril.base.errors import MemoryLimitError, OptionError, unknown
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Node, Value
+from mithril.ir.traits import is_view
 
 ALIGNMENT = 64
-VIEWS = frozenset({"reshape", "squeeze", "unsqueeze"})  # same bytes, other shape
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ def lifetimes(
     sizes: Mapping[str, int] | None = None,
     *,
     in_place: Callable[[Node], bool] = lambda node: bool(getattr(node.op, "elementwise", False)),
-    views: frozenset[str] = VIEWS,
+    views: Callable[[Node], bool] = is_view,
 ) -> list[Buffer]:
     """One buffer per value the nodes make; views and in-place results join their operand's."""
     last: dict[Value, int] = {}
@@ -96,10 +96,10 @@ def _donor(
     place: Mapping[Value, Buffer],
     outer: set[Value],
     in_place: Callable[[Node], bool],
-    views: frozenset[str],
+    views: Callable[[Node], bool],
 ) -> Buffer | None:
     """The operand's buffer that a result may take over."""
-    if node.op.name in views:
+    if views(node):
         source = node.operands[0]
         return place.get(source) if source is not None and source not in outer else None
     if in_place(node):
@@ -117,7 +117,7 @@ def plan(
     *,
     alignment: int = ALIGNMENT,
     in_place: Callable[[Node], bool] | None = None,
-    views: frozenset[str] = VIEWS,
+    views: Callable[[Node], bool] = is_view,
 ) -> MemoryPlan:
     """Give every buffer its place in one arena so that no two that live at once overlap."""
     chosen = find_strategy(strategy)

@@ -7,21 +7,22 @@ is left inside a model, where they may be fused, and follow each other.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 
-from mithril.backend.memory_plan import VIEWS, nbytes
+from mithril.backend.memory_plan import nbytes
 from mithril.base.errors import InputError
+from mithril.base.registry import operation
 from mithril.ir import Graph, Node
 from mithril.ir.attribute_text import attributes_key
+from mithril.ir.traits import is_product, is_view, sample_nodes
 from mithril.tools.program_summary import columns
 
 CLASSES = ("product", "reduction", "elementwise", "move", "loop")
-PRODUCTS = frozenset({"matmul", "dot", "einsum", "linear", "attention", "conv", "conv_input_grad", "conv_weight_grad"})
 CALL, SMALLEST, BEYOND = 0, slice(1, 1 + len(CLASSES)), slice(1 + len(CLASSES), None)
 PLAIN = (0.0, *(1.0,) * (2 * len(CLASSES)))  # as if inside a model everything took what it takes alone
 NEAREST = 4  # samples that an estimate is made from
@@ -75,13 +76,17 @@ class CostModel:
     @property
     def flops_per_second(self) -> float:
         """The best that was seen of products."""
-        rates = [2 ** s.size[0] / s.seconds for s in self.samples if s.op in PRODUCTS]
+        rates = [2 ** s.size[0] / s.seconds for s in self.samples if _can_be(s.op, is_product)]
         return max(rates, default=0.0)
 
     @property
     def bytes_per_second(self) -> float:
         """The best that was seen of anything else, read and written."""
-        rates = [2 ** s.size[1] / s.seconds for s in self.samples if s.op not in PRODUCTS and s.op not in VIEWS]
+        rates = [
+            2 ** s.size[1] / s.seconds
+            for s in self.samples
+            if not _can_be(s.op, is_product) and not _can_be(s.op, is_view)
+        ]
         return max(rates, default=0.0)
 
     @cached_property
@@ -156,14 +161,20 @@ def worked(nodes: Iterable[Node]) -> Iterable[Node]:
     return (n for n in nodes if n.op.name != "constant")
 
 
+@lru_cache(maxsize=4096)
+def _can_be(name: str, holds: Callable[[Node], bool]) -> bool:
+    """Whether something holds for an operation on one of its samples."""
+    return any(holds(node) for node in sample_nodes(operation(name)))
+
+
 def class_of(node: Node) -> str:
     if node.regions:
         return "loop"
     if getattr(node.op, "elementwise", False):
         return "elementwise"
-    if node.op.name in PRODUCTS:
+    if is_product(node):
         return "product"
-    return "reduction" if size_of(node)[0] and node.op.name not in VIEWS else "move"
+    return "reduction" if size_of(node)[0] and not is_view(node) else "move"
 
 
 def size_of(node: Node) -> tuple[int, int, int]:
