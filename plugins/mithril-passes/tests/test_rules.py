@@ -37,6 +37,12 @@ SHAPES = {
         ("float32", (4,)),
         *STATISTICS,
     ],
+    "batch norm of a convolution with a bias of its shape": [
+        ("float32", (2, 3, 5, 5)),
+        ("float32", (4, 3, 1, 1)),
+        ("float32", (1, 4, 1, 1)),
+        *STATISTICS,
+    ],
     "batch norm of a linear": [("float32", (8, 3)), ("float32", (4, 3)), ("float32", (4,)), *STATISTICS],
     "batch norm of a linear without bias": [("float32", (8, 3)), ("float32", (4, 3)), *STATISTICS],
     "attention": [*[("float32", (1, 2, 4, 3))] * 3, ("float32", (1, 1, 4, 4))],
