@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from mithril import ops
+from mithril.backend.memory_plan import smallest
 from mithril.base.dtypes import dtype as as_dtype
 from mithril.ir import Builder, Graph
 from mithril.ir.decompose import decompose
 from mithril.testing.compare import assert_close, tolerance
 from mithril_cbackend.backend import CBackend
 from mithril_cbackend.compile_target import Purpose
-from mithril_cbackend.graph.arena import smallest
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import compile_graph, program as programs
 from mithril_cbackend.tir import expr

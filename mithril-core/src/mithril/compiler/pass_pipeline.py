@@ -114,11 +114,18 @@ def asked_for(settings: Mapping[str, Any]) -> list[str]:
 def switches(given: Mapping[str, bool]) -> dict[str, bool]:
     """``optimizations={...}`` with aliases resolved; unknown names and contradictions are errors."""
     names, aliases = plugins.passes(), plugins.pass_aliases()
+    groups = _groups()
     out: dict[str, bool] = {}
+    grouped: dict[str, bool] = {}
     for word, wanted in given.items():
+        for member in groups.get(word, ()):
+            if not wanted or names[member].spec.level in ("low", "medium"):
+                grouped[member] = grouped.get(member, True) and wanted
+        if word in groups:
+            continue
         name = aliases.get(word, word)
         if name not in names:
-            known = [*names, *aliases]
+            known = [*names, *aliases, *groups]
             what, facts, hint = unknown("optimization", word, known)
             raise OptionError(
                 what,
@@ -127,7 +134,16 @@ def switches(given: Mapping[str, bool]) -> dict[str, bool]:
             )
         if out.setdefault(name, bool(wanted)) != bool(wanted):
             raise OptionError(f"optimizations switch '{name}' both on and off", facts=[f"given: {dict(given)}"])
-    return out
+    return {**grouped, **out}
+
+
+def _groups() -> dict[str, list[str]]:
+    """Return the words that switch several passes, with these passes."""
+    found: dict[str, list[str]] = {}
+    for name, entry in plugins.passes().items():
+        for word in entry.spec.groups:
+            found.setdefault(word, []).append(name)
+    return found
 
 
 def installed(name: str) -> Pass:

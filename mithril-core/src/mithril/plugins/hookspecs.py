@@ -64,6 +64,7 @@ class PassSpec:
     stage: str
     level: str | None
     aliases: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()  # words that switch this pass together with others: optimizations={"fusion": False}
     options: tuple[str, ...] = ()  # options of ml.compile that bring it in where one of them is set
     before: tuple[str, ...] = ()  # passes of the same stage that must come later
     after: tuple[str, ...] = ()  # passes of the same stage that must come earlier

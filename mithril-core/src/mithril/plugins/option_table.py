@@ -49,6 +49,8 @@ class CompileOptions(TypedDict, total=False):
     intermediate_dir: Path | None
     jit: bool | None
     jit_options: Mapping[str, Any]
+    max_memory_gb: float | str | None
+    memory_planning: bool | str | Callable[..., Any]
     num_threads: Positive | None
     optimization_level: Literal["none", "low", "medium", "high"]
     optimizations: Mapping[str, bool]
@@ -76,8 +78,6 @@ class CompileOptions(TypedDict, total=False):
     # mithril-passes
     checkpoint_segments: Positive | None
     gradient_checkpointing: bool
-    max_memory_gb: float | str | None
-    memory_planning: bool | str | Callable[..., Any]
     mixed_precision: bool | Mapping[str, Any]
     visualize: bool
     viz_options: Mapping[str, Any]
@@ -126,6 +126,12 @@ _CORE: dict[str, tuple[Any, ...]] = {
     "intermediate_dir": (None, "Folder for what save_intermediates writes."),
     "jit": (None, "Compile with the backend's just-in-time compiler; None is the backend's best choice."),
     "jit_options": (_NOTHING, "Options of the backend's just-in-time compiler."),
+    "max_memory_gb": (None, "Refuse programs and calls that need more: 8, '8GB', '512MiB'."),
+    "memory_planning": (
+        True,
+        "Plan of the arena: 'smallest' (True), 'greedy', 'best_fit', 'apart' (False), 'module:function', a function.",
+        "optimizations.memory_planning",
+    ),
     "num_threads": (None, "Threads the backend may use; None leaves its own default.", "cpu_options.num_threads"),
     "optimization_level": ("medium", "Which passes run; see `mithril passes`."),
     "optimizations": (_NOTHING, "Single passes switched on or off on top of the level: {'fusion': False}."),

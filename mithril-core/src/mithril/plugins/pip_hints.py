@@ -80,8 +80,6 @@ OPTIONS = {
     "mithril-passes": (
         "checkpoint_segments",
         "gradient_checkpointing",
-        "max_memory_gb",
-        "memory_planning",
         "mixed_precision",
         "visualize",
         "viz_options",

@@ -54,6 +54,8 @@ class Compiler(Protocol):
 
     def lowered(self, request: Request) -> Graph: ...
 
+    def check_call(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None: ...
+
 
 class CompiledModel:
     """A model made for one backend. Programs are specialised when the shapes of the inputs are known, and kept."""
@@ -263,6 +265,7 @@ class CompiledModel:
         program.bucketed = None if buckets is None else Bucketed(runs, buckets, self.backend)
         if self.backend.symbolic:
             check_shapes(program.interface.guards, types, {n: t.shape for n, t in actual.items()})  # type: ignore[misc]
+        self.compiler.check_call(program, {n: t.shape for n, t in concrete.items()})  # type: ignore[misc]
         self._calls[key] = (program, concrete)
         return program, concrete
 
@@ -535,11 +538,32 @@ class CompiledModel:
             self.recorder.write()
         return profile.ProfileStats(self.recorder)
 
-    def memory_report(self, inputs: Arrays | Mapping[str, Collection[int]] | None = None) -> MemoryReport:
-        """Bytes per layer and at the peak, of the newest program. ``inputs`` (arrays or shapes) fix unknown sizes."""
+    def memory_report(
+        self, inputs: Arrays | Mapping[str, Collection[int]] | None = None, *, gradients: bool | None = None
+    ) -> MemoryReport:
+        """Bytes per layer and at the peak, of the newest program; ``gradients`` asks for that with, or without, them.
+
+        ``inputs`` (arrays or shapes) fix unknown sizes; without, those of the last call do.
+        """
         from mithril.runtime.memory_report import memory_report
 
-        return memory_report(self, inputs)
+        return memory_report(self, inputs, gradients=gradients)
+
+    def program_for(self, gradients: bool) -> Program | None:
+        """Return the newest program with gradients or without, and compile it where input types are known."""
+        known = [p for p in self.programs if bool(p.request.kind.of) is gradients]
+        if known or not self.programs:
+            return known[-1] if known else None
+        newest = self.programs[-1].request
+        outputs = tuple(n for n, t in self.programs[-1].interface.outputs.items() if t.dtype.is_float)
+        of = tuple(n for n in outputs if not n.startswith(STATE))
+        return self._make(Request(newest.types, Kind(True, of) if gradients else Kind()))
+
+    @property
+    def last_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the inputs of the newest kind of call."""
+        _, types = next(reversed(self._calls.values()), (None, {}))
+        return {name: t.shape for name, t in types.items()}  # type: ignore[misc]
 
     def capture(
         self, params: Arrays | None, inputs: Arrays, names: Collection[str] | None = None, **options: Any
@@ -555,7 +579,8 @@ class CompiledModel:
     def concrete(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
         """The graph that a program runs, with the sizes that its inputs have."""
         graph: Graph = program.executable.graph
-        if all(v.type.is_static for node in graph.nodes for v in node.results):
+        static = all(v.type.is_static for node in graph.nodes for v in node.results)
+        if static and all(shapes.get(name, t.shape) == t.shape for name, t in program.request.types):
             return graph
         types = tuple((name, TensorType(t.dtype, shapes.get(name, t.shape))) for name, t in program.request.types)
         return self.compiler.lowered(replace(program.request, types=types))

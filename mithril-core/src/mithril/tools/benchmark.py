@@ -12,6 +12,7 @@ import numpy as np
 
 from mithril.backend.memory_plan import human
 from mithril.base.errors import InputError, MithrilError, OptionError, unknown
+from mithril.runtime.signature import array_type
 from mithril.tools.program_summary import columns
 
 if TYPE_CHECKING:
@@ -39,7 +40,10 @@ class BenchmarkConfig:
 
 @dataclass(frozen=True)
 class BenchmarkResult:
-    """``latency`` is the median of a call in seconds; ``throughput`` items per second; ``memory_usage`` bytes."""
+    """``latency`` is the median of a call in seconds; ``throughput`` items per second.
+
+    ``memory_usage`` is the measured peak in bytes.
+    """
 
     batch_size: int
     seconds: tuple[float, ...] = field(repr=False)
@@ -161,8 +165,15 @@ def _run(
         tuple(seconds),
         size / median if "throughput" in config.metrics else None,
         median if "latency" in config.metrics else None,
-        model.memory_report(inputs).peak if "memory_usage" in config.metrics else None,
+        _peak(model, params, given) if "memory_usage" in config.metrics else None,
     )
+
+
+def _peak(model: CompiledModel, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> int:
+    """Return the bytes of parameters, state and inputs, and those that one more call was measured to take."""
+    program, arguments = model.bound_call(params, inputs)
+    held = sum(int(np.prod(x.shape)) * array_type(n, x).dtype.itemsize for n, x in arguments.items())
+    return held + model.backend.measured_memory(lambda: model.evaluate(params, inputs), program.executable)
 
 
 def batch_of(inputs: Mapping[str, Any]) -> int:

@@ -305,11 +305,10 @@ class Engine:
         """
         manager, context = self.compiler.pipeline()
         late = ("final",)
-        planning = "memory-planning"
         if first:
-            chosen = [p for p in manager.passes if p.stage not in late and p.name != planning]
+            chosen = [p for p in manager.passes if p.stage not in late]
         else:
-            chosen = [p for p in manager.passes if p.stage in ("clean", "canonical", *late) or p.name == planning]
+            chosen = [p for p in manager.passes if p.stage in ("clean", "canonical", *late)]
         return PassManager(chosen, check=manager.check).run(graph, context, runner=plugins.run_pass)[0]
 
     def _build(self, graph: Graph) -> Executable:
