@@ -79,7 +79,7 @@ def columns(node: Node, sizes: Mapping[str, int] | None = None) -> int:
         return 0
     x, y = shape(data), shape(result)
     padded = math.prod(x[:2]) * math.prod(n + sum(p) for n, p in zip(x[2:], node.attributes["padding"], strict=True))
-    return (x[0] * x[1] * window * math.prod(y[2:]) + padded) * data.dtype.itemsize
+    return int(x[0] * x[1] * window * math.prod(y[2:]) + padded) * data.dtype.itemsize
 
 
 def lifetimes(

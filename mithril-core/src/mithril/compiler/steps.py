@@ -18,8 +18,9 @@ from mithril.autodiff import gradients
 from mithril.backend.base import Backend, BuildOptions, Executable
 from mithril.backend.memory_plan import parse_bytes
 from mithril.base.decisions import Decisions
-from mithril.base.dims import bind, is_static
+from mithril.base.dims import is_static
 from mithril.base.errors import BackendError, DTypeError, OptionError, ShapeError
+from mithril.base.guards import bind
 from mithril.base.tensor_type import TensorType
 from mithril.compiler.deadline import Deadline
 from mithril.compiler.input_types import input_specs, known_types, probe_types

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mithril.backend.memory_plan import human, nbytes
-from mithril.base.dims import bind, symbols
+from mithril.base.dims import symbols
 from mithril.base.errors import InputError
+from mithril.base.guards import bind
 from mithril.ir import Graph
 from mithril.runtime.memory_use import MemoryUse, memory_use
 from mithril.tools.program_summary import columns
