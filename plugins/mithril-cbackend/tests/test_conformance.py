@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from mithril.ir import Builder, Graph
-from mithril.testing import BackendConformance
 from mithril_cbackend.graph.call_layout import RUN
 from mithril_cbackend.tir import expr
+from mithril_testing import BackendConformance
 
 
 class TestC(BackendConformance):

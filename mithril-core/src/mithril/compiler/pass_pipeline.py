@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -87,10 +86,7 @@ def record_clashes(context: CompileContext) -> None:
 
 def record_fault(context: CompileContext, message: str) -> None:
     """Record what a plugin's mistake changes in this compilation, and warn once."""
-    before = len(context.decisions)
-    context.decisions.record("ignored", message)
-    if len(context.decisions) > before:
-        warnings.warn(message, PluginWarning, stacklevel=2)
+    context.decisions.record("ignored", message, warning=PluginWarning)
 
 
 def level_passes(level: str) -> list[str]:

@@ -54,7 +54,6 @@ from mithril.runtime.compiled_model import CompiledModel
 from mithril.runtime.index_checks import Checked, with_checks
 from mithril.runtime.memory_use import largest_sizes, memory_use, over_limit
 from mithril.runtime.program import Interface, Program, Request
-from mithril.tools.tuning_cache import winners
 
 if TYPE_CHECKING:
     from mithril.models import Model
@@ -78,10 +77,11 @@ def compile(model: Model, backend: Backend | type[Backend] | str, **options: Unp
         for keyword, readers in foreign.items():
             what = f"nothing on backend '{made.name}' reads the option {keyword}, which is for: {readers}"
             decisions.record("ignored", what)
-    if tuned := winners(model, made, settings, options):
-        settings = resolve({**own, **tuned})
+    for origin, advice in plugins.advise(model, made, settings, options):
+        own |= advice
+        settings = resolve(own)
         made = make_backend(backend, settings)
-        decisions.record("choice", f"as ml.tune found: {', '.join(f'{n}={v!r}' for n, v in tuned.items())}")
+        decisions.record("choice", f"as {origin} found: {', '.join(f'{n}={v!r}' for n, v in advice.items())}")
     context = CompileContext(model, made, settings, optimization_level(settings), None, decisions)
     observers = Observers(context)
     plugins.compile_begin(context)
@@ -177,7 +177,7 @@ class Compiler:
                 decisions=self.decisions,
                 options={**settings.peek(), "inference": self.inference, "seed": settings["seed"] or 0},
                 name=self.flat.name,
-                recorder=self.observers.recorder,
+                watchers=self.observers.watchers,
             )
             self._prepare(compiled)
         return compiled

@@ -6,10 +6,12 @@ import json
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from mithril import plugins
 from mithril.backend.arrays import to_numpy
 from mithril.backend.fast_path import Quick, never, quick
 from mithril.base.decisions import Decisions
@@ -29,13 +31,12 @@ from mithril.runtime.signature import (
     missing_or_unknown,
     settle,
 )
-from mithril.tools import profile
+from mithril.runtime.watching import Watcher, measured, watchers
 
 if TYPE_CHECKING:
     from mithril.backend.base import Backend
     from mithril.passes.manager import PassContext, PassManager
     from mithril.runtime.memory_report import MemoryReport
-    from mithril.tools.trace_events import Recorder
 
 Arrays = Mapping[str, Any]
 STATE, GRAD = "state/", "grad/"
@@ -69,10 +70,10 @@ class CompiledModel:
         decisions: Decisions,
         options: Mapping[str, Any],
         name: str = "model",
-        recorder: Recorder | None = None,
+        watchers: tuple[Watcher, ...] = (),
     ) -> None:
         self.backend = backend
-        self.recorder = recorder  # of profile=True
+        self.watchers = watchers  # of its calls, from the observers of its compilation
         self.stages: dict[str, Graph] = {}  # of save_intermediates=True: the graph after each stage and pass
         self.decisions = decisions
         self.options = options
@@ -120,7 +121,7 @@ class CompiledModel:
         binding, bound = 0, inputs is None
         if bound:
             binding, params, inputs = self._binding, self._given, params
-        if output_gradients is None and state is None and not training and not profile.ACTIVE:
+        if output_gradients is None and state is None and not training and not watchers.get():
             made = self._quick(params, inputs)
             if made is not None:
                 return made
@@ -130,7 +131,7 @@ class CompiledModel:
             and slopes is not None
             and state is None
             and fast.accepts(params, inputs, slopes, training, wrt)
-            and not profile.ACTIVE
+            and not watchers.get()
         ):
             return fast.run(params, inputs, slopes)
         if bound and self._bound is None and self._param_types():
@@ -152,7 +153,7 @@ class CompiledModel:
         wrt: Collection[str] | None = None,
     ) -> Any:
         """``evaluate(inputs)`` with bound parameters."""
-        if output_gradients is None and state is None and not training and not profile.ACTIVE:
+        if output_gradients is None and state is None and not training and not watchers.get():
             made = self._quick(self._given, inputs)
             if made is not None:
                 return made
@@ -178,7 +179,7 @@ class CompiledModel:
         if of:
             call.update(self._cotangents(program, cotangents, of, arrays))
         results = self._run(program, checked, call)
-        plain = state is None and not program.interface.states and not self.recorder
+        plain = state is None and not program.interface.states and not self.watchers
         if plain and self._is_native(arrays, inputs) and checked is params and isinstance(params, dict):
             same = isinstance(cotangents, Mapping) and all(call[GRAD + n] is cotangents[n] for n in of)
             if of and same and (wrt is None or isinstance(wrt, tuple)):
@@ -209,13 +210,13 @@ class CompiledModel:
         return program, {**checked, **call}
 
     def _run(self, program: Program, params: Arrays, inputs: Arrays) -> Mapping[str, Any]:
-        if not profile.ACTIVE and self.recorder is None:
+        watching = (*watchers.get(), *self.watchers)
+        if not watching:
             made: Mapping[str, Any] = program.call(params, inputs)
             return made
-        own = [self.recorder] if self.recorder is not None else []
         buckets = program.bucketed.buckets if program.bucketed is not None else None
         given = inputs if buckets is None else buckets.filled(self.backend, inputs)
-        made = profile.measured(self, program, params, given, [*profile.ACTIVE, *own])
+        made = measured(self, program, params, given, watching)
         if program.checked is not None:
             made = program.checked.approved(made, given)
         return made if buckets is None else buckets.cut(self.backend, made, buckets.rows(inputs))
@@ -527,16 +528,9 @@ class CompiledModel:
         found.update((n, v.type) for n, v in pairs if not n.startswith(STATE))
         return found
 
-    def get_profile_stats(self) -> profile.ProfileStats:
-        """Times of compiling and of all calls so far, of a model compiled with ``profile=True``."""
-        if self.recorder is None:
-            raise InputError(
-                "this model keeps no profile",
-                hint="compile it with profile=True, or run it inside `with ml.profile() as prof:`",
-            )
-        if self.recorder.path is not None:
-            self.recorder.write()
-        return profile.ProfileStats(self.recorder)
+    def __getattr__(self, name: str) -> Any:
+        """Methods that plugins add: ``Export(name, loads, on="CompiledModel")``."""
+        return partial(plugins.extension("CompiledModel", name), self)
 
     def memory_report(
         self, inputs: Arrays | Mapping[str, Collection[int]] | None = None, *, gradients: bool | None = None
@@ -597,7 +591,7 @@ class CompiledModel:
 
     def summary(self) -> str:
         """A table of the parameters and programs."""
-        from mithril.tools.program_summary import summarise
+        from mithril.runtime.program_summary import summarise
 
         return summarise(self)
 

@@ -10,9 +10,9 @@ from mithril.backend.memory_plan import human, nbytes
 from mithril.base.dims import symbols
 from mithril.base.errors import InputError
 from mithril.base.guards import bind
+from mithril.base.tables import columns
 from mithril.ir import Graph
 from mithril.runtime.memory_use import MemoryUse, memory_use
-from mithril.tools.program_summary import columns
 
 if TYPE_CHECKING:
     from mithril.runtime.compiled_model import CompiledModel

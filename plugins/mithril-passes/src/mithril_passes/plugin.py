@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from os import PathLike
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mithril import CompileContext, Option, PassSpec, hookimpl
+from mithril import Option, PassSpec, hookimpl
 from mithril.base.annotations import Layers, Positive
-
-if TYPE_CHECKING:
-    from mithril import Graph
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 FUSION = ("fusion", "operator_fusion")  # the words for all passes that make one operation of several
@@ -176,29 +172,4 @@ def mithril_options() -> Sequence[Option]:
             aliases=("torch_options.enable_amp",),
             keys={"dtype": Any, "keep": Layers, "low": str | Sequence[str], "full": str | Sequence[str]},
         ),
-        Option("visualize", bool, False, "Draw the optimized graph into a file."),
-        Option(
-            "viz_options",
-            Mapping[str, Any],
-            NOTHING,
-            "How the picture looks, and its file.",
-            keys={
-                "format": str,
-                "output_path": str | PathLike[str] | None,
-                "show_shapes": bool,
-                "show_types": bool,
-                "show_memory": bool,
-                "depth": int | None,
-            },
-        ),
     ]
-
-
-@hookimpl
-def mithril_compile_stage(context: CompileContext, stage: str, graph: Graph | None) -> None:
-    """Draw the first program's graph."""
-    if stage == "optimize" and graph is not None and context.options["visualize"]:
-        from mithril_passes.visualization.observer import draw
-
-        if "mithril-passes" not in context.scratch:
-            context.scratch["mithril-passes"] = draw(context, graph)
