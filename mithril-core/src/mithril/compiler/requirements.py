@@ -10,6 +10,7 @@ from mithril.backend.memory_plan import find_strategy
 from mithril.base.annotations import Layers
 from mithril.base.decisions import Decisions
 from mithril.base.dims import is_static
+from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import GradientError, OptionError, ShapeError
 from mithril.base.patterns import require_match
 from mithril.compiler.partition import TAG
@@ -89,6 +90,18 @@ def note_planning(settings: Mapping[str, Any], backend: Backend, decisions: Deci
         decisions.record(
             "ignored", f"memory_planning={chosen!r}: backend '{backend.name}' {WITHOUT_ARENA[backend.memory]}"
         )
+
+
+def note_precision(settings: Mapping[str, Any], backend: Backend, decisions: Decisions) -> None:
+    """Record inputs whose declared dtype keeps a program from computing in ``precision``."""
+    for name, given in settings["types"].items():
+        kind = as_dtype(given)
+        if backend.precision is not None and kind.is_float and kind is not backend.dtype:
+            decisions.record(
+                "downgrade",
+                f"types={{'{name}': '{kind}'}}: parameters and values that meet it are {kind}, "
+                f"not precision='{backend.precision}'",
+            )
 
 
 def _listed(given: Any) -> Sequence[str]:

@@ -35,6 +35,7 @@ from mithril.compiler.requirements import (
     check_trainable,
     note_places,
     note_planning,
+    note_precision,
     require_derived_gradients,
     require_no_control_flow,
     require_no_promotion,
@@ -164,6 +165,7 @@ class Compiler:
                 self.decisions.record("choice", f"{decider} takes part")
             self.specs = input_specs(self.flat, settings)
             note_planning(settings, self.backend, self.decisions)
+            note_precision(settings, self.backend, self.decisions)
             check_sizes(settings, self.specs)
             self._stage("resolve", None)
             kept = settings["cache"] and not settings["checks"]

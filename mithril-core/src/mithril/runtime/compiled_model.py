@@ -297,8 +297,16 @@ class CompiledModel:
         if hasattr(x, "__dlpack__") and not isinstance(x, np.ndarray) and array_type(name, x).dtype is wanted.dtype:
             self.decisions.record("cast", f"input '{name}' comes as {type(x).__module__.split('.')[0]} array")
             return backend.array(x)
-        array = adapt(name, as_numpy(name, to_numpy(x) if hasattr(x, "dtype") else x), wanted.dtype, self.decisions)
-        return backend.array(array)
+        rounds = self._rounds(wanted.dtype)
+        if rounds and backend.is_array(x) and array_type(name, x).dtype.is_float:
+            self.decisions.record("cast", f"input '{name}' is converted to {wanted.dtype}, the backend's precision")
+            return backend.array(x, dtype=wanted.dtype)
+        given = as_numpy(name, to_numpy(x) if hasattr(x, "dtype") else x)
+        return backend.array(adapt(name, given, wanted.dtype, self.decisions, rounds=rounds))
+
+    def _rounds(self, wanted: DType) -> bool:
+        """Whether floats of any size become ``wanted``: the precision that was asked for."""
+        return self.backend.precision is not None and wanted is self.backend.dtype
 
     def _is_native(self, arrays: Mapping[str, Any], inputs: Arrays) -> bool:
         return isinstance(inputs, Mapping) and all(arrays[name] is inputs.get(name) for name in arrays)
@@ -327,8 +335,11 @@ class CompiledModel:
         backend = self.backend
         if backend.is_array(x) and x.dtype == backend.native_dtype(wanted):
             return x
-        array = to_numpy(x)
         given = array_type(name, x).dtype
+        if self._rounds(wanted) and given.is_float:
+            self.decisions.record("cast", f"parameters given as {given} are converted to {wanted}")
+            return backend.array(x, dtype=wanted)
+        array = to_numpy(x)
         if given is not wanted:
             raise InputError(
                 f"Type mismatch: expected {wanted}, got {given}",
@@ -387,7 +398,10 @@ class CompiledModel:
         """Keep these parameters, so that ``compiled(inputs)`` needs none. Returns the model."""
         wanted = self._param_types()
         missing_or_unknown("parameter", wanted, params)
-        self._bound = self._given = dict(params)
+        self._bound = self._given = {
+            name: self._convert_param(name, x, wanted[name].dtype) if self._rounds(wanted[name].dtype) else x
+            for name, x in params.items()
+        }
         if state is not None:
             self._state = dict(state)
         if self.options.get("static_inference"):

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import ml_dtypes
 import numpy as np
 
+from mithril.backend import memory_plan
 from mithril.backend.arrays import as_numpy
 from mithril.backend.base import BuildOptions, Preferences
 from mithril.backend.codegen import Lowerings
@@ -104,6 +105,9 @@ class MlxBackend(SourceBackend):
         return with_gradients
 
     # -- memory ------------------------------------------------------------------------------------------------------
+    def overwrites(self, node: Node) -> bool:
+        return memory_plan.overwrites(node)  # MLX gives memory that nobody else reads to element-wise results
+
     def workspace(self, node: Node, sizes: Mapping[str, int]) -> int:
         return max(columns(node, sizes), super().workspace(node, sizes))
 
