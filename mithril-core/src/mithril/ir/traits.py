@@ -107,6 +107,44 @@ def is_expensive(node: Node, flops: float = EXPENSIVE) -> bool:
     return not callable(cost) and cost >= flops
 
 
+def reads_rows(node: Node, operand: int) -> str | None:
+    """Return whether a node sums over or looks up a matrix by its "rows" or its "columns", or None if by neither."""
+    op: Any = node.op
+    if op.elementwise or node.regions or node.operands[operand] is None:
+        return None
+    if not op.composite or op.declared_axes is not None:
+        answer: str | None = node.axes.reads_rows(operand)
+        return answer
+    graph = body(node)
+    inputs = iter([i.value for i in graph.inputs if i.data is None])
+    value = [None if v is None else next(inputs) for v in node.operands][operand]
+    turned = False
+    while value is not None and value not in graph.outputs:
+        readers = graph.users.get(value, ())
+        if len(readers) != 1 or readers[0].operands.count(value) != 1:
+            return None
+        if not is_matrix_transpose(readers[0]):
+            answer = reads_rows(readers[0], readers[0].operands.index(value))
+            return {"rows": "columns", "columns": "rows"}.get(answer or "") if turned else answer
+        value, turned = readers[0].result, not turned
+    return None
+
+
+def is_matrix_transpose(node: Node) -> bool:
+    """Whether a node exchanges the two axes of a matrix."""
+    if len(node.operands) != 1 or node.result.ndim != 2 or not is_layout(node):
+        return False
+    (x,), (y,) = node.axes.operands, node.axes.results
+    return bool(x is not None and y == x[::-1] and x[0] != x[1])
+
+
+def linear_in(node: Node, operand: int) -> bool:
+    """Whether an operation is linear in one operand, with the others fixed."""
+    op: Any = node.op
+    alone = [part.split() for part in op.linear.split("|")]
+    return not op.variadic and [op.operands[operand]] in alone
+
+
 def precision(node: Node) -> str:
     """Return how a node runs under mixed precision: "low", "full", or "follow" for the dtype of its operands.
 
@@ -136,11 +174,14 @@ __all__ = [
     "is_expensive",
     "is_fold",
     "is_layout",
+    "is_matrix_transpose",
     "is_product",
     "is_source",
     "is_unchanged",
     "is_view",
     "is_windowed_product",
+    "linear_in",
     "precision",
+    "reads_rows",
     "sample_nodes",
 ]
