@@ -1,6 +1,6 @@
 """The GGML backend on the whole conformance kit."""
 
-from mithril_testing import BackendConformance
+from mithril.testing import BackendConformance
 
 
 class TestGGML(BackendConformance):

@@ -1,7 +1,7 @@
 """The MLX backend on the whole conformance kit."""
 
 from mithril.backend.base import BuildOptions
-from mithril_testing import BackendConformance
+from mithril.testing import BackendConformance
 
 
 class TestMlx(BackendConformance):

@@ -42,7 +42,7 @@ def _(g, y, x):
     return (where(greater(y, 0), g, 0.0),)  # of the result, so that x need not be kept
 
 
-@composite(elementwise=True, promotes="same", flops=2, samples=ANY, precision="follow")
+@composite(elementwise=True, promotes="same", flops=2, samples=ANY)
 def relu6(x):
     """x between 0 and 6."""
     return clip(x, low=0.0, high=6.0)
@@ -53,13 +53,7 @@ def _(g, y, x):
     return (where(greater(x, 0), where(less(x, 6.0), g, 0.0), 0.0),)
 
 
-@composite(
-    elementwise=True,
-    promotes="float",
-    flops=2,
-    samples=[*ANY, sample((3, 4), slope=0.2, label="slope")],
-    precision="follow",
-)
+@composite(elementwise=True, promotes="float", flops=2, samples=[*ANY, sample((3, 4), slope=0.2, label="slope")])
 def leaky_relu(x, *, slope: float = 0.01):
     """x, times slope where negative."""
     return where(greater(x, 0.0), x, x * slope)
@@ -78,13 +72,7 @@ def prelu(x, slope):
     return where(greater(x, 0.0), x, x * slope)
 
 
-@composite(
-    elementwise=True,
-    promotes="float",
-    flops=14,
-    samples=[*ANY, sample((3, 4), alpha=0.5, label="alpha")],
-    precision="follow",
-)
+@composite(elementwise=True, promotes="float", flops=14, samples=[*ANY, sample((3, 4), alpha=0.5, label="alpha")])
 def elu(x, *, alpha: float = 1.0):
     """x, or alpha * (exp(x) - 1) where negative."""
     from mithril.ops.elementwise import expm1
@@ -105,25 +93,25 @@ def celu(x, *, alpha: float = 1.0):
     return where(greater(x, 0.0), x, expm1(minimum(x, 0.0) * (1.0 / alpha)) * alpha)
 
 
-@composite(elementwise=True, promotes="float", flops=15, samples=ANY, precision="follow")
+@composite(elementwise=True, promotes="float", flops=15, samples=ANY)
 def selu(x):
     """The self-normalising elu."""
     return elu(x, alpha=1.6732632423543772) * 1.0507009873554805
 
 
-@composite(elementwise=True, promotes="float", flops=3, samples=ANY, precision="follow")
+@composite(elementwise=True, promotes="float", flops=3, samples=ANY)
 def hard_tanh(x, *, low: float = -1.0, high: float = 1.0):
     """x between two bounds."""
     return clip(x, low=low, high=high)
 
 
-@composite(elementwise=True, promotes="float", flops=4, samples=ANY, precision="follow")
+@composite(elementwise=True, promotes="float", flops=4, samples=ANY)
 def hard_sigmoid(x):
     """clip(x / 6 + 1/2, 0, 1)"""
     return clip(x * (1.0 / 6.0) + 0.5, low=0.0, high=1.0)
 
 
-@composite(elementwise=True, promotes="float", flops=5, samples=ANY, precision="follow")
+@composite(elementwise=True, promotes="float", flops=5, samples=ANY)
 def hard_swish(x):
     """x times hard_sigmoid(x)."""
     return x * clip(x * (1.0 / 6.0) + 0.5, low=0.0, high=1.0)
@@ -136,7 +124,7 @@ def softshrink(x, *, bound: float = 0.5):
 
 
 # -- sigmoids -----------------------------------------------------------------------------------------------------
-@composite(elementwise=True, promotes="float", flops=16, samples=ANY, precision="follow")
+@composite(elementwise=True, promotes="float", flops=16, samples=ANY)
 def sigmoid(x):
     """1 / (1 + exp(-x)); exp never overflows into the result."""
     return reciprocal(exp(-x) + 1.0)
@@ -170,7 +158,7 @@ def softsign(x):
     return x / (abs_(x) + 1.0)
 
 
-@composite(elementwise=True, promotes="float", flops=18, samples=ANY, precision="follow")
+@composite(elementwise=True, promotes="float", flops=18, samples=ANY)
 def silu(x):
     """x times sigmoid(x)."""
     return x * sigmoid(x)
@@ -194,20 +182,19 @@ def mish(x):
     flops=26,
     tolerance=2.0,
     samples=[*ANY, sample((3, 4), approximate="tanh", label="tanh")],
-    precision="follow",
 )
 def gelu(x, *, approximate: str = "none"):
     """x times the normal distribution function: exact by erf, or approximately by tanh."""
     from mithril.base.errors import OperationError, unknown
 
     if approximate == "none":
-        return down(up(x) * (erf(up(x) * math.sqrt(0.5)) + 1.0) * 0.5, x)
+        return down(up(x) * ((erf(up(x) * math.sqrt(0.5)) + 1.0) * 0.5), x)
     if approximate != "tanh":
         what, facts, hint = unknown("approximation of gelu", approximate, ["none", "tanh"])
         raise OperationError(what, facts=facts, hint=hint)
     z = up(x)
     inner = (z + z * z * z * 0.044715) * math.sqrt(2.0 / math.pi)
-    return down(z * (tanh(inner) + 1.0) * 0.5, x)
+    return down(z * ((tanh(inner) + 1.0) * 0.5), x)
 
 
 @gelu.vjp
@@ -262,12 +249,7 @@ def _(g, y, x, *, axis):
     return (down(c - exp(up(y)) * sum_(c, axis=axis, keepdims=True), x),)
 
 
-@composite(
-    promotes="float",
-    flops=per_input(9),
-    samples=[sample((3, 4)), sample((4, 3), axis=0, label="axis")],
-    precision="follow",
-)
+@composite(promotes="float", flops=per_input(9), samples=[sample((3, 4)), sample((4, 3), axis=0, label="axis")])
 def glu(x, *, axis: Axis = -1):
     """One half of an axis, gated by the sigmoid of the other."""
     half = x.shape[axis] // 2
@@ -275,7 +257,7 @@ def glu(x, *, axis: Axis = -1):
     return a * sigmoid(b)
 
 
-@composite(promotes="float", flops=per_input(10), samples=[sample((3, 4))], precision="follow")
+@composite(promotes="float", flops=per_input(10), samples=[sample((3, 4))])
 def swiglu(x, *, axis: Axis = -1):
     """One half of an axis, gated by the silu of the other."""
     half = x.shape[axis] // 2

@@ -51,6 +51,10 @@ def _erfinv(x: Array) -> Array:
     return np.asarray(np.where(np.abs(z) == 1, z * np.inf, y), dtype=x.dtype)
 
 
+def _sign(x: Array) -> Array:
+    return np.sign(x) + x.dtype.type(0)  # +0 of both zeros in every dtype
+
+
 def _floordiv(a: Array, b: Array) -> Array:
     if a.dtype.kind in "iu":
         return np.where(b == 0, 0, np.floor_divide(a, np.where(b == 0, 1, b))).astype(a.dtype)
@@ -101,7 +105,7 @@ def _pow_vjp(g: Any, y: Any, a: Any, b: Any) -> tuple[Any, Any]:
 neg = unary("neg", np.negative, "-x", dtype=numeric, vjp=lambda g, y, x: -g, samples=ANY)
 abs = unary("abs", np.abs, "Absolute value; the gradient at 0 is 0.", dtype=numeric,
             vjp=lambda g, y, x: g * sign(x), samples=ANY)  # fmt: skip
-sign = unary("sign", np.sign, "-1, 0 or 1; nan of nan.", dtype=numeric, no_vjp=NO_STEPS, samples=ANY)
+sign = unary("sign", _sign, "-1, 0 or 1; nan of nan.", dtype=numeric, no_vjp=NO_STEPS, samples=ANY)
 exp = unary("exp", np.exp, "e to the x.", flops=12, vjp=lambda g, y, x: g * y, samples=ANY)
 expm1 = unary("expm1", np.expm1, "exp(x) - 1, exact near 0.", flops=14, vjp=lambda g, y, x: g * (y + 1.0), samples=ANY)
 log = unary("log", np.log, "Natural logarithm.", flops=12, vjp=lambda g, y, x: g / x, samples=POSITIVE)
@@ -115,15 +119,7 @@ acos = unary("acos", np.arccos, "Arc cosine.", flops=16, vjp=lambda g, y, x: -(g
 atan = unary("atan", np.arctan, "Arc tangent.", flops=16, vjp=lambda g, y, x: g / (x * x + 1.0), samples=ANY)
 sinh = unary("sinh", np.sinh, "Hyperbolic sine.", flops=16, vjp=lambda g, y, x: g * cosh(x), samples=ANY)
 cosh = unary("cosh", np.cosh, "Hyperbolic cosine.", flops=16, vjp=lambda g, y, x: g * sinh(x), samples=ANY)
-tanh = unary(
-    "tanh",
-    np.tanh,
-    "Hyperbolic tangent.",
-    flops=14,
-    vjp=lambda g, y, x: g * (1.0 - y * y),
-    samples=ANY,
-    precision="follow",
-)
+tanh = unary("tanh", np.tanh, "Hyperbolic tangent.", flops=14, vjp=lambda g, y, x: g * (1.0 - y * y), samples=ANY)
 asinh = unary("asinh", np.arcsinh, "Inverse hyperbolic sine.", flops=18,
               vjp=lambda g, y, x: g * rsqrt(x * x + 1.0), samples=ANY)  # fmt: skip
 acosh = unary("acosh", np.arccosh, "Inverse hyperbolic cosine.", flops=18,
@@ -254,7 +250,6 @@ def _(g, y, condition, a, b):
         sample(ints((3, 4), -5, 5), low=0.0),
         sample((3, 4), label="unbounded"),
     ],
-    precision="follow",
 )
 def clip(x, *, low: float | None = None, high: float | None = None):
     """x kept between low and high; nan stays nan. The gradient at the bounds themselves passes."""
@@ -277,7 +272,7 @@ def _(g, y, x, *, low, high):
 
 
 # -- made of others -----------------------------------------------------------------------------------------------
-@composite(elementwise=True, promotes="same", samples=ANY, flops=1, precision="full")
+@composite(elementwise=True, promotes="same", samples=ANY, flops=1)
 def square(x):
     """x times x."""
     return x * x

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from os import PathLike
 from typing import Any, ClassVar
 
@@ -27,7 +26,6 @@ class CBackend(Backend):
     """
 
     name = "c"
-    memory = "arena"
     dtypes: ClassVar[frozenset[DType]] = frozenset(ALL)
     symbolic = False
     recompiles = True
@@ -73,18 +71,9 @@ class CBackend(Backend):
 
         return program_cache.revive(parts, graph, options)
 
-    # -- memory ------------------------------------------------------------------------------------------------------
-    def exact_memory(self, executable: Any, sizes: Mapping[str, int]) -> tuple[int, str]:
-        results = sum(math.prod(shape) * as_dtype(kind).itemsize for _, _, shape, kind in executable.layout.results)
-        return executable.layout.arena + results, "arena"
-
-    def measured_memory(self, run: Callable[[], Any], executable: Any = None) -> int:
-        return super().measured_memory(run) + (0 if executable is None else executable.arena.nbytes)
-
     # -- arrays ------------------------------------------------------------------------------------------------------
     def array(self, data: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
-        made = as_numpy(data, self.dtype)
-        return made if dtype is None else made.astype(as_dtype(dtype).numpy)
+        return np.array(as_numpy(data, self.dtype), None if dtype is None else as_dtype(dtype).numpy)
 
     def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
         return np.asarray(array)

@@ -38,11 +38,13 @@ def cast_to_int(x, dtype):
         return x.astype(dtype)
     if jnp.issubdtype(x.dtype, jnp.integer):
         own = jnp.iinfo(x.dtype)
-        return jnp.clip(x, max(low, own.min), min(high, own.max)).astype(dtype)
+        bounds = (jnp.array(n, x.dtype) for n in (max(low, own.min), min(high, own.max)))
+        return jnp.clip(x, *bounds).astype(dtype)
     wide = jnp.trunc(jnp.where(jnp.isnan(x), 0, x))
     inside = wide.astype(jnp.float32) if x.dtype.itemsize == 2 else wide
     made = jnp.where((inside >= float(high)) | (inside <= float(low)), 0, inside).astype(dtype)
-    return jnp.where(inside >= float(high), high, jnp.where(inside <= float(low), low, made)).astype(dtype)
+    highest, lowest = jnp.array(high, dtype), jnp.array(low, dtype)
+    return jnp.where(inside >= float(high), highest, jnp.where(inside <= float(low), lowest, made))
 
 
 def shift_left(a, b):

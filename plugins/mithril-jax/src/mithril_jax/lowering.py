@@ -93,7 +93,10 @@ def _mean(call: Call) -> str:
 def _extreme(call: Call) -> str:
     kept = ", keepdims=True" if call.keepdims else ""
     name = call.node.op.name
-    return f"jnp.{name}({call.x}, axis={axes_text(call)}{kept}, initial={nothing_yet(call, '-jnp.inf', 'jnp.inf')})"
+    start = nothing_yet(call, "-jnp.inf", "jnp.inf")
+    if call.type.dtype.name == "uint64":  # whose largest is more than Python's numbers are taken for
+        start = f"{call.dtype()}({start})"
+    return f"jnp.{name}({call.x}, axis={axes_text(call)}{kept}, initial={start})"
 
 
 @table.function("any", "all")

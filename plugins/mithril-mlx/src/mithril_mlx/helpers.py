@@ -75,8 +75,11 @@ def pow_int(a, b):
 
 def cast_to_int(x, dtype, low, high):
     """To an integer dtype: towards zero, saturating, nan as 0."""
+    bits = mx.array(high - 2**64 if high >= 2**63 else high, mx.int64).astype(dtype)
     if mx.issubdtype(x.dtype, mx.integer):
         if mx.issubdtype(x.dtype, mx.unsignedinteger):
+            if high >= 2**63:
+                return x.astype(dtype)
             return mx.minimum(x.astype(mx.uint64), mx.array(high, mx.uint64)).astype(dtype)
         if high > 2**63 - 1:
             return mx.maximum(x.astype(mx.int64), mx.array(0, mx.int64)).astype(dtype)
@@ -85,8 +88,17 @@ def cast_to_int(x, dtype, low, high):
     wide = mx.where(mx.isnan(wide), mx.zeros_like(wide), wide)
     inside = mx.where((wide >= float(high)) | (wide <= float(low)), mx.zeros_like(wide), wide)
     inside = mx.where(inside < 0, mx.ceil(inside), mx.floor(inside)).astype(dtype)
-    inside = mx.where(wide >= float(high), mx.array(high, dtype), inside)
+    inside = mx.where(wide >= float(high), bits, inside)
     return mx.where(wide <= float(low), mx.array(low, dtype), inside)
+
+
+def erf(x):
+    """Return the error function: near 0, where MLX's is exact in its absolute value only, by its series."""
+    z = x if x.dtype == mx.float64 else x.astype(mx.float32)
+    total = mx.zeros_like(z)
+    for divisor in (-75600, 9360, -1320, 216, -42, 10, -3, 1):
+        total = total * z * z + 1 / divisor
+    return mx.where(mx.abs(z) < 0.5, z * total * 1.1283791670955126, mx.erf(z)).astype(x.dtype)
 
 
 def shift_left(a, b):
@@ -123,7 +135,7 @@ def kept_where(x, condition):
 def reduced(x, axes, keepdims, function, start):
     """A reduction over axes; of no elements the start."""
     if not axes:
-        return x
+        return mx.array(x)
     if any(x.shape[k] == 0 for k in axes):
         shape = [1 if k in axes else n for k, n in enumerate(x.shape) if keepdims or k not in axes]
         return mx.full(shape, start, x.dtype)
@@ -134,7 +146,7 @@ def extreme(x, axes, keepdims, largest, start):
     """The largest or smallest element over axes; nan wins, of no elements it is the start."""
     if x.dtype == mx.bool_:
         if not axes:
-            return x
+            return mx.array(x)
         return (mx.any if largest else mx.all)(x, axis=axes, keepdims=keepdims)
     made = reduced(x, axes, keepdims, mx.max if largest else mx.min, start)
     if not axes or not mx.issubdtype(x.dtype, mx.floating):

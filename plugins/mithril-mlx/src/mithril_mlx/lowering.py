@@ -28,6 +28,7 @@ table = Lowerings(
     scalar="mx.array({value}, mx.{name})",
     signed=True,
     constant="mx.array({array}, {dtype})",
+    copy="mx.array({x})",
     reserved=vars(helpers),
     release=True,
 )
@@ -44,6 +45,15 @@ functions(
 )
 table.row("neg", "-{x}")
 table.row("where", "mx.where({condition}, {a}, {b})")
+
+
+@table.function("sin")
+def _sin(call: Call) -> str:
+    """Return the sine, for which MLX loses the sign of zero."""
+    return f"mx.where({call.array('x')} == 0, {call.array('x')}, mx.sin({call.array('x')}))"
+
+
+table.helper(helpers.erf)
 
 
 @table.function("logical_xor")
@@ -83,7 +93,7 @@ table.helpers(helpers.shift_left, helpers.shift_right)
 
 @table.function("clip")
 def _clip(call: Call) -> str:
-    text = call.array("x")
+    text = call.array("x") if any(bound is not None for bound in bounds(call)) else f"mx.array({call.array('x')})"
     for name, bound in zip(("maximum", "minimum"), bounds(call), strict=True):
         if bound is not None:
             text = f"mx.{name}({text}, mx.array({bound}, {call.dtype()}))"

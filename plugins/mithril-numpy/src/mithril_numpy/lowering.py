@@ -22,7 +22,14 @@ from mithril.backend.codegen.slice_syntax import sliced
 from mithril.ir import Node
 from mithril_numpy import helpers
 
-table = Lowerings("numpy", ["import numpy as np"], bfloat16="ml_dtypes.bfloat16", reserved=vars(helpers), release=True)
+table = Lowerings(
+    "numpy",
+    ["import numpy as np"],
+    bfloat16="ml_dtypes.bfloat16",
+    copy="np.array({x})",
+    reserved=vars(helpers),
+    release=True,
+)
 
 
 # -- element-wise: an operator where there is one, with a form that writes into a dead operand -------------------------
@@ -32,12 +39,13 @@ for _name in ("add", "sub", "mul", "div"):
         _name, f"{{a}} {SIGNS[_name]} {{b}}", out=f"np.{NUMPY_NAMES.get(_name, _name)}({{a}}, {{b}}, out={{out}})"
     )
 functions(table, "np", QUESTIONS)
-_PAIRS = ("maximum", "minimum", "floordiv", "mod", "atan2", "logical_and", "logical_or", "logical_xor")
+_PAIRS = ("maximum", "minimum", "pow", "floordiv", "mod", "atan2", "logical_and", "logical_or", "logical_xor")
 _BITS = ("bitwise_and", "bitwise_or", "bitwise_xor")
 _OWN_NAMES = {**NUMPY_NAMES, "abs": "absolute", "round": "rint"}
 functions(table, "np", (*UNARY, "neg", "sign", "trunc", *_PAIRS, *_BITS), _OWN_NAMES, out=True)
 for _name in ("floor", "ceil", "round", "trunc"):
     table.row(_name, "{x}.copy()", when=is_integer)
+table.row("sign", "np.sign({x}) + {dtype}(0)", when=lambda node: node.result.dtype.name == "bfloat16")  # both zeros
 table.row("where", "np.where({condition}, {a}, {b})")
 
 
@@ -56,14 +64,6 @@ def _where(call: Call) -> str:
     if shapes[1] == shapes[2] == call.type.shape:
         return f"{call.helper(helpers.chosen)}({call.condition}, {call.a}, {call.b})"
     return f"np.where({call.condition}, {call.a}, {call.b})"
-
-
-@table.function("pow")
-def _pow(call: Call) -> str:
-    exponent = call.operands[1]
-    if exponent in ("2.0", "3.0", "(-1.0)", "1.5"):  # plain numbers, of which NumPy makes no square root
-        return f"np.power({call.a}, {exponent})"
-    return f"{call.helper(helpers.power)}({call.array('a')}, {call.array('b')})"
 
 
 for _name, _helper in (("floordiv", helpers.floordiv_int), ("mod", helpers.mod_int), ("pow", helpers.pow_int)):

@@ -18,9 +18,18 @@ def sign(x):
     return torch.where(torch.isnan(x), x, torch.sign(x)) if x.is_floating_point() else torch.sign(x)
 
 
+def remainder(a, b):
+    """Return torch.fmod, which is nan where the quotient overflows: computed in float64, there in two steps."""
+    if a.dtype != torch.float64 and a.device.type != "mps":  # which has no float64
+        return torch.fmod(a.to(torch.float64), b.to(torch.float64)).to(torch.result_type(a, b))
+    overflows = torch.isinf(a / b) & torch.isfinite(a) & (b != 0)
+    return torch.fmod(torch.where(overflows, torch.fmod(a, b * 2.0**1023), a), b)
+
+
+@needs(remainder)
 def floordiv_float(a, b):
     """The quotient rounded down, infinities and zeros as in NumPy."""
-    rest = torch.fmod(a, b)
+    rest = remainder(a, b)
     whole = (a - rest) / b
     whole = torch.where((rest != 0) & ((b < 0) != (rest < 0)), whole - 1, whole)
     near = torch.floor(whole)
@@ -29,9 +38,10 @@ def floordiv_float(a, b):
     return torch.where(b == 0, a / b, near)
 
 
+@needs(remainder)
 def mod_float(a, b):
     """What the quotient rounded down leaves: it has the sign of b."""
-    rest = torch.fmod(a, b)
+    rest = remainder(a, b)
     made = torch.where((rest != 0) & ((b < 0) != (rest < 0)), rest + b, rest)
     return torch.where(rest == 0, torch.copysign(torch.zeros_like(rest), b), made)
 
@@ -94,12 +104,12 @@ def shift_right(a, b):
 # -- reductions ---------------------------------------------------------------------------------------------------
 def total(x, axes, keepdims, dtype):
     """The sum over axes; none of them leaves the elements alone."""
-    return torch.sum(x, dim=axes, keepdim=keepdims, dtype=dtype) if axes else x.to(dtype)
+    return torch.sum(x, dim=axes, keepdim=keepdims, dtype=dtype) if axes else x.to(dtype, copy=True)
 
 
 def product(x, axes, keepdims, dtype):
     """The product over axes."""
-    x = x.to(dtype)
+    x = x.to(dtype, copy=not axes)
     for axis in sorted(axes, reverse=True):
         x = torch.prod(x, dim=axis, keepdim=keepdims, dtype=dtype)
     return x
@@ -107,19 +117,20 @@ def product(x, axes, keepdims, dtype):
 
 def average(x, axes, keepdims):
     """The mean over axes."""
-    return torch.mean(x, dim=axes, keepdim=keepdims) if axes else x
+    return torch.mean(x, dim=axes, keepdim=keepdims) if axes else x.clone()
 
 
 def extreme(x, axes, keepdims, largest, start):
     """The largest or smallest element over axes; of no elements the start."""
     if not axes:
-        return x
+        return x.clone()
     if any(x.shape[k] == 0 for k in axes):
         shape = [1 if k in axes else n for k, n in enumerate(x.shape) if keepdims or k not in axes]
         return torch.full(shape, start, dtype=x.dtype, device=x.device)
     if x.dtype == torch.bool:
         return torch.any(x, dim=axes, keepdim=keepdims) if largest else torch.all(x, dim=axes, keepdim=keepdims)
-    return (torch.amax if largest else torch.amin)(x, dim=axes, keepdim=keepdims)
+    z = x.to(torch.int64) if x.dtype == torch.uint32 else x
+    return (torch.amax if largest else torch.amin)(z, dim=axes, keepdim=keepdims).to(x.dtype)
 
 
 def logic(x, axes, keepdims, function):
@@ -129,8 +140,8 @@ def logic(x, axes, keepdims, function):
 
 def position(x, axis, keepdims, largest):
     """The first place of the largest or smallest element; nan wins."""
-    if x.dtype == torch.bool:
-        x = x.to(torch.uint8)
+    if x.dtype in (torch.bool, torch.uint32):
+        x = x.to(torch.int64)
     best = torch.amax(x, axis, keepdim=True) if largest else torch.amin(x, axis, keepdim=True)
     hits = (x == best) | (x != x)
     return torch.argmax(hits.to(torch.uint8), axis, keepdim=keepdims).to(torch.int32)
@@ -138,7 +149,8 @@ def position(x, axis, keepdims, largest):
 
 def running(x, accumulate, start, axis, reverse, exclusive):
     """A running sum or product, from either end, with or without the element itself."""
-    z = x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
+    wide = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.uint32: torch.int64}
+    z = x.to(wide.get(x.dtype, x.dtype))
     z = torch.flip(z, (axis,)) if reverse else z
     out = accumulate(z, dim=axis, dtype=z.dtype)
     if exclusive and out.shape[axis]:
@@ -257,7 +269,8 @@ def take(x, indices, axis):
 @needs(positions)
 def take_along_axis(x, indices, axis):
     """Elements at positions of their own along an axis."""
-    return torch.take_along_dim(x, positions(indices, x.shape[axis]), axis)
+    z = x.to(torch.int64) if x.dtype == torch.uint32 else x
+    return torch.take_along_dim(z, positions(indices, x.shape[axis]), axis).to(x.dtype)
 
 
 @needs(positions)
@@ -357,7 +370,8 @@ def argsort(x, axis, descending):
     elif x.dtype == torch.bool:
         key = (~x if descending else x).to(torch.uint8)
     else:
-        key = ~x if descending else x
+        z = x.to(torch.int64) if x.dtype == torch.uint32 else x
+        key = ~z if descending else z
     return torch.sort(key, dim=axis, stable=True)[1]
 
 

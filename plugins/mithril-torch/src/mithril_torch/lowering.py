@@ -29,6 +29,7 @@ table = Lowerings(
     boolean="bool",
     scalar="torch.tensor({value}, dtype=torch.{name})",
     constant="torch.from_numpy({array}.copy()).to({dtype})",
+    copy="{x}.clone()",
     reserved=vars(helpers),
     release=True,
 )
@@ -107,6 +108,9 @@ for _name, _function, _narrow in (
     ("maximum", "torch.maximum", True),
     ("minimum", "torch.minimum", True),
     ("bitwise_not", "torch.bitwise_not", True),
+    ("neg", "torch.neg", True),
+    ("sign", "torch.sign", True),
+    ("square", "torch.square", True),
     ("less", "torch.lt", False),
     ("less_equal", "torch.le", False),
     ("greater", "torch.gt", False),
@@ -115,10 +119,13 @@ for _name, _function, _narrow in (
     table.function(_name, when=is_words)(_words(_function, _narrow))
 
 
-@table.function("shift_left", "shift_right", "floordiv", "mod", when=is_words)
+table.row("abs", "{x}.clone()", when=is_words)
+
+
+@table.function("shift_left", "shift_right", "floordiv", "mod", "pow", when=is_words)
 def _words_helped(call: Call) -> str:
     name = call.node.op.name
-    helper = call.helper(getattr(helpers, f"{name}_int" if name in ("floordiv", "mod") else name))
+    helper = call.helper(getattr(helpers, f"{name}_int" if name in ("floordiv", "mod", "pow") else name))
     return f"{call.helper(helpers.on_words)}({helper}, {call.array('a')}, {call.array('b')}).to(torch.uint32)"
 
 
@@ -126,7 +133,11 @@ def _words_helped(call: Call) -> str:
 def _clip(call: Call) -> str:
     low, high = bounds(call)
     given = [f"{name}={bound}" for name, bound in (("min", low), ("max", high)) if bound is not None]
-    return f"torch.clamp({call.x}, {', '.join(given)})" if given else str(call.x)
+    if not given:
+        return f"{call.array('x')}.clone()"
+    if is_words(call.node):
+        return f"torch.clamp({call.array('x')}.to(torch.int64), {', '.join(given)}).to(torch.uint32)"
+    return f"torch.clamp({call.x}, {', '.join(given)})"
 
 
 @table.function("cast")
@@ -136,7 +147,7 @@ def _cast(call: Call) -> str:
         return f"{call.array('x')} != 0"
     if target.is_integer and not source.is_bool:
         return f"{call.helper(helpers.cast_to_int)}({call.array('x')}, {call.dtype()})"
-    return f"{call.array('x')}.to({call.dtype()})"
+    return f"{call.array('x')}.to({call.dtype()}{', copy=True' if source is target else ''})"
 
 
 # -- reductions ---------------------------------------------------------------------------------------------------
@@ -157,6 +168,12 @@ def _sum_plain(call: Call) -> str:
     kept = ", keepdim=True" if call.keepdims else ""
     wide = f", dtype={call.dtype()}" if is_integer(call.node) else ""
     return f"torch.sum({call.array('x')}, {call.literal(call.axis)}{kept}{wide})"
+
+
+@table.function("sum", "prod", when=is_words)
+def _sum_of_words(call: Call) -> str:
+    name = call.helper(helpers.total if call.node.op.name == "sum" else helpers.product)
+    return f"{name}({_reduced(call)}, torch.int64).to(torch.uint32)"
 
 
 @table.function("mean")
@@ -277,7 +294,16 @@ def _sort(call: Call) -> str:
     order = f"{call.helper(helpers.argsort)}({x}, {call.axis}, {call.descending})"
     if call.node.op.name == "argsort":
         return f"{order}.to(torch.int32)"
+    if is_words(call.node):
+        return f"torch.take_along_dim({x}.to(torch.int64), {order}, {call.axis}).to(torch.uint32)"
     return f"torch.take_along_dim({x}, {order}, {call.axis})"
+
+
+@table.function("flip", "tril", "triu", when=is_words)
+def _moved_words(call: Call) -> str:
+    x, attributes = f"{call.array('x')}.to(torch.int64)", call.attributes
+    last = call.literal(attributes["axis"] if call.node.op.name == "flip" else attributes["k"])
+    return f"torch.{call.node.op.name}({x}, {last}).to(torch.uint32)"
 
 
 # -- windows ------------------------------------------------------------------------------------------------------

@@ -158,10 +158,12 @@ class Writer:
         self.step = 0  # which of the nodes is being written
         self.last = {v: k for k, node in enumerate(graph.nodes) for v in node.operands if v is not None}
         self.made = {v for node in graph.nodes for v in node.results}
-        self.owned = {i.value for i in graph.inputs if i.tags.get("donated")}  # values whose memory is ours to write
+        self.donated = {i.value for i in graph.inputs if i.tags.get("donated")}
+        self.owned = set(self.donated)  # values whose memory is ours to write
         self.bases: dict[Value, set[Value]] = {}  # of a view: the values whose memory it shows
         self.shown: dict[Value, int] = {}  # of such a value: the step that is the last to read one of its views
         self.kept = set(graph.outputs)
+        self.shared: set[Value] = set()  # results of regions that may be one of their constants
 
     # -- the whole ---------------------------------------------------------------------------------------------------
     def function(self) -> list[str]:
@@ -177,12 +179,22 @@ class Writer:
             source = "params" if i.role == "param" else "inputs"
             prologue.append(f"{self.text[i.value]} = {source}[{quoted(i.name)}]")
         self._nodes()
-        pairs = [
-            f"{quoted(name)}: {self.expression(v)}"
-            for name, v in zip(self.graph.output_names, self.graph.outputs, strict=True)
-        ]
-        ending = ["outputs = {" + ", ".join(pairs) + "}"]
+        results = zip(self.graph.output_names, self._results(), strict=True)
+        ending = ["outputs = {" + ", ".join(f"{quoted(name)}: {text}" for name, text in results) + "}"]
         return [*prologue, *self._size_lines(), *self.lines, *ending]
+
+    def _results(self) -> list[str]:
+        """Return the expressions of the outputs, copies where memory is an argument's, a constant or returned twice."""
+        returned: set[Value] = set()
+        texts = []
+        for v in self.graph.outputs:
+            memory, text = self.bases.get(v, {v}), self.expression(v)
+            private = memory <= self.made | self.donated and not memory & returned
+            if self.table.copy is not None and v not in self.scalars and not (private and v not in self.shared):
+                text = self.table.copy.format(x=text)
+            returned |= memory
+            texts.append(text)
+        return texts
 
     def region(self, graph: Graph, wish: str, given: Sequence[Value | None] = ()) -> str:
         """A nested function for a region; it sees the sizes of the outer one.
@@ -276,6 +288,8 @@ class Writer:
         if not row.view and not node.regions:
             self.owned.update(node.results)
             return
+        if any(i.data is not None for region in node.regions for i in region.inputs):
+            self.shared.update(node.results)
         bases = {base for v in node.operands if v is not None for base in self.bases.get(v, (v,))}
         if node.regions or self.kept.intersection(node.results):
             self.owned -= bases

@@ -49,6 +49,7 @@ class Lowerings:
         bfloat16: str | None = None,
         signed: bool = False,
         constant: str = "{array}",
+        copy: str | None = None,
         reserved: Iterable[str] = (),
         release: bool = False,
         parent: Lowerings | None = None,
@@ -62,6 +63,7 @@ class Lowerings:
         self.signed = signed  # its integers are read as signed ones, those from 2**63 on by their bits
         self.constant_template = constant  # how a NumPy array becomes an array of the backend
         self.reserved = frozenset(reserved) | {word for line in self.imports for word in line.replace(",", " ").split()}
+        self.copy = copy  # of an array {x}; None where arrays cannot be written to
         self.release = release  # drop large values after their last use
         self._rows: dict[str, tuple[Row, ...]] = dict(parent._rows) if parent is not None else {}
         self._origin: dict[str, str] = {}
@@ -121,6 +123,7 @@ class Lowerings:
         made = Lowerings(
             self.name,
             self.imports,
+            copy=self.copy,
             dtype=self.dtype_template,
             boolean=self.boolean,
             scalar=self.scalar_template,

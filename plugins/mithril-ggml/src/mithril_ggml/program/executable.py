@@ -180,8 +180,6 @@ class GGMLExecutable:
         self.steps = draft.steps
         self.lock = threading.Lock()
         self.copy = copy
-        owned = [t for t in outputs if copy or t.storage.role == "result"]
-        self.result_bytes = sum(math.prod(t.shape) * t.dtype.itemsize for t in owned)
         self.safe = safe
         self.inputs = list(inputs)
         self._storages = draft.storages

@@ -26,7 +26,7 @@ UNARY = {
     "selu": "F.selu({x})",
     "leaky_relu": "F.leaky_relu({x}, {slope})",
     "hard_sigmoid": "F.hardsigmoid({x})",
-    "hard_swish": "F.hardswish({x})",
+    "hard_swish": "{x} * F.hardsigmoid({x})",
     "gelu": "F.gelu({x}, approximate={approximate})",
     "log_sigmoid": "F.logsigmoid({x})",
     "softmax": "torch.softmax({x}, {axis})",

@@ -1,0 +1,89 @@
+"""A graph built by a backend and called like any program: parameters apart from inputs, operands left intact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mithril.backend.base import Backend, BuildOptions
+from mithril.ir import Graph
+from mithril.ir.decompose import decompose
+from mithril.ir.op import Op
+
+Array = np.ndarray[Any, Any]
+Arrays = Mapping[str, Array]
+
+
+class Program:
+    """An executable of the backend under test. Calling it checks that it ran every operation itself."""
+
+    def __init__(self, backend: Backend, options: BuildOptions, graph: Graph) -> None:
+        self.backend = backend
+        self.params = {i.name for i in graph.arguments if i.role == "param"}
+        self.executable = backend.build(decompose(graph, lambda node: backend.lowers(node, options)), options)
+        needed = {node.op.name for node in self.executable.graph.nodes}
+        ran = set(self.executable.lowered)
+        assert needed <= ran, f"the backend did not run {sorted(needed - ran)} itself"
+
+    def native(self, arguments: Arrays) -> dict[str, Any]:
+        """Convert arguments to arrays of the backend."""
+        return {name: self.backend.array(a) for name, a in arguments.items()}
+
+    def call(self, native: Mapping[str, Any]) -> dict[str, Any]:
+        """Run on arrays of the backend and return such arrays."""
+        params = {n: a for n, a in native.items() if n in self.params}
+        inputs = {n: a for n, a in native.items() if n not in self.params}
+        names = (list(params), list(inputs))
+        with ForbiddenReference():
+            results = self.executable(params, inputs)
+        assert names == (list(params), list(inputs)), "the program changed the dictionaries of its arguments"
+        for name, value in results.items():
+            assert self.backend.is_array(value), f"'{name}' is a {type(value).__name__}, no array of the backend"
+        return dict(results)
+
+    def numpy(self, native: Mapping[str, Any]) -> dict[str, Array]:
+        """Copy arrays of the backend."""
+        return {name: np.array(self.backend.to_numpy(value)) for name, value in native.items()}
+
+    def __call__(self, arguments: Arrays) -> dict[str, Array]:
+        before = {name: np.asarray(array).tobytes() for name, array in arguments.items()}  # native may share memory
+        native = self.native(arguments)
+        results = self.numpy(self.call(native))
+        for name, content in before.items():
+            for array in (arguments[name], self.backend.to_numpy(native[name])):
+                assert np.asarray(array).tobytes() == content, f"'{name}' was written to"
+        return results
+
+
+class ForbiddenReference:
+    """While active, evaluating an operation by its reference raises: a backend that falls back is detected."""
+
+    def __enter__(self) -> None:
+        self.before = Op.evaluate
+
+        def refuse(op: Op, *_: Any, **__: Any) -> Any:
+            raise AssertionError(f"the backend ran the reference of '{op.name}' instead of its own lowering")
+
+        Op.evaluate = refuse  # type: ignore[method-assign, assignment]
+
+    def __exit__(self, *exc: object) -> None:
+        Op.evaluate = self.before  # type: ignore[method-assign]
+
+
+def with_params(graph: Graph, names: set[str]) -> Graph:
+    """Return the graph with some of its inputs as parameters."""
+    from dataclasses import replace
+
+    return graph.replaced(inputs=tuple(replace(i, role="param") if i.name in names else i for i in graph.inputs))
+
+
+def every_other(graph: Graph) -> set[str]:
+    """Return the names of the second, fourth, ... argument."""
+    return {i.name for i in graph.arguments[1::2]}
+
+
+def backwards(arguments: Arrays) -> dict[str, Array]:
+    """Return other arguments of the same shapes: the elements of each in the opposite order."""
+    return {n: np.array(a.ravel()[::-1]).reshape(a.shape) for n, a in arguments.items()}
