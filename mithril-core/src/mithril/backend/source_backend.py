@@ -38,6 +38,11 @@ class SourceExecutable:
     def graph(self) -> Graph:
         return self._graph.get()
 
+    def release(self, graph: Callable[[], Graph]) -> None:
+        """Let go of the graph with its weights, and of their arrays: the generated function has its own."""
+        self._graph = Deferred(graph)
+        self.arrays = {}
+
     @property
     def lowered(self) -> frozenset[str]:
         return frozenset(node.op.name for node, _ in iterate(self.graph))

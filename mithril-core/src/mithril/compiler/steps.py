@@ -219,7 +219,23 @@ class Compiler:
             program.checked = Checked(executable, made.checks, program.types, self.backend)
         if self.cache is not None:
             self.cache.save(program, new_decisions(self.decisions, known))
+        if request.binding:
+            self._release(program)
         return program
+
+    def _release(self, program: Program) -> None:
+        """Let go of graphs that hold weights: the executable has its own copy. They are compiled again to be shown."""
+        request = program.request
+
+        def graphs() -> _Optimized:
+            with self.deadline, self._quietly():
+                return self._optimized(request)
+
+        program.before = Deferred(lambda: graphs().traced)
+        program.after = Deferred(lambda: graphs().graph)
+        release = getattr(program.executable, "release", None)
+        if release is not None:
+            release(lambda: self.lowered(request))
 
     def buckets(self, training: bool) -> Buckets | None:
         """The sizes that batches are rounded up to, where hints bound them and the backend compiles for each."""

@@ -1,27 +1,33 @@
-"""A graph that is kept as text until somebody wants to see it."""
+"""A graph that is read from a text, or compiled again, once it is asked for."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mithril.ir.core import Graph
 
 
 class Deferred:
-    """``get`` reads the text at the first call; attributes are the graph's own."""
+    """``get`` reads the text, or calls the function, at its first call; attributes are the graph's own."""
 
-    __slots__ = ("_graph", "_text")
+    __slots__ = ("_graph", "_make")
 
-    def __init__(self, graph: Graph | str) -> None:
+    def __init__(self, graph: Graph | str | Callable[[], Graph]) -> None:
         self._graph = graph if isinstance(graph, Graph) else None
-        self._text = graph if isinstance(graph, str) else ""
+        self._make = None if isinstance(graph, Graph) else graph
 
     def get(self) -> Graph:
         if self._graph is None:
-            from mithril.ir.parse import parse
-
-            self._graph, self._text = parse(self._text), ""
+            assert self._make is not None
+            self._graph, self._make = _parsed(self._make) if isinstance(self._make, str) else self._make(), None
         return self._graph
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.get(), name)
+
+
+def _parsed(text: str) -> Graph:
+    from mithril.ir.parse import parse
+
+    return parse(text)

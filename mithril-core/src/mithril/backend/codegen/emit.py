@@ -170,8 +170,9 @@ class Writer:
         """The body of ``forward``, without the last line."""
         prologue = []
         for i in self.graph.inputs:
-            if i.data is not None:
-                self.text[i.value] = self.module.constant(i.data, i.name)
+            if i.data is not None:  # of a weight that was folded into another constant nothing is left
+                if i.value in self.last or i.value in self.kept:
+                    self.text[i.value] = self.module.constant(i.data, i.name)
                 continue
             if i.value not in self.last and i.value not in self.kept and not _sizes_from(i.type.shape):
                 continue

@@ -45,6 +45,7 @@ class Source:
         linecache.cache[self.filename] = (len(self.text), None, self.text.splitlines(keepends=True), self.filename)
         space: dict[str, Any] = {"__name__": "mithril_generated", "_arrays": self.arrays}
         exec(code, space)
+        space.pop("_arrays", None)  # the module has made its constants of them
         forward: Callable[..., Any] = space["forward"]
         return forward
 

@@ -18,7 +18,7 @@ from mithril_cbackend.graph.arena import smallest
 from mithril_cbackend.graph.call_layout import Layout
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import call_entry, kernel_errors, program as programs
-from mithril_cbackend.program.executable import Executable, Written
+from mithril_cbackend.program.executable import Executable, Written, rewritten
 from mithril_cbackend.schedule import tuning
 from mithril_cbackend.schedule.schedules import Schedules
 from mithril_cbackend.tir import expr
@@ -103,5 +103,4 @@ def culprit(program: programs.Program, chosen: Machine) -> BackendError | None:
 
 def written(graph: Graph, chosen: Mapping[str, Any]) -> Written:
     """Kernels and driver of a program whose machine code came from the cache."""
-    made = Machine(**chosen)
-    return Written(programs.write(graph, made, smallest), made)
+    return rewritten(graph, Machine(**chosen))

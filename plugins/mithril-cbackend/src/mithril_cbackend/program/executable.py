@@ -79,6 +79,14 @@ class Written:
     machine: Machine
 
 
+def rewritten(graph: Graph, machine: Machine) -> Written:
+    """Return kernels and driver of a program again, as they were written for its machine code."""
+    from mithril_cbackend.graph.arena import smallest
+    from mithril_cbackend.program.program import write
+
+    return Written(write(graph, machine, smallest), machine)
+
+
 def executables(compiled: CompiledModel) -> list[Executable]:
     """The programs that this backend has made for a model, the newest last."""
     found = [p.executable for p in compiled.programs if isinstance(p.executable, Executable)]
@@ -117,6 +125,13 @@ class Executable:
     @property
     def graph(self) -> Graph:
         return self._graph.get()
+
+    def release(self, graph: Callable[[], Graph]) -> None:
+        """Let go of graphs with weights: the layout has those that machine code reads, in the order it reads them."""
+        machine = self.machine
+        self._graph = Deferred(graph)
+        self._write = lambda: rewritten(self.graph, machine)
+        self.__dict__.pop("written", None)
 
     @cached_property
     def written(self) -> Written:

@@ -168,7 +168,6 @@ class GGMLExecutable:
         *,
         threads: int,
         limit: int | None,
-        copy: bool,
         lowered: frozenset[str],
         safe: bool,
         packing: Any = None,
@@ -179,7 +178,6 @@ class GGMLExecutable:
         self.plan = plan
         self.steps = draft.steps
         self.lock = threading.Lock()
-        self.copy = copy
         self.safe = safe
         self.inputs = list(inputs)
         self._storages = draft.storages
@@ -263,7 +261,7 @@ class GGMLExecutable:
             lines.append(f"    {functions[key]}({', '.join(map(name, (*step.reads, *step.writes)))}){where}")
         made = []
         for t in outputs:
-            if not self.copy or t.storage.role == "result":
+            if t.storage.role == "result":
                 made.append(name(t))
             elif t.dense:
                 made.append(f"{name(t)}.copy()")

@@ -55,21 +55,18 @@ def build(
     decisions = options.decisions
     declared: set[str] = set()
     native = options.semantics == "native"
-    copy, safe = not options.static, bool(options.checks)
+    safe = bool(options.checks)
 
     def make(sized: Graph) -> GGMLExecutable:
         packing = None if recipe is None else Packing.of(sized, recipe, store, decisions)
-        made = _program(sized, packing, threads, limit, extra, declared, native=native, copy=copy, safe=safe)
+        made = _program(sized, packing, threads, limit, extra, declared, native=native, safe=safe)
         if declared:
             names = ", ".join(sorted(declared))
             decisions.record("choice", f"computed by NumPy as declared, ggml has nothing better: {names}")
         return made
 
     lowered = frozenset(node.op.name for node, _ in iterate(graph))
-    executable = make(graph) if is_static(graph) else SizedExecutable(graph, lowered, make)
-    if not copy:
-        decisions.record("choice", "static_inference: results are views of the arena, valid until the next call")
-    return executable
+    return make(graph) if is_static(graph) else SizedExecutable(graph, lowered, make)
 
 
 def _program(
@@ -81,7 +78,6 @@ def _program(
     declared: set[str],
     *,
     native: bool,
-    copy: bool = True,
     safe: bool = False,
 ) -> GGMLExecutable:
     inside: list[GGMLExecutable] = []
@@ -117,8 +113,7 @@ def _program(
     outputs = [draft.values[v] for v in graph.outputs]
     read = {t.storage for t in outputs}
     inputs = [g for g in inputs if g.tensor.storage.end >= 0 or g.tensor.storage in read]
-    if copy:
-        own_results(outputs)
+    own_results(outputs)
     made = plan(draft, outputs, [g.staged for g in inputs if g.staged is not None])
     return GGMLExecutable(
         graph,
@@ -128,7 +123,6 @@ def _program(
         made,
         threads=threads,
         limit=limit,
-        copy=copy,
         safe=safe,
         packing=packing,
         regions=sum(r.memory.total for r in inside),

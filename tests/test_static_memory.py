@@ -1,0 +1,51 @@
+"""``static_inference`` holds the weights once besides the caller's own: measured, in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import mithril as ml
+
+PROGRAM = """
+import ctypes, gc, sys
+import numpy as np
+import mithril as ml
+from mithril.models import Linear, Model
+
+def resident():
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+def compiled(size):
+    model = Model()
+    for _ in range(2):
+        model += Linear(size, bias=False)
+    program = ml.compile(model, sys.argv[1], shapes={"input": [1, size]}, static_inference=True)
+    shapes = {name: x.shape for name, x in program.randomize_params(seed=0).items()}
+    params = {name: program.backend.array(np.full(shape, 0.01, np.float32)) for name, shape in shapes.items()}
+    return program, params, np.ones((1, size), np.float32)
+
+warm, params, x = compiled(64)
+warm.bind(params)({"input": x})
+program, params, x = compiled(2048)
+before = resident()
+program.bind(params)
+for _ in range(2):
+    y = program({"input": x})["output"]
+print((resident() - before) / sum(np.asarray(p).nbytes for p in params.values()))
+assert str(program.graph) and len(program.graph.nodes)  # compiled again to be shown
+assert np.allclose(np.asarray(y), 2048**2 * 0.01**2, rtol=1e-4)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("backend", [n for n in ("numpy", "torch", "c", "ggml") if n in ml.plugins.backends()])
+def test_static_inference_costs_one_copy_of_the_weights(backend: str) -> None:
+    command = [sys.executable, "-c", PROGRAM, backend]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[-1]) < 1.3
