@@ -9,7 +9,10 @@ import nox
 
 ROOT = Path(__file__).parent
 DISTRIBUTIONS = [ROOT / "mithril-core", *sorted((ROOT / "plugins").glob("mithril-*"))]
-EVERYDAY = ["mithril-core", *(f"plugins/mithril-{name}" for name in ("passes", "numpy", "jax", "mlx", "torch"))]
+EVERYDAY = [
+    "mithril-core",
+    *(f"plugins/mithril-{name}" for name in ("passes", "tools", "numpy", "jax", "mlx", "torch")),
+]
 PINNED = ["-c", "constraints.txt"]
 
 nox.options.sessions = ["lint", "types", "docs"]
@@ -39,7 +42,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """mypy, strict, on the core."""
-    install(session, "./mithril-core", "mypy")
+    install(session, "./mithril-core", "./plugins/mithril-tools", "./plugins/mithril-testing", "mypy")
     session.run("mypy")
 
 
@@ -88,7 +91,7 @@ def wheels(session: nox.Session) -> None:
 @nox.session(reuse_venv=False)
 def fresh(session: nox.Session) -> None:
     """The built wheels in an empty environment, and the README's main job there."""
-    names = ["core", "passes", "numpy", "jax", "mlx"]
+    names = ["core", "passes", "tools", "numpy", "jax", "mlx"]
     wheels = [str(path) for name in names for path in ROOT.glob(f"dist/mithril_{name}-*.whl")]
     if len(wheels) != len(names):
         session.error("dist/ does not hold one wheel of each distribution: run `nox -s wheels fresh`")

@@ -19,10 +19,6 @@ import mithril as ml
 from mithril.base.interleaved_timing import in_turns
 from mithril.compiler.steps import make_backend
 from mithril.plugins.option_table import resolve
-from mithril.tools.calibrate import Measured, fitted, measure
-from mithril.tools.calibration_models import corpus
-from mithril.tools.cost_model import worked
-from mithril.tools.op_timing import sample_key
 from mithril_mlx import (
     MlxAutoTuner,
     MlxBatchOptimizer,
@@ -33,6 +29,10 @@ from mithril_mlx import (
 )
 from mithril_mlx.mlx_loader import mx
 from mithril_mlx.utilities.op_chain import build, chain, type_of
+from mithril_tools.calibrate import Measured, fitted, measure
+from mithril_tools.calibration_models import corpus
+from mithril_tools.cost_model import worked
+from mithril_tools.op_timing import sample_key
 
 RNG = np.random.default_rng(0)
 

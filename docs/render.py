@@ -63,7 +63,7 @@ def commands() -> str:
     """The help text of each command of the core."""
     import click
 
-    from mithril.tools import cli
+    from mithril_tools import cli
 
     group = click.Context(cli.main, info_name="mithril", **cli.main.context_settings)
 
@@ -106,7 +106,7 @@ def page(name: str) -> tuple[Path, str, str]:
 
 def stub() -> tuple[Path, str, str]:
     """The stub of the public face: its path, its text as it stands, and as it should be."""
-    from mithril.tools.stubs import face_stub
+    from mithril_tools.stubs import face_stub
 
     path = DOCS.parent / "mithril-core/src/mithril/__init__.pyi"
     return path, path.read_text(), face_stub()

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from mithril.tools.cli.new_plugin import KINDS
+from mithril_tools.cli.new_plugin import KINDS
 
 
 def run(*command, **settings):

@@ -16,8 +16,8 @@ import numpy as np
 
 from mithril import plugins
 from mithril.passes.manager import random_arguments
-from mithril.testing.levels import LEVELS, REFERENCE, Levels, special_arguments
-from mithril.testing.random_graphs import SMALL, WIDE, random_graph
+from mithril_testing.levels import LEVELS, REFERENCE, Levels, special_arguments
+from mithril_testing.random_graphs import SMALL, WIDE, random_graph
 
 
 def main() -> None:

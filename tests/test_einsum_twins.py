@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
 import mithril as ml
 from mithril import ops
 from mithril.ir import Builder
+from mithril.ir.decompose import decompose
+from mithril.ir.evaluate import evaluate
+from mithril.ir.traits import is_product
 from mithril.models import Layer
+from mithril_cbackend.graph.int8_weights import quantized
+from mithril_tools.cost_model import class_of, size_of
 from mithril_tpu.partitioning.mesh import Mesh
+from mithril_tpu.partitioning.propagate import propagate
 from mithril_tpu.partitioning.strategy import choose
 
 FORMS = {
@@ -77,3 +85,40 @@ def test_tensor_parallelism_splits_the_same_weights(form):
     mesh = Mesh({"data": 2, "model": 4})
     assert choose(graph("matmul"), mesh).splits["up"] == (None, "model")
     assert choose(graph(form), mesh).splits == choose(graph("matmul"), mesh).splits
+
+
+@pytest.mark.parametrize("form", TWINS)
+def test_the_c_backend_keeps_the_same_weights_in_eight_bits(form):
+    """Scales are multiplied with the product, so that no weight is widened."""
+    rng = np.random.default_rng(0)
+    params = {n: rng.standard_normal(s).astype(np.float32) for n, s in {"up": (32, 64), "down": (64, 32)}.items()}
+    params["bias"] = np.zeros(64, np.float32)
+    x = {"x": rng.standard_normal((16, 32)).astype(np.float32)}
+    outputs, arrays = {}, {}
+    for name in ("matmul", form):
+        lowered = decompose(graph(name), lambda node: not node.op.composite)
+        narrow, arrays[name] = quantized(lowered, params)
+        assert not any(n.op.name == "dequantize" for n in narrow.nodes)
+        outputs[name] = evaluate(narrow, {**arrays[name], **x})["y"]
+    assert {n: a.dtype for n, a in arrays[form].items()} == {n: a.dtype for n, a in arrays["matmul"].items()}
+    assert arrays[form]["up"].dtype == np.int8
+    np.testing.assert_allclose(outputs[form], outputs["matmul"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", TWINS)
+def test_plans_and_cost_models(form):
+    """The same operations counted, the same bytes, the same exchanges."""
+    mesh = Mesh({"data": 2, "model": 4})
+    told = {}
+    for name in ("matmul", form):
+        lowered = decompose(graph(name), lambda node: not node.op.composite)
+        products = [n for n in lowered.nodes if class_of(n) == "product"]
+        splits = choose(lowered, mesh).splits
+        found = propagate(lowered, mesh, splits)
+        told[name] = (
+            [size_of(n)[0] for n in products],
+            Counter((e.kind, e.axis, e.bytes) for e in found.exchanges),
+            [is_product(n) for n in products],
+        )
+    assert told[form] == told["matmul"]
+    assert len(told[form][0]) == 2

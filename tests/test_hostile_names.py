@@ -15,8 +15,8 @@ from mithril.base.errors import MithrilError
 from mithril.ir import parse, to_text
 from mithril.ir.formats import to_dot, to_json
 from mithril.models import Layer, Linear
-from mithril_passes.visualization.page import html
-from mithril_passes.visualization.picture import svg
+from mithril_tools.visualization.page import html
+from mithril_tools.visualization.picture import svg
 
 RUN = "__import__('builtins').hostile.append(1)"
 CODE = [

@@ -7,7 +7,7 @@ import pytest
 
 from mithril import plugins
 from mithril.backend.base import BuildOptions
-from mithril.testing import BackendConformance
+from mithril_testing import BackendConformance
 
 NAMES = [n for n in ("jax", "torch", "mlx") if n in plugins.backends()]
 OPS = ("argmax", "argsort", "attention", "cast", "floordiv", "matmul", "mod", "pow", "sign", "sort", "take")
@@ -25,7 +25,7 @@ def kit(name):
 
 
 def ordinary():
-    from mithril.testing.cases import backend_cases
+    from mithril_testing.cases import backend_cases
 
     dtypes = set.intersection(*(set(plugins.backend_class(n).dtypes) for n in NAMES)) if NAMES else set()
     of_both = ("cast[1]", "mod[int]", "pow[int]")  # samples with divisors of 0 and the like among ordinary ones

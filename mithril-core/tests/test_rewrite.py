@@ -33,7 +33,7 @@ from mithril.ops import (
     transpose,
 )
 from mithril.rewrite import RuleSet, rewrite, rule
-from mithril.testing import RuleConformance
+from mithril_testing import RuleConformance
 
 SILU = rule(lambda x: x * sigmoid(x), lambda x: silu(x), exact=False, name="silu")
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import mithril as ml
 from mithril.base.cpu_stopwatch import Stopwatch, typical
 from mithril.models import Linear, Model, Relu, Sequential
-from mithril.tools import calibrate as module, cli
+from mithril_tools import calibrate as module, cli
 
 
 def perceptron(rows, wide):

@@ -12,8 +12,8 @@ import mithril as ml
 from mithril.ir import parse
 from mithril.models import Dropout, LayerNorm, Linear, Model, Softmax, Tanh
 from mithril.runtime.weight_files import load_file
-from mithril.tools.cli import main
 from mithril_numpy.backend import NumpyBackend
+from mithril_tools.cli import main
 
 
 def model():

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.models import BatchNorm1d, Linear, Model, Relu
+from mithril.models import (
+    BatchNorm1d,
+    BatchNorm2d,
+    Conv1d,
+    Conv2d,
+    LayerNorm,
+    Linear,
+    Model,
+    Relu,
+    Softmax,
+    Tanh,
+    TransformerEncoderLayer,
+)
 
 X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)
 
@@ -92,3 +106,49 @@ def test_wrong_shapes_are_refused_when_bound(backend):
     params = compiled.randomize_params(0)
     with pytest.raises(ml.InputError, match="parameter 'last.weight' has shape"):
         compiled.bind({**params, "last.weight": params["first.weight"]})
+
+
+def stacked(*layers):
+    model = Model()
+    for layer in layers:
+        model += layer
+    return model
+
+
+MODELS = {
+    "convolution with bias": (lambda: stacked(Conv2d(3, 4, 3), BatchNorm2d(4), Relu(), Conv2d(4, 2, 3)), [2, 3, 9, 9]),
+    "without bias": (lambda: stacked(Conv2d(3, 4, 3, bias=False), BatchNorm2d(4), Relu()), [2, 3, 8, 8]),
+    "one dimension": (lambda: stacked(Conv1d(3, 4, 3), BatchNorm1d(4), Tanh()), [2, 3, 16]),
+    "linear": (lambda: stacked(Linear(8), BatchNorm1d(8), Relu(), Linear(2)), [64, 6]),
+    "norm first": (lambda: stacked(BatchNorm1d(6), Linear(8), Relu()), [64, 6]),
+    "encoder": (lambda: stacked(TransformerEncoderLayer(8, 2), Linear(2)), [2, 5, 8]),
+    "embedding": (lambda: stacked(Linear(8), LayerNorm(8), Softmax()), [3, 6]),
+}
+
+
+def reading(graph):
+    """The nodes that depend on an input, and not on weights alone."""
+    values = {i.value for i in graph.with_role("input")}
+    nodes = []
+    for node in graph.nodes:
+        if any(v in values for v in node.operands):
+            nodes.append(node)
+            values.update(node.results)
+    return nodes
+
+
+@pytest.mark.parametrize("level", ["low", "medium", "high"])
+@pytest.mark.parametrize("name", MODELS)
+def test_static_inference_folds_at_least_as_much_as_inference(name, level, tmp_path):
+    make, shape = MODELS[name]
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    counts, results = [], []
+    for option in ("inference", "static_inference"):
+        compiled = ml.compile(
+            make(), "numpy", shapes={"input": shape}, optimization_level=level, cache_dir=tmp_path, **{option: True}
+        )
+        compiled.bind(compiled.randomize_params(seed=0))
+        results.append(compiled({"input": x})["output"])
+        counts.append(Counter(node.op.name for node in reading(compiled.programs[-1].executable.graph)))
+    assert not counts[1] - counts[0], "operations that only the static program has"
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-4, atol=1e-5)

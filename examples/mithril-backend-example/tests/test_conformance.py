@@ -1,6 +1,6 @@
 """The whole conformance kit on a backend that lives outside mithril's tree."""
 
-from mithril.testing import BackendConformance
+from mithril_testing import BackendConformance
 
 
 class TestStepper(BackendConformance):

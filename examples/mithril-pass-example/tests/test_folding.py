@@ -8,8 +8,8 @@ import pytest
 import mithril as ml
 from mithril import plugins
 from mithril.models import BatchNorm2d, Conv2d, Model, Relu
-from mithril.testing import PassConformance
 from mithril_pass_example.folding import fold_batch_norm
+from mithril_testing import PassConformance
 
 
 def graph_of(function, size=8, **conv):

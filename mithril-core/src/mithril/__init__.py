@@ -64,13 +64,7 @@ _HOME = {
     "passes.manager": ("Pass", "PassManager", "pass_"),
     "rewrite": ("Rule", "RuleSet", "rule"),
     "backend.base": ("Backend",),
-    "tools.batching": ("find_batch_size", "process_in_batches"),
-    "tools.benchmark": ("BenchmarkConfig", "run_benchmark"),
-    "tools.calibrate": ("calibrate", "estimate"),
-    "tools.diff": ("diff",),
     "runtime.model_files": ("load",),
-    "tools.profile": ("profile",),
-    "tools.tune": ("tune",),
     "base.dtypes": (
         "DType",
         "bfloat16",
@@ -90,7 +84,7 @@ _HOME = {
         "uint8",
     ),
 }
-_SUBMODULES = ("models", "ops", "testing")
+_SUBMODULES = ("models", "ops")
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 

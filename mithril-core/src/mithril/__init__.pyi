@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mithril import models as models, ops as ops, testing as testing
+from mithril import models as models, ops as ops
 from mithril.base.version import __version__ as __version__
 from mithril.autodiff import gradients as gradients
 from mithril.backend.base import Backend as Backend
@@ -95,20 +95,5 @@ from mithril.rewrite import (
     rule as rule,
 )
 from mithril.runtime.model_files import load as load
-from mithril.tools.batching import (
-    find_batch_size as find_batch_size,
-    process_in_batches as process_in_batches,
-)
-from mithril.tools.benchmark import (
-    BenchmarkConfig as BenchmarkConfig,
-    run_benchmark as run_benchmark,
-)
-from mithril.tools.calibrate import (
-    calibrate as calibrate,
-    estimate as estimate,
-)
-from mithril.tools.diff import diff as diff
-from mithril.tools.profile import profile as profile
-from mithril.tools.tune import tune as tune
 
 def __getattr__(name: str) -> Any: ...  # names of plugins

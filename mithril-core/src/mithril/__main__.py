@@ -1,6 +1,9 @@
 """``python -m mithril``: the command line, where its script is not on the path."""
 
-from mithril.tools.cli import main
+from importlib.metadata import entry_points
 
 if __name__ == "__main__":
-    main(prog_name="mithril")
+    commands = entry_points(group="console_scripts", name="mithril")
+    if not commands:
+        raise SystemExit("the command line is not installed: pip install mithril-tools")
+    next(iter(commands)).load()(prog_name="mithril")

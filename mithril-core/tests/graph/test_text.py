@@ -31,8 +31,8 @@ from mithril.ops import (
     where,
     while_loop,
 )
-from mithril.testing.constants import SHAPES, difference, values
-from mithril.testing.sample_graphs import sample_graphs
+from mithril_testing.constants import SHAPES, difference, values
+from mithril_testing.sample_graphs import sample_graphs
 
 
 def test_looks_like_this():

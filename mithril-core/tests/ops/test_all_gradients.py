@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from mithril.autodiff import gradients
-from mithril.testing.cases import Case
-from mithril.testing.differences import check_gradients, cotangents, float_inputs, float_outputs
-from mithril.testing.operation import in_float64
-from mithril.testing.selection import core_operations
+from mithril_testing.cases import Case
+from mithril_testing.differences import check_gradients, cotangents, float_inputs, float_outputs
+from mithril_testing.operation import in_float64
+from mithril_testing.selection import core_operations
 
 SECOND = (
     "exp",

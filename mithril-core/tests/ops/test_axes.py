@@ -12,7 +12,7 @@ from mithril.ir import Builder
 from mithril.ir.axes_notation import parse_axes
 from mithril.ir.declare import op
 from mithril.ir.op import Op
-from mithril.testing.axes import (
+from mithril_testing.axes import (
     false_axes,
     missing_axes,
     mutations,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mithril.testing import OpConformance
-from mithril.testing.selection import core_operations
+from mithril_testing import OpConformance
+from mithril_testing.selection import core_operations
 
 
 class TestCore(OpConformance):

@@ -6,7 +6,7 @@ import pytest
 
 from mithril.base.dtypes import ALL, dtype as as_dtype
 from mithril.runtime.weight_files import load_file, save_file
-from mithril.testing.constants import SHAPES, difference, values
+from mithril_testing.constants import SHAPES, difference, values
 
 
 @pytest.mark.parametrize("kind", [d.name for d in ALL])

@@ -2,9 +2,9 @@
 
 import pytest
 
-from mithril.testing import BackendConformance
 from mithril_cbackend.graph.call_layout import RUN
 from mithril_cbackend.tir import expr
+from mithril_testing import BackendConformance
 
 
 class TestC(BackendConformance):

@@ -8,13 +8,12 @@ from hypothesis import given, strategies as st
 
 import mithril as ml
 from mithril import ops
-from mithril.backend.memory_plan import Buffer
+from mithril.backend.memory_plan import Buffer, smallest
 from mithril.ir import Builder
 from mithril.ir.decompose import decompose
 from mithril.ir.evaluate import evaluate
 from mithril.models import Conv2d, Gelu, LayerNorm, Linear, MaxPool2d, Model, MultiHeadAttention, Relu
 from mithril_cbackend.backend import CBackend
-from mithril_cbackend.graph.arena import smallest
 
 
 def stacked(*layers):

@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 
 from mithril import ops
+from mithril.backend.memory_plan import smallest
 from mithril.base.dtypes import dtype as as_dtype
 from mithril.ir import Builder, Graph
 from mithril.ir.decompose import decompose
-from mithril.testing.compare import assert_close, tolerance
 from mithril_cbackend.backend import CBackend
 from mithril_cbackend.compile_target import Purpose
-from mithril_cbackend.graph.arena import smallest
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import compile_graph, program as programs
 from mithril_cbackend.tir import expr
+from mithril_testing.compare import assert_close, tolerance
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 SHAPES = [(3, 4, 5), (2, 3, 4, 6), (7, 9), (3, 4, 33), (5, 17, 8), (2, 2, 2, 2, 3), (70, 3), (1, 6, 1, 4)]

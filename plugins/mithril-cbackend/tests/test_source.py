@@ -10,14 +10,14 @@ import pytest
 
 import mithril.ops  # noqa: F401
 from mithril.backend.base import BuildOptions
+from mithril.backend.memory_plan import smallest
 from mithril.base.dtypes import dtype as as_dtype
 from mithril.ir.decompose import decompose
-from mithril.testing.cases import backend_cases
-from mithril.testing.compare import assert_close, tolerance
 from mithril_cbackend.backend import CBackend
 from mithril_cbackend.compile_target import Purpose
-from mithril_cbackend.graph.arena import smallest
 from mithril_cbackend.program import compile_graph, program as programs
+from mithril_testing.cases import backend_cases
+from mithril_testing.compare import assert_close, tolerance
 
 OTHERS = ("add", "exp", "sum", "matmul")  # what stands for the ways 16 and 64 bits are read and written
 CASES = [

@@ -17,7 +17,6 @@ from mithril.base.errors import InputError, OptionError, StrictError
 from mithril.ir import Builder, Graph
 from mithril.models import Linear, Model
 from mithril.ops import conv, matmul as product
-from mithril.tools.cli import main
 from mithril_cbackend.compile_target import Purpose
 from mithril_cbackend.cpu_info import vector_bytes
 from mithril_cbackend.lowering.conv import direct_convolution
@@ -27,6 +26,7 @@ from mithril_cbackend.program import compile_graph
 from mithril_cbackend.schedule import offline_tuning, tuning
 from mithril_cbackend.schedule.schedules import Schedules
 from mithril_cbackend.tir import expr
+from mithril_tools.cli import main
 
 RNG = np.random.default_rng(0)
 

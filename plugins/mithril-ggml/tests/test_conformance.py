@@ -1,6 +1,6 @@
 """The GGML backend on the whole conformance kit."""
 
-from mithril.testing import BackendConformance
+from mithril_testing import BackendConformance
 
 
 class TestGGML(BackendConformance):

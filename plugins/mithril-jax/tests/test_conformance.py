@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from mithril.backend.base import BuildOptions
-from mithril.testing import BackendConformance
+from mithril_testing import BackendConformance
 
 QUICK = {
     "xla_backend_optimization_level": 0,

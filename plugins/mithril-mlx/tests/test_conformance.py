@@ -1,7 +1,7 @@
 """The MLX backend on the whole conformance kit."""
 
 from mithril.backend.base import BuildOptions
-from mithril.testing import BackendConformance
+from mithril_testing import BackendConformance
 
 
 class TestMlx(BackendConformance):

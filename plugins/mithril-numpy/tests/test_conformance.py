@@ -1,6 +1,6 @@
 """The NumPy backend on the whole conformance kit."""
 
-from mithril.testing import BackendConformance
+from mithril_testing import BackendConformance
 
 
 class TestNumpy(BackendConformance):

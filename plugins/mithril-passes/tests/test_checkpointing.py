@@ -132,14 +132,22 @@ def test_a_batch_that_fits_is_named():
     ml.compile(model, "numpy", shapes={"input": [batch, 32, 32]}, max_memory_gb="1MB")
 
 
-def test_the_strategy_is_recorded_and_unknown_ones_refused():
+def test_a_strategy_without_an_arena_is_recorded_and_unknown_ones_refused():
     model = deep(1)
     compiled = ml.compile(model, "numpy", shapes={"input": [2, 32, 32]}, memory_planning="best_fit")
-    assert "memory plan 'best_fit'" in str(compiled.decisions)
+    assert "memory_planning='best_fit': backend 'numpy' has no arena" in str(compiled.decisions)
     with pytest.raises(ml.OptionError, match="unknown memory planning strategy 'gredy'"):
         ml.compile(model, "numpy", shapes={"input": [2, 32, 32]}, memory_planning="gredy")
 
 
-def test_an_unbounded_size_cannot_be_held_to_a_limit():
-    compiled = ml.compile(deep(1), "numpy", shapes={"input": [None, 32, 32]}, max_memory_gb=8)
-    assert "max_memory_gb" in str(compiled.decisions)
+@pytest.mark.parametrize("backend", ["numpy", "torch", "jax", "mlx", "ggml"])
+def test_an_open_size_is_held_to_the_limit_at_each_call(backend):
+    compiled = ml.compile(deep(1), backend, shapes={"input": [None, 32, 32]}, max_memory_gb="4MB")
+    params = compiled.randomize_params(seed=0)
+    for rows, fits in ((1, True), (2000, False), (2, True)):
+        x = np.zeros((rows, 32, 32), np.float32)
+        if fits:
+            compiled.evaluate(params, {"input": x})
+        else:
+            with pytest.raises(ml.MemoryLimitError, match="max_memory_gb allows 4 MB"):
+                compiled.evaluate(params, {"input": x})

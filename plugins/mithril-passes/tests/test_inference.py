@@ -9,7 +9,7 @@ import mithril as ml
 from mithril.ir import Builder, verify
 from mithril.models import BatchNorm1d, BatchNorm2d, Conv2d, Linear, Model, MultiHeadAttention, Relu
 from mithril.ops import dequantize, quantize
-from mithril.testing import PassConformance
+from mithril_testing import PassConformance
 
 IMAGE = np.random.default_rng(0).standard_normal((2, 3, 8, 8)).astype(np.float32)
 

@@ -15,12 +15,12 @@ from mithril.ir import Builder
 from mithril.ir.evaluate import evaluate
 from mithril.models import Conv2d, Linear, Model
 from mithril.passes.manager import PassContext, random_arguments
-from mithril.testing import PassConformance
 from mithril_numpy.backend import NumpyBackend
 from mithril_passes import kernel_selection
 from mithril_passes.kernel_selection import kernel_choice
 from mithril_passes.op_variants import WAYS, ways
 from mithril_passes.specialization import specialise_operations
+from mithril_testing import PassConformance
 
 ONE = {"stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1}
 UNEVEN = {"stride": (2, 1), "padding": ((1, 2), (0, 1)), "dilation": (1, 2), "groups": 3}

@@ -10,11 +10,11 @@ import pytest
 from mithril.base.registry import operations
 from mithril.ir import Builder
 from mithril.passes.manager import random_arguments
-from mithril.testing.cases import backend_cases
-from mithril.testing.levels import Levels, special_arguments
-from mithril.testing.random_graphs import random_graph
 from mithril_numpy.backend import NumpyBackend
 from mithril_passes import composite_matching
+from mithril_testing.cases import backend_cases
+from mithril_testing.levels import Levels, special_arguments
+from mithril_testing.random_graphs import random_graph
 
 # Whether a zero of the padding meets an infinite weight is not specified.
 PADDED = ("conv", "conv_input_grad", "conv_weight_grad")

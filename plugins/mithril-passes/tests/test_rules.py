@@ -15,10 +15,10 @@ from mithril.ir import Builder, verify
 from mithril.ir.evaluate import evaluate
 from mithril.models import Linear, Model, Relu
 from mithril.passes.manager import random_arguments
-from mithril.testing import PassConformance, RuleConformance
-from mithril.testing.levels import Levels, special_arguments
 from mithril_numpy.backend import NumpyBackend
 from mithril_passes import batch_norm, composite_matching, epilogue_fusion, simplify
+from mithril_testing import PassConformance, RuleConformance
+from mithril_testing.levels import Levels, special_arguments
 
 STATISTICS = [("float32", (4,))] * 4  # scale, bias, mean, variance
 SHAPES = {
@@ -35,6 +35,12 @@ SHAPES = {
         ("float32", (2, 3, 5, 5)),
         ("float32", (4, 3, 1, 1)),
         ("float32", (4,)),
+        *STATISTICS,
+    ],
+    "batch norm of a convolution with a bias of its shape": [
+        ("float32", (2, 3, 5, 5)),
+        ("float32", (4, 3, 1, 1)),
+        ("float32", (1, 4, 1, 1)),
         *STATISTICS,
     ],
     "batch norm of a linear": [("float32", (8, 3)), ("float32", (4, 3)), ("float32", (4,)), *STATISTICS],

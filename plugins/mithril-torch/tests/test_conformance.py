@@ -1,6 +1,6 @@
 """The PyTorch backend on the whole conformance kit."""
 
-from mithril.testing import BackendConformance
+from mithril_testing import BackendConformance
 
 
 class TestTorch(BackendConformance):

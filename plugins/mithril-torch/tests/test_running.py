@@ -97,6 +97,17 @@ def test_captured_programs(tmp_path):
     np.testing.assert_allclose(run(compiled, random(2, 8)), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_captured_programs_are_compiled_where_both_are_asked_for():
+    options = {"torch_fx": True, "torch_dynamo": True, "jit_options": {"backend": "eager"}}
+    compiled = ml.compile(mlp(), "torch", shapes={"x": [2, 8]}, **options)
+    expected = run(ml.compile(mlp(), "torch", shapes={"x": [2, 8]}), random(2, 8))
+    np.testing.assert_allclose(run(compiled, random(2, 8)), expected, rtol=1e-5, atol=1e-6)
+    call = compiled.programs[-1].executable.call
+    captured = next(c.cell_contents for c in call.__closure__ if hasattr(c.cell_contents, "modules"))
+    (module,) = captured.modules.values()
+    assert type(module).__name__ == "Compiled"
+
+
 @pytest.mark.parametrize("asked", ["backend", "option"])
 def test_amp_is_the_mixed_precision_of_all_backends(asked):
     """Also of gradients, which autocast would leave to chance."""
@@ -154,7 +165,6 @@ def test_what_was_compiled_is_kept(tmp_path, monkeypatch):
     ("options", "message"),
     [
         ({"torch_dynamo": True, "jit": False}, "contradicts jit=False"),
-        ({"torch_fx": True, "jit": True}, "leave one of them out"),
         ({"jit": True, "jit_options": {"backend": "inducto"}}, "inductor"),
         ({"jit": True, "jit_options": {"modes": "x"}}, "mode"),
         ({"jit": True, "jit_options": {"mode": "default", "options": {}}}, "not both"),

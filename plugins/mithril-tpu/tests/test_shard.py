@@ -17,7 +17,7 @@ from mithril.base.dtypes import ALL
 from mithril.ir import Builder
 from mithril.ir.evaluate import evaluate
 from mithril.runtime.program import Kind, Request
-from mithril.testing.cases import backend_cases
+from mithril_testing.cases import backend_cases
 from mithril_tpu.sharding import api, collective_buckets
 from mithril_tpu.sharding.spmd import cut
 

@@ -8,7 +8,7 @@ import pytest
 
 import mithril as ml
 from mithril import plugins
-from mithril.testing import TargetConformance
+from mithril_testing import TargetConformance
 from mithril_tpu import targets
 from mithril_tpu.targets import cpu, mobile, nvidia, tpu
 

@@ -46,7 +46,7 @@ def test_numbers_and_functions_are_schedules():
     assert ml.Constant(0.1)(math.inf) == 0.1
     with pytest.raises(OptionError, match="'fast'"):
         as_schedule("fast")
-    with pytest.raises(OptionError, match="steps=0"):
+    with pytest.raises(OptionError, match="steps: expected int of at least 1, got 0"):
         ml.Cosine(0.1, 0)
 
 

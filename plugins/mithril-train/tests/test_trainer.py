@@ -51,7 +51,7 @@ def test_a_second_fit_goes_on():
     made.fit(loader(), 1)
     source = loader()
     source.epoch = 1
-    made.fit(source, 2)
+    made.fit(source, 1)
     whole.fit(loader(), 2)
     for n, x in arrays(whole).items():
         np.testing.assert_array_equal(arrays(made)[n], x)
@@ -252,10 +252,39 @@ def test_resume_of_a_finished_training_gives_what_it_gave(tmp_path):
     np.testing.assert_array_equal(second.compiled({"input": X})["output"], first.predict(X))
 
 
-def test_resume_from_an_empty_folder_starts_anew(tmp_path):
-    made = trainer()
-    made.fit(loader(), 1, resume=tmp_path)
-    assert made.epoch == 1
+def test_resume_from_a_folder_without_checkpoints_is_rejected(tmp_path):
+    for folder, message in ((tmp_path, "is empty of checkpoints"), (tmp_path / "rnu", "does not exist")):
+        with pytest.raises(InputError, match=rf"cannot resume: '{folder}' {message}\nhint: .*resume='auto'"):
+            trainer().fit(loader(), 1, resume=folder)
+    with pytest.raises(OptionError, match="resume='auto' requires a Checkpoint"):
+        trainer().fit(loader(), 1, resume="auto")
+
+
+def test_resume_auto_starts_and_restarts(tmp_path):
+    def run(epochs):
+        made = trainer()
+        made.fit(loader(), epochs, callbacks=[ml.Checkpoint(tmp_path / "run")], resume="auto")
+        return made
+
+    assert run(1).steps == 6
+    assert run(2).epoch == 2, "the epoch of the first run counts"
+    whole = trainer()
+    whole.fit(loader(), 2)
+    for n, x in arrays(whole).items():
+        np.testing.assert_array_equal(arrays(run(2))[n], x)
+
+
+def test_resumed_second_fit_ends_where_it_would_have(tmp_path):
+    """Epochs of the fit before the interrupted one do not count."""
+    saving = [ml.Checkpoint(tmp_path)]
+    whole, first, second = trainer(), trainer(), trainer()
+    for made in (whole, first):
+        source = loader()
+        made.fit(source, 2)
+        made.fit(source, 1 if made is first else 3, callbacks=saving if made is first else [])
+    second.fit(loader(), 3, resume=tmp_path)
+    assert (first.epoch, second.epoch, whole.epoch) == (3, 5, 5)
+    assert second.history.rows == whole.history.rows
 
 
 def test_a_checkpoint_that_does_not_fit(tmp_path):

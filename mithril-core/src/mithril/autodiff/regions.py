@@ -14,11 +14,10 @@ from mithril.base.errors import GradientError
 from mithril.base.registry import operation
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Builder, Graph, Input, Node, Value
+from mithril.ir.traits import is_cheap
 from mithril.ops.control_flow import cond, if_op, scan, scan_op
 
 Pairs = Iterator[tuple[Value, Value]]
-# Results of these cost less to make again from their operands than to keep for every step.
-CHEAP = {"constant", "full", "iota", "broadcast_to", "reshape", "transpose", "size_value"}
 
 
 def _differentiate(reverse: Reverse, region: Graph, of: Sequence[Value], wrt: Sequence[Value]) -> Derivative:
@@ -230,7 +229,7 @@ class _Kept:
                     self.elements.append((v, k))
                 else:
                     self.shared.append(v)
-            elif v in same or made.forward[producer[v]].op.name in CHEAP:
+            elif v in same or is_cheap(made.forward[producer[v]]):  # computed again in every step
                 node = made.forward[producer[v]]
                 again.add(producer[v])
                 available.update(node.results)

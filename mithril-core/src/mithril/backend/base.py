@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
+from mithril.backend import memory_plan
 from mithril.base.decisions import Decisions
 from mithril.base.dtypes import ALL, DType, dtype as as_dtype
 from mithril.base.errors import BackendError, DTypeError, OptionError, UnsupportedError, unknown
-from mithril.ir import Graph, Node
+from mithril.ir import Graph, Node, traits
 from mithril.ir.lazy_graph import Deferred
 
 PRECISIONS = ("float32", "float16", "bfloat16")
@@ -28,6 +30,8 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "semantics": "portable",
         "checks": False,
         "static_inference": False,
+        "memory_planning": True,
+        "optimizations": MappingProxyType({}),
         "file_path": None,
         "template_path": None,
         "code_transformers": (),
@@ -61,6 +65,18 @@ class BuildOptions:
     @property
     def jit_options(self) -> Mapping[str, Any]:
         return self.settings["jit_options"]  # type: ignore[no-any-return]
+
+    @property
+    def memory_plan(self) -> str | Callable[..., Any]:
+        """The strategy of the arena's plan: ``"smallest"`` unless another is named, ``"apart"`` where it is off."""
+        chosen = self.settings["memory_planning"]
+        return {True: "smallest", False: "apart"}[chosen] if isinstance(chosen, bool) else chosen
+
+    @property
+    def fuses(self) -> bool:
+        """Whether the backend may join operations: not under ``optimizations={"fusion": False}``."""
+        switches = self.settings["optimizations"]
+        return all(switches.get(name) is not False for name in ("fusion", "operator_fusion"))
 
     @property
     def num_threads(self) -> int | None:
@@ -114,6 +130,8 @@ class Backend:
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
     symbolic: ClassVar[bool] = True  # whether one executable serves several sizes
     passes: tuple[str, ...] = ()  # those that it was made to run, besides the level's and the options'
+    memory: ClassVar[Literal["arena", "frees", "library"]] = "frees"  # who places values: a plan, nobody, a compiler
+    frees: ClassVar[bool] = True  # whether a value that nobody reads any more is freed within a call
     recompiles: ClassVar[bool] = False  # whether each new size is compiled anew, which takes long
     # By device and operation: much faster variants there (names of mithril_passes.op_variants).
     preferences: ClassVar[Preferences] = MappingProxyType({})
@@ -205,6 +223,39 @@ class Backend:
         raise UnsupportedError(
             f"backend '{self.name}' has no automatic differentiation of its own", hint='leave autodiff="graph"'
         )
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+    def is_view(self, node: Node) -> bool:
+        """Whether the results of a node share the memory of its operands."""
+        return traits.is_view(node)
+
+    def overwrites(self, node: Node) -> bool:
+        """Whether a node writes its result over an operand that is read for the last time."""
+        return memory_plan.overwrites(node)
+
+    def workspace(self, node: Node, sizes: Mapping[str, int]) -> int:
+        """Return the bytes that a node takes while it runs, besides operands and results; a scan stacks its rows."""
+        return sum(memory_plan.nbytes(v.type, sizes) for v in node.results) if node.op.name == "scan" else 0
+
+    def exact_memory(self, executable: Any, sizes: Mapping[str, int]) -> tuple[int, str] | None:
+        """Return the bytes of values and results of a program, and who knows them; None where only an estimate is."""
+        return None
+
+    def measured_memory(self, run: Callable[[], Any], executable: Any = None) -> int:
+        """Run once; return the most bytes that values and results took at once, a standing arena included."""
+        held = run()  # so that its results are not taken for those of the next call
+        tracing = tracemalloc.is_tracing()
+        if not tracing:
+            tracemalloc.start()
+        try:
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            self.synchronize(run())
+            return tracemalloc.get_traced_memory()[1] - before
+        finally:
+            del held
+            if not tracing:
+                tracemalloc.stop()
 
     # -- arrays ------------------------------------------------------------------------------------------------------
     def native_dtype(self, dtype: DType) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import insort
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 
@@ -15,9 +15,14 @@ from mithril.base.dims import numel, substitute
 from mithril.base.errors import MemoryLimitError, OptionError, unknown
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Node, Value
+from mithril.ir.traits import is_view
 
 ALIGNMENT = 64
-VIEWS = frozenset({"reshape", "squeeze", "unsqueeze"})  # same bytes, other shape
+
+
+def overwrites(node: Node) -> bool:
+    """Whether the result may be written over an operand."""
+    return bool(getattr(node.op, "elementwise", False))
 
 
 @dataclass(slots=True)
@@ -56,14 +61,35 @@ def nbytes(t: TensorType, sizes: Mapping[str, int] | None = None) -> int:
     return int(count) * t.dtype.itemsize
 
 
+def columns(node: Node, sizes: Mapping[str, int] | None = None) -> int:
+    """Return the bytes of a convolution's windows laid out as columns, and of its padded input; 0 for other nodes."""
+    names = {"conv": (0, 1, None), "conv_input_grad": (None, 1, 0), "conv_weight_grad": (0, None, 1)}
+    if node.op.name not in names:
+        return 0
+    data, weight, result = (node.result if k is None else node.operands[k] for k in names[node.op.name])
+    assert data is not None
+    assert weight is not None
+    assert result is not None
+
+    def shape(v: Value) -> tuple[int, ...]:
+        return tuple(int(substitute(d, sizes or {})) for d in v.shape)
+
+    window = math.prod(shape(weight)[2:])
+    if window == 1:
+        return 0
+    x, y = shape(data), shape(result)
+    padded = math.prod(x[:2]) * math.prod(n + sum(p) for n, p in zip(x[2:], node.attributes["padding"], strict=True))
+    return int(x[0] * x[1] * window * math.prod(y[2:]) + padded) * data.dtype.itemsize
+
+
 def lifetimes(
     graph: Graph,
     sizes: Mapping[str, int] | None = None,
     *,
-    in_place: Callable[[Node], bool] = lambda node: bool(getattr(node.op, "elementwise", False)),
-    views: frozenset[str] = VIEWS,
+    in_place: Callable[[Node], bool] = overwrites,
+    views: Callable[[Node], bool] = is_view,
 ) -> list[Buffer]:
-    """One buffer per value the nodes make; views and in-place results join their operand's."""
+    """Return a buffer for each value: in-place results and views join that of an operand, views of inputs have none."""
     last: dict[Value, int] = {}
     for step, node in enumerate(graph.nodes):
         for v in node.operands:
@@ -78,7 +104,14 @@ def lifetimes(
         for k, value in enumerate(node.results):
             end = last.get(value, step)
             size = nbytes(value.type, sizes)
-            donor = _donor(node, step, size, place, outer, in_place, views) if k == 0 else None
+            view = views(node)
+            source = node.operands[k if len(node.results) == len(node.operands) else 0] if view else None
+            if view and source in outer:
+                outer.add(value)
+                continue
+            donor = place[source] if source is not None else None
+            if not view and k == 0 and in_place(node):
+                donor = _donor(node, step, size, place)
             if donor is not None:
                 donor.values.append(value)
                 donor.end = max(donor.end, end)
@@ -89,24 +122,12 @@ def lifetimes(
     return buffers
 
 
-def _donor(
-    node: Node,
-    step: int,
-    size: int,
-    place: Mapping[Value, Buffer],
-    outer: set[Value],
-    in_place: Callable[[Node], bool],
-    views: frozenset[str],
-) -> Buffer | None:
-    """The operand's buffer that a result may take over."""
-    if node.op.name in views:
-        source = node.operands[0]
-        return place.get(source) if source is not None and source not in outer else None
-    if in_place(node):
-        for v in node.operands:
-            buffer = place.get(v) if v is not None else None
-            if buffer is not None and buffer.end == step and buffer.size == size:
-                return buffer
+def _donor(node: Node, step: int, size: int, place: Mapping[Value, Buffer]) -> Buffer | None:
+    """Return the buffer of an operand that a result may take over."""
+    for v in node.operands:
+        buffer = place.get(v) if v is not None else None
+        if buffer is not None and buffer.end == step and buffer.size == size:
+            return buffer
     return None
 
 
@@ -116,12 +137,12 @@ def plan(
     sizes: Mapping[str, int] | None = None,
     *,
     alignment: int = ALIGNMENT,
-    in_place: Callable[[Node], bool] | None = None,
-    views: frozenset[str] = VIEWS,
+    in_place: Callable[[Node], bool] = overwrites,
+    views: Callable[[Node], bool] = is_view,
 ) -> MemoryPlan:
     """Give every buffer its place in one arena so that no two that live at once overlap."""
     chosen = find_strategy(strategy)
-    buffers = lifetimes(graph, sizes, views=views, **({} if in_place is None else {"in_place": in_place}))
+    buffers = lifetimes(graph, sizes, in_place=in_place, views=views)
     for buffer in buffers:
         buffer.size = -(-buffer.size // alignment) * alignment
     chosen(buffers)
@@ -198,27 +219,109 @@ def _give_back(gaps: list[tuple[int, int]], offset: int, size: int) -> None:
         gaps[at - 1 : at + 1] = [(gaps[at - 1][0], gaps[at - 1][1] + gaps[at][1])]
 
 
-STRATEGIES: dict[str, Strategy] = {"greedy": greedy, "best_fit": best_fit}
+ORDERS: tuple[Callable[[Buffer], tuple[int, ...]], ...] = (
+    lambda b: (-b.size, b.start),
+    lambda b: (b.start - b.end, -b.size, b.start),
+    lambda b: (b.size * (b.start - b.end - 1), b.start),
+    lambda b: (b.start, -b.size),
+    lambda b: (-b.end, -b.size),
+)
+
+
+def smallest(buffers: list[Buffer]) -> None:
+    """Try a few orders, each buffer at the lowest place where it meets none alive; take the smallest arena."""
+    if not buffers:
+        return
+    least = peak_bytes(buffers, max(b.end for b in buffers) + 1)
+    best: tuple[int, list[int]] | None = None
+    for order in ORDERS:
+        numbers = sorted(range(len(buffers)), key=lambda k, order=order: order(buffers[k]))  # type: ignore[misc]
+        offsets = placed(buffers, numbers)
+        top = max(o + b.size for o, b in zip(offsets, buffers, strict=True))
+        if best is None or top < best[0]:
+            best = top, offsets
+        if top == least:
+            break
+    assert best is not None
+    for buffer, offset in zip(buffers, best[1], strict=True):
+        buffer.offset = offset
+
+
+def placed(buffers: Sequence[Buffer], order: Sequence[int]) -> list[int]:
+    """Return offsets where each buffer in turn goes to the lowest place free during its lifetime."""
+    offsets = [0] * len(buffers)
+    done: list[int] = []  # by offset
+    for k in order:
+        buffer, offset = buffers[k], 0
+        for j in done:
+            other = buffers[j]
+            if other.start <= buffer.end and other.end >= buffer.start:
+                if offsets[j] - offset >= buffer.size:
+                    break
+                offset = max(offset, offsets[j] + other.size)
+        offsets[k] = offset
+        done.append(k)
+        done.sort(key=offsets.__getitem__)
+    return offsets
+
+
+def apart(buffers: list[Buffer]) -> None:
+    """Give every buffer a place of its own: the arena of a program without planning."""
+    offset = 0
+    for buffer in buffers:
+        buffer.offset, offset = offset, offset + buffer.size
+
+
+STRATEGIES: dict[str, Strategy] = {"smallest": smallest, "greedy": greedy, "best_fit": best_fit, "apart": apart}
 
 
 def find_strategy(given: str | Strategy) -> Strategy:
     """A strategy by name, one of somebody else's as ``"module:function"``, or the function itself.
 
-    It gives every buffer its ``offset``; that no two overlap that live at once is its promise.
+    It gives every buffer its ``offset``, a multiple of 64; the offsets of one that is not built in are checked.
     """
     if callable(given):
-        return given
+        return _checked(given)
     module, colon, name = given.partition(":")
     if colon:
         try:
             found = getattr(import_module(module), name)
         except (ImportError, AttributeError) as error:
             raise OptionError(f"memory planning strategy '{given}' cannot be loaded: {error}") from None
-        return found  # type: ignore[no-any-return]
+        return _checked(found)
     if given not in STRATEGIES:
         what, facts, hint = unknown("memory planning strategy", given, list(STRATEGIES))
         raise OptionError(what, facts=facts, hint=hint)
     return STRATEGIES[given]
+
+
+def _checked(strategy: Strategy) -> Strategy:
+    """Wrap a strategy: raise where its offsets would let a value overwrite another one."""
+    if strategy in STRATEGIES.values():
+        return strategy
+    name = getattr(strategy, "__name__", "custom")
+
+    def run(buffers: list[Buffer]) -> None:
+        strategy(buffers)
+        for b in buffers:
+            if not isinstance(b.offset, int) or b.offset < 0 or b.offset % ALIGNMENT:
+                raise OptionError(
+                    f"memory planning strategy '{name}' gives the offset {b.offset!r}",
+                    facts=[f"expected a multiple of {ALIGNMENT} that is not negative"],
+                )
+        order = sorted((b for b in buffers if b.size), key=lambda b: b.offset)
+        for k, low in enumerate(order):
+            for high in order[k + 1 :]:
+                if high.offset >= low.offset + low.size:
+                    break
+                if high.start <= low.end and low.start <= high.end:
+                    raise OptionError(
+                        f"memory planning strategy '{name}' gives two values that live at once the same memory",
+                        facts=[f"{b.size} bytes at {b.offset}, steps {b.start} to {b.end}" for b in (low, high)],
+                    )
+
+    run.__name__ = name
+    return run
 
 
 UNITS = {"": 10**9, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}

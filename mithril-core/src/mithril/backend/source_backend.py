@@ -74,6 +74,14 @@ class SourceBackend(Backend):
             made = self._made_tables[key] = base.extend(extra, "a plugin") if extra else base
         return made
 
+    def is_view(self, node: Node) -> bool:
+        row = self.table().find(node)
+        return row is not None and row.view
+
+    def overwrites(self, node: Node) -> bool:
+        row = self.table().find(node)
+        return row is not None and row.out is not None
+
     def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
         return self.table(options).lowers(node)
 

@@ -81,7 +81,7 @@ def _fits(value: Any, annotation: Any) -> bool:
     if origin in (Union, UnionType):
         return any(_fits(value, argument) for argument in arguments)
     if origin is Literal:
-        return any(value == choice and type(value) is type(choice) for choice in arguments)
+        return any(type(value) is type(choice) and value == choice for choice in arguments)
     if origin is Callable or annotation is Callable:
         return callable(value)
     if origin is not None:

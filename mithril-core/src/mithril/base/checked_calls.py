@@ -6,8 +6,10 @@ import functools
 import inspect
 from abc import ABCMeta
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, get_type_hints
 
+from mithril.base.annotations import mismatch as misfit
 from mithril.base.errors import OptionError, closest
 
 Mismatch = tuple[str, list[str], str | None]  # message, facts, hint
@@ -24,7 +26,8 @@ def mismatch(
 ) -> Mismatch | None:
     """Describe why arguments do not fit a signature (without ``self``), or None if they do.
 
-    ``extra`` are further keywords that the caller takes; ``hints`` are remedies for keywords of other frameworks.
+    ``extra`` are further keywords that the caller takes; ``hints`` are remedies for keywords of other frameworks,
+    and under ``"*"`` for too many positions.
     """
     try:
         signature.bind(*args, **{n: x for n, x in options.items() if n not in extra})
@@ -47,11 +50,11 @@ def mismatch(
         names = f" ({', '.join(positional)})" if positional else ""
         count = "1 argument" if len(positional) == 1 else f"{len(positional)} arguments"
         message = f"{title} takes {count} by position{names}, got {len(args)}: {surplus} is too much"
-        return message, facts, "write the others by name"
+        return message, facts, (hints or {}).get("*", "write the others by name")
     twice = next((n for n in positional[: len(args)] if n in options), None)
     if twice is not None:
         value = _short(args[positional.index(twice)])
-        hint = (hints or {}).get(twice)
+        hint = (hints or {}).get("*")
         return f"{title} got '{twice}' twice: {value} by position and {_short(options[twice])} by name", facts, hint
     missing = [p.name for p in parameters if _is_missing(p, positional[: len(args)], options)]
     return f"{title} requires '{missing[0] if missing else '?'}'", facts, None
@@ -74,41 +77,82 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
+def check_call(
+    title: str,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    options: Mapping[str, Any],
+    hints: Mapping[str, str],
+    *,
+    types: bool = True,
+) -> None:
+    """Raise OptionError unless the arguments fit the signature of a method and, with ``types``, its annotations."""
+    signature = _signature(function)
+    if error := mismatch(title, signature, args, options, hints=hints):
+        raise OptionError(error[0], facts=error[1], hint=error[2])
+    if not types:
+        return
+    annotations = _annotations(function)
+    for name, value in signature.bind(*args, **options).arguments.items():
+        variadic = signature.parameters[name].kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        if name in annotations and not variadic and (wrong := misfit(value, annotations[name])):
+            raise OptionError(
+                f"{title}: {name}: {wrong}", hint=_unquoted(name, value, annotations[name]) or hints.get(name)
+            )
+
+
+def _unquoted(name: str, value: Any, annotation: Any) -> str | None:
+    """Return the remedy for a number in quotes."""
+    for convert in (int, float):
+        with suppress(TypeError, ValueError):
+            if isinstance(value, str) and misfit(convert(value), annotation) is None:
+                return f"write {name}={value}"
+    return None
+
+
+@functools.cache
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a method without ``self``."""
+    signature = inspect.signature(function)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+@functools.cache
+def _annotations(function: Callable[..., Any]) -> Mapping[str, Any]:
+    return get_type_hints(function, include_extras=True)
+
+
+def is_ours(kind: type) -> bool:
+    """Whether a class belongs to this project, so that its annotations are meant to be checked."""
+    return kind.__module__.partition(".")[0].startswith("mithril")
+
+
 class CheckedType(ABCMeta):
     """Metaclass of classes whose constructors report wrong arguments as OptionError.
 
-    ``argument_hints`` of the class maps keywords of other frameworks to remedies.
+    ``argument_hints`` of the class maps arguments, and keywords of other frameworks, to remedies. Annotations are
+    checked for classes of this project; those of others may mean something else.
     """
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
-        try:
-            return super().__call__(*args, **options)
-        except TypeError:
-            signature = inspect.signature(cls.__init__)
-            bound = signature.replace(parameters=list(signature.parameters.values())[1:])
-            error = mismatch(cls.__name__, bound, args, options, hints=getattr(cls, "argument_hints", None))
-            if error is None:
-                raise
-            raise OptionError(error[0], facts=error[1], hint=error[2]) from None
+        init = cls.__init__  # type: ignore[misc]  # of this very class
+        check_call(cls.__name__, init, args, options, getattr(cls, "argument_hints", {}), types=is_ours(cls))
+        return super().__call__(*args, **options)
 
 
-def checked(**hints: str) -> Callable[[Callable[..., Any]], Any]:
-    """Decorate a method so that wrong arguments raise OptionError; ``hints`` are remedies by keyword."""
+def checked(by_position: str = "write the others by name", **hints: str) -> Callable[[Callable[..., Any]], Any]:
+    """Decorate a method so that wrong arguments raise OptionError.
+
+    ``hints`` are remedies by argument, ``by_position`` the remedy for too many of them.
+    """
 
     def decorate(function: Callable[..., Any]) -> Any:
-        signature = inspect.signature(function)
-        bound = signature.replace(parameters=list(signature.parameters.values())[1:])
-
         @functools.wraps(function)
         def call(self: Any, *args: Any, **options: Any) -> Any:
-            try:
-                return function(self, *args, **options)
-            except TypeError:
-                title = f"{type(self).__name__}.{function.__name__}"
-                error = mismatch(title, bound, args, options, hints=hints)
-                if error is None:
-                    raise
-                raise OptionError(error[0], facts=error[1], hint=error[2]) from None
+            check_call(
+                f"{type(self).__name__}.{function.__name__}", function, args, options, {"*": by_position, **hints}
+            )
+            return function(self, *args, **options)
 
         return call
 

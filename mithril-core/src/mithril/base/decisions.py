@@ -36,8 +36,8 @@ class Decisions:
         self.strict = strict
         self._made: dict[Decision, None] = {}
 
-    def record(self, kind: str, message: str, where: object = "") -> None:
-        """Note a decision; under ``strict`` those of ``STRICT_KINDS`` raise instead."""
+    def record(self, kind: str, message: str, where: object = "", *, warning: type[Warning] = OptionWarning) -> None:
+        """Record a decision; under ``strict`` those of ``STRICT_KINDS`` raise instead."""
         if kind not in KINDS:
             raise ValueError(f"unknown kind of decision '{kind}'; known: {', '.join(sorted(KINDS))}")
         decision = Decision(kind, message, str(where))
@@ -48,7 +48,7 @@ class Decisions:
                 hint="change what is said above, or compile without strict=True to have it only recorded",
             )
         if kind == "ignored" and decision not in self._made:
-            warnings.warn(f"{message}{f' ({where})' if str(where) else ''}", OptionWarning, _level())
+            warnings.warn(f"{message}{f' ({where})' if str(where) else ''}", warning, _level())
         self._made[decision] = None
 
     def of(self, kind: str) -> list[Decision]:

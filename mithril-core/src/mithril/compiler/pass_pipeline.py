@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -87,10 +86,7 @@ def record_clashes(context: CompileContext) -> None:
 
 def record_fault(context: CompileContext, message: str) -> None:
     """Record what a plugin's mistake changes in this compilation, and warn once."""
-    before = len(context.decisions)
-    context.decisions.record("ignored", message)
-    if len(context.decisions) > before:
-        warnings.warn(message, PluginWarning, stacklevel=2)
+    context.decisions.record("ignored", message, warning=PluginWarning)
 
 
 def level_passes(level: str) -> list[str]:
@@ -114,11 +110,18 @@ def asked_for(settings: Mapping[str, Any]) -> list[str]:
 def switches(given: Mapping[str, bool]) -> dict[str, bool]:
     """``optimizations={...}`` with aliases resolved; unknown names and contradictions are errors."""
     names, aliases = plugins.passes(), plugins.pass_aliases()
+    groups = _groups()
     out: dict[str, bool] = {}
+    grouped: dict[str, bool] = {}
     for word, wanted in given.items():
+        for member in groups.get(word, ()):
+            if not wanted or names[member].spec.level in ("low", "medium"):
+                grouped[member] = grouped.get(member, True) and wanted
+        if word in groups:
+            continue
         name = aliases.get(word, word)
         if name not in names:
-            known = [*names, *aliases]
+            known = [*names, *aliases, *groups]
             what, facts, hint = unknown("optimization", word, known)
             raise OptionError(
                 what,
@@ -127,7 +130,16 @@ def switches(given: Mapping[str, bool]) -> dict[str, bool]:
             )
         if out.setdefault(name, bool(wanted)) != bool(wanted):
             raise OptionError(f"optimizations switch '{name}' both on and off", facts=[f"given: {dict(given)}"])
-    return out
+    return {**grouped, **out}
+
+
+def _groups() -> dict[str, list[str]]:
+    """Return the words that switch several passes, with these passes."""
+    found: dict[str, list[str]] = {}
+    for name, entry in plugins.passes().items():
+        for word in entry.spec.groups:
+            found.setdefault(word, []).append(name)
+    return found
 
 
 def installed(name: str) -> Pass:

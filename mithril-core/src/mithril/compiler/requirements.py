@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from mithril.backend.base import Backend
+from mithril.backend.memory_plan import find_strategy
 from mithril.base.annotations import Layers
 from mithril.base.decisions import Decisions
 from mithril.base.dims import is_static
+from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import GradientError, OptionError, ShapeError
 from mithril.base.patterns import require_match
 from mithril.compiler.partition import TAG
 from mithril.ir import Graph, Node, iterate
 from mithril.plugins.hookspecs import Option
 from mithril.runtime.signature import InputSpec
+
+WITHOUT_ARENA = {
+    "frees": "has no arena: it frees each value after its last use",
+    "library": "has no arena of its own: its compiler plans memory",
+}
 
 
 def check_sizes(settings: Mapping[str, Any], specs: Mapping[str, InputSpec]) -> None:
@@ -71,6 +79,29 @@ def note_places(graph: Graph, settings: Mapping[str, Any], decisions: Decisions)
         decisions.record(
             "ignored", f"set_attribute('backend', '{name}') has no effect without backend_map={{'{name}': ...}}", path
         )
+
+
+def note_planning(settings: Mapping[str, Any], backend: Backend, decisions: Decisions) -> None:
+    """Check ``memory_planning``, and record it where a backend has no arena to plan."""
+    chosen = settings["memory_planning"]
+    if not isinstance(chosen, bool):
+        find_strategy(chosen)
+    if chosen is not True and backend.memory != "arena":
+        decisions.record(
+            "ignored", f"memory_planning={chosen!r}: backend '{backend.name}' {WITHOUT_ARENA[backend.memory]}"
+        )
+
+
+def note_precision(settings: Mapping[str, Any], backend: Backend, decisions: Decisions) -> None:
+    """Record inputs whose declared dtype keeps a program from computing in ``precision``."""
+    for name, given in settings["types"].items():
+        kind = as_dtype(given)
+        if backend.precision is not None and kind.is_float and kind is not backend.dtype:
+            decisions.record(
+                "downgrade",
+                f"types={{'{name}': '{kind}'}}: parameters and values that meet it are {kind}, "
+                f"not precision='{backend.precision}'",
+            )
 
 
 def _listed(given: Any) -> Sequence[str]:

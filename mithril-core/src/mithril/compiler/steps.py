@@ -16,12 +16,15 @@ import numpy as np
 from mithril import plugins
 from mithril.autodiff import gradients
 from mithril.backend.base import Backend, BuildOptions, Executable
+from mithril.backend.memory_plan import parse_bytes
 from mithril.base.decisions import Decisions
 from mithril.base.dims import is_static
 from mithril.base.errors import BackendError, DTypeError, OptionError, ShapeError
+from mithril.base.guards import bind
 from mithril.base.tensor_type import TensorType
 from mithril.compiler.deadline import Deadline
 from mithril.compiler.input_types import input_specs, known_types, probe_types
+from mithril.compiler.memory_remedy import remedy
 from mithril.compiler.observers import Observers
 from mithril.compiler.partition import Partitioned
 from mithril.compiler.pass_pipeline import chosen, make_pipeline, optimization_level, record_clashes
@@ -31,6 +34,8 @@ from mithril.compiler.requirements import (
     check_sizes,
     check_trainable,
     note_places,
+    note_planning,
+    note_precision,
     require_derived_gradients,
     require_no_control_flow,
     require_no_promotion,
@@ -48,8 +53,8 @@ from mithril.runtime.batch_buckets import Buckets, find_buckets
 from mithril.runtime.bounds import with_bounds
 from mithril.runtime.compiled_model import CompiledModel
 from mithril.runtime.index_checks import Checked, with_checks
+from mithril.runtime.memory_use import largest_sizes, memory_use, over_limit
 from mithril.runtime.program import Interface, Program, Request
-from mithril.tools.tuning_cache import winners
 
 if TYPE_CHECKING:
     from mithril.models import Model
@@ -73,10 +78,11 @@ def compile(model: Model, backend: Backend | type[Backend] | str, **options: Unp
         for keyword, readers in foreign.items():
             what = f"nothing on backend '{made.name}' reads the option {keyword}, which is for: {readers}"
             decisions.record("ignored", what)
-    if tuned := winners(model, made, settings, options):
-        settings = resolve({**own, **tuned})
+    for origin, advice in plugins.advise(model, made, settings, options):
+        own |= advice
+        settings = resolve(own)
         made = make_backend(backend, settings)
-        decisions.record("choice", f"as ml.tune found: {', '.join(f'{n}={v!r}' for n, v in tuned.items())}")
+        decisions.record("choice", f"as {origin} found: {', '.join(f'{n}={v!r}' for n, v in advice.items())}")
     context = CompileContext(model, made, settings, optimization_level(settings), None, decisions)
     observers = Observers(context)
     plugins.compile_begin(context)
@@ -158,6 +164,8 @@ class Compiler:
             for decider in plugins.deciders():
                 self.decisions.record("choice", f"{decider} takes part")
             self.specs = input_specs(self.flat, settings)
+            note_planning(settings, self.backend, self.decisions)
+            note_precision(settings, self.backend, self.decisions)
             check_sizes(settings, self.specs)
             self._stage("resolve", None)
             kept = settings["cache"] and not settings["checks"]
@@ -171,7 +179,7 @@ class Compiler:
                 decisions=self.decisions,
                 options={**settings.peek(), "inference": self.inference, "seed": settings["seed"] or 0},
                 name=self.flat.name,
-                recorder=self.observers.recorder,
+                watchers=self.observers.watchers,
             )
             self._prepare(compiled)
         return compiled
@@ -382,13 +390,36 @@ class Compiler:
                 return Partitioned(graph, backend, others, single)
             lowered = self._decomposed(graph, backend, options)
             self._stage("generate", lowered)
+            sizes = largest_sizes(lowered)
+            if sizes is not None:
+                self._check_memory(lowered, sizes)
             if native is not None:
                 return backend.build_with_gradients(lowered, *native, options)
             return backend.build(lowered, options)
 
         executable: Executable = plugins.build(graph, self.backend, self.context.target, last)
         self._stage("build", executable.graph)
+        sizes = largest_sizes(executable.graph)
+        if sizes is not None:
+            self._check_memory(executable.graph, sizes, executable)
         return executable
+
+    def check_call(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise where a program with open sizes does not fit ``max_memory_gb`` for the sizes of a call."""
+        graph = program.executable.graph
+        if self.settings.get("max_memory_gb") is not None and largest_sizes(graph) is None:
+            types = program.types
+            self._check_memory(graph, bind({n: t.shape for n, t in types.items()}, {n: shapes[n] for n in types}))
+
+    def _check_memory(self, graph: Graph, sizes: Mapping[str, int], executable: Any = None) -> None:
+        limit = self.settings.get("max_memory_gb")
+        if limit is None:
+            return
+        use = memory_use(graph, self.backend, sizes, executable)
+        if use.peak > parse_bytes(limit):
+            raise over_limit(use, graph, parse_bytes(limit), sizes).with_hint(
+                remedy(graph, self.backend, self.settings.peek(), use, parse_bytes(limit), sizes)
+            )
 
     # -- small things ------------------------------------------------------------------------------------------------
     def _differentiated(self, graph: Graph) -> tuple[str, ...]:

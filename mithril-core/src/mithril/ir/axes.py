@@ -68,6 +68,12 @@ class Axes:
             for f in self.reduced
         )
 
+    @property
+    def terms(self) -> Size:
+        """The number of elements of the iteration space: of all factors but windows, which follow from the others."""
+        windows = {f for f, role in self.roles.items() if role.kind == "window"}
+        return product(n for f, n in self.sizes.items() if f not in windows)
+
     @cached_property
     def is_layout(self) -> bool:
         """Whether elements only change places, or are repeated: a transpose, a reshape, a broadcast."""

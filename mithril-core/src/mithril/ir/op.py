@@ -389,9 +389,13 @@ class Op:
     def flops(
         self, types: Sequence[TensorType | None], results: Sequence[TensorType], attributes: Mapping[str, Any]
     ) -> Size:
-        """Floating-point operations; a plain number is meant per result element."""
+        """Return floating-point operations: a plain number per result element, or two per term of a product."""
         if callable(self.cost):
             return self.cost(types, results, attributes)
+        if not self.cost and not self.composite and not self.moves and self.infer_rule is None:
+            axes = self.axes(types, attributes, results)
+            if axes.is_product:
+                return axes.terms * 2
         elements = numel(results[0].shape)
         if isinstance(elements, int):
             return int(self.cost * elements)

@@ -42,7 +42,7 @@ def _(g, y, x):
     return (where(greater(y, 0), g, 0.0),)  # of the result, so that x need not be kept
 
 
-@composite(elementwise=True, promotes="same", flops=2, samples=ANY)
+@composite(elementwise=True, promotes="same", flops=2, samples=ANY, precision="follow")
 def relu6(x):
     """x between 0 and 6."""
     return clip(x, low=0.0, high=6.0)
@@ -53,7 +53,13 @@ def _(g, y, x):
     return (where(greater(x, 0), where(less(x, 6.0), g, 0.0), 0.0),)
 
 
-@composite(elementwise=True, promotes="float", flops=2, samples=[*ANY, sample((3, 4), slope=0.2, label="slope")])
+@composite(
+    elementwise=True,
+    promotes="float",
+    flops=2,
+    samples=[*ANY, sample((3, 4), slope=0.2, label="slope")],
+    precision="follow",
+)
 def leaky_relu(x, *, slope: float = 0.01):
     """x, times slope where negative."""
     return where(greater(x, 0.0), x, x * slope)
@@ -72,7 +78,13 @@ def prelu(x, slope):
     return where(greater(x, 0.0), x, x * slope)
 
 
-@composite(elementwise=True, promotes="float", flops=14, samples=[*ANY, sample((3, 4), alpha=0.5, label="alpha")])
+@composite(
+    elementwise=True,
+    promotes="float",
+    flops=14,
+    samples=[*ANY, sample((3, 4), alpha=0.5, label="alpha")],
+    precision="follow",
+)
 def elu(x, *, alpha: float = 1.0):
     """x, or alpha * (exp(x) - 1) where negative."""
     from mithril.ops.elementwise import expm1
@@ -93,25 +105,25 @@ def celu(x, *, alpha: float = 1.0):
     return where(greater(x, 0.0), x, expm1(minimum(x, 0.0) * (1.0 / alpha)) * alpha)
 
 
-@composite(elementwise=True, promotes="float", flops=15, samples=ANY)
+@composite(elementwise=True, promotes="float", flops=15, samples=ANY, precision="follow")
 def selu(x):
     """The self-normalising elu."""
     return elu(x, alpha=1.6732632423543772) * 1.0507009873554805
 
 
-@composite(elementwise=True, promotes="float", flops=3, samples=ANY)
+@composite(elementwise=True, promotes="float", flops=3, samples=ANY, precision="follow")
 def hard_tanh(x, *, low: float = -1.0, high: float = 1.0):
     """x between two bounds."""
     return clip(x, low=low, high=high)
 
 
-@composite(elementwise=True, promotes="float", flops=4, samples=ANY)
+@composite(elementwise=True, promotes="float", flops=4, samples=ANY, precision="follow")
 def hard_sigmoid(x):
     """clip(x / 6 + 1/2, 0, 1)"""
     return clip(x * (1.0 / 6.0) + 0.5, low=0.0, high=1.0)
 
 
-@composite(elementwise=True, promotes="float", flops=5, samples=ANY)
+@composite(elementwise=True, promotes="float", flops=5, samples=ANY, precision="follow")
 def hard_swish(x):
     """x times hard_sigmoid(x)."""
     return x * clip(x * (1.0 / 6.0) + 0.5, low=0.0, high=1.0)
@@ -124,7 +136,7 @@ def softshrink(x, *, bound: float = 0.5):
 
 
 # -- sigmoids -----------------------------------------------------------------------------------------------------
-@composite(elementwise=True, promotes="float", flops=16, samples=ANY)
+@composite(elementwise=True, promotes="float", flops=16, samples=ANY, precision="follow")
 def sigmoid(x):
     """1 / (1 + exp(-x)); exp never overflows into the result."""
     return reciprocal(exp(-x) + 1.0)
@@ -158,7 +170,7 @@ def softsign(x):
     return x / (abs_(x) + 1.0)
 
 
-@composite(elementwise=True, promotes="float", flops=18, samples=ANY)
+@composite(elementwise=True, promotes="float", flops=18, samples=ANY, precision="follow")
 def silu(x):
     """x times sigmoid(x)."""
     return x * sigmoid(x)
@@ -182,6 +194,7 @@ def mish(x):
     flops=26,
     tolerance=2.0,
     samples=[*ANY, sample((3, 4), approximate="tanh", label="tanh")],
+    precision="follow",
 )
 def gelu(x, *, approximate: str = "none"):
     """x times the normal distribution function: exact by erf, or approximately by tanh."""
@@ -249,7 +262,12 @@ def _(g, y, x, *, axis):
     return (down(c - exp(up(y)) * sum_(c, axis=axis, keepdims=True), x),)
 
 
-@composite(promotes="float", flops=per_input(9), samples=[sample((3, 4)), sample((4, 3), axis=0, label="axis")])
+@composite(
+    promotes="float",
+    flops=per_input(9),
+    samples=[sample((3, 4)), sample((4, 3), axis=0, label="axis")],
+    precision="follow",
+)
 def glu(x, *, axis: Axis = -1):
     """One half of an axis, gated by the sigmoid of the other."""
     half = x.shape[axis] // 2
@@ -257,7 +275,7 @@ def glu(x, *, axis: Axis = -1):
     return a * sigmoid(b)
 
 
-@composite(promotes="float", flops=per_input(10), samples=[sample((3, 4))])
+@composite(promotes="float", flops=per_input(10), samples=[sample((3, 4))], precision="follow")
 def swiglu(x, *, axis: Axis = -1):
     """One half of an axis, gated by the silu of the other."""
     half = x.shape[axis] // 2

@@ -303,6 +303,7 @@ def _transpose_form(types: Sequence[TensorType | None], attributes: dict[str, An
         sample((2, 4, 5), (4, 3, 3), stride=(2,), padding=((1, 1),), output_padding=(1,)),
         sample((1, 4, 3, 4), (4, 2, 3, 2), label="2d", **UNEVEN, output_padding=(1, 0)),
     ],
+    precision="low",
 )
 def conv_transpose(
     x,

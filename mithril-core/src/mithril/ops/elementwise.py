@@ -119,7 +119,15 @@ acos = unary("acos", np.arccos, "Arc cosine.", flops=16, vjp=lambda g, y, x: -(g
 atan = unary("atan", np.arctan, "Arc tangent.", flops=16, vjp=lambda g, y, x: g / (x * x + 1.0), samples=ANY)
 sinh = unary("sinh", np.sinh, "Hyperbolic sine.", flops=16, vjp=lambda g, y, x: g * cosh(x), samples=ANY)
 cosh = unary("cosh", np.cosh, "Hyperbolic cosine.", flops=16, vjp=lambda g, y, x: g * sinh(x), samples=ANY)
-tanh = unary("tanh", np.tanh, "Hyperbolic tangent.", flops=14, vjp=lambda g, y, x: g * (1.0 - y * y), samples=ANY)
+tanh = unary(
+    "tanh",
+    np.tanh,
+    "Hyperbolic tangent.",
+    flops=14,
+    vjp=lambda g, y, x: g * (1.0 - y * y),
+    samples=ANY,
+    precision="follow",
+)
 asinh = unary("asinh", np.arcsinh, "Inverse hyperbolic sine.", flops=18,
               vjp=lambda g, y, x: g * rsqrt(x * x + 1.0), samples=ANY)  # fmt: skip
 acosh = unary("acosh", np.arccosh, "Inverse hyperbolic cosine.", flops=18,
@@ -250,6 +258,7 @@ def _(g, y, condition, a, b):
         sample(ints((3, 4), -5, 5), low=0.0),
         sample((3, 4), label="unbounded"),
     ],
+    precision="follow",
 )
 def clip(x, *, low: float | None = None, high: float | None = None):
     """x kept between low and high; nan stays nan. The gradient at the bounds themselves passes."""
@@ -272,7 +281,7 @@ def _(g, y, x, *, low, high):
 
 
 # -- made of others -----------------------------------------------------------------------------------------------
-@composite(elementwise=True, promotes="same", samples=ANY, flops=1)
+@composite(elementwise=True, promotes="same", samples=ANY, flops=1, precision="full")
 def square(x):
     """x times x."""
     return x * x

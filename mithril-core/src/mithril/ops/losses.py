@@ -47,6 +47,7 @@ def _reduced(x: Any, reduction: str, like: Any) -> Any:
         sample((4, 5), positive((4, 5), 0.1, 0.9), label="probabilities"),
         sample((4, 5), ints((4,), 0, 4), reduction="none", label="none"),
     ],
+    labels="labels",
 )
 def cross_entropy(
     logits,
@@ -170,6 +171,7 @@ def _one_hot(labels: Any, axis: int, like: Any) -> Any:
         sample((4, 5), ints((4,), 0, 4)),
         sample((2, 3, 4), ints((2, 4), 0, 2), axis=1, reduction="sum", label="axis"),
     ],
+    labels="labels",
 )
 def nll_loss(log_probabilities, labels, *, axis: Axis = -1, reduction: str = "mean"):
     """Negative log likelihood of class numbers, from log probabilities."""
@@ -196,7 +198,7 @@ def binary_cross_entropy_with_logits(logits, targets, *, reduction: str = "mean"
 
 
 # -- distances ----------------------------------------------------------------------------------------------------
-@composite(promotes="float", samples=PAIR)
+@composite(promotes="float", samples=PAIR, precision="full")
 def mse_loss(predictions, targets, *, reduction: str = "mean"):
     """Squared difference."""
     expect_paired("mse_loss", {"predictions": predictions.shape, "targets": targets.shape})
@@ -204,14 +206,14 @@ def mse_loss(predictions, targets, *, reduction: str = "mean"):
     return _reduced(d * d, reduction, predictions)
 
 
-@composite(promotes="float", samples=PAIR)
+@composite(promotes="float", samples=PAIR, precision="full")
 def l1_loss(predictions, targets, *, reduction: str = "mean"):
     """Absolute difference."""
     expect_paired("l1_loss", {"predictions": predictions.shape, "targets": targets.shape})
     return _reduced(abs_(up(predictions) - up(targets)), reduction, predictions)
 
 
-@composite(promotes="float", samples=PAIR)
+@composite(promotes="float", samples=PAIR, precision="full")
 def huber_loss(predictions, targets, *, delta: float = 1.0, reduction: str = "mean"):
     """Half the squared difference up to delta, linear beyond."""
     expect_paired("huber_loss", {"predictions": predictions.shape, "targets": targets.shape})
@@ -220,7 +222,7 @@ def huber_loss(predictions, targets, *, delta: float = 1.0, reduction: str = "me
     return _reduced(inside * inside * 0.5 + (d - inside) * delta, reduction, predictions)
 
 
-@composite(promotes="float", samples=PAIR)
+@composite(promotes="float", samples=PAIR, precision="full")
 def smooth_l1_loss(predictions, targets, *, beta: float = 1.0, reduction: str = "mean"):
     """Absolute difference, rounded off below beta."""
     expect_paired("smooth_l1_loss", {"predictions": predictions.shape, "targets": targets.shape})

@@ -46,6 +46,7 @@ def _linear_flops(types: Any, results: Any, attributes: Any) -> Any:
         sample((4,), (2, 4), (2,), activation="tanh", label="vector"),
         sample((2, 3, 4), (5, 4), (5,), activation="relu", label="relu", gradient=False),
     ],
+    precision="low",
 )
 def linear(x, w, b=None, *, activation: str = "none"):
     """x times the transpose of w [out, in], plus b, through an activation."""
@@ -87,7 +88,8 @@ def _through(activation: str, g: Any, y: Any, x: Any, w: Any, b: Any) -> Any:
 
 
 @composite(
-    samples=[sample(ints((2, 3), 0, 4), (5, 4)), sample(exactly(1, 4, 4, dtype="int32"), (5, 2), label="repeated")]
+    samples=[sample(ints((2, 3), 0, 4), (5, 4)), sample(exactly(1, 4, 4, dtype="int32"), (5, 2), label="repeated")],
+    labels="indices",
 )
 def embedding(indices, table):
     """Rows of a table [entries, size] by integer index."""
@@ -113,7 +115,8 @@ def _(g, y, indices, table):
         sample((4, 5), KEY, p=0.5, dtypes=False),
         sample((4, 5), KEY, p=0.0, label="none", dtypes=False),
         sample((4, 5), KEY, p=1.0, label="all", dtypes=False),
-    ]
+    ],
+    precision="follow",
 )
 def dropout(x, key, *, p: float):
     """Elements zero with probability p, the others divided by 1 - p; one key gives one mask on every backend."""
@@ -148,7 +151,7 @@ RESIZE = (
 )
 
 
-@composite(promotes="float", flops=8, samples=RESIZE)
+@composite(promotes="float", flops=8, samples=RESIZE, precision="full")
 def resize(x, *, size: Shape, mode: str = "nearest", align_corners: bool = False):
     """The spatial axes of [batch, channels, ...] brought to a size, by the nearest element or linearly.
 

@@ -103,6 +103,7 @@ SPECIAL = exactly(1.0, float("nan"), 3.0, 3.0, float("-inf"), float("-inf"), sha
         sample(SPECIAL, kernel=(2,), stride=(2,), label="special", gradient=False),
     ],
     axes="n c *h -> n c *p | h window, p whole",
+    precision="follow",
 )
 def max_pool(x, *, kernel: Ints, stride: Ints = (1,), padding: Pairs = ((0, 0),), dilation: Ints = (1,)):
     """The largest element of each window; nan propagates."""
@@ -195,6 +196,7 @@ def _counts(shape: Sequence[Any], kernel: Ints, stride: Ints, padding: Any, coun
     samples=[sample(x, label=label, **attributes) for label, x, attributes in AVERAGE_SAMPLES],
     axes="n c *h -> n c *p | h window, p whole",
     linear="x",
+    precision="follow",
 )
 def avg_pool(x, *, kernel: Ints, stride: Ints = (1,), padding: Pairs = ((0, 0),), count_include_pad: bool = True):
     """The mean of each window, padding counted as zeros or not at all. 16-bit floats accumulate in float32."""
@@ -287,7 +289,8 @@ def _last(x: Any, axis: int) -> tuple[int, ...]:
         sample((2, 3, 8), size=(4,)),
         sample((1, 2, 7, 5), size=(3, 2), label="uneven"),
         sample((1, 2, 2, 3), size=(3, 1), label="more than there are"),
-    ]
+    ],
+    precision="full",
 )
 def adaptive_avg_pool(x, *, size: Ints):
     """Means over windows chosen so that the result has the given spatial size."""

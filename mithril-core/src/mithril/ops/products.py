@@ -168,6 +168,7 @@ def _dot_flops(
     ],
     axes=_dot_axes,
     linear="a | b",
+    precision="low",
 )
 def dot(a, b, *, contract_a: Ints, contract_b: Ints, batch_a: Ints = (), batch_b: Ints = ()):
     """General product: sums over the contracted axes; gives batch axes, then a's free axes, then b's."""
@@ -213,6 +214,7 @@ def _reordered(x: Any, order: tuple[int, ...]) -> Any:
         sample((3, 4), equation="ij->ji", label="transpose"),
         sample((2, 3), (1, 3), equation="ij,ij->ij", label="broadcast"),
     ],
+    precision="low",
 )
 def einsum(*xs, equation: str):
     """Einstein summation: repeated letters are summed, ``->`` names the result, ``...`` stands for leading axes."""

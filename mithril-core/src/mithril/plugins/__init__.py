@@ -451,7 +451,8 @@ class Plugins:
     def _exports(self) -> Table[Export]:
         with self.loader.lock:
             if "mithril_exports" not in self._tables:
-                answers = [*map(_class_export, self.backends().values()), *self._ask("mithril_exports", Export)]
+                names = [answer for answer in self._ask("mithril_exports", Export) if not answer.spec.on]
+                answers = [*map(_class_export, self.backends().values()), *names]
                 self._tables["mithril_exports"] = self._settle("name", answers, frozenset(registry.face_names()))
             table: Table[Export] = self._tables["mithril_exports"]
         return table
@@ -464,13 +465,24 @@ class Plugins:
                 if self.loader.load(plugin):
                     answers = [*map(_class_export, self._ask("mithril_backends", BackendSpec, only=plugin))]
                     for answer in [*answers, *self._ask("mithril_exports", Export, only=plugin)]:
-                        if answer.spec.name == name:
+                        if answer.spec.name == name and not answer.spec.on:
                             return self._load("name", f"ml.{name}", answer.spec.loads, answer)
         table = self._exports()
         if home is None and name not in table.entries and name not in table.clashes:
             raise AttributeError(f"module 'mithril' has no attribute '{name}', and no installed plugin brings it")
         found = self._pick(table, name, home)
         return self._load("name", f"ml.{name}", found.spec.loads, found)
+
+    def extension(self, kind: str, name: str) -> Callable[..., Any]:
+        """Return the function that a plugin adds to a class of the core as the method ``name``."""
+        if not name.startswith("_"):
+            for answer in self._ask("mithril_exports", Export):
+                if answer.spec.on == kind and answer.spec.name == name:
+                    function: Callable[..., Any] = self._load("method", f"{kind}.{name}", answer.spec.loads, answer)
+                    return function
+        home = pip_hints.METHODS.get(name)
+        hint = f"; it comes with {home}: pip install {home}" if home else ""
+        raise AttributeError(f"'{kind}' object has no attribute '{name}'{hint}")
 
     def formats(self) -> Mapping[str, Registered[FileFormat]]:
         """File formats by name."""
@@ -589,6 +601,17 @@ class Plugins:
             trace = trace.tb_next
         return next((plugin for plugin in self.loader.plugins if plugin.name == name), None)
 
+    def advise(
+        self, model: Any, backend: Any, options: Mapping[str, Any], given: Mapping[str, Any]
+    ) -> list[tuple[str, dict[str, Any]]]:
+        """Return the options that plugins advise for a model, with the origin of each advice."""
+        advice = self._observe("mithril_advise", model=model, backend=backend, options=options, given=given)
+        return [(plugin.origin, dict(answer)) for plugin, answer in advice if answer]
+
+    def observers(self, context: CompileContext) -> list[Any]:
+        """Return the observers of a compilation."""
+        return [one for _, answer in self._observe("mithril_observers", context=context) for one in answer or ()]
+
     def compile_begin(self, context: CompileContext) -> None:
         """Tell observers that a compile begins."""
         self._observe("mithril_compile_begin", context=context)
@@ -601,20 +624,23 @@ class Plugins:
         """Tell observers how the compile ended."""
         self._observe("mithril_compile_end", context=context, result=result, error=error)
 
-    def _observe(self, hook: str, **given: Any) -> None:
+    def _observe(self, hook: str, **given: Any) -> list[tuple[Plugin, Any]]:
+        """Call every implementation of a hook; an error of one is reported and stops nothing."""
+        answers = []
         observers = self._hooks.get(hook)
         if observers is None:
             self.loader.load_all()
             observers = self._hooks[hook] = self.loader.implementations(hook)
         for plugin, implementation in observers:
             try:
-                implementation(**given)
+                answers.append((plugin, implementation(**given)))
             except (TimeoutError, OptionError):
                 raise  # the compile's own time limit, which may strike anywhere; what the user asked for is wrong
             except Exception as cause:
                 problem = _answer_problem(plugin, hook, cause)
                 self.loader.problem(plugin, problem)
                 warnings.warn(str(problem.error()), PluginWarning, stacklevel=3)
+        return answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -752,6 +778,9 @@ load_command = default.load_command
 provided = default.provided
 run_pass = default.run_pass
 build = default.build
+advise = default.advise
+observers = default.observers
+extension = default.extension
 compile_begin = default.compile_begin
 compile_stage = default.compile_stage
 compile_end = default.compile_end

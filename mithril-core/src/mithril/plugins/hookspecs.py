@@ -64,6 +64,7 @@ class PassSpec:
     stage: str
     level: str | None
     aliases: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()  # words that switch this pass together with others: optimizations={"fusion": False}
     options: tuple[str, ...] = ()  # options of ml.compile that bring it in where one of them is set
     before: tuple[str, ...] = ()  # passes of the same stage that must come later
     after: tuple[str, ...] = ()  # passes of the same stage that must come earlier
@@ -177,10 +178,14 @@ class Lowering:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A name of the public face: ``Export("Trainer", "mithril_train.loop.trainer:Trainer")`` gives ``ml.Trainer``."""
+    """A name of the public face: ``Export("Trainer", "mithril_train.loop.trainer:Trainer")`` gives ``ml.Trainer``.
+
+    With ``on="CompiledModel"`` it is a method of compiled models: the function gets the model first.
+    """
 
     name: str
     loads: str
+    on: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier() or self.name.startswith("_"):
@@ -433,6 +438,29 @@ def mithril_build(graph: Graph, backend: Any, target: HardwareTarget | None) -> 
     ...     executable = yield
     ...     print("built", backend.name)
     ...     return executable
+    """
+
+
+@_hookspec
+def mithril_advise(model: Any, backend: Any, options: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:  # type: ignore[empty-body]
+    """Options that measurements found best for a model on a backend, once per compile; nothing that the user has given.
+
+    >>> from mithril import hookimpl
+    >>> @hookimpl
+    ... def mithril_advise(options, given):
+    ...     return {"jit": True} if options["optimization_level"] == "high" and "jit" not in given else {}
+    """
+
+
+@_hookspec
+def mithril_observers(context: CompileContext) -> Sequence[Any]:  # type: ignore[empty-body]
+    """Observers of one compilation: objects with ``stage(name, graph, start, seconds)``, ``passed(name, before, after,
+    start, seconds)`` and ``end(result, error)``. An attribute ``watcher`` watches the model's calls as well.
+
+    >>> from mithril import hookimpl
+    >>> @hookimpl
+    ... def mithril_observers(context):
+    ...     return [Progress(context)] if context.options["verbose"] else []
     """
 
 

@@ -39,25 +39,21 @@ class CompileOptions(TypedDict, total=False):
     code_transformers: Sequence[Callable[[str], str]]
     constants: Mapping[str, Any]
     custom_passes: Sequence[Any]
-    dump_format: Literal["dot", "json", "text"]
-    dump_graph: Path | None
     dynamic_control_flow: bool
     file_path: Path | None
     graph_optimization: bool
     hints: Mapping[str, Any]
     inference: bool
-    intermediate_dir: Path | None
     jit: bool | None
     jit_options: Mapping[str, Any]
+    max_memory_gb: float | str | None
+    memory_planning: bool | str | Callable[..., Any]
     num_threads: Positive | None
     optimization_level: Literal["none", "low", "medium", "high"]
     optimizations: Mapping[str, bool]
     optimize_for: Literal["throughput", "latency"] | None
     outputs: Sequence[str] | None
     precision: Literal["float32", "float16", "bfloat16"] | None
-    profile: bool
-    profile_output: Path | None
-    save_intermediates: bool
     seed: int | None
     semantics: Literal["portable", "native"]
     shapes: Mapping[str, Sequence[int | str | Dim | None]]
@@ -68,17 +64,22 @@ class CompileOptions(TypedDict, total=False):
     target_hardware: str | None
     template_path: Path | None
     timeout: Annotated[float, Least(0, open=True)] | None
-    trace_shapes: bool
     trainable: Sequence[str] | None
     types: Mapping[str, Any]
-    verbose: bool
     verify: Literal["none", "structure", "numeric"]
     # mithril-passes
     checkpoint_segments: Positive | None
     gradient_checkpointing: bool
-    max_memory_gb: float | str | None
-    memory_planning: bool | str | Callable[..., Any]
     mixed_precision: bool | Mapping[str, Any]
+    # mithril-tools
+    dump_format: Literal["dot", "json", "text"]
+    dump_graph: Path | None
+    intermediate_dir: Path | None
+    profile: bool
+    profile_output: Path | None
+    save_intermediates: bool
+    trace_shapes: bool
+    verbose: bool
     visualize: bool
     viz_options: Mapping[str, Any]
     # mithril-jax
@@ -116,25 +117,25 @@ _CORE: dict[str, tuple[Any, ...]] = {
     "code_transformers": ((), "Functions code -> code, applied to the generated source in order."),
     "constants": (_NOTHING, "Inputs whose values are fixed now: name -> array."),
     "custom_passes": ((), "Functions graph -> graph, pass objects, or names of installed passes."),
-    "dump_format": ("text", "Format of the files that dump_graph writes."),
-    "dump_graph": (None, "Folder for the graph after each pass, one numbered file each."),
     "dynamic_control_flow": (True, "False: every branch and loop must resolve at compile time."),
     "file_path": (None, "Write the generated source to this file."),
     "graph_optimization": (False, "True: at least optimization_level 'medium'."),
     "hints": (_NOTHING, "Expectations of the inputs."),
     "inference": (False, "No gradients; dropout off, batch norm with its running statistics."),
-    "intermediate_dir": (None, "Folder for what save_intermediates writes."),
     "jit": (None, "Compile with the backend's just-in-time compiler; None is the backend's best choice."),
     "jit_options": (_NOTHING, "Options of the backend's just-in-time compiler."),
+    "max_memory_gb": (None, "Refuse programs and calls that need more: 8, '8GB', '512MiB'."),
+    "memory_planning": (
+        True,
+        "Plan of the arena: 'smallest' (True), 'greedy', 'best_fit', 'apart' (False), 'module:function', a function.",
+        "optimizations.memory_planning",
+    ),
     "num_threads": (None, "Threads the backend may use; None leaves its own default.", "cpu_options.num_threads"),
     "optimization_level": ("medium", "Which passes run; see `mithril passes`."),
     "optimizations": (_NOTHING, "Single passes switched on or off on top of the level: {'fusion': False}."),
     "optimize_for": (None, "What matters more: many items per second, or one item soon.", "hints.inference_priority"),
     "outputs": (None, "Names of the values to return; None is what the model declares."),
     "precision": (None, "Dtype of the parameters and the computation; None keeps the model's."),
-    "profile": (False, "Record the time of each compile stage and of each operation."),
-    "profile_output": (None, "Write the recorded profile to this file, as Chrome-trace JSON."),
-    "save_intermediates": (False, "Keep the graph of every stage, and named values at run time."),
     "seed": (None, "Seed of the parameters and of random operations."),
     "semantics": ("portable", "One meaning on all backends, or the backend's own where it is faster."),
     "shapes": (_NOTHING, "Shapes of inputs; per axis a size, a name, None for any size, or a Dim with bounds."),
@@ -145,10 +146,8 @@ _CORE: dict[str, tuple[Any, ...]] = {
     "target_hardware": (None, "Hardware to compile for; see `mithril plugins`."),
     "template_path": (None, "Jinja2 template to write the source with."),
     "timeout": (None, "Seconds after which compiling gives up."),
-    "trace_shapes": (False, "Show how each operation's shape was derived."),
     "trainable": (None, "Names or patterns of the inputs to differentiate by; None is all parameters."),
     "types": (_NOTHING, "Dtypes of inputs: name -> dtype."),
-    "verbose": (False, "Show stages, passes and times while compiling."),
     "verify": ("structure", "What is checked after each pass: nothing, the graph, or its values too."),
 }
 

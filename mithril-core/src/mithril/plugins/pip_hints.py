@@ -4,6 +4,8 @@ from __future__ import annotations
 
 DISTRIBUTIONS = (
     "mithril-passes",
+    "mithril-tools",
+    "mithril-testing",
     "mithril-numpy",
     "mithril-jax",
     "mithril-torch",
@@ -25,6 +27,17 @@ BACKENDS = {
 
 # Distribution -> the names it gives to the public face.
 NAMES = {
+    "mithril-tools": (
+        "BenchmarkConfig",
+        "calibrate",
+        "diff",
+        "estimate",
+        "find_batch_size",
+        "process_in_batches",
+        "profile",
+        "run_benchmark",
+        "tune",
+    ),
     "mithril-numpy": ("NumpyBackend",),
     "mithril-jax": ("JaxBackend",),
     "mithril-torch": ("TorchBackend",),
@@ -74,15 +87,26 @@ NAMES = {
 }
 EXPORTS = {name: home for home, names in NAMES.items() for name in names}
 
+# Methods of compiled models that a distribution adds.
+METHODS = {"get_profile_stats": "mithril-tools"}
+
 FORMATS = {"gguf": "mithril-ggml", "c": "mithril-cbackend", "tpu": "mithril-tpu"}
 
 OPTIONS = {
     "mithril-passes": (
         "checkpoint_segments",
         "gradient_checkpointing",
-        "max_memory_gb",
-        "memory_planning",
         "mixed_precision",
+    ),
+    "mithril-tools": (
+        "dump_format",
+        "dump_graph",
+        "intermediate_dir",
+        "profile",
+        "profile_output",
+        "save_intermediates",
+        "trace_shapes",
+        "verbose",
         "visualize",
         "viz_options",
     ),

@@ -6,10 +6,12 @@ import json
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from mithril import plugins
 from mithril.backend.arrays import to_numpy
 from mithril.backend.fast_path import Quick, never, quick
 from mithril.base.decisions import Decisions
@@ -29,13 +31,12 @@ from mithril.runtime.signature import (
     missing_or_unknown,
     settle,
 )
-from mithril.tools import profile
+from mithril.runtime.watching import Watcher, measured, watchers
 
 if TYPE_CHECKING:
     from mithril.backend.base import Backend
     from mithril.passes.manager import PassContext, PassManager
     from mithril.runtime.memory_report import MemoryReport
-    from mithril.tools.trace_events import Recorder
 
 Arrays = Mapping[str, Any]
 STATE, GRAD = "state/", "grad/"
@@ -54,6 +55,8 @@ class Compiler(Protocol):
 
     def lowered(self, request: Request) -> Graph: ...
 
+    def check_call(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None: ...
+
 
 class CompiledModel:
     """A model made for one backend. Programs are specialised when the shapes of the inputs are known, and kept."""
@@ -67,10 +70,10 @@ class CompiledModel:
         decisions: Decisions,
         options: Mapping[str, Any],
         name: str = "model",
-        recorder: Recorder | None = None,
+        watchers: tuple[Watcher, ...] = (),
     ) -> None:
         self.backend = backend
-        self.recorder = recorder  # of profile=True
+        self.watchers = watchers  # of its calls, from the observers of its compilation
         self.stages: dict[str, Graph] = {}  # of save_intermediates=True: the graph after each stage and pass
         self.decisions = decisions
         self.options = options
@@ -118,7 +121,7 @@ class CompiledModel:
         binding, bound = 0, inputs is None
         if bound:
             binding, params, inputs = self._binding, self._given, params
-        if output_gradients is None and state is None and not training and not profile.ACTIVE:
+        if output_gradients is None and state is None and not training and not watchers.get():
             made = self._quick(params, inputs)
             if made is not None:
                 return made
@@ -128,7 +131,7 @@ class CompiledModel:
             and slopes is not None
             and state is None
             and fast.accepts(params, inputs, slopes, training, wrt)
-            and not profile.ACTIVE
+            and not watchers.get()
         ):
             return fast.run(params, inputs, slopes)
         if bound and self._bound is None and self._param_types():
@@ -150,7 +153,7 @@ class CompiledModel:
         wrt: Collection[str] | None = None,
     ) -> Any:
         """``evaluate(inputs)`` with bound parameters."""
-        if output_gradients is None and state is None and not training and not profile.ACTIVE:
+        if output_gradients is None and state is None and not training and not watchers.get():
             made = self._quick(self._given, inputs)
             if made is not None:
                 return made
@@ -176,7 +179,7 @@ class CompiledModel:
         if of:
             call.update(self._cotangents(program, cotangents, of, arrays))
         results = self._run(program, checked, call)
-        plain = state is None and not program.interface.states and not self.recorder
+        plain = state is None and not program.interface.states and not self.watchers
         if plain and self._is_native(arrays, inputs) and checked is params and isinstance(params, dict):
             same = isinstance(cotangents, Mapping) and all(call[GRAD + n] is cotangents[n] for n in of)
             if of and same and (wrt is None or isinstance(wrt, tuple)):
@@ -207,13 +210,13 @@ class CompiledModel:
         return program, {**checked, **call}
 
     def _run(self, program: Program, params: Arrays, inputs: Arrays) -> Mapping[str, Any]:
-        if not profile.ACTIVE and self.recorder is None:
+        watching = (*watchers.get(), *self.watchers)
+        if not watching:
             made: Mapping[str, Any] = program.call(params, inputs)
             return made
-        own = [self.recorder] if self.recorder is not None else []
         buckets = program.bucketed.buckets if program.bucketed is not None else None
         given = inputs if buckets is None else buckets.filled(self.backend, inputs)
-        made = profile.measured(self, program, params, given, [*profile.ACTIVE, *own])
+        made = measured(self, program, params, given, watching)
         if program.checked is not None:
             made = program.checked.approved(made, given)
         return made if buckets is None else buckets.cut(self.backend, made, buckets.rows(inputs))
@@ -263,6 +266,7 @@ class CompiledModel:
         program.bucketed = None if buckets is None else Bucketed(runs, buckets, self.backend)
         if self.backend.symbolic:
             check_shapes(program.interface.guards, types, {n: t.shape for n, t in actual.items()})  # type: ignore[misc]
+        self.compiler.check_call(program, {n: t.shape for n, t in concrete.items()})  # type: ignore[misc]
         self._calls[key] = (program, concrete)
         return program, concrete
 
@@ -293,8 +297,16 @@ class CompiledModel:
         if hasattr(x, "__dlpack__") and not isinstance(x, np.ndarray) and array_type(name, x).dtype is wanted.dtype:
             self.decisions.record("cast", f"input '{name}' comes as {type(x).__module__.split('.')[0]} array")
             return backend.array(x)
-        array = adapt(name, as_numpy(name, to_numpy(x) if hasattr(x, "dtype") else x), wanted.dtype, self.decisions)
-        return backend.array(array)
+        rounds = self._rounds(wanted.dtype)
+        if rounds and backend.is_array(x) and array_type(name, x).dtype.is_float:
+            self.decisions.record("cast", f"input '{name}' is converted to {wanted.dtype}, the backend's precision")
+            return backend.array(x, dtype=wanted.dtype)
+        given = as_numpy(name, to_numpy(x) if hasattr(x, "dtype") else x)
+        return backend.array(adapt(name, given, wanted.dtype, self.decisions, rounds=rounds))
+
+    def _rounds(self, wanted: DType) -> bool:
+        """Whether floats of any size become ``wanted``: the precision that was asked for."""
+        return self.backend.precision is not None and wanted is self.backend.dtype
 
     def _is_native(self, arrays: Mapping[str, Any], inputs: Arrays) -> bool:
         return isinstance(inputs, Mapping) and all(arrays[name] is inputs.get(name) for name in arrays)
@@ -323,8 +335,11 @@ class CompiledModel:
         backend = self.backend
         if backend.is_array(x) and x.dtype == backend.native_dtype(wanted):
             return x
-        array = to_numpy(x)
         given = array_type(name, x).dtype
+        if self._rounds(wanted) and given.is_float:
+            self.decisions.record("cast", f"parameters given as {given} are converted to {wanted}")
+            return backend.array(x, dtype=wanted)
+        array = to_numpy(x)
         if given is not wanted:
             raise InputError(
                 f"Type mismatch: expected {wanted}, got {given}",
@@ -383,7 +398,10 @@ class CompiledModel:
         """Keep these parameters, so that ``compiled(inputs)`` needs none. Returns the model."""
         wanted = self._param_types()
         missing_or_unknown("parameter", wanted, params)
-        self._bound = self._given = dict(params)
+        self._bound = self._given = {
+            name: self._convert_param(name, x, wanted[name].dtype) if self._rounds(wanted[name].dtype) else x
+            for name, x in params.items()
+        }
         if state is not None:
             self._state = dict(state)
         if self.options.get("static_inference"):
@@ -524,22 +542,36 @@ class CompiledModel:
         found.update((n, v.type) for n, v in pairs if not n.startswith(STATE))
         return found
 
-    def get_profile_stats(self) -> profile.ProfileStats:
-        """Times of compiling and of all calls so far, of a model compiled with ``profile=True``."""
-        if self.recorder is None:
-            raise InputError(
-                "this model keeps no profile",
-                hint="compile it with profile=True, or run it inside `with ml.profile() as prof:`",
-            )
-        if self.recorder.path is not None:
-            self.recorder.write()
-        return profile.ProfileStats(self.recorder)
+    def __getattr__(self, name: str) -> Any:
+        """Methods that plugins add: ``Export(name, loads, on="CompiledModel")``."""
+        return partial(plugins.extension("CompiledModel", name), self)
 
-    def memory_report(self, inputs: Arrays | Mapping[str, Collection[int]] | None = None) -> MemoryReport:
-        """Bytes per layer and at the peak, of the newest program. ``inputs`` (arrays or shapes) fix unknown sizes."""
+    def memory_report(
+        self, inputs: Arrays | Mapping[str, Collection[int]] | None = None, *, gradients: bool | None = None
+    ) -> MemoryReport:
+        """Bytes per layer and at the peak, of the newest program; ``gradients`` asks for that with, or without, them.
+
+        ``inputs`` (arrays or shapes) fix unknown sizes; without, those of the last call do.
+        """
         from mithril.runtime.memory_report import memory_report
 
-        return memory_report(self, inputs)
+        return memory_report(self, inputs, gradients=gradients)
+
+    def program_for(self, gradients: bool) -> Program | None:
+        """Return the newest program with gradients or without, and compile it where input types are known."""
+        known = [p for p in self.programs if bool(p.request.kind.of) is gradients]
+        if known or not self.programs:
+            return known[-1] if known else None
+        newest = self.programs[-1].request
+        outputs = tuple(n for n, t in self.programs[-1].interface.outputs.items() if t.dtype.is_float)
+        of = tuple(n for n in outputs if not n.startswith(STATE))
+        return self._make(Request(newest.types, Kind(True, of) if gradients else Kind()))
+
+    @property
+    def last_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the inputs of the newest kind of call."""
+        _, types = next(reversed(self._calls.values()), (None, {}))
+        return {name: t.shape for name, t in types.items()}  # type: ignore[misc]
 
     def capture(
         self, params: Arrays | None, inputs: Arrays, names: Collection[str] | None = None, **options: Any
@@ -555,7 +587,8 @@ class CompiledModel:
     def concrete(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
         """The graph that a program runs, with the sizes that its inputs have."""
         graph: Graph = program.executable.graph
-        if all(v.type.is_static for node in graph.nodes for v in node.results):
+        static = all(v.type.is_static for node in graph.nodes for v in node.results)
+        if static and all(shapes.get(name, t.shape) == t.shape for name, t in program.request.types):
             return graph
         types = tuple((name, TensorType(t.dtype, shapes.get(name, t.shape))) for name, t in program.request.types)
         return self.compiler.lowered(replace(program.request, types=types))
@@ -572,7 +605,7 @@ class CompiledModel:
 
     def summary(self) -> str:
         """A table of the parameters and programs."""
-        from mithril.tools.program_summary import summarise
+        from mithril.runtime.program_summary import summarise
 
         return summarise(self)
 

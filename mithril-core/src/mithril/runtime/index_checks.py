@@ -15,6 +15,7 @@ import numpy as np
 from mithril.base.dims import Size, numel, substitute, symbols
 from mithril.base.errors import InputError
 from mithril.ir import Graph, Node, Value, iterate
+from mithril.ir.traits import is_unchanged
 
 PREFIX = "check/"
 
@@ -118,19 +119,24 @@ def lookups(node: Node) -> Iterator[Lookup]:
         assert value is not None
         return value
 
-    name, given = node.op.name, node.attributes
-    if name == "embedding":
-        yield Lookup(operand(0), operand(1).shape[0])
-    elif name in ("take", "take_along_axis"):
-        yield Lookup(operand(1), operand(0).shape[given["axis"]])
-    elif name in ("cross_entropy", "nll_loss") and operand(1).dtype.is_integer:
-        classes = operand(0).shape[given["axis"]]
-        yield Lookup(operand(1), classes, ignored=given.get("ignore_index"), negative=False)
-    elif name in ("gather_nd", "scatter_nd", "scatter_nd_add"):
-        first = given.get("batch_dims", 0)
-        depth = operand(1).shape[-1]
-        for k in range(depth if isinstance(depth, int) else 0):
-            yield Lookup(operand(1), operand(0).shape[first + k], component=k)
+    op: Any = node.op
+    if op.labels is not None:
+        labels = op.operands.index(op.labels)
+        named = operand(0 if labels else 1)  # the table or the scores that they name a part of
+        if operand(labels).dtype.is_integer:
+            size = named.shape[node.attributes.get("axis", 0)]
+            tokens = "axis" not in node.attributes  # class labels do not count from the end
+            yield Lookup(operand(labels), size, ignored=node.attributes.get("ignore_index"), negative=tokens)
+    elif op.moves or op.linear:
+        if op.composite or op.elementwise or node.regions:
+            return
+        axes = node.axes
+        places = [axes.operands[k][-1] for k, _, _ in axes.lookups[:1] if axes.operands[k]]
+        stacked = any(axes.role(f) is not None for factors in places for f in factors)
+        for component, (indices, table, axis) in enumerate(axes.lookups):
+            if indices != table:
+                size = operand(table).shape[axis]
+                yield Lookup(operand(indices), size, component=component if stacked else None)
 
 
 @dataclass(frozen=True)
@@ -157,19 +163,15 @@ class GivenIndices:
             raise error.with_facts(f"in '{self.name}'")
 
 
-NAMING = frozenset({"embedding", "cross_entropy", "nll_loss"})  # whose indices name a row or class, never just a place
-UNCHANGED = frozenset({"cast", "reshape", "transpose", "broadcast_to", "barrier"})  # give all elements as they are
-
-
 def given_indices(graph: Graph) -> tuple[GivenIndices, ...]:
     """The inputs that hold labels or tokens, and what they index. Other look-ups may count on being moved inside."""
     found: dict[GivenIndices, None] = {}
     inputs = {i.value: i.name for i in graph.with_role("input")}
     for node in graph.nodes:
-        for lookup in lookups(node) if node.op.name in NAMING else ():
+        for lookup in lookups(node) if getattr(node.op, "labels", None) else ():
             value = lookup.indices
-            while (made := graph.producers.get(value)) is not None and made.op.name in UNCHANGED:
-                source = made.operands[0]
+            while (made := graph.producers.get(value)) is not None and is_unchanged(made):
+                source = made.operands[made.results.index(value)]  # a barrier has one result for each operand
                 assert source is not None
                 value = source
             plain = lookup.component is None and isinstance(lookup.size, int)

@@ -6,14 +6,23 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mithril.backend.memory_plan import MemoryPlan, human, nbytes, plan
+from mithril.backend.memory_plan import human, nbytes
 from mithril.base.dims import symbols
 from mithril.base.errors import InputError
+from mithril.base.guards import bind
+from mithril.base.tables import columns
 from mithril.ir import Graph
-from mithril.tools.program_summary import columns
+from mithril.runtime.memory_use import MemoryUse, memory_use
 
 if TYPE_CHECKING:
     from mithril.runtime.compiled_model import CompiledModel
+
+
+SOURCES = {
+    "arena": "exact: one planned arena",
+    "XLA": "exact: XLA's analysis of the compiled program",
+    "estimate": "an estimate from lifetimes; ml.run_benchmark measures it",
+}
 
 
 @dataclass(slots=True)
@@ -36,18 +45,19 @@ class MemoryReport:
     parameters: int
     state: int
     gradients: int
-    plan: MemoryPlan
+    use: MemoryUse
+    values: int  # bytes of all values inside, without any reuse
     largest: list[tuple[str, int]] = field(default_factory=list)
 
     @property
     def workspace(self) -> int:
-        """The arena that all intermediate values share."""
-        return self.plan.size
+        """The most bytes that values inside and results take at once."""
+        return self.use.workspace
 
     @property
     def peak(self) -> int:
         """Everything alive at the worst moment of a call."""
-        return self.inputs + self.parameters + self.state + self.workspace
+        return self.use.peak
 
     def __str__(self) -> str:
         head = ["layer", "parameters", "state", "activations", "gradients"]
@@ -55,41 +65,44 @@ class MemoryReport:
             [row.layer, *(human(n) if n else "-" for n in (row.parameters, row.state, row.activations, row.gradients))]
             for row in self.layers
         ]
-        saved = self.plan.total / self.plan.size if self.plan.size else 1.0
-        values = (
-            f"intermediate values {human(self.plan.total)}, planned into {human(self.workspace)} ({saved:.1f}x less; "
-            f"{human(self.plan.peak)} alive at once, {self.plan.in_place} results in place)"
-        )
+        saved = self.values / self.workspace if self.workspace else 1.0
+        values = f"values inside and results {human(self.values)}, at once {human(self.workspace)} ({saved:.1f}x less)"
         return "\n".join(
             [
                 *columns(head, rows),
                 f"inputs {human(self.inputs)}, parameters {human(self.parameters)}, state {human(self.state)}",
                 values,
                 "largest: " + ", ".join(f"'{name}' {human(size)}" for name, size in self.largest),
-                f"peak {human(self.peak)}",
+                f"peak {human(self.peak)}, {SOURCES[self.use.source]}",
             ]
         )
 
 
-def memory_report(model: CompiledModel, inputs: Mapping[str, Any] | None = None) -> MemoryReport:
-    """Of the newest program, as the backend runs it."""
-    if not model.programs:
+def memory_report(
+    model: CompiledModel, inputs: Mapping[str, Any] | None = None, *, gradients: bool | None = None
+) -> MemoryReport:
+    """Report on the newest program; ``gradients`` asks for that with them (True) or without (False)."""
+    program = model.program_for(gradients) if gradients is not None else next(reversed(model.programs), None)
+    if program is None:
         raise InputError(
             "no program has been made yet, so its memory is not known",
             hint="give shapes= to ml.compile, or run the model once",
         )
-    program = model.programs[-1]
     graph = program.executable.graph
+    shapes = {**model.last_shapes, **{n: _shape(x) for n, x in (inputs or {}).items()}}
     unknown = symbols(*(d for i in graph.inputs for d in i.type.shape))
+    sizes: dict[str, int] = {}
     if unknown:
-        shapes = {n: _shape(x) for n, x in (inputs or {}).items()}
         if missing := [n for n, t in program.types.items() if not t.is_static and n not in shapes]:
             raise InputError(
                 f"the size {unknown[0].name} of input '{missing[0]}' is not known",
                 hint=f"memory_report({{'{missing[0]}': [sizes] or an array}})",
             )
+        sizes = bind({n: t.shape for n, t in program.types.items()}, {n: shapes[n] for n in program.types})
+    elif any(n in (inputs or {}) and shapes[n] != t.shape for n, t in program.types.items()):
         graph = model.concrete(program, shapes)
-    return report(graph)
+        return report(graph, memory_use(graph, model.backend), sizes)
+    return report(graph, memory_use(graph, model.backend, sizes, program.executable), sizes)
 
 
 def _shape(x: Any) -> tuple[int, ...]:
@@ -97,8 +110,8 @@ def _shape(x: Any) -> tuple[int, ...]:
     return tuple(found)
 
 
-def report(graph: Graph) -> MemoryReport:
-    """The report of a static graph."""
+def report(graph: Graph, use: MemoryUse, sizes: Mapping[str, int]) -> MemoryReport:
+    """Return the report of a graph as its backend runs it, with numbers for its symbols."""
     rows: dict[str, LayerMemory] = {}
 
     def row(path: str) -> LayerMemory:
@@ -106,11 +119,9 @@ def report(graph: Graph) -> MemoryReport:
 
     for node in graph.nodes:
         if node.op.name != "constant":
-            row(node.origin.path).activations += sum(nbytes(v.type) for v in node.results)
-    totals = {"param": 0, "state": 0, "input": 0, "constant": 0}
+            row(node.origin.path).activations += sum(nbytes(v.type, sizes) for v in node.results)
     for i in graph.inputs:
-        size = nbytes(i.type)
-        totals[i.role] += size
+        size = nbytes(i.type, sizes)
         if i.role == "param":
             row(i.name.rpartition(".")[0]).parameters += size
         elif i.role == "state":
@@ -118,18 +129,18 @@ def report(graph: Graph) -> MemoryReport:
     gradients = 0
     for name, value in zip(graph.output_names, graph.outputs, strict=True):
         if name.startswith("grad/"):
-            size = nbytes(value.type)
+            size = nbytes(value.type, sizes)
             gradients += size
             row(name.removeprefix("grad/").rpartition(".")[0]).gradients += size
-    made = plan(graph)
-    values = {v.name: nbytes(v.type) for n in graph.nodes for v in n.results}
-    values |= {i.name: nbytes(i.type) for i in graph.inputs}
+    values = {v.name: nbytes(v.type, sizes) for n in graph.nodes for v in n.results}
+    values |= {i.name: nbytes(i.type, sizes) for i in graph.inputs}
     return MemoryReport(
         list(rows.values()),
-        totals["input"],
-        totals["param"] + totals["constant"],
-        totals["state"],
+        use.inputs,
+        use.parameters,
+        use.state,
         gradients,
-        made,
+        use,
+        sum(nbytes(v.type, sizes) for n in graph.nodes if n.op.name != "constant" for v in n.results),
         sorted(values.items(), key=lambda pair: -pair[1])[:5],
     )

@@ -89,12 +89,14 @@ def as_numpy(name: str, x: Any) -> np.ndarray[Any, Any]:
     return array
 
 
-def adapt(name: str, array: np.ndarray[Any, Any], wanted: DType, decisions: Decisions) -> np.ndarray[Any, Any]:
-    """The array with the wanted dtype where that loses nothing, else an error."""
+def adapt(
+    name: str, array: np.ndarray[Any, Any], wanted: DType, decisions: Decisions, *, rounds: bool = False
+) -> np.ndarray[Any, Any]:
+    """The array with the wanted dtype where that loses nothing or, with ``rounds``, only places; else an error."""
     given = as_dtype(array.dtype)
     if given is wanted:
         return array
-    if given.is_bool or (given.is_integer and wanted.is_float):
+    if given.is_bool or (given.is_integer and wanted.is_float) or (rounds and given.is_float and wanted.is_float):
         decisions.record("cast", f"input '{name}' given as {given} is converted to {wanted}")
         return array.astype(wanted.numpy)
     if given.is_integer and wanted.is_integer:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import Any, ClassVar
 
@@ -26,6 +27,7 @@ class CBackend(Backend):
     """
 
     name = "c"
+    memory = "arena"
     dtypes: ClassVar[frozenset[DType]] = frozenset(ALL)
     symbolic = False
     recompiles = True
@@ -70,6 +72,14 @@ class CBackend(Backend):
         from mithril_cbackend.program import program_cache
 
         return program_cache.revive(parts, graph, options)
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+    def exact_memory(self, executable: Any, sizes: Mapping[str, int]) -> tuple[int, str]:
+        results = sum(math.prod(shape) * as_dtype(kind).itemsize for _, _, shape, kind in executable.layout.results)
+        return executable.layout.arena + results, "arena"
+
+    def measured_memory(self, run: Callable[[], Any], executable: Any = None) -> int:
+        return super().measured_memory(run) + (0 if executable is None else executable.arena.nbytes)
 
     # -- arrays ------------------------------------------------------------------------------------------------------
     def array(self, data: Any, dtype: Any = None) -> np.ndarray[Any, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from mithril.tools.cli.models import compile_options, load_model, model_options, random_inputs
+from mithril_tools.cli.models import compile_options, load_model, model_options, random_inputs
 
 
 @click.command()

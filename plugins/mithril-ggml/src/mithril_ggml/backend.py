@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,6 +31,7 @@ class GGMLBackend(Backend):
     """
 
     name = "ggml"
+    memory = "arena"
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
     preferences: ClassVar[Preferences] = {
         "cpu": {
@@ -89,6 +90,16 @@ class GGMLBackend(Backend):
 
     def revive(self, parts: Mapping[str, bytes], graph: Deferred, options: BuildOptions) -> Any:
         return self.build(graph.get(), options)
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+    def exact_memory(self, executable: Any, sizes: Mapping[str, int]) -> tuple[int, str]:
+        program = executable.of_sizes(sizes) if isinstance(executable, SizedExecutable) else executable
+        return program.memory.total - program.memory.fixed + program.result_bytes, "arena"
+
+    def measured_memory(self, run: Callable[[], Any], executable: Any = None) -> int:
+        programs = executable.programs if isinstance(executable, SizedExecutable) else (executable,)
+        standing = max((p.memory.total - p.memory.fixed for p in programs if p is not None), default=0)
+        return super().measured_memory(run) + standing
 
     # -- arrays ------------------------------------------------------------------------------------------------------
     def array(self, data: Any, dtype: Any = None) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, ClassVar
 
@@ -20,7 +20,7 @@ from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import BackendError, OptionError
 from mithril.ir import Graph, iterate
 from mithril_jax import process_config
-from mithril_jax.execution import described, read, runner
+from mithril_jax.execution import analysis, described, read, runner
 from mithril_jax.lowering import table, unrolled
 from mithril_jax.mesh import mesh_execution, pipeline_parallel
 from mithril_jax.native_semantics import DIFFERENT, own
@@ -39,6 +39,7 @@ class JaxBackend(SourceBackend):
     """
 
     name = "jax"
+    memory = "library"
     devices = ("cpu", "gpu", "cuda", "tpu")
     recompiles = True
     tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table, "native": own}
@@ -192,6 +193,21 @@ class JaxBackend(SourceBackend):
 
     def differentiated(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
         return Differentiated(forward, of, wrt)
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+    def exact_memory(self, executable: Any, sizes: Mapping[str, int]) -> tuple[int, str] | None:
+        found = analysis(executable, sizes)
+        if found is None:
+            return None
+        return found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes, "XLA"
+
+    def measured_memory(self, run: Callable[[], Any], executable: Any = None) -> int:
+        """XLA's own analysis of the program: it allocates outside of all that Python can count."""
+        self.synchronize(run())
+        exact = None
+        if executable is not None and all(i.type.is_static for i in executable.graph.inputs):
+            exact = self.exact_memory(executable, {})
+        return exact[0] if exact is not None else super().measured_memory(run)
 
     # -- arrays ------------------------------------------------------------------------------------------------------
     def array(self, data: Any, dtype: Any = None) -> jax.Array:

@@ -18,6 +18,7 @@ import jax
 from mithril.backend.base import BuildOptions
 from mithril.backend.source_backend import Forward
 from mithril.base.decisions import Decisions
+from mithril.base.dims import substitute
 from mithril.base.errors import InputError, OptionError, unknown
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Input, Value, iterate
@@ -244,6 +245,7 @@ def runner(
         with jax.enable_x64(True):
             return call(params, inputs)  # type: ignore[no-any-return]
 
+    in_64_bits.jitted_call = call  # type: ignore[attr-defined]
     return in_64_bits
 
 
@@ -361,6 +363,22 @@ class Jitted:
     def lower(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
         """The program for these arguments (arrays or their types) as JAX lowers it, to look at."""
         return self.jitted.lower(*self._params(params), *self._inputs(inputs))
+
+
+def analysis(executable: Any, sizes: Mapping[str, int]) -> Any:
+    """Return XLA's memory analysis of a jitted program for these sizes; None where there is no such program."""
+    call = getattr(executable.call, "jitted_call", executable.call)
+    if not isinstance(call, Jitted) or call.shares is not None:
+        return None
+    types = {i.name: i.type for i in executable.graph.arguments}
+
+    def abstract(name: str) -> Any:
+        shape = tuple(int(substitute(d, sizes)) for d in types[name].shape)
+        return jax.ShapeDtypeStruct(shape, types[name].dtype.numpy)
+
+    with jax.enable_x64(call is not executable.call):
+        given = [abstract(name) for name in (*call.params, *call.inputs)]
+        return call.jitted.lower(*given).compile().memory_analysis()
 
 
 def _keeping_barriers(graph: Graph, running: Running) -> dict[str, Any]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
 
+from mithril.backend import memory_plan
 from mithril.backend.arrays import as_numpy
 from mithril.backend.base import BuildOptions, Preferences
 from mithril.backend.codegen import Lowerings
+from mithril.backend.memory_plan import columns
 from mithril.backend.source_backend import Forward, SourceBackend
 from mithril.base.dtypes import ALL, DType, dtype as as_dtype
 from mithril.base.errors import BackendError
@@ -26,6 +28,7 @@ class MlxBackend(SourceBackend):
     """Arrays are MLX's. On Apple silicon they live on the GPU, elsewhere on the CPU."""
 
     name = "mlx"
+    frees = False  # all operations are begun before the first has ended
     devices = ("cpu", "gpu")
     preferences: ClassVar[Preferences] = {
         "cpu": {
@@ -100,6 +103,21 @@ class MlxBackend(SourceBackend):
             return {**made, **{f"grad/{name}": g for name, g in zip(wrt, found, strict=True)}}
 
         return with_gradients
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+    def overwrites(self, node: Node) -> bool:
+        return memory_plan.overwrites(node)  # MLX gives memory that nobody else reads to element-wise results
+
+    def workspace(self, node: Node, sizes: Mapping[str, int]) -> int:
+        return max(columns(node, sizes), super().workspace(node, sizes))
+
+    def measured_memory(self, run: Callable[[], Any], executable: Any = None) -> int:
+        mx.synchronize()
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        self.synchronize(run())
+        peak: int = mx.get_peak_memory() - before
+        return peak
 
     # -- arrays ------------------------------------------------------------------------------------------------------
     def native_dtype(self, dtype: DType) -> Any:

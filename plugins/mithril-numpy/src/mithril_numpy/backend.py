@@ -10,9 +10,10 @@ import numpy as np
 from mithril.backend.arrays import as_numpy
 from mithril.backend.base import BuildOptions, Preferences
 from mithril.backend.codegen import Lowerings
+from mithril.backend.memory_plan import columns, nbytes
 from mithril.backend.source_backend import Forward, SourceBackend
 from mithril.base.dtypes import dtype as as_dtype
-from mithril.ir import Graph
+from mithril.ir import Graph, Node
 from mithril_numpy.blas import facts, limited, openblas
 from mithril_numpy.lowering import table
 
@@ -46,6 +47,11 @@ class NumpyBackend(SourceBackend):
             )
             return call
         return limited(call, blas, options.num_threads)
+
+    def workspace(self, node: Node, sizes: Mapping[str, int]) -> int:
+        if node.op.name == "erf":
+            return 6 * nbytes(node.result.type, sizes)  # its rational function in steps
+        return max(columns(node, sizes) - nbytes(node.result.type, sizes), super().workspace(node, sizes))
 
     @classmethod
     def diagnose(cls) -> dict[str, str]:

@@ -85,6 +85,11 @@ def mod_int(a, b):
     return np.where(b == 0, 0, np.mod(a, np.where(b == 0, 1, b))).astype(a.dtype)
 
 
+def power(a, b):
+    """a to the b: where all exponents are 0.5 NumPy takes the square root, which differs at -inf and -0.0."""
+    return np.where((b == 0.5) & ((a == 0) | (a == -np.inf)), np.abs(a), np.power(a, b)).astype(a.dtype)
+
+
 def pow_int(a, b):
     """Integer power; a negative exponent gives 0, except of 1 and -1."""
     whole = np.power(a, np.maximum(b, 0))

@@ -39,7 +39,7 @@ for _name in ("add", "sub", "mul", "div"):
         _name, f"{{a}} {SIGNS[_name]} {{b}}", out=f"np.{NUMPY_NAMES.get(_name, _name)}({{a}}, {{b}}, out={{out}})"
     )
 functions(table, "np", QUESTIONS)
-_PAIRS = ("maximum", "minimum", "pow", "floordiv", "mod", "atan2", "logical_and", "logical_or", "logical_xor")
+_PAIRS = ("maximum", "minimum", "floordiv", "mod", "atan2", "logical_and", "logical_or", "logical_xor")
 _BITS = ("bitwise_and", "bitwise_or", "bitwise_xor")
 _OWN_NAMES = {**NUMPY_NAMES, "abs": "absolute", "round": "rint"}
 functions(table, "np", (*UNARY, "neg", "sign", "trunc", *_PAIRS, *_BITS), _OWN_NAMES, out=True)
@@ -64,6 +64,14 @@ def _where(call: Call) -> str:
     if shapes[1] == shapes[2] == call.type.shape:
         return f"{call.helper(helpers.chosen)}({call.condition}, {call.a}, {call.b})"
     return f"np.where({call.condition}, {call.a}, {call.b})"
+
+
+@table.function("pow")
+def _pow(call: Call) -> str:
+    exponent = call.operands[1]
+    if exponent in ("2.0", "3.0", "(-1.0)", "1.5"):  # plain numbers, of which NumPy makes no square root
+        return f"np.power({call.a}, {exponent})"
+    return f"{call.helper(helpers.power)}({call.array('a')}, {call.array('b')})"
 
 
 for _name, _helper in (("floordiv", helpers.floordiv_int), ("mod", helpers.mod_int), ("pow", helpers.pow_int)):

@@ -64,6 +64,30 @@ def _conv_bias(
     return batch_norm(add(y, reshape(c, shape=shape)), s, b, m, v, eps=eps)
 
 
+def _conv_added(
+    x: Any,
+    w: Any,
+    c: Any,
+    s: Any,
+    b: Any,
+    m: Any,
+    v: Any,
+    *,
+    eps: Any = 1e-5,
+    stride: Any = (1, 1),
+    padding: Any = ((0, 0), (0, 0)),
+    dilation: Any = (1, 1),
+    groups: Any = 1,
+) -> Any:
+    y = conv(x, w, stride=stride, padding=padding, dilation=dilation, groups=groups)
+    return batch_norm(add(y, c), s, b, m, v, eps=eps)
+
+
+def _is_per_channel(added: Value, weights: Value) -> bool:
+    """Whether a value has the shape that a bias of a convolution gets, as where the bias is a constant."""
+    return added.shape == (1, weights.shape[0], *[1] * (weights.ndim - 2))
+
+
 CONV = rule(
     _conv,
     lambda x, w, s, b, m, v, *, eps, stride, padding, dilation, groups: add(
@@ -100,6 +124,24 @@ CONV_BIAS = rule(
     name="batch norm of a convolution with bias",
 )
 
+CONV_ADDED = rule(
+    _conv_added,
+    lambda x, w, c, s, b, m, v, *, eps, stride, padding, dilation, groups: add(
+        conv(
+            x,
+            w * _along_outputs(s * rsqrt(v + eps), w),
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+        ),
+        _per_channel((reshape(c, shape=(w.shape[0],)) - m) * (s * rsqrt(v + eps)) + b, w),
+    ),
+    when=lambda x, w, c, s, b, m, v: _is_per_channel(c, w) and _pays(w, x),
+    exact=False,
+    name="batch norm of a convolution with a bias of its shape",
+)
+
 LINEAR = rule(
     lambda x, w, c, s, b, m, v, *, eps=1e-5: batch_norm(linear(x, w, c), s, b, m, v, eps=eps),
     lambda x, w, c, s, b, m, v, *, eps: linear(
@@ -118,4 +160,4 @@ LINEAR_PLAIN = rule(
     name="batch norm of a linear without bias",
 )
 
-RULES = RuleSet("batch-norm-folding", [CONV, CONV_BIAS, LINEAR, LINEAR_PLAIN])
+RULES = RuleSet("batch-norm-folding", [CONV, CONV_BIAS, CONV_ADDED, LINEAR, LINEAR_PLAIN])

@@ -1,11 +1,11 @@
-"""``mixed_precision``: products in 16 bits, what needs range or accuracy in 32; one table.
+"""``mixed_precision``: products in 16 bits, operations that need range or accuracy in 32, as operations declare.
 
 Parameters stay float32 and are cast where they are used, so that an optimizer updates full ones; outputs keep their
-dtypes. The table names three kinds of operations:
+dtypes. ``traits.precision`` tells three kinds of operations apart:
 
-* LOW run in the small dtype: they are where the time goes, and accumulate in float32 inside.
-* FOLLOW take the dtype of what comes in: moving data and cheap arithmetic on it.
-* everything else stays in float32: exponentials, sums, norms, losses, and whatever this table does not know.
+* "low" run in the small dtype: products, which are where the time goes, and accumulate in float32 inside.
+* "follow" take the dtype of their operands: moving data and cheap arithmetic on it.
+* "full" stay in float32: exponentials, sums, norms, losses.
 """
 
 from __future__ import annotations
@@ -17,86 +17,21 @@ from typing import Any
 from mithril import Builder, Graph, Node, OptionError, Value, dtype as as_dtype, float32, pass_
 from mithril.base.errors import unknown
 from mithril.base.registry import operation
+from mithril.ir.traits import precision
 from mithril.passes.manager import PassContext
 
-LOW = frozenset(
-    {
-        "attention",
-        "conv",
-        "conv_input_grad",
-        "conv_transpose",
-        "conv_weight_grad",
-        "dot",
-        "einsum",
-        "linear",
-        "matmul",
-    }
-)
-FOLLOW = frozenset(
-    (
-        "abs",
-        "add",
-        "avg_pool",
-        "barrier",
-        "broadcast_to",
-        "clip",
-        "concat",
-        "dropout",
-        "elu",
-        "flip",
-        "gelu",
-        "glu",
-        "hard_sigmoid",
-        "hard_swish",
-        "hard_tanh",
-        "leaky_relu",
-        "max_pool",
-        "maximum",
-        "minimum",
-        "mul",
-        "neg",
-        "pad",
-        "pixel_shuffle",
-        "relu",
-        "relu6",
-        "repeat",
-        "reshape",
-        "roll",
-        "rotary_embedding",
-        "select",
-        "selu",
-        "sigmoid",
-        "silu",
-        "slice",
-        "split",
-        "squeeze",
-        "stack",
-        "stop_gradient",
-        "sub",
-        "swiglu",
-        "take",
-        "take_along_axis",
-        "tanh",
-        "tile",
-        "transpose",
-        "tril",
-        "triu",
-        "unsqueeze",
-        "where",
-    )
-)
 SMALL = ("bfloat16", "float16")
 
 
 @pass_(name="mixed-precision", stage="precision", level=None, exact=False, tolerance=0.1)
 def mixed_precision(graph: Graph, context: PassContext) -> Graph:
-    """The graph with casts where the table wants another dtype. Values that are not float32 are left alone."""
+    """Return the graph with casts to the dtype of each operation's kind. Values that are not float32 are left alone."""
     policy = Policy.of(context)
     return Rewriter(graph, policy).run()
 
 
 class Policy:
-    """What the user said, with the table behind it."""
+    """The kinds that the user set, and those of the operations."""
 
     def __init__(self, given: Mapping[str, Any], default: str) -> None:
         wanted = str(given.get("dtype", default)).rpartition(".")[2]
@@ -107,8 +42,8 @@ class Policy:
         self.keep: Sequence[str] = _names(given.get("keep", ()))
         for name in (*_names(given.get("low", ())), *_names(given.get("full", ()))):
             operation(name)  # raises where there is no such operation
-        self.low = (LOW | set(_names(given.get("low", ())))) - set(_names(given.get("full", ())))
-        self.follow = FOLLOW - set(_names(given.get("full", ())))
+        kinds = dict.fromkeys(_names(given.get("low", ())), "low")
+        self.kinds = kinds | dict.fromkeys(_names(given.get("full", ())), "full")
 
     @staticmethod
     def of(context: PassContext) -> Policy:
@@ -125,8 +60,7 @@ class Policy:
         path = node.origin.path
         if any(fnmatchcase(path, pattern) or path.startswith(f"{pattern}.") for pattern in self.keep):
             return "full"
-        name = node.op.name
-        return "low" if name in self.low else "follow" if name in self.follow else "full"
+        return self.kinds.get(node.op.name) or precision(node)
 
 
 class Rewriter:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from os import PathLike
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mithril import CompileContext, Option, PassSpec, hookimpl
+from mithril import Option, PassSpec, hookimpl
 from mithril.base.annotations import Layers, Positive
 
-if TYPE_CHECKING:
-    from mithril import Graph
-
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+FUSION = ("fusion", "operator_fusion")  # the words for all passes that make one operation of several
 
 
 @hookimpl
@@ -70,6 +67,7 @@ def mithril_passes() -> Sequence[PassSpec]:
             stage="fuse",
             level="medium",
             aliases=("operator_fusion", "fusion"),
+            groups=FUSION,
             summary="Raise parts written out to activations, softmax, norms, linear, attention.",
         ),
         PassSpec(
@@ -79,6 +77,7 @@ def mithril_passes() -> Sequence[PassSpec]:
             level=None,
             options=("inference", "static_inference"),
             aliases=("batch_norm_folding",),
+            groups=FUSION,
             after=("operator-fusion",),
             summary="For inference: a batch norm goes into the weights of the product before it.",
         ),
@@ -96,6 +95,7 @@ def mithril_passes() -> Sequence[PassSpec]:
             stage="specialise",
             level="high",
             aliases=("sibling_products",),
+            groups=FUSION,
             summary="Products of one operand with several weights as one product.",
         ),
         PassSpec(
@@ -104,6 +104,7 @@ def mithril_passes() -> Sequence[PassSpec]:
             stage="specialise",
             level="medium",
             aliases=("linear_activation",),
+            groups=FUSION,
             after=("sibling-products",),
             summary="Merge an activation into the linear before it.",
         ),
@@ -152,15 +153,6 @@ def mithril_passes() -> Sequence[PassSpec]:
             aliases=("late_constant_folding",),
             summary="Where parameters are baked in: compute what other passes made of them.",
         ),
-        PassSpec(
-            "memory-planning",
-            "mithril_passes.memory_limits:memory_planning",
-            stage="memory",
-            level="low",
-            aliases=("memory_planning",),
-            after=("gradient-checkpointing",),
-            summary="Lifetimes and offsets of all values; refuse what does not fit max_memory_gb.",
-        ),
     ]
 
 
@@ -173,13 +165,6 @@ def mithril_options() -> Sequence[Option]:
             "checkpoint_segments", Positive | None, None, "Segments to recompute; None chooses what needs least memory."
         ),
         Option(
-            "memory_planning",
-            bool | str | Callable[..., Any],
-            True,
-            "Strategy of the memory plan: 'greedy', 'best_fit', a plugin's 'module:function', a function; or off.",
-        ),
-        Option("max_memory_gb", float | str | None, None, "Refuse programs that need more: 8, '8GB', '512MiB'."),
-        Option(
             "mixed_precision",
             bool | Mapping[str, Any],
             False,
@@ -187,29 +172,4 @@ def mithril_options() -> Sequence[Option]:
             aliases=("torch_options.enable_amp",),
             keys={"dtype": Any, "keep": Layers, "low": str | Sequence[str], "full": str | Sequence[str]},
         ),
-        Option("visualize", bool, False, "Draw the optimized graph into a file."),
-        Option(
-            "viz_options",
-            Mapping[str, Any],
-            NOTHING,
-            "How the picture looks, and its file.",
-            keys={
-                "format": str,
-                "output_path": str | PathLike[str] | None,
-                "show_shapes": bool,
-                "show_types": bool,
-                "show_memory": bool,
-                "depth": int | None,
-            },
-        ),
     ]
-
-
-@hookimpl
-def mithril_compile_stage(context: CompileContext, stage: str, graph: Graph | None) -> None:
-    """Draw the first program's graph."""
-    if stage == "optimize" and graph is not None and context.options["visualize"]:
-        from mithril_passes.visualization.observer import draw
-
-        if "mithril-passes" not in context.scratch:
-            context.scratch["mithril-passes"] = draw(context, graph)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import ml_dtypes
@@ -12,10 +12,11 @@ import torch
 from mithril.backend.arrays import as_numpy
 from mithril.backend.base import BuildOptions, Preferences
 from mithril.backend.codegen import Lowerings
+from mithril.backend.memory_plan import nbytes
 from mithril.backend.source_backend import Forward, SourceBackend, SourceExecutable
 from mithril.base.dtypes import ALL, DType, dtype as as_dtype
 from mithril.base.errors import BackendError
-from mithril.ir import Graph, iterate
+from mithril.ir import Graph, Node, iterate
 from mithril_torch.autograd import Differentiated
 from mithril_torch.execution import read, runner
 from mithril_torch.fusion import native_kernels  # noqa: F401  # add their rows to the table
@@ -112,10 +113,32 @@ class TorchBackend(SourceBackend):
         return runner(forward, graph, running, options)
 
     def generate(self, graph: Graph, options: BuildOptions) -> Any:
-        return super().generate(paired(joined(graph)), options)
+        return super().generate(paired(joined(graph)) if options.fuses else graph, options)
 
     def differentiated(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
         return Differentiated(forward, of, wrt)
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+    def workspace(self, node: Node, sizes: Mapping[str, int]) -> int:
+        blocked = nbytes(node.result.type, sizes) if "conv" in node.op.name else 0  # oneDNN's own order of channels
+        return max(blocked, super().workspace(node, sizes))
+
+    def measured_memory(self, run: Callable[[], Any], executable: Any = None) -> int:
+        if self.torch_device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.torch_device)
+            before = torch.cuda.memory_allocated(self.torch_device)
+            self.synchronize(run())
+            peak: int = torch.cuda.max_memory_allocated(self.torch_device) - before
+            return peak
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            self.synchronize(run())
+        now: int = 0
+        most: int = 0
+        for event in profile.profiler.kineto_results.events():
+            if event.name() == "[memory]" and event.device_type() == torch.profiler.DeviceType.CPU:
+                now += event.nbytes()
+                most = max(most, now)
+        return most
 
     # -- arrays ------------------------------------------------------------------------------------------------------
     def native_dtype(self, dtype: DType) -> torch.dtype:

@@ -55,11 +55,6 @@ def read(
         raise OptionError("torch_dynamo=True contradicts jit=False", hint="leave one of them out")
     jit = bool(jit if jit is not None else dynamo)
     compiler = _compiler(options, jit, given.get("script_optimization"))
-    if jit and capture:
-        raise OptionError(
-            "torch_fx=True captures the program for running as it is; jit=True compiles it",
-            hint="leave one of them out",
-        )
     return Running(
         jit,
         compiler,
@@ -92,7 +87,10 @@ def _compiler(options: BuildOptions, jit: bool, level: int | None) -> dict[str, 
     if level is not None and not (isinstance(level, int) and 0 <= level < len(MODES)):
         raise OptionError(f"torch_options: script_optimization={level!r}, expected 0 to {len(MODES) - 1}")
     if (given or level) and not jit:
-        options.decisions.record("ignored", "jit_options and script_optimization mean nothing without jit=True")
+        options.decisions.record(
+            "ignored",
+            "jit_options and script_optimization are of torch.compile, which jit=True or torch_dynamo=True asks for",
+        )
         return {}
     if given.get("mode") is not None and level is not None:
         raise OptionError("jit_options' mode and torch_options' script_optimization say the same", hint="give one")
@@ -125,10 +123,10 @@ def runner(forward: Forward, graph: Graph, running: Running, options: BuildOptio
             f"'{branching.op.name}' depends on values known only at run time: it runs as Python",
             branching.origin,
         )
-    elif running.jit:
+    elif running.jit and not running.capture:
         run = _jitted(forward, dynamic=any(not i.type.is_static for i in graph.inputs), given=running.compiler)
     elif running.capture:
-        run = Captured(forward)
+        run = Captured(forward, running.compiler if running.jit else None)
     setting = _settings(running)
 
     def call(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,11 +215,14 @@ def _kept_in(folder: Path) -> Iterator[None]:
 
 
 class Captured:
-    """The program as a ``torch.fx.GraphModule``, captured at the first call of each set of shapes."""
+    """The program as a ``torch.fx.GraphModule``, captured at the first call of each set of shapes.
 
-    def __init__(self, forward: Forward) -> None:
-        self.forward = forward
-        self.modules: dict[Any, torch.fx.GraphModule] = {}
+    With ``compiler``, the arguments of ``torch.compile``, each module is compiled.
+    """
+
+    def __init__(self, forward: Forward, compiler: Mapping[str, Any] | None = None) -> None:
+        self.forward, self.compiler = forward, compiler
+        self.modules: dict[Any, Any] = {}
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         from torch.fx.experimental.proxy_tensor import make_fx
@@ -229,5 +230,7 @@ class Captured:
         params, inputs = dict(params), dict(inputs)
         key = tuple((n, x.shape, x.dtype) for given in (params, inputs) for n, x in given.items())
         if key not in self.modules:
-            self.modules[key] = make_fx(self.forward)(params, inputs)
+            module = make_fx(self.forward)(params, inputs)
+            given = self.compiler
+            self.modules[key] = module if given is None else _jitted(module, dynamic=False, given=given)
         return self.modules[key](params, inputs)  # type: ignore[no-any-return]

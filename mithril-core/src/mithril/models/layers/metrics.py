@@ -42,7 +42,7 @@ class Metric(Layer):
             hint="define statistics(self, predictions, labels), which returns sums and counts in a dictionary",
         )
 
-    def result(self, **statistics: Any) -> Any:
+    def result(self, *args: Any, **statistics: Any) -> Any:
         """Return the metric, a scalar, from the merged statistics."""
         raise ModelError(
             f"{type(self).__name__} has no method 'result'",

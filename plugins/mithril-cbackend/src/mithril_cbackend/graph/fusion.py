@@ -114,7 +114,8 @@ class Grouping:
         self.expanded: dict[Kernel, int] = {}
         self.attentions: dict[Node, tuple[Attention, tuple[Node, ...]]] = {}  # by the last node of each
         self.attended: set[Node] = set()  # nodes that are part of one
-        self._find_attentions()
+        if machine.fuse:
+            self._find_attentions()
 
     def _find_attentions(self) -> None:
         for node in self.graph.nodes:
@@ -189,7 +190,7 @@ class Grouping:
 
     def _leads(self, node: Node, readers: list[Kernel | None]) -> Kernel | None:
         """The element-wise kernel that can be run on the node's results as they are made."""
-        if node.op.name not in LEADING or len(readers) != 1 or readers[0] is None:
+        if not self.machine.fuse or node.op.name not in LEADING or len(readers) != 1 or readers[0] is None:
             return None
         kernel, made = readers[0], node.result
         if kernel.template is not elementwise.elementwise or shape_of(kernel.outputs[0]) != shape_of(made):
@@ -204,7 +205,12 @@ class Grouping:
 
     def _of_rows(self, node: Node, readers: list[Kernel | None]) -> Kernel | None:
         """The kernel of rows that computes what a row has one of: a fold of the row, or what follows from folds."""
-        if len(readers) != 1 or readers[0] is None or node.op.name not in fused_rows.FOLDS | elementwise.PLAIN:
+        if (
+            not self.machine.fuse
+            or len(readers) != 1
+            or readers[0] is None
+            or node.op.name not in fused_rows.FOLDS | elementwise.PLAIN
+        ):
             return None
         kernel, made = readers[0], node.result
         shape = shape_of(kernel.outputs[0])
@@ -247,7 +253,7 @@ class Grouping:
 
     def _joins(self, node: Node, readers: list[Kernel | None]) -> Kernel | None:
         """The kernel that computes the node as it reads it."""
-        if len(readers) != 1 or readers[0] is None:
+        if not self.machine.fuse or len(readers) != 1 or readers[0] is None:
             return None
         kernel = readers[0]
         anchor = kernel.anchor

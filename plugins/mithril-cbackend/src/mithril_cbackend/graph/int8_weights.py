@@ -17,6 +17,7 @@ from mithril import ops
 from mithril.base.dtypes import float32, int8
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Input, Node, Value
+from mithril.ir.traits import is_matrix_transpose, is_product, linear_in, reads_rows
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 
 LEAST = 256  # elements; of less there is nothing to be saved
@@ -34,7 +35,7 @@ def quantized(graph: Graph, params: Mapping[str, np.ndarray[Any, Any]]) -> tuple
             continue
         whole = i.data if i.role == "constant" else params[i.name]
         assert whole is not None
-        axis = 1 if all(multiplies(node, i.value) for node in graph.users.get(i.value, ())) else 0
+        axis = min(scaled_axes(graph, i.value), default=0)
         numbers, scale = rounded(whole, axis)
         narrow = Value(i.name, TensorType(int8, i.type.shape))
         scales = Value(f"{i.name}.scale", TensorType(float32, scale.shape))
@@ -47,15 +48,15 @@ def quantized(graph: Graph, params: Mapping[str, np.ndarray[Any, Any]]) -> tuple
     for node in editor.nodes():
         made = None
         with editor.before(node):
-            if (found := behind_product(graph, node, narrowed)) is not None:
-                made = product_of_narrow(node, found)
-            elif (found := taken_from(node, narrowed)) is not None:
-                made = rows_of_narrow(node, found)
+            if (read := behind_product(graph, node, narrowed)) is not None:
+                made = product_of_narrow(node, *read)
+            elif (table := taken_from(node, narrowed)) is not None:
+                made = rows_of_narrow(node, table)
         if made is not None:
             editor.replace_value(node.result, made)
             editor.erase_dead(node)
             continue
-        users = graph.users.get(node.results[0], ()) if node.op.name == "transpose" else ()
+        users = graph.users.get(node.results[0], ()) if is_matrix_transpose(node) else ()
         if users and all(behind_product(graph, user, narrowed) is not None for user in users):
             continue
         for v in node.operands:
@@ -76,29 +77,57 @@ class Narrow:
     axis: int
 
 
-def multiplies(node: Node, value: Value) -> bool:
-    """Whether a matrix is the right operand of a product, and nothing else of it."""
-    return node.op.name == "matmul" and len(value.shape) == 2 and node.operands[1] is value is not node.operands[0]
-
-
-def behind_product(graph: Graph, node: Node, narrowed: Mapping[Value, Narrow]) -> Narrow | None:
-    """The weight whose scales may be multiplied with a node's result: one for each column of a product."""
-    right = node.operands[1] if node.op.name == "matmul" else None
-    if right is None or not multiplies(node, right):
+def multiplies(node: Node, value: Value | None) -> str | None:
+    """Return whether a product reads a matrix, and nothing else of it, by "rows" or by "columns"."""
+    if value is None or len(value.shape) != 2 or node.operands.count(value) != 1:
         return None
-    if right in narrowed:
-        return narrowed[right] if narrowed[right].axis == 1 else None
-    made = graph.producers.get(right)
-    found = narrowed.get(operand(made)) if made is not None and made.op.name == "transpose" else None
-    return found if found is not None and found.axis == 0 else None
+    k = node.operands.index(value)
+    return reads_rows(node, k) if is_product(node) and linear_in(node, k) else None
 
 
-def product_of_narrow(node: Node, weight: Narrow) -> Value:
-    """The product of what is on its left with int8, its columns scaled."""
-    right = ops.cast(weight.numbers, dtype="float32")
-    if weight.axis == 0:
-        right = ops.transpose(right, perm=(1, 0))
-    made: Value = ops.matmul(node.operands[0], right) * weight.scales
+def scaled_axes(graph: Graph, value: Value) -> set[int]:
+    """For each reader of a weight the axis with a scale per place: where products sum over the other one, else 0."""
+    axes: set[int] = set()
+    for node in graph.users.get(value, ()):
+        if is_matrix_transpose(node):
+            axes |= {1 - axis for axis in scaled_axes(graph, node.result)}
+        else:
+            axes.add(1 if multiplies(node, value) == "columns" else 0)
+    return axes
+
+
+def outer_axis(node: Node, value: Value) -> int:
+    """The axis of a product's result along which a weight's rows or columns lie."""
+    k = node.operands.index(value)
+    axes = node.axes
+    (factor,) = axes.operands[k][0 if multiplies(node, value) == "rows" else 1]
+    return next(axis for axis, factors in enumerate(axes.results[0]) if factor in factors)
+
+
+def behind_product(graph: Graph, node: Node, narrowed: Mapping[Value, Narrow]) -> tuple[Value, Narrow, bool] | None:
+    """The operand, its weight, and whether it is transposed, if its scales can be multiplied with a node's result."""
+    for value in node.operands if len(node.results) == 1 else ():
+        read = multiplies(node, value)
+        if value is None or read is None:
+            continue
+        made = graph.producers.get(value)
+        turned = made is not None and is_matrix_transpose(made)
+        found = narrowed.get(operand(made)) if made is not None and turned else narrowed.get(value)
+        if found is not None and found.axis == ((read == "columns") != turned):
+            return value, found, turned
+    return None
+
+
+def product_of_narrow(node: Node, value: Value, weight: Narrow, turned: bool) -> Value:
+    """The product with int8 in place of an operand, its rows or columns scaled."""
+    numbers = ops.cast(weight.numbers, dtype="float32")
+    if turned:
+        numbers = ops.transpose(numbers, perm=(1, 0))
+    op: Any = node.op
+    product = op(*[numbers if v is value else v for v in node.operands], **node.attributes)
+    axis = outer_axis(node, value)
+    shape = tuple(n if k == axis else 1 for k, n in enumerate(product.shape))
+    made: Value = product * (ops.reshape(weight.scales, shape=shape) if axis < len(shape) - 1 else weight.scales)
     return made
 
 

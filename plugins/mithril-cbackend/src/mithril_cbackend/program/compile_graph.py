@@ -14,7 +14,6 @@ from mithril.ir.lazy_graph import Deferred
 from mithril_cbackend.compile_target import VECTOR_BYTES, Purpose, purpose
 from mithril_cbackend.cpu_info import processors, second_cache, vector_bytes
 from mithril_cbackend.graph import fusion
-from mithril_cbackend.graph.arena import smallest
 from mithril_cbackend.graph.call_layout import Layout
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import call_entry, kernel_errors, program as programs
@@ -40,7 +39,7 @@ def machine(options: BuildOptions, chosen: Purpose) -> Machine:
     cpu = given.get("cpu")
     if cpu is not None:
         check_cpu(cpu)
-    made = Machine(cpu or expr.host_cpu(), int(threads), int(width))
+    made = Machine(cpu or expr.host_cpu(), int(threads), int(width), fuse=options.fuses, plan=options.memory_plan)
     return replace(made, cache=second_cache()) if chosen.arch is None else made
 
 
@@ -74,7 +73,7 @@ def again(graph: Graph, executable: Executable) -> Executable:
 
 def compiled(graph: Graph, chosen: Machine, meant: Purpose) -> Executable:
     """Kernels and driver as machine code in this process."""
-    program = programs.write(graph, chosen, smallest)
+    program = programs.write(graph, chosen, chosen.plan)
     if programs.elements(program) >= 1 << 31:
         raise UnsupportedError("a value of this graph has more than 2**31 elements")
     if chosen.threads > 1:

@@ -81,10 +81,9 @@ class Written:
 
 def rewritten(graph: Graph, machine: Machine) -> Written:
     """Return kernels and driver of a program again, as they were written for its machine code."""
-    from mithril_cbackend.graph.arena import smallest
     from mithril_cbackend.program.program import write
 
-    return Written(write(graph, machine, smallest), machine)
+    return Written(write(graph, machine, machine.plan), machine)
 
 
 def executables(compiled: CompiledModel) -> list[Executable]:

@@ -96,7 +96,7 @@ def region(graph: Graph, machine: Machine, strategy: Any = "greedy") -> Region:
         nodes.append(Node(_Stored("step"), read, {}, tuple(results)))  # type: ignore[arg-type]
     last = tuple(v for _, v in copied if v in made and v not in direct)
     kept = Node(_Stored("end"), tuple(v for _, v in copied) or last, {}, ())  # type: ignore[arg-type]
-    plan = memory_plan.plan(Graph((), (*nodes, kept), ()), strategy, views=frozenset())
+    plan = memory_plan.plan(Graph((), (*nodes, kept), ()), strategy, views=lambda node: False)
     return Region(graph, grouped, direct, copied, plan, inner, room)
 
 

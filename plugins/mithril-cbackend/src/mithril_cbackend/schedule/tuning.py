@@ -18,7 +18,6 @@ from mithril.base.fingerprint import fingerprint, package_stamp
 from mithril.base.interleaved_timing import in_turns
 from mithril.ir import Builder, Graph, Input, Node, Value, iterate
 from mithril.passes.manager import random_arguments
-from mithril.tools.tuning_cache import machine as this_machine
 from mithril_cbackend.compile_target import Purpose
 from mithril_cbackend.graph.fusion import known_elements
 from mithril_cbackend.lowering.conv import direct_convolution
@@ -26,6 +25,7 @@ from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.lowering.matmul import matmul, matmul_form
 from mithril_cbackend.schedule.schedules import Schedules, kind
+from mithril_tools.tuning_cache import machine as this_machine
 
 SMALL = 1 << 18  # multiplications: below, no schedule matters
 MOST = 32  # operations that one compilation measures, the largest first

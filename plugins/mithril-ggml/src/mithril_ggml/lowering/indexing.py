@@ -45,14 +45,21 @@ def positions(indices: Array, size: int) -> Array:
     return np.clip(np.where(wide < 0, wide.astype(np.int64) + size, wide), 0, size - 1)
 
 
-@row("take", "embedding", when=lambda node: is_filled(node))
-def _take(draft: Draft, node: Node, *operands: Tensor) -> Tensor:
-    x, indices = operands if node.op.name == "take" else (operands[1], operands[0])
+@row("embedding", when=is_filled, packed=(1,))
+def _embedding(draft: Draft, node: Node, indices: Tensor, table: Tensor) -> Tensor:
+    return _looked_up(draft, node, table, indices, draft.settings.packed(node, 1))
+
+
+@row("take", when=is_filled, packed=(0,))
+def _take(draft: Draft, node: Node, x: Tensor, indices: Tensor) -> Tensor:
+    return _looked_up(draft, node, x, indices, draft.settings.packed(node, 0))
+
+
+def _looked_up(draft: Draft, node: Node, x: Tensor, indices: Tensor, packed: Tensor | None) -> Tensor:
     axis = node.attributes.get("axis", 0)
     size = x.shape[axis]
     check(draft, node, indices, size)
     out = draft.like(node.result)
-    packed = draft.settings.packed(node, 0 if node.op.name == "take" else 1)
     if packed is not None:
         return _rows_of(draft, packed, indices, out)
 

@@ -19,7 +19,7 @@ TINY = 1 << 15  # multiplications that cost less than leaving ggml
 GREEDY = 1 << 20  # elements of a weight from which one row is bound by memory, where BLAS reads faster
 
 
-@row("matmul", when=is_filled)
+@row("matmul", when=is_filled, packed=(1,))
 def _matmul(draft: Draft, node: Node, a: Tensor, b: Tensor) -> Tensor:
     if not dtype_of(node).is_float or dtype_of(node).bits == 16:
         return by_declaration(draft, node, a, b)[0]
@@ -76,7 +76,7 @@ def by_rows_of(draft: Draft, x: Tensor, w: Tensor, out: Tensor) -> Tensor:
     return out
 
 
-@row("linear", when=is_single)
+@row("linear", when=is_single, packed=(1,))
 def _linear(draft: Draft, node: Node, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     shape = tuple(node.result.shape)
     y = draft.new(shape)  # type: ignore[arg-type]
@@ -97,7 +97,7 @@ def _linear(draft: Draft, node: Node, x: Tensor, w: Tensor, b: Tensor | None) ->
     return y if activation == "none" else activated(draft, activation, y)
 
 
-@row("dot", when=lambda node: is_filled(node) and dtype_of(node).is_float and dtype_of(node).bits > 16)
+@row("dot", when=lambda node: is_filled(node) and dtype_of(node).is_float and dtype_of(node).bits > 16, packed=(0, 1))
 def _dot(draft: Draft, node: Node, a: Tensor, b: Tensor) -> Tensor:
     """A general product as one batched product of matrices."""
     at = node.attributes

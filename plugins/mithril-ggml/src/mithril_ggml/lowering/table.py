@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dtypes import DType, float32
+from mithril.base.dtypes import DType, float32, int32
 from mithril.ir import Node
+from mithril.ir.traits import reads_rows
+from mithril_ggml.library.library import ggml
 from mithril_ggml.program.program_builder import Draft
 from mithril_ggml.program.strided_tensor import Tensor
 
@@ -17,14 +19,16 @@ Row = Callable[..., Any]  # (draft, node, *operands) -> Tensor | tuple of them
 When = Callable[[Node], bool]
 
 TABLE: dict[str, tuple[Row, When | None]] = {}
+PACKED: dict[str, tuple[int, ...]] = {}  # the operands of which a row reads the packed form
 
 
-def row(*names: str, when: When | None = None) -> Callable[[Row], Row]:
-    """Say how operations are lowered, where the condition holds."""
+def row(*names: str, when: When | None = None, packed: tuple[int, ...] = ()) -> Callable[[Row], Row]:
+    """Enter how operations are lowered where the condition holds; ``packed``: operands that it reads packed."""
 
     def register(function: Row) -> Row:
         for name in names:
             TABLE[name] = (function, when)
+            PACKED[name] = packed
         return function
 
     return register
@@ -33,6 +37,11 @@ def row(*names: str, when: When | None = None) -> Callable[[Row], Row]:
 def lowers(node: Node, extra: Any = ()) -> bool:
     """Whether a node is run as it is: every primitive, and composites with a row."""
     return not getattr(node.op, "composite", False) or node.op.name in extra or _row(node) is not None
+
+
+def has_row(node: Node) -> bool:
+    """Whether a node has a lowering of its own."""
+    return _row(node) is not None
 
 
 def _row(node: Node) -> Row | None:
@@ -51,14 +60,32 @@ def emit(draft: Draft, node: Node, operands: Sequence[Operand], extra: Any) -> N
     draft.values.update(zip(node.results, results, strict=True))
 
 
+def reads_packed(node: Node, operand: int) -> bool:
+    """Whether the packed form of an operand can be read; declarations get it widened."""
+    return operand in PACKED[node.op.name] if _row(node) is not None else not node.regions
+
+
 def by_declaration(draft: Draft, node: Node, *operands: Operand) -> tuple[Tensor, ...]:
     """The NumPy function that declares the operation, on arrays in the arena."""
     results = tuple(draft.like(v) for v in node.results)
     given = [t is not None for t in operands]
     function = declared(node.op, dict(node.attributes), given, len(node.op.results))  # type: ignore[attr-defined]
-    draft.numpy(node.op.name, function, [t for t in operands if t is not None], results)
+    read = [t if t is None else widened(draft, node, k, t) for k, t in enumerate(operands)]
+    draft.numpy(node.op.name, function, [t for t in read if t is not None], results)
     draft.settings.declared.add(node.op.name)
     return results
+
+
+def widened(draft: Draft, node: Node, k: int, operand: Tensor) -> Tensor:
+    """The floats of an operand that is packed; other operands as they are."""
+    packed = draft.settings.packed(node, k)
+    if packed is None:
+        return operand
+    rows, columns = packed.shape
+    every = draft.fixed(np.arange(rows, dtype=np.int32), int32)
+    out = draft.new((rows, columns))
+    draft.ggml("get_rows", ggml.ggml_get_rows, [packed, every], out)
+    return out if reads_rows(node, k) == "rows" else out.transposed((1, 0))
 
 
 def declared(op: Any, attributes: dict[str, Any], given: Sequence[bool], count: int) -> Callable[..., None]:

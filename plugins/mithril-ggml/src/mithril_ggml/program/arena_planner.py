@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mithril.backend.memory_plan import ALIGNMENT, Buffer, greedy, peak_bytes
+from mithril.backend.memory_plan import ALIGNMENT, Buffer, Strategy, find_strategy, peak_bytes
 from mithril_ggml.program.program_builder import Draft, Step
 from mithril_ggml.program.strided_tensor import Storage, Tensor
 
@@ -20,7 +20,7 @@ class Plan:
     in_place: int
 
 
-def plan(draft: Draft, outputs: Sequence[Tensor], staged: Sequence[Tensor]) -> Plan:
+def plan(draft: Draft, outputs: Sequence[Tensor], staged: Sequence[Tensor], strategy: str | Strategy) -> Plan:
     """Give every planned storage its offset. Outputs live to the end, staged inputs from the start."""
     last = len(draft.steps)
     for t in outputs:
@@ -31,7 +31,7 @@ def plan(draft: Draft, outputs: Sequence[Tensor], staged: Sequence[Tensor]) -> P
     in_place = sum(_take_over(step, at) for at, step in enumerate(draft.steps))
     alive = [s for s in draft.storages if s.role == "planned" and s.merged is None and s.start >= 0 and s.size]
     buffers = [Buffer([], _aligned(s.size), s.start, s.end) for s in alive]
-    greedy(buffers)
+    find_strategy(strategy)(buffers)
     for storage, buffer in zip(alive, buffers):
         storage.offset = buffer.offset
     return Plan(

@@ -49,6 +49,10 @@ class SizedExecutable:
         """Those made so far that are kept."""
         return tuple(self._programs.values())
 
+    def of_sizes(self, sizes: Mapping[str, int]) -> GGMLExecutable:
+        """Return a program for these sizes of the symbols, to look at."""
+        return self._make(sized(self.graph, sizes))
+
     def _sized(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> Graph:
         shapes = {}
         for i in self.graph.arguments:

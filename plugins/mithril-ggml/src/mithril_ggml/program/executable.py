@@ -178,6 +178,7 @@ class GGMLExecutable:
         self.plan = plan
         self.steps = draft.steps
         self.lock = threading.Lock()
+        self.result_bytes = sum(math.prod(t.shape) * t.dtype.itemsize for t in outputs)
         self.safe = safe
         self.inputs = list(inputs)
         self._storages = draft.storages

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mithril.backend.base import BuildOptions
-from mithril.backend.memory_plan import human
+from mithril.backend.memory_plan import Strategy, human
 from mithril.base.errors import MemoryLimitError, MithrilError, VerificationError
 from mithril.ir import Graph, Node, Value, iterate, verify
 from mithril_ggml import lowering
@@ -59,7 +59,17 @@ def build(
 
     def make(sized: Graph) -> GGMLExecutable:
         packing = None if recipe is None else Packing.of(sized, recipe, store, decisions)
-        made = _program(sized, packing, threads, limit, extra, declared, native=native, safe=safe)
+        made = _program(
+            sized,
+            packing,
+            threads,
+            limit,
+            extra,
+            declared,
+            options.memory_plan,
+            native=native,
+            safe=safe,
+        )
         if declared:
             names = ", ".join(sorted(declared))
             decisions.record("choice", f"computed by NumPy as declared, ggml has nothing better: {names}")
@@ -76,6 +86,7 @@ def _program(
     limit: int | None,
     extra: Mapping[str, Any],
     declared: set[str],
+    strategy: str | Strategy,
     *,
     native: bool,
     safe: bool = False,
@@ -86,7 +97,7 @@ def _program(
         """A region as a function of its arguments."""
         packed = packing.inner.get((id(node), number)) if packing is not None else None
         body = node.regions[number]
-        made = _program(body, packed, threads, limit, extra, declared, native=native, safe=safe)
+        made = _program(body, packed, threads, limit, extra, declared, strategy, native=native, safe=safe)
         inside.append(made)
         return made.run
 
@@ -114,7 +125,7 @@ def _program(
     read = {t.storage for t in outputs}
     inputs = [g for g in inputs if g.tensor.storage.end >= 0 or g.tensor.storage in read]
     own_results(outputs)
-    made = plan(draft, outputs, [g.staged for g in inputs if g.staged is not None])
+    made = plan(draft, outputs, [g.staged for g in inputs if g.staged is not None], strategy)
     return GGMLExecutable(
         graph,
         draft,

@@ -9,17 +9,15 @@ from typing import Any
 from mithril.base.decisions import Decisions
 from mithril.base.dtypes import float32
 from mithril.ir import Graph, Input, Node, Value
+from mithril.ir.traits import is_matrix_transpose, is_product, reads_rows
 from mithril_ggml.library.quant_types import Kind, fitting
 from mithril_ggml.library.repack import suits
+from mithril_ggml.lowering.table import has_row as lowered, reads_packed
 from mithril_ggml.program.executable import Given
 from mithril_ggml.program.program_builder import Draft
 from mithril_ggml.program.strided_tensor import Storage, Tensor
 from mithril_ggml.weights.packed_weights import PackedArray, Store
 from mithril_ggml.weights.quantize_recipe import Recipe, ternary_kind
-
-# Operations that read an operand as a matrix of rows, or (True) as one of columns.
-READ_AS_ROWS = {("linear", 1): False, ("matmul", 1): True, ("take", 0): False, ("embedding", 1): False}
-LOOK_UPS = ("take", "embedding")
 
 
 @dataclass(eq=False)
@@ -138,7 +136,7 @@ def _seen_through(graph: Graph) -> dict[Value, tuple[Value, bool, bool]]:
     found: dict[Value, tuple[Value, bool, bool]] = {}
     for node in graph.nodes:
         operand = node.operands[0] if node.operands else None
-        if operand is not None and (_is_turn(node) or node.op.name == "ternarize"):
+        if operand is not None and (is_matrix_transpose(node) or node.op.name == "ternarize"):
             source, turned, ternary = found.get(operand, (operand, False, False))
             turn = node.op.name != "ternarize"
             found[node.result] = (source, turned != turn, ternary or not turn)
@@ -156,24 +154,13 @@ class _Reader:
     at: tuple[Node, int]
 
 
-def _is_turn(node: Node) -> bool:
-    return node.op.name == "transpose" and len(node.result.shape) == 2 and node.attributes["perm"] in (None, (1, 0))
-
-
 def _columns(node: Node, k: int) -> bool | None:
     """Whether an operand is read as a matrix of columns (True) or of rows (False); None if it is neither."""
-    if node.op.name == "dot" and not node.attributes["batch_a"]:
-        contracted: tuple[int, ...] = node.attributes["contract_b" if k else "contract_a"]
-        return contracted == (0,) if len(contracted) == 1 else None
-    return READ_AS_ROWS.get((node.op.name, k))
-
-
-def _readable(node: Node) -> bool:
-    """A look-up along the first axis; a product of something that is not empty."""
-    if node.op.name == "take" and node.attributes["axis"] != 0:
-        return False
     values = [v for v in (*node.operands, *node.results) if v is not None]
-    return all(type(n) is not int or n > 0 for v in values for n in v.shape)
+    if any(type(n) is int and n == 0 for v in values for n in v.shape):
+        return None
+    read = reads_rows(node, k)
+    return None if read is None or not reads_packed(node, k) else read == "columns"
 
 
 def _found(
@@ -190,8 +177,8 @@ def _found(
             if packing is not None and packing.all_entries:
                 inner[id(node), k] = packing
         for k, operand in reversed([*enumerate(node.operands)]):
-            columns = _columns(node, k)
-            if columns is None or operand is None or not _readable(node):
+            columns = _columns(node, k) if operand is not None and operand.ndim == 2 else None
+            if columns is None or operand is None:
                 continue
             source, flips, ternary = seen.get(operand, (operand, False, False))
             if source not in weights or (ternary and depth):
@@ -208,8 +195,8 @@ def _found(
             decisions.record("choice", f"'{e.input.name}' stays float32: not only its ternary form is read")
             del entries[value]
     for e in entries.values():
-        looked_up = any(node.op.name in LOOK_UPS for node, _ in e.readers)
-        e.repacked = not looked_up and suits(e.kind, *e.rows)
+        multiplied = all(is_product(node) and lowered(node) for node, _ in e.readers)  # not by rows
+        e.repacked = multiplied and suits(e.kind, *e.rows)
     return Packing(list(entries.values()), inner, store)
 
 

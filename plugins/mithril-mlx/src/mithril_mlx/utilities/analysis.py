@@ -15,12 +15,12 @@ from mithril.base.errors import InputError
 from mithril.ir import Graph
 from mithril.passes.manager import random_arguments
 from mithril.runtime.interpreter import Stepped
-from mithril.tools.calibrate import calibration
-from mithril.tools.cost_model import CostModel, Sample, worked
-from mithril.tools.op_timing import Key, sample_key
 from mithril_mlx.backend import MlxBackend
 from mithril_mlx.function_import import import_function
 from mithril_mlx.utilities.fusion_opportunities import PLAIN, FusionOpportunity, lowered, opportunities, rewritten
+from mithril_tools.calibrate import calibration
+from mithril_tools.cost_model import CostModel, Sample, worked
+from mithril_tools.op_timing import Key, sample_key
 
 RUNS = 10  # of a graph whose operations are measured for want of a calibration
 

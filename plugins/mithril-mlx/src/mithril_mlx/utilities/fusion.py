@@ -12,10 +12,10 @@ from mithril.base.decisions import Decisions
 from mithril.base.errors import InputError, MithrilError, UnsupportedError
 from mithril.ir import Graph
 from mithril.rewrite import Rule, RuleSet, rule
-from mithril.tools.diff import relative_error
 from mithril_mlx.metal import metal_kernel
 from mithril_mlx.mlx_loader import mx
 from mithril_mlx.utilities.op_chain import arrays_for, build, chain, known, takes, type_of
+from mithril_tools.diff import relative_error
 
 ACTIVATIONS = frozenset(
     {

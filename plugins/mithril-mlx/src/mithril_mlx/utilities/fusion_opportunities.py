@@ -14,8 +14,8 @@ from mithril.ir import Builder, Graph, Node, Value
 from mithril.ir.decompose import decompose
 from mithril.passes.manager import random_arguments
 from mithril.rewrite import Rule, RuleSet
-from mithril.tools.cost_model import CostModel, size_of, worked
 from mithril_mlx.backend import MlxBackend
+from mithril_tools.cost_model import CostModel, size_of, worked
 
 PLAIN = BuildOptions(jit=False)
 

@@ -13,9 +13,9 @@ import numpy as np
 
 import mithril as ml
 from mithril.base.errors import InputError
-from mithril.tools.profile import Breakdown, ProfileStats
-from mithril.tools.trace_events import Recorder
 from mithril_mlx.mlx_loader import mx
+from mithril_tools.profile import Breakdown, ProfileStats
+from mithril_tools.trace_events import Recorder
 
 PERCENTILES = (50, 90, 99)
 

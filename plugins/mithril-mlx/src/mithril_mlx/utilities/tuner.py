@@ -17,9 +17,9 @@ from mithril.base.disk_cache import Store
 from mithril.base.errors import BackendError, InputError
 from mithril.base.fingerprint import fingerprint
 from mithril.base.interleaved_timing import in_turns
-from mithril.tools.diff import relative_error
 from mithril_mlx.mlx_loader import BLAS, mx
 from mithril_mlx.utilities.tensor_cache import seconds
+from mithril_tools.diff import relative_error
 
 MARGIN = 0.03  # of the time: smaller gains are noise, and the first configuration stays
 

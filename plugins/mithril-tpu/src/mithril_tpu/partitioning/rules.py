@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mithril.ir import Node, Value
+from mithril.ir.traits import is_product
+from mithril_tpu.partitioning.factors import divide
 from mithril_tpu.partitioning.mesh import Mesh, Split, whole
 
 
@@ -39,8 +41,10 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 def passage(node: Node, splits: Sequence[Split | None], mesh: Mesh) -> Passage:
     """What ``node`` does to operands with these splits."""
     chosen = RULES.get(node.op.name)
-    if chosen is None:
-        chosen = _elementwise if getattr(node.op, "elementwise", False) else _unknown
+    if chosen is None and getattr(node.op, "elementwise", False):
+        chosen = _elementwise
+    elif chosen is None:
+        chosen = _by_axes if is_product(node) else _unknown
     if not any(s is not None and any(s) for s in splits):
         return Passage(tuple(splits), tuple(whole(v.ndim) for v in node.results))
     return chosen(node, splits, mesh)
@@ -92,6 +96,12 @@ def _elementwise(node: Node, splits: Sequence[Split | None], mesh: Mesh) -> Pass
 
 
 rule("where", "cast", "clip", "stop_gradient", "barrier", "mesh.chunk_sum")(_elementwise)
+
+
+def _by_axes(node: Node, splits: Sequence[Split | None], mesh: Mesh) -> Passage:
+    """Products of other distributions: read off their axes."""
+    division = divide(node, splits, mesh)
+    return Passage(division.needs, division.gives, frozenset(division.kinds))
 
 
 def _unknown(node: Node, splits: Sequence[Split | None], mesh: Mesh) -> Passage:
@@ -231,37 +241,6 @@ def _matmul(node: Node, splits: Sequence[Split | None], mesh: Mesh) -> Passage:
         (*as_part(sizes(b)[:-2], joined, batch), inner, columns),
     )
     return Passage(needs, (gives,), frozenset({inner} if inner else ()))
-
-
-@rule("dot")
-def _dot(node: Node, splits: Sequence[Split | None], mesh: Mesh) -> Passage:
-    """As matmul over any axes: batch axes first, then free ones, then contracted ones."""
-    a, b = node.operands
-    left, right = splits
-    assert a is not None
-    assert b is not None
-    assert left is not None
-    assert right is not None
-    at = node.attributes
-    used: set[str] = set()
-    needs: tuple[list[str | None], list[str | None]] = ([None] * a.ndim, [None] * b.ndim)
-
-    def take(axis: str | None, *places: tuple[int, int]) -> str | None:
-        if axis is None or axis in used:
-            return None
-        used.add(axis)
-        for side, k in places:
-            needs[side][k] = axis
-        return axis
-
-    batch = [take(left[i] or right[j], (0, i), (1, j)) for i, j in zip(at["batch_a"], at["batch_b"], strict=True)]
-    free_a = [k for k in range(a.ndim) if k not in (*at["batch_a"], *at["contract_a"])]
-    free_b = [k for k in range(b.ndim) if k not in (*at["batch_b"], *at["contract_b"])]
-    rows = [take(left[k], (0, k)) for k in free_a]
-    columns = [take(right[k], (1, k)) for k in free_b]
-    inner = [take(left[i] or right[j], (0, i), (1, j)) for i, j in zip(at["contract_a"], at["contract_b"], strict=True)]
-    sums = frozenset(axis for axis in inner if axis is not None)
-    return Passage((tuple(needs[0]), tuple(needs[1])), ((*batch, *rows, *columns),), sums)
 
 
 def _inner(left: str | None, right: str | None, used: set[str | None]) -> str | None:

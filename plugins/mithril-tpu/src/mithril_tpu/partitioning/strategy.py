@@ -13,7 +13,9 @@ from fnmatch import fnmatchcase
 
 from mithril.base.errors import OptionError
 from mithril.ir import Graph, Input, Node, Value
+from mithril.ir.axes import Axes, Factors
 from mithril.ir.decompose import decompose
+from mithril.ir.traits import is_product
 from mithril_tpu.partitioning.mesh import DATA, MODEL, Mesh, Split, whole
 from mithril_tpu.partitioning.propagate import Placed, step
 from mithril_tpu.partitioning.rules import RULES, Passage, passage, sizes
@@ -156,21 +158,28 @@ class _Weight:
 
 def _weights(node: Node) -> list[_Weight]:
     """The operands of a product that can be weights, the usual one first."""
-    x, w = (*node.operands, None, None)[:2]
-    if x is None or w is None:
+    if not is_product(node) or getattr(node.op, "composite", False) or len(node.operands) != 2:
         return []
-    if node.op.name == "conv" and node.attributes["groups"] == 1:
-        return [_Weight(1, 1, 0, 1, 1)]
-    if node.op.name == "matmul" and w.ndim > 1:
-        return [_Weight(1, w.ndim - 2, w.ndim - 1, x.ndim - 1, node.result.ndim - 1)]
-    at = node.attributes
-    if node.op.name != "dot" or at["batch_a"] or len(at["contract_a"]) != 1:
-        return []
-    (i,), (j,) = at["contract_a"], at["contract_b"]
-    return [
-        *([_Weight(1, j, 1 - j, i, node.result.ndim - 1)] if w.ndim == 2 else []),
-        *([_Weight(0, i, 1 - i, j, 0)] if x.ndim == 2 else []),
-    ]
+    places = [_place(node.axes, slot) for slot in (1, 0)]
+    return [place for place in places if place is not None]
+
+
+def _place(axes: Axes, slot: int) -> _Weight | None:
+    """The axes of a weight: the only one that is summed, and the last one that is its own."""
+    operands = [[_only(axes, factors) for factors in fs or ()] for fs in axes.operands]
+    columns = [_only(axes, factors) for factors in axes.results[0]]
+    weight, x = operands[slot], operands[1 - slot]
+    inner = [k for k, f in enumerate(weight) if f in axes.reduced and f in x]
+    outer = [k for k, f in enumerate(weight) if f is not None and f not in x and f in axes.parallel and f in columns]
+    if len(inner) != 1 or not outer:
+        return None
+    return _Weight(slot, inner[0], outer[-1], x.index(weight[inner[0]]), columns.index(weight[outer[-1]]))
+
+
+def _only(axes: Axes, factors: Factors) -> str | None:
+    """The factor that an axis is, if it is one."""
+    long = [f for f in factors if axes.sizes[f] != 1] or list(factors[-1:])
+    return long[0] if len(long) == 1 else None
 
 
 _HANDED_ON = ("transpose", "cast")  # what may stand between a parameter and the product that reads it

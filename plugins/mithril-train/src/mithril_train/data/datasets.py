@@ -48,6 +48,22 @@ class Arrays(Source):
         return tuple(a[indices] for a in self.arrays)
 
 
+class Rows(Source):
+    """Arrays read sample by sample, for a ``collate`` of the user's: each sample has the form of the whole."""
+
+    def __init__(self, arrays: Arrays, single: bool, collate: Any) -> None:
+        self.arrays, self.single, self.collate = arrays.arrays, single, collate
+        self.length = arrays.length
+
+    def fetch(self, indices: np.ndarray[Any, Any]) -> Any:
+        return self.collate([self._row(int(i)) for i in indices])
+
+    def _row(self, i: int) -> Any:
+        if isinstance(self.arrays, dict):
+            return {name: a[i] for name, a in self.arrays.items()}
+        return self.arrays[0][i] if self.single else tuple(a[i] for a in self.arrays)
+
+
 class Indexed(Source):
     """A map-style dataset: ``dataset[i]`` and ``len(dataset)``."""
 
@@ -69,21 +85,34 @@ class Streamed(Source):
 
     def samples(self) -> Iterator[Any]:
         is_function = callable(self.dataset) and not hasattr(self.dataset, "__iter__")
-        return iter(self.dataset() if is_function else self.dataset)
+        samples = self.dataset() if is_function else self.dataset
+        if not hasattr(samples, "__iter__"):
+            raise InputError(
+                f"the data set's function returned a {type(samples).__name__}, expected samples to iterate over",
+                hint="write a generator function: yield each sample",
+            )
+        return iter(samples)
 
 
-def as_source(dataset: Any, collate: Any) -> Source:
-    """The interface for whatever was given as a dataset."""
+def as_source(dataset: Any, collate: Any = None) -> Source:
+    """Return the interface for a dataset; ``collate`` is a function of the user's, or None."""
     if isinstance(dataset, Source):
         return dataset
-    if isinstance(dataset, np.ndarray):
-        return Arrays((dataset,))
-    if isinstance(dataset, Mapping) or (
-        isinstance(dataset, tuple) and dataset and all(hasattr(a, "shape") or isinstance(a, list) for a in dataset)
-    ):
-        return Arrays(dataset)
+    if isinstance(dataset, np.ndarray | Mapping) or _is_columns(dataset):
+        single = isinstance(dataset, np.ndarray)
+        arrays = Arrays((dataset,) if single else dataset)
+        return arrays if collate is None else Rows(arrays, single, collate)
+    if hasattr(dataset, "iloc"):
+        raise InputError(
+            f"a {type(dataset).__name__} is read by labels, not by positions",
+            hint="DataLoader((frame[['a', 'b']].to_numpy('float32'), frame['target'].to_numpy()), batch_size=32)",
+        )
+    if isinstance(dataset, (str, bytes)):
+        raise InputError(
+            f"a {type(dataset).__name__} is not a data set", hint="read the file first, for example with np.load"
+        )
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
-        return Indexed(dataset, collate)
+        return Indexed(dataset, collate or default_collate)
     if hasattr(dataset, "__iter__") or callable(dataset):
         return Streamed(dataset)
     raise InputError(
@@ -92,13 +121,20 @@ def as_source(dataset: Any, collate: Any) -> Source:
     )
 
 
-def collate(rows: Sequence[Any]) -> Any:
-    """Samples stacked into a batch: arrays, numbers, tuples and dictionaries of them."""
+def _is_columns(dataset: Any) -> bool:
+    is_tuple = isinstance(dataset, tuple) and bool(dataset)
+    return is_tuple and all(hasattr(a, "shape") or isinstance(a, list) for a in dataset)
+
+
+def default_collate(rows: Sequence[Any]) -> Any:
+    """Stack samples into a batch. Tuples and dictionaries hold columns; arrays, numbers and lists are stacked."""
     first = rows[0]
     if isinstance(first, Mapping):
-        return {key: collate([row[key] for row in rows]) for key in first}
-    if isinstance(first, (tuple, list)) and not isinstance(first, str):
-        return tuple(collate(column) for column in zip(*rows, strict=True))
+        _expect_alike([sorted(map(str, row)) for row in rows], "columns")
+        return {key: default_collate([row[key] for row in rows]) for key in first}
+    if isinstance(first, tuple):
+        _expect_alike([len(row) for row in rows], "numbers of columns")
+        return tuple(default_collate(column) for column in zip(*rows, strict=True))
     if isinstance(first, (str, bytes)):
         return list(rows)
     arrays = [_array(row) for row in rows]
@@ -112,10 +148,25 @@ def collate(rows: Sequence[Any]) -> Any:
     return np.stack(arrays)
 
 
+def _expect_alike(forms: Sequence[Any], kind: str) -> None:
+    other = next((form for form in forms if form != forms[0]), None)
+    if other is not None:
+        raise InputError(
+            f"samples of one batch have different {kind}: {forms[0]} and {other}",
+            hint="make the samples alike, or give DataLoader(collate=...) a function that does",
+        )
+
+
 def _array(x: Any) -> np.ndarray[Any, Any]:
     if hasattr(x, "detach"):
         x = x.detach().cpu().numpy()
-    array = np.asarray(x)
-    if isinstance(x, float):
+    try:
+        array = np.asarray(x)
+    except ValueError:
+        raise InputError(
+            "a sample that is a list holds parts of different shapes: a list is one row of numbers",
+            hint="return a tuple or a dictionary for several columns",
+        ) from None
+    if isinstance(x, (float, list)) and array.dtype == np.float64:
         return array.astype(np.float32)
     return array

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
+from mithril.base.annotations import Least, Positive
+from mithril.base.checked_calls import CheckedType
 from mithril.base.errors import OptionError
-from mithril_train.data.datasets import Source, Streamed, as_source, collate as default_collate
+from mithril_train.data.datasets import Source, Streamed, as_source, default_collate
 from mithril_train.data.shuffle import batch_count, batches, permutation
 from mithril_train.data.workers import ProcessPool, ahead
 
 
-class DataLoader:
+class DataLoader(metaclass=CheckedType):
     """Iterate over batches.
 
     ``dataset``: arrays (a dictionary or tuple of them), an object with ``[]`` and ``len``, an iterable or a generator
@@ -24,30 +26,34 @@ class DataLoader:
     ``load_state_dict`` of a state taken between two batches, which goes on with the next.
     """
 
+    argument_hints: ClassVar = {
+        "transform": "collate=function of the list of samples",
+        "collate_fn": "write collate=",
+        "persistent_workers": "leave it out: workers stay for the next epoch",
+    }
+
     def __init__(
         self,
         dataset: Any,
-        batch_size: int = 1,
+        batch_size: Positive = 1,
         shuffle: bool = False,
         *,
         seed: int = 0,
-        num_workers: int = 0,
+        num_workers: Annotated[int, Least(0)] = 0,
         worker: Literal["thread", "process"] = "thread",
-        prefetch_factor: int = 2,
+        prefetch_factor: Positive = 2,
         pin_memory: bool = False,
         drop_last: bool = False,
         collate: Callable[[list[Any]], Any] | None = None,
         sampler: Iterable[int] | None = None,
     ) -> None:
-        if batch_size < 1 or num_workers < 0 or prefetch_factor < 1:
-            raise OptionError(
-                "batch_size and prefetch_factor must be at least 1, num_workers at least 0",
-                facts=[f"batch_size={batch_size}, prefetch_factor={prefetch_factor}, num_workers={num_workers}"],
-            )
-        if worker not in ("thread", "process"):
-            raise OptionError(f"worker='{worker}' is unknown", facts=["known: thread, process"])
         self.collate = collate or default_collate
-        self.source: Source = as_source(dataset, self.collate)
+        self.source: Source = as_source(dataset, collate)
+        if sampler is not None and iter(sampler) is sampler:
+            raise OptionError(
+                "sampler is an iterator, which can be read only once",
+                hint="sampler=list(...), or an object with iter()",
+            )
         if self.source.length is None and (shuffle or sampler is not None):
             raise OptionError("an iterable dataset comes in its own order", hint="leave out shuffle and sampler")
         if shuffle and sampler is not None:
@@ -66,6 +72,11 @@ class DataLoader:
             raise TypeError("an iterable dataset has no length")
         n = len(list(self.sampler)) if self.sampler is not None else self.source.length
         return batch_count(n, self.batch_size, self.drop_last)
+
+    def __repr__(self) -> str:
+        count = "?" if self.source.length is None else len(self)
+        order = ", shuffled" if self.shuffle else ""
+        return f"<DataLoader: {count} batches of {self.batch_size}{order}>"
 
     # -- where we are -------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, int]:
@@ -103,11 +114,17 @@ class DataLoader:
     def order(self, epoch: int | None = None) -> np.ndarray[Any, Any]:
         """The indices of an epoch in the order they are read."""
         if self.sampler is not None:
-            return np.fromiter(self.sampler, dtype=np.int64)
+            return self._sampled(list(self.sampler), self.source.length or 0)
         n = self.source.length or 0
         if not self.shuffle:
             return np.arange(n)
         return permutation(n, self.seed, self.epoch if epoch is None else epoch)
+
+    def _sampled(self, indices: list[Any], n: int) -> np.ndarray[Any, Any]:
+        wrong = next((k for k in indices if not isinstance(k, int | np.integer) or not 0 <= k < n), None)
+        if wrong is not None:
+            raise OptionError(f"sampler gives {wrong!r}, which is not an index of {n} samples")
+        return np.array(indices, np.int64)
 
     def _indexed(self) -> Iterator[Any]:
         tasks = batches(self.order(), self.batch_size, self.drop_last, self._position)

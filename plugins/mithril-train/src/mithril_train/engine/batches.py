@@ -11,11 +11,17 @@ from mithril.base.errors import InputError
 
 
 def named(batch: Any, inputs: Sequence[str]) -> dict[str, Any]:
-    """A dictionary as it is; a tuple as the model's inputs in order and then ``target``, ``target_1``, ...; an array
-    as the first input."""
+    """Return the columns of a batch by name.
+
+    A dictionary has names; a tuple, or a list of arrays, holds the model's inputs in order and then ``target``,
+    ``target_1``, ...; an array or a list of rows is the first input.
+    """
     if isinstance(batch, Mapping):
+        for name in batch:
+            if not isinstance(name, str):
+                raise InputError(f"columns of a batch are named by strings, got {name!r} ({type(name).__name__})")
         return {name: _array(name, x) for name, x in batch.items()}
-    if isinstance(batch, (tuple, list)) and batch and not isinstance(batch[0], (int, float, str, bytes)):
+    if isinstance(batch, tuple) or (isinstance(batch, list) and batch and not is_rows(batch)):
         names = [n for n in inputs if n != "is_training"]
         names = names[: len(batch)]
         extra = len(batch) - len(names)
@@ -24,10 +30,31 @@ def named(batch: Any, inputs: Sequence[str]) -> dict[str, Any]:
     return {next(iter(inputs), "input"): _array("the batch", batch)}
 
 
+def is_batch(data: Any) -> bool:
+    """Whether data is one batch: an array, rows of numbers, or columns; otherwise it holds batches."""
+    if isinstance(data, Mapping) or hasattr(data, "shape"):
+        return True
+    if isinstance(data, tuple):
+        return bool(data) and all(hasattr(x, "shape") or is_rows(x) for x in data)
+    return is_rows(data)
+
+
+def is_rows(data: Any) -> bool:
+    """Whether data is a list of numbers, however deep."""
+    if not isinstance(data, list):
+        return False
+    while isinstance(data, list) and data:
+        data = data[0]
+    return isinstance(data, (bool, int, float, np.generic))
+
+
 def _array(name: str, x: Any) -> Any:
     if hasattr(x, "shape") and hasattr(x, "dtype"):
         return x
-    array = np.asarray(x)
+    try:
+        array = np.asarray(x)
+    except ValueError:
+        raise InputError(f"the rows of column '{name}' have different lengths", hint="pad them to one length") from None
     if array.dtype.kind not in "biuf":
         raise InputError(
             f"column '{name}' of the batch is no array of numbers",

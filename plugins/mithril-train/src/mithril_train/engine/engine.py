@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from mithril import plugins
 from mithril.backend.arrays import to_numpy
 from mithril.backend.base import Backend, BuildOptions, Executable
 from mithril.base.dtypes import DType
-from mithril.base.errors import BackendError, InputError, OptionError
+from mithril.base.errors import BackendError, InputError, OptionError, closest, unknown
 from mithril.base.tensor_type import TensorType
 from mithril.compiler.steps import Compiler
 from mithril.ir import Graph, Node, Value
@@ -87,6 +87,13 @@ def _in_main_memory(x: Any) -> np.ndarray[Any, Any] | None:
     return np.asarray(x) if hasattr(x, "__array__") or hasattr(x, "__buffer__") else None
 
 
+def _expect_names(kind: str, names: Sequence[str], arrays: Mapping[str, Any]) -> None:
+    for name in arrays:
+        if name not in names:
+            message, facts, hint = unknown(kind, name, names)
+            raise InputError(message, facts=facts, hint=hint)
+
+
 class Engine:
     """One model, one recipe, one backend."""
 
@@ -158,6 +165,11 @@ class Engine:
             out[name] = known[1]
         return out
 
+    def as_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert the columns that the model reads as a step does; others, such as targets, are left out."""
+        inputs, _ = self.types(batch, training=False)
+        return {n: self._converter(n, t.dtype)(batch[n]) for n, t in inputs.items() if n in batch}
+
     def prepare(self, batch: Mapping[str, Any]) -> Step:
         """The executables for such batches, made now."""
         key = signature(batch)
@@ -172,28 +184,41 @@ class Engine:
         self.recipe.check_patterns(parameter_names(traced))
         self.trained = trained_names(traced, self.recipe)
         self.extra = carried(traced, self.recipe, self.trained)
-        if given:
-            missing_or_unknown("parameter", {i.name: i for i in params}, given)
-        known = {*self.parameters, *self.states}
-        arrays = {n: self._own(self._numpy(x)) for n, x in {**given, **state}.items() if n in known}
+        _expect_names("parameter", self.parameters, given)
+        _expect_names("state", self.states, state)
+        drawn_names = [n for n in self.parameters if given and n not in given]
+        if drawn_names:
+            self.decisions.record("choice", f"not among params, drawn from the seed: {', '.join(drawn_names)}")
+        arrays = {n: self.own(x) for n, x in {**given, **state}.items()}
         drawn = initialise([i for i in (*params, *states) if i.name not in arrays], seed)
-        arrays.update({n: self._own(x) for n, x in drawn.items()})
+        arrays.update({n: self.own(x) for n, x in drawn.items()})
         for i in (*params, *states):
             if tuple(arrays[i.name].shape) != i.type.shape:
                 raise InputError(
                     f"'{i.name}' has shape {list(arrays[i.name].shape)}, expected {list(i.type.shape)}",
                 )
         for name, made in self.extra.items():
-            arrays[name] = self._own(np.full(made.type.shape, made.initial, made.type.dtype.numpy))
+            arrays[name] = self.own(np.full(made.type.shape, made.initial, made.type.dtype.numpy))
         if self.recipe.ema is not None:
             for name in self.trained:
                 kind = self.extra[ema_name(name)].type.dtype.numpy
-                arrays[ema_name(name)] = self._own(self.backend.to_numpy(arrays[name]).astype(kind))
+                arrays[ema_name(name)] = self.own(self.backend.to_numpy(arrays[name]).astype(kind))
         self.arrays = arrays
 
-    def _own(self, array: np.ndarray[Any, Any]) -> Any:
-        """An array of the backend that nobody else holds, because steps write over it."""
-        return self.backend.array(np.array(array, order="C", copy=True))
+    def own(self, array: Any) -> Any:
+        """Copy an array, of any framework, to the backend: steps write over their arrays."""
+        return self.backend.array(np.array(self._numpy(array), order="C", copy=True))
+
+    def replace(self, kind: str, names: Sequence[str], arrays: Mapping[str, Any]) -> None:
+        """Replace parameters or state by copies of arrays of the same shape."""
+        _expect_names(kind, names, arrays)
+        new = {}
+        for name, x in arrays.items():
+            array, old = self._numpy(x), self.backend.to_numpy(self.arrays[name])
+            if array.shape != old.shape:
+                raise InputError(f"'{name}' has shape {list(array.shape)}, expected {list(old.shape)}")
+            new[name] = self.own(array.astype(old.dtype, copy=False))
+        self.arrays = {**self.arrays, **new}
 
     def _numpy(self, x: Any) -> np.ndarray[Any, Any]:
         return self.backend.to_numpy(x) if self.backend.is_array(x) else to_numpy(x)
@@ -210,7 +235,7 @@ class Engine:
                 raise InputError(
                     f"the checkpoint's '{name}' has shape {list(tensors[name].shape)}, expected {list(x.shape)}"
                 )
-        self.arrays = {n: self._own(tensors[n]) for n in self.arrays}
+        self.arrays = {n: self.own(tensors[n]) for n in self.arrays}
 
     # -- making executables ------------------------------------------------------------------------------------------
     def types(self, batch: Mapping[str, Any], *, training: bool) -> tuple[dict[str, TensorType], dict[str, TensorType]]:
@@ -226,9 +251,11 @@ class Engine:
             inputs.setdefault(FLAG, array_type(FLAG, np.asarray(training)))
         missing = [n for n, s in specs.items() if s.required and n not in inputs]
         if missing:
+            columns_near = closest(missing[0], [n for n in batch if n not in specs], 1)
             raise InputError(
                 f"the batch lacks '{missing[0]}', an input of the model",
                 facts=[f"inputs: {', '.join(specs)}", f"batch: {', '.join(batch)}"],
+                hint=f"rename the column '{columns_near[0]}' to '{missing[0]}'" if columns_near else None,
             )
         return inputs, columns
 
@@ -305,11 +332,10 @@ class Engine:
         """
         manager, context = self.compiler.pipeline()
         late = ("final",)
-        planning = "memory-planning"
         if first:
-            chosen = [p for p in manager.passes if p.stage not in late and p.name != planning]
+            chosen = [p for p in manager.passes if p.stage not in late]
         else:
-            chosen = [p for p in manager.passes if p.stage in ("clean", "canonical", *late) or p.name == planning]
+            chosen = [p for p in manager.passes if p.stage in ("clean", "canonical", *late)]
         return PassManager(chosen, check=manager.check).run(graph, context, runner=plugins.run_pass)[0]
 
     def _build(self, graph: Graph) -> Executable:

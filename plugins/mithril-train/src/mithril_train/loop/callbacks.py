@@ -9,21 +9,24 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import numpy as np
 
+from mithril.base.annotations import Least, Positive
+from mithril.base.checked_calls import CheckedType
 from mithril.base.errors import OptionError, PluginError
 from mithril_train.loop import checkpoint
 
 if TYPE_CHECKING:
-    from mithril_train.loop.trainer import Report, Trainer
+    from mithril_train.loop.report import Report
+    from mithril_train.loop.trainer import Trainer
 
 Row = Mapping[str, float]
 Array = np.ndarray[Any, Any]
 
 
-class Callback:
+class Callback(metaclass=CheckedType):
     """Base of all callbacks; each method does nothing until it is overridden.
 
     ``step_end`` gets a report whose values are read from the device when they are looked at; looking at every step
@@ -45,6 +48,10 @@ class Callback:
     def end(self, trainer: Trainer) -> None:
         """After the last epoch, or when an error ends the training."""
 
+    def __repr__(self) -> str:
+        shown = {n: x for n, x in vars(self).items() if not n.startswith("_") and isinstance(x, (str, int, float))}
+        return f"{type(self).__name__}({', '.join(f'{n}={x!r}' for n, x in shown.items())})"
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint should keep (as JSON)."""
         return {}
@@ -59,11 +66,9 @@ class Callback:
 
 def better(mode: str, monitor: str) -> str:
     """``min`` or ``max``, chosen by the name where nobody says."""
-    if mode not in ("auto", "min", "max"):
-        raise OptionError(f"mode='{mode}' is unknown", facts=["known: auto, min, max"])
     if mode != "auto":
         return mode
-    return "max" if any(word in monitor for word in ("accuracy", "precision", "recall", "f1", "r2")) else "min"
+    return "max" if any(word in monitor for word in ("accuracy", "precision", "recall", "f1", "r2", "auc")) else "min"
 
 
 def _value(row: Row, monitor: str, who: str) -> float:
@@ -77,15 +82,18 @@ def _value(row: Row, monitor: str, who: str) -> float:
 
 
 class EarlyStopping(Callback):
-    """Stop where ``monitor`` has not improved by ``min_delta`` for ``patience`` epochs; ``restore`` the best."""
+    """Stop where ``monitor`` has not improved by ``min_delta`` for ``patience`` epochs.
+
+    With ``restore`` training ends with the parameters of the best epoch, whatever ended it.
+    """
 
     def __init__(
         self,
         monitor: str = "val_loss",
-        patience: int = 3,
+        patience: Positive = 3,
         *,
-        min_delta: float = 0.0,
-        mode: str = "auto",
+        min_delta: Annotated[float, Least(0)] = 0.0,
+        mode: Literal["auto", "min", "max"] = "auto",
         restore: bool = True,
     ) -> None:
         self.monitor, self.patience, self.min_delta, self.restore = monitor, patience, abs(min_delta), restore
@@ -108,8 +116,9 @@ class EarlyStopping(Callback):
             trainer.stop(f"'{self.monitor}' has not improved for {self.waited} epochs")
 
     def end(self, trainer: Trainer) -> None:
-        if self._kept and self.waited and trainer.stopped:
+        if self._kept and self.waited:
             trainer.engine.restore(self._kept)
+        self.waited = 0  # a next fit starts to count at 0
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "waited": self.waited, "best_epoch": self.best_epoch}
@@ -133,13 +142,11 @@ class Checkpoint(Callback):
         self,
         folder: str | os.PathLike[str],
         *,
-        every: int | None = None,
-        keep: int = 2,
+        every: Positive | None = None,
+        keep: Positive = 2,
         monitor: str | None = None,
-        mode: str = "auto",
+        mode: Literal["auto", "min", "max"] = "auto",
     ) -> None:
-        if keep < 1 or (every is not None and every < 1):
-            raise OptionError(f"Checkpoint: keep={keep} and every={every} must be at least 1")
         self.folder, self.every, self.keep, self.monitor = Path(folder), every, keep, monitor
         self.mode = better(mode, monitor or "")
         self.best = math.inf if self.mode == "min" else -math.inf

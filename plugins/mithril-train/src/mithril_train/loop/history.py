@@ -33,6 +33,9 @@ class History:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def __repr__(self) -> str:
+        return f"<History of {len(self)} epochs: {', '.join(self.columns)}>"
+
     def __str__(self) -> str:
         return "\n".join(line(row) for row in self.rows) or "nothing yet"
 

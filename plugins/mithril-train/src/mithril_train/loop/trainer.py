@@ -2,78 +2,38 @@
 
 from __future__ import annotations
 
-import math
+import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from mithril.backend.base import Backend
-from mithril.base.dims import Dim
-from mithril.base.errors import InputError, MithrilError, OptionError, ShapeError
-from mithril.base.tensor_type import TensorType
-from mithril.compiler.steps import compile as compile_model
+from mithril.base.annotations import Least, Positive
+from mithril.base.checked_calls import CheckedType, checked
+from mithril.base.errors import InputError, OptionError
 from mithril.models import Layer
 from mithril.runtime.compiled_model import CompiledModel
 from mithril_train.engine.adapters import Loader, as_loader
-from mithril_train.engine.batches import named, rows
+from mithril_train.engine.batches import is_batch, named, rows
 from mithril_train.engine.engine import Engine, compiler_of
 from mithril_train.engine.nonfinite import not_finite
 from mithril_train.loop import checkpoint
-from mithril_train.loop.callbacks import Callback
-from mithril_train.loop.history import History, Totals, statistics_of
+from mithril_train.loop.callbacks import Callback, Checkpoint
+from mithril_train.loop.history import History, Totals
 from mithril_train.loop.progress import Progress, make_progress
+from mithril_train.loop.report import Report
+from mithril_train.loop.trained_model import compiled_model, prepare
 from mithril_train.optim.optimizers import Optimizer
 from mithril_train.step.loss_binding import as_measure, as_metrics
-from mithril_train.step.step import FINITE, REPORT, STATISTIC, ema_name, rate_name
+from mithril_train.step.step import FINITE, STATISTIC, ema_name, rate_name
 from mithril_train.step.step_config import LossScale, Recipe
 
 WINDOW = 8  # steps that may run before somebody looks whether all of them were finite
 
 
-class Report(Mapping[str, float]):
-    """What one step told: ``report["loss"]`` and metrics; a value is read from the device when it is looked at."""
-
-    def __init__(self, trainer: Trainer, values: Mapping[str, Any], step: int, rates: Mapping[str, float]) -> None:
-        self._trainer = trainer
-        self.raw = values  # by their names in the graph
-        self._metrics = {n: m for n, m in trainer.recipe.metrics.items() if m.metric is not None}
-        self.step = step
-        self.rates = rates
-
-    @property
-    def learning_rate(self) -> float:
-        """That of parameters which belong to no group."""
-        return self.rates[rate_name("")]
-
-    @property
-    def values_on_device(self) -> dict[str, Any]:
-        """The loss, and averaged metrics, as arrays of the backend, without waiting for them."""
-        return {n.removeprefix(REPORT): x for n, x in self.raw.items() if n.startswith(REPORT)}
-
-    def __getitem__(self, name: str) -> float:
-        if name in self._metrics:
-            statistics = statistics_of({name: self._metrics[name]}, self.raw, self._trainer.to_numpy)
-            return self._metrics[name].result(statistics[name])
-        if name not in list(self):
-            raise KeyError(f"'{name}'; reported: {', '.join(self)}")
-        value = self._trainer.read(self.raw[REPORT + name])
-        if not math.isfinite(value):
-            self._trainer.check_finite()
-        return value
-
-    def __iter__(self) -> Iterator[str]:
-        return iter([*self.values_on_device, *self._metrics])
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
-
-    def __repr__(self) -> str:
-        return f"<Report of step {self.step}: {', '.join(self)}>"
-
-
-class Trainer:
+class Trainer(metaclass=CheckedType):
     """Train a model: ``Trainer(model, ml.Adam(1e-3), loss="cross_entropy", backend="jax").fit(loader, epochs=3)``.
 
     ``model`` is a logical model (with ``backend=`` and any option of ``ml.compile``) or a compiled one.
@@ -87,8 +47,19 @@ class Trainer:
     ``clip_norm`` bounds the norm of all gradients together, ``clip_value`` each element. ``frozen``: patterns of
     parameters that stay as they are. ``ema``: decay of a moving average of the parameters, which evaluation can use.
     ``loss_scale``: a number or ``"dynamic"``, for float16. ``detect_nan`` stops at the first step that is not finite
-    and names the layer. ``params`` and ``state`` begin with given arrays instead of those of ``seed``.
+    and names the layer. ``params`` and ``state`` are arrays to begin with; parameters that are not among them come from
+    ``seed``. Frozen parameters do not train; the running statistics of a frozen batch norm still follow the data.
     """
+
+    argument_hints: ClassVar = {
+        "optimizer": "optimizer=ml.Adam(1e-3), or another of mithril_train's",
+        "lr": "Trainer(model, ml.Adam(learning_rate=...))",
+        "learning_rate": "Trainer(model, ml.Adam(learning_rate=...))",
+        "epochs": "trainer.fit(loader, epochs=...)",
+        "validation": "trainer.fit(loader, validation=...)",
+        "batch_size": "ml.DataLoader(data, batch_size=...)",
+        "accumulate": "write gradient_accumulation_steps=",
+    }
 
     def __init__(
         self,
@@ -97,11 +68,11 @@ class Trainer:
         *,
         loss: Any = None,
         metrics: Any = None,
-        backend: Backend | type[Backend] | str | None = None,
-        gradient_accumulation_steps: int = 1,
-        clip_norm: float | None = None,
-        clip_value: float | None = None,
-        frozen: Sequence[str] = (),
+        backend: Any = None,
+        gradient_accumulation_steps: Positive = 1,
+        clip_norm: Annotated[float, Least(0, open=True)] | None = None,
+        clip_value: Annotated[float, Least(0, open=True)] | None = None,
+        frozen: str | Sequence[str] = (),
         ema: float | None = None,
         loss_scale: LossScale | float | str | None = None,
         detect_nan: bool = True,
@@ -112,11 +83,7 @@ class Trainer:
         progress: bool | None = None,
         **options: Any,
     ) -> None:
-        if not isinstance(optimizer, Optimizer):
-            raise OptionError(
-                f"{optimizer!r} is no optimizer", hint="optimizer=ml.Adam(1e-3), or another of mithril_train's"
-            )
-        self.compiled = _compiled(model, backend, options)
+        self.compiled = compiled_model(model, backend, options, self._arguments(), self.argument_hints)
         self.recipe = Recipe(
             optimizer=optimizer,
             loss=self._loss(loss),
@@ -131,22 +98,28 @@ class Trainer:
         )
         self.engine = Engine(self.compiled, self.recipe)
         self.callbacks: list[Callback] = list(callbacks)
-        self._watchers = self.callbacks  # those of the running fit too
+        self._callbacks = self.callbacks  # those of the running fit too
         self._totals: Totals | None = None
         self.progress = progress
         self.seed = int(self.compiled.options.get("seed") or 0) if seed is None else seed
         self.history = History()
         self.epoch = 0  # epochs finished
         self.steps = 0  # steps of the optimizer
+        self.first_epoch = 0  # epochs finished before the running fit
         self.stopped = ""  # why training was stopped, where it was
         self._micro = 0  # batches added up since the last step
-        self._given = dict(params if params is not None else self.compiled.params or {}), dict(state or {})
+        initial = params if params is not None else self.compiled.params or {}
+        self._given = dict(initial), dict(state or {})
+        self._rate: Any = None  # set by assignment
         self._window: list[tuple[dict[str, Any], Any, int]] = []
         self._pending: dict[str, np.ndarray[Any, Any]] | None = None  # of a checkpoint read before the first batch
         self._loader_state: Any = None
         self._partial: tuple[dict[str, Any], dict[str, Any]] | None = (
             None  # sums of an epoch that a checkpoint fell into
         )
+
+    def _arguments(self) -> list[str]:
+        return [*inspect.signature(type(self).__init__).parameters][1:]
 
     def _loss(self, given: Any) -> Any:
         outputs = {name for name, _ in compiler_of(self.compiled).flat.outputs}
@@ -172,7 +145,14 @@ class Trainer:
                 self.check_finite()
         self._micro = 0 if last else self._micro + 1
         self.steps += last
-        return Report(self, values, self.steps, rates)
+        return Report(
+            values,
+            recipe.metrics,
+            step=self.steps,
+            rates=rates,
+            read=self.to_numpy,
+            check_finite=self.check_finite,
+        )
 
     def begin(self, batch: Any) -> None:
         """Make the executables and the parameters for such batches, without training."""
@@ -203,45 +183,53 @@ class Trainer:
         return named(batch, list(self.engine.compiler.specs))
 
     # -- epochs ------------------------------------------------------------------------------------------------------
+    @checked(
+        by_position="put inputs and targets into a loader: fit(ml.DataLoader((x, y), batch_size=32), epochs=1)",
+        y="put inputs and targets into a loader: ml.DataLoader((x, y), batch_size=32)",
+        validation_data="write validation=(x, y), or a loader",
+        verbose="Trainer(progress=False) is silent",
+        batch_size="ml.DataLoader((x, y), batch_size=...)",
+        shuffle="ml.DataLoader((x, y), shuffle=True)",
+    )
     def fit(
         self,
-        loader: Iterable[Any],
-        epochs: int = 1,
+        loader: Any,
+        epochs: Annotated[int, Least(0)] = 1,
         *,
-        validation: Iterable[Any] | None = None,
+        validation: Any = None,
         callbacks: Sequence[Callback] = (),
         resume: str | os.PathLike[str] | None = None,
     ) -> History:
-        """Train until ``epochs`` are done in all, counting those before. Gives the history.
+        """Train for ``epochs`` more epochs and return the history.
 
-        ``resume`` goes on from a checkpoint, or from the newest one in a folder (if there is none, from the start):
-        the result is bit for bit what it would have been without the interruption.
+        ``resume`` continues a ``fit`` that was interrupted, from a checkpoint or from the newest one in a folder; then
+        ``epochs`` counts those that this ``fit`` finished before. The result is bit for bit that without the
+        interruption. ``resume="auto"`` looks in the folder of the callback ``Checkpoint`` and starts from the seed if
+        there is no checkpoint yet, so that one command starts and restarts a training.
         """
-        if epochs < 0:
-            raise OptionError(f"epochs={epochs} must not be negative")
         if isinstance(loader, CompiledModel | Layer):
             raise InputError("fit takes a loader of batches", hint="ml.DataLoader((x, y), batch_size=32)")
-        if _is_batch(loader):
+        if is_batch(loader):
             raise InputError(
                 "fit takes a loader of batches, and this is one batch",
                 hint="ml.DataLoader(batch, batch_size=32), or [batch] to train on all of it at once",
             )
-        watchers = self._watchers = [*self.callbacks, *callbacks]
+        watchers = self._callbacks = [*self.callbacks, *callbacks]
         source = as_loader(loader, self.seed)
+        self.first_epoch = self.epoch
         if resume is not None:
             self._resume(resume)
+        total = self.first_epoch + epochs
         source.load_state(self._loader_state, self.epoch)
-        if (
-            self._pending is not None and self.epoch >= epochs
-        ):  # finished before: its parameters are wanted all the same
+        if self._pending is not None and self.epoch >= total:  # finished before: its parameters are wanted all the same
             self.begin(next(iter(source.plain())))
         self.stopped = ""
         bar = make_progress(self.progress)
         try:
             for watcher in watchers:
                 watcher.begin(self)
-            while self.epoch < epochs and not self.stopped:
-                self._epoch(source, epochs, validation, watchers, bar)
+            while self.epoch < total and not self.stopped:
+                self._epoch(source, total, validation, watchers, bar)
         finally:
             bar.close()
             for watcher in watchers:
@@ -314,7 +302,8 @@ class Trainer:
         self.stopped = why
 
     # -- using the model ---------------------------------------------------------------------------------------------
-    def evaluate(self, loader: Iterable[Any], *, ema: bool = False) -> dict[str, float]:
+    @checked()
+    def evaluate(self, loader: Any, *, ema: bool = False) -> dict[str, float]:
         """Loss and metrics of all samples; ``ema`` measures the averaged parameters."""
         totals = Totals(self.recipe.metrics, self.to_numpy)
         chosen = self.averaged if ema else None
@@ -331,20 +320,20 @@ class Trainer:
             raise InputError("there is nothing to evaluate: the loader gave no batch")
         return row
 
+    @checked()
     def predict(self, inputs: Any, *, ema: bool = False) -> Any:
-        """The model's outputs as NumPy arrays: for one batch of inputs, or joined for a loader of them."""
-        one = isinstance(inputs, Mapping) or hasattr(inputs, "shape")
+        """Return the model's outputs as NumPy arrays: for one batch, or joined for a loader of batches.
+
+        A batch is an array, a list of rows, or a tuple or dictionary of columns; targets among them are not read.
+        """
         found: list[dict[str, np.ndarray[Any, Any]]] = []
-        for given in [inputs] if one else inputs:
-            columns = self._columns(given)
+        for batch in _batches(inputs):
+            columns = self._columns(batch)
             if not self.engine.arrays:
                 raise InputError("nothing is trained yet", hint="trainer.fit(loader) first, or trainer.begin(batch)")
-            names = set(self.engine.compiler.specs)
             params = self.engine.live(self.averaged if ema else None)
             state = {n: self.engine.arrays[n] for n in self.engine.states}
-            made = self.compiled.evaluate(
-                params, {n: x for n, x in columns.items() if n in names}, state=state, training=False
-            )[0]
+            made = self.compiled.evaluate(params, self.engine.as_inputs(columns), state=state, training=False)[0]
             found.append({n: np.array(self.engine.backend.to_numpy(x)) for n, x in made.items()})
         if not found:
             raise InputError("there is nothing to predict: the loader gave no batch")
@@ -352,10 +341,36 @@ class Trainer:
         return next(iter(joined.values())) if len(joined) == 1 else joined
 
     @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer; ``trainer.learning_rate = ...`` changes its rate."""
+        return self.recipe.optimizer
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next step, for parameters of no group with a rate of its own.
+
+        Set it to a number, a schedule or a function of the step, at any time; nothing is recompiled.
+        """
+        return self.optimizer.rates(self.steps)[""]
+
+    @learning_rate.setter
+    def learning_rate(self, rate: Any) -> None:
+        self.recipe = replace(self.recipe, optimizer=replace(self.optimizer, learning_rate=rate))  # type: ignore[call-arg]
+        self._rate = rate
+
+    @property
     def params(self) -> dict[str, Any]:
-        """The parameters as they are now. The next step may write over them: copy what shall stay."""
+        """Copies of the parameters, as arrays of the backend.
+
+        Assign a dictionary of arrays, of any framework, to replace some or all: ``trainer.params = {"head.bias": b}``.
+        The optimizer's moments of a parameter stay.
+        """
         self._require()
-        return self.engine.live()
+        return {n: self.engine.own(x) for n, x in self.engine.live().items()}
+
+    @params.setter
+    def params(self, params: Mapping[str, Any]) -> None:
+        self._assign("parameter", self.engine.parameters, params, 0)
 
     @property
     def averaged(self) -> dict[str, Any]:
@@ -375,9 +390,20 @@ class Trainer:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The model's state: running statistics, the random key."""
+        """Copies of the model's state: running statistics, the random key. Assign to replace some or all."""
         self._require()
-        return {n: self.engine.arrays[n] for n in self.engine.states}
+        return {n: self.engine.own(self.engine.arrays[n]) for n in self.engine.states}
+
+    @state.setter
+    def state(self, state: Mapping[str, Any]) -> None:
+        self._assign("state", self.engine.states, state, 1)
+
+    def _assign(self, kind: str, names: Sequence[str], arrays: Mapping[str, Any], k: int) -> None:
+        """Replace arrays now, or those of the beginning if nothing has begun."""
+        if self.engine.arrays:
+            self.engine.replace(kind, names, arrays)
+        else:
+            self._given[k].update(arrays)
 
     def _require(self) -> None:
         if not self.engine.arrays:
@@ -387,7 +413,7 @@ class Trainer:
         """Give the compiled model copies of the parameters, so that ``compiled(inputs)`` works."""
         if self.engine.arrays:
             if not self.compiled.programs:
-                self._prepare()
+                prepare(self.compiled, self.engine)
             tensors = self.engine.to_numpy()
             array = self.engine.backend.array
             self.compiled.bind(
@@ -395,28 +421,8 @@ class Trainer:
                 {n: array(tensors[n]) for n in self.engine.states} or None,
             )
 
-    def _prepare(self) -> None:
-        """The compiled model's first program: for any size of batch, where the backend and the model allow it."""
-        types = self.engine.inputs
-        if self.engine.backend.symbolic:
-            size = next((t.shape[0] for t in types.values() if t.shape), None)
-            batch = Dim("batch")
-            opened = {
-                n: TensorType(t.dtype, (batch, *t.shape[1:])) if t.shape and t.shape[0] == size else t
-                for n, t in types.items()
-            }
-            try:
-                self.compiled.prepare(opened)
-            except MithrilError:
-                self.engine.decisions.record("specialised", f"the model takes batches of {size} only")
-            else:
-                return
-        try:
-            _ = self.compiled.interface  # where that is known, a program can wait for the first call
-        except ShapeError:
-            self.compiled.prepare(types)
-
     # -- checkpoints -------------------------------------------------------------------------------------------------
+    @checked()
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint from which ``load`` or ``fit(resume=...)`` goes on to the bit."""
         self._require()
@@ -428,21 +434,24 @@ class Trainer:
             if not _at_start(self._loader_state):
                 partial = {"sums": self._totals.sums, "weights": self._totals.weights}
                 tensors.update(self._totals.tensors())
-        for k, watcher in enumerate(self._watchers):
+        for k, watcher in enumerate(self._callbacks):
             tensors.update({f"callback/{k}/{n}": x for n, x in watcher.tensors().items()})
         about = {
             "epoch": self.epoch,
+            "first_epoch": self.first_epoch,
+            "learning_rate": self._rate if isinstance(self._rate, (int, float)) else None,
             "steps": self.steps,
             "micro": self._micro,
             "loader": self._loader_state,
             "partial": partial,
             "rows": self.history.rows,
             "losses": self.history.steps,
-            "callbacks": [[type(c).__name__, c.state_dict()] for c in self._watchers],
+            "callbacks": [[type(c).__name__, c.state_dict()] for c in self._callbacks],
             "optimizer": repr(self.recipe.optimizer),
         }
         checkpoint.write(path, tensors, about)
 
+    @checked()
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go back to a checkpoint."""
         tensors, about = checkpoint.read(path)
@@ -452,6 +461,9 @@ class Trainer:
                 f"the checkpoint was made with {about['optimizer']}, training goes on with this one's settings",
             )
         self.epoch, self.steps, self._micro = about["epoch"], about["steps"], about["micro"]
+        self.first_epoch = about.get("first_epoch", 0)
+        if about.get("learning_rate") is not None:
+            self.learning_rate = about["learning_rate"]
         self.history = History(about["rows"], about["losses"])
         statistics = {n: tensors.pop(n) for n in list(tensors) if n.startswith(STATISTIC)}
         self._loader_state = about["loader"]
@@ -465,7 +477,7 @@ class Trainer:
 
     def _restore_callbacks(self, saved: Sequence[tuple[str, Any]], tensors: dict[str, np.ndarray[Any, Any]]) -> None:
         """Each gets the state of its kind, in order; taken out of ``tensors`` with it."""
-        waiting = list(self._watchers)
+        waiting = list(self._callbacks)
         for k, (kind, state) in enumerate(saved):
             head = f"callback/{k}/"
             kept = {n.removeprefix(head): tensors.pop(n) for n in list(tensors) if n.startswith(head)}
@@ -477,10 +489,30 @@ class Trainer:
                 self.engine.decisions.record("ignored", f"the checkpoint's state of {kind}: there is no such callback")
 
     def _resume(self, path: str | os.PathLike[str]) -> None:
+        if path == "auto":
+            folders = [c.folder for c in self._callbacks if isinstance(c, Checkpoint)]
+            if not folders:
+                raise OptionError(
+                    "resume='auto' requires a Checkpoint", hint='fit(..., callbacks=[ml.Checkpoint("run")])'
+                )
+            newest = next((path for folder in folders if (path := checkpoint.latest(folder))), None)
+            if newest is not None:
+                self.load(newest)
+            return
         chosen = checkpoint.latest(path) if os.path.isdir(path) else path
-        missing = chosen is None or (not os.path.exists(chosen) and os.path.splitext(chosen)[1] == "")
-        if not missing and chosen is not None:
-            self.load(chosen)
+        if chosen is None or not os.path.exists(chosen):
+            state = "is empty of checkpoints" if chosen is None else "does not exist"
+            raise InputError(
+                f"cannot resume: '{os.fspath(path)}' {state}",
+                hint="fit(..., resume='auto', callbacks=[ml.Checkpoint('run')]) starts from the seed the first time",
+            )
+        self.load(chosen)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Trainer of '{self.compiled.name}' on {self.engine.backend.name} with {self.optimizer!r}: "
+            f"{self.epoch} epochs, {self.steps} steps>"
+        )
 
     def summary(self) -> str:
         """The step in a few lines: how many operations it is, what it carries."""
@@ -494,26 +526,9 @@ class Trainer:
         )
 
 
-def _compiled(model: Any, backend: Any, options: Mapping[str, Any]) -> CompiledModel:
-    if isinstance(model, CompiledModel):
-        if backend is not None or options:
-            what = "backend" if backend is not None else next(iter(options))
-            raise OptionError(f"the model is compiled already: '{what}' belongs to ml.compile")
-        return model
-    if not isinstance(model, Layer):
-        raise OptionError(f"'{model!r}' is no model", hint="give a model or a compiled model")
-    if backend is None:
-        raise OptionError("a logical model needs a backend", hint='Trainer(model, optimizer, backend="jax")')
-    return compile_model(model, backend, **options)  # type: ignore[arg-type]
-
-
 def _batches(loader: Any) -> Iterable[Any]:
     """A loader's batches; a single batch is a loader of one."""
-    return [loader] if _is_batch(loader) else as_loader(loader, 0).plain()
-
-
-def _is_batch(given: Any) -> bool:
-    return isinstance(given, Mapping) or (isinstance(given, tuple) and all(hasattr(x, "shape") for x in given))
+    return [loader] if is_batch(loader) else as_loader(loader, 0).plain()
 
 
 def _at_start(state: Any) -> bool:

@@ -7,50 +7,69 @@ backend that runs the model runs the update as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any, ClassVar, get_type_hints
 
+from mithril.base.annotations import Least, mismatch as misfit
+from mithril.base.checked_calls import CheckedType, is_ours
 from mithril.base.dtypes import float32
-from mithril.base.errors import OptionError
+from mithril.base.errors import OptionError, closest
 from mithril.base.patterns import matches
 from mithril.base.tensor_type import TensorType
 from mithril.ops import exp, expm1, log, matmul, maximum, mean, minimum, rsqrt, sign, sqrt, unsqueeze
 from mithril_train.optim.schedules import Schedule, as_schedule
 
+LearningRate = float | Schedule | Callable[[int], float]
+Share = Annotated[float, Least(0)]  # less than 1 is checked with the class
+Amount = Annotated[float, Least(0)]
 Slots = dict[str, Any]
 Scalars = dict[str, Any]
 Wanted = dict[str, tuple[TensorType, float]]  # slots by name: type and initial value
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optimizer:
+class Optimizer(metaclass=CheckedType):
     """Base of all optimizers. ``groups`` changes fields for parameters by name pattern:
     ``{"*.bias": {"weight_decay": 0.0}}``; the first pattern that matches counts."""
 
-    weight_decay: float = 0.0
+    argument_hints: ClassVar[Mapping[str, str]] = {
+        "lr": "write learning_rate=",
+        "betas": "write beta1= and beta2=",
+        "params": "leave it out: the trainer knows the parameters",
+        "clipnorm": "Trainer(clip_norm=...)",
+    }
+
+    weight_decay: Amount = 0.0
     groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         as_schedule(self.learning_rate)  # type: ignore[attr-defined]
-        names = [f.name for f in fields(self) if f.name != "groups"]
+        annotations = get_type_hints(type(self), include_extras=True) if is_ours(type(self)) else {}
+        settings = {name: annotations.get(name, Any) for name in self._settings()}
         for pattern, changes in self.groups.items():
-            wrong = next((n for n in changes if n not in names), None)
-            if wrong is not None:
-                raise OptionError(
-                    f"group '{pattern}' sets '{wrong}', which {type(self).__name__} does not have",
-                    facts=["known: " + ", ".join(sorted(names))],
-                )
+            for name, value in changes.items():
+                if name not in settings:
+                    suggestions = closest(name, settings, 1)
+                    raise OptionError(
+                        f"group '{pattern}' sets '{name}', which {type(self).__name__} does not have",
+                        facts=["known: " + ", ".join(sorted(settings))],
+                        hint=self.argument_hints.get(name)
+                        or (f"did you mean '{suggestions[0]}'?" if suggestions else None),
+                    )
+                if wrong := misfit(value, settings[name]):
+                    raise OptionError(f"{type(self).__name__}: group '{pattern}': {name}: {wrong}")
         self.check()
+
+    def _settings(self) -> list[str]:
+        return [f.name for f in fields(self) if f.name != "groups"]
 
     def check(self) -> None:
         """Raise where a setting makes no sense."""
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if isinstance(value, float) and f.name in _SHARES and not 0.0 <= value < 1.0:
-                raise OptionError(f"{type(self).__name__}: {f.name}={value} must be at least 0 and less than 1")
-            if isinstance(value, float) and f.name in ("weight_decay", "eps") and value < 0:
-                raise OptionError(f"{type(self).__name__}: {f.name}={value} must not be negative")
+        for name in _SHARES:
+            value = getattr(self, name, 0.0)
+            if not value < 1.0:
+                raise OptionError(f"{type(self).__name__}: {name}={value} must be at least 0 and less than 1")
 
     def group_of(self, name: str) -> str:
         """The pattern of the group a parameter belongs to; empty where it belongs to none."""
@@ -58,8 +77,8 @@ class Optimizer:
 
     def in_group(self, pattern: str) -> Optimizer:
         """This optimizer as it treats the parameters of one group."""
-        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "groups"}
-        return type(self)(**{**kept, **self.groups[pattern]}) if pattern else self
+        settings = {name: getattr(self, name) for name in self._settings()}
+        return type(self)(**{**settings, **self.groups[pattern]}) if pattern else self
 
     def rates(self, step: int) -> dict[str, float]:
         """The learning rates at a step: the common one under the empty name, those of groups under their patterns."""
@@ -110,8 +129,8 @@ def toward(average: Any, x: Any, share: Any) -> Any:
 class SGD(Optimizer):
     """Stochastic gradient descent, with momentum and Nesterov's variant."""
 
-    learning_rate: float | Schedule = 1e-2
-    momentum: float = 0.0
+    learning_rate: LearningRate = 1e-2
+    momentum: Share = 0.0
     nesterov: bool = False
 
     def check(self) -> None:
@@ -135,10 +154,10 @@ class SGD(Optimizer):
 class Adam(Optimizer):
     """Adam with bias correction; weight decay is added to the gradient."""
 
-    learning_rate: float | Schedule = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
+    learning_rate: LearningRate = 1e-3
+    beta1: Share = 0.9
+    beta2: Share = 0.999
+    eps: Amount = 1e-8
 
     def slots(self, parameter: TensorType) -> Wanted:
         return {"m": (like(parameter), 0.0), "v": (like(parameter), 0.0)}
@@ -161,7 +180,7 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """Adam whose weight decay does not pass through the moments."""
 
-    weight_decay: float = field(default=1e-2, kw_only=True)
+    weight_decay: Amount = field(default=1e-2, kw_only=True)
 
     def update(self, p: Any, g: Any, slots: Slots, s: Scalars) -> tuple[Any, Slots]:
         return self._adam(self._shrunk(p, s), g, slots, s)
@@ -171,10 +190,10 @@ class AdamW(Adam):
 class Adagrad(Optimizer):
     """Rates that fall with the sum of squared gradients."""
 
-    learning_rate: float | Schedule = 1e-2
-    lr_decay: float = 0.0
-    initial: float = 0.0
-    eps: float = 1e-10
+    learning_rate: LearningRate = 1e-2
+    lr_decay: Amount = 0.0
+    initial: Amount = 0.0
+    eps: Amount = 1e-10
 
     def slots(self, parameter: TensorType) -> Wanted:
         return {"sum": (like(parameter), self.initial)}
@@ -192,10 +211,10 @@ class Adagrad(Optimizer):
 class RMSprop(Optimizer):
     """Gradients divided by a running root mean square."""
 
-    learning_rate: float | Schedule = 1e-2
-    alpha: float = 0.99
-    eps: float = 1e-8
-    momentum: float = 0.0
+    learning_rate: LearningRate = 1e-2
+    alpha: Share = 0.99
+    eps: Amount = 1e-8
+    momentum: Share = 0.0
     centered: bool = False
 
     def slots(self, parameter: TensorType) -> Wanted:
@@ -219,9 +238,9 @@ class RMSprop(Optimizer):
 class Lion(Optimizer):
     """The sign of an interpolated momentum."""
 
-    learning_rate: float | Schedule = 1e-4
-    beta1: float = 0.9
-    beta2: float = 0.99
+    learning_rate: LearningRate = 1e-4
+    beta1: Share = 0.9
+    beta2: Share = 0.99
 
     def slots(self, parameter: TensorType) -> Wanted:
         return {"m": (like(parameter), 0.0)}
@@ -236,11 +255,11 @@ class Lion(Optimizer):
 class Adafactor(Optimizer):
     """Second moments factored into rows and columns, so that a matrix costs a vector's memory."""
 
-    learning_rate: float | Schedule = 1e-2
+    learning_rate: LearningRate = 1e-2
     beta2_decay: float = -0.8
-    eps1: float | None = None  # None: the dtype's machine epsilon
-    eps2: float = 1e-3
-    clip: float = 1.0
+    eps1: Amount | None = None  # None: the dtype's machine epsilon
+    eps2: Amount = 1e-3
+    clip: Amount = 1.0
 
     def slots(self, parameter: TensorType) -> Wanted:
         dtype, shape = like(parameter).dtype, parameter.shape

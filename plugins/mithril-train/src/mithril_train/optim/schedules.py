@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
+from mithril.base.annotations import Least, Positive
+from mithril.base.checked_calls import CheckedType
 from mithril.base.errors import OptionError
 
+Rate = Annotated[float, Least(0)]
 
-class Schedule:
+
+class Schedule(metaclass=CheckedType):
     """``schedule(step)``: the learning rate of a step, counted from 0."""
 
     def __call__(self, step: int) -> float:
@@ -19,7 +25,7 @@ class Schedule:
 class Constant(Schedule):
     """Always the same rate."""
 
-    rate: float
+    rate: Rate
 
     def __call__(self, step: int) -> float:
         return self.rate
@@ -29,12 +35,9 @@ class Constant(Schedule):
 class StepDecay(Schedule):
     """``rate`` times ``gamma`` after every ``every`` steps."""
 
-    rate: float
-    every: int
+    rate: Rate
+    every: Positive
     gamma: float = 0.1
-
-    def __post_init__(self) -> None:
-        _at_least("StepDecay", "every", self.every, 1)
 
     def __call__(self, step: int) -> float:
         return float(self.rate * self.gamma ** (step // self.every))
@@ -44,12 +47,9 @@ class StepDecay(Schedule):
 class Cosine(Schedule):
     """From ``rate`` down to ``final`` along half a cosine over ``steps`` steps, then ``final``."""
 
-    rate: float
-    steps: int
+    rate: Rate
+    steps: Positive
     final: float = 0.0
-
-    def __post_init__(self) -> None:
-        _at_least("Cosine", "steps", self.steps, 1)
 
     def __call__(self, step: int) -> float:
         return _between(self.rate, self.final, min(step / self.steps, 1.0))
@@ -59,12 +59,11 @@ class Cosine(Schedule):
 class WarmUp(Schedule):
     """Linearly from ``start`` to where the inner schedule begins, over ``steps`` steps; then the inner schedule."""
 
-    inner: Schedule | float
-    steps: int
+    inner: Schedule | Rate | Callable[[int], float]
+    steps: Positive
     start: float = 0.0
 
     def __post_init__(self) -> None:
-        _at_least("WarmUp", "steps", self.steps, 1)
         as_schedule(self.inner)
 
     def __call__(self, step: int) -> float:
@@ -78,14 +77,13 @@ class WarmUp(Schedule):
 class OneCycle(Schedule):
     """Up from ``rate / start_factor`` to ``rate``, then down to that over ``final_factor``, both along cosines."""
 
-    rate: float
-    steps: int
+    rate: Rate
+    steps: Annotated[int, Least(2)]
     warm: float = 0.3  # share of the steps that go up
     start_factor: float = 25.0
     final_factor: float = 1e4
 
     def __post_init__(self) -> None:
-        _at_least("OneCycle", "steps", self.steps, 2)
         if not 0.0 < self.warm < 1.0:
             raise OptionError(f"OneCycle: warm={self.warm} is no share between 0 and 1")
 
@@ -102,12 +100,7 @@ def _between(a: float, b: float, share: float) -> float:
     return b + (a - b) * 0.5 * (1.0 + math.cos(math.pi * share))
 
 
-def _at_least(kind: str, name: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or value < least:
-        raise OptionError(f"{kind}: {name}={value!r} must be an integer of at least {least}")
-
-
-def as_schedule(rate: Schedule | float) -> Schedule:
+def as_schedule(rate: Schedule | float | Callable[[int], float]) -> Schedule:
     """A number is a constant rate; any function of the step is a schedule."""
     if isinstance(rate, Schedule):
         return rate

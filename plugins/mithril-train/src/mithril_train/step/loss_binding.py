@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.errors import MithrilError, OperationError, OptionError, unknown
+from mithril.base.errors import MithrilError, OperationError, OptionError, closest, unknown
 from mithril.base.registry import operation
 from mithril.ir import Value
 from mithril.models import AUC, Accuracy, Layer, MeanAbsoluteError, MeanSquaredError, Metric, Perplexity, R2Score
@@ -72,12 +72,26 @@ class Measure:
         targets = [name for name in columns if name not in inputs]
         if len(self.wants) == 2 and len(outputs) == 1 and len(targets) == 1:
             return [next(iter(outputs.values())), columns[targets[0]]]
+        facts = [f"outputs: {', '.join(outputs)}", f"batch: {', '.join(columns)}"]
+        if len(self.wants) == 2 and len(outputs) == 1 and not any(name in known for name in self.wants):
+            if not targets:
+                message = "the batch has no target: the model reads all of its columns"
+                raise OptionError(f"'{self.name}': {message}", facts=facts, hint="batches of (inputs, target)")
+            message = f"compares the output with one target, but {len(targets)} columns are no inputs of the model"
+            names = ", ".join([*outputs, *targets])
+            raise OptionError(
+                f"'{self.name}' {message}: {', '.join(targets)}",
+                facts=facts,
+                hint=f"drop columns, or name those that the loss reads: def loss({names}): ...",
+            )
         missing = next(name for name in self.wants if name not in known)
+        suggestions = closest(missing, known, 1)
         raise OptionError(
             f"'{self.name}' reads '{missing}', which is neither an output of the model nor in the batch",
-            facts=[f"outputs: {', '.join(outputs)}", f"batch: {', '.join(columns)}"],
-            hint="name the parameters after outputs and columns of the batch; a function of two values may leave the "
-            "names open where the model has one output and the batch one target",
+            facts=facts,
+            hint=f"did you mean '{suggestions[0]}'?"
+            if suggestions
+            else "name the parameters after outputs and columns of the batch",
         )
 
 

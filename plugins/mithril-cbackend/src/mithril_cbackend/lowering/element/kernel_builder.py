@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +27,8 @@ class Machine:
     vector_bytes: int = 64
     schedules: Mapping[str, str] = field(default_factory=dict)  # found by measuring, for operations of certain sizes
     cache: int = 1 << 19  # bytes of the second cache, which each of its cores has to itself
+    fuse: bool = True  # whether a kernel may compute several operations
+    plan: str | Callable[..., Any] = "smallest"  # the strategy of the arena's plan
 
     def lanes(self, dtype_bits: int = 32) -> int:
         return max(1, self.vector_bytes * 8 // dtype_bits)

@@ -1,0 +1,46 @@
+"""Remedies for a program that does not fit ``max_memory_gb``, each of them tried: checkpointing, a smaller batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mithril import plugins
+from mithril.backend.base import Backend
+from mithril.backend.memory_plan import human
+from mithril.base.dims import numel, substitute
+from mithril.ir import Graph
+from mithril.passes.manager import PassContext
+from mithril.runtime.memory_use import MemoryUse, memory_use
+
+CHECKPOINTING = "gradient-checkpointing"
+
+
+def remedy(
+    graph: Graph, backend: Backend, settings: Mapping[str, Any], use: MemoryUse, limit: int, sizes: Mapping[str, int]
+) -> str:
+    """Return the hint for a program of this memory."""
+    if CHECKPOINTING in plugins.passes() and not settings.get("gradient_checkpointing"):
+        context = PassContext(backend=backend, options={"checkpoint_segments": None})
+        smaller = plugins.load_pass(CHECKPOINTING)(graph, context)
+        needed = use.peak if smaller is graph else memory_use(smaller, backend, sizes).peak
+        if needed <= limit:
+            return f"gradient_checkpointing=True needs {human(needed)}"
+    batch = _batch_that_fits(graph, use, limit, sizes)
+    if batch is not None:
+        return f"a batch of {batch} fits"
+    if use.parameters > limit:
+        return f"the parameters alone are {human(use.parameters)}: use a smaller dtype or a smaller model"
+    return "a smaller batch, a smaller dtype, or mixed_precision=True needs less"
+
+
+def _batch_that_fits(graph: Graph, use: MemoryUse, limit: int, sizes: Mapping[str, int]) -> int | None:
+    """Return the largest first axis of the inputs that fits, where what is not a parameter grows with it."""
+    heads = {i.type.shape[0] for i in graph.with_role("input") if i.type.shape and not i.name.startswith("grad/")}
+    if len(heads) != 1:
+        return None
+    batch = int(numel((substitute(heads.pop(), sizes),)))
+    fixed = use.parameters + use.state
+    moving = use.peak - fixed
+    fitting = int((limit - fixed) * batch / moving) if moving else 0
+    return fitting if 0 < fitting < batch else None

@@ -1,0 +1,187 @@
+"""Facts about a node that follow from the declaration of its operation: passes ask for these, not for names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mithril.ir.axes import REDUCING
+from mithril.ir.axes_notation import parse_axes
+from mithril.ir.builder import Builder
+from mithril.ir.core import Node
+
+EXPENSIVE = 4.0  # operations per element from which computing an element again costs more than reading it
+
+
+def body(node: Node) -> Any:
+    """Return the body of a composite, for the node's operands."""
+    op: Any = node.op
+    return op.decompose([None if v is None else v.type for v in node.operands], node.attributes)
+
+
+def sample_nodes(op: Any) -> list[Node]:
+    """Return a node for each sample of an operation."""
+    found = []
+    for sample in op.samples:
+        with Builder() as builder:
+            operands = [
+                None if arr is None else builder.input(f"x{k}", arr.shape, arr.dtype)
+                for k, arr in enumerate(sample.operands)
+            ]
+            op._emit(operands, sample.attributes)
+        found += [node for node in builder.nodes if node.op is op]
+    return found
+
+
+def _throughout(node: Node, holds: Callable[[Node], bool]) -> bool:
+    """Whether something holds for a primitive, or for all nodes in the body of a composite."""
+    op: Any = node.op
+    if op.composite and op.declared_axes is None:
+        graph = body(node)
+        read = all(i.data is None for i in graph.inputs)
+        return read and not op.elementwise and all(_throughout(inner, holds) for inner in graph.nodes)
+    return holds(node)
+
+
+def is_product(node: Node) -> bool:
+    """Whether a factor is summed over two operands, of a composite somewhere in its body."""
+    op: Any = node.op
+    if op.elementwise or node.regions:
+        return False
+    if op.composite and op.declared_axes is None:
+        return any(is_product(inner) for inner in body(node).nodes)
+    return len(node.operands) > 1 and bool(node.axes.is_product)
+
+
+def is_windowed_product(node: Node) -> bool:
+    """Whether a node is a convolution, or a gradient of one: a product that reads through windows."""
+    op: Any = node.op
+    if op.elementwise or op.composite or len(node.operands) < 2:
+        return False
+    return bool(node.axes.is_product) and any(r.kind == "window" for r in node.axes.roles.values())
+
+
+def is_layout(node: Node) -> bool:
+    """Whether elements only change places, or are repeated: reshapes, transposes, broadcasts, barriers."""
+    op: Any = node.op
+    if not node.operands or node.regions or op.elementwise or not (op.moves or op.composite):
+        return False
+    return _throughout(node, lambda inner: bool(inner.op.moves and inner.axes.is_layout))  # type: ignore[attr-defined]
+
+
+def is_view(node: Node) -> bool:
+    """Whether the result has the operand's elements in the same row-major order, so that it can share its memory."""
+    op: Any = node.op
+    if len(node.operands) != 1 or node.regions or op.elementwise or op.opaque or not (op.moves or op.composite):
+        return False
+    return _throughout(node, lambda inner: bool(inner.op.moves and inner.axes.is_view))  # type: ignore[attr-defined]
+
+
+def is_source(node: Node) -> bool:
+    """Whether a node reads nothing: constants, ranges, filled arrays."""
+    return not node.operands
+
+
+def is_cheap(node: Node) -> bool:
+    """Whether a result costs less to compute again than to keep: it reads nothing, or only changes a layout."""
+    return is_source(node) or (len(node.operands) == 1 and is_layout(node))
+
+
+def is_fold(node: Node) -> bool:
+    """Whether a node reduces its one operand: sums, means, products, extremes."""
+    op: Any = node.op
+    if len(node.operands) != 1 or op.elementwise or op.composite or op.declared_axes is None:
+        return False
+    return bool(node.axes.reduced) or _reduces(op)
+
+
+def _reduces(op: Any) -> bool:
+    """Whether an operation reduces in general; a call may name no axes."""
+    text = op.declared_axes
+    return isinstance(text, str) and any(c.kind in REDUCING for c in parse_axes(text).clauses)
+
+
+def is_expensive(node: Node, flops: float = EXPENSIVE) -> bool:
+    """Whether an element takes at least this many operations, by the declared cost."""
+    cost = getattr(node.op, "cost", 0.0)
+    return not callable(cost) and cost >= flops
+
+
+def reads_rows(node: Node, operand: int) -> str | None:
+    """Return whether a node sums over or looks up a matrix by its "rows" or its "columns", or None if by neither."""
+    op: Any = node.op
+    if op.elementwise or node.regions or node.operands[operand] is None:
+        return None
+    if not op.composite or op.declared_axes is not None:
+        answer: str | None = node.axes.reads_rows(operand)
+        return answer
+    graph = body(node)
+    inputs = iter([i.value for i in graph.inputs if i.data is None])
+    value = [None if v is None else next(inputs) for v in node.operands][operand]
+    turned = False
+    while value is not None and value not in graph.outputs:
+        readers = graph.users.get(value, ())
+        if len(readers) != 1 or readers[0].operands.count(value) != 1:
+            return None
+        if not is_matrix_transpose(readers[0]):
+            answer = reads_rows(readers[0], readers[0].operands.index(value))
+            return {"rows": "columns", "columns": "rows"}.get(answer or "") if turned else answer
+        value, turned = readers[0].result, not turned
+    return None
+
+
+def is_matrix_transpose(node: Node) -> bool:
+    """Whether a node exchanges the two axes of a matrix."""
+    if len(node.operands) != 1 or node.result.ndim != 2 or not is_layout(node):
+        return False
+    (x,), (y,) = node.axes.operands, node.axes.results
+    return bool(x is not None and y == x[::-1] and x[0] != x[1])
+
+
+def linear_in(node: Node, operand: int) -> bool:
+    """Whether an operation is linear in one operand, with the others fixed."""
+    op: Any = node.op
+    alone = [part.split() for part in op.linear.split("|")]
+    return not op.variadic and [op.operands[operand]] in alone
+
+
+def precision(node: Node) -> str:
+    """Return how a node runs under mixed precision: "low", "full", or "follow" for the dtype of its operands.
+
+    Unless the operation declares it: products are low, moved elements and arithmetic of one operation follow.
+    """
+    op: Any = node.op
+    if op.precision is not None:
+        return str(op.precision)
+    if node.regions or op.random:
+        return "full"
+    if op.composite and not op.elementwise and op.declared_axes is None:
+        inner = {precision(n) for n in body(node).nodes}
+        return "follow" if inner <= {"follow"} else "full"
+    if op.moves or (op.elementwise and not callable(op.cost) and op.cost <= 1):
+        return "follow"
+    return "low" if is_product(node) else "full"
+
+
+def is_unchanged(node: Node) -> bool:
+    """Whether all elements are handed on as they are, in another place or dtype."""
+    return node.op.name == "cast" or is_layout(node)
+
+
+__all__ = [
+    "body",
+    "is_cheap",
+    "is_expensive",
+    "is_fold",
+    "is_layout",
+    "is_matrix_transpose",
+    "is_product",
+    "is_source",
+    "is_unchanged",
+    "is_view",
+    "is_windowed_product",
+    "linear_in",
+    "precision",
+    "reads_rows",
+    "sample_nodes",
+]

@@ -1,0 +1,120 @@
+"""The memory that a program takes: one figure for reports, limits and remedies.
+
+It is exact where the backend knows it (an arena, XLA's own analysis). Elsewhere it is an estimate from the lifetimes of
+values, with the views and the working memory that the backend declares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mithril.backend.base import Backend
+from mithril.backend.memory_plan import human, lifetimes, nbytes
+from mithril.base.dims import symbols
+from mithril.base.errors import MemoryLimitError
+from mithril.ir import Graph, Node, Value
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes of a program. ``workspace`` is the most that values inside and results take at once."""
+
+    inputs: int
+    parameters: int  # and constants
+    state: int
+    workspace: int
+    source: str  # "arena", "XLA", or "estimate"
+
+    @property
+    def outside(self) -> int:
+        """Bytes that the caller holds."""
+        return self.inputs + self.parameters + self.state
+
+    @property
+    def peak(self) -> int:
+        """Everything alive at the worst moment of a call."""
+        return self.outside + self.workspace
+
+    @property
+    def exact(self) -> bool:
+        return self.source != "estimate"
+
+
+def memory_use(
+    graph: Graph, backend: Backend, sizes: Mapping[str, int] | None = None, executable: Any = None
+) -> MemoryUse:
+    """Return the memory of a decomposed graph; with its executable, the exact figure where the backend has one."""
+    totals = dict.fromkeys(("input", "param", "constant", "state"), 0)
+    for i in graph.inputs:
+        totals[i.role] += nbytes(i.type, sizes)
+    exact = backend.exact_memory(executable, sizes or {}) if executable is not None else None
+    workspace, source = exact if exact is not None else (alive(graph, backend, sizes), "estimate")
+    return MemoryUse(totals["input"], totals["param"] + totals["constant"], totals["state"], workspace, source)
+
+
+def alive(graph: Graph, backend: Backend, sizes: Mapping[str, int] | None = None) -> int:
+    """Return the most bytes of values, results and working memory at any step."""
+    if not backend.frees:
+        buffers = lifetimes(graph, sizes, in_place=backend.overwrites, views=_views(graph, backend).__contains__)
+        return sum(b.size for b in buffers) + sum(_working(node, backend, sizes) for node in graph.nodes)
+    steps = len(graph.nodes)
+    change = [0] * (steps + 2)
+    views = _views(graph, backend)
+    for buffer in lifetimes(graph, sizes, in_place=backend.overwrites, views=views.__contains__):
+        change[buffer.start] += buffer.size
+        change[buffer.end + 1] -= buffer.size
+    most = now = 0
+    for step in range(steps + 1):
+        now += change[step]
+        most = max(most, now + (_working(graph.nodes[step], backend, sizes) if step < steps else 0))
+    return most
+
+
+def _views(graph: Graph, backend: Backend) -> set[Node]:
+    """Return the nodes that only look at memory: not a reshape of elements that another view has put out of order."""
+    views: set[Node] = set()
+    strided: set[Value | None] = set()
+    for node in graph.nodes:
+        if not node.operands or not backend.is_view(node):
+            continue
+        keeps_order = node.op.name in ("reshape", "barrier")
+        apart = strided.intersection(node.operands)
+        if node.op.name == "reshape" and apart:
+            continue
+        views.add(node)
+        if apart or not keeps_order:
+            strided.update(node.results)
+    return views
+
+
+def _working(node: Node, backend: Backend, sizes: Mapping[str, int] | None) -> int:
+    """Return the bytes that an operation takes for itself while it runs; of control flow, those of its bodies."""
+    inside = [alive(region, backend, sizes) for region in node.regions]
+    return max([backend.workspace(node, sizes or {}), *inside])
+
+
+def largest_sizes(graph: Graph) -> Mapping[str, int] | None:
+    """Return open sizes at their upper bounds; None where one has none."""
+    found = symbols(*(d for i in graph.inputs for d in i.type.shape))
+    if any(s.high is None for s in found):
+        return None
+    return {s.name: int(s.high) for s in found if s.high is not None}
+
+
+def over_limit(use: MemoryUse, graph: Graph, limit: int, sizes: Mapping[str, int] | None = None) -> MemoryLimitError:
+    """Return the error of a program that does not fit, with its largest values."""
+    values = [
+        (nbytes(v.type, sizes), v)
+        for v in (*(v for n in graph.nodes for v in n.results), *(i.value for i in graph.inputs))
+    ]
+    largest = sorted(values, key=lambda row: -row[0])[:5]
+    about = "" if use.exact else "about "
+    return MemoryLimitError(
+        f"this program needs {about}{human(use.peak)}, but max_memory_gb allows {human(limit)}",
+        facts=[
+            f"parameters and inputs {human(use.outside)}; values and results {human(use.workspace)} ({use.source})",
+            "largest: " + "; ".join(f"'{v.name}' {v.type} {human(size)}" for size, v in largest),
+        ],
+    )

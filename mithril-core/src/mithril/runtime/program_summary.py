@@ -1,0 +1,71 @@
+"""A table of a compiled model: per layer its output, parameters and operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mithril.base.dims import is_static, numel
+from mithril.base.tables import columns, si
+from mithril.ir import Graph
+
+if TYPE_CHECKING:
+    from mithril.runtime.compiled_model import CompiledModel
+
+
+def summarise(model: CompiledModel) -> str:
+    """Layers with the shape they give, their parameters and floating-point operations, then the totals."""
+    graph = model.interface
+    rows = layer_rows(graph)
+    table = columns(
+        ["layer", "output", "parameters", "flops"], [[r.path, r.output, si(r.params), si(r.flops)] for r in rows]
+    )
+    params = sum(r.params for r in rows)
+    size = sum(_count(i.type.shape) * i.type.dtype.itemsize for i in graph.with_role("param"))
+    flops = sum(r.flops for r in rows)
+    totals = [
+        f"{model.name} on {model.backend.name}: {params:,} parameters ({si(size)}B), {si(flops)} flops",
+        f"programs: {len(model.programs)}",
+    ]
+    return "\n".join([*table, *totals])
+
+
+class Row:
+    """What one layer adds up to."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.output = ""
+        self.params = 0
+        self.flops = 0
+
+
+def layer_rows(graph: Graph) -> list[Row]:
+    """One row per layer path in order of execution; sizes that are not known count as one."""
+    rows: dict[str, Row] = {}
+    for node in graph.nodes:
+        if node.op.name == "constant":
+            continue
+        row = rows.setdefault(node.origin.path or "(model)", Row(node.origin.path or "(model)"))
+        row.output = str(node.result.type)
+        flops: Any = getattr(node.op, "flops", None)
+        if flops is not None:
+            types = [None if v is None else v.type for v in node.operands]
+            row.flops += _known(flops(types, [v.type for v in node.results], node.attributes))
+    for i in graph.with_role("param"):
+        path = i.name.rpartition(".")[0] or "(model)"
+        row = rows.setdefault(path, Row(path))
+        row.params += _count(i.type.shape)
+    return list(rows.values())
+
+
+def _count(shape: Sequence[Any]) -> int:
+    return _known(numel(tuple(shape)))
+
+
+def _known(size: Any) -> int:
+    if is_static((size,)):
+        return int(size)
+    from mithril.base.dims import substitute, symbols
+
+    return int(substitute(size, {s.name: max(s.low, 1) for s in symbols(size)}))

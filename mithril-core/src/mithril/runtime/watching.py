@@ -1,0 +1,101 @@
+"""Watchers of calls: told how long each call of a compiled model took, and each of its operations."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from mithril.backend.base import Backend
+from mithril.backend.memory_plan import nbytes
+from mithril.ir import Graph, Node
+from mithril.runtime.interpreter import Stepped
+from mithril.runtime.program import Program
+
+
+class Watcher(Protocol):
+    """Receives events. ``stepped``: calls are also run operation by operation."""
+
+    stepped: bool
+
+    def add(
+        self, section: str, name: str, start: float, seconds: float, layer: str = "", kind: str = "", **info: Any
+    ) -> None: ...
+
+
+class Watched(Protocol):
+    """The part of a compiled model that measuring a call reads."""
+
+    name: str
+    backend: Backend
+
+    def concrete(self, program: Program, shapes: Mapping[str, tuple[int, ...]], /) -> Graph: ...
+
+
+# Watchers of every call in this context; those of one model are its own attribute.
+watchers: ContextVar[tuple[Watcher, ...]] = ContextVar("watchers", default=())
+
+
+@contextmanager
+def watch(watcher: Watcher) -> Iterator[None]:
+    """Have ``watcher`` told of every call of every compiled model inside the block."""
+    token = watchers.set((*watchers.get(), watcher))
+    try:
+        yield
+    finally:
+        watchers.reset(token)
+
+
+def measured(
+    model: Watched,
+    program: Program,
+    params: Mapping[str, Any],
+    inputs: Mapping[str, Any],
+    watching: Sequence[Watcher],
+) -> dict[str, Any]:
+    """The program's results, with the call recorded."""
+    backend = model.backend
+    backend.synchronize([*params.values(), *inputs.values()])
+    if not program.timed:  # the first run compiles, allocates, fills caches: not what later calls cost
+        backend.synchronize(program.executable(params, inputs))
+        program.timed = True
+    start = time.perf_counter()
+    results: dict[str, Any] = program.executable(params, inputs)
+    backend.synchronize(results)
+    seconds = time.perf_counter() - start
+    for recorder in watching:
+        recorder.add("run", model.name, start, seconds, "", "call", backend=backend.name)
+    stepping = [w for w in watching if w.stepped]
+    if stepping:
+        operation_times(model, program, {**params, **inputs}, stepping)
+    return results
+
+
+def operation_times(
+    model: Watched, program: Program, arguments: Mapping[str, Any], watching: Sequence[Watcher]
+) -> None:
+    """One more run, operation by operation; the first such run of a program is done twice, once to warm up."""
+    shapes = tuple((name, tuple(a.shape)) for name, a in arguments.items())
+    stepped = program.stepped.get(shapes)
+    if stepped is None:
+        concrete = model.concrete(program, {name: tuple(a.shape) for name, a in arguments.items()})
+        stepped = program.stepped[shapes] = Stepped(concrete, model.backend)
+        stepped.run(arguments)
+
+    def watch(node: Node, start: float, seconds: float) -> None:
+        info = cost(node)
+        for recorder in watching:
+            recorder.add("run", node.op.name, start, seconds, node.origin.path, "operation", **info)
+
+    stepped.run(arguments, watch)
+
+
+def cost(node: Node) -> dict[str, Any]:
+    """Floating-point operations and bytes of a static node, and its result's type."""
+    moved = sum(nbytes(v.type) for v in (*node.operands, *node.results) if v is not None)
+    flops = getattr(node.op, "flops", None)
+    types = [None if v is None else v.type for v in node.operands]
+    count = int(flops(types, [v.type for v in node.results], node.attributes)) if flops is not None else 0
+    return {"flops": count, "bytes": moved, "type": str(node.result.type)}

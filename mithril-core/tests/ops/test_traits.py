@@ -1,0 +1,77 @@
+"""Traits and facts that follow from declarations, compared with the tables of names that they replaced."""
+
+from __future__ import annotations
+
+import pytest
+
+from mithril.base.registry import operations
+from mithril.ir import traits
+from mithril.ir.traits import sample_nodes
+
+NODES = {name: nodes for name, o in operations().items() if (nodes := sample_nodes(o))}
+PRIMITIVE = {name for name, o in operations().items() if not o.composite}
+
+
+def where(holds, how=any):
+    return {name for name, nodes in NODES.items() if how(holds(node) for node in nodes)}
+
+
+def words(text):
+    return set(text.split())
+
+
+@pytest.mark.parametrize(
+    ("holds", "table"),
+    [
+        (traits.is_cheap, "constant full iota broadcast_to reshape transpose size_value"),
+        (traits.is_unchanged, "cast reshape transpose broadcast_to barrier"),
+        (traits.is_view, "reshape"),
+        (traits.is_product, "matmul dot conv conv_input_grad conv_weight_grad"),
+        (traits.is_windowed_product, "conv conv_input_grad conv_weight_grad"),
+        (traits.is_source, "constant full iota size_value"),
+        (traits.is_fold, "sum mean prod max min any all"),
+        (
+            traits.is_expensive,
+            """exp expm1 log log1p sqrt sin cos asin acos atan sinh cosh tanh asinh acosh atanh erf erfinv pow div
+            floordiv mod atan2 random_bits split_key fold_in""",
+        ),
+    ],
+)
+def test_primitives(holds, table):
+    """A barrier of one value and a pad by nothing are layouts as well: of these only some calls are."""
+    sometimes = {"barrier", "pad", "transpose"}
+    assert (where(holds) & PRIMITIVE) - sometimes == words(table) - sometimes
+
+
+def test_composites():
+    assert words("squeeze unsqueeze stop_gradient") <= where(traits.is_view, all)
+    assert words("squeeze unsqueeze stop_gradient repeat tile") <= where(traits.is_layout, all)
+    products = where(traits.is_product) - PRIMITIVE
+    assert products == words("einsum linear attention conv_transpose resize adaptive_avg_pool")
+    assert "shape_of" not in where(traits.is_layout)
+
+
+LOW = "attention conv conv_input_grad conv_transpose conv_weight_grad dot einsum linear matmul"
+FOLLOW = """
+    abs add avg_pool barrier broadcast_to clip concat dropout elu flip gelu glu hard_sigmoid hard_swish hard_tanh
+    leaky_relu max_pool maximum minimum mul neg pad pixel_shuffle relu relu6 repeat reshape roll rotary_embedding select
+    selu sigmoid silu slice split squeeze stack stop_gradient sub swiglu take take_along_axis tanh tile transpose tril
+    triu unsqueeze where"""
+# These follow since they only move elements, round them, or are one operation.
+NOW = """
+    ceil floor round sign trunc prelu scatter gather_nd scatter_nd dynamic_slice dynamic_update_slice embedding sort
+    full constant adaptive_max_pool"""
+
+
+def test_precision():
+    kinds = {name: {traits.precision(node) for node in nodes} for name, nodes in NODES.items()}
+    assert {name for name, kind in kinds.items() if kind == {"low"}} == words(LOW)
+    floats = {name for name, nodes in NODES.items() if any(v.dtype.is_float for node in nodes for v in node.results)}
+    follow = {name for name, kind in kinds.items() if kind == {"follow"}} & floats
+    assert follow == (words(FOLLOW) | words(NOW)) & NODES.keys()
+
+
+def test_labels_name_an_operand():
+    labels = {name: o.labels for name, o in operations().items() if o.labels}
+    assert {"cross_entropy": "labels", "nll_loss": "labels", "embedding": "indices"}.items() <= labels.items()
+    assert all(o.labels in o.operands for o in operations().values() if o.labels)

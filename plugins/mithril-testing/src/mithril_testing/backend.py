@@ -1,0 +1,430 @@
+"""Conformance of a backend: every operation, forward and backward, against the one meaning."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from mithril import plugins
+from mithril.autodiff import gradients
+from mithril.backend.base import Backend, BuildOptions
+from mithril.base.dims import Dim
+from mithril.base.dtypes import bfloat16, dtype as as_dtype, float16
+from mithril.base.errors import MithrilError, OperationError
+from mithril.ir import Builder, Graph
+from mithril.ir.decompose import decompose
+from mithril.ir.evaluate import evaluate
+from mithril.ir.op import Op
+from mithril.ir.samples import Arr
+from mithril.passes.manager import random_arguments
+from mithril_testing import xfail
+from mithril_testing.cases import Case, backend_cases, symbolic_graph
+from mithril_testing.compare import assert_close, tolerance
+from mithril_testing.constants import ConstantsConformance
+from mithril_testing.elementwise import signs_of_zeros, special_calls, strided_calls
+from mithril_testing.grown import affordable, grown_cases, joined
+from mithril_testing.operation import takes_regions
+from mithril_testing.program_checks import ProgramChecks
+from mithril_testing.random_graphs import SMALL, WIDE, random_graph
+from mithril_testing.running import Array, Arrays, Program, backwards, every_other, with_params
+from mithril_testing.sample_arrays import make_array
+from mithril_testing.selection import begin, core_operations, record, selected
+
+
+class BackendConformance(ProgramChecks, ConstantsConformance):
+    """Inherit, set ``backend``, and every operation of the table is checked.
+
+    Of each operation: all samples in all dtypes, forward and backward; symbolic sizes with one program; special values
+    in all combinations and thousands of others in every dtype (element-wise operations); sizes beyond every tile and
+    threshold; repeated calls with other values; operands intact; the same source twice. Of programs: random graphs with
+    gradients, values of all ranks, casts between all pairs of dtypes, integers of all widths, rows of special values,
+    16-bit sums, control flow, parameters, results that share no memory, repeatability, constants in every role, arrays.
+
+    Not checked: speed, memory, threads, options other than those of ``options``, devices other than the backend's
+    default, denormal numbers (their meaning is not specified), and the sign of a zero that a sum or a tie yields.
+
+    ``xfail`` maps the id of a case (``cumsum[int8]``, ``softmax``, ``special:floor``, ``casts``) to why it fails; a
+    case listed there that passes is a failure. ``ops`` selects operations by name, for trying things out or for a
+    plugin that declares operations: then random graphs are left out. By default mithril's own operations and those of
+    all installed plugins are checked; primitives of plugins that the backend does not lower are named at the end.
+    """
+
+    backend: ClassVar[str | Backend | type[Backend]] = ""
+    xfail: ClassVar[Mapping[str, str]] = {}
+    ops: ClassVar[Collection[str | Op] | None] = None
+    jit: ClassVar[bool | None] = False
+    distribution: ClassVar[str] = ""  # of the plugin, where it is not 'mithril-<backend>'
+
+    # -- what the classes give the tests ------------------------------------------------------------------------------
+    _backends: ClassVar[dict[type, Backend]] = {}
+
+    @classmethod
+    def make(cls) -> Backend:
+        """Return the backend under test, made once per class."""
+        if cls not in cls._backends:
+            backend = cls.backend
+            if isinstance(backend, str):
+                backend = plugins.backend_class(backend)
+            cls._backends[cls] = backend if isinstance(backend, Backend) else backend()
+        return cls._backends[cls]
+
+    @classmethod
+    def options(cls) -> BuildOptions:
+        return BuildOptions(jit=cls.jit)
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        cls = metafunc.cls
+        try:
+            cases = cls.cases()
+        except MithrilError as error:
+            raise pytest.Collector.CollectError(str(error)) from error
+        tally = begin(cls, cls.operations(), metafunc.config)
+        tally.exempt = cls.exempt()
+        if "case" in metafunc.fixturenames:
+            accepts = getattr(metafunc.function, "accepts", lambda case: True)
+            rows = [c for c in cases if accepts(c)]
+            metafunc.parametrize("case", rows, ids=[c.id for c in rows])
+        if "op" in metafunc.fixturenames:
+            accepts = getattr(metafunc.function, "accepts", lambda op: True)
+            ops = [o for o in dict.fromkeys(case.op for case in cases) if accepts(o)]
+            metafunc.parametrize("op", ops, ids=[o.name for o in ops])
+
+    @classmethod
+    def operations(cls) -> dict[str, Op]:
+        """Return the operations that the class is about, by name."""
+        return dict(sorted(selected(cls.ops).items()))
+
+    @classmethod
+    def exempt(cls) -> dict[str, str]:
+        """Return operations that need not run here, such as a plugin's primitives without a lowering, and why."""
+        ops, core = cls.operations(), core_operations()
+        foreign = [] if cls.ops is not None else [o for n, o in ops.items() if n not in core]
+        without = {o.name: "no lowering here" for o in foreign if not o.composite and not cls._lowered(o)}
+        without |= {o.name: "no samples" for o in foreign if not o.samples}
+        dtypes = cls.make().dtypes
+        for name, op in ops.items():
+            if takes_regions(op):
+                without[name] = "control flow: in the graphs of whole programs"
+            elif op.samples and not any(Case(op, s, k).needs <= dtypes for k, s in enumerate(op.samples)):
+                without[name] = "the backend lacks the dtypes of its samples"
+        return without
+
+    @classmethod
+    def _lowered(cls, op: Op) -> bool:
+        node = Case(op, op.samples[0], 0).graph().nodes[-1] if op.samples else None
+        return node is not None and cls.make().lowers(node, cls.options())
+
+    @classmethod
+    def cases(cls) -> list[Case]:
+        """Return every call that is tried; an error where there would be none."""
+        without = cls.exempt()
+        cases = [c for c in backend_cases(cls.make().dtypes, cls.ops) if c.op.name not in without]
+        if not cases:
+            names = ", ".join(cls.operations())
+            raise OperationError(f"nothing to check: no sample of {names} fits backend '{cls.make().name}'")
+        return cases
+
+    # -- running ------------------------------------------------------------------------------------------------------
+    def start(self, graph: Graph) -> Program:
+        """Build a graph; calling the program checks that the backend ran every operation and left operands intact."""
+        return Program(self.make(), self.options(), graph)
+
+    def run(self, graph: Graph, inputs: Arrays) -> dict[str, Array]:
+        """Build a graph and run it once."""
+        return self.start(graph)(inputs)
+
+    def expected(self, graph: Graph, inputs: Arrays) -> dict[str, Array]:
+        """Compute the results by the references."""
+        return evaluate(graph, inputs)
+
+    def unsure(self, graph: Graph, inputs: Arrays, expected: Arrays) -> dict[str, float]:
+        """Measure how much each output changes with the last digits of all inputs, as with the order of a sum."""
+        rng = np.random.default_rng(0)
+        nudged = dict(inputs)
+        for n, x in inputs.items():
+            if as_dtype(x.dtype).is_float:
+                nudged[n] = np.asarray(x * rng.uniform(1 - 4e-6, 1 + 4e-6, x.shape), x.dtype)
+        changed = self.expected(graph, nudged)
+        floats = {n: x.astype(np.float64) for n, x in expected.items() if as_dtype(x.dtype).is_float}
+        with np.errstate(all="ignore"):
+            differences = {n: np.abs(changed[n].astype(np.float64) - x) for n, x in floats.items()}
+        return {n: float(np.max(d[np.isfinite(d)], initial=0.0)) for n, d in differences.items()}
+
+    def compare(
+        self,
+        graph: Graph,
+        inputs: Arrays,
+        factor: float,
+        unsure: bool = False,
+        signs: Callable[[str], bool] | None = None,
+        largest: float = np.inf,
+    ) -> None:
+        """Compare a run with the references.
+
+        ``signs`` tells for which outputs the signs of zeros count. ``unsure`` allows differences that changes of the
+        arguments' last digits cause, as in graphs that amplify rounding. ``largest`` as in ``assert_close``.
+        """
+        self.compare_call(self.start(graph), graph, inputs, factor, unsure, signs, largest)
+
+    def compare_call(
+        self,
+        program: Program,
+        graph: Graph,
+        inputs: Arrays,
+        factor: float,
+        unsure: bool = False,
+        signs: Callable[[str], bool] | None = None,
+        largest: float = np.inf,
+    ) -> None:
+        """Compare one call of a program with the references."""
+        expected = self.expected(graph, inputs)
+        actual = program(inputs)
+        assert list(actual) == list(expected), f"outputs {list(actual)}, expected {list(expected)}"
+
+        def compare_all(slack: Mapping[str, float]) -> None:
+            for name, reference in expected.items():
+                allowed = tolerance(as_dtype(reference.dtype), factor)
+                counted = signs is not None and signs(name)
+                margin = slack.get(name, 0.0)
+                assert_close(actual[name], reference, allowed, f"output '{name}'", margin, counted, largest)
+
+        try:
+            compare_all({})
+        except AssertionError:
+            if not unsure:
+                raise
+            compare_all(self.unsure(graph, inputs, expected))
+
+    def check(self, names: list[str], action: Callable[[], None], ops: Collection[str] = ()) -> None:
+        """Run one check that may be listed in ``xfail`` under some names, and count the operations it was about."""
+        xfail.run(names, self.xfail, action)
+        record(type(self), ops)
+
+    # -- samples ------------------------------------------------------------------------------------------------------
+    def test_forward(self, case: Case) -> None:
+        """Compare value, shape and dtype of every sample in every dtype."""
+        self.check(case.names(), lambda: self.compare(case.graph(), case.inputs(), case.op.tolerance), [case.op.name])
+
+    def test_gradient(self, case: Case) -> None:
+        """Compare the gradient program on the backend with the references'; ``OpConformance`` checks the gradient."""
+
+        def action() -> None:
+            graph = gradient_graph(case.graph())
+            self.compare(graph, with_cotangents(graph, case.inputs()), 4 * case.op.tolerance)
+
+        self.check(["gradient:" + n for n in case.names()], action)
+
+    test_gradient.accepts = lambda case: (  # type: ignore[attr-defined]
+        case.sample.gradient and differentiable(case) and (case.dtype is None or case.dtype in (float16, bfloat16))
+    )
+
+    def test_symbolic(self, case: Case) -> None:
+        """Run one program with a symbolic leading size on several sizes, and on the first again."""
+
+        def action() -> None:
+            graph = symbolic_graph(case)
+            assert graph is not None
+            if not self.make().symbolic:
+                with pytest.raises(MithrilError):
+                    self.run(graph, case.inputs())
+                return
+            program = self.start(graph)
+            other = _resized(graph, case)
+            for inputs in (case.inputs(), other, case.inputs()) if other is not None else (case.inputs(),):
+                self.compare_call(program, graph, inputs, case.op.tolerance)
+
+        self.check(["symbolic:" + n for n in case.names()], action)
+
+    test_symbolic.accepts = lambda case: case.dtype is None and symbolic_graph(case) is not None  # type: ignore[attr-defined]
+
+    def test_same_source_twice(self, case: Case) -> None:
+        """Build twice: the source is the same, and imports nothing of mithril."""
+        backend, options = self.make(), self.options()
+        graph = decompose(case.graph(), lambda node: backend.lowers(node, options))
+        first, second = backend.build(graph, options), backend.build(graph, options)
+        assert first.source == second.source
+        imports = core_imports(first.source)
+        assert not imports, f"generated code stands alone, yet it says: {imports[0]}"
+
+    test_same_source_twice.accepts = lambda case: case.number == 0 and case.dtype is None  # type: ignore[attr-defined]
+
+    # -- operations ---------------------------------------------------------------------------------------------------
+    def test_special_values(self, op: Op) -> None:
+        """Compare all combinations of special values and thousands of others, in every dtype, zeros with signs."""
+
+        def action() -> None:
+            graph, arguments = special_calls(op, self.make().dtypes)
+            if graph.outputs:
+                signed = signs_of_zeros(graph)
+                largest = 1.0 if op.composite else 1e-3  # the body of a composite rounds sums that may cancel
+                self.compare(graph, arguments, op.tolerance, signs=lambda _: signed, largest=largest)
+
+        self.check([f"special:{op.name}"], action)
+
+    test_special_values.accepts = lambda op: op.elementwise  # type: ignore[attr-defined]
+
+    def test_broadcast_and_strides(self, op: Op) -> None:
+        """Broadcast operands; read transposed, reversed, repeated and read-only views, and arrays without elements."""
+
+        def action() -> None:
+            graph, arguments = strided_calls(op)
+            self.compare(graph, arguments, op.tolerance)
+
+        self.check([f"broadcast:{op.name}"], action)
+
+    test_broadcast_and_strides.accepts = lambda op: op.elementwise  # type: ignore[attr-defined]
+
+    def test_repeated_calls(self, op: Op) -> None:
+        """Call one program of all samples, half of its operands parameters, with other values in between.
+
+        Each result is read by a further operation, which must not overwrite the operand where both are one array; the
+        first call's results must not change with further calls.
+        """
+
+        def action() -> None:
+            cases = [c for c in backend_cases(self.make().dtypes, [op]) if c.dtype is None]
+            graph = joined([(f"c{c.number}", c.graph()) for c in cases], op.name, _continued)
+            graph = with_params(graph, every_other(graph))
+            arguments = {f"c{c.number}/{n}": a for c in cases for n, a in c.inputs().items()}
+            program = self.start(graph)
+            first = program.call(program.native(arguments))
+            before = program.numpy(first)
+            self.compare_call(program, graph, backwards(arguments), 4 * op.tolerance)
+            for name, array in program.numpy(first).items():
+                assert array.tobytes() == before[name].tobytes(), f"a later call changes the earlier '{name}'"
+            self.compare_call(program, graph, arguments, 4 * op.tolerance)
+
+        self.check([op.name, f"repeated:{op.name}"], action)
+
+    def test_sizes_beyond_tiles(self, op: Op) -> None:
+        """Compare forms of the samples with 9 to 70 rows and 5,000 columns, forward and backward."""
+
+        def action() -> None:
+            cases = [g for c in backend_cases(self.make().dtypes, [op]) if c.dtype is None for g in grown_cases(c)]
+            if not cases:
+                return
+            graphs = []
+            for case in cases:
+                backward = gradient_graph(case.graph()) if case.sample.gradient and differentiable(case) else None
+                graphs.append(backward if backward is not None and affordable(backward) else case.graph())
+            graph = joined([(f"g{k}", g) for k, g in enumerate(graphs)], op.name)
+            inputs = {f"g{k}/{n}": a for k, c in enumerate(cases) for n, a in c.inputs().items()}
+            arguments = with_cotangents(graph, inputs)
+            self.compare(graph, arguments, 16 * op.tolerance, unsure=True)
+
+        self.check([op.name, f"sizes:{op.name}"], action)
+
+    test_sizes_beyond_tiles.accepts = lambda op: not op.elementwise  # type: ignore[attr-defined]
+
+    # -- graphs -------------------------------------------------------------------------------------------------------
+    @pytest.mark.parametrize("seed", range(24))
+    def test_random_graphs(self, seed: int) -> None:
+        """Run operations in any order, half of the operands parameters, and the gradients through them."""
+        if self.ops is not None:
+            pytest.skip("some operations only")
+
+        def action() -> None:
+            graph = random_graph(seed, sizes=WIDE if seed % 3 == 0 else SMALL)
+            graph = with_params(graph, every_other(graph))
+            arguments = random_arguments(graph, seed)
+            self.compare(graph, arguments, 64.0, unsure=True)
+            backward = gradients(graph, None, [i.name for i in graph.arguments])
+            arguments = with_cotangents(backward, arguments)
+            self.compare(backward, arguments, 256.0, unsure=True)
+
+        self.check([f"random:{seed}"], action)
+
+    # -- the backend itself -------------------------------------------------------------------------------------------
+    def test_unsupported_dtype_is_refused(self) -> None:
+        """Raise a mithril error for a dtype the backend lacks; neither crash nor use another in silence."""
+        backend = self.make()
+        for kind in (float16, bfloat16, as_dtype("float64"), as_dtype("int64")):
+            if kind not in backend.dtypes:
+                builder = Builder()
+                with builder:
+                    x = builder.input("x", (2,), kind)
+                    y = x + x
+                with pytest.raises(MithrilError):
+                    self.run(builder.build({"y": y}), {"x": np.zeros(2, kind.numpy)})
+
+    def test_entry_module_is_light(self) -> None:
+        """Import the plugin's entry module without a framework."""
+        backend = self.make()
+        module, heavy = _entry_module(backend.name, self.distribution)
+        code = f"import sys, {module}; print([m for m in {heavy!r} if m in sys.modules])"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() == "[]", f"importing {module} imports {done.stdout.strip()}"
+
+
+def differentiable(case: Case) -> bool:
+    """Whether gradients flow from some output of the case to some operand."""
+    if case.op.gradient is None and not case.op.composite:
+        return False
+    if not any(a is not None and as_dtype(a.dtype).is_float for a in case.arrays):
+        return False
+    return any(v.dtype.is_float for v in case.graph().outputs)
+
+
+def gradient_graph(graph: Graph) -> Graph:
+    """Return the graph with the gradients of all float outputs for all float inputs."""
+    outputs = [n for n, v in zip(graph.output_names, graph.outputs, strict=True) if v.dtype.is_float]
+    return gradients(graph, outputs, [i.name for i in graph.inputs if i.type.dtype.is_float])
+
+
+def with_cotangents(graph: Graph, arguments: Arrays) -> dict[str, Array]:
+    """Return the arguments of a gradient program: those of the forward program and random cotangents."""
+    return {
+        i.name: arguments[i.name]
+        if i.name in arguments
+        else make_array(Arr(i.type.shape, i.type.dtype.name, 0.5, 1.5), i.name)
+        for i in graph.arguments
+    }
+
+
+def _continued(x: Any) -> Any:
+    """Apply an element-wise operation that reads a result for the last time."""
+    from mithril.ops import logical_not, neg
+
+    return logical_not(x) if x.dtype.is_bool else neg(x) if x.dtype.is_float else x * 3
+
+
+def core_imports(source: str | None) -> list[str]:
+    """Return the lines of generated Python that import mithril itself; a plugin's own runtime is none."""
+    lines = [line.strip() for line in (source or "").splitlines()]
+    return [
+        n for n in lines if n.startswith(("import ", "from ")) and n.split()[1].split(".")[0].rstrip(",;") == "mithril"
+    ]
+
+
+def _resized(graph: Graph, case: Case) -> dict[str, Array] | None:
+    """Return other inputs whose symbolic size is one larger, where the sample's values are random."""
+    inputs = {}
+    for k, spec in enumerate(case.sample.operands):
+        if spec is None:
+            continue
+        declared = graph.input(f"x{k}").type.shape
+        if any(isinstance(d, Dim) for d in declared):
+            if spec.values is not None:
+                return None
+            spec = replace(spec, shape=(int(spec.shape[0]) + 1, *spec.shape[1:]))
+        inputs[f"x{k}"] = make_array(spec, f"{case.id}/again/{k}")
+    sizes = {a.shape[0] for a, i in zip(inputs.values(), graph.inputs, strict=False) if not i.type.is_static}
+    try:
+        for guard in graph.guards:
+            guard.check({"N": sizes.pop()}, {})
+        return inputs
+    except (MithrilError, KeyError):
+        return None
+
+
+def _entry_module(name: str, distribution: str) -> tuple[str, tuple[str, ...]]:
+    """Return the plugin module that provides the backend, and the modules it must not import."""
+    registered = plugins.backend(name)
+    return registered.plugin.module, tuple(m for m in registered.spec.requires if m != "numpy")

@@ -1,0 +1,139 @@
+"""Which calls of which operations the kit makes: derived from the operations' own samples."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from mithril.base.dims import Dim, Size
+from mithril.base.dtypes import DType, dtype as as_dtype
+from mithril.base.errors import MithrilError
+from mithril.ir import Builder, Graph, Node, Value
+from mithril.ir.op import Op
+from mithril.ir.samples import Arr, Sample
+from mithril_testing.sample_arrays import arrays_for
+from mithril_testing.selection import selected
+
+# The dtypes every first sample of an operation is tried with besides its own, by kind.
+_SIBLINGS = {
+    "float": ("float64", "float16", "bfloat16"),
+    "int": ("int8", "int64", "uint8"),
+    "uint": ("uint8",),
+    "bool": (),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of one operation on concrete arrays."""
+
+    op: Op
+    sample: Sample
+    number: int
+    dtype: DType | None = None  # None: the sample's own
+
+    @property
+    def id(self) -> str:
+        """``softmax[1]``, ``softmax[0-float16]`` or ``softmax[label]``."""
+        parts = [self.sample.label or str(self.number)]
+        if self.dtype is not None:
+            parts.append(self.dtype.name)
+        return f"{self.op.name}[{'-'.join(parts)}]"
+
+    def names(self) -> list[str]:
+        """Every name that an xfail may use for the case, widest first."""
+        names = [self.op.name, f"{self.op.name}[{self.sample.label or self.number}]", self.id]
+        if self.dtype is not None:
+            names.insert(1, f"{self.op.name}[{self.dtype.name}]")
+        return list(dict.fromkeys(names))
+
+    @cached_property
+    def arrays(self) -> list[np.ndarray[Any, Any] | None]:
+        return arrays_for(self.sample, self.id, self.dtype)
+
+    @property
+    def needs(self) -> set[DType]:
+        """Dtypes the backend must have for the case."""
+        found = {as_dtype(a.dtype) for a in self.arrays if a is not None}
+        found |= {v for v in self.op.complete(self.sample.attributes).values() if isinstance(v, DType)}
+        return found
+
+    def graph(self, symbolic: bool = False) -> Graph:
+        """The call as a graph of inputs ``x0, x1, ...``; symbolic: the first operand's leading size is a Dim."""
+        leading = next((a.shape[0] for a in self.arrays if a is not None and a.ndim), None) if symbolic else None
+        builder = Builder(self.op.name.replace(".", "_"))
+        with builder:
+            values: list[Value | None] = []
+            for k, array in enumerate(self.arrays):
+                if array is None:
+                    values.append(None)
+                    continue
+                shape: tuple[Size, ...] = array.shape
+                if symbolic and shape and shape[0] == leading and array.ndim == self._rank:
+                    shape = (Dim("N", 0, 64), *shape[1:])
+                values.append(builder.input(f"x{k}", shape, as_dtype(array.dtype)))
+            attributes = self.sample.attributes
+            if not any(v is not None for v in values):
+                made = self.op._emit((), attributes)
+            else:
+                made = self.op(*values, **attributes)
+        outputs = made if isinstance(made, tuple) else (made,)
+        return builder.build({f"y{k}": v for k, v in enumerate(outputs)})
+
+    @property
+    def _rank(self) -> int:
+        return next((a.ndim for a in self.arrays if a is not None), 0)
+
+    def inputs(self) -> dict[str, np.ndarray[Any, Any]]:
+        return {f"x{k}": a for k, a in enumerate(self.arrays) if a is not None}
+
+
+def backend_cases(dtypes: Collection[DType], ops: Collection[str | Op] | None = None) -> Iterator[Case]:
+    """All cases that a backend with these dtypes must pass; ``ops`` as for ``selected``."""
+    for _, op in sorted(selected(ops).items()):
+        for number, sample in enumerate(op.samples):
+            cases = [Case(op, sample, number)]
+            if number == 0 and sample.dtypes:
+                cases += [Case(op, sample, number, as_dtype(d)) for d in _siblings(sample)]
+            for case in cases:
+                if case.needs <= set(dtypes) and _accepted(case):
+                    yield case
+
+
+def _siblings(sample: Sample) -> tuple[str, ...]:
+    first = next((s for s in sample.operands if s is not None), None)
+    if not isinstance(first, Arr) or first.values is not None:
+        return ()
+    return tuple(d for d in _SIBLINGS[as_dtype(first.dtype).kind] if d != first.dtype)
+
+
+def _accepted(case: Case) -> bool:
+    """Whether the operation takes this dtype at all; its own sample it must take."""
+    if case.dtype is None:
+        return True
+    try:
+        case.graph()
+    except MithrilError:
+        return False
+    return True
+
+
+def is_primitive(node: Node) -> bool:
+    """Whether a node's operation has no body of other operations."""
+    op: Any = node.op
+    return not op.composite
+
+
+def symbolic_graph(case: Case) -> Graph | None:
+    """The case with a symbolic leading size, or None where the operation needs to know it."""
+    if not any(a is not None and a.ndim for a in case.arrays):
+        return None
+    try:
+        graph = case.graph(symbolic=True)
+    except MithrilError:
+        return None
+    return graph if any(not i.type.is_static for i in graph.inputs) else None

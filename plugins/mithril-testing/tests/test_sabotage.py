@@ -1,0 +1,208 @@
+"""The conformance kit is put to the test: each deliberate mistake of a backend must be found by it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from _pytest.outcomes import Failed, XFailed
+
+import mithril.ops
+from mithril.backend.arrays import as_numpy
+from mithril.backend.codegen import Lowerings
+from mithril.backend.source_backend import SourceBackend
+from mithril.base.dtypes import dtype as as_dtype
+from mithril.base.errors import MithrilError
+from mithril_testing import BackendConformance
+from mithril_testing.cases import backend_cases
+
+
+def table(**rows):
+    made = Lowerings("tiny", ["import numpy as np"], bfloat16="ml_dtypes.bfloat16")
+    made.rows(
+        {"tanh": "np.tanh({x})", "add": "{a} + {b}", "mul": "{a} * {b}", "sub": "{a} - {b}", "exp": "np.exp({x})"}
+    )
+    made.rows({name: row for name, row in rows.items() if row is not None})
+    return made
+
+
+def kit(rows=(), *, ops=("tanh",), xfail=(), **changes):
+    """A conformance class of a tiny backend with these lowerings."""
+
+    class Tiny(SourceBackend):
+        name = "tiny"
+        tables = {"portable": table(**dict(rows))}
+
+        def array(self, data, dtype=None):
+            made = as_numpy(data, self.dtype)
+            return made if dtype is None else made.astype(as_dtype(dtype).numpy)
+
+        def to_numpy(self, array):
+            return np.asarray(array)
+
+        def is_array(self, x):
+            return isinstance(x, (np.ndarray, np.generic))
+
+    for name, value in changes.items():
+        setattr(Tiny, name, value)
+    return type("Kit", (BackendConformance,), {"backend": Tiny, "ops": ops, "xfail": dict(xfail)})
+
+
+def cases(cls):
+    return list(backend_cases(cls.make().dtypes, cls.ops))
+
+
+def run_all(cls, test):
+    for case in cases(cls):
+        wanted = getattr(getattr(cls, test), "accepts", None)
+        if wanted is None or wanted(case):
+            getattr(cls(), test)(case)
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with np.errstate(all="ignore"):
+        yield
+
+
+def test_an_honest_backend_passes():
+    cls = kit()
+    for test in ("test_forward", "test_gradient", "test_symbolic", "test_same_source_twice"):
+        run_all(cls, test)
+    cls().test_special_values(mithril.ops.tanh)
+    cls().test_broadcast_and_strides(mithril.ops.tanh)
+    cls().test_array_helpers()
+
+
+def test_a_wrong_function_is_found():
+    cls = kit({"tanh": "1 / (1 + np.exp(-{x}))"})
+    with pytest.raises(AssertionError, match="elements differ"):
+        run_all(cls, "test_forward")
+
+
+def test_a_result_a_little_off_is_found():
+    cls = kit({"tanh": "np.tanh({x}) * np.float32(1.0001)"})
+    with pytest.raises(AssertionError):
+        run_all(cls, "test_forward")
+
+
+def test_a_wrong_dtype_is_found():
+    cls = kit({"tanh": "np.tanh({x}).astype(np.float64)"})
+    with pytest.raises(AssertionError, match="dtype float64, expected"):
+        run_all(cls, "test_forward")
+
+
+def test_a_wrong_shape_is_found():
+    cls = kit({"tanh": "np.tanh({x}).T"})
+    with pytest.raises(AssertionError, match="shape"):
+        run_all(cls, "test_forward")
+
+
+def test_a_deleted_lowering_is_found():
+    cls = kit({}, ops=("sinh",))
+    with pytest.raises(MithrilError, match="no way to run"):
+        run_all(cls, "test_forward")
+
+
+def test_a_deleted_lowering_that_only_gradients_need_is_found():
+    made = table()
+    made._rows.pop("mul")
+    cls = kit(tables={"portable": made})
+    run_all(cls, "test_forward")
+    with pytest.raises(MithrilError, match="no way to run"):
+        run_all(cls, "test_gradient")
+
+
+def test_falling_back_on_the_reference_is_found():
+    made = Lowerings("tiny", ["import numpy as np", "from mithril.ops import tanh as reference"])
+    made.row("tanh", "reference({x})")
+    cls = kit(tables={"portable": made})
+    with pytest.raises(AssertionError, match="the backend ran the reference of 'tanh'"):
+        run_all(cls, "test_forward")
+
+
+def test_pretending_to_have_run_is_found():
+    """A backend whose executable says it ran less than its graph holds."""
+    cls = kit()
+    original = cls.make().build
+
+    def build(graph, options=None):
+        made = original(graph, options)
+        made.__class__ = type("Pretender", (type(made),), {"__slots__": (), "lowered": frozenset()})
+        return made
+
+    cls.make().build = build
+    with pytest.raises(AssertionError, match="did not run"):
+        run_all(cls, "test_forward")
+
+
+def test_wrong_special_values_are_found():
+    cls = kit({"tanh": "np.where(np.isnan({x}), 0, np.tanh({x})).astype({x}.dtype)"})
+    run_all(cls, "test_forward")  # ordinary values are right
+    with pytest.raises(AssertionError):
+        cls().test_special_values(mithril.ops.tanh)
+
+
+def test_sizes_baked_in_are_found():
+    made = table()
+
+    @made.function("tanh")
+    def _(call):
+        return f"np.tanh(np.asarray({call.x}, order='C').reshape(-1))[:12].reshape({call.x}.shape)"
+
+    cls = kit(tables={"portable": made})
+    with pytest.raises((AssertionError, ValueError)):
+        run_all(cls, "test_symbolic")
+
+
+def test_writing_into_inputs_is_found():
+    cls = kit({"exp": "np.exp({x}, out={x})"}, ops=("exp",))
+    with pytest.raises(AssertionError, match="was written to"):
+        run_all(cls, "test_forward")
+
+
+def test_text_that_changes_is_found():
+    import itertools
+
+    made, counter = table(), itertools.count()
+
+    @made.function("tanh")
+    def _(call):
+        return f"np.tanh({call.x} + {next(counter)} * 0)"
+
+    cls = kit(tables={"portable": made})
+    with pytest.raises(AssertionError):
+        run_all(cls, "test_same_source_twice")
+
+
+def test_a_true_xfail_is_one_and_a_false_one_fails():
+    wrong = kit({"tanh": "{x}"}, xfail={"tanh": "identity for the sake of it"})
+    with pytest.raises(XFailed):
+        run_all(wrong, "test_forward")
+    right = kit(xfail={"tanh": "it is said to fail"})
+    with pytest.raises((Failed, AssertionError)):
+        run_all(right, "test_forward")
+
+
+def test_an_xfail_needs_a_reason():
+    with pytest.raises((Failed, AssertionError, ValueError, MithrilError)):
+        run_all(kit({"tanh": "{x}"}, xfail={"tanh": ""}), "test_forward")
+
+
+def test_helpers_that_lie_are_found():
+    cls = kit(zeros=lambda self, shape, dtype=None: np.ones(shape, np.float32))
+    with pytest.raises(AssertionError):
+        cls().test_array_helpers()
+
+
+def test_an_unsupported_dtype_must_be_refused():
+    cls = kit(dtypes=frozenset({as_dtype("float32")}), check=lambda self, graph: None)
+    with pytest.raises((Failed, AssertionError)):
+        cls().test_unsupported_dtype_is_refused()
+
+
+def test_every_operation_has_cases():
+    """An operation without samples would be checked by nobody."""
+    from mithril_testing.selection import core_operations
+
+    controlled = {"if", "while", "scan"}  # need bodies: the kit has graphs of their own for them
+    assert [n for n, o in core_operations().items() if not o.samples and n not in controlled] == []

@@ -1,0 +1,195 @@
+"""``ml.find_batch_size`` and ``ml.process_in_batches``: how much at once, and long data piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mithril.backend.memory_plan import human, parse_bytes
+from mithril.base.errors import InputError, MemoryLimitError
+from mithril.base.interleaved_timing import in_turns
+from mithril_tools.benchmark import batch_of, resized
+
+if TYPE_CHECKING:
+    from mithril.runtime.compiled_model import CompiledModel
+
+GAIN = 0.05  # a larger batch must bring more than this to be worth its latency
+
+
+@dataclass
+class BatchChoice:
+    """The batch found. ``rates`` are items per second by batch size; ``fits`` is the largest that memory allows."""
+
+    best: int
+    fits: int
+    rates: dict[int, float] = field(default_factory=dict)
+    memory: dict[int, int] = field(default_factory=dict)
+
+    def __int__(self) -> int:
+        return self.best
+
+    def __str__(self) -> str:
+        lines = [f"best batch {self.best}; memory allows {self.fits}"]
+        lines += [f"  {n}: {rate:.4g} items/s, {human(self.memory[n])}" for n, rate in self.rates.items()]
+        return "\n".join(lines)
+
+
+def find_batch_size(
+    compiled: CompiledModel,
+    inputs: Mapping[str, Any],
+    *,
+    memory: float | str | None = None,
+    most: int = 1024,
+    params: Mapping[str, Any] | None = None,
+    seconds: float = 0.3,
+) -> BatchChoice:
+    """The smallest batch with (nearly) the highest throughput among those that fit.
+
+    ``inputs`` are samples of any batch size. ``memory`` (8, "8GB", "512MiB") is what a call may take; without it, half
+    of what is free. What a batch needs comes from the memory plan: nothing is run that would not fit.
+    """
+    limit = parse_bytes(memory) if memory is not None else free_memory() // 2
+    needs = _planner(compiled, inputs)
+    fits = _largest(needs, limit, most)
+    weights = params if params is not None else compiled.params
+    if weights is None:
+        weights = compiled.randomize_params(inputs=inputs)
+
+    def rate(size: int) -> float:
+        given = resized(compiled, inputs, size)
+
+        def call() -> None:
+            compiled.backend.synchronize(compiled.evaluate(weights, given))
+
+        return size / in_turns({"": call}, seconds=seconds / 4, rounds=3)[""]
+
+    best, rates = fastest_batch(rate, fits)
+    return BatchChoice(best, fits, rates, {size: needs(size) for size in rates})
+
+
+def fastest_batch(rate: Callable[[int], float], fits: int) -> tuple[int, dict[int, float]]:
+    """The smallest batch whose rate (items per second) no larger one beats by much, and the rates that were asked for.
+
+    Batches are doubled up to ``fits``, until two in a row bring nothing.
+    """
+    rates: dict[int, float] = {}
+    best, size, poor = 1, 1, 0
+    while size <= fits and poor < 2:
+        rates[size] = rate(size)
+        if rates[size] > (1 + GAIN) * rates[best]:
+            best, poor = size, 0
+        elif size > 1:
+            poor += 1
+        size = size * 2 if size * 2 <= fits or size == fits else fits
+    return best, rates
+
+
+def _planner(compiled: CompiledModel, inputs: Mapping[str, Any]) -> Callable[[int], int]:
+    """Bytes of a call by batch size, from the memory plan."""
+    if not compiled.programs:
+        compiled.evaluate(compiled.randomize_params(inputs=inputs), dict(inputs))
+    known: dict[int, int] = {}
+
+    def planned(size: int) -> int:
+        if size not in known:
+            shapes = {n: np.shape(x) for n, x in resized(compiled, inputs, size).items()}
+            known[size] = compiled.memory_report(shapes).peak
+        return known[size]
+
+    return planned
+
+
+def _largest(needs: Callable[[int], int], limit: int, most: int) -> int:
+    """The largest batch within the limit: guessed by proportion, as needs grow so, and held to the plan."""
+    if needs(1) > limit:
+        raise MemoryLimitError(
+            f"a batch of one needs {human(needs(1))}, and only {human(limit)} may be taken",
+            hint="a smaller dtype or mixed_precision=True needs less",
+        )
+    if needs(most) <= limit:
+        return most
+    low, high = 1, most  # the first fits, the second does not
+    while high - low > 1:
+        share = (limit - needs(low)) / (needs(high) - needs(low))
+        middle = min(max(low + int(share * (high - low)), low + 1), high - 1)
+        low, high = (middle, high) if needs(middle) <= limit else (low, middle)
+        if high - low > 1 and needs(low + 1) > limit:
+            break
+    return low
+
+
+def free_memory() -> int:
+    """Bytes that are free on this machine, or 4 GB where it does not say."""
+    try:
+        with open("/proc/meminfo") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 4_000_000_000
+
+
+def process_in_batches(
+    compiled: CompiledModel,
+    inputs: Mapping[str, Any],
+    batch_size: int,
+    *,
+    params: Mapping[str, Any] | None = None,
+) -> dict[str, np.ndarray[Any, Any]]:
+    """The outputs for long inputs, computed piece by piece, in order, as NumPy arrays."""
+    parts = list(stream(compiled, inputs, batch_size, params=params))
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def stream(
+    compiled: CompiledModel,
+    inputs: Mapping[str, Any],
+    batch_size: int,
+    *,
+    params: Mapping[str, Any] | None = None,
+) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
+    """The outputs of one piece after the other. The next piece is handed over before the last one is waited for.
+
+    The last piece is filled up with repetitions of its last row, so that one program serves all, and cut afterwards.
+    """
+    if batch_size < 1:
+        raise InputError(f"a batch size cannot be {batch_size}")
+    total = batch_of(inputs)
+    if total == 0:
+        raise InputError("there is nothing to process: the inputs are empty")
+    weights = params if params is not None else compiled.params
+    if weights is None:
+        raise InputError("no parameters are bound to this model", hint="give params=, or compiled.bind(params) before")
+    rows = {n: np.asarray(x) for n, x in inputs.items()}
+    waiting: tuple[Any, int] | None = None
+    for start in range(0, total, batch_size):
+        size = min(batch_size, total - start)
+        given = {n: _piece(x, start, batch_size, total) for n, x in rows.items()}
+        running = compiled.evaluate(weights, {n: compiled.backend.array(x) for n, x in given.items()})
+        if waiting is not None:
+            yield _cut(compiled, *waiting)
+        waiting = running, size
+    if waiting is not None:
+        yield _cut(compiled, *waiting)
+
+
+def _piece(x: np.ndarray[Any, Any], start: int, size: int, total: int) -> np.ndarray[Any, Any]:
+    """Rows from ``start``; inputs that have no such rows are the same for every piece."""
+    if not x.ndim or x.shape[0] != total:
+        return x
+    part = x[start : start + size]
+    missing = size - len(part)
+    return np.concatenate([part, np.repeat(part[-1:], missing, axis=0)]) if missing else part
+
+
+def _cut(compiled: CompiledModel, results: Any, size: int) -> dict[str, np.ndarray[Any, Any]]:
+    outputs = results[0] if isinstance(results, tuple) else results
+    arrays = {n: compiled.backend.to_numpy(v) for n, v in outputs.items()}
+    for name, array in arrays.items():
+        if not array.ndim:
+            raise InputError(f"output '{name}' has no rows, so it cannot be computed piece by piece")
+    return {n: a[:size] for n, a in arrays.items()}

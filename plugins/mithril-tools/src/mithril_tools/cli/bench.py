@@ -1,0 +1,116 @@
+"""``mithril bench`` and ``mithril cache``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mithril import plugins
+from mithril.base.errors import InputError, PluginError
+from mithril_tools.cli.models import compile_options, load_model, model_options, random_inputs
+from mithril_tools.cli.output import console, json_option, print_json, show
+
+COLUMNS = ("backend", "batch", "median", "fastest", "spread", "items/s", "memory")
+
+
+@click.command()
+@model_options
+@click.option(
+    "--backends", default="", metavar="NAMES", help="Only these, separated by commas; all that are installed."
+)
+@click.option("--batches", default="", metavar="1,8,32", help="Batch sizes to try; the first axis of the inputs.")
+@click.option("--iterations", default=100, show_default=True, help="Measured calls.")
+@click.option("--warmup", default=10, show_default=True, help="Calls before measuring.")
+@click.option("--operations", is_flag=True, help="Also show the time of each operation, by layer.")
+@json_option
+def bench(
+    model: str,
+    backends: str,
+    batches: str,
+    iterations: int,
+    warmup: int,
+    operations: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Time a model on installed backends, for one or several batch sizes."""
+    import mithril as ml
+    from mithril.backend.memory_plan import human
+
+    given = compile_options(**options)
+    made = load_model(model)
+    inputs = random_inputs(made, given, 0)
+    names = [n for n in backends.split(",") if n] or sorted(plugins.backends(), key=lambda n: (n != "numpy", n))
+    if not names:
+        raise PluginError("no backend is installed", hint="pip install mithril-numpy")
+    sizes = _sizes(batches)
+    config = ml.BenchmarkConfig(warmup_iterations=warmup, benchmark_iterations=iterations)
+    rows, data, tables = [], [], []
+    for name in names:
+        compiled = ml.compile(made, name, **given)
+        found = ml.run_benchmark(compiled, inputs, config, batch_sizes=sizes or None)
+        for batch, result in found.items() if sizes else [(found.batch_size, found)]:
+            rows.append(
+                {
+                    "backend": name,
+                    "batch": str(batch),
+                    "median": f"{1e3 * result.latency:.3f} ms",
+                    "fastest": f"{1e3 * result.fastest:.3f} ms",
+                    "spread": f"{100 * result.spread:.0f}%",
+                    "items/s": f"{result.throughput:.4g}",
+                    "memory": human(result.memory_usage),
+                }
+            )
+            data.append(
+                {
+                    "backend": name,
+                    "batch": batch,
+                    "latency": result.latency,
+                    "fastest": result.fastest,
+                    "throughput": result.throughput,
+                    "memory_usage": result.memory_usage,
+                }
+            )
+        if operations:
+            with ml.profile() as prof:
+                compiled.evaluate(compiled.randomize_params(0, inputs), inputs)
+            tables.append((name, str(prof.execution_breakdown)))
+    if as_json:
+        print_json(data)
+        return
+    show(rows, COLUMNS, console())
+    for name, table in tables:
+        click.echo(f"\n{name}\n{table}")
+
+
+def _sizes(text: str) -> list[int]:
+    parts = [part for part in text.split(",") if part]
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise InputError(f"--batches {text}: expected sizes", hint="--batches 1,8,32")
+    return [int(part) for part in parts]
+
+
+@click.command()
+@click.argument("action", type=click.Choice(["info", "clear"]))
+@click.option("--dir", "folder", type=click.Path(file_okay=False, path_type=Path), help="The cache_dir that was used.")
+@json_option
+def cache(action: str, folder: Path | None, as_json: bool) -> None:
+    """What cache=True has kept on disk: info, clear."""
+    from mithril.backend.memory_plan import human
+    from mithril.base.disk_cache import Store
+
+    store = Store(folder)
+    if action == "clear":
+        count = store.clear()
+        if as_json:
+            print_json({"removed": count})
+        else:
+            click.echo(f"removed {count} {'entry' if count == 1 else 'entries'} from {store.folder}")
+        return
+    info = store.info()
+    if as_json:
+        print_json({"folder": str(info.folder), "entries": info.entries, "bytes": info.bytes, "limit": info.limit})
+    else:
+        click.echo(f"{info.entries} entries, {human(info.bytes)} of at most {human(info.limit)}, in {info.folder}")

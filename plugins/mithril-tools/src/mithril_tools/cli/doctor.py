@@ -1,0 +1,107 @@
+"""``mithril doctor``: this machine as mithril sees it, and why a plugin did not load."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from importlib.metadata import packages_distributions, version
+from typing import Any
+
+import click
+from rich.markup import escape
+
+from mithril import __version__, plugins
+from mithril.base.errors import MithrilError
+from mithril.plugins import Registered
+from mithril.plugins.hookspecs import BackendSpec
+from mithril_tools.cli.output import console, json_option, print_json, show
+
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "XLA_FLAGS")
+SWITCHES = ("MITHRIL_DISABLE_PLUGINS", "MITHRIL_STRICT_PLUGINS")
+
+
+def environment() -> dict[str, str]:
+    """Versions, processor, and the variables that change how fast or with what mithril runs."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    facts = {
+        "mithril-core": __version__,
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "processor": _processor(),
+        "usable cores": f"{cores} of {os.cpu_count()}",
+    }
+    for name in ("numpy", "ml_dtypes", "pluggy"):
+        facts[name] = version(name)
+    for name in (*THREADS, *SWITCHES):
+        if name in os.environ:
+            facts[name] = os.environ[name]
+    return facts
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            names = (line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+            return next(names, platform.processor() or "unknown")
+    except OSError:
+        return platform.processor() or "unknown"
+
+
+def examine(entry: Registered[BackendSpec]) -> dict[str, str]:
+    """One backend: its framework's version, whether it loads and how long that takes, and what it says of itself."""
+    facts = {"distribution": entry.origin}
+    brought_by = packages_distributions()
+    for module in entry.spec.requires:
+        homes = sorted(set(brought_by.get(module, ())))
+        facts[module] = ", ".join(f"{home} {version(home)}" for home in homes) or "not installed"
+    start = time.perf_counter()
+    try:
+        backend = plugins.backend_class(entry.spec.name)
+        facts["state"] = "ready"
+        facts["loading took"] = f"{time.perf_counter() - start:.2f} s"
+        diagnose = getattr(backend, "diagnose", None)  # optional classmethod: devices, threads, advice
+        if diagnose is not None:
+            facts.update({str(key): str(value) for key, value in diagnose().items()})
+    except MithrilError as error:
+        facts["state"] = "failed"
+        facts["why"] = str(error)
+    except Exception as error:  # whatever a framework throws at somebody who asks about its devices is an answer
+        facts["state"] = "failed"
+        facts["why"] = f"{type(error).__name__}: {error}"
+    return facts
+
+
+@click.command()
+@json_option
+def doctor(as_json: bool) -> None:
+    """This machine: versions, devices, threads, and why a plugin did not load."""
+    found = plugins.all()
+    report: dict[str, Any] = {
+        "environment": environment(),
+        "backends": {name: examine(entry) for name, entry in plugins.backends().items()},
+        "hardware": [{"name": f.spec.name, "why": f.spec.why, "by": f.origin} for f in plugins.detect_targets()],
+        "problems": list(dict.fromkeys(str(problem.error()) for plugin in found for problem in plugin.problems)),
+    }
+    if as_json:
+        print_json(report)
+        return
+    out = console()
+    _section(out, "environment", report["environment"])
+    for name, facts in report["backends"].items():
+        _section(out, f"backend {name}", facts)
+    if report["hardware"]:
+        out.print("\n[bold]hardware[/bold]")
+        show(report["hardware"], ["name", "why", "by"], out)
+    if report["problems"]:
+        out.print("\n[bold]plugins that are not in use, or not entirely[/bold]")
+        for problem in report["problems"]:
+            out.print(escape(problem))
+    if not report["backends"]:
+        out.print("\nNo backend is installed. One to begin with: pip install mithril-numpy")
+
+
+def _section(out: Any, title: str, facts: dict[str, str]) -> None:
+    out.print(f"\n[bold]{escape(title)}[/bold]" if title != "environment" else f"[bold]{title}[/bold]")
+    show([{"fact": key, "value": value} for key, value in facts.items()], ["fact", "value"], out)

@@ -1,0 +1,167 @@
+"""``mithril plugins``, ``backends``, ``passes`` and ``options``: what is installed, as tables or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.markup import escape
+
+from mithril import plugins as installed
+from mithril.plugins import Registered, hookspecs, option_table as declared, pip_hints
+from mithril.plugins.hookspecs import PassSpec
+from mithril.plugins.loader import Plugin
+from mithril_tools.cli.output import console, json_option, print_json, show
+
+if TYPE_CHECKING:
+    from mithril.ir import Graph
+
+
+@click.command()
+@json_option
+def plugins(as_json: bool) -> None:
+    """Installed plugins: what they bring, and their state."""
+    declared.registry()  # two owners of one option come to light here
+    found = installed.all()
+    provides: dict[int, dict[str, list[str]]] = {id(plugin): {} for plugin in found}
+    for kind, name, plugin in installed.provided():
+        provides[id(plugin)].setdefault(kind, []).append(name)
+    if as_json:
+        print_json([_plugin_data(plugin, provides[id(plugin)]) for plugin in found])
+        return
+    out = console()
+    if not found:
+        out.print("No plugins are installed. A backend to begin with: pip install mithril-numpy")
+        return
+    rows = [
+        {
+            "name": plugin.name,
+            "kind": _kinds(provides[id(plugin)]),
+            "distribution": plugin.distribution,
+            "version": plugin.version,
+            "state": plugin.state,
+        }
+        for plugin in found
+    ]
+    show(rows, ["name", "kind", "distribution", "version", "state"], out)
+    for problem in dict.fromkeys(problem for plugin in found for problem in plugin.problems):
+        if problem.state != "disabled":
+            out.print(f"\n{escape(str(problem.error()))}")
+
+
+def _plugin_data(plugin: Plugin, provides: dict[str, list[str]]) -> dict[str, Any]:
+    return {
+        "name": plugin.name,
+        "distribution": plugin.distribution,
+        "version": plugin.version,
+        "module": plugin.module,
+        "state": plugin.state,
+        "provides": provides,
+        "problems": [
+            {"state": p.state, "what": p.what, "facts": list(p.facts), "hint": p.hint} for p in plugin.problems
+        ],
+    }
+
+
+def _kinds(provides: dict[str, list[str]]) -> str:
+    """``backend, 12 passes, 4 options``; the export that every backend has is not worth a word."""
+    words = []
+    for kind, names in provides.items():
+        count = len(names) - len(provides.get("backend", ())) if kind == "export" else len(names)
+        plural = "passes" if kind == "pass" else f"{kind}s"
+        if count == 1:
+            words.append(kind)
+        elif count > 1:
+            words.append(f"{count} {plural}")
+    return ", ".join(words)
+
+
+@click.command()
+@json_option
+def backends(as_json: bool) -> None:
+    """Backends: installed, usable, and how to get the others."""
+    rows = []
+    for name, entry in installed.backends().items():
+        missing = [module for module in entry.spec.requires if find_spec(module) is None]
+        rows.append(
+            {
+                "name": name,
+                "class": f"ml.{entry.spec.class_name}",
+                "distribution": entry.origin,
+                "state": f"needs {', '.join(missing)}" if missing else "ready",
+                "summary": entry.spec.summary,
+            }
+        )
+    have = {row["name"] for row in rows}
+    absent = {name: home for name, home in pip_hints.BACKENDS.items() if name not in have}
+    for name, home in absent.items():
+        if not installed.default.loader.named(home):
+            rows.append({"name": name, "class": "", "distribution": "", "state": f"pip install {home}", "summary": ""})
+    if as_json:
+        print_json(rows)
+    else:
+        show(rows, ["name", "class", "distribution", "state", "summary"], console())
+
+
+@click.command()
+@json_option
+def passes(as_json: bool) -> None:
+    """Passes in the order in which they run, and the pipeline of each level."""
+    entries = _in_order(installed.passes())
+    rows = [
+        {
+            "name": entry.spec.name,
+            "stage": entry.spec.stage,
+            "level": entry.spec.level or "by name",
+            "aliases": ", ".join(entry.spec.aliases),
+            "distribution": entry.origin,
+            "summary": entry.spec.summary,
+        }
+        for entry in entries
+    ]
+    levels = hookspecs.LEVELS
+    pipelines = {
+        level: [e.spec.name for e in entries if e.spec.level and levels.index(e.spec.level) <= levels.index(level)]
+        for level in levels
+    }
+    if as_json:
+        print_json({"passes": rows, "pipelines": pipelines})
+        return
+    out = console()
+    if not rows:
+        out.print("No passes are installed, so models compile unoptimised: pip install mithril-passes")
+        return
+    show(rows, ["name", "stage", "level", "aliases", "distribution", "summary"], out)
+    out.print()
+    for level, names in pipelines.items():
+        out.print(f"[bold]{level}[/bold]: {escape(', '.join(names)) or 'nothing'}")
+
+
+def _in_order(entries: Mapping[str, Registered[PassSpec]]) -> list[Registered[PassSpec]]:
+    """As the pass manager would run them all."""
+    from mithril.passes.manager import Pass, ordered
+
+    placed = []
+    for name, entry in entries.items():
+        place = installed.pass_placement(name)
+        placed.append(Pass(name, _unused, entry.spec.stage, entry.spec.level, place.before, place.after))
+    return [entries[one.name] for one in ordered(placed)]
+
+
+def _unused(graph: Graph) -> Graph:
+    """Stands for a pass whose place alone matters: listing loads no pass."""
+    return graph
+
+
+@click.command()
+@json_option
+def options(as_json: bool) -> None:
+    """Every keyword of ml.compile, with its owner."""
+    rows = declared.rows()
+    if as_json:
+        print_json(rows)
+        return
+    texts = [{**row, "aliases": ", ".join(row["aliases"])} for row in rows]
+    show(texts, ["name", "type", "default", "owner", "help"], console())

@@ -1,0 +1,123 @@
+"""``mithril new-plugin KIND NAME``: writes a complete distribution that installs and passes its tests as it stands."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mithril import __version__
+
+TEMPLATES = Path(__file__).parents[1] / "new_plugin"
+
+# kind: (one line about it, further requirements, requirements of its tests, how to use it)
+KINDS = {
+    "backend": (
+        "The {name} backend for mithril.",
+        ["mithril-passes{core}", "mithril-tools{core}"],
+        [],
+        'It is used by name, `ml.compile(model, "{name}")`, or as `ml.{cls}Backend()`.',
+    ),
+    "op": (
+        "The operation {ident} for mithril.",
+        [],
+        ["mithril-numpy{core}"],
+        "It is used like any other: `ml.ops.{ident}(x)` on values, arrays and connections.",
+    ),
+    "pass": (
+        "The {name} pass for mithril.",
+        [],
+        ["mithril-numpy{core}"],
+        'It runs from level medium on. `optimizations={{"{name}": False}}` leaves it out.',
+    ),
+    "profiler": (
+        "The {name} profiler for mithril.",
+        [],
+        [],
+        '`with mithril.plugins.load_profiler("{name}")() as running: ...`, then `running.summary()`.',
+    ),
+    "target": (
+        "The hardware target {ident} for mithril.",
+        [],
+        [],
+        'It is chosen by `ml.compile(..., target_hardware="{ident}")`.',
+    ),
+}
+
+
+def facts(kind: str, name: str) -> dict[str, Any]:
+    """Everything the templates of ``kind`` may mention."""
+    ident = name.replace("-", "_")
+    if keyword.iskeyword(ident):
+        ident += "_"
+    major, minor = __version__.split(".")[:2]
+    words = {
+        "name": name,
+        "ident": ident,
+        "cls": "".join(part.capitalize() for part in name.split("-")),
+        "distribution": f"mithril-{name}",
+        "package": f"mithril_{name.replace('-', '_')}",
+        "core": f">={major}.{minor},<{major}.{int(minor) + 1}",
+    }
+    summary, requirements, tests, usage = KINDS[kind]
+    return words | {
+        "kind": kind,
+        "summary": summary.format(**words),
+        "usage": usage.format(**words),
+        "requirements": sorted(line.format(**words) for line in ["mithril-core{core}", *requirements]),
+        "test_requirements": sorted(line.format(**words) for line in ["mithril-testing{core}", "pytest>=8", *tests]),
+    }
+
+
+def render(kind: str, words: dict[str, Any]) -> dict[str, str]:
+    """Path inside the distribution -> text of the file."""
+    import jinja2
+
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
+    files = {}
+    for root in (TEMPLATES / "common", TEMPLATES / kind):
+        for path in sorted(root.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                place = path.relative_to(root).as_posix().removesuffix(".j2")
+                place = place.replace("PACKAGE", words["package"]).replace("IDENT", words["ident"])
+                files[place] = environment.from_string(path.read_text(encoding="utf-8")).render(**words)
+    return files
+
+
+def taken(ident: str) -> bool:
+    """Whether the core or an installed plugin has an operation of that name."""
+    from mithril import plugins
+    from mithril.base.registry import operations
+
+    return ident in operations() or ident in plugins.op_names()
+
+
+@click.command("new-plugin")
+@click.argument("kind", type=click.Choice(sorted(KINDS)))
+@click.argument("name")
+@click.option(
+    "--into", type=click.Path(path_type=Path), default=".", help="Folder to write the distribution's folder in."
+)
+def new_plugin(kind: str, name: str, into: Path) -> None:
+    """Write a complete distribution with tests: pass, backend, target, profiler or op.
+
+    NAME is in lower case, words joined by dashes; the distribution will be called mithril-NAME.
+    """
+    name = name.removeprefix("mithril-")
+    if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
+        raise click.BadParameter("use lower-case letters and digits, words joined by dashes", param_hint="NAME")
+    words = facts(kind, name)
+    if kind == "op" and taken(words["ident"]):
+        raise click.BadParameter(f"there is an operation '{words['ident']}' already", param_hint="NAME")
+    folder = into / words["distribution"]
+    if folder.exists():
+        raise click.ClickException(f"{folder} exists already; choose another name, or another folder with --into")
+    for place, text in render(kind, words).items():
+        path = folder / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        click.echo(f"wrote {path}")
+    click.echo(f'\nnext: cd {folder} && pip install -e ".[test]" && pytest')

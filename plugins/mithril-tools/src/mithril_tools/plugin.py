@@ -1,0 +1,94 @@
+"""What mithril-tools adds to mithril; importing this module imports neither click nor rich."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from types import MappingProxyType
+from typing import Any, Literal
+
+from mithril import CompileContext, Export, Graph, Option, hookimpl
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+Path = str | PathLike[str]
+
+# Module below ``mithril_tools`` -> the names it gives to the public face.
+EXPORTS = {
+    "batching": ("find_batch_size", "process_in_batches"),
+    "benchmark": ("BenchmarkConfig", "run_benchmark"),
+    "calibrate": ("calibrate", "estimate"),
+    "diff": ("diff",),
+    "profile": ("profile",),
+    "tune": ("tune",),
+}
+# The option that asks for an observer -> where it lives.
+OBSERVERS = {
+    "verbose": "mithril_tools.show.verbose:Verbose",
+    "dump_graph": "mithril_tools.show.dump:Dump",
+    "trace_shapes": "mithril_tools.show.shape_trace:ShapeTrace",
+    "save_intermediates": "mithril_tools.show.intermediates:Intermediates",
+    "profile": "mithril_tools.show.timing:Timing",
+}
+
+
+@hookimpl
+def mithril_exports() -> Sequence[Export]:
+    """``ml.diff``, ``ml.profile``, ``ml.run_benchmark`` and the like; ``compiled.get_profile_stats()``."""
+    names = [Export(name, f"mithril_tools.{module}:{name}") for module, names in EXPORTS.items() for name in names]
+    return [*names, Export("get_profile_stats", "mithril_tools.profile:stats_of", on="CompiledModel")]
+
+
+@hookimpl
+def mithril_options() -> Sequence[Option]:
+    """Options that show what a compilation does."""
+    return [
+        Option("dump_format", Literal["dot", "json", "text"], "text", "Format of the files that dump_graph writes."),
+        Option("dump_graph", Path | None, None, "Folder for the graph after each pass, one numbered file each."),
+        Option("intermediate_dir", Path | None, None, "Folder for what save_intermediates writes."),
+        Option("profile", bool, False, "Record the time of each compile stage and of each operation."),
+        Option("profile_output", Path | None, None, "Write the recorded profile to this file, as Chrome-trace JSON."),
+        Option("save_intermediates", bool, False, "Keep the graph of every stage, and named values at run time."),
+        Option("trace_shapes", bool, False, "Show how each operation's shape was derived."),
+        Option("verbose", bool, False, "Show stages, passes and times while compiling."),
+        Option("visualize", bool, False, "Draw the optimized graph into a file."),
+        Option(
+            "viz_options",
+            Mapping[str, Any],
+            NOTHING,
+            "How the picture looks, and its file.",
+            keys={
+                "format": str,
+                "output_path": str | PathLike[str] | None,
+                "show_shapes": bool,
+                "show_types": bool,
+                "show_memory": bool,
+                "depth": int | None,
+            },
+        ),
+    ]
+
+
+@hookimpl
+def mithril_advise(model: Any, backend: Any, options: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options that ``ml.tune`` found fastest, at ``optimization_level="high"``."""
+    from mithril_tools.tuning_cache import winners
+
+    return winners(model, backend, options, given)
+
+
+@hookimpl
+def mithril_observers(context: CompileContext) -> Sequence[Any]:
+    """The observers that options ask for."""
+    from pkgutil import resolve_name
+
+    return [resolve_name(home)(context) for option, home in OBSERVERS.items() if context.options[option]]
+
+
+@hookimpl
+def mithril_compile_stage(context: CompileContext, stage: str, graph: Graph | None) -> None:
+    """Draw the first program's graph."""
+    if stage == "optimize" and graph is not None and context.options["visualize"]:
+        from mithril_tools.visualization.observer import draw
+
+        if "mithril-tools" not in context.scratch:
+            context.scratch["mithril-tools"] = draw(context, graph)

@@ -1,0 +1,176 @@
+"""``ml.profile()`` and what a model compiled with ``profile=True`` remembers: time per operation, named by layer.
+
+Every call is timed as a whole, to its real end. It is then run again operation by operation, each waited for: that says
+where the time goes, and costs more than the whole, whose operations overlap and fuse. Both figures are shown.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mithril import plugins
+from mithril.base.errors import InputError
+from mithril.base.tables import columns, si
+from mithril.runtime.watching import watch
+from mithril_tools.trace_events import Recorder
+
+if TYPE_CHECKING:
+    from mithril.runtime.compiled_model import CompiledModel
+
+
+@dataclass(frozen=True, slots=True)
+class OperationTime:
+    """All runs of one operation of one layer."""
+
+    operation: str
+    layer: str
+    calls: int
+    seconds: float
+    share: float  # of all operations together
+    flops: int  # of all runs
+    bytes: int  # read and written by all runs
+    fastest: float
+    slowest: float
+
+    @property
+    def flops_per_second(self) -> float:
+        return self.flops / self.seconds if self.seconds else 0.0
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.bytes / self.seconds if self.seconds else 0.0
+
+
+class Breakdown(dict[str, OperationTime]):
+    """``"layer: operation"`` -> its times, slowest first; print it for the table."""
+
+    def __str__(self) -> str:
+        if not self:
+            return "nothing has run yet"
+        head = ["operation", "layer", "calls", "ms", "share", "FLOP/s", "B/s"]
+        rows = [
+            [
+                t.operation,
+                t.layer or "-",
+                str(t.calls),
+                f"{1e3 * t.seconds:.3f}",
+                f"{100 * t.share:.1f}%",
+                si(t.flops_per_second) if t.flops else "-",
+                si(t.bytes_per_second),
+            ]
+            for t in self.values()
+        ]
+        return "\n".join(columns(head, rows))
+
+
+class ProfileStats:
+    """What a recorder holds, added up."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    @property
+    def execution_breakdown(self) -> Breakdown:
+        """Time per operation and layer, over all calls."""
+        groups: dict[tuple[str, str], list[Any]] = {}
+        for event in self.recorder.of("run", "operation"):
+            groups.setdefault((event.layer, event.name), []).append(event)
+        whole = sum(e.seconds for events in groups.values() for e in events) or 1.0
+        made = [
+            OperationTime(
+                operation=name,
+                layer=layer,
+                calls=len(events),
+                seconds=sum(e.seconds for e in events),
+                share=sum(e.seconds for e in events) / whole,
+                flops=sum(e.info.get("flops", 0) for e in events),
+                bytes=sum(e.info.get("bytes", 0) for e in events),
+                fastest=min(e.seconds for e in events),
+                slowest=max(e.seconds for e in events),
+            )
+            for (layer, name), events in groups.items()
+        ]
+        made.sort(key=lambda t: -t.seconds)
+        return Breakdown((f"{t.layer}: {t.operation}" if t.layer else t.operation, t) for t in made)
+
+    @property
+    def compile_breakdown(self) -> dict[str, float]:
+        """Seconds per stage and pass of compiling."""
+        found: dict[str, float] = {}
+        for event in self.recorder.events:
+            if event.section == "compile":
+                found[event.name] = found.get(event.name, 0.0) + event.seconds
+        return found
+
+    @property
+    def calls(self) -> int:
+        return len(self.recorder.of("run", "call"))
+
+    @property
+    def call_seconds(self) -> float:
+        """Median of a whole call."""
+        times = [e.seconds for e in self.recorder.of("run", "call")]
+        return statistics.median(times) if times else 0.0
+
+    def summary(self) -> str:
+        """Tables of compiling and of running."""
+        parts = []
+        stages = self.compile_breakdown
+        if stages:
+            rows = [[name, f"{1e3 * seconds:.2f}"] for name, seconds in stages.items()]
+            parts.append("\n".join(columns(["compile", "ms"], rows)))
+        if self.calls:
+            stepped = sum(e.seconds for e in self.recorder.of("run", "operation"))
+            whole = sum(e.seconds for e in self.recorder.of("run", "call"))
+            text = f"{self.calls} call{'s' * (self.calls != 1)}, median {1e3 * self.call_seconds:.3f} ms"
+            if stepped:
+                text += f"; operation by operation {stepped / whole:.2f} times as long"
+                text += f"\n\n{self.execution_breakdown}"
+            parts.append(text)
+        return "\n\n".join(parts) or "nothing was recorded"
+
+    def write(self, path: str | Path) -> None:
+        """Chrome-trace JSON with the sections compile and run."""
+        self.recorder.write(path)
+
+    def __str__(self) -> str:
+        return self.summary()
+
+
+@contextmanager
+def profile(output: str | Path | None = None, *, stepped: bool = True, profiler: str | None = None) -> Iterator[Any]:
+    """Record every call of every compiled model inside the block.
+
+    ``stepped=False`` times whole calls only. ``output`` is a file for the Chrome trace, written at the end.
+    ``profiler`` names one that a plugin brings, which then measures the block instead.
+    """
+    if profiler is not None:
+        with plugins.load_profiler(profiler)() as running:
+            yield running
+        return
+    recorder = Recorder(output, stepped=stepped)
+    with watch(recorder):
+        yield ProfileStats(recorder)
+    if output is not None:
+        recorder.write()
+
+
+def stats_of(model: CompiledModel) -> ProfileStats:
+    """Return the times of compiling and of all calls so far, of a model compiled with ``profile=True``."""
+    recorder = next((w for w in model.watchers if isinstance(w, Recorder)), None)
+    if recorder is None:
+        raise InputError(
+            "this model keeps no profile",
+            hint="compile it with profile=True, or run it inside `with ml.profile() as prof:`",
+        )
+    if recorder.path is not None:
+        recorder.write()
+    return ProfileStats(recorder)
+
+
+__all__ = ["Breakdown", "OperationTime", "ProfileStats", "profile", "stats_of"]

@@ -1,0 +1,211 @@
+"""``ml.tune``: which options are fastest for this model, on these shapes, on this machine; measured, not guessed.
+
+One knob after the other is turned, each alternative against the best so far, in turns. A winner must be faster by more
+than the noise and give the same results. What was found is kept on disk and found again until something it depends
+on changes: the model, the shapes, the backend, a version, the machine. ``optimization_level="high"`` uses it, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mithril.base.disk_cache import Store
+from mithril.base.dtypes import dtype as as_dtype
+from mithril.base.errors import MithrilError, OptionError
+from mithril.base.fingerprint import NoFingerprint, fingerprint
+from mithril.base.interleaved_timing import in_turns
+from mithril.compiler.steps import compile as compile_model, make_backend
+from mithril.models.language.flatten import flatten
+from mithril.passes.manager import LEVELS
+from mithril.plugins.option_table import resolve
+from mithril_tools.diff import TOLERANCE, relative_error
+from mithril_tools.tuning_cache import keep, machine, searching, stamps
+
+if TYPE_CHECKING:
+    from mithril.models import Model
+    from mithril.runtime.compiled_model import CompiledModel
+
+MARGIN = 0.03  # of the time: smaller gains are noise
+CHOICES: Mapping[str, Sequence[Any]] = {
+    "jit": (None, False, True),
+    "optimization_level": ("medium", "high", "low"),
+    "optimizations": ({}, {"operator-fusion": False}, {"linear-activation": False}),
+    "num_threads": (None, 1, 2, 4),
+}
+
+
+@dataclass
+class Tuned:
+    """What was found. ``options`` are for ``ml.compile``; print it for the table of what was tried."""
+
+    options: dict[str, Any]
+    seconds: float
+    default_seconds: float
+    tried: list[tuple[str, Any, float | None, str]] = field(default_factory=list)  # knob, value, seconds, remark
+    from_store: bool = False
+    compiled: CompiledModel | None = None
+
+    @property
+    def speedup(self) -> float:
+        return self.default_seconds / self.seconds
+
+    def __str__(self) -> str:
+        chosen = ", ".join(f"{n}={v!r}" for n, v in self.options.items()) or "the defaults"
+        lines = [f"best: {chosen}; {1e3 * self.seconds:.3f} ms, {self.speedup:.2f} times as fast as the defaults"]
+        for knob, value, seconds, remark in self.tried:
+            time = "-" if seconds is None else f"{1e3 * seconds:.3f} ms"
+            lines.append(f"  {knob}={value!r}: {time}" + (f"  {remark}" if remark else ""))
+        return "\n".join(lines)
+
+
+def tune(
+    model: Model,
+    backend: Any,
+    inputs: Mapping[str, Any],
+    *,
+    choices: Mapping[str, Sequence[Any]] | None = None,
+    gradients_of: str | None = None,
+    seconds: float = 0.5,
+    store: Store | str | os.PathLike[str] | bool = True,
+    **options: Any,
+) -> Tuned:
+    """Measure options of ``ml.compile`` on sample ``inputs`` and keep the fastest that give the same results.
+
+    ``choices`` maps an option to the values worth trying, the default first. ``gradients_of`` names a scalar output
+    whose gradients belong to what is timed. ``seconds`` is spent per knob. ``store=False`` measures anew.
+    """
+    knobs = {n: tuple(v) for n, v in (CHOICES if choices is None else choices).items() if n not in options}
+    settings = resolve(options)
+    made = make_backend(backend, settings)
+    arrays = {n: made.to_numpy(x) if made.is_array(x) else np.asarray(x) for n, x in inputs.items()}
+    options.setdefault("shapes", {n: list(a.shape) for n, a in arrays.items()})
+    kept = store
+    if not isinstance(store, Store) and store is not False:
+        kept = Store(settings["cache_dir"] if store is True else store)
+    key = _key(model, made, arrays, options, knobs, gradients_of) if isinstance(kept, Store) else None
+    known = kept.get(key) if isinstance(kept, Store) and key is not None else None
+    with searching():
+        if known is not None:
+            found = _read(known, knobs)
+            if found is not None:
+                found.compiled = compile_model(model, made, **{**options, **found.options})
+                return found
+        found = _search(model, made, arrays, options, knobs, gradients_of, seconds)
+    if isinstance(kept, Store) and key is not None:
+        kept.put(key, {"tuned": _written(found).encode()})
+        shapes = {n: a.shape for n, a in arrays.items()}
+        keep(kept, model, made, shapes, {n: resolve({**options, **found.options}).peek()[n] for n in knobs})
+    return found
+
+
+def _search(
+    model: Model,
+    backend: Any,
+    arrays: Mapping[str, np.ndarray[Any, Any]],
+    options: Mapping[str, Any],
+    knobs: Mapping[str, Sequence[Any]],
+    gradients_of: str | None,
+    seconds: float,
+) -> Tuned:
+    """Turn one knob after the other, keeping what wins."""
+    best: dict[str, Any] = {}
+    base = _Candidate(model, backend, arrays, options, gradients_of)
+    current = base
+    tried: list[tuple[str, Any, float | None, str]] = []
+    for knob, values in knobs.items():
+        racing: dict[int, _Candidate] = {}  # by position among the values, which need not be hashable
+        for k, value in enumerate(values):
+            if value == resolve({**options, **best}).peek().get(knob):
+                continue
+            try:
+                racing[k] = _Candidate(model, backend, arrays, {**options, **best, knob: value}, gradients_of)
+                wrong = racing[k].differs(base)
+            except MithrilError as error:
+                wrong = error.what
+            if wrong:
+                tried.append((knob, value, None, wrong))
+                racing.pop(k, None)
+        if not racing:
+            continue
+        times = in_turns({None: current.call, **{k: c.call for k, c in racing.items()}}, seconds=seconds)
+        tried += [(knob, values[k], times[k], "") for k in racing]
+        winner = min(racing, key=lambda k: times[k])
+        if times[winner] < (1 - MARGIN) * times[None]:
+            best[knob], current = values[winner], racing[winner]
+    final = in_turns({"best": current.call, "default": base.call}, seconds=seconds)
+    if final["best"] > final["default"]:  # what won in single races lost the last one
+        best, current = {}, base
+        final["best"] = final["default"]
+    return Tuned(best, final["best"], final["default"], tried, False, current.compiled)
+
+
+class _Candidate:
+    """The model compiled one way, and a call of it."""
+
+    def __init__(self, model: Model, backend: Any, arrays: Any, options: Mapping[str, Any], of: str | None) -> None:
+        self.compiled = compile_model(model, backend, **options)
+        self.params = self.compiled.randomize_params(0, arrays)
+        self.given = {n: self.compiled.backend.array(a) for n, a in arrays.items()}
+        self.of = of
+
+    def call(self) -> Any:
+        made = self.compiled.evaluate(self.params, self.given, self.of, training=False)
+        self.compiled.backend.synchronize(made)
+        return made
+
+    def results(self) -> dict[str, np.ndarray[Any, Any]]:
+        made = self.call()
+        parts = made if isinstance(made, tuple) else (made,)
+        to_numpy = self.compiled.backend.to_numpy
+        return {f"{k}/{n}": to_numpy(v) for k, part in enumerate(parts) for n, v in part.items()}
+
+    def differs(self, other: _Candidate) -> str:
+        """In what the results differ from another candidate's beyond the last places; empty where they agree."""
+        mine, theirs = self.results(), other.results()
+        largest = max((float(np.abs(a).max()) for a in theirs.values() if a.size and a.dtype.kind == "f"), default=1.0)
+        for name, expected in theirs.items():
+            allowed = 10 * TOLERANCE.get(as_dtype(expected.dtype).name, 0.0)
+            error = relative_error(expected, mine[name])
+            absolute = error * float(np.abs(expected).max(initial=0.0)) / (largest or 1.0)
+            if min(error, absolute) > allowed:
+                return f"its results differ by {error:.2g} in '{name.partition('/')[2]}'"
+        return ""
+
+
+# -- keeping ------------------------------------------------------------------------------------------------------
+def _key(model: Any, backend: Any, arrays: Any, options: Any, knobs: Any, of: Any) -> str | None:
+    """Everything that the answer depends on; None where that cannot be told."""
+    own = {n: str(v) for n, v in vars(backend).items() if not n.startswith("_")}
+    shapes = [(n, a.dtype.name, a.shape) for n, a in arrays.items()]
+    try:
+        flat, kind = flatten(model), type(backend)
+        return fingerprint("tune", flat, kind, own, shapes, dict(options), dict(knobs), of, machine(), stamps(backend))
+    except NoFingerprint:
+        return None
+
+
+def _written(found: Tuned) -> str:
+    for name, value in found.options.items():
+        if not isinstance(value, (bool, int, float, str, dict, type(None))):
+            raise OptionError(f"tune: the choice {name}={value!r} cannot be kept", hint="store=False measures only")
+    return json.dumps({"options": found.options, "seconds": found.seconds, "default": found.default_seconds})
+
+
+def _read(parts: Mapping[str, bytes], knobs: Mapping[str, Sequence[Any]]) -> Tuned | None:
+    try:
+        data = json.loads(parts["tuned"])
+        options = dict(data["options"])
+        if any(name not in knobs or value not in knobs[name] for name, value in options.items()):
+            return None
+        return Tuned(options, float(data["seconds"]), float(data["default"]), from_store=True)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+assert set(CHOICES["optimization_level"]) <= set(LEVELS)

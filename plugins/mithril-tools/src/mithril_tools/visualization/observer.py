@@ -1,0 +1,36 @@
+"""``visualize=True``: the optimized graph as a file, as soon as there is one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from mithril import CompileContext, Graph, OptionError
+from mithril.base import files
+from mithril.base.errors import unknown
+from mithril.ir.formats import to_dot
+from mithril_tools.visualization.page import html
+from mithril_tools.visualization.picture import Look, svg
+
+FORMATS = ("svg", "html", "dot")
+
+
+def draw(context: CompileContext, graph: Graph) -> str:
+    """Write the picture, and say where it is."""
+    given: Mapping[str, Any] = context.options["viz_options"]
+    form = str(given.get("format", "svg"))
+    if form not in FORMATS:
+        what, facts, hint = unknown("picture format", form, FORMATS)
+        raise OptionError(what, facts=facts, hint=hint)
+    path = given.get("output_path") or f"{graph.name}.{form}"
+    look = Look(
+        show_shapes=bool(given.get("show_shapes", True)),
+        show_types=bool(given.get("show_types", True)),
+        show_memory=bool(given.get("show_memory", False)),
+        depth=given.get("depth"),
+    )
+    text = {"svg": lambda: svg(graph, look), "html": lambda: html(graph, look), "dot": lambda: to_dot(graph)}[form]()
+    files.write(path, text + "\n", "viz_options: output_path")
+    context.decisions.record("choice", f"the graph is drawn in {json.dumps(str(path))}")
+    return str(path)

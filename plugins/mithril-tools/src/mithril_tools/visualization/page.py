@@ -1,0 +1,46 @@
+"""The picture as a page: every layer can be opened, and shows the layers inside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from html import escape
+
+from mithril import Graph
+from mithril.base.quoting import visible
+from mithril_tools.visualization.picture import Look, svg
+
+STYLE = (
+    "body{font-family:sans-serif;margin:1em}"
+    "details{margin:.3em 0 .3em 1em;border-left:2px solid #ddd;padding-left:.8em}"
+    "summary{cursor:pointer;font-family:monospace}svg{max-width:100%;height:auto}"
+)
+
+
+def html(graph: Graph, look: Look | None = None) -> str:
+    """No script and no other file: ``<details>`` does the folding."""
+    look = look or Look()
+    tree: dict[str, list[str]] = {}
+    for path in dict.fromkeys(n.origin.path for n in graph.nodes if n.op.name != "constant" and n.origin.path):
+        parts = path.split(".")
+        for k in range(len(parts)):
+            parent, child = ".".join(parts[:k]), ".".join(parts[: k + 1])
+            children = tree.setdefault(parent, [])
+            if child != parent and child not in children:  # a name may begin with a dot
+                children.append(child)
+    pieces = [
+        f"<!doctype html><meta charset='utf-8'><title>{escape(visible(graph.name))}</title><style>{STYLE}</style>",
+        f"<h1>{escape(visible(graph.name))}</h1>",
+        svg(graph, replace(look, depth=1)),
+    ]
+    pending: list[tuple[str, bool]] = [(child, False) for child in reversed(tree.get("", []))]
+    while pending:
+        path, closing = pending.pop()
+        if closing:
+            pieces.append("</details>")
+            continue
+        pieces.append(f"<details><summary>{escape(visible(path))}</summary>")
+        deeper = tree.get(path, [])
+        pieces.append(svg(graph, replace(look, depth=1 if deeper else None), under=path))
+        pending.append((path, True))
+        pending += [(child, False) for child in reversed(deeper)]
+    return "\n".join(pieces) + "\n"

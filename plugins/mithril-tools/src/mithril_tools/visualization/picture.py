@@ -1,0 +1,203 @@
+"""A graph, or the layers of one, as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+from mithril import Graph, Node, Value
+from mithril.backend.memory_plan import human, nbytes
+from mithril.base.dims import is_static
+from mithril.base.quoting import visible
+from mithril_tools.visualization.layout import Box, place
+
+CHARACTER, LINE = 6.6, 15.0  # of the 11 pixel font
+CROWDED = 60  # operations: from here on whole layers are drawn unless depth= says otherwise
+ARROW = (
+    '<defs><marker id="a" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+    '<path d="M0 0L8 4L0 8z" fill="#777"/></marker></defs>'
+)
+COLOURS = {"input": "#e8f0fe", "param": "#f3f3f3", "state": "#fdf3d8", "output": "#e6f4ea", "layer": "#efe9fb"}
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is written on the boxes. ``depth`` draws layers down to that level as one box each."""
+
+    show_shapes: bool = True
+    show_types: bool = True
+    show_memory: bool = False
+    depth: int | None = None
+    times: Mapping[str, float] = field(default_factory=dict)  # seconds by layer path
+
+
+@dataclass(eq=False)
+class Item:
+    """A box before it has a place: what it stands for, and the values it makes."""
+
+    key: str
+    lines: list[str]
+    colour: str
+    makes: list[Value] = field(default_factory=list)
+    reads: list[Value] = field(default_factory=list)
+
+
+def svg(graph: Graph, look: Look | None = None, under: str = "") -> str:
+    """The picture; ``under`` a layer's path only that layer's inside."""
+    look = look or Look()
+    items = _items(graph, look, under)
+    maker = {id(v): k for k, item in enumerate(items) for v in item.makes}
+    edges: dict[tuple[int, int], None] = {}
+    for k, item in enumerate(items):
+        for v in item.reads:
+            source = maker.get(id(v))
+            if source is not None and source != k:
+                edges[min(source, k), max(source, k)] = None
+    boxes = [Box(max(len(line) for line in item.lines) * CHARACTER + 18, len(item.lines) * LINE + 10) for item in items]
+    placed = place(boxes, list(edges))
+    size = f'width="{placed.width:.0f}" height="{placed.height:.0f}"'
+    view = f'viewBox="0 0 {placed.width:.0f} {placed.height:.0f}"'
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} {view} font-family="monospace" font-size="11">',
+        f"<title>{escape(visible(under or graph.name))}</title>",
+        ARROW,
+    ]
+    parts += map(_edge, placed.routes)
+    for item, box in zip(items, boxes, strict=True):
+        parts.append(_box(item, box))
+    return "\n".join([*parts, "</svg>"])
+
+
+def _edge(route: list[tuple[float, float]]) -> str:
+    (x, y), *rest = route
+    path = [f"M{x:.1f} {y:.1f}"]
+    for nx, ny in rest:
+        middle = (y + ny) / 2
+        path.append(f"C{x:.1f} {middle:.1f} {nx:.1f} {middle:.1f} {nx:.1f} {ny:.1f}")
+        x, y = nx, ny
+    return f'<path d="{"".join(path)}" fill="none" stroke="#999" marker-end="url(#a)"/>'
+
+
+def _box(item: Item, box: Box) -> str:
+    left = box.x - box.width / 2
+    place = f'x="{left:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" height="{box.height:.1f}"'
+    parts = [f'<g><rect {place} rx="4" fill="{item.colour}" stroke="#888"/>']
+    for k, line in enumerate(item.lines):
+        weight = ' font-weight="bold"' if k == 0 else ' fill="#555"'
+        parts.append(
+            f'<text x="{box.x:.1f}" y="{box.y + 5 + LINE * (k + 0.75):.1f}" text-anchor="middle"{weight}>'
+            f"{escape(visible(line))}</text>"
+        )
+    return "".join([*parts, "</g>"])
+
+
+def _type_lines(values: Sequence[Value], look: Look) -> list[str]:
+    """``float32 [8, 10]`` of what a box gives."""
+    lines = []
+    for value in values:
+        parts = [value.dtype.name] if look.show_types else []
+        parts += ["[" + ", ".join(map(str, value.shape)) + "]"] if look.show_shapes else []
+        if parts:
+            lines.append(" ".join(parts))
+    return lines[:4]
+
+
+# -- what is drawn ------------------------------------------------------------------------------------------------
+def _items(graph: Graph, look: Look, under: str) -> list[Item]:
+    """Inputs (parameters are named in their reader's box), operations or whole layers, outputs."""
+    nodes = [n for n in graph.nodes if n.op.name != "constant" and _inside(n.origin.path, under)]
+    depth = look.depth
+    if depth is None and len(nodes) > CROWDED:
+        depth = 1
+    level = (under.count(".") + 1 if under else 0) + depth if depth is not None else None
+    params = {i.value: i.name for i in graph.with_role("param")}
+    items: list[Item] = []
+    if not under:
+        items += [_input(i.name, i.value, i.role, look) for i in graph.inputs if i.role in ("input", "state")]
+    groups: dict[str, Item] = {}
+    for k, node in enumerate(nodes):
+        path = _cut(node.origin.path, level) if level is not None else ""
+        single = level is None or node.origin.path.count(".") + 1 < level or not path or path == under
+        key = f"#{k}" if single else path
+        item = groups.get(key)
+        if item is None:
+            item = groups[key] = _operation(node, look, params) if single else _layer(path, look)
+            items.append(item)
+        item.makes += node.results
+        item.reads += [v for v in node.operands if v is not None]
+    for path, item in groups.items():
+        if not path.startswith("#"):
+            inside = [n for n in nodes if _inside(n.origin.path, path)]
+            item.lines += _layer_lines(inside, params, look)
+            outside = {v for n in nodes if not _inside(n.origin.path, path) for v in n.operands} | set(graph.outputs)
+            item.lines += _type_lines([v for v in item.makes if v in outside], look)
+    items = _in_order(items)
+    if not under:
+        for name, value in zip(graph.output_names, graph.outputs, strict=True):
+            items.append(Item(name, [name, "output"], COLOURS["output"], reads=[value]))
+    return items
+
+
+def _in_order(items: list[Item]) -> list[Item]:
+    """Every group after what it reads. A layer used twice may stand in a circle: there the given order counts."""
+    maker = {id(v): k for k, item in enumerate(items) for v in item.makes}
+    needs = [{maker[id(v)] for v in item.reads if id(v) in maker} - {k} for k, item in enumerate(items)]
+    out: list[Item] = []
+    state = [0] * len(items)  # 1 while what it needs is being placed, 2 when it is placed
+    for first in range(len(items)):
+        stack = [first]
+        while stack:
+            k = stack[-1]
+            if state[k] == 0:
+                state[k] = 1
+                stack += [n for n in sorted(needs[k], reverse=True) if state[n] == 0]
+            else:
+                stack.pop()
+                if state[k] == 1:
+                    state[k] = 2
+                    out.append(items[k])
+    return out
+
+
+def _input(name: str, value: Value, role: str, look: Look) -> Item:
+    return Item(name, [name, role, *_type_lines([value], look)], COLOURS[role], [value])
+
+
+def _operation(node: Node, look: Look, params: Mapping[Value, str]) -> Item:
+    lines = [node.op.name]
+    if node.origin.path:
+        lines.append(node.origin.path)
+    named = [params[v].rpartition(".")[2] for v in node.operands if v is not None and v in params]
+    if named:
+        lines.append(", ".join(named))
+    lines += _type_lines(node.results, look)
+    if look.show_memory and is_static(node.result.shape):
+        lines.append(human(sum(nbytes(v.type) for v in node.results)))
+    return Item(node.op.name, lines, "#ffffff")
+
+
+def _layer(path: str, look: Look) -> Item:
+    lines = [path]
+    if path in look.times:
+        lines.append(f"{1e3 * look.times[path]:.3g} ms")
+    return Item(path, lines, COLOURS["layer"])
+
+
+def _layer_lines(nodes: list[Node], params: Mapping[Value, str], look: Look) -> list[str]:
+    lines = [f"{len(nodes)} operation{'s' * (len(nodes) != 1)}"]
+    own: dict[Any, None] = dict.fromkeys(v for n in nodes for v in n.operands if v is not None and v in params)
+    if own and all(is_static(v.shape) for v in own):
+        lines.append(f"parameters {human(sum(nbytes(v.type) for v in own))}")
+    if look.show_memory and all(is_static(v.shape) for n in nodes for v in n.results):
+        lines.append(f"values {human(sum(nbytes(v.type) for n in nodes for v in n.results))}")
+    return lines
+
+
+def _inside(path: str, under: str) -> bool:
+    return not under or path == under or path.startswith(under + ".")
+
+
+def _cut(path: str, level: int) -> str:
+    return ".".join(path.split(".")[:level]) if path else ""

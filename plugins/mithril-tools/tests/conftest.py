@@ -1,0 +1,3 @@
+"""Shared fixtures."""
+
+from mithril_testing.fake_site import site  # noqa: F401

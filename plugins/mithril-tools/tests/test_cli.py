@@ -1,0 +1,250 @@
+"""The command line: what each command prints for people, for scripts and on narrow terminals."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from mithril import plugins
+from mithril_tools import cli
+
+GOOD = """
+    from mithril import BackendSpec, Command, Option, PassSpec, hookimpl
+
+    @hookimpl
+    def mithril_backends():
+        return [BackendSpec("good", "GoodBackend", "good_impl:GoodBackend", ("json", "frobnicate"), "A fake one.")]
+
+    @hookimpl
+    def mithril_passes():
+        return [
+            PassSpec("zip", "good_impl:zip", "fuse", "high", summary="Zips."),
+            PassSpec("tidy", "good_impl:tidy", "clean", "low", aliases=("clean-up",), summary="Tidies."),
+            PassSpec("rare", "good_impl:rare", "fuse", None, after=("zip",), summary="Rarely wanted."),
+        ]
+
+    @hookimpl
+    def mithril_options():
+        return [Option("goodness", int, 3, "How good.")]
+
+    @hookimpl
+    def mithril_commands():
+        return [Command("greet", "good_impl:greet", "Say hello.")]
+"""
+IMPLEMENTATION = """
+    import click
+
+    class GoodBackend:
+        @classmethod
+        def diagnose(cls):
+            return {"devices": "one fake"}
+
+    @click.command()
+    def greet():
+        click.echo("hello")
+"""
+
+
+@pytest.fixture
+def mithril(site, monkeypatch):
+    """Runs ``mithril ARGUMENTS`` in this process, on the plugins of the fake site only."""
+    monkeypatch.setattr(plugins.default, "_arguments", ((), None, True))
+    plugins.reload()
+
+    def run(*arguments, width=100, code=0):
+        result = CliRunner(env={"COLUMNS": str(width)}).invoke(cli.main, arguments)
+        assert result.exit_code == code, result.output
+        return result.output
+
+    yield run
+    monkeypatch.undo()
+    plugins.reload()
+
+
+@pytest.fixture
+def good(site):
+    import textwrap
+
+    site.install("mithril-good", GOOD)
+    (site.folder / "good_impl.py").write_text(textwrap.dedent(IMPLEMENTATION))
+
+
+def test_plugins(mithril, good):
+    assert [line.rstrip() for line in mithril("plugins").splitlines()] == [
+        "name  kind                                distribution  version  state",
+        "good  backend, 3 passes, command, option  mithril-good  1.0      loaded",
+    ]
+
+
+def test_plugins_json(mithril, good):
+    (row,) = json.loads(mithril("plugins", "--json"))
+    assert row["provides"] == {
+        "backend": ["good"],
+        "pass": ["rare", "tidy", "zip"],
+        "export": ["GoodBackend"],
+        "command": ["greet"],
+        "option": ["goodness"],
+    }
+    assert (row["state"], row["problems"]) == ("loaded", [])
+
+
+def test_plugins_shows_what_is_wrong(mithril, site):
+    site.install("mithril-bad", "raise RuntimeError('boom [red]')")
+    text = mithril("plugins")
+    assert "bad         mithril-bad   1.0      broken" in text
+    assert "\nplugin 'bad' of mithril-bad 1.0 failed when it was imported\n  RuntimeError: boom [red]\n" in text
+    (row,) = json.loads(mithril("plugins", "--json"))
+    assert row["problems"][0]["state"] == "broken"
+
+
+def test_two_owners_of_an_option_are_shown(mithril, good, site):
+    site.install(
+        "mithril-other", "from mithril import Option\ndef mithril_options(): return [Option('goodness', int, 1, 'x')]"
+    )
+    text = mithril("plugins")
+    assert text.count("the option 'goodness' of ml.compile has more than one owner") == 2
+    assert "declared by: mithril-good 1.0, mithril-other 1.0" in text
+
+
+def test_nothing_installed(mithril):
+    assert mithril("plugins") == "No plugins are installed. A backend to begin with: pip install mithril-numpy\n"
+    assert "No passes are installed" in mithril("passes")
+    assert "pip install mithril-jax" in mithril("backends")
+
+
+def test_disable_plugins(mithril, good):
+    assert "disabled" in mithril("--disable-plugins", "good", "plugins")
+
+
+def test_backends(mithril, good):
+    rows = json.loads(mithril("backends", "--json"))
+    assert rows[0] == {
+        "name": "good",
+        "class": "ml.GoodBackend",
+        "distribution": "mithril-good 1.0",
+        "state": "needs frobnicate",
+        "summary": "A fake one.",
+    }
+    assert {"name": "jax", "class": "", "distribution": "", "state": "pip install mithril-jax", "summary": ""} in rows
+    assert "needs frobnicate" in mithril("backends")
+
+
+def test_passes_in_running_order(mithril, good):
+    data = json.loads(mithril("passes", "--json"))
+    assert [(r["name"], r["stage"], r["level"]) for r in data["passes"]] == [
+        ("tidy", "clean", "low"),
+        ("zip", "fuse", "high"),
+        ("rare", "fuse", "by name"),
+    ]
+    assert data["pipelines"] == {"low": ["tidy"], "medium": ["tidy"], "high": ["tidy", "zip"]}
+    text = mithril("passes")
+    first = ["tidy", "clean", "low", "clean-up", "mithril-good", "1.0", "Tidies."]
+    assert text.splitlines()[1].split() == first
+    assert text.endswith("\nlow: tidy\nmedium: tidy\nhigh: tidy, zip\n")
+
+
+def test_options(mithril, good):
+    rows = {row["name"]: row for row in json.loads(mithril("options", "--json"))}
+    assert rows["goodness"]["owner"] == "mithril-good"
+    assert rows["jit"]["owner"] == "mithril-core"
+    assert "goodness" in mithril("options", width=140)
+
+
+def test_doctor(mithril, good, site):
+    site.install("mithril-bad", "raise RuntimeError('boom')")
+    report = json.loads(mithril("doctor", "--json"))
+    assert report["environment"]["python"].startswith("3.")
+    backend = report["backends"]["good"]
+    assert (backend["state"], backend["devices"], backend["frobnicate"]) == ("ready", "one fake", "not installed")
+    assert "RuntimeError: boom" in report["problems"][0]
+    text = mithril("doctor")
+    assert "one fake" in text
+    assert "RuntimeError: boom" in text
+
+
+def test_doctor_survives_a_backend_that_does_not(mithril, good, site):
+    (site.folder / "good_impl.py").write_text(
+        "class GoodBackend:\n    @classmethod\n    def diagnose(cls): raise OSError('no driver')\n"
+    )
+    assert json.loads(mithril("doctor", "--json"))["backends"]["good"]["why"] == "OSError: no driver"
+
+
+@pytest.mark.parametrize("command", ["plugins", "backends", "passes", "options", "doctor"])
+def test_narrow_terminals_cut_nothing(mithril, good, command):
+    text = mithril(command, width=34)
+    assert "…" not in text
+    long_words = [line for line in text.splitlines() if len(line) > 34]
+    assert not long_words
+
+
+def test_command_of_a_plugin(mithril, good):
+    assert mithril("greet") == "hello\n"
+    assert "Say hello. [mithril-good 1.0]" in mithril("--help")
+
+
+def test_help_lists_every_command(mithril):
+    text = mithril("--help")
+    for name in cli.COMMANDS:
+        assert f"  {name}" in text
+
+
+@pytest.mark.parametrize("name", list(cli.COMMANDS))
+def test_every_command_exists_and_its_help_begins_like_the_table(mithril, name):
+    assert cli.COMMANDS[name][1].split()[0] in mithril(name, "--help")
+
+
+def test_unknown_command(mithril):
+    assert "unknown command 'plugin'; did you mean 'plugins'?" in mithril("plugin", code=2)
+    assert "`mithril --help` lists all commands" in mithril("zzzz", code=2)
+
+
+def test_errors_of_mithril_are_messages_not_tracebacks(mithril, good, site):
+    (site.folder / "good_impl.py").write_text("raise RuntimeError('boom')")
+    text = mithril("greet", code=1)
+    assert text.startswith("Error: the command 'greet' of mithril-good 1.0 failed when it was loaded\n")
+
+
+def test_installed_command_runs():
+    done = subprocess.run([sys.executable, "-m", "mithril", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("mithril, version ")
+
+
+def test_cache_is_shown_and_cleared(mithril, tmp_path):
+    from mithril.base.disk_cache import Store
+
+    Store(tmp_path).put("ab" * 32, {"a": b"x" * 100})
+    assert "1 entries" in mithril("cache", "info", "--dir", str(tmp_path))
+    assert json.loads(mithril("cache", "info", "--dir", str(tmp_path), "--json"))["entries"] == 1
+    assert "removed 1 entry" in mithril("cache", "clear", "--dir", str(tmp_path))
+    assert Store(tmp_path).info().entries == 0
+
+
+def test_inputs_that_the_model_declares_need_no_shape():
+    import mithril as ml
+    from mithril.models import Embedding, Linear, Model
+    from mithril_tools.cli.models import random_inputs
+
+    plain = {"shapes": {}, "types": {}, "inference": False}
+    model = Model()
+    model |= Linear(3)(input=ml.IOKey("x", shape=["N", 4]), output="y")
+    assert random_inputs(model, plain, 0)["x"].shape == (2, 4)
+    assert random_inputs(model, {**plain, "shapes": {"x": [5, 4]}}, 0)["x"].shape == (5, 4)
+    tokens = Model()
+    tokens |= Embedding(7, 3)(input=ml.IOKey("tokens", shape=["N", "T"]), output="y")
+    made = random_inputs(tokens, plain, 0)["tokens"]
+    assert made.dtype == "int32" and made.shape == (2, 3)
+
+
+def test_inputs_of_unknown_shape_are_asked_for():
+    from mithril.base.errors import InputError
+    from mithril.models import Model, Relu
+    from mithril_tools.cli.models import random_inputs
+
+    model = Model()
+    model |= Relu()(input="x", output="y")
+    with pytest.raises(InputError, match="--shape NAME=2,3 for each input"):
+        random_inputs(model, {"shapes": {}, "types": {}, "inference": False}, 0)

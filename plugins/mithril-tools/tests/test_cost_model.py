@@ -1,0 +1,131 @@
+"""``mithril_tools/cost_model.py`` and the fit of its coefficients, on times that are made up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mithril.base.cpu_stopwatch import Lap, Stopwatch, typical
+from mithril.base.errors import InputError
+from mithril.ir import Builder, verify
+from mithril.ops import add, exp, matmul, reshape, scan
+from mithril_tools.calibrate import Measured, fitted, nonnegative
+from mithril_tools.calibration_models import corpus
+from mithril_tools.cost_model import CostModel, Sample, class_of, kind_of, logarithms, turns, worked
+from mithril_tools.op_timing import copied
+
+
+def graph_of(rows, size=64):
+    with Builder() as b:
+        x = b.input("x", (rows, size))
+        y = exp(matmul(x, b.param("w", (size, size)))) + 1.0
+        return b.build({"y": y})
+
+
+def truth(node, overhead=2e-6, rate=1e-10):
+    """Times as an ideal machine would have them: a start, then so many bytes and operations per second."""
+    flops, moved = (2**k - 1 for k in logarithms(node)[:2])
+    return overhead + rate * flops + 2e-10 * moved
+
+
+def samples_of(*graphs):
+    return [Sample(n.op.name, kind_of(n), logarithms(n), truth(n)) for g in graphs for n in worked(g.nodes)]
+
+
+def test_what_was_measured_is_told_as_measured():
+    graph = graph_of(64)
+    model = CostModel(samples_of(graph, graph_of(8), graph_of(512)))
+    for node in worked(graph.nodes):
+        assert model.alone(node) == pytest.approx(truth(node), rel=0.05)
+
+
+@pytest.mark.parametrize("rows", [20, 100, 300, 3000])
+def test_sizes_in_between_and_beyond_are_told(rows):
+    model = CostModel(samples_of(graph_of(1), graph_of(8), graph_of(64), graph_of(512)))
+    told = sum(model.alone(n) for n in worked(graph_of(rows).nodes))
+    assert told == pytest.approx(sum(truth(n) for n in worked(graph_of(rows).nodes)), rel=0.3)
+
+
+def test_what_nothing_is_known_of_is_named():
+    model = CostModel([s for s in samples_of(graph_of(64), graph_of(1024)) if s.op != "exp"])
+    found = model.estimate(graph_of(256))
+    assert found.unknown == ("exp",) and found.seconds > 0
+    assert "for want of samples: exp" in str(found)
+
+
+def test_loops_count_their_turns():
+    with Builder() as b:
+        x = b.input("x", (10, 4))
+        last, _ = scan(lambda c, e: (exp(c + e), None), b.input("s", (4,)), x)
+        graph = b.build({"y": last})
+    (node,) = [n for n in graph.nodes if n.regions]
+    assert turns(node) == 10 and class_of(node) == "loop"
+    assert 2 ** logarithms(node)[0] > 10 * 4
+
+
+def test_sizes_must_be_known():
+    with Builder() as b:
+        x = b.input("x", (b_dim := __import__("mithril").Dim("B"), 4))
+        graph = b.build({"y": add(x, x)})
+    assert b_dim is not None
+    with pytest.raises(InputError, match="size of input 'x' is not known"):
+        CostModel(samples_of(graph_of(4))).estimate(graph)
+
+
+def test_coefficients_are_found_again():
+    """Whole calls that take half of what their products take alone, and nothing for the rest."""
+
+    graphs = [graph_of(r, s) for r in (1, 8, 64, 512) for s in (32, 128, 256)]
+    alone = [{n: truth(n, overhead=0.0) for n in worked(g.nodes)} for g in graphs]
+    whole = [1e-5 + 0.5 * sum(t for n, t in found.items() if n.op.name == "matmul") for found in alone]
+    samples = [Sample(n.op.name, kind_of(n), logarithms(n), t) for found in alone for n, t in found.items()]
+    model = fitted(Measured(graphs, whole, samples))
+    assert model.apart < 0.1
+    told = model.estimate(graph_of(200, 200)).seconds
+    product = next(n for n in graph_of(200, 200).nodes if n.op.name == "matmul")
+    assert told == pytest.approx(1e-5 + 0.5 * truth(product, overhead=0.0), rel=0.2)
+
+
+def test_the_nonnegative_solution_is_the_best_one():
+    rng = np.random.default_rng(0)
+    a, x = rng.random((20, 4)), np.array([0.0, 2.0, 0.5, 0.0])
+    np.testing.assert_allclose(nonnegative(a, a @ x), x, atol=1e-6)
+    b = rng.standard_normal(20)
+    found = nonnegative(a, b)
+    gradient = a.T @ (a @ found - b)
+    assert (found >= 0).all() and (gradient > -1e-6).all() and abs(gradient @ found) < 1e-6
+
+
+def test_reshapes_move_nothing_and_products_are_products():
+    with Builder() as b:
+        x = b.input("x", (4, 4))
+        graph = b.build({"y": matmul(reshape(x, shape=(2, 8)), reshape(x, shape=(8, 2)))})
+    assert [class_of(n) for n in graph.nodes] == ["move", "move", "product"]
+
+
+def test_copies_do_not_read_each_other():
+    graph = graph_of(8)
+    scalars = {n.result: n for n in graph.nodes if n.op.name == "constant"}
+    node = next(n for n in graph.nodes if n.op.name == "add")
+    made = copied(node, scalars, 3)
+    verify(made)
+    assert [n.op.name for n in made.nodes] == ["constant", "add", "add", "add"]
+    assert len(made.inputs) == len(made.outputs) == 3
+    assert {logarithms(n) for n in worked(made.nodes)} == {logarithms(node)}
+
+
+def test_waiting_is_no_work():
+    assert Lap(1.0, 0.25, 0.1).own == 0.75
+    assert Lap(1.0, 0.9, 0.5).own == 0.5  # the waiting was counted too long: so much was worked
+    assert Lap(1.0, 0.0, 3.0).own == 1.0  # on four threads
+    assert typical([Lap(1.0 + k, 0.0, 0.0) for k in range(5)]) == 2.0
+    watch = Stopwatch()
+    assert watch.lap().seconds < 1.0 and watch.lap(0.5).seconds == 0.5
+
+
+def test_the_corpus_has_models_of_every_kind():
+    made = corpus()
+    assert len(made) > 30
+    assert {name.split()[0] for name in made} == {
+        "perceptron", "transformer", "convolutions", "stem", "upsampling", "recurrent",
+    }  # fmt: skip

@@ -1,0 +1,88 @@
+"""Pictures: everything is named, boxes stand apart, edges go down, and many layers are folded."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+import pytest
+
+import mithril as ml
+from mithril.models import Linear, Model, Relu, TransformerEncoderLayer
+from mithril_tools.visualization.layout import Box, place
+from mithril_tools.visualization.page import html
+from mithril_tools.visualization.picture import Look, svg
+
+
+def net():
+    model = Model()
+    model |= Linear(8, name="first")(input="x", output="h")
+    model |= Relu(name="act")(input="h", output="a")
+    model |= Linear(2, name="last")(input="a", output="output")
+    return model
+
+
+def graph(**options):
+    return ml.compile(net(), "numpy", shapes={"x": [3, 4]}, optimization_level="none", **options).graph
+
+
+def words(text):
+    return [t.text for t in ET.fromstring(text).iter() if t.text and t.text.strip()]
+
+
+def test_every_operation_layer_and_output_is_named():
+    found = words(svg(graph()))
+    for word in ("x", "input", "linear", "first", "act", "last", "output", "float32 [3, 8]"):
+        assert word in found
+
+
+def test_the_look_decides_what_is_written():
+    plain = words(svg(graph(), Look(show_shapes=False, show_types=False)))
+    assert not any("float32" in w or "[" in w for w in plain)
+    assert any(w.endswith(" B") for w in words(svg(graph(), Look(show_memory=True))))
+
+
+def test_boxes_do_not_overlap_and_edges_go_down():
+    boxes = [Box(40 + 7 * (k % 5), 20) for k in range(40)]
+    edges = [(k, j) for k in range(40) for j in (k + 1, k + 3, 2 * k + 5) if j < 40]
+    placed = place(boxes, edges)
+    for a, b in edges:
+        assert boxes[a].y + boxes[a].height <= boxes[b].y
+    for k, one in enumerate(boxes):
+        assert 0 <= one.x - one.width / 2 and one.x + one.width / 2 <= placed.width + 1e-6
+        for other in boxes[k + 1 :]:
+            if one.y == other.y:
+                assert abs(one.x - other.x) >= (one.width + other.width) / 2 - 1e-6
+
+
+def test_many_operations_are_folded_into_layers():
+    model = Model()
+    for k in range(8):
+        model += TransformerEncoderLayer(8, 2, 16, name=f"block{k}")
+    made = ml.compile(model, "numpy", shapes={"input": [2, 4, 8]}, optimization_level="none").graph
+    found = words(svg(made))
+    assert "block3" in found and "linear" not in found
+    assert "linear" in words(svg(made, Look(depth=99)))
+    page = html(made)
+    assert page.count("<details>") == page.count("</details>") > 8
+
+
+def test_an_empty_graph_and_a_huge_one_are_drawn():
+    model = Model()
+    model |= Relu()(input="x", output="output")
+    assert "relu" in words(svg(ml.compile(model, "numpy", shapes={"x": [2]}).graph))
+
+
+@pytest.mark.parametrize("form", ["svg", "html", "dot"])
+def test_visualize_writes_the_file(tmp_path, form):
+    path = tmp_path / f"deep/net.{form}"
+    options = {"format": form, "show_shapes": True, "show_types": True, "show_memory": True, "output_path": str(path)}
+    compiled = ml.compile(net(), "numpy", shapes={"x": [3, 4]}, visualize=True, viz_options=options)
+    assert "first" in path.read_text()
+    assert str(path) in str(compiled.decisions)
+
+
+def test_mistakes_in_viz_options_are_the_users(tmp_path):
+    with pytest.raises(ml.OptionError, match="unknown key of viz_options 'formt'"):
+        ml.compile(net(), "numpy", shapes={"x": [3, 4]}, visualize=True, viz_options={"formt": "svg"})
+    with pytest.raises(ml.OptionError, match="unknown picture format 'png'"):
+        ml.compile(net(), "numpy", shapes={"x": [3, 4]}, visualize=True, viz_options={"format": "png"})

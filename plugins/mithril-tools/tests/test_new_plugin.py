@@ -1,0 +1,103 @@
+"""``mithril new-plugin``: what it writes installs, is found, and passes its own tests."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from click.testing import CliRunner
+
+from mithril.plugins.loader import HOOKS
+from mithril_tools import cli
+from mithril_tools.cli.new_plugin import KINDS, facts, render
+
+NEEDS = {"pass": "mithril_numpy", "op": "mithril_numpy"}
+
+
+def generate(folder, kind, name, code=0):
+    result = CliRunner().invoke(cli.main, ["new-plugin", kind, name, "--into", str(folder)])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_generated_distribution_passes_its_tests(kind, tmp_path):
+    """As if installed: its source on the path beside a dist-info made from its own pyproject."""
+    if NEEDS.get(kind) and importlib.util.find_spec(NEEDS[kind]) is None:
+        pytest.skip(f"the tests of a new {kind} run on {NEEDS[kind]}")
+    generate(tmp_path, kind, "shiny-thing")
+    folder = tmp_path / "mithril-shiny-thing"
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    info = folder / "src" / "mithril_shiny_thing-0.1.0.dist-info"
+    info.mkdir()
+    lines = [f"Name: {project['name']}", f"Version: {project['version']}"]
+    (info / "METADATA").write_text("\n".join([*lines, *(f"Requires-Dist: {r}" for r in project["dependencies"]), ""]))
+    entries = "".join(f"{name} = {module}\n" for name, module in project["entry-points"]["mithril"].items())
+    (info / "entry_points.txt").write_text("[mithril]\n" + entries)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", "--rootdir", "."],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder / "src"), "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    assert " passed" in done.stdout
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["a", "import", "x1-y2-z3"])
+def test_every_file_is_whole_and_valid(kind, name):
+    files = render(kind, facts(kind, name))
+    package = f"mithril_{name.replace('-', '_')}"
+    assert {"pyproject.toml", "README.md", f"src/{package}/plugin.py", f"src/{package}/py.typed"} <= set(files)
+    for place, text in files.items():
+        assert "{{" not in text
+        assert "{%" not in text
+        assert text == "" or text.endswith("\n"), place
+        if place.endswith(".py"):
+            assert ast.get_docstring(ast.parse(text)), place
+            assert max(map(len, text.splitlines())) <= 120, place
+    assert tomllib.loads(files["pyproject.toml"])["project"]["entry-points"]["mithril"] == {name: f"{package}.plugin"}
+    defined = {n.name for n in ast.parse(files[f"src/{package}/plugin.py"]).body if isinstance(n, ast.FunctionDef)}
+    assert defined & set(HOOKS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_generated_code_is_clean(kind, tmp_path):
+    if importlib.util.find_spec("ruff") is None:
+        pytest.skip("ruff is not installed")
+    generate(tmp_path, kind, "shiny-thing")
+    for arguments in (["check", "--select", "E,F,I,B,UP,W"], ["format", "--check"]):
+        command = [sys.executable, "-m", "ruff", *arguments, "--isolated", "--line-length", "120", "."]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path / "mithril-shiny-thing")
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", ["Shiny", "two words", "1st", "a--b", "-a", "ä"])
+def test_names_that_would_not_install(name, tmp_path):
+    assert "lower-case letters and digits" in generate(tmp_path, "pass", name, code=2) or name == "-a"
+    assert not list(tmp_path.iterdir())
+
+
+def test_prefix_is_not_doubled(tmp_path):
+    generate(tmp_path, "target", "mithril-board")
+    assert [path.name for path in tmp_path.iterdir()] == ["mithril-board"]
+
+
+def test_nothing_is_overwritten(tmp_path):
+    generate(tmp_path, "target", "board")
+    assert "exists already" in generate(tmp_path, "target", "board", code=1)
+
+
+def test_operations_that_exist_are_not_declared_again(tmp_path):
+    assert "there is an operation 'tanh' already" in generate(tmp_path, "op", "tanh", code=2)
+
+
+def test_unknown_kind(tmp_path):
+    assert "Invalid value" in generate(tmp_path, "frob", "board", code=2)

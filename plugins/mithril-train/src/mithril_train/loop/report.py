@@ -1,0 +1,62 @@
+"""The report of one step: loss and metrics, which stay on the device until they are read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from mithril_train.loop.history import statistics_of
+from mithril_train.step.loss_binding import Measure
+from mithril_train.step.step import REPORT, rate_name
+
+
+class Report(Mapping[str, float]):
+    """Loss and metrics of a step: ``report["loss"]``; a value is read from the device at the first look."""
+
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        metrics: Mapping[str, Measure],
+        *,
+        step: int,
+        rates: Mapping[str, float],
+        read: Callable[[Any], np.ndarray[Any, Any]],
+        check_finite: Callable[[], None],
+    ) -> None:
+        self.raw = values  # by their names in the graph
+        self.step, self.rates = step, rates
+        self._metrics = {n: m for n, m in metrics.items() if m.metric is not None}
+        self._read, self._check_finite = read, check_finite
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of parameters that belong to no group."""
+        return self.rates[rate_name("")]
+
+    @property
+    def values_on_device(self) -> dict[str, Any]:
+        """The loss, and averaged metrics, as arrays of the backend, without waiting for them."""
+        return {n.removeprefix(REPORT): x for n, x in self.raw.items() if n.startswith(REPORT)}
+
+    def __getitem__(self, name: str) -> float:
+        if name in self._metrics:
+            statistics = statistics_of({name: self._metrics[name]}, self.raw, self._read)
+            return self._metrics[name].result(statistics[name])
+        if name not in list(self):
+            raise KeyError(f"'{name}'; reported: {', '.join(self)}")
+        value = float(self._read(self.raw[REPORT + name]))
+        if not math.isfinite(value):
+            self._check_finite()
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self.values_on_device, *self._metrics])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __repr__(self) -> str:
+        return f"<Report of step {self.step}: {', '.join(self)}>"

@@ -1,0 +1,61 @@
+"""The compiled model behind a trainer: made from a logical one, and opened for batches of any size after training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mithril.base.dims import Dim
+from mithril.base.errors import MithrilError, OptionError, ShapeError, closest
+from mithril.base.tensor_type import TensorType
+from mithril.compiler.steps import compile as compile_model
+from mithril.models import Layer
+from mithril.plugins.option_table import registry
+from mithril.runtime.compiled_model import CompiledModel
+from mithril_train.engine.engine import Engine
+
+
+def compiled_model(
+    model: Any, backend: Any, options: Mapping[str, Any], arguments: Sequence[str], hints: Mapping[str, str]
+) -> CompiledModel:
+    """Return the compiled model of a trainer, whose own `arguments` and `hints` explain unknown options."""
+    if isinstance(model, CompiledModel):
+        if backend is not None or options:
+            option = "backend" if backend is not None else next(iter(options))
+            raise OptionError(f"the model is compiled already: '{option}' belongs to ml.compile")
+        return model
+    if not isinstance(model, Layer):
+        raise OptionError(f"'{model!r}' is not a model", hint="give a model or a compiled model")
+    if backend is None:
+        raise OptionError("a logical model needs a backend", hint='Trainer(model, optimizer, backend="jax")')
+    table = registry()
+    for name in options:
+        if name not in table.by_name and name not in table.aliases:
+            suggestions = closest(name, [*arguments, *table.by_name], 1)
+            raise OptionError(
+                f"Trainer has no argument '{name}', nor ml.compile an option",
+                hint=hints.get(name) or (f"did you mean '{suggestions[0]}'?" if suggestions else None),
+            )
+    return compile_model(model, backend, **options)  # type: ignore[arg-type]
+
+
+def prepare(compiled: CompiledModel, engine: Engine) -> None:
+    """Compile the first program of a trained model: for any size of batch if the backend and the model allow it."""
+    types = engine.inputs
+    if engine.backend.symbolic:
+        size = next((t.shape[0] for t in types.values() if t.shape), None)
+        batch = Dim("batch")
+        opened = {
+            n: TensorType(t.dtype, (batch, *t.shape[1:])) if t.shape and t.shape[0] == size else t
+            for n, t in types.items()
+        }
+        try:
+            compiled.prepare(opened)
+        except MithrilError:
+            engine.decisions.record("specialised", f"the model takes batches of {size} only")
+        else:
+            return
+    try:
+        _ = compiled.interface  # where that is known, a program can wait for the first call
+    except ShapeError:
+        compiled.prepare(types)

@@ -1,0 +1,150 @@
+"""Wrong arguments of everything in mithril-train raise our errors, with the argument and a remedy."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from small import X, Y, classifier, loader, trainer
+
+import mithril as ml
+from mithril.base.errors import MithrilError, OptionError
+
+JUNK = ["2", None, -1, 1.5, math.nan, True, (), [], {}, {"a": 1}, b"x", object(), print, np.zeros(2), ["x"], 10**30]
+OPTIMIZERS = [ml.SGD, ml.Adam, ml.AdamW, ml.Adagrad, ml.RMSprop, ml.Lion, ml.Adafactor]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ml.Adam(lr=1e-3), "Adam has no argument 'lr'(?s:.)*hint: write learning_rate="),
+        (lambda: ml.Adam(betas=(0.9, 0.99)), "write beta1= and beta2="),
+        (lambda: ml.Adam(beta3=0.9), "did you mean 'beta"),
+        (
+            lambda: ml.Adam(beta1="0.9"),
+            r"Adam: beta1: expected float of at least 0, got '0.9' \(str\)\nhint: write beta1=0.9",
+        ),
+        (lambda: ml.Adam(weight_decay=-1), "weight_decay: expected float of at least 0"),
+        (lambda: ml.SGD(momentum=1.0), "momentum=1.0 must be at least 0 and less than 1"),
+        (lambda: ml.Adam(groups={"*": {"lr": 1}}), "group '.' sets 'lr'(?s:.)*hint: write learning_rate="),
+        (lambda: ml.Adam(groups={"*": {"beta1": "x"}}), "group '.': beta1: expected float"),
+        (lambda: ml.Cosine(0.1), "Cosine requires 'steps'"),
+        (lambda: ml.StepDecay(0.1, every=0), "every: expected int of at least 1"),
+        (
+            lambda: ml.DataLoader(X, num_workers="2"),
+            r"num_workers: expected int of at least 0, got '2' \(str\)\nhint: write num_workers=2",
+        ),
+        (lambda: ml.DataLoader(X, bach_size=3), "did you mean 'batch_size'"),
+        (lambda: ml.DataLoader(X, collate_fn=print), "write collate="),
+        (lambda: ml.EarlyStopping(moniter="loss"), "did you mean 'monitor'"),
+        (lambda: trainer(gradient_accumulation_steps="2"), "write gradient_accumulation_steps=2"),
+        (lambda: trainer(callbacks=[print]), r"callbacks: at \[0\]: expected Callback"),
+        (lambda: trainer(optimizerr=ml.Adam()), "did you mean 'optimizer'"),
+        (lambda: trainer(lr=0.1), r"ml.Adam\(learning_rate=...\)"),
+        (lambda: trainer(ema=2.0), "ema=2.0 must be between 0 and 1"),
+        (lambda: trainer().fit(X, Y, epochs=1), r"got 'epochs' twice(?s:.)*ml.DataLoader\(\(x, y\), batch_size=32\)"),
+        (lambda: trainer().fit(loader(), verbose=1), r"Trainer\(progress=False\)"),
+        (lambda: trainer().fit(loader(), validation_data=(X, Y)), r"validation=\(x, y\)"),
+        (lambda: trainer().fit(loader(), epochs="3"), "write epochs=3"),
+        (lambda: trainer().fit(loader(), epochs=-1), "epochs: expected int of at least 0"),
+        (lambda: trainer().evaluate(loader(), emma=True), "did you mean 'ema'"),
+    ],
+)
+def test_argument_and_remedy_are_named(call, message):
+    with pytest.raises(OptionError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_junk_for_an_optimizer_is_accepted_or_ours(kind):
+    names = list(kind.__dataclass_fields__)
+    for name, junk in itertools.product(names, JUNK):
+        try:
+            kind(**{name: junk})
+        except MithrilError:
+            pass
+
+
+CONSTRUCTORS = [
+    (
+        ml.DataLoader,
+        {"dataset": X},
+        [
+            "batch_size",
+            "shuffle",
+            "seed",
+            "num_workers",
+            "worker",
+            "prefetch_factor",
+            "pin_memory",
+            "drop_last",
+            "collate",
+            "sampler",
+            "dataset",
+        ],
+    ),
+    (ml.Constant, {"rate": 0.1}, ["rate"]),
+    (ml.Cosine, {"rate": 0.1, "steps": 3}, ["rate", "steps", "final"]),
+    (ml.StepDecay, {"rate": 0.1, "every": 3}, ["rate", "every", "gamma"]),
+    (ml.WarmUp, {"inner": 0.1, "steps": 3}, ["inner", "steps", "start"]),
+    (ml.OneCycle, {"rate": 0.1, "steps": 3}, ["rate", "steps", "warm", "start_factor", "final_factor"]),
+    (ml.EarlyStopping, {}, ["monitor", "patience", "min_delta", "mode", "restore"]),
+    (ml.Checkpoint, {"folder": "x"}, ["folder", "every", "keep", "monitor", "mode"]),
+    (ml.CSVLog, {}, ["path"]),
+    (ml.JSONLog, {}, ["path"]),
+    (ml.TensorBoard, {}, ["folder"]),
+]
+
+
+@pytest.mark.parametrize(("kind", "good", "names"), CONSTRUCTORS, ids=lambda x: getattr(x, "__name__", ""))
+def test_junk_for_a_constructor_is_accepted_or_ours(kind, good, names):
+    for name, junk in itertools.product(names, JUNK):
+        try:
+            made = kind(**{**good, name: junk})
+            if kind is ml.DataLoader and junk is not JUNK[-1]:
+                next(iter(made), None)
+        except MithrilError:
+            pass
+
+
+TRAINER = [
+    *("optimizer", "loss", "metrics", "backend", "gradient_accumulation_steps", "clip_norm", "clip_value", "frozen"),
+    *("ema", "loss_scale", "detect_nan", "params", "state", "seed", "callbacks", "progress"),
+]
+
+
+@pytest.mark.parametrize("name", TRAINER)
+def test_junk_for_a_trainer_is_accepted_or_ours(name):
+    for junk in JUNK:
+        if name == "loss" and junk is print:
+            continue
+        try:
+            options = {"optimizer": ml.SGD(0.1), "loss": "cross_entropy", "backend": "numpy", "progress": False}
+            ml.Trainer(classifier(), **{**options, name: junk}).step((X[:4], Y[:4]))
+        except MithrilError:
+            pass
+
+
+METHODS = ["fit", "evaluate", "predict", "save", "load", "step", "begin"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_junk_for_a_method_is_accepted_or_ours(method, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = trainer()
+    made.step((X[:4], Y[:4]))
+    for junk in [*JUNK, list(JUNK[:3]), [(X, "a")], [None], {3: X}, {"input": None}]:
+        if method == "fit" and junk is print:
+            continue
+        try:
+            getattr(made, method)(junk)
+        except MithrilError:
+            pass
+    if method == "fit":
+        for name, junk in itertools.product(("epochs", "validation", "callbacks", "resume"), JUNK):
+            if name == "epochs" and junk is JUNK[-1]:
+                continue
+            try:
+                made.fit([(X[:4], Y[:4])], **{name: junk})
+            except MithrilError:
+                pass

@@ -1,0 +1,164 @@
+"""An operation of a third party, with one string for its axes, gets whatever passes and backends derive from it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril import ops
+from mithril.base.dims import Dim
+from mithril.base.registry import operations
+from mithril.ir import Builder, declare, traits
+from mithril.ir.evaluate import evaluate
+from mithril.ir.samples import sample
+from mithril.ir.type_rules import numeric
+from mithril.ops.row_independence import first_mixed
+from mithril_cbackend.graph.int8_weights import quantized
+from mithril_testing import OpConformance
+from mithril_tpu.partitioning.mesh import Mesh
+from mithril_tpu.partitioning.strategy import choose
+from mithril_tpu.sharding.spmd import cut
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "plugins" / "mithril-tpu" / "tests"))
+from shards import run
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module")
+def acme():
+    """Two products, declared as a plugin declares them."""
+
+    @declare.op(
+        name="acme.scores",
+        shape=lambda q, k: (q[0], q[1], k[1]),
+        dtype=numeric,
+        promotes="same",
+        samples=[sample((2, 3, 4), (2, 5, 4))],
+        axes="b m k, b n k -> b m n | k sum",
+        linear="q | k",
+    )
+    def scores(q, k):
+        """The product of each query with each key of its example."""
+        return np.einsum("bmk,bnk->bmn", q, k)
+
+    @declare.op(
+        name="acme.project",
+        shape=lambda x, w: (*x[:-1], w[0]),
+        dtype=numeric,
+        promotes="same",
+        samples=[sample((3, 4), (5, 4)), sample((2, 3, 4), (6, 4), label="batch")],
+        axes="*x k, n k -> *x n | k sum",
+        linear="x | w",
+    )
+    def project(x, w):
+        """The product of each row with each row of the weight."""
+        return np.matmul(x, w.T)
+
+    scores.no_vjp("it is for inference")
+    project.no_vjp("it is for inference")
+    yield scores, project
+    for name in ("acme.scores", "acme.project"):
+        operations_table().pop(name)
+
+
+def operations_table():
+    from mithril.base import registry
+
+    return registry._operations
+
+
+def chain(project, batch=8):
+    with Builder("chain") as b:
+        x = b.input("x", (batch, 32))
+        h = ops.relu(project(x, b.param("up", (64, 32))) + b.param("bias", (64,)))
+        y = project(h, b.param("down", (32, 64)))
+    return b.build({"y": y})
+
+
+def arguments(graph):
+    return {i.name: RNG.standard_normal(i.type.shape).astype(np.float32) for i in graph.inputs}
+
+
+def test_the_kit_checks_it(acme):
+    for operation in acme:
+        OpConformance().test_axes(operation)
+
+
+def test_batches_can_be_bucketed(acme):
+    B = Dim("B", 1, 64)
+    assert first_mixed(chain(acme[1], B), B) is None
+    with Builder() as b:
+        y = acme[0](b.input("q", (B, 3, 4)), b.input("k", (B, 5, 4)))
+    assert first_mixed(b.build({"y": y}), B) is None
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [
+        {"x0": ("data", None, None), "x1": ("data", None, None)},
+        {"x0": (None, "data", None), "x1": (None, "model", None)},
+        {"x0": (None, None, "model"), "x1": (None, None, "model")},
+        {"x0": ("data", None, "model"), "x1": (None, None, None)},
+    ],
+)
+def test_it_runs_on_parts(acme, ways):
+    with Builder() as b:
+        y = acme[0](b.input("x0", (4, 6, 8)), b.input("x1", (4, 2, 8)))
+    graph = b.build({"y": y})
+    given = arguments(graph)
+    sharded = cut(graph, {"data": 2, "model": 2}, ways)
+    assert any(n.op.name == "mesh.all_reduce" for n in sharded.graph.nodes) == ("model" in ways["x0"])
+    np.testing.assert_allclose(run(sharded, given)["y"], evaluate(graph, given)["y"], rtol=1e-5, atol=1e-5)
+
+
+def test_weights_are_split_in_pairs(acme):
+    """Columns first, then rows: one sum over devices for two products."""
+    splits = choose(chain(acme[1]), Mesh({"data": 1, "model": 4})).splits
+    assert splits == {"up": ("model", None), "bias": ("model",), "down": (None, "model")}
+
+
+def test_operations_are_counted(acme):
+    node = chain(acme[1]).nodes[0]
+    assert node.op.flops([v.type for v in node.operands], [node.result.type], {}) == 2 * 8 * 32 * 64
+    assert traits.is_product(node)
+
+
+def test_it_runs_small_under_mixed_precision(acme):
+    from mithril.passes.manager import PassContext, PassManager
+    from mithril_passes.mixed_precision import mixed_precision
+
+    context = PassContext(options={"mixed_precision": True})
+    (narrow, *_) = PassManager([mixed_precision]).run(chain(acme[1]), context)
+    products = [n for n in narrow.nodes if n.op.name == "acme.project"]
+    assert [n.result.dtype.name for n in products] == ["bfloat16", "bfloat16"]
+
+
+def test_its_weights_are_quantized(acme):
+    """GGML packs them, and widens them for the declaration; int8 weights of the C backend stay narrow."""
+    from mithril.backend.base import BuildOptions
+
+    graph = chain(acme[1])
+    given = arguments(graph)
+    expected = evaluate(graph, given)["y"]
+    executable = ml.GGMLBackend(quantize="q8_0").build(graph, BuildOptions())
+    assert {e.input.name for e in executable.packing.entries} == {"up", "down"}
+    params = {n: a for n, a in given.items() if n != "x"}
+    output = executable(params, {"x": given["x"]})["y"]
+    assert 0 < np.linalg.norm(output - expected) / np.linalg.norm(expected) < 0.02
+    narrow, arrays = quantized(graph, params)
+    assert not any(n.op.name == "dequantize" for n in narrow.nodes)
+    output = evaluate(narrow, {**arrays, "x": given["x"]})["y"]
+    assert 0 < np.linalg.norm(output - expected) / np.linalg.norm(expected) < 0.02
+
+
+def test_a_false_string_is_found(acme):
+    from mithril_testing.axes import false_axes, with_axes
+
+    lying = with_axes(acme[0], "b m k, b n k -> b m n | k max")
+    assert false_axes(lying) == ["acme.scores[0]: factor 'k' (max): parts give something else"]
+    assert operations()["acme.scores"].declared_axes.endswith("k sum")
