@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.base.errors import BackendError, OptionError
+from mithril.base.errors import BackendError, MithrilError, OptionError
 from mithril.models import Linear, Model, Tanh
 from mithril_cbackend.lowering.element import elementwise
 from mithril_cbackend.program import compile_graph
@@ -122,3 +122,41 @@ def test_an_error_while_a_kernel_is_written_is_said_with_the_layer(monkeypatch):
     with pytest.raises(BackendError, match="the C backend cannot make code for 'tanh'") as error:
         ml.compile(Tanh(name="t"), "c", shapes={"input": [64, 256]})
     assert "IndexError: tuple index out of range" in str(error.value)
+
+
+def test_file_path_holds_the_source_that_is_shown(tmp_path):
+    path = tmp_path / "net.c"
+    model = Model()
+    model += Linear(3, name="l")
+    made = ml.compile(model, "c", shapes={"input": [2, 4]}, file_path=path)
+    assert path.read_text() == made.source
+    params, x = made.randomize_params(seed=0), np.ones((2, 4), np.float32)
+    made.evaluate(params, {"input": x}, output_gradients={"output": np.ones((2, 3), np.float32)})
+    forward, gradients = path.read_text(), (tmp_path / "net.grad.c").read_text()
+    assert forward != gradients == made.programs[-1].executable.source
+    assert "net.grad.c" in str(made.decisions)
+
+
+@pytest.mark.parametrize("backend", ["c", "ggml"])
+@pytest.mark.parametrize("option", ["template_path", "code_transformers", "file_path"])
+def test_options_of_generated_python_are_refused(backend, option, tmp_path):
+    if (backend, option) == ("c", "file_path"):
+        pytest.skip("works")
+    if backend not in ml.plugins.backends():
+        pytest.skip(f"the backend {backend} is not installed")
+    (tmp_path / "template.py").write_text("{body}")
+    value = {"code_transformers": [str.strip], "file_path": tmp_path / "a.c", "template_path": tmp_path / "template.py"}
+    model = Model()
+    model += Linear(3, name="l")
+    with pytest.raises(MithrilError, match=f"{option}= cannot be followed by the backend '{backend}'"):
+        ml.compile(model, backend, shapes={"input": [2, 4]}, **{option: value[option]})
+
+
+def test_threads_of_the_backend():
+    model = Model()
+    model += Linear(3, name="l")
+    made = ml.compile(model, ml.CBackend(num_threads=1), shapes={"input": [2, 4]})
+    assert made.programs[-1].executable.machine.threads == 1
+    for wrong in (0, -1, 1.5, "2", True):
+        with pytest.raises(MithrilError, match="num_threads"):
+            ml.CBackend(num_threads=wrong)

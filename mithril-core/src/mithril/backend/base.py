@@ -102,6 +102,26 @@ class BuildOptions:
     def template_path(self) -> str | Path | None:
         return self.settings["template_path"]  # type: ignore[no-any-return]
 
+    def source_path(self, graph: Graph) -> Path | None:
+        """Where the source of a program is written: ``model.c``, and of one with gradients ``model.grad.c``."""
+        if self.file_path is None:
+            return None
+        path = Path(self.file_path)
+        if not any(name.startswith("grad/") for name in graph.output_names):
+            return path
+        path = path.with_suffix(f".grad{path.suffix}")
+        self.decisions.record("choice", f"file_path: the program with gradients is written to '{path}'")
+        return path
+
+    def refuse(self, backend: str, names: Sequence[str], why: str) -> None:
+        """Raise where an option is set that a backend cannot follow."""
+        for name in names:
+            if self.settings[name]:
+                raise OptionError(
+                    f"{name}= cannot be followed by the backend '{backend}': {why}",
+                    hint=f"leave {name} out, or compile for a backend with generated Python, such as 'numpy'",
+                )
+
     @property
     def code_transformers(self) -> Sequence[Callable[[str], str]]:
         return self.settings["code_transformers"]  # type: ignore[no-any-return]

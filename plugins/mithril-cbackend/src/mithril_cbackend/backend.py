@@ -13,7 +13,7 @@ from mithril.backend.arrays import as_numpy
 from mithril.backend.base import Backend, BuildOptions
 from mithril.base.dims import is_static
 from mithril.base.dtypes import ALL, DType, dtype as as_dtype
-from mithril.base.errors import ShapeError, UnsupportedError
+from mithril.base.errors import OptionError, ShapeError, UnsupportedError
 from mithril.ir import Graph, Node
 from mithril.ir.lazy_graph import Deferred
 from mithril_cbackend.cpu_info import fingerprint, processors
@@ -23,7 +23,8 @@ from mithril_cbackend.schedule.schedules import Schedules
 class CBackend(Backend):
     """Arrays are NumPy's. Programs are specialised for every shape; TVM is imported when the first one is built.
 
-    ``schedules`` is a file of those that were found to be fastest; it is read now.
+    ``schedules`` is a file of those that were found to be fastest; it is read now. ``num_threads`` holds where the
+    options of a compilation name none.
     """
 
     name = "c"
@@ -39,14 +40,20 @@ class CBackend(Backend):
         dtype: Any = None,
         precision: str | None = None,
         schedules: str | PathLike[str] | Schedules | None = None,
+        num_threads: int | None = None,
     ) -> None:
         super().__init__(device=device, dtype=dtype, precision=precision)
+        if num_threads is not None and (type(num_threads) is not int or num_threads < 1):
+            raise OptionError(f"CBackend: num_threads={num_threads!r} is no number of threads", hint="num_threads=2")
+        self.num_threads = num_threads
         known = schedules if schedules is not None else Schedules()
         self.schedules = known if isinstance(known, Schedules) else Schedules.load(known)
         self.processor = f"{fingerprint()}, {processors()} threads"  # what is in the cache is for such a one
 
     def with_precision(self, precision: str) -> CBackend:
-        return type(self)(device=self.device, precision=precision, schedules=self.schedules)
+        return type(self)(
+            device=self.device, precision=precision, schedules=self.schedules, num_threads=self.num_threads
+        )
 
     def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
         from mithril_cbackend.graph import fusion
@@ -61,7 +68,7 @@ class CBackend(Backend):
 
         self.check(graph)
         require_static(graph)
-        return compile_graph.build(graph, options or BuildOptions(), self.schedules)
+        return compile_graph.build(graph, options or BuildOptions(), self.schedules, self.num_threads)
 
     def dump(self, executable: Any) -> Mapping[str, bytes] | None:
         from mithril_cbackend.program import program_cache

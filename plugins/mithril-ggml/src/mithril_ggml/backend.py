@@ -71,6 +71,8 @@ class GGMLBackend(Backend):
 
     def build(self, graph: Graph, options: BuildOptions | None = None) -> GGMLExecutable | SizedExecutable:
         options = options or BuildOptions()
+        why = "programs are graphs of ggml, not a text; compiled.export('model.gguf') writes a file"
+        options.refuse(self.name, ("file_path", "template_path", "code_transformers"), why)
         self.check(graph)
         threads = _threads(options.num_threads) or self.num_threads or 1
         return build(

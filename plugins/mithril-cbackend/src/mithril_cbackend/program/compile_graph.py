@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from mithril.backend.base import BuildOptions
+from mithril.base import files
 from mithril.base.errors import BackendError, OptionError, UnsupportedError, unknown
 from mithril.ir import Graph
 from mithril.ir.decompose import decompose
@@ -23,7 +24,7 @@ from mithril_cbackend.schedule.schedules import Schedules
 from mithril_cbackend.tir import expr
 
 
-def machine(options: BuildOptions, chosen: Purpose) -> Machine:
+def machine(options: BuildOptions, chosen: Purpose, num_threads: int | None = None) -> Machine:
     """What is compiled for: this computer, unless the options say otherwise."""
     given: Mapping[str, Any] = options.settings.get("cpu_options", {}) or {}
     width = given.get("vector_bytes", vector_bytes() if chosen.arch is None else VECTOR_BYTES)
@@ -31,7 +32,7 @@ def machine(options: BuildOptions, chosen: Purpose) -> Machine:
         raise OptionError(f"cpu_options: vector_bytes cannot be {width}", facts=["accepted: 16, 32, 64"])
     if not given.get("vectorize", True):
         width = 4
-    threads = options.num_threads or processors()
+    threads = options.num_threads or num_threads or processors()
     limit = processors()
     if threads > limit:
         options.decisions.record("downgrade", f"{threads} threads asked for, {limit} used: the process has no more")
@@ -57,12 +58,23 @@ def check_cpu(cpu: Any) -> None:
         )
 
 
-def build(graph: Graph, options: BuildOptions, schedules: Schedules) -> Executable:
+def build(graph: Graph, options: BuildOptions, schedules: Schedules, num_threads: int | None = None) -> Executable:
+    options.refuse("c", ("template_path", "code_transformers"), "machine code is made of loops, not of a text")
     chosen = purpose(options.settings)
     if chosen.arch is not None:
         what = f"calls in this process run on its own processor; compiled.export(folder) is for {chosen.arch}"
         options.decisions.record("choice", what)
-    return compiled(graph, tuning.scheduled(graph, machine(options, chosen), options, schedules), chosen)
+    made_for = machine(options, chosen, num_threads)
+    executable = compiled(graph, tuning.scheduled(graph, made_for, options, schedules), chosen)
+    write_source(executable, graph, options)
+    return executable
+
+
+def write_source(executable: Executable, graph: Graph, options: BuildOptions) -> None:
+    """Write the C that ``compiled.source`` shows, where ``file_path`` asks for it."""
+    path = options.source_path(graph)
+    if path is not None:
+        files.write(path, executable.source, "file_path")
 
 
 def again(graph: Graph, executable: Executable) -> Executable:

@@ -43,4 +43,9 @@ def revive(parts: Mapping[str, bytes], graph: Deferred, options: BuildOptions) -
 
         return compile_graph.written(graph.get(), machine)
 
-    return Executable(graph, Layout.load(parts), purpose(options.settings), code, write)
+    executable = Executable(graph, Layout.load(parts), purpose(options.settings), code, write)
+    if options.file_path is not None:
+        from mithril_cbackend.program import compile_graph
+
+        compile_graph.write_source(executable, graph.get(), options)
+    return executable
