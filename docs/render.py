@@ -22,6 +22,7 @@ DESCRIPTORS = (
     "OpsSpec",
     "Lowering",
     "Export",
+    "FrontendSpec",
     "FileFormat",
     "Command",
 )

@@ -50,6 +50,28 @@ def mithril_exports():
     return [Export("stage_names", "mithril_adviser_adviser_plugin:stage_names", on="CompiledModel")]
 
 
+class Formula:
+    def __init__(self, text):
+        self.text = text
+
+
+def source(model, *, outputs, inference):
+    from mithril import Builder, ops
+    from mithril.compiler.graph_source import GraphSource
+
+    with Builder(model.text) as builder:
+        y = getattr(ops, model.text)(builder.input("x", (2, 3)))
+    return GraphSource(builder.build({"y": y}), outputs=outputs, inference=inference)
+
+
+@hookimpl
+def mithril_frontends():
+    from mithril import FrontendSpec
+
+    accepts = ("mithril_adviser_adviser_plugin.Formula",)
+    return [FrontendSpec("formula", accepts, "mithril_adviser_adviser_plugin:source")]
+
+
 def stage_names(model):
     return model.watchers[0].stages
 """
@@ -128,3 +150,11 @@ def test_unknown_method_is_an_attribute_error():
 def test_method_of_a_missing_distribution_names_it():
     with pytest.raises(AttributeError, match="it comes with mithril-tools: pip install mithril-tools"):
         compiled().get_profile_stats()
+
+
+def test_frontend_of_a_plugin_compiles_its_models():
+    import mithril_adviser_adviser_plugin as adviser_module
+
+    model = ml.compile(adviser_module.Formula("relu"), Reference())
+    result = model.evaluate({}, {"x": np.array([[-1, 0, 1], [2, -3, 4]], np.float32)})
+    np.testing.assert_array_equal(result["y"], [[0, 0, 1], [2, 0, 4]])

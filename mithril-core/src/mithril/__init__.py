@@ -50,6 +50,7 @@ _HOME = {
         "Export",
         "FileFormat",
         "Found",
+        "FrontendSpec",
         "HardwareTarget",
         "Lowering",
         "OpsSpec",

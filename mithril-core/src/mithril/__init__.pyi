@@ -80,6 +80,7 @@ from mithril.plugins.hookspecs import (
     Export as Export,
     FileFormat as FileFormat,
     Found as Found,
+    FrontendSpec as FrontendSpec,
     HardwareTarget as HardwareTarget,
     Lowering as Lowering,
     OpsSpec as OpsSpec,

@@ -7,8 +7,8 @@ from mithril.base.tensor_type import TensorType
 from mithril.ir import verify
 from mithril.ir.evaluate import evaluate
 from mithril.models.language.flatten import flatten
-from mithril.models.language.initializers import initialise
 from mithril.models.language.trace import trace_model
+from mithril.runtime.initializers import initialise
 
 
 def graph_of(model, inputs, outputs=None, inference=False, **options):

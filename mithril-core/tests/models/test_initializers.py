@@ -8,7 +8,7 @@ from mithril.base.dtypes import float16, float32, uint32
 from mithril.base.errors import ModelError, ShapeError
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Builder
-from mithril.models.language.initializers import INITIALISERS, initial, initialise, parse
+from mithril.runtime.initializers import INITIALISERS, initial, initialise, parse
 
 PINNED_KEY = [67661388, 3421388485]
 PINNED = [0.17460942268371582, 0.8303195834159851, 0.5058397054672241]

@@ -186,7 +186,7 @@ def test_batch_norm_of_unknown_batch_size():
     flat = flatten(BatchNorm2d(3))
     graph = trace_model(flat, {"input": TensorType(float32, (Dim("B"), 3, 4, 4))}, training=True)
     from mithril.ir.evaluate import evaluate
-    from mithril.models.language.initializers import initialise
+    from mithril.runtime.initializers import initialise
 
     x = f32(5, 3, 4, 4)
     out = evaluate(graph, {**initialise(graph.with_role("param", "state"), 0), "input": x})
@@ -314,7 +314,7 @@ def test_cross_attention_with_a_mask():
 
 def test_a_cache_gives_what_the_whole_sequence_gives():
     from mithril.ir.evaluate import evaluate
-    from mithril.models.language.initializers import initialise
+    from mithril.runtime.initializers import initialise
 
     x = f32(1, 6, 8)
     whole, p = run(MultiHeadAttention(8, 2, causal=True, rotary=True), {"query": x})

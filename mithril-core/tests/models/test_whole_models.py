@@ -15,8 +15,8 @@ from mithril.ir import verify
 from mithril.ir.evaluate import evaluate
 from mithril.models import Linear, Model, Relu
 from mithril.models.language.flatten import flatten
-from mithril.models.language.initializers import initialise
 from mithril.models.language.trace import trace_model
+from mithril.runtime.initializers import initialise
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 spec = importlib.util.spec_from_file_location("model_test_helpers", Path(__file__).with_name("helpers.py"))

@@ -10,14 +10,14 @@ from mithril.base.dims import Dim, Shape, Size
 from mithril.base.dtypes import DType, dtype as as_dtype
 from mithril.base.errors import OptionError, unknown
 from mithril.base.tensor_type import TensorType
-from mithril.models.language.flatten import FlatModel
+from mithril.compiler.frontend import Source
 from mithril.runtime.signature import InputSpec
 
 
-def input_specs(flat: FlatModel, settings: Mapping[str, Any]) -> dict[str, InputSpec]:
+def input_specs(source: Source, settings: Mapping[str, Any]) -> dict[str, InputSpec]:
     """One spec per input that callers give, from what the model and the options say of it."""
     shapes, types, fixed = settings["shapes"], settings["types"], settings["constants"]
-    declared = {d.name: d for d in flat.inputs}
+    declared = {d.name: d for d in source.inputs}
     for option, given in (("shapes", shapes), ("types", types)):
         for name in given:
             if name not in declared:
@@ -103,14 +103,14 @@ def known_types(specs: Mapping[str, InputSpec], default: DType) -> dict[str, Ten
 TRAINING_FLAG = "is_training"
 
 
-def probe_types(specs: Mapping[str, InputSpec], flat: FlatModel, default: DType) -> dict[str, TensorType]:
+def probe_types(specs: Mapping[str, InputSpec], source: Source, default: DType) -> dict[str, TensorType]:
     """Types good enough to learn the parameters' shapes from: unknown sizes are symbols.
 
     An input of unknown rank gets the rank that the first layer reading it expects.
     """
     types = dict[str, TensorType]()
     for name, spec in specs.items():
-        expected = _expected(name, flat)
+        expected = _expected(name, source)
         kind = spec.dtype or (expected[1] if expected and expected[1] is not None else default)
         if spec.shape is not None:
             types[name] = TensorType(kind, spec.shape)
@@ -123,20 +123,13 @@ def probe_types(specs: Mapping[str, InputSpec], flat: FlatModel, default: DType)
     return types
 
 
-def _expected(name: str, flat: FlatModel) -> tuple[Shape | None, DType | None] | None:
-    """What the first layer that reads an input says of it: ``Layer.expects(terminal)``."""
-    slot = next((d.slot for d in flat.inputs if d.name == name), None)
-    for leaf in flat.leaves:
-        for terminal, operand in zip((*leaf.layer.inputs, *leaf.layer.optional), leaf.operands, strict=False):
-            if operand == slot:
-                expects = getattr(leaf.layer, "expects", None)
-                said = expects(terminal) if expects is not None else None
-                if said is None:
-                    return None
-                shape, kind = said
-                sizes = None if shape is None else _shape(name, shape)
-                return sizes, None if kind is None else as_dtype(kind)
-    return None
+def _expected(name: str, source: Source) -> tuple[Shape | None, DType | None] | None:
+    """Shape and dtype that the first reader of an input expects."""
+    expected = source.expects(name)
+    if expected is None:
+        return None
+    shape, kind = expected
+    return None if shape is None else _shape(name, shape), None if kind is None else as_dtype(kind)
 
 
 def _unknown(spec: InputSpec) -> Exception:

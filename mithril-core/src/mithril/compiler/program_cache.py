@@ -27,6 +27,7 @@ from mithril.base.errors import MithrilError
 from mithril.base.fingerprint import NoFingerprint, fingerprint, package_stamp
 from mithril.base.tensor_type import TensorType
 from mithril.base.version import __version__
+from mithril.compiler.frontend import Source
 from mithril.ir import Graph, to_text
 from mithril.ir.lazy_graph import Deferred
 from mithril.ir.parse import parse
@@ -36,7 +37,6 @@ from mithril.runtime.index_checks import Checked
 from mithril.runtime.program import Interface, Program, Request
 
 if TYPE_CHECKING:
-    from mithril.models.language.flatten import FlatModel
     from mithril.plugins.hookspecs import CompileContext
 
 # Options that change what is shown or kept, not what is made.
@@ -64,23 +64,23 @@ SHOW_GRAPHS = ("dump_graph", "save_intermediates", "trace_shapes", "visualize") 
 class ProgramCache:
     """The programs of one compiled model in a store."""
 
-    def __init__(self, context: CompileContext, flat: FlatModel, passes: Sequence[Any]) -> None:
+    def __init__(self, context: CompileContext, source: Source, passes: Sequence[Any]) -> None:
         options = context.options
         self.context = context
         self.backend: Any = context.backend
         self.decisions = context.decisions
         self.store = Store(options["cache_dir"])
         self.reads = not any(options[o] for o in SHOW_GRAPHS if o in options)
-        self._base = self._fingerprint(flat, passes)
-        self._options = BuildOptions(options, inference=flat.inference, decisions=self.decisions)
+        self._base = self._fingerprint(source, passes)
+        self._options = BuildOptions(options, inference=source.inference, decisions=self.decisions)
 
-    def _fingerprint(self, flat: FlatModel, passes: Sequence[Any]) -> str | None:
+    def _fingerprint(self, source: Source, passes: Sequence[Any]) -> str | None:
         settings: Any = self.context.options
         chosen = {name: value for name, value in settings.peek().items() if name not in BESIDE}
         own = {n: str(v) for n, v in vars(self.backend).items() if not n.startswith("_")}
         try:
             return fingerprint(
-                flat,
+                source,
                 chosen,
                 self._input_files(),
                 type(self.backend),

@@ -7,9 +7,9 @@ two happen once per model; the others once per program, that is per set of input
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from mithril.base.errors import BackendError, DTypeError, OptionError, ShapeErro
 from mithril.base.guards import bind
 from mithril.base.tensor_type import TensorType
 from mithril.compiler.deadline import Deadline
+from mithril.compiler.frontend import TraceRequest, source_of
 from mithril.compiler.input_types import input_specs, known_types, probe_types
 from mithril.compiler.memory_remedy import remedy
 from mithril.compiler.observers import Observers
@@ -44,8 +45,6 @@ from mithril.compiler.requirements import (
 from mithril.ir import Graph, Input, verify
 from mithril.ir.decompose import decompose
 from mithril.ir.lazy_graph import Deferred
-from mithril.models.language.flatten import flatten
-from mithril.models.language.trace import trace_model
 from mithril.passes.manager import PassContext, PassManager, PipelineReport
 from mithril.plugins.hookspecs import CompileContext, HardwareTarget
 from mithril.plugins.option_table import CompileOptions, Settings, declared, fitted, resolve
@@ -56,14 +55,10 @@ from mithril.runtime.index_checks import Checked, with_checks
 from mithril.runtime.memory_use import largest_sizes, memory_use, over_limit
 from mithril.runtime.program import Interface, Program, Request
 
-if TYPE_CHECKING:
-    from mithril.models import Model
-
-
 Names = tuple[str, ...]
 
 
-def compile(model: Model, backend: Backend | type[Backend] | str, **options: Unpack[CompileOptions]) -> CompiledModel:
+def compile(model: Any, backend: Backend | type[Backend] | str, **options: Unpack[CompileOptions]) -> CompiledModel:
     """Compile ``model`` for ``backend`` (an instance, a class or a name such as ``"jax"``).
 
     `mithril options` lists the keywords and who owns them. Where the shapes of the inputs are known, compilation
@@ -157,19 +152,19 @@ class Compiler:
         settings = self.settings
         with self.deadline:
             self.inference = settings["inference"] or settings["static_inference"]
-            self.flat = flatten(self.context.model, outputs=settings["outputs"], inference=self.inference)
+            self.source = source_of(self.context.model, outputs=settings["outputs"], inference=self.inference)
             self._stage("flatten", None)
             passes = chosen(settings, self.context)  # what is wrong with their names is said now, not at the first call
             record_clashes(self.context)
             for decider in plugins.deciders():
                 self.decisions.record("choice", f"{decider} takes part")
-            self.specs = input_specs(self.flat, settings)
+            self.specs = input_specs(self.source, settings)
             note_planning(settings, self.backend, self.decisions)
             note_precision(settings, self.backend, self.decisions)
             check_sizes(settings, self.specs)
             self._stage("resolve", None)
             kept = settings["cache"] and not settings["checks"]
-            self.cache = ProgramCache(self.context, self.flat, passes) if kept else None
+            self.cache = ProgramCache(self.context, self.source, passes) if kept else None
             if settings["cache"] and not kept:
                 self.decisions.record("ignored", "cache=True: programs with checks are not kept")
             compiled = CompiledModel(
@@ -178,7 +173,7 @@ class Compiler:
                 self,
                 decisions=self.decisions,
                 options={**settings.peek(), "inference": self.inference, "seed": settings["seed"] or 0},
-                name=self.flat.name,
+                name=self.source.name,
                 watchers=self.observers.watchers,
             )
             self._prepare(compiled)
@@ -278,7 +273,7 @@ class Compiler:
         self._typed = True
         if request.kind.of:
             check_trainable(self.settings["trainable"], traced)
-        check_layers(self.settings.peek(), declared(), traced, (leaf.path for leaf in self.flat.leaves))
+        check_layers(self.settings.peek(), declared(), traced, self.source.layers)
         note_places(traced, self.settings, self.decisions)
         self._stage("types", traced)
         kind = request.kind
@@ -318,14 +313,13 @@ class Compiler:
     def trace(self, types: Mapping[str, Any], *, training: bool) -> Graph:
         """Steps three and four: the typed graph."""
         settings = self.settings
-        graph = trace_model(
-            self.flat,
-            types,
+        request = TraceRequest(
             training=training and not self.inference,
             constants=settings["constants"],
             trainable=settings["trainable"] or (),
             dtype=self.backend.dtype,
         )
+        graph = self.source.graph(types, request)
         self._stage("shapes", graph)
         verify(graph)
         if settings["static_shapes"]:
@@ -338,9 +332,13 @@ class Compiler:
 
     def probe(self, types: Mapping[str, TensorType] | None) -> Graph:
         """The interface: names, parameters and their shapes. Without types, with what the layers expect."""
-        chosen = types if types is not None else probe_types(self.specs, self.flat, self.backend.dtype)
+        chosen = types if types is not None else probe_types(self.specs, self.source, self.backend.dtype)
         with self._quietly():
             return self.trace(chosen, training=not self.inference)
+
+    def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
+        """Initial values of parameters and states, as the model gives them."""
+        return self.source.initial(inputs, seed)
 
     def pipeline(self) -> tuple[PassManager, PassContext]:
         """The passes of the level, as the user and plugins amended them, and what they may know."""

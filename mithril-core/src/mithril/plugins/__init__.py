@@ -26,6 +26,7 @@ from mithril.plugins.hookspecs import (
     Export,
     FileFormat,
     Found,
+    FrontendSpec,
     HardwareTarget,
     Lowering,
     OpsSpec,
@@ -516,6 +517,15 @@ class Plugins:
             raise PluginError(f"files of the format '{spec.name}' cannot {verb}", facts=[f"offered by {found.origin}"])
         return self._load("file format", spec.name, named, found)
 
+    def frontends(self) -> Mapping[str, Registered[FrontendSpec]]:
+        """Kinds of models that plugins add, by name."""
+        return self._table("mithril_frontends", FrontendSpec, "frontend").entries
+
+    def load_frontend(self, name: str) -> Any:
+        """The function that makes the source of a model."""
+        found = self._pick(self._table("mithril_frontends", FrontendSpec, "frontend"), name)
+        return self._load("frontend", name, found.spec.loads, found)
+
     def commands(self) -> Mapping[str, Registered[Command]]:
         """Sub-commands that plugins add to the command line."""
         return self._table("mithril_commands", Command, "command").entries
@@ -531,6 +541,7 @@ class Plugins:
             "backend": self.backends(),
             "pass": self.passes(),
             "target": self.targets(),
+            "frontend": self.frontends(),
             "profiler": self.profilers(),
             "export": self.exports(),
             "format": self.formats(),
@@ -774,6 +785,8 @@ format_of = default.format_of
 load_format = default.load_format
 export = default.export
 commands = default.commands
+frontends = default.frontends
+load_frontend = default.load_frontend
 load_command = default.load_command
 provided = default.provided
 run_pass = default.run_pass

@@ -194,6 +194,22 @@ class Export:
 
 
 @dataclass(frozen=True, slots=True)
+class FrontendSpec:
+    """A kind of model that ``ml.compile`` takes. ``accepts`` are qualified names of classes, compared as text.
+
+    ``loads`` names a function ``(model, *, outputs, inference) -> Source`` (``mithril.compiler.frontend``).
+    """
+
+    name: str
+    accepts: tuple[str, ...]
+    loads: str
+
+    def __post_init__(self) -> None:
+        _check_name(self, self.name)
+        _check_loads(self, self.loads)
+
+
+@dataclass(frozen=True, slots=True)
 class FileFormat:
     """Files of models: ``compiled.export(path)`` calls what ``saves`` names, ``ml.load(path)`` what ``loads`` names.
 
@@ -387,6 +403,17 @@ def mithril_formats() -> Sequence[FileFormat]:  # type: ignore[empty-body]
     >>> @hookimpl
     ... def mithril_formats():
     ...     return [FileFormat("gguf", (".gguf",), saves="my_files.write:export", loads="my_files.read:load")]
+    """
+
+
+@_hookspec
+def mithril_frontends() -> Sequence[FrontendSpec]:  # type: ignore[empty-body]
+    """Kinds of models that ``ml.compile`` takes.
+
+    >>> from mithril import FrontendSpec, hookimpl
+    >>> @hookimpl
+    ... def mithril_frontends():
+    ...     return [FrontendSpec("exported", ("torch.export.exported_program.ExportedProgram",), "my_kit:Source")]
     """
 
 

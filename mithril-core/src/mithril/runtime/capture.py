@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mithril.backend.base import BuildOptions
 from mithril.base.errors import InputError, unknown
 from mithril.ir import Graph, Input, Value
 from mithril.ir.decompose import decompose
+from mithril.runtime.compiled import Compiled
 from mithril.runtime.weight_files import save_file
-
-if TYPE_CHECKING:
-    from mithril.runtime.compiled_model import CompiledModel
 
 
 def capture(
-    model: CompiledModel,
+    model: Compiled,
     params: Mapping[str, Any] | None,
     inputs: Mapping[str, Any],
     names: Collection[str] | None,

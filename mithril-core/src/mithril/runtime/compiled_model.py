@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,7 +18,7 @@ from mithril.base.decisions import Decisions
 from mithril.base.dtypes import DType
 from mithril.base.errors import InputError, UnsupportedError, unknown
 from mithril.base.tensor_type import TensorType
-from mithril.ir import Graph
+from mithril.ir import Graph, Input
 from mithril.runtime import weight_files
 from mithril.runtime.batch_buckets import Bucketed, Buckets
 from mithril.runtime.program import FastGradients, Kind, Program, Request
@@ -50,6 +50,8 @@ class Compiler(Protocol):
     def probe(self, types: Mapping[str, TensorType] | None) -> Graph: ...
 
     def pipeline(self) -> tuple[PassManager, PassContext]: ...
+
+    def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]: ...
 
     def buckets(self, training: bool) -> Buckets | None: ...
 
@@ -388,10 +390,8 @@ class CompiledModel:
         return self._initialise("param", seed)
 
     def _initialise(self, role: str, seed: int | None) -> dict[str, Any]:
-        from mithril.models.language.initializers import initialise
-
         start = self.options.get("seed", 0) if seed is None else seed
-        made = initialise(self.interface.with_role(role), start)
+        made = self.compiler.initial(self.interface.with_role(role), start)
         return {name: self.backend.array(array) for name, array in made.items()}
 
     def bind(self, params: Arrays, state: Arrays | None = None) -> CompiledModel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mithril.backend.memory_plan import human, nbytes
 from mithril.base.dims import symbols
@@ -12,11 +12,8 @@ from mithril.base.errors import InputError
 from mithril.base.guards import bind
 from mithril.base.tables import columns
 from mithril.ir import Graph
+from mithril.runtime.compiled import Compiled
 from mithril.runtime.memory_use import MemoryUse, memory_use
-
-if TYPE_CHECKING:
-    from mithril.runtime.compiled_model import CompiledModel
-
 
 SOURCES = {
     "arena": "exact: one planned arena",
@@ -79,7 +76,7 @@ class MemoryReport:
 
 
 def memory_report(
-    model: CompiledModel, inputs: Mapping[str, Any] | None = None, *, gradients: bool | None = None
+    model: Compiled, inputs: Mapping[str, Any] | None = None, *, gradients: bool | None = None
 ) -> MemoryReport:
     """Report on the newest program; ``gradients`` asks for that with them (True) or without (False)."""
     program = model.program_for(gradients) if gradients is not None else next(reversed(model.programs), None)

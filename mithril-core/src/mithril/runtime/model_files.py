@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mithril import plugins
 from mithril.base.errors import InputError
-
-if TYPE_CHECKING:
-    from mithril.runtime.compiled_model import CompiledModel
+from mithril.runtime.compiled import Compiled
 
 
-def load(path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> CompiledModel:
+def load(path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> Any:
     """The model in a file or folder, its parameters bound: call it with inputs.
 
     The format is told by the suffix, or named. ``options`` are the format's own, such as ``backend=``.
@@ -21,11 +19,10 @@ def load(path: str | os.PathLike[str], *, format: str | None = None, **options: 
     if not os.path.exists(text):
         raise InputError(f"there is no file '{text}'")
     function = plugins.load_format(plugins.format_of(text, format), "loads")
-    made: CompiledModel = function(path, **options)
-    return made
+    return function(path, **options)
 
 
-def export(compiled: CompiledModel, path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> Any:
+def export(compiled: Compiled, path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> Any:
     """Write a compiled model; a folder is written in its backend's own format where that has one."""
     text = os.fspath(path)
     if format is None and _is_folder(text) and compiled.backend.name in plugins.formats():

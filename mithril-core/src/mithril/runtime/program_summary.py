@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mithril.base.dims import is_static, numel
 from mithril.base.tables import columns, si
 from mithril.ir import Graph
-
-if TYPE_CHECKING:
-    from mithril.runtime.compiled_model import CompiledModel
+from mithril.runtime.compiled import Compiled
 
 
-def summarise(model: CompiledModel) -> str:
+def summarise(model: Compiled) -> str:
     """Layers with the shape they give, their parameters and floating-point operations, then the totals."""
     graph = model.interface
     rows = layer_rows(graph)

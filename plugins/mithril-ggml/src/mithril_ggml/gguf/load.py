@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from mithril.ir.lazy_graph import Deferred
 from mithril.passes.manager import PassContext, PassManager
 from mithril.plugins.option_table import resolve
 from mithril.runtime.compiled_model import CompiledModel
+from mithril.runtime.initializers import initialise
 from mithril.runtime.program import Interface, Program, Request
 from mithril.runtime.signature import InputSpec
 from mithril_ggml.backend import GGMLBackend
@@ -99,6 +100,10 @@ class GraphCompiler:
 
     def probe(self, types: Mapping[str, TensorType] | None) -> Graph:
         return self.graph
+
+    def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
+        """Initial states; parameters come from the file."""
+        return initialise(inputs, seed)
 
     def buckets(self, training: bool) -> None:
         """Sizes are left as they come: the file says which may differ."""

@@ -184,13 +184,13 @@ def random_inputs(model: Any, given: dict[str, Any], seed: int) -> dict[str, Any
 
     from mithril.base.dims import substitute, symbols
     from mithril.base.dtypes import float32
+    from mithril.compiler.frontend import source_of
     from mithril.compiler.input_types import TRAINING_FLAG, input_specs, probe_types
-    from mithril.models.language.flatten import flatten
     from mithril.plugins.option_table import resolve
 
-    flat = flatten(model, inference=given["inference"])
+    source = source_of(model, outputs=None, inference=given["inference"])
     try:
-        types = probe_types(input_specs(flat, resolve(given)), flat, float32)
+        types = probe_types(input_specs(source, resolve(given)), source, float32)
     except ShapeError as error:
         raise InputError(error.what, facts=error.facts, hint="--shape NAME=2,3 for each input") from None
     rng = np.random.default_rng(seed)

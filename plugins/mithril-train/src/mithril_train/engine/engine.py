@@ -18,7 +18,6 @@ from mithril.base.tensor_type import TensorType
 from mithril.compiler.steps import Compiler
 from mithril.ir import Graph, Node, Value
 from mithril.ir.decompose import decompose
-from mithril.models.language.initializers import initialise
 from mithril.passes.manager import PassManager
 from mithril.plugins.option_table import Settings
 from mithril.runtime.compiled_model import CompiledModel
@@ -190,7 +189,7 @@ class Engine:
         if drawn_names:
             self.decisions.record("choice", f"not among params, drawn from the seed: {', '.join(drawn_names)}")
         arrays = {n: self.own(x) for n, x in {**given, **state}.items()}
-        drawn = initialise([i for i in (*params, *states) if i.name not in arrays], seed)
+        drawn = self.compiler.initial([i for i in (*params, *states) if i.name not in arrays], seed)
         arrays.update({n: self.own(x) for n, x in drawn.items()})
         for i in (*params, *states):
             if tuple(arrays[i.name].shape) != i.type.shape:

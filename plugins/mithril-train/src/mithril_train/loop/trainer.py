@@ -122,7 +122,7 @@ class Trainer(metaclass=CheckedType):
         return [*inspect.signature(type(self).__init__).parameters][1:]
 
     def _loss(self, given: Any) -> Any:
-        outputs = {name for name, _ in compiler_of(self.compiled).flat.outputs}
+        outputs = set(compiler_of(self.compiled).source.outputs)
         return given if given is None or (isinstance(given, str) and given in outputs) else as_measure(given)
 
     # -- one step ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,91 @@
+"""The second frontend: a graph compiles as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mithril.base.dims import is_static
+from mithril.base.errors import DTypeError, ModelError, ShapeError, unknown
+from mithril.base.guards import bind
+from mithril.base.tensor_type import TensorType
+from mithril.compiler.frontend import TraceRequest
+from mithril.ir import Builder, Graph, Input
+from mithril.ir.evaluate import at_sizes
+from mithril.runtime.initializers import initialise
+
+
+class Declared:
+    """An input of the graph."""
+
+    required = True
+
+    def __init__(self, declared: Input) -> None:
+        self.name = declared.name
+        self.shape: tuple[Any, ...] = declared.type.shape
+        self.dtype = declared.type.dtype
+        self.where = "an input of the graph"
+
+
+class GraphSource:
+    """A graph with inputs, parameters and states as it has them."""
+
+    def __init__(self, graph: Graph, *, outputs: Sequence[str] | None = None, inference: bool = False) -> None:
+        self.name = graph.name
+        self.inference = inference
+        self.layers: Sequence[str] = sorted({node.origin.path for node in graph.nodes})
+        if outputs is not None:
+            by_name = dict(zip(graph.output_names, graph.outputs, strict=True))
+            for name in outputs:
+                if name not in by_name:
+                    message, facts, hint = unknown("output of the graph", name, list(by_name))
+                    raise ModelError(message, facts=facts, hint=hint)
+            graph = graph.replaced(outputs=tuple(by_name[n] for n in outputs), output_names=tuple(outputs))
+        self._graph = graph
+        self.inputs = [Declared(i) for i in graph.with_role("input")]
+        self.outputs: Sequence[str] = [n for n in graph.output_names if not n.startswith("state/")]
+
+    def __fingerprint__(self) -> tuple[Any, ...]:
+        return (self._graph,)
+
+    def expects(self, name: str) -> tuple[tuple[Any, ...] | None, Any] | None:
+        declared = next((d for d in self.inputs if d.name == name), None)
+        return None if declared is None else (declared.shape, declared.dtype)
+
+    def graph(self, types: Mapping[str, TensorType], request: TraceRequest) -> Graph:
+        """Return the graph at the sizes of ``types``, its constant inputs replaced by their values."""
+        graph = self._graph
+        declared = {i.name: i.type for i in graph.with_role("input")}
+        for name, t in types.items():
+            if t.dtype is not declared[name].dtype:
+                raise DTypeError(
+                    f"Type mismatch: expected {declared[name].dtype}, got {t.dtype}", facts=[f"input '{name}'"]
+                )
+        changed = {n: t.shape for n, t in types.items() if t.shape != declared[n].shape}
+        if changed:
+            if not all(is_static(shape) for shape in changed.values()):
+                raise ShapeError(
+                    "the shapes of a graph's inputs are those it was built with, or sizes for their symbols",
+                    facts=[f"'{n}' is {declared[n]}" for n in changed],
+                )
+            sizes = bind({n: declared[n].shape for n in changed}, {n: tuple(map(int, s)) for n, s in changed.items()})
+            graph = at_sizes(graph, sizes)
+        return _with_constants(graph, request.constants) if request.constants else graph
+
+    def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
+        return initialise(inputs, seed)
+
+
+def _with_constants(graph: Graph, constants: Mapping[str, Any]) -> Graph:
+    """Return the graph with some inputs fixed to values."""
+    with Builder(graph.name) as builder:
+        arguments = [
+            builder.constant(np.asarray(constants[i.name]), i.type.dtype, name=i.name)
+            if i.role == "input" and i.name in constants
+            else builder.input(i.name, i.type.shape, i.type.dtype, i.role, tags=i.tags)
+            for i in graph.arguments
+        ]
+        results = builder.inline(graph, arguments)
+    return builder.build(dict(zip(graph.output_names, results, strict=True)))

@@ -1,0 +1,62 @@
+"""The first frontend: layers and models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mithril.base.tensor_type import TensorType
+from mithril.compiler.frontend import TraceRequest
+from mithril.ir import Graph, Input
+from mithril.models.language.flatten import InputDecl, flatten
+from mithril.models.language.trace import trace_model
+from mithril.runtime.initializers import initialise
+
+
+class LayerSource:
+    """A model, or a single layer, flattened."""
+
+    def __init__(self, model: Any, *, outputs: Sequence[str] | None = None, inference: bool = False) -> None:
+        self.flat = flatten(model, outputs=outputs, inference=inference)
+        self.name = self.flat.name
+        self.inference = self.flat.inference
+
+    @property
+    def inputs(self) -> Sequence[InputDecl]:
+        return self.flat.inputs
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        return [name for name, _ in self.flat.outputs]
+
+    @property
+    def layers(self) -> Sequence[str]:
+        return [leaf.path for leaf in self.flat.leaves]
+
+    def __fingerprint__(self) -> tuple[Any, ...]:
+        return (self.flat,)
+
+    def expects(self, name: str) -> tuple[tuple[Any, ...] | None, Any] | None:
+        """Ask the first layer that reads an input: ``Layer.expects(terminal)``."""
+        slot = next((d.slot for d in self.flat.inputs if d.name == name), None)
+        for leaf in self.flat.leaves:
+            terminals = (*leaf.layer.inputs, *leaf.layer.optional)
+            for terminal, operand in zip(terminals, leaf.operands, strict=False):
+                if operand == slot:
+                    return leaf.layer.expects(terminal)
+        return None
+
+    def graph(self, types: Mapping[str, TensorType], request: TraceRequest) -> Graph:
+        return trace_model(
+            self.flat,
+            types,
+            training=request.training,
+            constants=request.constants,
+            trainable=request.trainable,
+            dtype=request.dtype,
+        )
+
+    def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
+        return initialise(inputs, seed)
