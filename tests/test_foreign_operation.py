@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def acme():
     project.no_vjp("it is for inference")
     yield scores, project
     for name in ("acme.scores", "acme.project"):
-        operations_table().pop(name)
+        operations_table().pop(name, None)
 
 
 def operations_table():
@@ -162,3 +163,15 @@ def test_a_false_string_is_found(acme):
     lying = with_axes(acme[0], "b m k, b n k -> b m n | k max")
     assert false_axes(lying) == ["acme.scores[0]: factor 'k' (max): parts give something else"]
     assert operations()["acme.scores"].declared_axes.endswith("k sum")
+
+
+def test_the_page_about_operations_runs():
+    """The code of docs/operations.md, block after block; then the checks that it announces."""
+    page = (Path(__file__).parents[1] / "docs" / "operations.md").read_text().replace("acme.project", "acme.page")
+    names: dict = {"__name__": "acme_page"}
+    try:
+        for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+            exec(compile(block, "docs/operations.md", "exec"), names)
+        OpConformance().test_axes(names["project"])
+    finally:
+        operations_table().pop("acme.page", None)
