@@ -77,6 +77,18 @@ def is_view(node: Node) -> bool:
     return _throughout(node, lambda inner: bool(inner.op.moves and inner.axes.is_view))  # type: ignore[attr-defined]
 
 
+def is_permutation(node: Node) -> bool:
+    """Whether each element of the operand is in the result once: a reshape or a transpose."""
+    op: Any = node.op
+    if op.opaque or len(node.operands) != 1 or len(node.results) != 1 or not is_layout(node):
+        return False
+    axes = node.axes
+    read, given = (
+        {f for factors in fs for f in factors if f not in axes.roles} for fs in (*axes.operands, *axes.results)
+    )
+    return read == given
+
+
 def is_source(node: Node) -> bool:
     """Whether a node reads nothing: constants, ranges, filled arrays."""
     return not node.operands
@@ -175,6 +187,7 @@ __all__ = [
     "is_fold",
     "is_layout",
     "is_matrix_transpose",
+    "is_permutation",
     "is_product",
     "is_source",
     "is_unchanged",

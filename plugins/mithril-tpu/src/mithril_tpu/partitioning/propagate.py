@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from math import prod
 
 from mithril.ir import Graph, Node, Value
+from mithril.ir.traits import is_permutation, is_source
 from mithril_tpu.partitioning.mesh import Mesh, Split, whole
 from mithril_tpu.partitioning.rules import Passage, as_part, passage, sizes
 
-_HANDED_ON = frozenset({"reshape", "transpose"})
-_MADE_ANYWHERE = frozenset({"cast", "where", "broadcast_to", "random_bits", "iota", "full"})
 _FAR = 100  # operations on the longest way, after which XLA gathers anew
 _AT_ONCE = frozenset({"take", "scatter_nd_add"})  # what compilers sum where it is made
 
@@ -84,19 +83,26 @@ def _pull_back(placed: Placed, graph: Graph) -> None:
     wanted: dict[Value, set[Split]] = {v: {placed.splits[v]} for v in graph.outputs}
     for node in reversed(graph.nodes):
         needs = placed.needs.get(node, tuple(None if v is None else placed.splits[v] for v in node.operands))
-        apart = getattr(node.op, "elementwise", False) or node.op.name in _MADE_ANYWHERE
-        if apart and len(node.results) == 1 and not any(placed.splits[node.result]):
+        if _is_free(node) and len(node.results) == 1 and not any(placed.splits[node.result]):
             asked = wanted.get(node.result, set())
             if len(asked) == 1 and any(split := next(iter(asked))):
                 placed.splits[node.result] = split
                 shape = sizes(node.result)
                 needs = tuple(None if v is None else as_part(sizes(v), split, shape) for v in node.operands)
-                if node.op.name == "random_bits":
-                    needs = (None,)
+                if getattr(node.op, "random", False):
+                    needs = (None,) * len(node.operands)
                 placed.needs[node] = needs
         for v, need in zip(node.operands, needs, strict=True):
             if v is not None:
                 wanted.setdefault(v, set()).add(need or whole(v.ndim))
+
+
+def _is_free(node: Node) -> bool:
+    """Whether any part of a result can be computed: from nothing, from a key, or from operands that broadcast."""
+    if is_source(node) or getattr(node.op, "random", False) or getattr(node.op, "elementwise", False):
+        return True
+    axes = node.axes if not node.regions else None
+    return axes is not None and not axes.roles and all(f.startswith("...") for f in axes.sizes)
 
 
 def _collected(graph: Graph, carries: int) -> set[Value]:
@@ -138,7 +144,7 @@ def step(placed: Placed, node: Node, readers: Mapping[Value, int] | None = None,
         if depth - placed.moved.get((v, need), -_FAR - 1) > _FAR:
             _move(placed, node, v, split, need)
             placed.moved[v, need] = depth
-    if node.op.name in _HANDED_ON and node.operands[0] is not None:
+    if is_permutation(node) and node.operands[0] is not None:
         placed.roots[node.result] = placed.roots.get(node.operands[0], node.operands[0])
     for v, split in zip(node.results, found.gives, strict=True):
         placed.splits[v] = split
@@ -160,7 +166,7 @@ def _still_waiting(
     if not waits or not waits[0] or any(w != waits[0] for w in waits) or any(readers.get(v, 2) > 1 for v in operands):
         return frozenset()
     adds = node.op.name == "add" and len({v.type for v in operands}) == 1
-    return waits[0] if (adds or node.op.name in _HANDED_ON) and not found.sums else frozenset()
+    return waits[0] if (adds or is_permutation(node)) and not found.sums else frozenset()
 
 
 def _settle(placed: Placed, v: Value, node: Node | None) -> None:

@@ -13,16 +13,11 @@ from dataclasses import dataclass, field
 from math import prod
 
 from mithril.ir import Graph, Node, Value
+from mithril.ir.traits import is_expensive, is_fold, is_layout, is_product, is_source
 from mithril_tpu.partitioning.rules import sizes
 
-_VIEWS = frozenset({"reshape", "squeeze", "unsqueeze", "stop_gradient", "barrier", "transpose", "broadcast_to"})
-_MADE = frozenset({"constant", "full", "iota", "size_value", "eye"})  # cheaper to make again than to read
 _POINTWISE = frozenset({"cast", "where", "clip", "slice", "pad", "concat", "tril", "triu"})
-_COSTLY = frozenset({"exp", "log", "pow", "tanh", "div", "sqrt", "rsqrt", "sin", "cos", "sigmoid"})
 _OFTEN = 2  # products that make a value again; more of them, queries, keys and values say, have it kept
-_SUMS = frozenset({"sum", "mean", "max", "min"})  # which take in what they sum
-CONVOLUTIONS = frozenset({"conv", "conv_input_grad", "conv_weight_grad"})
-PRODUCTS = CONVOLUTIONS | {"matmul", "dot"}
 
 
 @dataclass
@@ -48,8 +43,8 @@ class Fused:
 
 def pointwise(node: Node) -> bool:
     """Whether a node's elements can be computed inside the kernel that reads them."""
-    name = node.op.name
-    return bool(getattr(node.op, "elementwise", False)) or name in _POINTWISE or name in _VIEWS or name in _MADE
+    elementwise = bool(getattr(node.op, "elementwise", False)) or node.op.name in _POINTWISE
+    return elementwise or is_layout(node) or is_source(node)
 
 
 def fuse(graph: Graph, *, tpu: bool, strips: frozenset[Value] = frozenset()) -> Fused:
@@ -85,7 +80,7 @@ def fuse(graph: Graph, *, tpu: bool, strips: frozenset[Value] = frozenset()) -> 
         and k.node.result not in outputs
         and k.node.result.dtype.is_float
         and k.node.result.dtype.bits == 16
-        and not any(r.op.name in PRODUCTS for r in _through_views(k.node.result, users))
+        and not any(is_product(r) for r in _through_views(k.node.result, users))
     }
     return Fused(graph, kernels, step, last, frozenset(wide), strips)
 
@@ -99,19 +94,19 @@ def _swallowed(
 ) -> bool:
     if len(node.results) != 1 or node.result in outputs:
         return False
-    if node.op.name in _MADE or node.op.name in _VIEWS:
+    if is_source(node) or is_layout(node):
         return True
     readers = users.get(node.result, ())
     if len(readers) != 1:
         return not readers
     (reader,) = readers
-    if reader.op.name in PRODUCTS:
+    if is_product(reader):
         return pointwise(node) and node.result not in strips
     if pointwise(node):
         return True
-    if node.op.name in PRODUCTS:  # computed once, and not on the way into another product
+    if is_product(node):  # computed once, and not on the way into another product
         home = homes[reader]
-        return pointwise(reader) and home is not None and home.op.name not in PRODUCTS
+        return pointwise(reader) and home is not None and not is_product(home)
     return pointwise(reader)
 
 
@@ -130,14 +125,15 @@ def _again(
         return False
     v = node.result
     readers = graph.users.get(v, ())
-    products = sum(1 for r in _through_views(v, graph.users) if r.op.name in PRODUCTS)
-    takers = _SUMS | PRODUCTS if tpu and v not in strips and products <= _OFTEN else _SUMS
-    if any(not pointwise(r) and r.op.name not in takers for r in readers) or last[v] - step[node] < 2:
+    products = sum(1 for r in _through_views(v, graph.users) if is_product(r))
+    into_products = tpu and v not in strips and products <= _OFTEN
+    taken = all(pointwise(r) or is_fold(r) or (into_products and is_product(r)) for r in readers)
+    if not taken or last[v] - step[node] < 2:
         return False
     pending, chain, longer = [node], {node}, 0
     while pending:
         current = pending.pop()
-        if current.op.name in _COSTLY and not any(r.op.name in PRODUCTS for r in readers):
+        if is_expensive(current) and not any(is_product(r) for r in readers):
             return False
         for o in current.operands:
             if o is None or o in graph.input_of or prod(sizes(o)) < prod(sizes(v)):
@@ -166,7 +162,7 @@ def _through_views(v: Value, users: Mapping[Value, tuple[Node, ...]]) -> Iterato
     pending = list(users.get(v, ()))
     while pending:
         node = pending.pop()
-        if node.op.name in _VIEWS:
+        if is_layout(node):
             pending += users.get(node.result, ())
         else:
             yield node

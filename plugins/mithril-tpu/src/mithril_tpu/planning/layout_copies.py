@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from math import prod
 
 from mithril.ir import Node, Value
+from mithril.ir.traits import is_windowed_product
 from mithril_tpu.partitioning.propagate import Placed
 from mithril_tpu.partitioning.rules import sizes
-from mithril_tpu.planning.fusion_model import CONVOLUTIONS, Fused
+from mithril_tpu.planning.fusion_model import Fused
 from mithril_tpu.planning.image_layout import strip_bytes
 from mithril_tpu.planning.tiling import TILE, image_bytes, stored
 
@@ -17,7 +18,7 @@ Alive = tuple[int, int, int]  # first and last step, and bytes
 
 def copies(fused: Fused, placed: Placed, images: frozenset[Value]) -> list[Alive]:
     """Of a graph whose ``images`` are stored as convolutions want them already."""
-    nodes = [node for node in fused.graph.nodes if node.op.name in CONVOLUTIONS]
+    nodes = [node for node in fused.graph.nodes if is_windowed_product(node)]
     seen = _margins(nodes, fused, placed) if fused.strips else _of_images(nodes, fused, placed, images)
     return [*seen, *_of_kernels(nodes, fused, placed), *_columns(nodes, fused, placed), *_reshaped(fused, placed)]
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import prod
 
 from mithril.ir import Node, Value
+from mithril.ir.traits import is_unchanged
 from mithril_tpu.partitioning.mesh import DATA, base
 from mithril_tpu.partitioning.propagate import Placed
 from mithril_tpu.planning.fusion_model import Fused
@@ -77,16 +78,13 @@ def _of_heads(maker: Node | None, shape: tuple[int, ...]) -> bool:
     return maker is not None and maker.op.name == "matmul" and len(shape) >= 4 and shape[-2] % TILE[1] == 0
 
 
-_HANDED_ON = frozenset({"transpose", "cast", "reshape"})
-
-
 def _gathered(fused: Fused, placed: Placed) -> list[tuple[int, int, int]]:
     """First and last step, and bytes, of parameters split but read whole: till gathered anew, or read last."""
     found: dict[Value, dict[int, int]] = {}
     for e in placed.exchanges:
         root = e.whole
         while root is not None and (maker := fused.graph.producers.get(root)) is not None:
-            root = maker.operands[0] if maker.op.name in _HANDED_ON else None
+            root = maker.operands[0] if is_unchanged(maker) else None
         if root is not None and e.node in fused.step:
             found.setdefault(root, {})[fused.step[e.node]] = e.bytes
     alive = []
@@ -103,7 +101,7 @@ def _read(root: Value, fused: Fused) -> Iterator[int]:
     pending = list(fused.graph.users.get(root, ()))
     while pending:
         node = pending.pop()
-        if node.op.name in _HANDED_ON:
+        if is_unchanged(node):
             pending += fused.graph.users.get(node.result, ())
         else:
             yield fused.step[node]

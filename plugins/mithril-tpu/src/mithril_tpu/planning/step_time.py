@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from math import log2, prod
 
 from mithril.ir import Node, Value
+from mithril.ir.traits import is_product, is_windowed_product
 from mithril.plugins.hookspecs import HardwareTarget
 from mithril_tpu.partitioning.mesh import Mesh, Split, whole
 from mithril_tpu.partitioning.propagate import Exchange, Placed
 from mithril_tpu.partitioning.rules import passage
-from mithril_tpu.planning.fusion_model import CONVOLUTIONS, PRODUCTS, Fused, Kernel, walk
+from mithril_tpu.planning.fusion_model import Fused, Kernel, walk
 from mithril_tpu.planning.image_layout import STRIPS, strip
 from mithril_tpu.planning.memory_estimate import sizer
 
@@ -66,7 +67,7 @@ def _flops(kernel: Kernel, placed: Placed, strips: frozenset[Value]) -> tuple[fl
             types = [None if v is None else v.type for v in inner.operands]
             found = inner.op.flops(types, [v.type for v in inner.results], inner.attributes)  # type: ignore[attr-defined]
             if isinstance(found, (int, float)):
-                counts[0 if inner.op.name in PRODUCTS else 1] += float(found) * times * share
+                counts[0 if is_product(inner) else 1] += float(found) * times * share
 
         walk(node, count)
     return counts[0], counts[1]
@@ -75,7 +76,7 @@ def _flops(kernel: Kernel, placed: Placed, strips: frozenset[Value]) -> tuple[fl
 def _margins(node: Node, placed: Placed, strips: frozenset[Value]) -> float:
     """By how much images in strips are wider than without margins, which are computed as well."""
     made = node.operands[1] if node.op.name == "conv_weight_grad" else node.result if len(node.results) == 1 else None
-    if node.op.name not in CONVOLUTIONS or made not in strips:
+    if not is_windowed_product(node) or made not in strips:
         return 1.0
     width = placed.local(made)[-1]
     return strip(width) * STRIPS / width

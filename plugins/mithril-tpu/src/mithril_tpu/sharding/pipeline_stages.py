@@ -14,14 +14,13 @@ from math import prod
 
 from mithril.base.errors import OptionError
 from mithril.ir import Graph, Input, Node, Value
+from mithril.ir.traits import is_permutation, is_source
 from mithril_tpu.partitioning.rules import sizes
 from mithril_tpu.partitioning.strategy import LINK, forward_nodes
 from mithril_tpu.planning.fusion_model import walk
 from mithril_tpu.sharding.collectives import chunk_sum
 
 SLACK = 1.05  # how much more than the best balance a stage may do, for a narrower cut
-_VIEWS = frozenset({"reshape", "transpose"})  # of what went back: made by who reads them, so that it goes once
-_ANYWHERE = frozenset({"constant", "full", "iota"})  # cheaper to make again than to send
 _PER_BYTE = 2  # operations that take as long as moving one byte
 
 
@@ -60,7 +59,7 @@ def cut(graph: Graph, stages: int) -> list[Task]:
     """The tasks of a pipeline: forward ones from the first stage to the last, backward ones the other way, the rest."""
     once = _done_once(graph)
     forward = [n for n in forward_nodes(graph) if n not in once]
-    movable = [n for n in forward if n.op.name not in _ANYWHERE]
+    movable = [n for n in forward if not is_source(n)]
     if not 1 <= stages <= max(1, len(movable)):
         raise OptionError(f"pipeline_stages={stages}: this model has {len(movable)} operations to share")
     ends = _ends(movable, graph, stages)
@@ -76,7 +75,7 @@ def _done_once(graph: Graph) -> dict[Node, None]:
     made: set[Value] = set()
     for node in graph.nodes:
         late = node.op is chunk_sum or any(v in made for v in node.operands)
-        if late or (node.tags.get("phase") == "update" and node.op.name not in _ANYWHERE):
+        if late or (node.tags.get("phase") == "update" and not is_source(node)):
             found[node] = None
             made.update(node.results)
     return found
@@ -154,7 +153,7 @@ def _place_backward(graph: Graph, where: dict[Node, int], once: Mapping[Node, No
                 homes.setdefault(v, set()).add(k)
     made: dict[Value, int] = {}  # results of backward nodes
     for node in graph.nodes:
-        if node in where or node in once or node.op.name in _ANYWHERE:
+        if node in where or node in once or is_source(node):
             continue
         operands = [v for v in node.operands if v is not None]
         bound = min((made[v] for v in operands if v in made), default=stages - 1)
@@ -162,7 +161,7 @@ def _place_backward(graph: Graph, where: dict[Node, int], once: Mapping[Node, No
         where[node] = max(near, default=bound)
         made.update(dict.fromkeys(node.results, where[node]))
     for node in reversed(graph.nodes):
-        if node.op.name in _VIEWS and node.operands[0] in made and node.result not in graph.outputs:
+        if is_permutation(node) and node.operands[0] in made and node.result not in graph.outputs:
             readers = [where[n] for n in graph.users.get(node.result, ()) if n in where]
             where[node] = made[node.result] = max(readers, default=where[node])
     homes.update((v, {k}) for v, k in made.items())
