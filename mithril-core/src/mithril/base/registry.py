@@ -7,10 +7,11 @@ module is imported at that first mention.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from mithril.base.errors import OperationError, unknown
 
+Rule = TypeVar("Rule")
 _operations: dict[str, Any] = {}
 # Called in order for a name that nobody has declared yet, or with None for all names; each may declare operations.
 # The composition root fills this list: this floor knows neither the core's operations nor plugins.
@@ -44,6 +45,48 @@ def operation(name: str) -> Any:
             return _operations[name]
     what, facts, hint = unknown("operation", name, list(_operations))
     raise OperationError(what, facts=facts, hint=hint)
+
+
+def named(op: Any) -> str:
+    """Return the name of an operation given by itself or by name; a name that none of the core's has is an error.
+
+    A name with a dot is another distribution's, ``"acme.lookup"``: it is resolved when it is first used.
+    """
+    name: str = op if isinstance(op, str) else op.name
+    return name if "." in name or name in _operations else str(operation(name).name)
+
+
+class Registry(dict[str, Rule]):
+    """Rules by operation: of lowering, placing, differentiating. Keys are operations or their names, checked at once.
+
+    ``@registry(ops.take)`` or ``@registry("acme.lookup")`` enters a rule. ``none`` states that an operation has no
+    rule, so that ``missing`` can tell what nobody has thought of.
+    """
+
+    def __init__(self, purpose: str) -> None:
+        super().__init__()
+        self.purpose = purpose
+        self.absent: dict[str, str] = {}
+
+    def __call__(self, *ops: Any) -> Callable[[Rule], Rule]:
+        def enter(rule: Rule) -> Rule:
+            for op in ops:
+                self[op] = rule
+            return rule
+
+        return enter
+
+    def __setitem__(self, op: Any, rule: Rule) -> None:
+        super().__setitem__(named(op), rule)
+
+    def none(self, *ops: Any, why: str) -> None:
+        """State that operations have no rule, and why."""
+        self.absent |= dict.fromkeys(map(named, ops), why)
+
+    def missing(self) -> list[str]:
+        """Return the primitives that have neither a rule nor a reason."""
+        known = self.keys() | self.absent.keys()
+        return sorted(name for name, op in operations().items() if not op.composite and name not in known)
 
 
 def index(x: Any, positions: Any) -> Any:

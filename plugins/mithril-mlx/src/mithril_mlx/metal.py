@@ -60,9 +60,6 @@ EXPRESSIONS = {
     "not_equal": "{0} != {1}",
     "where": "{0} ? {1} : {2}",
 }
-FLOAT_ONLY = frozenset(
-    {"div", "exp", "log", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tanh", "floor", "ceil", "sigmoid", "silu"}
-)
 SHIM = """
 #include <cmath>
 using half = _Float16;
@@ -83,7 +80,7 @@ extern "C" void run(%(arguments)s, uint count) {
 
 def covers(node: Node) -> bool:
     """Whether a kernel can hold an operation."""
-    float_only = node.op.name in FLOAT_ONLY
+    float_only = getattr(node.op, "promotes", None) == "float"
     return (
         node.op.name in EXPRESSIONS
         and not (float_only and not node.result.dtype.is_float)

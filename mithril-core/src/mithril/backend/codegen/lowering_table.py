@@ -15,6 +15,7 @@ from mithril.base.dims import Dim
 from mithril.base.dtypes import DType, int32
 from mithril.base.errors import BackendError, OperationError
 from mithril.base.quoting import quoted
+from mithril.base.registry import named
 from mithril.ir import Node
 
 When = Callable[[Node], bool]
@@ -112,6 +113,7 @@ class Lowerings:
 
     def _add(self, op: str, row: Row) -> None:
         """Rows with a condition are tried first, the newest first; one without replaces its like."""
+        op = named(op)
         known = self._rows.get(op, ())
         if row.when is not None:
             self._rows[op] = (row, *known)

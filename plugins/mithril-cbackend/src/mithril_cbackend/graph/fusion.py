@@ -15,6 +15,7 @@ import numpy as np
 from mithril.base.dtypes import dtype as as_dtype, int32
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Node, Value
+from mithril.ir.traits import is_expensive
 from mithril_cbackend.graph import attention_match
 from mithril_cbackend.graph.attention_match import Attention
 from mithril_cbackend.graph.kernel import Kernel, Template
@@ -31,11 +32,6 @@ from mithril_cbackend.lowering.rows import cumulative, fused_rows, reductions
 CONTROL = frozenset({"if", "while", "scan"})
 VIEWS = frozenset({"reshape", "barrier"})
 FREE = frozenset({"constant", "full"})
-DEAR = frozenset([
-    "exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "asin", "acos", "atan", "sinh", "cosh", "tanh",
-    "asinh", "acosh", "atanh", "erf", "erfinv", "pow", "div", "floordiv", "mod", "atan2", "random_bits",
-    "split_key", "fold_in",
-])  # fmt: skip
 TEMPLATES: dict[str, Template] = {
     **dict.fromkeys(reductions.FOLDS, reductions.reduction),
     "argmax": reductions.positions,
@@ -267,7 +263,7 @@ class Grouping:
         source = anchor.operands[0] if anchor.op.name in TEMPLATES else anchor.result
         assert source is not None
         if size(source) > size(node.result):  # elements would be computed several times
-            if node.op.name in DEAR or self.expanded.get(kernel, 0) >= 6:
+            if is_expensive(node) or self.expanded.get(kernel, 0) >= 6:
                 return None
             self.expanded[kernel] = self.expanded.get(kernel, 0) + 1
         return kernel
@@ -301,7 +297,7 @@ class Grouping:
             return None  # better done where those are computed
         if node.op.name == "reshape" or not elementwise.vectorisable([node]):
             return None
-        return kernel if roles == {"query"} or (roles == {"score"} and node.op.name not in DEAR) else None
+        return kernel if roles == {"query"} or (roles == {"score"} and not is_expensive(node)) else None
 
     def _alone(self, node: Node) -> None:
         name = node.op.name

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mithril.base.dtypes import DType, float32, int32
+from mithril.base.registry import Registry
 from mithril.ir import Node
 from mithril.ir.traits import reads_rows
 from mithril_ggml.library.library import ggml
@@ -18,8 +19,10 @@ Operand = Tensor | None
 Row = Callable[..., Any]  # (draft, node, *operands) -> Tensor | tuple of them
 When = Callable[[Node], bool]
 
-TABLE: dict[str, tuple[Row, When | None]] = {}
-PACKED: dict[str, tuple[int, ...]] = {}  # the operands of which a row reads the packed form
+TABLE: Registry[tuple[Row, When | None]] = Registry("lowering to GGML")
+PACKED: Registry[tuple[int, ...]] = Registry(
+    "packed weights of GGML"
+)  # the operands of which a row reads the packed form
 
 
 def row(*names: str, when: When | None = None, packed: tuple[int, ...] = ()) -> Callable[[Row], Row]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from mithril.base.registry import Registry
 from mithril.ir import Node, Value
 from mithril.ir.traits import is_product
 from mithril_tpu.partitioning.factors import divide
@@ -26,16 +27,8 @@ class Passage:
 
 
 Rule = Callable[[Node, Sequence[Split | None], Mesh], Passage]
-RULES: dict[str, Rule] = {}
-
-
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    def enter(function: Rule) -> Rule:
-        for name in names:
-            RULES[name] = function
-        return function
-
-    return enter
+RULES: Registry[Rule] = Registry("placing")
+rule = RULES
 
 
 def passage(node: Node, splits: Sequence[Split | None], mesh: Mesh) -> Passage:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from itertools import product as every
 from typing import Any
 
+from mithril.base.registry import Registry
 from mithril.ir import Node, Value
 from mithril_cbackend.lowering.element import scalar_ops
 from mithril_cbackend.lowering.element.storage_dtypes import computed, load, rounded
@@ -19,7 +20,8 @@ from mithril_cbackend.tir import expr as t
 
 Index = tuple[Any, ...]
 Rule = Callable[["Reader", Node, Index], t.Expr]
-RULES: dict[str, Rule] = {}
+RULES: Registry[Rule] = Registry("reading elements in C")
+rule = RULES
 
 
 def shape_of(value: Value) -> tuple[int, ...]:
@@ -142,15 +144,6 @@ class Reader:
         shape = self.shape(value)
         lead = len(at) - len(shape)
         return self.at(value, tuple(0 if n == 1 else at[lead + k] for k, n in enumerate(shape)))
-
-
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    def keep(function: Rule) -> Rule:
-        for name in names:
-            RULES[name] = function
-        return function
-
-    return keep
 
 
 # -- element-wise -------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mithril.base.dtypes import DType, dtype as as_dtype
+from mithril.base.registry import Registry
 from mithril.ops.elementwise import CENTRAL, TAIL
 from mithril_cbackend.lowering.element import vector_math as m
 from mithril_cbackend.lowering.element.storage_dtypes import computed
@@ -13,21 +14,13 @@ from mithril_cbackend.tir import expr as t
 
 # A rule gets the code being written, the operands, the dtype of the first operand, and the attributes.
 Rule = Callable[..., t.Expr]
-RULES: dict[str, Rule] = {}
+RULES: Registry[Rule] = Registry("element-wise arithmetic in C")
+rule = RULES
 LIBM = {
     "sin": "sin", "cos": "cos", "asin": "asin", "acos": "acos", "atan": "atan", "sinh": "sinh", "cosh": "cosh",
     "asinh": "asinh", "acosh": "acosh", "atanh": "atanh", "exp": "exp", "expm1": "expm1", "log": "log",
     "log1p": "log1p", "tanh": "tanh", "erf": "erf",
 }  # fmt: skip
-
-
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    def keep(function: Rule) -> Rule:
-        for name in names:
-            RULES[name] = function
-        return function
-
-    return keep
 
 
 def one(dtype: DType, value: Any) -> t.Expr:

@@ -14,6 +14,7 @@ from typing import Any
 from mithril.base.dtypes import dtype as as_dtype, float32
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Node, Value
+from mithril.ir.traits import is_expensive
 from mithril_cbackend.graph.kernel import Kernel
 from mithril_cbackend.lowering.element import vector_math
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
@@ -25,7 +26,7 @@ from mithril_cbackend.tir import expr as t
 
 FOLDS = frozenset({"sum", "mean", "prod", "max", "min"})
 WAYS = 4  # accumulators side by side where a pass does little else than folding
-DEAR = frozenset(["exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf", "pow"])
+EXPENSIVE = 12.0  # operations per element from which a value is computed once for all passes of a row
 
 
 @dataclass
@@ -65,7 +66,7 @@ def passes_of(kernel: Kernel) -> Passes:
         times = needed.get(node.result)
         if times is None or node.op.name in FOLDS or is_narrow(node.result, width):
             continue
-        if node.op.name in DEAR and len(times) > 1:
+        if is_expensive(node, EXPENSIVE) and len(times) > 1:
             kept[min(times)].append(node.result)
             times = {min(times)}
         if is_by_narrow(node, width) or is_of_negative(kernel, node):
