@@ -132,7 +132,7 @@ def hard_swish(x):
 @composite(elementwise=True, promotes="float", flops=4, samples=[sample((3, 4), bound=0.5)])
 def softshrink(x, *, bound: float = 0.5):
     """x moved towards 0 by the bound, and no further."""
-    return where(greater(x, bound), x - bound, where(less(x, -bound), x + bound, 0.0))
+    return x - clip(x, low=-bound, high=bound)
 
 
 # -- sigmoids -----------------------------------------------------------------------------------------------------

@@ -69,7 +69,8 @@ def _mod(a: Array, b: Array) -> Array:
 
 def _pow(a: Array, b: Array) -> Array:
     if a.dtype.kind not in "iu":
-        return np.power(a, b)
+        a, b = np.broadcast_arrays(a, b)  # written out, as of a single exponent 0.5 NumPy takes the square root
+        return np.power(a, b.copy())
     whole = np.power(a, np.maximum(b, 0))
     unit = np.where(a == 1, 1, np.where(a == -1, 1 - 2 * (b & 1), 0)) if a.dtype.kind == "i" else (a == 1)
     return np.where(b < 0, unit, whole).astype(a.dtype)
@@ -96,8 +97,8 @@ def _share(a: Any, b: Any, g: Any, wins: Any) -> Any:
 def _pow_vjp(g: Any, y: Any, a: Any, b: Any) -> tuple[Any, Any]:
     nothing = equal(b, 0.0)
     slope = where(nothing, 0.0, b * pow(a, where(nothing, 1.0, b - 1.0)))
-    inside = greater(a, 0.0)
-    return g * slope, g * where(inside, y * log(where(inside, a, 1.0)), 0.0)
+    zero = equal(a, 0.0)
+    return g * slope, g * where(zero, 0.0, y * log(where(zero, 1.0, a)))  # nan of a negative base
 
 
 # -- one operand --------------------------------------------------------------------------------------------------

@@ -282,6 +282,7 @@ def _flat(x: Array, indices: Array) -> tuple[Array, Array]:
         sample((3, 4, 2), ints((2, 2, 1), -3, 2), label="rows"),
         sample((2, 3, 4), ints((2, 5, 1), 0, 2), batch_dims=1, label="batch"),
         sample((3, 4), exactly(9, -9, -1, 4, dtype="int32", shape=(2, 2)), label="outside"),
+        sample((4,), exactly(2, dtype="int32", shape=(1,)), label="one element"),
     ],
     axes="*b:batch_dims *t:d *j, *b *k d -> *b *k *j | t index indices, d whole",
     moves=True,
@@ -295,7 +296,7 @@ def gather_nd(x, indices, *, batch_dims: int = 0):
         grid = np.indices(indices.shape[:-1])[:batch_dims]
         indices = np.concatenate([*(axis[..., None] for axis in grid), indices.astype(np.int64)], -1)
     rows, at = _flat(x, indices)
-    return rows[at].reshape(*indices.shape[:-1], *x.shape[indices.shape[-1] :])
+    return rows[at].reshape((*indices.shape[:-1], *x.shape[indices.shape[-1] :]))
 
 
 @gather_nd.vjp
@@ -324,6 +325,7 @@ def _scatter_shape(x: Shape, indices: Shape, updates: Shape) -> Shape:
         sample((3, 4), ints((5, 2), 0, 2), (5,)),
         sample((3, 4), exactly(2, 0, -1, dtype="int32", shape=(3, 1)), (3, 4), label="rows"),
         sample((2, 2), exactly(9, -9, -1, 4, dtype="int32", shape=(2, 2)), (2,), label="outside"),
+        sample((3, 0), exactly(2, 0, dtype="int32", shape=(2, 1)), (2, 0), label="empty rows", gradient=False),
     ],
     axes="*t:d *j, *k d, *k *j -> *t *j | t index indices, k d whole",
     moves=True,
@@ -360,6 +362,7 @@ def _(g, y, x, indices, updates):
         sample((3, 4), ints((5, 2), 0, 2), (5,)),
         sample((3, 4), exactly(2, 0, -1, dtype="int32", shape=(3, 1)), (3, 4), label="rows"),
         sample((2, 2), exactly(9, -9, -1, 4, dtype="int32", shape=(2, 2)), (2,), label="outside"),
+        sample((3, 0), exactly(2, 0, dtype="int32", shape=(2, 1)), (2, 0), label="empty rows", gradient=False),
     ],
     axes="*t:d *j, *k d, *k *j -> *t *j | t index indices, k sum into x, d whole",
     linear="x updates",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from mithril.base.errors import OperationError, ShapeError, unknown
@@ -12,6 +13,7 @@ from mithril.ir.samples import Arr, exactly, ints, positive, sample
 from mithril.ir.type_rules import expect_paired, shape_text
 from mithril.ops.activations import log_softmax, softplus
 from mithril.ops.basic import cast
+from mithril.ops.control_flow import stop_gradient
 from mithril.ops.elementwise import abs as abs_, equal, exp, greater, less, log, maximum, minimum, sqrt, where
 from mithril.ops.indexing import take_along_axis
 from mithril.ops.reduction import mean, sum
@@ -180,12 +182,19 @@ def nll_loss(log_probabilities, labels, *, axis: Axis = -1, reduction: str = "me
     return _reduced(-squeeze(picked, axis=(axis,)), reduction, log_probabilities)
 
 
+def _bounded_log(p: Any, eps: float) -> Any:
+    """log(p), from -100 on, with the slope 1 / max(p, eps): a wrong prediction that is certain still learns."""
+    steady = stop_gradient(p)
+    slope = where(less(steady, 0.0), math.nan, maximum(steady, eps))
+    return stop_gradient(maximum(log(steady), -100.0)) + (p - steady) / slope
+
+
 @composite(promotes="float", samples=[sample(Arr((3, 4), low=0.1, high=0.9), Arr((3, 4), low=0.0, high=1.0))])
 def binary_cross_entropy(probabilities, targets, *, reduction: str = "mean", eps: float = 1e-12):
-    """Of probabilities; a logarithm is cut off at log(eps)."""
+    """Of probabilities; a logarithm is cut off at -100, its slope at 1 / eps; nan outside of 0 to 1."""
     expect_paired("binary_cross_entropy", {"probabilities": probabilities.shape, "targets": targets.shape})
     p, t = up(probabilities), up(targets)
-    loss = -(t * log(maximum(p, eps)) + (1.0 - t) * log(maximum(1.0 - p, eps)))
+    loss = -(t * _bounded_log(p, eps) + (1.0 - t) * _bounded_log(1.0 - p, eps))
     return _reduced(loss, reduction, probabilities)
 
 

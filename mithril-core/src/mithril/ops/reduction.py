@@ -9,6 +9,8 @@ import numpy as np
 
 from mithril.base.dims import Shape, product
 from mithril.base.dtypes import dtype as as_dtype, float32, int32
+from mithril.base.errors import ShapeError
+from mithril.base.guards import assume
 from mithril.ir.attribute_types import Axes, Axis
 from mithril.ir.declare import composite, op
 from mithril.ir.samples import exactly, ints, sample
@@ -154,6 +156,12 @@ all.no_vjp("it gives a bool")
 
 
 def _position_shape(x: Shape, *, axis: int, keepdims: bool) -> Shape:
+    if not assume(1, "<=", x[axis], "an axis without elements has no largest one"):
+        raise ShapeError(
+            f"axis {axis} of the operand has no elements, so that none is the largest",
+            facts=[f"the operand has the shape [{', '.join(map(str, x))}]"],
+            hint="give it at least one element",
+        )
     return reduced(x, axis=(axis,), keepdims=keepdims)
 
 
@@ -278,11 +286,14 @@ def _(g, y, x, *, axis, keepdims):
     return (div(expand(g, x, axis, keepdims), sized(_count(x, axis), g.dtype)),)
 
 
+SINGLE = sample((3, 1), axis=1, ddof=1, label="ddof of one element", gradient=False)
+
+
 @composite(
     promotes="float",
     flops=per_input(4),
     tolerance=2.0,
-    samples=[*REDUCTIONS[:4], sample((3, 4), axis=1, ddof=1, label="ddof")],
+    samples=[*REDUCTIONS[:4], sample((3, 4), axis=1, ddof=1, label="ddof"), SINGLE],
 )
 def var(x, *, axis: Axes = None, keepdims: bool = False, ddof: int = 0):
     """Variance over axes: the mean square distance from the mean, divided by n - ddof."""
@@ -291,8 +302,9 @@ def var(x, *, axis: Axes = None, keepdims: bool = False, ddof: int = 0):
     center = z - mean(z, axis=axis, keepdims=True)
     total = mean(center * center, axis=axis, keepdims=keepdims)
     if ddof:
-        n = sized(_count(z, axis), as_dtype(z.dtype))
-        total = total * (n / (n - float(ddof)))
+        count = _count(z, axis)
+        n = sized(count, as_dtype(z.dtype))
+        total = total * (math.inf if count == ddof else n / (n - float(ddof)))  # 0 * inf: nan, as there is no variance
     return cast(total, dtype=kind) if kind.bits == 16 else total
 
 

@@ -135,7 +135,7 @@ def gather_nd(x, indices, batch_dims):
 def scatter_nd(x, indices, updates):
     """x with elements replaced; of several updates of one place the last wins."""
     depth = indices.shape[-1]
-    if not indices.size and depth:
+    if not updates.size:
         return x
     at = addressed(x, indices.reshape(-1, depth))
     flat = updates.reshape(-1, *x.shape[depth:])
@@ -152,7 +152,7 @@ def scatter_nd(x, indices, updates):
 def scatter_nd_add(x, indices, updates):
     """x with updates added."""
     depth = indices.shape[-1]
-    if not indices.size and depth:
+    if not updates.size:
         return x
     wide = x.astype(jnp.float32) if x.dtype in (jnp.float16, jnp.bfloat16) else x
     if not depth:

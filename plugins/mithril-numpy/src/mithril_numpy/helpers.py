@@ -232,7 +232,7 @@ def gather_nd(x, indices, batch_dims):
         grid = np.indices(indices.shape[:-1])[:batch_dims]
         indices = np.concatenate([*(axis[..., None] for axis in grid), indices.astype(np.int64)], -1)
     rows, at = rows_at(x, indices)
-    return rows[at].reshape(*indices.shape[:-1], *x.shape[indices.shape[-1] :])
+    return rows[at].reshape((*indices.shape[:-1], *x.shape[indices.shape[-1] :]))
 
 
 @needs(rows_at)

@@ -68,9 +68,9 @@ def _where(call: Call) -> str:
 
 @table.function("pow")
 def _pow(call: Call) -> str:
-    exponent = call.operands[1]
-    if exponent in ("2.0", "3.0", "(-1.0)", "1.5"):  # plain numbers, of which NumPy makes no square root
-        return f"np.power({call.a}, {exponent})"
+    exponent = str(call.b).strip("()")
+    if exponent.lstrip("-").replace(".", "").isdigit() and float(exponent) != 0.5:
+        return f"np.power({call.a}, {call.b})"
     return f"{call.helper(helpers.power)}({call.array('a')}, {call.array('b')})"
 
 

@@ -94,16 +94,18 @@ class Levels:
         renamed |= {f"grad/{n}": f"grad/{self.names[n]}" for n in wrt}
         return {renamed[n]: a for n, a in results.items()}
 
-    def differences(self, level: str, arguments: Arrays, *, gradient: bool, base: str = "none") -> list[str]:
-        """Return a line for each result that differs from that at level ``base`` by more than rounding."""
+    def differences(
+        self, level: str, arguments: Arrays, *, gradient: bool, base: str = "none", floor: float = 0.0
+    ) -> list[str]:
+        """Return a line for each result that differs from level ``base`` by more than rounding and ``floor``."""
         expected = self.results(base, arguments, gradient=gradient)
         actual = self.results(level, arguments, gradient=gradient)
-        if not any(self._wrong(actual[n], e, 0.0).any() for n, e in expected.items()):
+        if not any(self._wrong(actual[n], e, floor).any() for n, e in expected.items()):
             return []
         shifted = [self.results(base, nudged(arguments, seed), gradient=gradient) for seed in range(3)]
         lines = []
         for name, e in expected.items():
-            unsure = sensitivity(e, [m[name] for m in shifted])
+            unsure = sensitivity(e, [m[name] for m in shifted]) + floor
             wrong = self._wrong(actual[name], e, unsure)
             if wrong.any():
                 index = np.unravel_index(int(np.argmax(wrong)), wrong.shape)

@@ -18,6 +18,15 @@ def sign(x):
     return torch.where(torch.isnan(x), x, torch.sign(x)) if x.is_floating_point() else torch.sign(x)
 
 
+def gelu(x):
+    """x times the normal distribution function; PyTorch's kernel overflows from half the largest number on."""
+    half = torch.finfo(x.dtype).max / 2
+    if not torch.compiler.is_compiling() and x.device.type == "cpu" and x.numel() and bool(x.amax() <= half):
+        return F.gelu(x)
+    inside = torch.clamp(x, max=half)
+    return F.gelu(inside) + (x - inside)
+
+
 def remainder(a, b):
     """Return torch.fmod, which is nan where the quotient overflows: computed in float64, there in two steps."""
     if a.dtype != torch.float64 and a.device.type != "mps":  # which has no float64
@@ -189,7 +198,7 @@ def times(a, b):
     return torch.matmul(a, b)
 
 
-@needs(onednn_pays)
+@needs(onednn_pays, gelu)
 def linear(x, w, b, attribute, algorithm):
     """x @ w.T + b of float32 and an activation, in one kernel where there is one."""
     if x.ndim >= 2 and onednn_pays(x, x.numel() // max(x.shape[-1], 1), *w.shape):
@@ -198,7 +207,7 @@ def linear(x, w, b, attribute, algorithm):
     if attribute == "none":
         return y
     if attribute == "gelu":
-        return F.gelu(y, approximate=algorithm)
+        return gelu(y) if algorithm == "none" else F.gelu(y, approximate=algorithm)
     return {"relu": torch.relu, "swish": F.silu, "sigmoid": torch.sigmoid, "tanh": torch.tanh}[attribute](y)
 
 

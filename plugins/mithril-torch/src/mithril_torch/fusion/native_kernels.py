@@ -27,7 +27,6 @@ UNARY = {
     "leaky_relu": "F.leaky_relu({x}, {slope})",
     "hard_sigmoid": "F.hardsigmoid({x})",
     "hard_swish": "{x} * F.hardsigmoid({x})",
-    "gelu": "F.gelu({x}, approximate={approximate})",
     "log_sigmoid": "F.logsigmoid({x})",
     "softmax": "torch.softmax({x}, {axis})",
     "log_softmax": "torch.log_softmax({x}, {axis})",
@@ -47,6 +46,13 @@ for _name, _template in UNARY.items():
     table.row(_name, _template, when=is_float)
 
 
+@table.function("gelu", when=is_float)
+def _gelu(call: Call) -> str:
+    if call.approximate == "tanh":
+        return f'F.gelu({call.array("x")}, approximate="tanh")'
+    return f"{call.helper(helpers.gelu)}({call.array('x')})"
+
+
 # -- linear -------------------------------------------------------------------------------------------------------
 ONEDNN = {
     "none": ("none", ""),
@@ -59,7 +65,6 @@ ONEDNN = {
 }
 AFTER = {
     "relu": "torch.relu_({y})",
-    "gelu": "F.gelu({y})",
     "gelu_tanh": 'F.gelu({y}, approximate="tanh")',
     "silu": "F.silu({y})",
     "sigmoid": "torch.sigmoid_({y})",
@@ -89,6 +94,8 @@ def _linear(call: Call) -> str:
         attribute, algorithm = ONEDNN[call.activation]
         return f'{call.helper(helpers.linear)}({given}, "{attribute}", "{algorithm}")'
     made = f"F.linear({given})"
+    if call.activation == "gelu":
+        return f"{call.helper(helpers.gelu)}({made})"
     return AFTER[call.activation].format(y=made) if call.activation != "none" else made
 
 
@@ -164,19 +171,22 @@ def _attends(node: Node) -> bool:
 
 @table.function("attention", when=_attends)
 def _attention(call: Call) -> str:
-    made = attention(call)
     mask = call.node.operands[3]
-    return made if mask is None else f"{call.helper(helpers.nan_where_masked)}({made}, {call.array('mask')})"
+    if mask is None:
+        return attention(call)
+    name = call.temp("mask")
+    call.line(f"{name} = {_mask(call, mask)}")
+    return f"{call.helper(helpers.nan_where_masked)}({attention(call, name)}, {name})"
 
 
-def attention(call: Call) -> str:
-    """PyTorch's kernel, as PyTorch means it."""
+def attention(call: Call, joined: str | None = None) -> str:
+    """PyTorch's kernel, with its own meaning; ``joined`` is the name of the given mask with the causal one in it."""
     q, k = call.operand_type("q"), call.operand_type("k")
     mask = call.node.operands[3]
     square = q.shape[2] == k.shape[2]
     parts = [_operands(call, "q", "k", "v")]
     if mask is not None or (call.causal and not square):
-        parts.append(f"attn_mask={_mask(call, mask)}")
+        parts.append(f"attn_mask={joined or _mask(call, mask)}")
     elif call.causal:
         parts.append("is_causal=True")
     if call.scale is not None:

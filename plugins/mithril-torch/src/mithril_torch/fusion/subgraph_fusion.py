@@ -89,8 +89,9 @@ def _alike(g: Value, y: Value) -> bool:
     return g.type == y.type and g.dtype.is_float
 
 
-# The slope of relu where its result is nan is left open by the operation; PyTorch lets the cotangent through.
-RULES = (
+# The slope of relu where its result is nan is left open by the operation; PyTorch lets the cotangent through. Of any
+# other value that is compared with 0 the cotangent is 0 there.
+RELU = (
     Rule(lambda g, y: op("where")(op("greater")(y, 0.0), g, 0.0), relu_grad, exact=False, name="relu", when=_alike),
     Rule(
         lambda g, y: op("where")(op("greater_equal")(0.0, y), 0.0, g),
@@ -99,6 +100,8 @@ RULES = (
         name="relu of linear",
         when=_alike,
     ),
+)
+RULES = (
     Rule(_gelu_slope, gelu_grad, exact=False, name="gelu", when=_alike, shared=True),
     Rule(
         _layer_norm_slope,
@@ -130,6 +133,10 @@ RULES = (
 
 def joined(graph: Graph) -> Graph:
     """The graph with those parts as one operation each."""
+    rectified = {
+        v for node in graph.nodes if "relu" in (node.op.name, node.attributes.get("activation")) for v in node.results
+    }
+    graph = rewrite(graph, [r.restricted(lambda g, y: y in rectified) for r in RELU]) if rectified else graph
     return rewrite(graph, RULES)
 
 
