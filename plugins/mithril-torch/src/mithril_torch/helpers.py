@@ -20,10 +20,7 @@ def sign(x):
 
 def gelu(x):
     """x times the normal distribution function; PyTorch's kernel overflows from half the largest number on."""
-    half = torch.finfo(x.dtype).max / 2
-    if not torch.compiler.is_compiling() and x.device.type == "cpu" and x.numel() and bool(x.amax() <= half):
-        return F.gelu(x)
-    inside = torch.clamp(x, max=half)
+    inside = torch.clamp(x, max=torch.finfo(x.dtype).max / 2)
     return F.gelu(inside) + (x - inside)
 
 
