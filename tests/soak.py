@@ -56,7 +56,7 @@ def main() -> None:
 def try_graph(seed: int, backend: object, levels: list[str], figures: Counter[str]) -> list[str]:
     """Return the differences of one graph; every fourth is also tried on infinities and nan, against level none."""
     graph = random_graph(seed, sizes=WIDE if seed % 3 == 0 else SMALL)
-    programs = Levels(graph, backend, jit=None)
+    programs = Levels(graph, backend)
     arguments = random_arguments(graph, seed)
     lines = []
     for level in levels:

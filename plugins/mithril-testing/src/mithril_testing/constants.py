@@ -29,6 +29,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
 class ConstantsConformance:
     """A part of ``BackendConformance``: for each dtype a model that holds an array of every shape in every role."""
 
+    @pytest.mark.filterwarnings("ignore::mithril.base.errors.OptionWarning")  # not every backend reads jit
     @pytest.mark.parametrize("way", ["plain", "optimized", "cached"])
     @pytest.mark.parametrize("dtype", [d.name for d in ALL])
     def test_constants(self, dtype: str, way: str, tmp_path: Path) -> None:
