@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -173,10 +173,13 @@ def extremes(kind: DType) -> np.ndarray[Any, Any]:
     return np.concatenate([values, np.array([*more, *(-x for x in more)]).astype(kind.numpy)])
 
 
-def special_arguments(graph: Graph, seed: int, *, overflow: bool = True) -> dict[str, np.ndarray[Any, Any]]:
+def special_arguments(
+    graph: Graph, seed: int, *, overflow: bool = True, finite: Collection[str] = ()
+) -> dict[str, np.ndarray[Any, Any]]:
     """Return arguments drawn from the awkward values of their dtypes; integers stay small, as they may be places.
 
     Without ``overflow`` no finite number is so large that sums of products overflow, whose results are unspecified.
+    Inputs named in ``finite`` get neither infinities nor nan: weights of convolutions, which meet zeros of a padding.
     """
     rng = np.random.default_rng(seed)
     drawn = {}
@@ -184,6 +187,8 @@ def special_arguments(graph: Graph, seed: int, *, overflow: bool = True) -> dict
         shape, kind = tuple(int(d) for d in i.type.shape), i.type.dtype
         if kind.is_float:
             values = extremes(kind)
+            if i.name in finite:
+                values = values[np.isfinite(values)]
             if not overflow:
                 values = values[~np.isfinite(values) | (np.abs(values.astype(np.float64)) < MODERATE)]
             drawn[i.name] = rng.choice(values, shape).astype(kind.numpy)
