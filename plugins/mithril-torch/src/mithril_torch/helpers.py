@@ -21,7 +21,7 @@ def sign(x):
 def gelu(x):
     """x times the normal distribution function; PyTorch's kernel overflows from half the largest number on."""
     inside = torch.clamp(x, max=torch.finfo(x.dtype).max / 2)
-    return F.gelu(inside) + (x - inside)
+    return F.gelu(inside) - (inside - x)  # which keeps the sign of zeros
 
 
 def remainder(a, b):
