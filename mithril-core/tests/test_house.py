@@ -20,9 +20,9 @@ TODAY = json.loads(Path(__file__).with_name("house_violations.json").read_text()
 # Ground first. A file imports rooms of lower floors and files of its own room; rooms on one floor are not tied.
 FLOORS = [
     {"base": 2500},
-    {"ir": 3800},
+    {"ir": 3900},
     {"ops": 5600, "rewrite": 800, "passes": 700, "plugins": 2700},
-    {"backend": 2200, "autodiff": 700},
+    {"backend": 2600, "autodiff": 700},
     {"runtime": 2700},
     {"compiler": 2000},
     {"models": 5200},

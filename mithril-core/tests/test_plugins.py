@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
+from types import SimpleNamespace
 
 import pytest
 
@@ -160,14 +161,36 @@ def test_lowerings(plugins):
     assert plugins.lowerings("torch") == {}
 
 
+class OneNode:
+    op = SimpleNamespace(name="softmax")
+
+
 def test_two_lowerings_of_one_op(plugins):
     plugins.register(answering(lowerings=lowering_for("numpy")), "one")
     plugins.register(answering(lowerings=lowering_for("numpy")), "two")
+    (lowering,) = plugins.lowerings("numpy")["softmax"]
     with pytest.raises(PluginError, match="the lowering on 'numpy' of 'softmax' is claimed by two plugins"):
-        plugins.lowerings("numpy")
-    assert list(plugins.lowerings("numpy", {"softmax": "two"})) == ["softmax"]
-    with pytest.raises(PluginError, match="unknown lowering of 'softmax' on 'numpy' by 'tow'"):
-        plugins.lowerings("numpy", {"softmax": "tow"})
+        lowering.applies(OneNode())
+    assert [p.state for p in plugins.all()] == ["clash", "clash"]
+
+
+def test_lowering_of_the_plugin_that_declares_the_operation_wins(plugins):
+    plugins.register(answering(lowerings=lowering_for("numpy")), "one")
+    declares = answering(lowerings=lowering_for("numpy"))
+    declares.mithril_ops = lambda: [OpsSpec("some.module", ("softmax",))]
+    plugins.register(declares, "two")
+    (lowering,) = plugins.lowerings("numpy")["softmax"]
+    assert lowering.origin == "two"
+    assert lowering.applies(OneNode())
+    assert [p.state for p in plugins.all()] == ["clash", "loaded"]
+
+
+def test_one_plugin_with_two_unconditional_lowerings(plugins):
+    twice = [Lowering("softmax", f"{HERE}:thing"), Lowering("softmax", f"{HERE}:Thing")]
+    plugins.register(answering(lowerings=lambda backend: twice), "one")
+    (lowering,) = plugins.lowerings("numpy")["softmax"]
+    with pytest.raises(PluginError, match="the lowering on 'numpy' of 'softmax' is claimed twice"):
+        lowering.applies(OneNode())
 
 
 def test_exports(plugins):

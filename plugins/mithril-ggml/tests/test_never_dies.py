@@ -59,15 +59,18 @@ def test_a_wrong_lowering_is_an_error_not_the_end(monkeypatch):
     assert emit is not None
 
 
+def doubled(draft, node, x):
+    out = draft.like(node.result)
+    return draft.ggml("doubled", lambda ctx, a: ggml.ggml_scale(ctx, a, 2.0), [draft.dense(x)], out)
+
+
 def test_a_third_party_may_lower_better(monkeypatch):
     """A lowering gets the draft, the node and its operands' places, and gives the place of the result."""
     from mithril import plugins
+    from mithril.plugins.plugin_lowering import PluginLowering
 
-    def doubled(draft, node, x):
-        out = draft.like(node.result)
-        return draft.ggml("doubled", lambda ctx, a: ggml.ggml_scale(ctx, a, 2.0), [draft.dense(x)], out)
-
-    monkeypatch.setattr(plugins, "lowerings", lambda backend: {"tanh": doubled} if backend == "ggml" else {})
+    lowering = PluginLowering("tanh", "ggml", "third 1.0", f"{__name__}:doubled")
+    monkeypatch.setattr(plugins, "lowerings", lambda backend: {"tanh": (lowering,)} if backend == "ggml" else {})
     with Builder() as b:
         y = op("tanh")(b.input("x", (4,)))
     assert (ml.GGMLBackend().build(b.build({"y": y}))({}, {"x": np.ones(4, np.float32)})["y"] == 2).all()

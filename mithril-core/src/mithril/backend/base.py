@@ -6,7 +6,7 @@ import tracemalloc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -14,8 +14,12 @@ from mithril.backend import memory_plan
 from mithril.base.decisions import Decisions
 from mithril.base.dtypes import ALL, DType, dtype as as_dtype
 from mithril.base.errors import BackendError, DTypeError, OptionError, UnsupportedError, unknown
-from mithril.ir import Graph, Node, traits
+from mithril.ir import Graph, Node, iterate, traits
+from mithril.ir.decompose import decompose
 from mithril.ir.lazy_graph import Deferred
+
+if TYPE_CHECKING:
+    from mithril.plugins.plugin_lowering import PluginLowering
 
 PRECISIONS = ("float32", "float16", "bfloat16")
 
@@ -215,6 +219,26 @@ class Backend:
     def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
         """Whether this backend runs a node itself; composites it does not are decomposed first."""
         raise BackendError(f"backend '{self.name}' does not say what it lowers")
+
+    def plugin_lowering(self, node: Node, options: BuildOptions | None = None) -> PluginLowering | None:
+        """The lowering that a plugin provides for a node; backends that ask for none have none."""
+        return None
+
+    def falls_back(self, node: Node, options: BuildOptions | None = None) -> bool:
+        """Whether a primitive that this backend does not lower runs as its NumPy reference."""
+        return False
+
+    def decomposed(self, graph: Graph, options: BuildOptions) -> Graph:
+        """The graph of the operations that ``build`` takes; plugins' lowerings and fallbacks become decisions."""
+        lowered = decompose(graph, lambda node: self.lowers(node, options) or self.falls_back(node, options), self.name)
+        for node, _ in iterate(lowered):
+            if (lowering := self.plugin_lowering(node, options)) is not None:
+                options.decisions.record("choice", f"'{node.op.name}' on {self.name}: lowering by {lowering.origin}")
+            elif self.falls_back(node, options):
+                options.decisions.record(
+                    "fallback", f"'{node.op.name}' on {self.name}: no lowering, so its NumPy reference runs"
+                )
+        return lowered
 
     def build(self, graph: Graph, options: BuildOptions | None = None) -> Executable:
         """The executable for a decomposed graph."""

@@ -14,9 +14,10 @@ from mithril.backend.codegen.emit import emit, render
 from mithril.backend.codegen.lowering_table import Lowerings
 from mithril.backend.codegen.source import Source, from_template, transformed
 from mithril.backend.fast_path import Quick, written
-from mithril.base.errors import UnsupportedError
+from mithril.base.errors import GradientError, UnsupportedError
 from mithril.ir import Graph, Node, iterate
 from mithril.ir.lazy_graph import Deferred
+from mithril.plugins.plugin_lowering import PluginLowering
 
 Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 
@@ -24,7 +25,7 @@ Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 class SourceExecutable:
     """A generated function and what it was generated from."""
 
-    __slots__ = ("_graph", "arrays", "call", "differentiated", "forward", "source")
+    __slots__ = ("_graph", "arrays", "call", "differentiated", "fallbacks", "forward", "source")
 
     def __init__(self, graph: Graph | Deferred, source: Source, forward: Forward, call: Forward | None = None) -> None:
         self._graph = graph if isinstance(graph, Deferred) else Deferred(graph)
@@ -32,6 +33,7 @@ class SourceExecutable:
         self.arrays = source.arrays
         self.forward = forward  # the bare generated function
         self.call = call or forward  # what runs: compiled, where there is a compiler
+        self.fallbacks: frozenset[str] = frozenset()  # operations that run as their references
         self.differentiated = False  # whether the framework's gradients are in it, which the source does not say
 
     @property
@@ -45,7 +47,7 @@ class SourceExecutable:
 
     @property
     def lowered(self) -> frozenset[str]:
-        return frozenset(node.op.name for node, _ in iterate(self.graph))
+        return frozenset(node.op.name for node, _ in iterate(self.graph)) - self.fallbacks
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         return self.call(params, inputs)
@@ -71,7 +73,7 @@ class SourceBackend(Backend):
         if made is None:
             base = self.tables.get(semantics) or self.tables["portable"]
             extra = plugins.lowerings(self.name)
-            made = self._made_tables[key] = base.extend(extra, "a plugin") if extra else base
+            made = self._made_tables[key] = base.extend(extra) if extra else base
         return made
 
     def is_view(self, node: Node) -> bool:
@@ -82,6 +84,13 @@ class SourceBackend(Backend):
         row = self.table().find(node)
         return row is not None and row.out is not None
 
+    def plugin_lowering(self, node: Node, options: BuildOptions | None = None) -> PluginLowering | None:
+        row = self.table(options).find(node)
+        return None if row is None else row.plugin
+
+    def falls_back(self, node: Node, options: BuildOptions | None = None) -> bool:
+        return self.table(options).falls_back(node) and not self.lowers(node, options)
+
     def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
         return self.table(options).lowers(node)
 
@@ -89,7 +98,9 @@ class SourceBackend(Backend):
         options = options or BuildOptions()
         source = self._source(graph, options)
         forward = self.loaded(source)
-        return SourceExecutable(graph, source, forward, self.finish(forward, graph, options))
+        executable = SourceExecutable(graph, source, forward, self.finish(forward, graph, options))
+        executable.fallbacks = frozenset(n.op.name for n, _ in iterate(graph) if self.falls_back(n, options))
+        return executable
 
     def loaded(self, source: Source) -> Forward:
         """The module's function; its constants are made here."""
@@ -120,6 +131,13 @@ class SourceBackend(Backend):
         self, graph: Graph, of: Sequence[str], wrt: Sequence[str], options: BuildOptions | None = None
     ) -> SourceExecutable:
         options = options or BuildOptions()
+        on_host = next((node for node, _ in iterate(graph) if self.falls_back(node, options)), None)
+        if on_host is not None:
+            raise GradientError(
+                f"autodiff='native' cannot differentiate '{on_host.op.name}': '{self.name}' runs its NumPy reference",
+                facts=[str(on_host.origin)],
+                hint="leave autodiff='native' out",
+            )
         source = self._source(graph, options)
         forward = self.differentiated(self.loaded(source), tuple(of), tuple(wrt))
         made = SourceExecutable(graph, source, forward, self.finish(forward, graph, options))

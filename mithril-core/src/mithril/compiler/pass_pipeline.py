@@ -156,6 +156,7 @@ def installed(name: str) -> Pass:
         version=spec.version,
         summary=spec.summary,
         origin=found.origin,
+        trusted=found.plugin.first_party,
     )
 
 

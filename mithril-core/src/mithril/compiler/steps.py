@@ -43,7 +43,6 @@ from mithril.compiler.requirements import (
     require_static,
 )
 from mithril.ir import Graph, Input, verify
-from mithril.ir.decompose import decompose
 from mithril.ir.lazy_graph import Deferred
 from mithril.passes.manager import PassContext, PassManager, PipelineReport
 from mithril.plugins.hookspecs import CompileContext, HardwareTarget
@@ -261,7 +260,7 @@ class Compiler:
 
     def _decomposed(self, graph: Graph, backend: Backend, options: BuildOptions) -> Graph:
         """What the backend lowers; and nothing twice, as a body repeats what its gradient or its neighbour computes."""
-        made = decompose(graph, lambda node: backend.lowers(node, options))
+        made = backend.decomposed(graph, options)
         return made if made is graph else self.optimize(made, only="clean")[0]
 
     def _optimized(self, request: Request) -> _Optimized:

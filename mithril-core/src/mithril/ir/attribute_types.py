@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NewType
 
 from mithril.base.dims import Dim, Shape, Size
 from mithril.base.dtypes import DType, dtype as as_dtype
 from mithril.base.errors import OperationError, ShapeError
 
-Axis = int
+if TYPE_CHECKING:
+    Axis = int
+else:  # a name of its own, so that annotations that Python has evaluated are told from plain numbers
+    Axis = NewType("Axis", int)
 Axes = tuple[int, ...] | int | None
 Ints = tuple[int, ...]
 Pairs = tuple[tuple[Size, Size], ...]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 from mithril.base.errors import OperationError
 from mithril.base.registry import register
@@ -31,7 +32,7 @@ def _read(
         elif p.kind is p.KEYWORD_ONLY:
             if p.name == "regions":
                 continue
-            annotation = p.annotation if isinstance(p.annotation, str) else getattr(p.annotation, "__name__", "")
+            annotation = _annotation_text(p.annotation)
             if annotation not in NORMALISERS:
                 raise OperationError(
                     f"operation '{name}': attribute '{p.name}' is annotated '{annotation}'",
@@ -51,6 +52,17 @@ def _read(
             canonical = NORMALISERS[attribute.annotation](attribute.default)
             attributes[attribute.name] = Attribute(attribute.name, attribute.annotation, canonical)
     return tuple(operands), frozenset(optional), variadic, attributes
+
+
+def _annotation_text(annotation: Any) -> str:
+    """An annotation as written: text under ``from __future__ import annotations``, else the types' names."""
+    if isinstance(annotation, str):
+        return annotation
+    if isinstance(annotation, UnionType) or get_origin(annotation) is Union:
+        return " | ".join("None" if a is NoneType else _annotation_text(a) for a in get_args(annotation))
+    if get_origin(annotation) is not None:
+        return str(annotation)
+    return str(getattr(annotation, "__name__", annotation))
 
 
 def _place(depth: int = 2) -> str:

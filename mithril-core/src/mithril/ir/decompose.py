@@ -11,18 +11,20 @@ from mithril.ir.core import Graph, Node, Value
 Lowers = Callable[[Node], bool]
 
 
-def decompose(graph: Graph, lowers: Lowers) -> Graph:
+def decompose(graph: Graph, lowers: Lowers, backend: str = "") -> Graph:
     """The graph with only nodes that the backend lowers; the same object where it was so already.
 
-    A primitive that is not lowered is an error naming every such operation of the graph.
+    A primitive that is not lowered is an error naming every such operation of the graph, and ``backend``.
     """
     missing: dict[str, list[Node]] = {}
     made = _decompose(graph, lowers, missing)
     if missing:
         facts = [_where(name, nodes) for name, nodes in sorted(missing.items())]
+        names = ", ".join(sorted(missing))
+        subject = f"backend '{backend}'" if backend else "the backend"
         count = f"{len(missing)} operation{'s' if len(missing) > 1 else ''}"
         raise UnsupportedError(
-            f"the backend has no way to run {count}: {', '.join(sorted(missing))}",
+            f"{subject} has no way to run {count}: {names}",
             facts=facts,
             hint="choose another backend, or give it a lowering for them (mithril_lowerings)",
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Shape, Size, numel, symbols
+from mithril.base.dims import Dim, Shape, Size, numel, symbols
 from mithril.base.dtypes import DEFAULT_FLOAT, DType, dtype as as_dtype, promote, promote_scalar, scalar_dtype
 from mithril.base.errors import DTypeError, MithrilError, OperationError, ShapeError, unknown
 from mithril.base.guards import Guard, assume, collect_guards
@@ -238,6 +238,17 @@ class Op:
             (a.name, a.annotation) for a in self.attributes.values() if a.annotation in ("Axis", "Axes", "Axis | None")
         )
 
+    def require_canonical_axes(self, attributes: Mapping[str, Any]) -> None:
+        """Raise where an axis of a node is negative: references and lowerings rely on the canonical form."""
+        for name, _ in self._axis_names:
+            value = attributes[name]
+            axes = value if isinstance(value, tuple) else () if value is None else (value,)
+            if any(isinstance(axis, int) and axis < 0 for axis in axes):
+                raise OperationError(
+                    f"attribute '{name}' of '{self.name}' is {value!r}, expected axes counted from 0",
+                    facts=["calling the operation converts negative axes; a Node written by hand must have them so"],
+                )
+
     def canonical(self, types: Sequence[TensorType | None], attributes: dict[str, Any]) -> dict[str, Any]:
         """Axes made non-negative against the first operand's rank, ``Axes`` None all axes; then the own rule."""
         try:
@@ -281,20 +292,44 @@ class Op:
                 for guard in body.guards:  # what the body had to assume, the whole assumes
                     assume(guard.left, guard.relation, guard.right, guard.why)
                 return tuple(v.type for v in body.outputs)
-            assert self.shape_rule is not None
-            assert self.dtype_rule is not None
-            shapes = self.shape_rule(*[None if t is None else t.shape for t in types], **attributes)
-            dtypes = self.dtype_rule([None if t is None else t.dtype for t in types], attributes)
+            return self._by_rules(types, attributes)
         except MithrilError as error:
             raise error.with_facts(self.call_text(types, attributes)) from None
         except IndexError as cause:  # an axis, of graph text say, that the operand does not have
             what = f"the attributes of operation '{self.name}' do not fit its operands"
             raise ShapeError(what, facts=[self.call_text(types, attributes)]) from cause
+
+    def _by_rules(self, types: Sequence[TensorType | None], attributes: Mapping[str, Any]) -> tuple[TensorType, ...]:
+        """Result types by the shape and dtype rules; what is wrong with the rules is the author's mistake."""
+        assert self.shape_rule is not None
+        assert self.dtype_rule is not None
+        shapes = self._rule("shape", self.shape_rule, *[None if t is None else t.shape for t in types], **attributes)
+        dtypes = self._rule("dtype", self.dtype_rule, [None if t is None else t.dtype for t in types], attributes)
         if len(self.results) == 1:
-            return (TensorType(dtypes, shapes),)
-        if isinstance(dtypes, DType):
+            shapes, dtypes = (shapes,), (dtypes,)
+        elif isinstance(dtypes, DType) and isinstance(shapes, (tuple, list)):
             dtypes = (dtypes,) * len(shapes)
-        return tuple(TensorType(d, s) for d, s in zip(dtypes, shapes, strict=True))
+        if not isinstance(shapes, (tuple, list)) or not all(map(_is_shape, shapes)):
+            raise self._rule_error("shape", f"gives {_one(shapes)!r}, expected sizes (int or Dim) for each result")
+        if not isinstance(dtypes, (tuple, list)) or not all(isinstance(d, DType) for d in dtypes):
+            raise self._rule_error("dtype", f"gives {_one(dtypes)!r}, expected a DType for each result")
+        if len(shapes) != len(dtypes) or (self.results and len(shapes) != len(self.results)):
+            counts = f"{len(shapes)} shapes and {len(dtypes)} dtypes"
+            raise self._rule_error("shape", f"gives {counts}, expected {len(self.results)} results")
+        return tuple(TensorType(d, tuple(s)) for d, s in zip(dtypes, shapes, strict=True))
+
+    def _rule(self, kind: str, rule: Callable[..., Any], *arguments: Any, **attributes: Any) -> Any:
+        try:
+            return rule(*arguments, **attributes)
+        except (MithrilError, IndexError, TimeoutError):
+            raise
+        except Exception as cause:
+            raise self._rule_error(kind, f"failed: {type(cause).__name__}: {cause}") from cause
+
+    def _rule_error(self, kind: str, message: str) -> OperationError:
+        return OperationError(
+            f"the {kind} rule of operation '{self.name}' {message}", facts=[f"declared at {self.declared_at}"]
+        )
 
     def _check_operands(self, types: Sequence[TensorType | None]) -> None:
         if not self.variadic:
@@ -380,11 +415,32 @@ class Op:
         complete = self.canonical(types, self.complete(attributes))
         expected = self.infer(types, complete, regions)
         extra = {"regions": regions} if regions else {}
-        with np.errstate(all="ignore"), computing():
-            made = self.reference(*arrays, **complete, **extra)
+        try:
+            with np.errstate(all="ignore"), computing():
+                made = self.reference(*arrays, **complete, **extra)
+        except (MithrilError, TimeoutError):
+            raise
+        except Exception as cause:
+            raise self._own_error("failed", f"{type(cause).__name__}: {cause}", types, complete) from cause
         results = (made,) if len(self.results) == 1 else tuple(made)
+        if len(results) != len(expected):
+            gives = f"it gives {len(results)} results, the rules say {len(expected)}"
+            raise self._own_error("does not fit its rules", gives, types, complete)
         out = tuple(np.asarray(r, dtype=t.dtype.numpy) for r, t in zip(results, expected, strict=True))
+        for array, t in zip(out, expected, strict=True):
+            if array.shape != t.shape:
+                gives = f"it gives {list(array.shape)}, the shape rule says {list(t.shape)}"
+                raise self._own_error("does not fit its rules", gives, types, complete)
         return out[0] if len(self.results) == 1 else out
+
+    def _own_error(
+        self, what: str, fact: str, types: Sequence[TensorType | None], attributes: Mapping[str, Any]
+    ) -> OperationError:
+        """A mistake in the declaration of this operation, not of its caller."""
+        return OperationError(
+            f"the reference of operation '{self.name}' {what}",
+            facts=[fact, self.call_text(types, attributes), f"declared at {self.declared_at}"],
+        )
 
     def flops(
         self, types: Sequence[TensorType | None], results: Sequence[TensorType], attributes: Mapping[str, Any]
@@ -400,6 +456,16 @@ class Op:
         if isinstance(elements, int):
             return int(self.cost * elements)
         return elements * int(self.cost)
+
+
+def _one(values: Any) -> Any:
+    return values[0] if isinstance(values, tuple) and len(values) == 1 else values
+
+
+def _is_shape(shape: Any) -> bool:
+    return isinstance(shape, (tuple, list)) and all(
+        isinstance(size, (int, np.integer, Dim)) and not isinstance(size, bool) for size in shape
+    )
 
 
 def _limits(types: Sequence[TensorType | None]) -> tuple[tuple[str, int, int | None], ...]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from mithril.base.errors import MithrilError, VerificationError
+from operator import is_
+from typing import Any
+
+from mithril.base.errors import MithrilError, VerificationError, unknown
 from mithril.base.guards import collect_guards
-from mithril.ir.core import ROLES, Graph, Node, Value
+from mithril.ir.core import ROLES, Graph, Node, Value, iterate
 from mithril.ir.text import window
 
 
@@ -59,7 +62,35 @@ def _verify_one(graph: Graph, trusted: set[int]) -> None:
         )
 
 
+def _check_form(graph: Graph, node: Node) -> None:
+    """Raise where a node is not an application of its operation: by its operands or by its attributes."""
+    op: Any = node.op
+    if not hasattr(op, "infer"):
+        raise VerificationError(
+            f"the operation of a node is {op!r}, expected an operation such as ml.ops.exp",
+            facts=[f"in graph '{graph.name}'", f"results: {', '.join(f'%{v.name}' for v in node.results)}"],
+        )
+    declared = getattr(op, "attributes", None)
+    if declared is None:
+        return
+    if not op.variadic and len(node.operands) != len(op.operands):
+        given, expected = len(node.operands), len(op.operands)
+        raise _broken(graph, node, f"'{op.name}' has {given} operands, expected {expected}: {', '.join(op.operands)}")
+    for name in node.attributes:
+        if name not in declared:
+            what, facts, hint = unknown(f"attribute of '{op.name}'", name, list(declared))
+            raise _broken(graph, node, what, *facts, *([hint] if hint else []))
+    for name, attribute in declared.items():
+        if name not in node.attributes:
+            raise _broken(graph, node, f"'{op.name}' needs the attribute '{name}' ({attribute.annotation})")
+    try:
+        op.require_canonical_axes(node.attributes)
+    except MithrilError as error:
+        raise _broken(graph, node, error.what, *error.facts) from None
+
+
 def _check_types(graph: Graph, node: Node) -> None:
+    _check_form(graph, node)
     try:
         with collect_guards():
             types = node.op.infer([None if v is None else v.type for v in node.operands], node.attributes, node.regions)
@@ -67,6 +98,8 @@ def _check_types(graph: Graph, node: Node) -> None:
         raise _broken(
             graph, node, f"'{node.op.name}' does not accept its operands: {error.what}", *error.facts
         ) from error
+    except Exception as error:
+        raise _broken(graph, node, f"'{node.op.name}' cannot be checked: {type(error).__name__}: {error}") from error
     if len(types) != len(node.results):
         raise _broken(graph, node, f"'{node.op.name}' has {len(node.results)} results, expected {len(types)}")
     for value, expected in zip(node.results, types, strict=True):
@@ -77,3 +110,39 @@ def _check_types(graph: Graph, node: Node) -> None:
 def _broken(graph: Graph, node: Node, what: str, *facts: str) -> VerificationError:
     origin = f"from {node.origin}" if str(node.origin) else ""
     return VerificationError(what, facts=[*facts, origin, f"in graph '{graph.name}':", *window(graph, node)])
+
+
+FIELDS = ("op", "operands", "results", "regions")
+PARTS = ("inputs", "nodes", "outputs", "output_names")
+
+
+class Snapshot:
+    """The objects that a graph consists of at one moment, to find passes that change their input in place."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._parts = [getattr(graph, name) for name in PARTS]
+        self._nodes = [_content(node) for node, _ in iterate(graph)]
+
+    def difference(self) -> str | None:
+        """Return where the graph differs from this snapshot; None where it does not."""
+        for name, part in zip(PARTS, self._parts, strict=True):
+            if getattr(self.graph, name) is not part:
+                return f"the graph has other {name.replace('_', ' ')} than before"
+        for (node, _), (fields, types, attributes) in zip(iterate(self.graph), self._nodes, strict=False):
+            for name, value in zip(FIELDS, fields, strict=True):
+                if getattr(node, name) is not value:
+                    return f"{name} of {node!r}"
+            if not all(map(is_, types, (v.type for v in node.results))):
+                return f"the type of {node!r}"
+            if node.attributes != attributes:
+                return f"the attributes of {node!r}: {attributes} became {dict(node.attributes)}"
+        return None
+
+
+def _content(node: Node) -> tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any]]:
+    return (
+        (node.op, node.operands, node.results, node.regions),
+        tuple(v.type for v in node.results),
+        dict(node.attributes),
+    )

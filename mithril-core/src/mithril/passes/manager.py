@@ -17,6 +17,7 @@ from mithril.base.dims import symbols
 from mithril.base.errors import MithrilError, PassError, VerificationError, unknown
 from mithril.ir import Graph, verify
 from mithril.ir.attribute_text import attribute_text, parse_attributes
+from mithril.ir.verify import Snapshot
 
 STAGES = ("clean", "canonical", "fuse", "specialise", "precision", "layout", "memory", "final")
 LEVELS = ("none", "low", "medium", "high")
@@ -59,6 +60,7 @@ class Pass:
     tolerance: float = 1e-4  # of one that is not exact: how far results may part, relative to the largest element
     keeps_interface: bool = True  # whether inputs and outputs stay as they are
     origin: str = ""  # distribution, or the user's file and line
+    trusted: bool = False  # whether its own tests show that it leaves its input alone: not checked at each run
 
     def __post_init__(self) -> None:
         if self.stage not in STAGES:
@@ -145,6 +147,9 @@ def pass_(
 
 
 def _place(run: Any) -> str:
+    origin = getattr(run, "origin", None)  # of rules: where their functions are written
+    if isinstance(origin, str):
+        return origin
     code = getattr(run, "__code__", None) or getattr(type(run).__call__, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
 
@@ -354,8 +359,12 @@ class PassManager:
         """One pass, with its result checked."""
         context = context or PassContext()
 
+        snapshot = None if self.check == "none" or one.trusted else Snapshot(graph)
+
         def last(pass_: Pass, graph: Graph, context: PassContext) -> Graph:
-            return pass_(graph, context)
+            result = pass_(graph, context)
+            _check_kind(pass_, result, done)  # before plugins that wrap the pass see it
+            return result
 
         try:
             made = last(one, graph, context) if runner is None else runner(one, graph, context, last)
@@ -365,16 +374,17 @@ class PassManager:
             raise PassError(
                 f"pass '{one.name}' failed: {type(error).__name__}: {error}", facts=_who(one, done)
             ) from error
+        if snapshot is not None and (difference := snapshot.difference()) is not None:
+            raise PassError(
+                f"pass '{one.name}' changed its input graph in place",
+                facts=[difference, *_who(one, done)],
+                hint="build new nodes with graph.edit() or node.replaced(...), and return the new graph",
+            )
         self._check(one, graph, made, done)
         return made
 
     def _check(self, one: Pass, before: Graph, after: Any, done: Sequence[str]) -> None:
-        if not isinstance(after, Graph):
-            raise PassError(
-                f"pass '{one.name}' returned {type(after).__name__}, expected a graph",
-                facts=_who(one, done),
-                hint="return the graph itself where nothing is to change",
-            )
+        _check_kind(one, after, done)
         if after is before or self.check == "none":
             return
         try:
@@ -389,6 +399,15 @@ class PassManager:
             _same_interface(one, before, after, done)
         if self.check == "numeric":
             _same_results(one, before, after, done)
+
+
+def _check_kind(one: Pass, result: Any, done: Sequence[str]) -> None:
+    if not isinstance(result, Graph):
+        raise PassError(
+            f"pass '{one.name}' returned {type(result).__name__}, expected a graph",
+            facts=_who(one, done),
+            hint="return the graph itself where nothing is to change",
+        )
 
 
 def _who(one: Pass, done: Sequence[str]) -> list[str]:

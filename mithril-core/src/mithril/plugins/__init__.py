@@ -42,9 +42,9 @@ from mithril.plugins.loader import (
     PluginWarning,
     Problem,
     missing_requirement,
-    normalized,
     output_to_stderr,
 )
+from mithril.plugins.plugin_lowering import PluginLowering
 
 if TYPE_CHECKING:
     from mithril.ir import Graph
@@ -425,24 +425,37 @@ class Plugins:
             known_ops: dict[str, list[Registered[OpsSpec]]] = self._tables["mithril_ops"]
         return known_ops
 
-    def lowerings(self, backend: str, prefer: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
-        """Operation -> function, loaded: what plugins offer for ``backend``. ``prefer``: op -> distribution."""
-        offers: dict[str, list[Registered[Lowering]]] = {}
-        for answer in self._ask("mithril_lowerings", Lowering, backend=backend):
-            offers.setdefault(answer.spec.op, []).append(answer)
-        chosen = {}
-        for op, rivals in sorted(offers.items()):
-            if op in prefer:
-                rivals = [r for r in rivals if normalized(r.plugin.distribution) == normalized(prefer[op])]
-                if not rivals:
-                    what, facts, hint = unknown(
-                        f"lowering of '{op}' on '{backend}' by", prefer[op], [r.plugin.distribution for r in offers[op]]
-                    )
-                    raise PluginError(what, facts=facts, hint=hint)
-            if len(rivals) > 1:
-                raise _clash_problem(f"lowering on '{backend}' of", op, rivals).error()
-            chosen[op] = self._load("lowering", op, rivals[0].spec.loads, rivals[0])
-        return chosen
+    def lowerings(self, backend: str) -> Mapping[str, tuple[PluginLowering, ...]]:
+        """Plugins' lowerings for ``backend`` by operation. One that several plugins claim raises where it is used."""
+        key = f"mithril_lowerings {backend}"
+        with self.loader.lock:
+            if key not in self._tables:
+                offers: dict[str, list[Registered[Lowering]]] = {}
+                for answer in self._ask("mithril_lowerings", Lowering, backend=backend):
+                    offers.setdefault(answer.spec.op, []).append(answer)
+                self._tables[key] = {op: self._lowerings_of(op, backend, some) for op, some in sorted(offers.items())}
+            table: Mapping[str, tuple[PluginLowering, ...]] = self._tables[key]
+        return table
+
+    def _lowerings_of(self, op: str, backend: str, offers: list[Registered[Lowering]]) -> tuple[PluginLowering, ...]:
+        """Return the lowerings of one plugin, those with a condition first, or one that raises the clash."""
+        rivals = {id(offer.plugin): offer for offer in offers}
+        owner = name_owner(op, list(rivals.values())) or self._declares(op, list(rivals.values()))
+        own = sorted((o for o in offers if owner and o.plugin is owner.plugin), key=lambda o: o.spec.when is None)
+        clash = None
+        if len(rivals) > 1 or len([o for o in own if o.spec.when is None]) > 1:
+            clash = _clash_problem(f"lowering on '{backend}' of", op, offers, owner)
+            for loser in offers:
+                if loser not in own or len(rivals) == 1:
+                    self.loader.problem(loser.plugin, clash)
+        if clash is not None and (owner is None or len(rivals) == 1):
+            return (PluginLowering(op, backend, offers[0].origin, offers[0].spec.loads, clash=clash.error),)
+        return tuple(PluginLowering(op, backend, o.origin, o.spec.loads, o.spec.when) for o in own)
+
+    def _declares(self, op: str, rivals: list[Registered[Lowering]]) -> Registered[Lowering] | None:
+        """Return the rival whose plugin declares the operation itself."""
+        homes = [found.plugin for found in self._ops().get(op, ())]
+        return next((r for r in rivals if homes == [r.plugin]), None)
 
     # ------------------------------------------------------------------------------------------ names and commands
     def exports(self) -> Mapping[str, Registered[Export]]:

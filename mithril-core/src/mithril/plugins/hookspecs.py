@@ -166,14 +166,26 @@ class OpsSpec:
 
 @dataclass(frozen=True, slots=True)
 class Lowering:
-    """How one operation is run on the backend that was asked about, better than the backend's own way."""
+    """How one operation runs on the backend that was asked about. ``loads`` names one of:
+
+    * a kernel: a function of arrays whose parameters are named like operands and attributes of the operation
+      (``dtype`` and ``shape`` are those of the result). The arrays are the backend's; on ``ggml`` and ``c`` NumPy's;
+    * a text such as ``"np.sinc({x})"``: an expression of generated Python (``numpy``, ``jax``, ``torch``, ``mlx``);
+    * a function that writes code, told by the name of its first parameter: ``(call: Call) -> str`` for generated
+      Python, ``(draft, node, *operands)`` for ``ggml``, ``(kernel, name, machine)`` for ``c``.
+
+    ``when`` names a predicate of the node; where it is False, the backend's own lowering applies.
+    """
 
     op: str
     loads: str
+    when: str | None = None
 
     def __post_init__(self) -> None:
         _check_name(self, self.op)
         _check_loads(self, self.loads)
+        if self.when is not None:
+            _check_loads(self, self.when)
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +387,9 @@ def mithril_ops() -> Sequence[OpsSpec]:  # type: ignore[empty-body]
 
 @_hookspec
 def mithril_lowerings(backend: str) -> Sequence[Lowering]:  # type: ignore[empty-body]
-    """Extra or better ways to run operations on ``backend`` (a hand-written kernel). Two for one op is an error.
+    """Extra or better ways to run operations on ``backend``. Each that a compilation uses is named in its decisions.
+
+    Of two plugins that lower one operation, the one that declares it wins; between strangers it is an error.
 
     >>> from mithril import Lowering, hookimpl
     >>> @hookimpl

@@ -57,6 +57,7 @@ class Rule:
         self.when = when
         self.exact = exact
         self.name = name
+        self.origin = _place(before)
         self.shared = shared  # whether inner values may have other readers, who keep their nodes
         self.pattern = Pattern(before, name)
         self._after_takes = self._keywords(after)
@@ -98,7 +99,12 @@ class Rule:
         if found is None:
             return attempt.reason
         if self.when is not None:
-            said = self.when(*found.values.values(), **{n: found.captures[n] for n in self._when_takes})
+            try:
+                said = self.when(*found.values.values(), **{n: found.captures[n] for n in self._when_takes})
+            except MithrilError:
+                raise
+            except Exception as cause:
+                raise self._error("when()", cause) from cause
             if said is not True:
                 return said if isinstance(said, str) else "its condition does not hold"
         return found
@@ -117,9 +123,17 @@ class Rule:
                 _fits(new, old)
         except MithrilError as error:
             return f"after() does not fit: {error.what}"
+        except Exception as cause:
+            raise self._error("after()", cause) from cause
         readers = editor.replace_value(old, new)
         editor.erase_dead(node)
         return new, readers
+
+    def _error(self, function: str, cause: Exception) -> RewriteError:
+        """The author's mistake in one of the rule's functions."""
+        return RewriteError(
+            f"{function} of rule '{self.name}' failed: {type(cause).__name__}: {cause}", facts=[f"from {self.origin}"]
+        )
 
     def __call__(self, graph: Graph) -> Graph:
         """The rule alone as a pass."""
@@ -184,6 +198,12 @@ def _origin(found: Match) -> Origin:
 
     origins = {node.origin for node in found.nodes}
     return found.root.origin if len(origins) == 1 else max(found.nodes, key=work).origin
+
+
+def _place(function: Callable[..., Any]) -> str:
+    """The author's file and line."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
 
 
 def _fits(new: Any, old: Value) -> None:
@@ -321,6 +341,11 @@ class RuleSet:
     def __init__(self, name: str, rules: Iterable[Rule]) -> None:
         self.name = name
         self.rules = tuple(rules)
+
+    @property
+    def origin(self) -> str:
+        """The first rule's place."""
+        return self.rules[0].origin if self.rules else ""
 
     @property
     def exact(self) -> bool:

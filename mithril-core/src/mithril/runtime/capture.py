@@ -9,7 +9,6 @@ from typing import Any
 from mithril.backend.base import BuildOptions
 from mithril.base.errors import InputError, unknown
 from mithril.ir import Graph, Input, Value
-from mithril.ir.decompose import decompose
 from mithril.runtime.compiled import Compiled
 from mithril.runtime.weight_files import save_file
 
@@ -36,7 +35,7 @@ def capture(
             raise InputError(what, facts=facts, hint=hint)
     part = until(graph, [inner[n] for n in wanted], wanted)
     options = BuildOptions(jit=False)
-    executable = model.backend.build(decompose(part, lambda node: model.backend.lowers(node, options)), options)
+    executable = model.backend.build(model.backend.decomposed(part, options), options)
     needed = {i.name: i.role for i in part.arguments}
     own = {n: arguments[n] for n, role in needed.items() if role == "param"}
     made: dict[str, Any] = executable(own, {n: arguments[n] for n, role in needed.items() if role != "param"})

@@ -16,6 +16,7 @@ from mithril.base.dtypes import ALL, DType, dtype as as_dtype
 from mithril.base.errors import OptionError, ShapeError, UnsupportedError
 from mithril.ir import Graph, Node
 from mithril.ir.lazy_graph import Deferred
+from mithril.plugins.plugin_lowering import PluginLowering
 from mithril_cbackend.cpu_info import fingerprint, processors
 from mithril_cbackend.schedule.schedules import Schedules
 
@@ -58,7 +59,17 @@ class CBackend(Backend):
     def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
         from mithril_cbackend.graph import fusion
 
-        return fusion.lowers(node.op.name)
+        return fusion.is_lowered(node)
+
+    def plugin_lowering(self, node: Node, options: BuildOptions | None = None) -> PluginLowering | None:
+        from mithril_cbackend.graph import foreign
+
+        return foreign.plugin_lowering(node)
+
+    def falls_back(self, node: Node, options: BuildOptions | None = None) -> bool:
+        from mithril_cbackend.graph import fusion
+
+        return not fusion.is_lowered(node) and fusion.runs_on_host(node)
 
     def families(self) -> tuple[str, ...]:
         return ("cpu", "mobile")

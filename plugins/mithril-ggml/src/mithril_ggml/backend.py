@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mithril import plugins
 from mithril.backend.arrays import as_numpy
 from mithril.backend.base import Backend, BuildOptions, Preferences
 from mithril.backend.memory_plan import parse_bytes
@@ -15,6 +14,7 @@ from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import OptionError
 from mithril.ir import Graph, Node
 from mithril.ir.lazy_graph import Deferred
+from mithril.plugins.plugin_lowering import PluginLowering
 from mithril_ggml import lowering
 from mithril_ggml.library.library import features
 from mithril_ggml.program.dynamic_shapes import SizedExecutable
@@ -67,7 +67,13 @@ class GGMLBackend(Backend):
 
     # -- building ----------------------------------------------------------------------------------------------------
     def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
-        return lowering.lowers(node, plugins.lowerings(self.name))
+        return lowering.lowers(node)
+
+    def plugin_lowering(self, node: Node, options: BuildOptions | None = None) -> PluginLowering | None:
+        return lowering.plugin_lowering(node)
+
+    def falls_back(self, node: Node, options: BuildOptions | None = None) -> bool:
+        return lowering.falls_back(node)
 
     def build(self, graph: Graph, options: BuildOptions | None = None) -> GGMLExecutable | SizedExecutable:
         options = options or BuildOptions()
@@ -82,7 +88,6 @@ class GGMLBackend(Backend):
             store=self._store,
             threads=threads,
             limit=self.mem_size,
-            extra=plugins.lowerings(self.name),
         )
 
     # -- keeping programs --------------------------------------------------------------------------------------------

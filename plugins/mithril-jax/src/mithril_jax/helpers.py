@@ -8,6 +8,12 @@ from jax import lax
 from mithril.backend.codegen import needs
 
 
+def on_host(function, types, *arrays):
+    """Results of a function of NumPy arrays, called by the compiled program."""
+    results = tuple(jax.ShapeDtypeStruct(shape, dtype) for dtype, shape in types)
+    return jax.pure_callback(function, results, *arrays, vmap_method="sequential")
+
+
 # -- element-wise -------------------------------------------------------------------------------------------------
 def floordiv_int(a, b):
     """Integer division towards minus infinity; by zero gives zero."""

@@ -28,6 +28,7 @@ table = Lowerings(
     scalar="jnp.{name}({value})",
     constant="jnp.asarray({array}, {dtype})",
     reserved=vars(helpers),
+    host=helpers.on_host,
 )
 
 
@@ -293,4 +294,6 @@ table.function("scan")(_scan)
 
 def unrolled(base: Lowerings, steps: int) -> Lowerings:
     """The table with loops of known length that write ``steps`` of their steps out."""
-    return base.extend({"scan": lambda call: _scan(call, steps)}, "jax_options")
+    made = base.extend()
+    made.function("scan")(lambda call: _scan(call, steps))
+    return made

@@ -6,7 +6,7 @@ from mithril.backend.codegen import Call
 from mithril.backend.codegen.common import is_integer
 from mithril_jax.lowering import table
 
-own = table.extend({}, "native semantics")
+own = table.extend()
 DIFFERENT: dict[str, str] = {
     "argsort": "descending order puts nan first",
     "cast": "a float outside an integer's range, or nan, becomes what XLA makes of it",

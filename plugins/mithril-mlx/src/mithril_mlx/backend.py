@@ -74,14 +74,14 @@ class MlxBackend(SourceBackend):
         """On the CPU MLX's attention is no kernel; written out for training, its gradient shares the weights."""
         training = options is not None and not options.inference
         if node.op.name == "attention" and self.device == "cpu" and training:
-            return False
+            return self.plugin_lowering(node, options) is not None
         return super().lowers(node, options)
 
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
         if options.semantics == "native":
             for name in sorted({node.op.name for node, _ in iterate(graph)} & set(DIFFERENT)):
                 options.decisions.record("choice", f"'{name}' as MLX has it: {DIFFERENT[name]}")
-        return runner(forward, graph, options, self.device)
+        return runner(forward, graph, options, self.device, lambda node: self.falls_back(node, options))
 
     def differentiated(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
         def with_gradients(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:

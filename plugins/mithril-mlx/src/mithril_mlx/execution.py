@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from mithril.backend.base import BuildOptions
 from mithril.backend.source_backend import Forward
 from mithril.base.errors import OptionError
-from mithril.ir import Graph, iterate
+from mithril.ir import Graph, Node, iterate
 from mithril_mlx.blas import Blas
 from mithril_mlx.mlx_loader import BLAS, mx
 
 
-def runner(forward: Forward, graph: Graph, options: BuildOptions, device: str) -> Forward:
-    """The function that is called."""
-    run: Any = _compiled(forward, graph, options, device)
+def runner(
+    forward: Forward, graph: Graph, options: BuildOptions, device: str, on_host: Callable[[Node], bool]
+) -> Forward:
+    """The function that is called; ``on_host`` selects the nodes that run as NumPy references."""
+    run: Any = _compiled(forward, graph, options, device, on_host)
     where = getattr(mx, device)
     limit = _threads(options, device)
     if limit is None:
@@ -38,7 +40,9 @@ def runner(forward: Forward, graph: Graph, options: BuildOptions, device: str) -
     return call_with_threads
 
 
-def _compiled(forward: Forward, graph: Graph, options: BuildOptions, device: str) -> Any:
+def _compiled(
+    forward: Forward, graph: Graph, options: BuildOptions, device: str, on_host: Callable[[Node], bool]
+) -> Any:
     """On a GPU compiling joins kernels and costs little; on Linux's CPU it runs a C++ compiler for seconds."""
     jit = options.jit if options.jit is not None else device == "gpu"
     for name in options.jit_options:
@@ -48,7 +52,7 @@ def _compiled(forward: Forward, graph: Graph, options: BuildOptions, device: str
         )
     if not jit:
         return forward
-    branching = next((n for n, _ in iterate(graph) if n.op.name in ("if", "while")), None)
+    branching = next((n for n, _ in iterate(graph) if n.op.name in ("if", "while") or on_host(n)), None)
     if branching is None:
         return mx.compile(forward)
     kind = "fallback" if options.jit else "choice"

@@ -1,8 +1,33 @@
 """Functions whose source goes into generated files: MLX only, each standing alone save for those it ``needs``."""
 # mypy: ignore-errors
 
+import ml_dtypes
+import numpy
+
 from mithril.backend.codegen import needs
 from mithril_mlx.mlx_loader import mx
+
+
+@needs(imports=("import ml_dtypes", "import numpy"))
+def on_host(function, types, *arrays):
+    """Results of a function of NumPy arrays."""
+    given = []
+    for x in arrays:
+        if x is None:
+            given.append(None)
+        elif x.dtype == mx.bfloat16:
+            given.append(numpy.asarray(x.view(mx.uint16)).view(ml_dtypes.bfloat16))
+        else:
+            given.append(numpy.asarray(x))
+    results = []
+    for result, (dtype, shape) in zip(function(*given), types):
+        if dtype == mx.bfloat16:
+            results.append(
+                mx.array(numpy.asarray(result, order="C").view(numpy.uint16)).view(mx.bfloat16).reshape(shape)
+            )
+        else:
+            results.append(mx.array(numpy.asarray(result, order="C")).astype(dtype).reshape(shape))
+    return tuple(results)
 
 
 # -- element-wise -------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ table = Lowerings(
     constant="mx.array({array}, {dtype})",
     copy="mx.array({x})",
     reserved=vars(helpers),
+    host=helpers.on_host,
     release=True,
 )
 

@@ -29,6 +29,7 @@ table = Lowerings(
     copy="np.array({x})",
     reserved=vars(helpers),
     release=True,
+    host=helpers.on_host,
 )
 
 

@@ -16,7 +16,6 @@ from mithril.base.errors import OptionError
 from mithril.base.fingerprint import fingerprint, package_stamp
 from mithril.base.interleaved_timing import in_turns
 from mithril.ir import Builder
-from mithril.ir.decompose import decompose
 from mithril.ir.editor import Editor
 from mithril.passes.manager import PassContext, random_arguments
 from mithril_passes.op_variants import Way, is_measurable, ways
@@ -112,7 +111,7 @@ def _runner(node: Node, chosen: Way | None, backend: Backend, context: PassConte
     graph = b.build({"y": y})
     inputs = {name: backend.array(a) for name, a in random_arguments(graph).items()}
     options = BuildOptions(jit=context.option("jit"), num_threads=context.option("num_threads"))
-    program = backend.build(decompose(graph, lambda n: backend.lowers(n, options)), options)
+    program = backend.build(backend.decomposed(graph, options), options)
 
     def call() -> None:
         backend.synchronize(program({}, inputs))

@@ -17,7 +17,6 @@ from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import InputError, OptionError
 from mithril.compiler.steps import compile as compile_model
 from mithril.ir import Graph, Node, Value, to_text
-from mithril.ir.decompose import decompose
 from mithril.ir.evaluate import evaluate
 from mithril.runtime.capture import until
 from mithril.runtime.compiled_model import CompiledModel
@@ -187,7 +186,7 @@ def _local_error(graph: Graph, node: Node, arguments: Arrays, a: Backend, b: Bac
 def run_on(backend: Backend, graph: Graph, arguments: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
     """A graph on a backend without any pass, in and out as NumPy."""
     options = BuildOptions(jit=False, decisions=Decisions())
-    executable = backend.build(decompose(graph, lambda node: backend.lowers(node, options)), options)
+    executable = backend.build(backend.decomposed(graph, options), options)
     given = {i.name: backend.array(arguments[i.name]) for i in graph.arguments}
     params = {i.name: given.pop(i.name) for i in graph.with_role("param")}
     return {name: backend.to_numpy(v) for name, v in executable(params, given).items()}

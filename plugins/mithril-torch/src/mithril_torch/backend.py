@@ -110,7 +110,7 @@ class TorchBackend(SourceBackend):
             for name in sorted({node.op.name for node, _ in iterate(graph)} & set(DIFFERENT)):
                 options.decisions.record("choice", f"'{name}' as PyTorch has it: {DIFFERENT[name]}")
         running = read(options, self.torch_device, cudnn_benchmark=self.cudnn_benchmark, enable_amp=self.enable_amp)
-        return runner(forward, graph, running, options)
+        return runner(forward, graph, running, options, lambda node: self.falls_back(node, options))
 
     def generate(self, graph: Graph, options: BuildOptions) -> Any:
         return super().generate(paired(joined(graph)) if options.fuses else graph, options)

@@ -113,11 +113,19 @@ def _compiler(options: BuildOptions, jit: bool, level: int | None) -> dict[str, 
     return given
 
 
-def runner(forward: Forward, graph: Graph, running: Running, options: BuildOptions) -> Forward:
-    """The function that is called."""
+def runner(
+    forward: Forward, graph: Graph, running: Running, options: BuildOptions, on_host: Callable[[Node], bool]
+) -> Forward:
+    """The function that is called; ``on_host`` selects the nodes that run as NumPy references."""
     run: Any = forward
-    branching = _branching(graph) if running.jit or running.capture else None
-    if branching is not None:
+    compiles = running.jit or running.capture
+    branching = _branching(graph) if compiles else None
+    called = next((node for node, _ in iterate(graph) if on_host(node)), None) if compiles else None
+    if called is not None:
+        options.decisions.record(
+            "fallback", f"'{called.op.name}' runs on the host: the program runs uncompiled", called.origin
+        )
+    elif branching is not None:
         options.decisions.record(
             "fallback",
             f"'{branching.op.name}' depends on values known only at run time: it runs as Python",

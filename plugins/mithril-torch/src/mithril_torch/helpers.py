@@ -1,10 +1,34 @@
 """Functions whose source goes into generated files: PyTorch only, each standing alone save for those it ``needs``."""
 # mypy: ignore-errors
 
+import ml_dtypes
+import numpy
 import torch
 import torch.nn.functional as F
 
 from mithril.backend.codegen import needs
+
+
+@needs(imports=("import ml_dtypes", "import numpy"))
+def on_host(function, types, *arrays):
+    """Results of a function of NumPy arrays, on the device of the first operand."""
+    given = []
+    for x in arrays:
+        if x is None:
+            given.append(None)
+        elif x.dtype == torch.bfloat16:
+            given.append(x.detach().cpu().contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16))
+        else:
+            given.append(x.detach().cpu().numpy())
+    device = next((x.device for x in arrays if x is not None), None)
+    results = []
+    for result, (dtype, shape) in zip(function(*given), types):
+        array = numpy.array(result, order="C")
+        if dtype == torch.bfloat16:
+            results.append(torch.from_numpy(array.view(numpy.int16)).view(torch.bfloat16).reshape(shape).to(device))
+        else:
+            results.append(torch.from_numpy(array).reshape(shape).to(device))
+    return tuple(results)
 
 
 # -- element-wise -------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ table = Lowerings(
     constant="torch.from_numpy({array}.copy()).to({dtype})",
     copy="{x}.clone()",
     reserved=vars(helpers),
+    host=helpers.on_host,
     release=True,
 )
 

@@ -8,7 +8,7 @@ from mithril.ir import Node
 from mithril_torch.fusion import native_kernels
 from mithril_torch.lowering import is_words, table
 
-own = table.extend({}, "native semantics")
+own = table.extend()
 DIFFERENT: dict[str, str] = {
     "argsort": "descending order puts nan first",
     "attention": "a query that may attend to nothing gives 0",

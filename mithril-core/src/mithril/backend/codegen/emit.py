@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend.codegen.call import Call
+from mithril.backend.codegen.host_rows import CALLED, plugin_expression, reference_expression
 from mithril.backend.codegen.lowering_table import Lowerings, Row
 from mithril.backend.codegen.names import Names
 from mithril.backend.codegen.source import CLOSING, SIGNATURE
@@ -21,6 +22,7 @@ from mithril.base.errors import UnsupportedError
 from mithril.base.quoting import docstring, quoted, visible
 from mithril.ir import Graph, Node, Value
 
+FALLBACK = Row(None, None, view=True)  # the reference on the host; it may return its argument
 UNKNOWN = 64  # what a symbolic size counts as there
 APART = 1 << 14  # bytes: constants from here on do not stand in the text but in an array file beside it
 LARGE = 1 << 10  # elements: values from here on are dropped after their last use where the table asks for it
@@ -90,7 +92,7 @@ class Module:
 
     def __init__(self, table: Lowerings) -> None:
         self.table = table
-        self.names = Names({*table.reserved, "_array", "_arrays", "base64", "numpy"})
+        self.names = Names({*table.reserved, *CALLED, "_array", "_arrays", "base64", "numpy"})
         self.imports = [*table.imports]
         self.arrays: dict[str, np.ndarray[Any, Any]] = {}
         self.helpers: dict[str, str] = {}
@@ -109,6 +111,22 @@ class Module:
             text = textwrap.dedent(inspect.getsource(function)).strip()
             self.helpers[known] = text[text.index("def ") :]
         return known
+
+    def add_import(self, line: str) -> None:
+        """Add an import line once."""
+        if line not in self.imports:
+            self.imports.append(line)
+
+    def imported(self, path: str, wish: str, names: Names) -> str:
+        """Return the name under which ``module:attribute`` is imported; no local variable has it."""
+        if path not in self._known:
+            module, _, name = path.partition(":")
+            root, _, rest = name.partition(".")
+            alias = names.fresh(wish)
+            self.names.taken.add(alias)
+            self.imports.append(f"from {module} import {root} as {alias}")
+            self._known[path] = f"{alias}.{rest}" if rest else alias
+        return self._known[path]
 
     def another(self, helper: str, names: Names) -> str:
         """A second name for a helper whose own is a local variable's."""
@@ -254,6 +272,8 @@ class Writer:
     def _node(self, node: Node) -> None:
         """Write one operation."""
         row = self.table.find(node)
+        if row is None and self.table.falls_back(node):
+            row = FALLBACK
         if row is None:
             raise UnsupportedError(
                 f"backend '{self.table.name}' does not lower '{node.op.name}'", facts=[str(node.origin)]
@@ -262,21 +282,29 @@ class Writer:
         results = [self.names.fresh(v.name) for v in node.results]
         call = Call(node, operands, results, self)
         donor = self._donor(node) if row.out is not None else None
-        if donor is not None:
+        note = ""
+        expression: str | None
+        if row.plugin is not None:
+            expression = plugin_expression(row.plugin, call, self)
+            note = f"lowering of '{node.op.name}' by {row.plugin.origin}"
+        elif row is FALLBACK:
+            expression = reference_expression(call, self)
+            note = f"fallback: NumPy reference of '{node.op.name}'"
+        elif donor is not None:
             assert row.out is not None
-            expression: str | None = self._filled(row.out.replace("{out}", self.text[donor]), call)
+            expression = self.filled(row.out.replace("{out}", self.text[donor]), call)
         elif row.template is not None:
-            expression = self._filled(row.template, call)
+            expression = self.filled(row.template, call)
         else:
             assert row.function is not None
             expression = row.function(call)
         if expression is not None:
-            self.line(f"{', '.join(results)} = {expression}", node)
+            self.line(f"{', '.join(results)} = {expression}", node, note)
         for value, name in zip(node.results, results, strict=True):
             self.text[value] = name
         self._ownership(node, row)
 
-    def _filled(self, template: str, call: Call) -> str:
+    def filled(self, template: str, call: Call) -> str:
         parts = []
         for text, name, _, _ in Formatter().parse(template):
             parts.append(text)
@@ -324,8 +352,13 @@ class Writer:
             self.lines.append(f"del {', '.join(dead)}")
 
     # -- text --------------------------------------------------------------------------------------------------------
-    def line(self, text: str, node: Node) -> None:
-        self.lines.append(text + (f"  # {visible(node.origin.path)}" if node.origin.path else ""))
+    def line(self, text: str, node: Node, note: str = "") -> None:
+        words = [visible(word) for word in (node.origin.path, note) if word]
+        self.lines.append(text + (f"  # {'; '.join(words)}" if words else ""))
+
+    def array(self, value: Value | None) -> str:
+        """Return an operand as the text of a typed array, None where it is missing."""
+        return "None" if value is None else self.expression(value)
 
     def expression(self, value: Value, reader: Node | None = None) -> str:
         """How a value is written where it is read; scalars beside an array as plain literals."""
@@ -340,9 +373,10 @@ class Writer:
                 return f"({text})" if text.startswith("-") else text
         return self.table.scalar_text(number, dtype)
 
-    def literal(self, value: Any) -> str:
+    def literal(self, value: Any, *, plain: bool = False) -> str:
+        """Return an attribute as source text; ``plain`` writes dtypes by name, for functions of mithril."""
         self._mention(value)
-        return self.table.literal(value, sizes=self.sizes)
+        return self.table.literal(value, (lambda dtype: repr(dtype.name)) if plain else None, self.sizes)
 
     def _mention(self, value: Any) -> None:
         if isinstance(value, Dim):
@@ -351,6 +385,10 @@ class Writer:
         elif isinstance(value, (tuple, list)):
             for v in value:
                 self._mention(v)
+
+    def imported(self, path: str, wish: str) -> str:
+        """Return the name of an object that the module imports."""
+        return self.module.imported(path, wish, self.names)
 
     def helper(self, function: Callable[..., Any]) -> str:
         name = self.module.helper(function)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from types import MappingProxyType
@@ -13,10 +13,11 @@ from typing import Any
 from mithril.backend.codegen.call import Call
 from mithril.base.dims import Dim
 from mithril.base.dtypes import DType, int32
-from mithril.base.errors import BackendError, OperationError
+from mithril.base.errors import OperationError
 from mithril.base.quoting import quoted
 from mithril.base.registry import named
 from mithril.ir import Node
+from mithril.plugins.plugin_lowering import PluginLowering
 
 When = Callable[[Node], bool]
 Function = Callable[[Call], str | None]
@@ -31,6 +32,7 @@ class Row:
     when: When | None = None  # only nodes it says yes to
     out: str | None = None  # template that writes into {out}
     view: bool = False  # the result may share memory with an operand
+    plugin: PluginLowering | None = None  # a third party's, in place of template and function
 
 
 class Lowerings:
@@ -53,6 +55,7 @@ class Lowerings:
         copy: str | None = None,
         reserved: Iterable[str] = (),
         release: bool = False,
+        host: Callable[..., Any] | None = None,
         parent: Lowerings | None = None,
     ) -> None:
         self.name = name
@@ -66,8 +69,8 @@ class Lowerings:
         self.reserved = frozenset(reserved) | {word for line in self.imports for word in line.replace(",", " ").split()}
         self.copy = copy  # of an array {x}; None where arrays cannot be written to
         self.release = release  # drop large values after their last use
+        self.host = host  # helper ``(function, types, *arrays)`` that calls a function of NumPy arrays
         self._rows: dict[str, tuple[Row, ...]] = dict(parent._rows) if parent is not None else {}
-        self._origin: dict[str, str] = {}
 
     # -- writing rows ------------------------------------------------------------------------------------------------
     def row(
@@ -120,8 +123,8 @@ class Lowerings:
         else:
             self._rows[op] = (*(r for r in known if r.when is not None), row)
 
-    def extend(self, functions: Mapping[str, Function], origin: str) -> Lowerings:
-        """A copy with a third party's functions on top."""
+    def extend(self, lowerings: Mapping[str, Sequence[PluginLowering]] = MappingProxyType({})) -> Lowerings:
+        """Return a copy with plugins' lowerings on top."""
         made = Lowerings(
             self.name,
             self.imports,
@@ -134,13 +137,13 @@ class Lowerings:
             constant=self.constant_template,
             reserved=self.reserved,
             release=self.release,
+            host=self.host,
             parent=self,
         )
-        for op, function in functions.items():
-            if not callable(function):
-                raise BackendError(f"{origin}: the lowering of '{op}' is no function", facts=[f"got {function!r}"])
-            made._rows[op] = (Row(None, function),)
-            made._origin[op] = origin
+        for op, offers in lowerings.items():
+            # a kernel may return its argument: its result counts as a view
+            rows = [Row(None, None, when=offer.applies, view=True, plugin=offer) for offer in offers]
+            made._rows[op] = (*rows, *made._rows.get(op, ()))
         return made
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -153,6 +156,12 @@ class Lowerings:
 
     def lowers(self, node: Node) -> bool:
         return node.op.name == "constant" or self.find(node) is not None
+
+    def falls_back(self, node: Node) -> bool:
+        """Whether a node runs as its NumPy reference, because nothing lowers it."""
+        op: Any = node.op
+        is_plain = not op.composite and not node.regions and op.infer_rule is None
+        return self.host is not None and is_plain and not self.lowers(node)
 
     @property
     def ops(self) -> frozenset[str]:

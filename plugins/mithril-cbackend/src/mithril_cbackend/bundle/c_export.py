@@ -92,6 +92,13 @@ def export_program(
             facts=[f"the files declare {name}_t, {name}_run and others"],
             hint="write letters, digits and underscores, a letter first, and no type of the C library: name='net'",
         )
+    if executable.host_steps:
+        names = ", ".join(sorted({f"'{step.node.op.name}'" for step in executable.host_steps}))
+        raise UnsupportedError(
+            f"cannot export to C: {names} runs as a Python function",
+            facts=[str(executable.host_steps[0].node.origin)],
+            hint="give it a lowering for 'c' that writes a kernel, or compose it of other operations",
+        )
     weights, chosen, given = parameters(executable, params), executable.purpose, contents_inputs(executable, inputs)
     made, error = Contents(executable, weights, given, state or {}, name), None
     if chosen.quantization == "int8" and not made.moving.keys() & weights.keys():

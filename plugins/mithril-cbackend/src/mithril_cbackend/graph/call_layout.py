@@ -73,7 +73,7 @@ class Layout:
                 (name, slot, tuple(map(int, v.type.shape)), v.dtype.name)
                 for (name, slot), v in zip(program.results, graph.outputs, strict=True)
             ],
-            frozenset(node.op.name for node, _ in iterate(graph)),
+            frozenset(node.op.name for node, _ in iterate(graph)) - program.fallbacks,
             program.constants,
         )
 

@@ -18,6 +18,7 @@ from mithril.ir import Graph, Node, Value
 from mithril.ir.traits import is_expensive
 from mithril_cbackend.graph import attention_match
 from mithril_cbackend.graph.attention_match import Attention
+from mithril_cbackend.graph.foreign import is_primitive, plugin_lowering, plugin_template
 from mithril_cbackend.graph.kernel import Kernel, Template
 from mithril_cbackend.lowering.attention import attention
 from mithril_cbackend.lowering.conv import direct_convolution
@@ -65,6 +66,18 @@ READ_THROUGH = frozenset({*reductions.FOLDS, "cumsum", "cumprod"})  # templates 
 
 def lowers(name: str) -> bool:
     return name in TEMPLATES or name in RULES or name in CONTROL
+
+
+def is_lowered(node: Node) -> bool:
+    """Whether a kernel of this backend or of a plugin computes a node."""
+    return plugin_lowering(node) is not None or lowers(node.op.name)
+
+
+def runs_on_host(node: Node) -> bool:
+    """Whether a node is a call back into Python: a plugin's kernel on arrays, or the reference."""
+    if plugin_lowering(node) is not None:
+        return plugin_template(node) is None
+    return not lowers(node.op.name) and is_primitive(node)
 
 
 @dataclass(eq=False)
@@ -117,6 +130,8 @@ class Grouping:
         for node in self.graph.nodes:
             found = attention_match.attention_of(self.graph.producers, node) if node.op.name == "matmul" else None
             chain = None if found is None else attention_match.following(self.graph, found)
+            if found is not None and any(plugin_lowering(n) for n in (*found.inner, node)):
+                continue
             if found is not None and chain is not None:
                 self.attentions[chain[-1] if chain else node] = found, chain
                 self.attended.update(found.inner, [node], chain)
@@ -149,7 +164,15 @@ class Grouping:
         if not any(readers):
             return  # nobody reads it
         name = node.op.name
-        if node in self.attentions:
+        if runs_on_host(node):
+            for v in node.operands:
+                self._read(v, None)
+            self.steps.append(Step(node))
+        elif (template := plugin_template(node)) is not None:
+            self.steps.append(Kernel(template, [node], list(node.results), node, kind=template.__name__))
+            for v in node.operands:
+                self._read(v, None)  # the template reads stored values
+        elif node in self.attentions:
             self._attend(*self.attentions[node])
         elif node in self.attended:
             return

@@ -79,7 +79,7 @@ def write_source(executable: Executable, graph: Graph, options: BuildOptions) ->
 
 def again(graph: Graph, executable: Executable) -> Executable:
     """Another graph, not decomposed yet, for what an executable was made for."""
-    lowered = decompose(graph, lambda node: fusion.lowers(node.op.name))
+    lowered = decompose(graph, lambda node: fusion.is_lowered(node) or fusion.runs_on_host(node), "c")
     return compiled(lowered, executable.machine, executable.purpose)
 
 
@@ -98,7 +98,9 @@ def compiled(graph: Graph, chosen: Machine, meant: Purpose) -> Executable:
     except BackendError as error:
         raise (culprit(program, chosen) or error) from error.__cause__
     made = Written(program, chosen)
-    return Executable(Deferred(graph), layout, meant, built, lambda: made)
+    executable = Executable(Deferred(graph), layout, meant, built, lambda: made)
+    executable.host_steps = program.host_steps
+    return executable
 
 
 def culprit(program: programs.Program, chosen: Machine) -> BackendError | None:

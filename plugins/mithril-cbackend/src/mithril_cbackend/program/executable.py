@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     # the rest of the backend, and TVM with it, stays away from programs that come from the cache
     from mithril_cbackend.lowering.element.kernel_builder import Machine
+    from mithril_cbackend.program.host_steps import HostStep
     from mithril_cbackend.program.program import Program
 
 SHORT = 1e-4  # seconds: programs that take less keep Python's lock, since letting go of it takes longer than it gains
@@ -107,6 +108,7 @@ class Executable:
         self.short: bool | None = None  # whether runs keep Python's lock; known after the first
         self._graph, self._write = graph, write
         self.lowered = layout.lowered
+        self.host_steps: list[HostStep] = []  # called back by the machine code; they live as long as it
         self.lock = threading.Lock()
         self.arena = aligned(layout.arena)
         self.table = np.zeros(layout.slots, np.int64)
@@ -166,6 +168,8 @@ class Executable:
                 self.time()
             else:
                 self.run(self.address)
+            if self.host_steps:
+                self.raise_failure()
             del kept
             return made
         finally:
@@ -178,10 +182,20 @@ class Executable:
         self.short = perf_counter() - start < SHORT
         self.run.release_gil = not self.short
 
+    def raise_failure(self) -> None:
+        """Raise the exception of a step that ran on the host."""
+        failures = self.host_steps[0].failures
+        if failures:
+            error = failures[0]
+            failures.clear()
+            raise error
+
     def quick(self, params: Mapping[str, Any], inputs: Mapping[str, Any], otherwise: Quick) -> Quick:
         """What a call does, written out for these parameters and inputs like these, which have been called with."""
         place = {name: k for k, name in enumerate(inputs)}
-        if not (KNOWN and self.layout.callable and place.keys() == {name for name, _ in self.inputs}):
+        if self.host_steps or not (
+            KNOWN and self.layout.callable and place.keys() == {name for name, _ in self.inputs}
+        ):
             return otherwise
         table = np.concatenate([self.table, np.zeros(self.layout.expected, np.int64)])
         kept = [self, table, self.point(table.data, self.params, params)]

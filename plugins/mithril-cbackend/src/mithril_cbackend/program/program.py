@@ -21,6 +21,7 @@ from mithril_cbackend.graph.fusion import Grouped, Step, group
 from mithril_cbackend.graph.kernel import Kernel
 from mithril_cbackend.lowering.element.element_reader import shape_of
 from mithril_cbackend.lowering.element.kernel_builder import Machine
+from mithril_cbackend.program.host_steps import CALLER, HostStep
 from mithril_cbackend.program.kernel_errors import blaming
 from mithril_cbackend.tir import expr as t
 
@@ -106,6 +107,8 @@ def aligned(size: int) -> int:
 
 def held(node: Node) -> int:
     """Bytes for the next states of a loop, and for a condition, beside the arenas of its regions."""
+    if not node.regions:  # a step that runs on the host: addresses of its operands and results
+        return aligned(8 * (len(node.operands) + len(node.results)))
     states = node.attributes.get("states", node.attributes.get("carries", 0))
     return sum(aligned(memory_plan.nbytes(v.type)) for v in node.results[:states]) + memory_plan.ALIGNMENT
 
@@ -123,8 +126,14 @@ class Program:
     constants: dict[int, np.ndarray[Any, Any]]
     arena: int
     kernels: dict[str, Kernel] = field(default_factory=dict)
+    host_steps: list[HostStep] = field(default_factory=list)
     calls: int = 0
     plan: memory_plan.MemoryPlan | None = None
+
+    @property
+    def fallbacks(self) -> frozenset[str]:
+        """Operations that run as their references."""
+        return frozenset(step.node.op.name for step in self.host_steps if step.is_fallback)
 
 
 class Writer:
@@ -140,6 +149,8 @@ class Writer:
         self.known: dict[str, str] = {}
         self.constants: dict[int, np.ndarray[Any, Any]] = {}
         self.constant_slots: dict[int, int] = {}
+        self.host_steps: list[HostStep] = []
+        self.failures: list[BaseException] = []  # of the host steps of one run
         self.calls = 0
         self.slots = 1
         self.top = region(graph, machine, strategy)
@@ -164,6 +175,7 @@ class Writer:
             self.constants,
             self.top.size,
             self.kernels,
+            self.host_steps,
             self.calls,
             self.top.plan,
         )
@@ -193,7 +205,7 @@ class Writer:
                     places[v] = Place(self.constant(data))
                 self.call(step, [place(v) for v in step.parameters])
             else:
-                CONTROL[step.node.op.name](
+                CONTROL.get(step.node.op.name, host_call)(
                     self,
                     step.node,
                     region.inner[step.node],
@@ -327,6 +339,23 @@ def scan(
         stacked = [row(results[k], body.graph.outputs[k]) for k in range(carries, len(results))]
         writer.drive(body, [*results[:carries], *elements, *given[carries + sequences :]], [*after, *stacked], rest)
         advance(writer, states, after, results[:carries])
+
+
+def host_call(
+    writer: Writer, node: Node, regions: list[Region], given: list[Place], results: list[Place], room: Place
+) -> None:
+    """A function of Python: it gets a pointer to the addresses of operands and results, which stand in the room."""
+    step = HostStep(node, writer.failures)
+    writer.host_steps.append(step)
+    code, table = writer.code, writer.table[1]
+    words = code.view("words", "int64", room.address(table), len(given) + len(results))
+    for k, place in enumerate((*given, *results)):
+        code.store(words, k, place.address(table).args[0])
+    slot = writer.slot()
+    writer.constants[slot] = np.array([step.address], np.int64)
+    function = code.view("function", "int64", Place(slot).address(table))
+    one = t.const(1, "int64")
+    code.call(CALLER, room.address(table), room.address(table), one, one, t.pointing(t.load(function, 0)))
 
 
 CONTROL = {"if": choose, "while": loop, "scan": scan}

@@ -21,7 +21,8 @@ from mithril_cbackend.program.executable import Executable, Written
 def dump(executable: Executable) -> dict[str, bytes] | None:
     """The program's parts; None where nothing is installed that links a library."""
     compiler = HOST.compiler()
-    if compiler is None or callable(executable.machine.plan):
+    in_process = bool(executable.host_steps)  # the machine code holds addresses of this process
+    if compiler is None or in_process or callable(executable.machine.plan):
         return None
     with tempfile.TemporaryDirectory() as folder:
         code, library = Path(folder) / "code.o", Path(folder) / "code.so"

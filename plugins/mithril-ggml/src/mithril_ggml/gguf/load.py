@@ -14,7 +14,6 @@ from mithril.base.errors import InputError, MithrilError
 from mithril.base.tensor_type import TensorType
 from mithril.compiler.steps import make_backend
 from mithril.ir import Graph, Input, parse
-from mithril.ir.decompose import decompose
 from mithril.ir.lazy_graph import Deferred
 from mithril.passes.manager import PassContext, PassManager
 from mithril.plugins.option_table import resolve
@@ -93,7 +92,7 @@ class GraphCompiler:
 
     def lowered(self, request: Request) -> Graph:
         options = self._options()
-        return decompose(self.graph, lambda node: self.backend.lowers(node, options))
+        return self.backend.decomposed(self.graph, options)
 
     def _options(self) -> BuildOptions:
         return BuildOptions(self.settings, inference=True, decisions=self.decisions)

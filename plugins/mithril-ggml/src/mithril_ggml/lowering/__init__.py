@@ -13,4 +13,9 @@ from mithril_ggml.lowering import (
     shapes as shapes,
     ternary as ternary,
 )
-from mithril_ggml.lowering.table import emit as emit, lowers as lowers
+from mithril_ggml.lowering.table import (
+    emit as emit,
+    falls_back as falls_back,
+    lowers as lowers,
+    plugin_lowering as plugin_lowering,
+)

@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from mithril import plugins
+from mithril.backend.host_calls import check_results, host_function
 from mithril.base.dtypes import DType, float32, int32
 from mithril.base.registry import Registry
 from mithril.ir import Node
 from mithril.ir.traits import reads_rows
+from mithril.plugins.plugin_lowering import PluginLowering, applicable, blamed
 from mithril_ggml.library.library import ggml
-from mithril_ggml.program.program_builder import Draft
+from mithril_ggml.program.program_builder import Draft, static
 from mithril_ggml.program.strided_tensor import Tensor
 
 Operand = Tensor | None
@@ -37,9 +40,21 @@ def row(*names: str, when: When | None = None, packed: tuple[int, ...] = ()) -> 
     return register
 
 
-def lowers(node: Node, extra: Any = ()) -> bool:
+def lowers(node: Node) -> bool:
     """Whether a node is run as it is: every primitive, and composites with a row."""
-    return not getattr(node.op, "composite", False) or node.op.name in extra or _row(node) is not None
+    return not getattr(node.op, "composite", False) or plugin_lowering(node) is not None or _row(node) is not None
+
+
+def plugin_lowering(node: Node) -> PluginLowering | None:
+    """Return the lowering that a plugin provides for a node."""
+    return applicable(plugins.lowerings("ggml"), node)
+
+
+def falls_back(node: Node) -> bool:
+    """Whether a third party's primitive runs as its reference; those of the core are at home in NumPy."""
+    op: Any = node.op
+    is_foreign = not op.reference.__module__.startswith("mithril.")
+    return is_foreign and not op.composite and not node.regions and plugin_lowering(node) is None and _row(node) is None
 
 
 def has_row(node: Node) -> bool:
@@ -54,22 +69,60 @@ def _row(node: Node) -> Row | None:
     return found[0]
 
 
-def emit(draft: Draft, node: Node, operands: Sequence[Operand], extra: Any) -> None:
+def emit(draft: Draft, node: Node, operands: Sequence[Operand]) -> None:
     """Write the steps of a node."""
     draft.node = node
-    chosen = extra.get(node.op.name) or _row(node) or by_declaration
-    made = chosen(draft, node, *operands)
+    lowering = plugin_lowering(node)
+    if lowering is not None:
+        made = by_plugin(lowering, draft, node, *operands)
+    else:
+        made = (_row(node) or by_declaration)(draft, node, *operands)
     results = (made,) if isinstance(made, Tensor) else tuple(made)
     draft.values.update(zip(node.results, results, strict=True))
 
 
 def reads_packed(node: Node, operand: int) -> bool:
     """Whether the packed form of an operand can be read; declarations get it widened."""
+    lowering = plugin_lowering(node)
+    if lowering is not None:
+        return not lowering.is_writer("draft")
     return operand in PACKED[node.op.name] if _row(node) is not None else not node.regions
+
+
+def by_plugin(lowering: PluginLowering, draft: Draft, node: Node, *operands: Operand) -> Any:
+    """The steps that a plugin's function writes, ``(draft, node, *operands)``, or a call of its kernel on arrays."""
+    label = lowering.label(node)
+    if not lowering.is_writer("draft"):
+        return on_host(draft, node, operands, host_function(node, lowering))
+    with blamed(label):
+        made = lowering.target(draft, node, *operands)
+    types = [(v.dtype, static(v)) for v in node.results]
+    check_results(label, types, (made,) if isinstance(made, Tensor) else made)
+    return made
+
+
+def on_host(
+    draft: Draft, node: Node, operands: Sequence[Operand], function: Callable[..., tuple[Any, ...]]
+) -> tuple[Tensor, ...]:
+    """One step that calls a function of NumPy arrays."""
+    results = tuple(draft.like(v) for v in node.results)
+    present = [t is not None for t in operands]
+
+    def run(*arrays: Any) -> None:
+        left = iter(arrays)
+        given = [next(left) if there else None for there in present]
+        for out, value in zip(left, function(*given), strict=True):
+            out[...] = value
+
+    read = [t if t is None else widened(draft, node, k, t) for k, t in enumerate(operands)]
+    draft.numpy(node.op.name, run, [t for t in read if t is not None], results)
+    return results
 
 
 def by_declaration(draft: Draft, node: Node, *operands: Operand) -> tuple[Tensor, ...]:
     """The NumPy function that declares the operation, on arrays in the arena."""
+    if falls_back(node):
+        return on_host(draft, node, operands, host_function(node, None))
     results = tuple(draft.like(v) for v in node.results)
     given = [t is not None for t in operands]
     function = declared(node.op, dict(node.attributes), given, len(node.op.results))  # type: ignore[attr-defined]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mithril.backend.base import BuildOptions
@@ -48,7 +48,6 @@ def build(
     store: Store,
     threads: int,
     limit: int | None,
-    extra: Mapping[str, Any],
 ) -> GGMLExecutable | SizedExecutable:
     """The executable of a whole program."""
     _verified(graph)
@@ -64,7 +63,6 @@ def build(
             packing,
             threads,
             limit,
-            extra,
             declared,
             options.memory_plan,
             native=native,
@@ -84,7 +82,6 @@ def _program(
     packing: Packing | None,
     threads: int,
     limit: int | None,
-    extra: Mapping[str, Any],
     declared: set[str],
     strategy: str | Strategy,
     *,
@@ -97,7 +94,7 @@ def _program(
         """A region as a function of its arguments."""
         packed = packing.inner.get((id(node), number)) if packing is not None else None
         body = node.regions[number]
-        made = _program(body, packed, threads, limit, extra, declared, strategy, native=native, safe=safe)
+        made = _program(body, packed, threads, limit, declared, strategy, native=native, safe=safe)
         inside.append(made)
         return made.run
 
@@ -119,7 +116,7 @@ def _program(
         if not any(v in needed for v in node.results):
             continue
         operands = [None if v is None else draft.values.get(v) or _unread(draft, v) for v in node.operands]
-        lowering.emit(draft, node, operands, extra)
+        lowering.emit(draft, node, operands)
     declared |= settings.declared
     outputs = [draft.values[v] for v in graph.outputs]
     read = {t.storage for t in outputs}

@@ -11,7 +11,6 @@ from mithril.backend.base import BuildOptions
 from mithril.backend.memory_plan import nbytes
 from mithril.base.interleaved_timing import in_turns
 from mithril.ir import Builder, Graph, Node, Value
-from mithril.ir.decompose import decompose
 from mithril.passes.manager import random_arguments
 from mithril.rewrite import Rule, RuleSet
 from mithril_mlx.backend import MlxBackend
@@ -63,7 +62,7 @@ def opportunities(
 
 def lowered(graph: Graph, backend: MlxBackend) -> Graph:
     """What the backend would be given."""
-    return decompose(graph, lambda node: backend.lowers(node, PLAIN))
+    return backend.decomposed(graph, PLAIN)
 
 
 class _Teller:

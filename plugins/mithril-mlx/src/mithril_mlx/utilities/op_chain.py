@@ -11,7 +11,6 @@ from mithril.base.errors import InputError
 from mithril.base.registry import operation
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, trace
-from mithril.ir.decompose import decompose
 from mithril_mlx.backend import MlxBackend
 from mithril_mlx.mlx_loader import mx
 
@@ -76,7 +75,7 @@ def build(graph: Graph, *, jit: bool) -> Any:
     """A function of arrays that computes the one result of a graph."""
     backend = MlxBackend()
     options = BuildOptions(jit=jit)
-    executable: Any = backend.build(decompose(graph, lambda node: backend.lowers(node, options)), options)
+    executable: Any = backend.build(backend.decomposed(graph, options), options)
     names, (output,) = [i.name for i in graph.inputs], graph.output_names
 
     def call(*arrays: mx.array) -> mx.array:

@@ -17,7 +17,6 @@ from mithril.base.errors import BackendError, InputError, OptionError, closest, 
 from mithril.base.tensor_type import TensorType
 from mithril.compiler.steps import Compiler
 from mithril.ir import Graph, Node, Value
-from mithril.ir.decompose import decompose
 from mithril.passes.manager import PassManager
 from mithril.plugins.option_table import Settings
 from mithril.runtime.compiled_model import CompiledModel
@@ -353,7 +352,7 @@ class Engine:
         if self.compiler.settings["backend_map"]:
             return graph  # each part is written out for a backend of its own
         options = BuildOptions(self.compiler.settings, decisions=self.decisions)
-        lowered = decompose(graph, lambda node: self.backend.lowers(node, options))
+        lowered = self.backend.decomposed(graph, options)
         phases = {v: node.tags["phase"] for node in lowered.nodes if "phase" in node.tags for v in node.results}
         lowered = lowered.replaced(nodes=tuple(without_phase(node) for node in lowered.nodes))
         manager, context = self.compiler.pipeline()

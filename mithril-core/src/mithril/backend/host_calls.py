@@ -1,0 +1,82 @@
+"""Calls from programs back into Python: an operation's reference, and the kernels of plugins, with checked results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mithril.base.dims import substitute
+from mithril.base.errors import MithrilError
+from mithril.base.registry import operation
+from mithril.ir import Node
+from mithril.plugins.plugin_lowering import Label, PluginLowering, blamed
+
+Types = Sequence[tuple[Any, tuple[int, ...]]]  # dtype, in the backend's own words, and shape of each result
+Array = np.ndarray[Any, Any]
+
+
+def reference_call(op: str, where: str, **attributes: Any) -> Callable[..., tuple[Array, ...]]:
+    """Return an operation's reference as a function of NumPy arrays. Generated programs call it by this name."""
+    implementation = operation(op)
+
+    def call(*operands: Any) -> tuple[Array, ...]:
+        arrays = [None if x is None else np.asarray(x) for x in operands]
+        try:
+            results = implementation.evaluate(arrays, attributes)
+        except MithrilError as error:
+            raise error.with_facts(f"in {where}" if where else "") from None
+        return results if isinstance(results, tuple) else (results,)
+
+    return call
+
+
+def plugin_call(label: tuple[str, ...], types: Types, function: Callable[..., Any], *operands: Any, **keys: Any) -> Any:
+    """Call a plugin's lowering and check its results. Generated programs call it by this name."""
+    name = Label(*label)
+    with blamed(name):
+        results = function(*operands, **keys)
+    check_results(name, types, (results,) if len(types) == 1 else results)
+    return results
+
+
+def check_results(label: Label, types: Types, results: Any) -> None:
+    """Raise where results do not have the inferred dtypes and shapes."""
+    if not isinstance(results, (tuple, list)) or len(results) != len(types):
+        raise label.error(f"returned {type(results).__name__}, expected {len(types)} results")
+    for result, (dtype, shape) in zip(results, types, strict=True):
+        if not hasattr(result, "dtype") or not hasattr(result, "shape"):
+            raise label.error(f"returned {type(result).__name__}, expected an array")
+        if result.dtype != dtype or tuple(result.shape) != tuple(shape):
+            raise label.error(f"returned {_type_text(result.dtype, result.shape)}, expected {_type_text(dtype, shape)}")
+
+
+def _type_text(dtype: Any, shape: Sequence[int]) -> str:
+    if isinstance(dtype, type):
+        dtype = np.dtype(dtype)
+    return f"{str(dtype).rpartition('.')[2]}{list(shape)}"
+
+
+def host_function(node: Node, lowering: PluginLowering | None) -> Callable[..., tuple[Array, ...]]:
+    """Return a node of known sizes as a function of NumPy arrays: a plugin's kernel, else the reference."""
+    if lowering is None:
+        return reference_call(node.op.name, str(node.origin), **node.attributes)
+    label, target = lowering.label(node), lowering.target
+    types = [(v.dtype.numpy, tuple(int(substitute(d, {})) for d in v.shape)) for v in node.results]
+
+    def call(*operands: Any) -> tuple[Array, ...]:
+        arguments = lowering.arguments(node, operands, attribute_values(node))
+        with blamed(label), np.errstate(all="ignore"):
+            results = target(*(a for name, a in arguments if not name), **{name: a for name, a in arguments if name})
+        results = (results,) if len(types) == 1 else results
+        check_results(label, types, results)
+        return tuple(results)
+
+    return call
+
+
+def attribute_values(node: Node) -> Mapping[str, Any]:
+    """Return the values that a kernel can ask for by name besides operands."""
+    result = node.results[0]
+    return {"dtype": result.dtype.numpy, "shape": result.shape, **node.attributes}

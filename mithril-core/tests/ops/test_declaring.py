@@ -1,0 +1,115 @@
+"""Mistakes in declarations: each is reported with the operation and its author's file and line."""
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril.base import registry
+from mithril.base.errors import OperationError
+from mithril.ir import Builder
+from mithril.ir.attribute_types import Axes, Axis, Ints  # without the __future__ import, as a plugin might
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    known = dict(registry._operations)
+    yield
+    registry._operations.clear()
+    registry._operations.update(known)
+
+
+def same(x, **attributes):
+    return x
+
+
+def kind(kinds, attributes):
+    return kinds[0]
+
+
+def declared(shape=same, dtype=kind, results=("result",)):
+    @ml.op(shape=shape, dtype=dtype, results=results)
+    def declaring_test(x):
+        """For tests."""
+        return x
+
+    return declaring_test
+
+
+def build(op, shape=(2, 3)):
+    with Builder("g") as b:
+        op(b.input("x", shape, "float32"))
+
+
+def test_axis_is_checked_without_the_future_import():
+    seen = []
+
+    @ml.op(shape=same, dtype=kind)
+    def with_axis(x, *, axis: Axis):
+        """Records its axis."""
+        seen.append(axis)
+        return x
+
+    with_axis(np.ones((2, 3)), axis=-1)
+    assert seen == [1]
+    with pytest.raises(OperationError, match="axis 7 is out of range for rank 2"):
+        with_axis(np.ones((2, 3)), axis=7)
+
+
+def test_optional_axis_is_checked_without_the_future_import():
+    @ml.op(shape=same, dtype=kind)
+    def with_optional_axis(x, *, axis: Axis | None = None):
+        """Does nothing."""
+        return x
+
+    assert with_optional_axis.attributes["axis"].annotation == "Axis | None"
+    with pytest.raises(OperationError, match="axis 7 is out of range"):
+        with_optional_axis(np.ones((2, 3)), axis=7)
+
+
+@pytest.mark.parametrize("annotation", [Axes, Ints])
+def test_annotations_that_lose_their_name_are_refused(annotation):
+    def wrong(x, *, axes: annotation):
+        """Does nothing."""
+
+    with pytest.raises(OperationError, match="attribute 'axes' is annotated") as caught:
+        ml.op(shape=same, dtype=kind)(wrong)
+    assert "from __future__ import annotations" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"shape": lambda x: "oops"}, "the shape rule of operation 'declaring_test' gives"),
+        ({"shape": lambda x: 1 // 0}, "the shape rule of operation 'declaring_test' failed: ZeroDivisionError"),
+        ({"shape": lambda x: None}, "the shape rule of operation 'declaring_test' gives"),
+        ({"shape": lambda x: (1.5,)}, "the shape rule of operation 'declaring_test' gives"),
+        ({"shape": lambda x: (x, x)}, "the shape rule of operation 'declaring_test' gives"),
+        ({"shape": lambda x: (x,), "results": ("a", "b")}, "gives 1 shapes and 1 dtypes, expected 2 results"),
+        ({"dtype": lambda kinds, attributes: "f32"}, "the dtype rule of operation 'declaring_test' gives 'f32'"),
+        ({"dtype": lambda kinds: kinds[0]}, "the dtype rule of operation 'declaring_test' failed: TypeError"),
+    ],
+)
+def test_wrong_rules_are_the_authors_mistake(rules, message):
+    with pytest.raises(OperationError) as caught:
+        build(declared(**rules))
+    assert message in str(caught.value)
+    assert f"declared at {__file__}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        (lambda x: x[:1], "it gives [1, 3], the shape rule says [2, 3]"),
+        (lambda x: 1 // 0, "ZeroDivisionError"),
+    ],
+)
+def test_reference_is_compared_with_the_shape_rule(reference, message):
+    def checked_reference(x):
+        """For tests."""
+        return reference(x)
+
+    op = ml.op(shape=same, dtype=kind)(checked_reference)
+    with pytest.raises(OperationError, match="the reference of operation 'checked_reference'") as caught:
+        op(np.ones((2, 3)))
+    assert message in str(caught.value)
+    assert f"declared at {__file__}" in str(caught.value)
