@@ -61,20 +61,21 @@ def _declaration(cls: type) -> str:
 
 
 def commands() -> str:
-    """The help text of each command of the core."""
+    """The help text of each command of mithril's own distributions."""
     import click
 
+    from mithril import plugins
     from mithril_tools import cli
 
     group = click.Context(cli.main, info_name="mithril", **cli.main.context_settings)
 
-    def help_of(name: str, loads: str) -> str:
-        command = cli._load(loads)
+    def help_of(name: str, command: click.Command) -> str:
         context = click.Context(command, info_name=name, parent=group, max_content_width=100, terminal_width=100)
         return command.get_help(context)
 
-    parts = [f"## `mithril {name}`\n\n```\n{help_of(name, row[0])}\n```" for name, row in cli.COMMANDS.items()]
-    return "\n\n".join(parts)
+    found = {name: cli._load(loads) for name, (loads, _) in cli.COMMANDS.items()}
+    found |= {name: plugins.load_command(name) for name, e in plugins.commands().items() if e.plugin.first_party}
+    return "\n\n".join(f"## `mithril {n}`\n\n```\n{help_of(n, command)}\n```" for n, command in sorted(found.items()))
 
 
 def options() -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import pydoc
 import warnings
 
 import numpy as np
@@ -325,3 +327,42 @@ def test_slow_plugin_is_named(site, installed, capsys, monkeypatch):
     assert "importing plugin 'aaa' of aaa-kit 3.1 takes longer than 0.05 seconds" in err
     assert "MITHRIL_DISABLE_PLUGINS=aaa" in err
     assert "good" not in err
+
+
+# ------------------------------------------------------------------------------------------------------------ targets
+def test_program_larger_than_its_target(site, installed):
+    site.install(
+        "aaa-kit",
+        """
+        from mithril import HardwareTarget, hookimpl
+
+        @hookimpl
+        def mithril_targets():
+            return [HardwareTarget("tiny", "cpu", memory=20), HardwareTarget("large", "cpu", memory=1 << 30)]
+        """,
+        entry="aaa",
+    )
+    installed()
+    assert "target_hardware='tiny' has 20 B of memory" in str(quiet(target_hardware="tiny").decisions)
+    assert not compiled(target_hardware="large").decisions.of("ignored")
+
+
+# -------------------------------------------------------------------------------------------------------------- names
+def test_completion_lists_operations_and_layers():
+    assert {"softmax", "flip", "scan", "matmul"} <= set(dir(ml.ops))
+    assert {"Linear", "LSTM", "Model"} <= set(dir(ml.models))
+
+
+def test_help_of_an_operation_shows_signature_and_text():
+    text = pydoc.render_doc(ml.ops.softmax, renderer=pydoc.plaintext)
+    assert "softmax(x, *, axis" in text
+    assert ml.ops.softmax.doc.splitlines()[0] in text
+    assert list(inspect.signature(ml.ops.softmax).parameters) == ["x", "axis"]
+
+
+def test_unknown_operation_shows_near_names_only():
+    with pytest.raises(AttributeError) as caught:
+        ml.ops.sofmax
+    text = str(caught.value)
+    assert "did you mean 'softmax'?" in text
+    assert len(text) < 300

@@ -76,7 +76,7 @@ def good(site):
 def test_plugins(mithril, good):
     assert [line.rstrip() for line in mithril("plugins").splitlines()] == [
         "name  kind                                distribution  version  state",
-        "good  backend, 3 passes, command, option  mithril-good  1.0      loaded",
+        "good  backend, 3 passes, command, option  mithril-good  1.0      needs frobnicate",
     ]
 
 
@@ -89,7 +89,7 @@ def test_plugins_json(mithril, good):
         "command": ["greet"],
         "option": ["goodness"],
     }
-    assert (row["state"], row["problems"]) == ("loaded", [])
+    assert (row["state"], row["problems"]) == ("needs frobnicate", [])
 
 
 def test_plugins_shows_what_is_wrong(mithril, site):
@@ -248,3 +248,70 @@ def test_inputs_of_unknown_shape_are_asked_for():
     model |= Relu()(input="x", output="y")
     with pytest.raises(InputError, match="--shape NAME=2,3 for each input"):
         random_inputs(model, {"shapes": {}, "types": {}, "inference": False}, 0)
+
+
+def test_backend_that_was_not_imported_is_not_called_loaded(mithril, site):
+    for name, requires in {"broken": '("json",)', "absent": '("frobnicate",)'}.items():
+        site.install(
+            f"mithril-{name}",
+            f"""
+            from mithril import BackendSpec, hookimpl
+
+            @hookimpl
+            def mithril_backends():
+                return [BackendSpec("{name}", "{name.title()}Backend", "{name}_impl:Backend", {requires})]
+            """,
+        )
+    (site.folder / "broken_impl.py").write_text("raise ImportError('the framework is broken')")
+    states = {row["name"]: row["state"] for row in json.loads(mithril("plugins", "--json"))}
+    assert states == {"absent": "needs frobnicate", "broken": "registered"}
+
+
+def test_plugin_that_prints_leaves_json_alone(mithril, site):
+    site.install("mithril-loud", "print('hello')")
+    output = CliRunner().invoke(cli.main, ["plugins", "--json"]).stdout
+    assert json.loads(output)[0]["name"] == "loud"
+
+
+def test_unknown_plugin_to_disable(mithril, good):
+    assert "no plugin is named 'goood'; did you mean 'good'?" in mithril("--disable-plugins", "goood", "plugins", code=2)
+
+
+def test_command_of_a_plugin_with_the_name_of_one_of_ours(mithril, site):
+    site.install(
+        "mithril-bold",
+        """
+        from mithril import Command, hookimpl
+
+        @hookimpl
+        def mithril_commands():
+            return [Command("plugins", "m:c")]
+        """,
+    )
+    assert "the command 'plugins' of mithril-bold 1.0 cannot be reached" in mithril("plugins")
+
+
+@pytest.mark.parametrize("shape", ["input=2,x,,", "input=2,-3", "input=2.5", "input=2,a b"])
+def test_malformed_shape(shape, tmp_path):
+    (tmp_path / "net.py").write_text("from mithril.models import Relu\nnet = Relu()\n")
+    result = CliRunner().invoke(cli.main, ["compile", f"{tmp_path}/net.py:net", "--shape", shape])
+    assert result.exit_code == 1
+    assert f"--shape {shape}: '" in result.output
+    assert "is not a size" in result.output
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "complaint"),
+    [
+        ("backend", "numpy", "mithril's own distribution mithril-numpy has that name"),
+        ("backend", "c", "the backend 'c' of mithril-cbackend has that name"),
+        ("pass", "good", "the installed plugin 'good' of mithril-good 1.0 has that name"),
+    ],
+)
+def test_new_plugin_with_a_name_that_is_taken(mithril, good, tmp_path, kind, name, complaint):
+    assert complaint in mithril("new-plugin", kind, name, "--into", str(tmp_path), code=2)
+    assert not list(tmp_path.glob(f"mithril-{name}"))
+
+
+def test_calibrate_needs_several_rounds(mithril):
+    assert "--rounds" in mithril("calibrate", "--rounds", "1", code=2)

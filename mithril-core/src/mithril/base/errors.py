@@ -124,9 +124,16 @@ def closest(word: object, known: Iterable[object], limit: int = 3) -> list[str]:
     return [names[n] for n in difflib.get_close_matches(str(word).casefold(), list(names), n=limit, cutoff=0.6)]
 
 
+LISTED = 60  # names that an error lists in full
+
+
 def unknown(kind: str, word: str, known: Sequence[str]) -> tuple[str, list[str], str | None]:
     """The ``what``, ``facts`` and ``hint`` for a name nobody knows, with the nearest names first."""
     near = closest(word, known)
     rest = [name for name in sorted(known) if name not in near]
-    facts = ["known: " + ", ".join([*near, *rest])] if known else []
+    if len(known) > LISTED:  # nobody finds a name in a hundred others
+        shown = ", ".join(near) + " and " if near else ""
+        facts = [f"known: {shown}{len(rest)} {'others' if near else 'names'}"]
+    else:
+        facts = ["known: " + ", ".join([*near, *rest])] if known else []
     return f"unknown {kind} '{word}'", facts, f"did you mean '{near[0]}'?" if near else None

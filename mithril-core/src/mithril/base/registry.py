@@ -43,7 +43,7 @@ def operation(name: str) -> Any:
         source(name)
         if name in _operations:
             return _operations[name]
-    what, facts, hint = unknown("operation", name, list(_operations))
+    what, facts, hint = unknown("operation", name, list(operations()))
     raise OperationError(what, facts=facts, hint=hint)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mithril.backend.base import Backend
-from mithril.backend.memory_plan import find_strategy
+from mithril.backend.memory_plan import find_strategy, human, nbytes
 from mithril.base.annotations import Layers
 from mithril.base.decisions import Decisions
 from mithril.base.dims import is_static
@@ -15,7 +15,7 @@ from mithril.base.errors import GradientError, OptionError, ShapeError
 from mithril.base.patterns import require_match
 from mithril.compiler.partition import TAG
 from mithril.ir import Graph, Node, iterate
-from mithril.plugins.hookspecs import Option
+from mithril.plugins.hookspecs import HardwareTarget, Option
 from mithril.runtime.signature import InputSpec
 
 WITHOUT_ARENA = {
@@ -164,3 +164,17 @@ def require_no_control_flow(graph: Graph) -> None:
                 facts=[_origin(node)],
                 hint="make its condition a constant (constants=, inference=True), or allow dynamic control flow",
             )
+
+
+def note_target_memory(graph: Graph, target: HardwareTarget | None, decisions: Decisions) -> None:
+    """Record that what a program reads and writes is larger than the target's memory."""
+    values = [*(i.type for i in graph.inputs), *(v.type for v in graph.outputs)]
+    if target is None or target.memory is None or not all(t.is_static for t in values):
+        return
+    size = sum(nbytes(t) for t in values)
+    if size > target.memory:
+        decisions.record(
+            "ignored",
+            f"target_hardware='{target.name}' has {human(target.memory)} of memory, "
+            f"inputs and outputs alone take {human(size)}",
+        )

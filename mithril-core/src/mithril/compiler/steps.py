@@ -35,6 +35,7 @@ from mithril.compiler.requirements import (
     check_sizes,
     check_trainable,
     note_places,
+    note_target_memory,
     note_planning,
     note_precision,
     require_derived_gradients,
@@ -288,6 +289,7 @@ class Compiler:
                 self._stage("gradients", graph)
         graph, report = self.optimize(graph, gradients_follow=native)
         self._stage("optimize", graph)
+        note_target_memory(graph, self.context.target, self.decisions)
         if native:
             require_derived_gradients(graph)
         return _Optimized(traced, graph, names, wrt, native, report, checks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from inspect import Signature, signature
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,15 @@ class Op:
     _inferred: dict[Any, tuple[tuple[TensorType, ...], tuple[Guard, ...]]] = field(default_factory=dict, repr=False)
     _bodies: dict[Any, Graph] = field(default_factory=dict, repr=False)
     _axes: dict[Any, Axes] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.__doc__ = f"{self.name}{self.__signature__}\n\n{self.doc}"  # for help() and for editors
+
+    @property
+    def __signature__(self) -> Signature:
+        """Operands and attributes as the reference takes them, for editors and ``inspect.signature``."""
+        parameters = signature(self.reference).parameters.values()
+        return Signature([p for p in parameters if p.name != "regions"])
 
     # -- declaring ---------------------------------------------------------------------------------------------------
     def vjp(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -95,3 +95,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(what + (f"; {hint}" if hint else ""))
     value = globals()[name] = getattr(import_module(f"mithril.models.{module}"), name)
     return value
+
+
+def __dir__() -> list[str]:
+    """The language and the layers by name."""
+    return sorted({*globals(), *__all__})

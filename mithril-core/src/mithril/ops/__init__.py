@@ -44,3 +44,10 @@ def __getattr__(name: str) -> Any:
         return operation(name)
     except OperationError as error:
         raise AttributeError(str(error)) from None
+
+
+def __dir__() -> list[str]:
+    """Operations by name, those of installed plugins included."""
+    from mithril.base.registry import operations
+
+    return sorted({*globals(), *operations()})

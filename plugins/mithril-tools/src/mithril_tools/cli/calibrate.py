@@ -18,7 +18,9 @@ COLUMNS = ("backend", "samples", "products", "other", "apart", "took")
 @click.option(
     "--backends", default="", metavar="NAMES", help="Only these, separated by commas; all that are installed."
 )
-@click.option("--rounds", default=10, show_default=True, help="How often everything is measured.")
+@click.option(
+    "--rounds", type=click.IntRange(min=3), default=10, show_default=True, help="How often everything is measured."
+)
 @click.option("--dir", "folder", type=click.Path(file_okay=False, path_type=Path), help="Keep the results here.")
 @json_option
 def calibrate(backends: str, rounds: int, folder: Path | None, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 @click.command()
 @json_option
 def plugins(as_json: bool) -> None:
-    """Installed plugins: what they bring, and their state."""
+    """Installed plugins: what they bring, and their state.
+
+    A backend is registered until its framework is imported; `mithril doctor` imports it.
+    """
     declared.registry()  # two owners of one option come to light here
     found = installed.all()
     provides: dict[int, dict[str, list[str]]] = {id(plugin): {} for plugin in found}
@@ -41,7 +45,7 @@ def plugins(as_json: bool) -> None:
             "kind": _kinds(provides[id(plugin)]),
             "distribution": plugin.distribution,
             "version": plugin.version,
-            "state": plugin.state,
+            "state": _state(plugin, provides[id(plugin)]),
         }
         for plugin in found
     ]
@@ -57,12 +61,24 @@ def _plugin_data(plugin: Plugin, provides: dict[str, list[str]]) -> dict[str, An
         "distribution": plugin.distribution,
         "version": plugin.version,
         "module": plugin.module,
-        "state": plugin.state,
+        "state": _state(plugin, provides),
         "provides": provides,
         "problems": [
             {"state": p.state, "what": p.what, "facts": list(p.facts), "hint": p.hint} for p in plugin.problems
         ],
     }
+
+
+def _state(plugin: Plugin, provides: dict[str, list[str]]) -> str:
+    """The plugin's state; ``registered`` where a backend's own module, and its framework, are not imported yet."""
+    specs = [installed.backends()[name].spec for name in provides.get("backend", ())]
+    if plugin.state != "loaded" or not specs:
+        return plugin.state
+    missing = [module for spec in specs for module in spec.requires if find_spec(module) is None]
+    if missing:
+        return f"needs {', '.join(missing)}"
+    is_imported = all(spec.loads.partition(":")[0] in sys.modules for spec in specs)
+    return "loaded" if is_imported else "registered"
 
 
 def _kinds(provides: dict[str, list[str]]) -> str:

@@ -63,11 +63,22 @@ def _pairs(given: tuple[str, ...], what: str) -> dict[str, str]:
 
 def _shapes(given: tuple[str, ...]) -> dict[str, list[Any]]:
     pairs = _pairs(given, "shape").items()
-    return {name: [_size(part) for part in sizes.split(",")] if sizes else [] for name, sizes in pairs}
+    return {
+        name: [_size(part, f"{name}={sizes}") for part in sizes.split(",")] if sizes else [] for name, sizes in pairs
+    }
 
 
-def _size(text: str) -> Any:
-    return int(text) if text.isdigit() else None if text in ("", "None") else text
+def _size(text: str, shape: str) -> Any:
+    word = text.strip()
+    if word == "None" or word.isidentifier():
+        return None if word == "None" else word
+    if not word.isdecimal():
+        raise InputError(
+            f"--shape {shape}: '{text}' is not a size",
+            facts=["expected: numbers, and words for sizes that stay open"],
+            hint="--shape input=2,3 or --shape input=batch,3",
+        )
+    return int(word)
 
 
 def model_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -132,11 +143,11 @@ def explain_command(model: str, backend: str, rule_name: str | None, **options: 
         click.echo(compiled.explain())
         return
     graph = compiled.programs[0].traced if compiled.programs else compiled.interface
+    explained: dict[str, list[str]] = {}  # several rules may have one name
     for one in _rules(compiled, rule_name):
-        lines = one.explain(graph)
-        click.echo(f"{one.name}: " + ("nowhere to begin" if not lines else ""))
-        for line in lines:
-            click.echo(f"  {line}")
+        explained.setdefault(one.name, []).extend(f"  {line}" for line in one.explain(graph))
+    for name, lines in explained.items():
+        click.echo("\n".join([f"{name}: " + ("" if lines else "nowhere to begin"), *dict.fromkeys(lines)]))
 
 
 def _rules(compiled: Any, wanted: str) -> list[Any]:

@@ -95,6 +95,18 @@ def taken(ident: str) -> bool:
     return ident in operations() or ident in plugins.op_names()
 
 
+def owner(distribution: str, name: str) -> str | None:
+    """The distribution of mithril, or the installed plugin, that has the name of a new one."""
+    from mithril import plugins
+    from mithril.plugins import pip_hints
+
+    if distribution in pip_hints.DISTRIBUTIONS:
+        return f"mithril's own distribution {distribution}"
+    if name in pip_hints.BACKENDS:
+        return f"the backend '{name}' of {pip_hints.BACKENDS[name]}"
+    return next((f"the installed plugin '{p.name}' of {p.origin}" for p in plugins.found() if p.name == name), None)
+
+
 @click.command("new-plugin")
 @click.argument("kind", type=click.Choice(sorted(KINDS)))
 @click.argument("name")
@@ -112,6 +124,8 @@ def new_plugin(kind: str, name: str, into: Path) -> None:
     words = facts(kind, name)
     if kind == "op" and taken(words["ident"]):
         raise click.BadParameter(f"there is an operation '{words['ident']}' already", param_hint="NAME")
+    if home := owner(words["distribution"], name):
+        raise click.BadParameter(f"{home} has that name", param_hint="NAME")
     folder = into / words["distribution"]
     if folder.exists():
         raise click.ClickException(f"{folder} exists already; choose another name, or another folder with --into")

@@ -19,6 +19,7 @@ _STYLES = {
     "loaded": "green",
     "ready": "green",
     "found": "cyan",
+    "registered": "cyan",
     "disabled": "dim",
     "broken": "red",
     "incompatible": "red",
