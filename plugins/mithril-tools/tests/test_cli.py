@@ -274,7 +274,9 @@ def test_plugin_that_prints_leaves_json_alone(mithril, site):
 
 
 def test_unknown_plugin_to_disable(mithril, good):
-    assert "no plugin is named 'goood'; did you mean 'good'?" in mithril("--disable-plugins", "goood", "plugins", code=2)
+    assert "no plugin is named 'goood'; did you mean 'good'?" in mithril(
+        "--disable-plugins", "goood", "plugins", code=2
+    )
 
 
 def test_command_of_a_plugin_with_the_name_of_one_of_ours(mithril, site):
