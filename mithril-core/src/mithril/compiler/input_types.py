@@ -32,7 +32,7 @@ def input_specs(source: Source, settings: Mapping[str, Any]) -> dict[str, InputS
         if shape and batch is not None and _is_unbounded(shape[0]):
             shape = (Dim(str(shape[0]), *batch), *shape[1:])
         kind = as_dtype(types[name]) if name in types else d.dtype
-        specs[name] = InputSpec(name, shape, kind, d.where, kind is not None, d.required)
+        specs[name] = InputSpec(name, shape, kind, d.where, kind is not None, d.required, d.alike)
     return specs
 
 
@@ -138,5 +138,6 @@ def _unknown(spec: InputSpec) -> Exception:
     return ShapeError(
         f"Cannot infer shape for tensor '{spec.name}'",
         facts=[spec.where],
-        hint=f"give it when compiling, shapes={{'{spec.name}': [None, ...]}}, or run the model on data first",
+        hint=spec.misspelling
+        or f"give it when compiling, shapes={{'{spec.name}': [None, ...]}}, or run the model on data first",
     )

@@ -27,6 +27,12 @@ class InputSpec:
     where: str = ""  # the layer that reads it first, for messages
     declared: bool = False  # the user said the dtype: types= or IOKey
     required: bool = True  # False: the model has a default for it
+    alike: str = ""  # a connection of nearly the same name, which a layer produces
+
+    @property
+    def misspelling(self) -> str | None:
+        """The hint that the input may be a misspelled connection, or None if no name is near."""
+        return f"no layer produces '{self.name}'; did you mean '{self.alike}'?" if self.alike else None
 
     @property
     def type(self) -> TensorType | None:
@@ -49,6 +55,8 @@ def missing_or_unknown(kind: str, wanted: Mapping[str, Any], given: Mapping[str,
     if len(missing) + len(extra) > 8:
         facts.append(f"({len(missing)} missing, {len(extra)} unknown in all)")
     facts.append("expected: " + (", ".join(list(wanted)[:20]) + (", ..." if len(wanted) > 20 else "") or "none"))
+    if kind == "input":
+        hint = next((spec.misspelling for n in missing if (spec := wanted[n]).misspelling), None)
     if missing and kind == "parameter":
         hint = "params = compiled.randomize_params() makes a complete set"
     raise InputError(f"the {kind}s do not fit the model", facts=facts, hint=hint)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mithril.base.dtypes import DType, dtype as as_dtype
-from mithril.base.errors import ModelError
+from mithril.base.errors import ModelError, closest
 from mithril.base.fingerprint import fields
 from mithril.models.language.connection import NO_DEFAULT, Connection, Constant, IOKey, Step
 from mithril.models.language.layer import Layer
@@ -28,6 +28,7 @@ class InputDecl:
     dtype: DType | None = None
     default: Any = NO_DEFAULT
     where: str = ""  # the layer that reads it first, and the user's line
+    alike: str = ""  # a connection of nearly the same name, which a layer produces: the input may be a misspelling
 
     @property
     def required(self) -> bool:
@@ -293,6 +294,7 @@ def _input_declarations(flat: FlatModel, top: _Frame) -> tuple[InputDecl, ...]:
         for slot, terminal in zip(leaf.operands, leaf.layer.inputs + leaf.layer.optional, strict=False):
             if slot is not None:
                 readers[slot] = (leaf, terminal)
+    produced = {flat.names[slot] for leaf in flat.leaves for slot in leaf.results.values() if slot in flat.names}
     found = []
     for name, connection in top.model.inputs_by_name.items():
         slot = top.slots[id(connection)]
@@ -307,7 +309,8 @@ def _input_declarations(flat: FlatModel, top: _Frame) -> tuple[InputDecl, ...]:
             leaf, terminal = readers[slot]
             expected = leaf.layer.expects(terminal)
             dtype = as_dtype(expected[1]) if expected is not None and expected[1] is not None else None
-        found.append(InputDecl(name, slot, shape, dtype, key.default, _where(readers.get(slot))))
+        alike = next(iter(closest(name, sorted(produced), 1)), "")
+        found.append(InputDecl(name, slot, shape, dtype, key.default, _where(readers.get(slot)), alike))
     return tuple(found)
 
 

@@ -99,7 +99,11 @@ def _input(
         return builder.constant(given, name=name)
     if name not in types:
         raise ShapeError(
-            f"Cannot infer shape for tensor '{name}'", facts=[decl.where], hint=f"give it: shapes={{'{name}': [...]}}"
+            f"Cannot infer shape for tensor '{name}'",
+            facts=[decl.where],
+            hint=f"no layer produces '{name}'; did you mean '{decl.alike}'?"
+            if decl.alike
+            else f"give it: shapes={{'{name}': [...]}}",
         )
     t = types[name]
     tags = {"trainable": True} if trainable and _matches(name, trainable) else None

@@ -253,7 +253,9 @@ class Engine:
             raise InputError(
                 f"the batch lacks '{missing[0]}', an input of the model",
                 facts=[f"inputs: {', '.join(specs)}", f"batch: {', '.join(batch)}"],
-                hint=f"rename the column '{columns_near[0]}' to '{missing[0]}'" if columns_near else None,
+                hint=f"rename the column '{columns_near[0]}' to '{missing[0]}'"
+                if columns_near
+                else specs[missing[0]].misspelling,
             )
         return inputs, columns
 
@@ -264,7 +266,11 @@ class Engine:
         key = (training, tuple(columns.items()))
         if self._traced is None or self._traced[0] != key:
             traced = self.compiler.trace(inputs, training=training)
-            self._traced = key, traced, with_loss(traced, columns, self.recipe)
+            try:
+                self._traced = key, traced, with_loss(traced, columns, self.recipe)
+            except OptionError as error:
+                suspects = [s.misspelling for n, s in self.compiler.specs.items() if n in batch and s.misspelling]
+                raise error.with_facts(*suspects) from None
         return self._traced[1], self._traced[2], columns
 
     def differentiated(self, forward: Graph) -> Graph:
