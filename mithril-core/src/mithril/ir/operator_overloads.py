@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from mithril.base.errors import OperationError
 from mithril.base.registry import index as indexed, operation
+
+
+def _unpacked(sizes: tuple[Any, ...]) -> Any:
+    """``f(2, 3)`` and ``f((2, 3))`` mean the same."""
+    only = sizes[0] if len(sizes) == 1 else None
+    is_shape = hasattr(type(only), "__getitem__") and not isinstance(only, Operators)  # also the shape of a connection
+    return only if is_shape else sizes
 
 
 def _operator(name: str, *, swap: bool = False) -> Any:
@@ -15,7 +23,7 @@ def _operator(name: str, *, swap: bool = False) -> Any:
 
 
 class Operators:
-    """Arithmetic, comparison and indexing by the operations of the same name.
+    """Arithmetic, comparison, indexing and methods by the operations of the same name: ``x.sum(axis=1)``, ``x.relu()``.
 
     ``==`` compares identity, as dictionaries need it; write ``equal(a, b)`` for the element-wise comparison.
     """
@@ -58,3 +66,51 @@ class Operators:
         raise TypeError("a symbolic tensor cannot be iterated; slice it, split it, or loop over it with scan()")
 
     __array_ufunc__ = None  # numpy arrays on the left let these operators win
+
+    # -- methods -------------------------------------------------------------------------------------------------------
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            op = operation(name)
+        except OperationError as error:
+            raise AttributeError(str(error)) from None
+
+        def method(*operands: Any, **attributes: Any) -> Any:
+            return op(self, *operands, **attributes)
+
+        return method
+
+    def reshape(self, *shape: Any) -> Any:
+        """The same elements in another shape; one size may be -1."""
+        return operation("reshape")(self, shape=_unpacked(shape))
+
+    def transpose(self, *perm: Any) -> Any:
+        """Axes in another order; without arguments, reversed."""
+        return operation("transpose")(self, perm=_unpacked(perm) or None)
+
+    @property
+    def T(self) -> Any:
+        return self.transpose()
+
+    def sum(self, axis: Any = None, keepdims: bool = False) -> Any:
+        return operation("sum")(self, axis=axis, keepdims=keepdims)
+
+    def mean(self, axis: Any = None, keepdims: bool = False) -> Any:
+        return operation("mean")(self, axis=axis, keepdims=keepdims)
+
+    def max(self, axis: Any = None, keepdims: bool = False) -> Any:
+        return operation("max")(self, axis=axis, keepdims=keepdims)
+
+    def min(self, axis: Any = None, keepdims: bool = False) -> Any:
+        return operation("min")(self, axis=axis, keepdims=keepdims)
+
+    def prod(self, axis: Any = None, keepdims: bool = False) -> Any:
+        return operation("prod")(self, axis=axis, keepdims=keepdims)
+
+    def var(self, axis: Any = None, keepdims: bool = False, ddof: int = 0) -> Any:
+        return operation("var")(self, axis=axis, keepdims=keepdims, ddof=ddof)
+
+    def astype(self, dtype: Any) -> Any:
+        """The same elements in another dtype."""
+        return operation("cast")(self, dtype=dtype)

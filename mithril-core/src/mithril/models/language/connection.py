@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from mithril.base.dtypes import DType, dtype as as_dtype
-from mithril.base.errors import ModelError, OperationError, closest
+from mithril.base.errors import ModelError, closest
 from mithril.base.registry import operation
 from mithril.ir.operator_overloads import Operators
 from mithril.models.language.source_location import NOWHERE, Place, here
@@ -131,53 +131,6 @@ class Connection(Operators):
 
     __hash__ = object.__hash__
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        try:
-            op = operation(name)
-        except OperationError as error:
-            raise AttributeError(str(error)) from None
-
-        def method(*operands: Any, **attributes: Any) -> Any:
-            return op(self, *operands, **attributes)
-
-        return method
-
-    def reshape(self, *shape: Any) -> Any:
-        """The same elements in another shape; one size may be -1."""
-        return operation("reshape")(self, shape=_unpacked(shape))
-
-    def transpose(self, *perm: Any) -> Any:
-        """Axes in another order; without arguments, reversed."""
-        return operation("transpose")(self, perm=_unpacked(perm) or None)
-
-    @property
-    def T(self) -> Any:
-        return self.transpose()
-
-    def sum(self, axis: Any = None, keepdims: bool = False) -> Any:
-        return operation("sum")(self, axis=axis, keepdims=keepdims)
-
-    def mean(self, axis: Any = None, keepdims: bool = False) -> Any:
-        return operation("mean")(self, axis=axis, keepdims=keepdims)
-
-    def max(self, axis: Any = None, keepdims: bool = False) -> Any:
-        return operation("max")(self, axis=axis, keepdims=keepdims)
-
-    def min(self, axis: Any = None, keepdims: bool = False) -> Any:
-        return operation("min")(self, axis=axis, keepdims=keepdims)
-
-    def prod(self, axis: Any = None, keepdims: bool = False) -> Any:
-        return operation("prod")(self, axis=axis, keepdims=keepdims)
-
-    def var(self, axis: Any = None, keepdims: bool = False, ddof: int = 0) -> Any:
-        return operation("var")(self, axis=axis, keepdims=keepdims, ddof=ddof)
-
-    def astype(self, dtype: Any) -> Any:
-        """The same elements in another dtype."""
-        return operation("cast")(self, dtype=dtype)
-
     def __repr__(self) -> str:
         made = f" from {self.step.label}" if self.step is not None else ""
         return f"<{type(self).__name__} '{self.label}'{made}>"
@@ -259,13 +212,6 @@ def _merged_shape(first: IOKey, later: IOKey) -> tuple[Any, ...] | None:
             facts=[f"{list(a)} at {first.made}", f"{list(b)} at {later.made}"],
         )
     return tuple(n if m is None else m for m, n in zip(a, b, strict=True))
-
-
-def _unpacked(sizes: tuple[Any, ...]) -> Any:
-    """``f(2, 3)`` and ``f((2, 3))`` mean the same."""
-    if len(sizes) == 1 and isinstance(sizes[0], (tuple, list, ShapeOf)):
-        return sizes[0]
-    return sizes
 
 
 def snake_case(name: str) -> str:
