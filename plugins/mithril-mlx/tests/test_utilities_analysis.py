@@ -101,6 +101,21 @@ def test_rules_and_groups_are_opportunities():
     assert [o.estimated_speedup for o in found] == sorted((o.estimated_speedup for o in found), reverse=True)
 
 
+@pytest.mark.parametrize("bias", [[128], [64, 128]])
+def test_graph_of_a_quantized_layer_has_opportunities(bias):
+    builder = GraphBuilder()
+    x, w, b = builder.input("x", [64, 256]), builder.input("w", [256, 128]), builder.input("b", bias)
+    h = builder.add(builder.matmul(x, w), b)
+    scale = builder.input("scale", [])
+    q = builder.apply("quantize", h, scale)
+    builder.output(builder.apply("dequantize", q, scale))
+    found = {o.pattern: o for o in builder.build().find_fusion_opportunities()}
+    assert found["matmul_add_bias"].operations == ("matmul", "add")
+    assert set(found["quantize_dequantize"].operations) == {"quantize", "dequantize"}
+    for opportunity in found.values():
+        assert opportunity.estimated_speedup >= 1 and opportunity.measure(0.02) > 0
+
+
 def test_a_speed_up_is_measured_on_request():
     builder = GraphBuilder()
     x = builder.input("x", [128, 128])

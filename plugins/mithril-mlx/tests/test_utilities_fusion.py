@@ -87,7 +87,7 @@ def test_a_pattern_of_ones_own():
     x, y = random(3, seed=1), random(3, seed=2)
     for _ in range(2):
         close(fusion.try_fuse(["relu", "add"], [x, y]), mx.maximum(x, 0) + y)
-    assert len(used) == 2
+    assert len(used) == 2 + 3, "each of two calls, and three trials after the first"
     with pytest.raises(ml.InputError, match="pattern 'custom_relu_add' already"):
         fusion.add_pattern(FusionPattern("custom_relu_add", ("relu",)))
 
@@ -193,3 +193,21 @@ def test_kernels_run_on_metal(name):
     arrays = [(3 * rng.standard_normal(i.type.shape)).astype(i.type.dtype.numpy) for i in graph.inputs]
     made = metal_kernel(graph).run(*map(mx.array, arrays))
     np.testing.assert_allclose(np.array(made), meaning(graph, arrays)[0], rtol=2e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_pattern_that_holds_for_the_first_arrays_only_is_not_used(dtype):
+    fusion = MlxKernelFusion()
+    fusion.add_pattern(FusionPattern("no_relu", ("relu", "add"), lambda arrays: arrays[0] + arrays[1]))
+    one = mx.array([1.0], dtype)
+    assert fusion.try_fuse(("relu", "add"), [mx.array([5.0], dtype), one]).item() == 6.0
+    assert fusion.try_fuse(("relu", "add"), [mx.array([-5.0], dtype), one]).item() == 1.0
+    assert "'no_relu' is not used: its results differ" in str(fusion.decisions)
+
+
+def test_right_patterns_pass_all_trials():
+    fusion = MlxKernelFusion()
+    fusion.add_pattern(FusionPattern("logs", ("log", "add"), lambda arrays: mx.log(arrays[0]) + arrays[1]))
+    x, y = mx.array([1.0, 2.0, 3.0]), mx.array([1.0, 1.0, 1.0])
+    assert mx.allclose(fusion.try_fuse(("log", "add"), [x, y]), mx.log(x) + y)
+    assert not list(fusion.decisions)

@@ -45,7 +45,7 @@ def test_statistics_are_those_of_the_times():
     for k in range(5):
         profiler.start_operation("sleep")
         time.sleep(0.001 * (k + 1))
-        times.append(profiler.end_operation())
+        times.append(profiler.end_operation(mx.array(0)))
     average, (low, high), count = profiler.get_all_stats()["sleep"]
     assert count == 5 and (low, high) == (min(times), max(times))
     assert average == pytest.approx(np.mean(times)) == profiler.get_average_time("sleep")
@@ -69,8 +69,8 @@ def test_operations_lie_within_each_other_and_in_the_trace(tmp_path):
     profiler = MlxProfiler()
     profiler.start_operation("outer")
     profiler.start_operation("inner")
-    profiler.end_operation()
-    profiler.end_operation()
+    profiler.end_operation(mx.ones(3) + 1)
+    profiler.end_operation(mx.ones(3) + 2)
     profiler.write(tmp_path / "trace.json")
     rows = [r for r in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if r["ph"] == "X"]
     inner, outer = sorted(rows, key=lambda r: r["dur"])
@@ -107,3 +107,27 @@ def test_a_compiled_model_is_timed_by_layer():
     assert any(name.startswith("first: ") for name in profiler.get_all_stats())
     assert all(found.runs == 3 for found in profiler.get_all_stats().values())
     assert profiler.call_seconds > 0 and "first" in str(profiler)
+
+
+def test_arrays_of_the_caller_are_computed_without_being_passed():
+    """As guides write it: start, compute, end."""
+    profiler = MlxProfiler()
+    mx.eval(heavy())
+    real = min(seconds_of(lambda: mx.eval(heavy())) for _ in range(3))
+    before = heavy()  # noted down before the clock starts: not in the time
+    profiler.start_operation("empty")
+    empty = profiler.end_operation()
+    profiler.start_operation("heavy")
+    results = {"y": [heavy()]}
+    assert profiler.end_operation() > 0.5 * real > empty
+    with profiler.operation("block"):
+        results["z"] = heavy()
+    assert profiler.get_average_time("block") > 0.5 * real
+    assert before.shape == results["y"][0].shape
+
+
+def test_nothing_to_compute_is_a_warning():
+    profiler = MlxProfiler()
+    profiler.start_operation("lost")
+    with pytest.warns(UserWarning, match=r"'lost'.*Pass the result: end_operation\(result\)"):
+        profiler.end_operation()

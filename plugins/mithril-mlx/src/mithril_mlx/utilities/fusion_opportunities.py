@@ -15,6 +15,8 @@ from mithril.passes.manager import random_arguments
 from mithril.rewrite import Rule, RuleSet
 from mithril_mlx.backend import MlxBackend
 from mithril_tools.cost_model import CostModel, size_of, worked
+from mithril_mlx.mlx_loader import mx
+from mithril_mlx.utilities.fusion import ELIMINATE
 
 PLAIN = BuildOptions(jit=False)
 
@@ -56,7 +58,11 @@ def opportunities(
 ) -> list[FusionOpportunity]:
     """The best first."""
     teller = _Teller(graph, backend, costs)
-    made = [*(teller.by_rule(r) for r in found), *(teller.as_kernel(nodes) for nodes in elementwise_groups(graph))]
+    made = [
+        *(teller.by_rule(r) for r in found),
+        *(teller.with_bias(*pair) for pair in biased_products(graph)),
+        *(teller.as_kernel(nodes) for nodes in elementwise_groups(graph)),
+    ]
     return sorted(made, key=lambda o: -o.estimated_speedup)
 
 
@@ -81,6 +87,21 @@ class _Teller:
             self._alone(old) / max(self._alone(new), 1e-9),
             self._call(self.graph),
             lambda: self._call(found.graph),
+        )
+
+    def with_bias(self, product: Node, addition: Node) -> FusionOpportunity:
+        """Describe a product that can begin with the bias instead of zeros: MLX's ``addmm``."""
+        part = part_of([product, addition])
+        arrays = {n: self.backend.array(a) for n, a in random_arguments(part).items()}
+        x, w = (arrays[v.name] for v in product.operands if v is not None)
+        bias = next(arrays[v.name] for v in addition.operands if v is not None and v is not product.result)
+        before = self._alone([product]) + self._alone([addition])
+        return FusionOpportunity(
+            "matmul_add_bias",
+            (product.op.name, addition.op.name),
+            before / max(self._alone([product]), 1e-9),
+            self._call(part),
+            lambda: lambda: mx.addmm(bias, x, w),
         )
 
     def as_kernel(self, nodes: list[Node]) -> FusionOpportunity:
@@ -133,6 +154,18 @@ def elementwise_groups(graph: Graph) -> list[list[Node]]:
     return [group for group in groups if len(group) > 1]
 
 
+def biased_products(graph: Graph) -> list[tuple[Node, Node]]:
+    """Return products whose result only an addition of the same shape reads, with that addition."""
+    pairs = []
+    for node in worked(graph.nodes):
+        readers = graph.users[node.result] if node.op.name == "matmul" and node.result not in graph.outputs else []
+        addition = readers[0] if len(readers) == 1 else None
+        is_bias = addition is not None and addition.op.name == "add" and addition.result.type == node.result.type
+        if addition is not None and is_bias and set(addition.operands) != {node.result}:
+            pairs.append((node, addition))
+    return pairs
+
+
 def part_of(nodes: Sequence[Node]) -> Graph:
     """Some nodes as a graph of their own; what they read becomes its inputs."""
     builder = Builder("part")
@@ -152,8 +185,8 @@ def part_of(nodes: Sequence[Node]) -> Graph:
 
 
 def fusing_rules() -> list[Rule]:
-    """The rules of the installed passes that fuse."""
-    rules: list[Rule] = []
+    """Return the rules of ``MlxKernelFusion`` for quantized values, and those of the installed passes that fuse."""
+    rules: list[Rule] = [ELIMINATE]
     for name, found in plugins.passes().items():
         if found.spec.stage in ("fuse", "specialise") and found.spec.level is not None:
             loaded = plugins.load_pass(name)

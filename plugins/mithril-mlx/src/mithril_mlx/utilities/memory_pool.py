@@ -1,8 +1,8 @@
 """``MlxMemoryOptimizer``: input buffers that are filled again, and memory that is known before it is taken.
 
 MLX's arrays are values and its allocator keeps freed memory, so there is nothing to gain in pooling what operations
-make. NumPy's data is copied to MLX either way; ``mx.array(data)`` takes new memory for it at each call, while a staged
-tensor is filled in place: memory stays where it is, and a compiled function that is given it sees the new contents.
+make. A staged tensor keeps its memory from use to use, so that the memory of inputs is known and bounded. MLX is lazy,
+and may read an array long after it was handed out; so ``array`` is a copy, made before the memory is written again.
 """
 
 from __future__ import annotations
@@ -24,38 +24,60 @@ AHEAD = 28  # results that MLX allocates before the operations that use them up 
 
 
 class StagedTensor:
-    """A tensor on lease from a pool. ``array`` is what MLX computes with; once returned, it can no longer be used.
+    """A tensor on lease from a pool, with an ``array`` to compute with; once returned, it can no longer be used.
 
-    Evaluate what was computed from it before it is filled again or returned: MLX may not have read it yet.
+    Results and views of ``array`` stay valid after the tensor is filled again or returned, evaluated or not.
     """
 
-    def __init__(self, array: mx.array) -> None:
-        self._array: mx.array | None = array
+    def __init__(self, memory: mx.array) -> None:
+        self._memory: mx.array | None = memory
+        self._contents: mx.array | None = None  # copy of the memory, lazy until a result or the next write needs it
 
     @property
     def array(self) -> mx.array:
-        if self._array is None:
+        """The contents at this moment, as an array that never changes."""
+        memory = self._leased()
+        if self._contents is None:
+            self._contents = _copied(memory)
+        return self._contents
+
+    def _leased(self) -> mx.array:
+        if self._memory is None:
             raise InputError(
                 "this tensor was returned to its pool and may belong to somebody else by now",
                 hint="use it before return_to_pool, or ask for another one with get_or_create_tensor",
             )
-        return self._array
+        return self._memory
+
+    def _finish_reads(self) -> mx.array:
+        """Make the copy that was handed out, if any, so that the memory may be written."""
+        memory = self._leased()
+        if self._contents is not None:
+            mx.eval(self._contents)
+            self._contents = None
+        return memory
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.array(self.array, dtype=dtype)
+
+    def __mlx_array__(self) -> mx.array:
+        return self.array
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.array.shape)
+        return tuple(self._leased().shape)
 
     @property
     def dtype(self) -> Any:
-        return self.array.dtype
+        return self._leased().dtype
 
     @property
     def nbytes(self) -> int:
-        return int(self.array.nbytes)
+        return int(self._leased().nbytes)
 
     def fill(self, data: Any) -> mx.array:
-        """Write ``data`` (an array of this shape, or one number) into the tensor's memory; the array."""
-        array = self.array
+        """Write ``data`` (an array of this shape, or one number) into the tensor's memory; return ``array``."""
+        array = self._finish_reads()
         half = array.dtype == mx.bfloat16
         memory = np.asarray(array.view(mx.uint16) if half else array)
         given = np.asarray(data)
@@ -64,7 +86,13 @@ class StagedTensor:
         if half:
             given = given.astype(as_dtype("bfloat16").numpy).view(np.uint16)
         memory[...] = given
-        return array
+        return self.array
+
+
+def _copied(array: mx.array) -> mx.array:
+    """Copy an array bit for bit, lazily; MLX's own copies share memory."""
+    bits = array.view({1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}[array.dtype.size])
+    return mx.bitwise_or(bits, mx.array(0, bits.dtype)).view(array.dtype)
 
 
 @dataclass(frozen=True)
@@ -145,11 +173,12 @@ class MlxMemoryOptimizer:
                 f"a {type(tensor).__name__} does not belong to a pool",
                 hint="return what get_or_create_tensor gave, not its .array",
             )
-        array = tensor.array  # says so where it was returned before
+        tensor._leased()  # raises where it was returned before
         if id(tensor) not in self._leased:
             raise InputError("this tensor belongs to another pool")
+        array = tensor._finish_reads()
         size = self._leased.pop(id(tensor))
-        tensor._array = None
+        tensor._memory = None
         if sum(map(len, self._waiting.values())) < self.max_pool:
             self._waiting.setdefault(_key(array.shape, array.dtype, device), []).append(array)
         else:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,6 +49,9 @@ class _Running:
 class MlxProfiler:
     """Times operations from ``start_operation`` to ``end_operation(result)``, which computes the result first.
 
+    Without a result, ``end_operation()`` computes the arrays among the variables of the caller: otherwise MLX would
+    only have noted the operation, and the time would be that of the note.
+
     Operations may lie within each other. With ``flops`` and ``bytes`` the rates are known; ``execution_breakdown`` has
     them, ``write`` a trace for Perfetto.
     """
@@ -56,7 +62,8 @@ class MlxProfiler:
 
     # -- measuring ---------------------------------------------------------------------------------------------------
     def start_operation(self, name: str, *, flops: int = 0, bytes: int = 0) -> None:
-        """Start the clock, once all that was handed to the device before is done."""
+        """Start the clock, after computing the arrays among the caller's variables and all that was begun before."""
+        mx.eval(_arrays_in_scope())
         mx.synchronize()
         self._start(name, flops, bytes)
 
@@ -66,15 +73,24 @@ class MlxProfiler:
         return self._running[-1]
 
     def end_operation(self, *results: Any) -> float:
-        """Compute ``results``, and the seconds since the operation began.
+        """Compute ``results`` and return the seconds since the operation began.
 
-        Without results the time is that of whatever was computed meanwhile: arrays that nobody asked for cost nothing
-        yet, and their time would be missing.
+        Without results, the arrays among the variables of the caller are computed. If there are none, the time is that
+        of the operations that were computed meanwhile, and a warning says so.
         """
         if not self._running:
             raise InputError("no operation is running", hint="profiler.start_operation(name) comes before")
         running = self._running.pop()
-        mx.eval(results, running.results)
+        computed: Any = (results, running.results)
+        if not results and running.results is None:
+            computed = _arrays_in_scope()
+            if not computed:
+                warnings.warn(
+                    f"'{running.name}': end_operation() found no array to compute; operations that MLX has only "
+                    "noted are not timed. Pass the result: end_operation(result)",
+                    stacklevel=2,
+                )
+        mx.eval(computed)
         mx.synchronize()
         seconds = time.perf_counter() - running.start
         info: dict[str, Any] = {"memory": mx.get_active_memory() - running.memory}
@@ -88,6 +104,7 @@ class MlxProfiler:
     @contextmanager
     def operation(self, name: str, *, flops: int = 0, bytes: int = 0) -> Iterator[_Running]:
         """``with profiler.operation("matmul") as op: y = op.waits(a @ b)``; what raises is not counted."""
+        mx.eval(_arrays_in_scope())
         mx.synchronize()
         running = self._start(name, flops, bytes)
         try:
@@ -165,6 +182,22 @@ class MlxProfiler:
 
     def __str__(self) -> str:
         return str(self.execution_breakdown)
+
+
+def _arrays_in_scope() -> list[mx.array]:
+    """Return the arrays among the variables of the first caller outside of this file, containers included."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename in (__file__, contextlib.__file__):
+        frame = frame.f_back
+    return list(_arrays(frame.f_locals))
+
+
+def _arrays(x: Any) -> Iterator[mx.array]:
+    if isinstance(x, mx.array):
+        yield x
+    elif type(x) in (dict, list, tuple):
+        for part in list(x.values()) if isinstance(x, dict) else x:
+            yield from _arrays(part)
 
 
 def _bytes(arrays: Any) -> int:
