@@ -89,3 +89,28 @@ def test_a_model_is_asked_for_its_plan():
     size = optimizer.find_model_batch_size(compiled, {"x": np.ones((1, 8), np.float32)})
     assert 1 <= size <= optimizer.choices[compiled.name].fits < 1024
     assert compiled.memory_report({"x": [optimizer.choices[compiled.name].fits, 8]}).peak <= 8_000
+
+
+@pytest.mark.parametrize("threshold", [1 << 20, "1MiB"])
+def test_memory_is_measured_where_nobody_tells_it(threshold):
+    largest = []
+
+    def benchmark(size):
+        x = mx.ones((size, 1024), mx.float32) + 1  # 4 KiB for each item, twice
+        mx.eval(mx.exp(x))
+        largest.append(size)
+        return with_overhead(size)
+
+    optimizer = MlxBatchOptimizer(threshold)
+    best = optimizer.find_optimal_batch_size("exp", 4096, benchmark)
+    assert 64 <= best <= 256 and max(largest) <= 256
+    assert optimizer.choices["exp"].fits <= 256
+    with pytest.raises(ml.MemoryLimitError, match="a batch of one needs"):
+        MlxBatchOptimizer(1).find_optimal_batch_size("exp", 64, benchmark)
+
+
+def test_sizes_between_powers_of_two_are_found():
+    def benchmark(size):
+        return 1e-3 + 1e-5 * size if size <= 40 else 1.0
+
+    assert MlxBatchOptimizer().find_optimal_batch_size("edge", 128, benchmark) == 40

@@ -28,9 +28,26 @@ def test_the_smallest_time_wins_and_is_remembered_by_the_next_process(tmp_path):
     assert tuner.get_optimal_config("matmul") == "batch_size_32" and tuner.get_optimal_config("conv") is None
     again = MlxAutoTuner(tmp_path)
     assert again.get_optimal_config("matmul") == "batch_size_32"
-    assert again.benchmark_operation("matmul", list(TIMES), benchmark) == "batch_size_32" and len(asked) == 9
+    assert again.benchmark_operation("matmul", list(TIMES), benchmark) == "batch_size_32"
+    assert len(asked) == 9 + 3, "each was looked at once"
+    assert again.benchmark_operation("matmul", list(TIMES), benchmark) == "batch_size_32" and len(asked) == 12
     again.benchmark_operation("matmul", list(TIMES), benchmark, anew=True)
-    assert len(asked) == 18
+    assert len(asked) == 21
+
+
+@pytest.mark.parametrize("change", ["another is faster", "the best fails"])
+def test_stored_answer_that_no_longer_holds_is_measured_again(tmp_path, change):
+    MlxAutoTuner(tmp_path).benchmark_operation("matmul", list(TIMES), TIMES.get)
+    now = {**TIMES, "batch_size_64": 0.001}
+
+    def benchmark(config):
+        if change == "the best fails" and config == "batch_size_32":
+            raise RuntimeError
+        return now[config]
+
+    later = MlxAutoTuner(tmp_path)
+    assert later.benchmark_operation("matmul", list(TIMES), benchmark) == "batch_size_64"
+    assert MlxAutoTuner(tmp_path).get_optimal_config("matmul") == "batch_size_64"
 
 
 def test_other_shapes_or_versions_are_other_questions(tmp_path, monkeypatch):

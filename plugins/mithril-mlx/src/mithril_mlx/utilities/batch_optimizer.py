@@ -41,18 +41,38 @@ class MlxBatchOptimizer:
         """The batch for which ``benchmark(batch)``, in seconds, promises the most items per second.
 
         ``memory(batch)`` tells the bytes of a batch; batches over the threshold are never run. They are taken to grow
-        with the batch.
+        with the batch. Without it, the bytes that MLX takes during ``benchmark`` are measured, and a batch that would
+        need more than the threshold, in proportion to the largest before it, is not run.
         """
         if max_batch < 1:
             raise InputError(f"'{name}': a batch size cannot be {max_batch}")
         fits = self._fits(name, max_batch, memory) if memory is not None else max_batch
+        used: dict[int, int] = {}
 
         def rate(size: int) -> float:
-            return size / max(float(seconds(benchmark(size)) or 0.0), 1e-12)
+            if memory is None and used and self._limit() * max(used) < used[max(used)] * size:
+                return 0.0
+            took, used[size] = _measured(lambda: seconds(benchmark(size)))
+            if memory is None and used[size] > self._limit():
+                if size == 1:
+                    raise self._too_large(name, used[1])
+                return 0.0
+            return size / max(float(took or 0.0), 1e-12)
 
         best, rates = fastest_batch(rate, fits)
-        self.choices[name] = BatchChoice(best, fits, rates, {n: memory(n) if memory else 0 for n in rates})
+        largest = max((n for n in rates if rates[n]), default=1)
+        needs = {n: memory(n) if memory else used.get(n, 0) for n in rates}
+        self.choices[name] = BatchChoice(best, fits if memory else largest, rates, needs)
         return best
+
+    def _limit(self) -> int:
+        return self.memory_threshold if self.memory_threshold is not None else free_memory() // 2
+
+    def _too_large(self, name: str, needed: int) -> MemoryLimitError:
+        return MemoryLimitError(
+            f"'{name}': a batch of one needs {human(needed)}, and only {human(self._limit())} may be taken",
+            hint="MlxBatchOptimizer(memory_threshold=...) sets what may be taken",
+        )
 
     def find_model_batch_size(self, compiled: Any, inputs: Mapping[str, Any], *, most: int = 1024) -> int:
         """The same for a compiled model: its memory is taken from the memory plan, its calls are timed."""
@@ -61,12 +81,9 @@ class MlxBatchOptimizer:
         return choice.best
 
     def _fits(self, name: str, most: int, memory: Callable[[int], int]) -> int:
-        limit = self.memory_threshold if self.memory_threshold is not None else free_memory() // 2
+        limit = self._limit()
         if memory(1) > limit:
-            raise MemoryLimitError(
-                f"'{name}': a batch of one needs {human(memory(1))}, and only {human(limit)} may be taken",
-                hint="MlxBatchOptimizer(memory_threshold=...) sets what may be taken",
-            )
+            raise self._too_large(name, memory(1))
         low, high = 1, most + 1  # the first fits; the second is out of bounds
         while high - low > 1:
             middle = (low + high) // 2
@@ -118,6 +135,16 @@ class MlxBatchOptimizer:
                 hint=f"find_optimal_batch_size('{name}', ...) first, or give batch_size=",
             )
         return self.choices[name].best
+
+
+def _measured(run: Callable[[], Any]) -> tuple[Any, int]:
+    """Return a result, and the bytes that MLX took beyond those in use before."""
+    mx.synchronize()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    result = run()
+    mx.synchronize()
+    return result, max(mx.get_peak_memory() - before, 0)
 
 
 def _is_array(data: Any) -> bool:

@@ -21,6 +21,7 @@ from mithril_mlx.mlx_loader import BLAS, mx
 from mithril_mlx.utilities.tensor_cache import seconds
 from mithril_tools.diff import relative_error
 
+CHANGED = 0.5  # of the stored best: a configuration faster than that starts a new search
 MARGIN = 0.03  # of the time: smaller gains are noise, and the first configuration stays
 
 
@@ -45,7 +46,8 @@ class MlxAutoTuner:
     """Finds the fastest configuration of an operation, and finds it again in the next process.
 
     Results lie in ``store`` (a folder; True is the user's cache folder, False keeps them in memory), by operation,
-    arrays' shapes and dtypes, device and versions: where one of these changes, it is measured anew.
+    arrays' shapes and dtypes, device and versions: where one of these changes, it is measured anew. An answer from
+    another process is looked at again at its first use: where it no longer holds, all is measured anew.
     """
 
     def __init__(self, store: Store | str | Path | bool = True) -> None:
@@ -55,6 +57,7 @@ class MlxAutoTuner:
         elif store is True:
             self._store = Store()
         self.results: dict[tuple[str, Hashable], Benchmark] = {}
+        self._checked: set[tuple[str, Hashable]] = set()  # answers measured, or looked at again, in this process
 
     def benchmark_operation(
         self,
@@ -71,10 +74,10 @@ class MlxAutoTuner:
         ``arrays`` are those that the operation works on: each set of shapes and dtypes is a question of its own.
         ``anew`` measures although the answer is known.
         """
-        times: dict[str, list[float]] = {config: [] for config in configs}
-        failed: dict[str, str] = {}
 
-        def search() -> Benchmark:
+        def search(rounds: int = rounds) -> Benchmark:
+            times: dict[str, list[float]] = {config: [] for config in configs}
+            failed: dict[str, str] = {}
             for _ in range(rounds):
                 for config in [c for c in times if c not in failed]:
                     try:
@@ -84,7 +87,7 @@ class MlxAutoTuner:
             medians = {c: statistics.median(t) for c, t in times.items() if c not in failed}
             return self._decided(name, medians, failed)
 
-        return self._known_or(name, configs, arrays, search, anew).best
+        return self._known_or(name, configs, arrays, search, lambda: search(1), anew).best
 
     def tune(
         self,
@@ -101,7 +104,7 @@ class MlxAutoTuner:
         ``tolerance`` bounds the relative error; None lets every result pass. Slow ways are given up early.
         """
 
-        def search() -> Benchmark:
+        def search(seconds: float = seconds) -> Benchmark:
             failed: dict[str, str] = {}
             racing: dict[str, Callable[[], Any]] = {}
             reference = None
@@ -119,7 +122,7 @@ class MlxAutoTuner:
                     failed[config] = f"{type(error).__name__}: {error}"
             return self._decided(name, in_turns(racing, seconds=seconds, of=_quartile) if racing else {}, failed)
 
-        return self._known_or(name, list(ways), arrays, search, anew)
+        return self._known_or(name, list(ways), arrays, search, lambda: search(seconds / 10), anew)
 
     def get_optimal_config(self, name: str, arrays: Sequence[Any] = ()) -> str | None:
         """What was found for these arrays, in this process or an earlier one; None where nothing is known."""
@@ -133,16 +136,26 @@ class MlxAutoTuner:
 
     # -- keeping -----------------------------------------------------------------------------------------------------
     def _known_or(
-        self, name: str, configs: Sequence[str], arrays: Sequence[Any], search: Callable[[], Benchmark], anew: bool
+        self,
+        name: str,
+        configs: Sequence[str],
+        arrays: Sequence[Any],
+        search: Callable[[], Benchmark],
+        look: Callable[[], Benchmark],
+        anew: bool,
     ) -> Benchmark:
+        """Return the known answer, or search. An answer of another process is checked once, by a short ``look``."""
         if not configs:
             raise InputError(f"there is no configuration of '{name}' to choose from")
         kinds = _kinds(arrays)
         known = None if anew else self._read(name, kinds)
         if known is not None and set(configs) == {*known.seconds, *known.failed}:
-            self.results[name, kinds] = known
-            return known
+            if (name, kinds) in self._checked or self._still_holds(known, look):
+                self._checked.add((name, kinds))
+                self.results[name, kinds] = known
+                return known
         found = self.results[name, kinds] = search()
+        self._checked.add((name, kinds))
         if self._store is not None:
             data = {"best": found.best, "seconds": found.seconds, "failed": found.failed}
             self._store.put(_key(name, kinds), {"tuned": json.dumps(data).encode()})
@@ -159,6 +172,12 @@ class MlxAutoTuner:
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
         return known if known.best in known.seconds else None
+
+    @staticmethod
+    def _still_holds(known: Benchmark, look: Callable[[], Benchmark]) -> bool:
+        """Whether a stored answer runs, and a short look finds nothing twice as fast."""
+        now = look().seconds
+        return known.best in now and min(now.values()) >= CHANGED * now[known.best]
 
     @staticmethod
     def _decided(name: str, times: Mapping[str, float], failed: dict[str, str]) -> Benchmark:
