@@ -51,6 +51,24 @@ def test_a_damaged_file_is_measured_anew(small, tmp_path, monkeypatch):
     assert module.calibration("numpy", tmp_path) is not None
 
 
+def test_estimate_that_calibrates_says_so(small, tmp_path, capsys, monkeypatch):
+    calibrate = module.calibrate
+    monkeypatch.setattr(module, "calibrate", lambda backend, **options: calibrate(backend, rounds=1, **options))
+    model = Model()
+    model += Linear(4)(input="x")
+    compiled = ml.compile(model, "numpy", shapes={"x": [2, 3]})
+    compiled.evaluate(compiled.randomize_params(0), {"x": np.ones((2, 3), np.float32)})
+    lines = []
+    ml.estimate(compiled, store=tmp_path, progress=lines.append)
+    assert lines[0].startswith("'numpy' was never calibrated") and lines[-1].startswith("calibrated 'numpy' in ")
+    assert capsys.readouterr().err == ""
+    ml.estimate(compiled, store=tmp_path, progress=lines.clear)
+    assert lines, "a stored calibration says nothing"
+    ml.estimate(compiled, store=tmp_path / "other")
+    told = capsys.readouterr().err
+    assert "ml.estimate: 'numpy' was never calibrated" in told and "round 1 of" in told and "compiling" not in told
+
+
 def test_estimates_name_layers_and_need_sizes(small, tmp_path):
     compiled, _ = compiled_of(32, 300)
     found = ml.estimate(compiled, store=tmp_path)

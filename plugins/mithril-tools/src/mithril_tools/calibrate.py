@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -85,19 +87,40 @@ def estimate(
     inputs: Mapping[str, Any] | None = None,
     *,
     store: Store | str | os.PathLike[str] | bool = True,
+    progress: Progress | None = None,
 ) -> Estimate:
-    """Seconds that a call will take, by layer, without running it. The backend is calibrated first where it never was.
+    """Estimate the seconds of a call, by layer, without running it.
 
-    ``inputs`` are arrays or shapes by name, needed where sizes were left open.
+    ``inputs`` are arrays or shapes by name, needed where sizes were left open. A backend that was never calibrated on
+    this machine is calibrated first, which takes a minute or more: ``progress`` is called with a line for each stage;
+    by default lines go to stderr.
     """
-    model = calibration(compiled.backend, store) or calibrate(compiled.backend, store=store)
     if not compiled.programs:
         raise InputError(
             "no program has been made yet, so there is nothing to estimate",
             hint="give shapes= to ml.compile, or run the model once",
         )
     shapes = {n: tuple(getattr(x, "shape", x)) for n, x in (inputs or {}).items()}
-    return model.estimate(compiled.concrete(compiled.programs[-1], shapes))
+    graph = compiled.concrete(compiled.programs[-1], shapes)
+    model = calibration(compiled.backend, store)
+    if model is None:
+        tell = progress or _to_stderr
+        name = compiled.backend.name
+        tell(f"'{name}' was never calibrated on this machine: measuring it once, which takes a minute or more")
+        start = time.perf_counter()
+        model = calibrate(compiled.backend, store=store, progress=progress or _rounds_to_stderr)
+        tell(f"calibrated '{name}' in {time.perf_counter() - start:.0f} s")
+    return model.estimate(graph)
+
+
+def _to_stderr(line: str) -> None:
+    print(f"ml.estimate: {line}", file=sys.stderr, flush=True)
+
+
+def _rounds_to_stderr(line: str) -> None:
+    """Print the rounds; the many models that are compiled before would flood a log."""
+    if line.startswith(("round", "warming")):
+        _to_stderr(line)
 
 
 # -- measuring ----------------------------------------------------------------------------------------------------

@@ -149,11 +149,11 @@ class MlxAutoTuner:
             raise InputError(f"there is no configuration of '{name}' to choose from")
         kinds = _kinds(arrays)
         known = None if anew else self._read(name, kinds)
-        if known is not None and set(configs) == {*known.seconds, *known.failed}:
-            if (name, kinds) in self._checked or self._still_holds(known, look):
-                self._checked.add((name, kinds))
-                self.results[name, kinds] = known
-                return known
+        is_answer = known is not None and set(configs) == {*known.seconds, *known.failed}
+        if known is not None and is_answer and ((name, kinds) in self._checked or self._still_holds(known, look)):
+            self._checked.add((name, kinds))
+            self.results[name, kinds] = known
+            return known
         found = self.results[name, kinds] = search()
         self._checked.add((name, kinds))
         if self._store is not None:
