@@ -66,7 +66,8 @@ class MlxBatchOptimizer:
         return best
 
     def _limit(self) -> int:
-        return self.memory_threshold if self.memory_threshold is not None else free_memory() // 2
+        free: int = free_memory() // 2
+        return free if self.memory_threshold is None else self.memory_threshold
 
     def _too_large(self, name: str, needed: int) -> MemoryLimitError:
         return MemoryLimitError(

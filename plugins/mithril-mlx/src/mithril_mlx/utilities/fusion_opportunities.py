@@ -14,9 +14,9 @@ from mithril.ir import Builder, Graph, Node, Value
 from mithril.passes.manager import random_arguments
 from mithril.rewrite import Rule, RuleSet
 from mithril_mlx.backend import MlxBackend
-from mithril_tools.cost_model import CostModel, size_of, worked
 from mithril_mlx.mlx_loader import mx
 from mithril_mlx.utilities.fusion import ELIMINATE
+from mithril_tools.cost_model import CostModel, size_of, worked
 
 PLAIN = BuildOptions(jit=False)
 

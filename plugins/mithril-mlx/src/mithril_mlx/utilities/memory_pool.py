@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend.memory_plan import human, nbytes, parse_bytes
+from mithril.backend.memory_plan import human, parse_bytes
 from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import InputError, MemoryLimitError, OptionError
 from mithril_mlx.mlx_loader import mx
@@ -266,8 +266,8 @@ def planned_bytes(compiled: Any, inputs: Mapping[str, Any] | None = None) -> int
     of the largest value are added, as long as there are as many.
     """
     report = compiled.memory_report(inputs)
-    largest = max((nbytes(v.type) for b in report.plan.buffers for v in b.values), default=0)
-    values = min(report.plan.total, report.plan.size + AHEAD * largest)
+    largest = max((size for _, size in report.largest), default=0)
+    values = min(report.values, report.workspace + AHEAD * largest)
     return int(report.inputs + report.parameters + report.state + values)
 
 

@@ -495,7 +495,7 @@ class Trainer(metaclass=CheckedType):
                 raise OptionError(
                     "resume='auto' requires a Checkpoint", hint='fit(..., callbacks=[ml.Checkpoint("run")])'
                 )
-            newest = next((path for folder in folders if (path := checkpoint.latest(folder))), None)
+            newest = next((found for folder in folders if (found := checkpoint.latest(folder))), None)
             if newest is not None:
                 self.load(newest)
             return
