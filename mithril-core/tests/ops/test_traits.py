@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mithril.base.registry import operations
 from mithril.ir import traits
 from mithril.ir.traits import sample_nodes
+from mithril_testing.traits import false_traits
 
 NODES = {name: nodes for name, o in operations().items() if (nodes := sample_nodes(o))}
 PRIMITIVE = {name for name, o in operations().items() if not o.composite}
@@ -75,3 +78,24 @@ def test_labels_name_an_operand():
     labels = {name: o.labels for name, o in operations().items() if o.labels}
     assert {"cross_entropy": "labels", "nll_loss": "labels", "embedding": "indices"}.items() <= labels.items()
     assert all(o.labels in o.operands for o in operations().values() if o.labels)
+
+
+@pytest.mark.parametrize("declared", [o for o in operations().values() if o.samples], ids=lambda o: o.name)
+def test_traits_hold(declared):
+    assert false_traits(declared) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "why"),
+    [
+        ("matmul", {"linear": "a b"}, "it is not linear in a and b"),
+        ("exp", {"linear": "x"}, "it is not linear in x"),
+        ("cumsum", {"moves": True}, "it does more than move them"),
+        ("sub", {"commutative": True}, "it is not commutative"),
+        ("take", {"labels": "index"}, "labels='index' is not an operand"),
+        ("tanh", {"precision": "small"}, "precision='small' is not low, follow or full"),
+    ],
+)
+def test_false_traits_are_found(name, change, why):
+    wrong = false_traits(replace(operations()[name], **change))
+    assert wrong and why in wrong[0]

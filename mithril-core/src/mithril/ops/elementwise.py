@@ -103,7 +103,7 @@ def _pow_vjp(g: Any, y: Any, a: Any, b: Any) -> tuple[Any, Any]:
 
 # -- one operand --------------------------------------------------------------------------------------------------
 #      name        reference      documentation                                       gradient
-neg = unary("neg", np.negative, "-x", dtype=numeric, vjp=lambda g, y, x: -g, samples=ANY)
+neg = unary("neg", np.negative, "-x", dtype=numeric, vjp=lambda g, y, x: -g, samples=ANY, linear="x")
 abs = unary("abs", np.abs, "Absolute value; the gradient at 0 is 0.", dtype=numeric,
             vjp=lambda g, y, x: g * sign(x), samples=ANY)  # fmt: skip
 sign = unary("sign", _sign, "-1, 0 or 1; nan of nan.", dtype=numeric, no_vjp=NO_STEPS, samples=ANY)
@@ -156,12 +156,13 @@ bitwise_not = unary(
 )
 
 # -- two operands -------------------------------------------------------------------------------------------------
-add = binary("add", np.add, "a + b", dtype=numeric, commutative=True, vjp=lambda g, y, a, b: (g, g),
+add = binary("add", np.add, "a + b", dtype=numeric, commutative=True, linear="a b", vjp=lambda g, y, a, b: (g, g),
              samples=PAIR + INT_PAIR)  # fmt: skip
-sub = binary("sub", np.subtract, "a - b", dtype=numeric, vjp=lambda g, y, a, b: (g, -g), samples=PAIR + INT_PAIR)
+sub = binary("sub", np.subtract, "a - b", dtype=numeric, vjp=lambda g, y, a, b: (g, -g), samples=PAIR + INT_PAIR,
+             linear="a b")  # fmt: skip
 mul = binary("mul", np.multiply, "a * b", dtype=numeric, commutative=True, vjp=lambda g, y, a, b: (g * b, g * a),
-             samples=PAIR + INT_PAIR)  # fmt: skip
-div = binary("div", np.divide, "a / b, of floats.", dtype=floating, promotes="float", flops=4,
+             linear="a | b", samples=PAIR + INT_PAIR)  # fmt: skip
+div = binary("div", np.divide, "a / b, of floats.", dtype=floating, promotes="float", flops=4, linear="a",
              vjp=lambda g, y, a, b: (g / b, -(g * y / b)), samples=(sample((3, 4), positive((3, 4))),
              sample((2, 1, 4), positive((3, 1)), label="broadcast")))  # fmt: skip
 floordiv = binary("floordiv", _floordiv, "a // b towards minus infinity; integers by 0 give 0.", dtype=numeric,

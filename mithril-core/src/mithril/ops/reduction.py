@@ -47,7 +47,14 @@ def _count(x: Any, axis: Any) -> Any:
     return product(x.shape[k] for k in axis)
 
 
-@op(shape=reduced, dtype=numeric, flops=per_input(1), samples=REDUCTIONS + INTEGERS, axes="*x -> *x~axis | x[axis] sum")
+@op(
+    shape=reduced,
+    dtype=numeric,
+    flops=per_input(1),
+    samples=REDUCTIONS + INTEGERS,
+    axes="*x -> *x~axis | x[axis] sum",
+    linear="x",
+)
 def sum(x, *, axis: Axes = None, keepdims: bool = False):
     """Sum over axes, accumulated in float32 at least; the dtype stays that of the operand."""
     return np.sum(wide(x), axis=axis, keepdims=keepdims, dtype=wide(x).dtype)
@@ -273,6 +280,7 @@ def sized(count: Any, dtype: Any) -> Any:
     promotes="float",
     samples=REDUCTIONS,
     axes="*x -> *x~axis | x[axis] mean",
+    linear="x",
 )
 def mean(x, *, axis: Axes = None, keepdims: bool = False):
     """Arithmetic mean over axes, accumulated in float32 at least; nan where there is nothing."""

@@ -27,6 +27,7 @@ from mithril_testing.axes import false_axes, missing_axes, too_strict, untried_a
 from mithril_testing.cases import Case, symbolic_graph
 from mithril_testing.differences import check_gradients, check_no_slope, cotangents, float_inputs, float_outputs
 from mithril_testing.selection import begin, record, selected
+from mithril_testing.traits import false_traits
 
 
 class OpConformance:
@@ -124,6 +125,11 @@ class OpConformance:
         if factors := too_strict(op):
             what = f"axes of '{op.name}': all samples split along {', '.join(factors)}, which is declared whole"
             warnings.warn(what, pytest.PytestWarning, stacklevel=1)
+
+    def test_traits(self, op: Op) -> None:
+        """Try the traits: linear operands, elements that only move, operands that can be exchanged."""
+        wrong = false_traits(op)
+        assert not wrong, "\n".join(wrong)
 
     def test_gradient(self, sample: Case) -> None:
         """Compare the gradient with differences in float64; where there is none, the results must not move."""

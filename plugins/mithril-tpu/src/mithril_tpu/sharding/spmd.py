@@ -16,12 +16,12 @@ from mithril.base.registry import operation
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Builder, Graph, Input, Node, Value
 from mithril.ir.core import NOWHERE
+from mithril.ir.traits import linear_in
 from mithril_tpu.partitioning.mesh import BLOCKS, Mesh, Split, base, blocks, whole
 from mithril_tpu.partitioning.rules import sizes
 from mithril_tpu.sharding.local_rules import Local, is_zero, local, own_places
 
 INDEX = "mesh/"  # inputs of this name hold a device's place along an axis
-_LINEAR = frozenset({"reshape", "transpose", "neg", "cast", "sum", "mean", "slice", "broadcast_to", "mesh.chunk_sum"})
 
 
 @dataclass(frozen=True)
@@ -237,20 +237,22 @@ class _Walk:
             return False
         if self.turns and self._is_once(node):
             return False
-        if node.op.name in _LINEAR:
-            return node.op.name != "cast" or (operands[0].dtype.is_float and node.result.dtype.is_float)
-        if node.op.name == "scatter_nd_add":
+        op: Any = node.op
+        if op.name == "cast":
+            return operands[0].dtype.is_float and node.result.dtype.is_float
+        if op.name == "scatter_nd_add":
             into = operands[0]
             return bool(waits[2]) and not (waits[0] or waits[1]) and is_zero(self.graph, into)
-        if node.op.name == "pad":
+        if op.name == "pad":
             return bool(node.attributes["mode"] == "constant" and node.attributes["value"] == 0)
-        if node.op.name in ("add", "sub", "concat"):
-            same = all(w == waits[0] for w in waits)
-            same = same and (node.op.name == "concat" or len({v.type for v in operands}) == 1)
+        if len(operands) == 1:
+            return bool(op.linear)
+        if op.variadic or op.linear == " ".join(op.operands):  # jointly: all operands wait for the same sums
+            same = bool(op.linear) and all(w == waits[0] for w in waits)
+            same = same and (not op.elementwise or len({v.type for v in operands}) == 1)
             return same and all(self.splits[v] == self.splits[operands[0]] for v in operands)
-        if node.op.name in ("mul", "div"):  # by a number that all devices have
-            return bool(waits[0]) and not waits[1] and operands[1].ndim == 0
-        return False
+        scaled = op.elementwise and len(operands) == 2 and linear_in(node, 0)  # by a number that all devices have
+        return bool(scaled and waits[0] and not waits[1] and operands[1].ndim == 0)
 
     def _linear(self, node: Node) -> None:
         waits = next(self.open[v] for v in node.operands if v in self.open)
