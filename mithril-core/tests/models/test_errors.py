@@ -125,9 +125,10 @@ def test_wrong_rank():
     model = Model()
     model |= Conv2d(3, 4, kernel_size=3)
     with pytest.raises(ShapeError) as error:
-        graph_of(model, {"input": f32(3, 8, 8)})
+        graph_of(model, {"input": f32(8, 8)})
     assert message(error, test_wrong_rank) == (
-        "the input has rank 3, expected 4\n  input f32[3, 8, 8]\n  expected [N, C, H, W]\n  layer 'conv2d' at FILE+2"
+        "the input has rank 2, expected 3 or 4\n  input f32[8, 8]\n"
+        "  expected [N, C, H, W] or [C, H, W]\n  layer 'conv2d' at FILE+2"
     )
 
 

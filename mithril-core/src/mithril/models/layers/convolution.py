@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from mithril import ops
@@ -11,7 +13,23 @@ from mithril.ir import Value
 from mithril.models.language.arguments import expect_rank, expect_size, in_and_out, paddings, per_axis, positive
 from mithril.models.language.layer import Layer
 
-LAYOUT = {1: "[N, C, L]", 2: "[N, C, H, W]", 3: "[N, C, D, H, W]"}
+Build = Callable[[Any, Value], Any]
+
+
+def or_one_image(build: Build) -> Build:
+    """Wrap ``build`` so that an input without the batch axis is one image, and the result as well."""
+
+    @wraps(build)
+    def built(layer: Any, x: Value) -> Any:
+        expect_rank(x, layer.rank + 1, layer.rank + 2, layout=LAYOUT[layer.rank])
+        if x.ndim == layer.rank + 2:
+            return build(layer, x)
+        return ops.squeeze(build(layer, ops.unsqueeze(x, axis=(0,))), axis=(0,))
+
+    return built
+
+
+LAYOUT = {1: "[N, C, L] or [C, L]", 2: "[N, C, H, W] or [C, H, W]", 3: "[N, C, D, H, W] or [C, D, H, W]"}
 
 
 class _Conv(Layer):
@@ -52,7 +70,6 @@ class _Conv(Layer):
         return ((None, self.in_channels, *(None,) * self.rank), None) if terminal == "input" else None
 
     def _channels(self, x: Value) -> Size:
-        expect_rank(x, self.rank + 2, layout=LAYOUT[self.rank])
         return expect_size(x, 1, self.in_channels, "channels")
 
     def _fan_in(self, channels: Size) -> Size:
@@ -66,6 +83,7 @@ class _Conv(Layer):
         b = self.param("bias", (self.out_channels,), f"fan_in_uniform(fan_in={fan_in})")
         return ops.add(y, ops.reshape(b, shape=(1, self.out_channels, *(1,) * self.rank)))
 
+    @or_one_image
     def build(self, x: Value) -> Any:
         per_group = self._channels(x) // self.groups
         fan_in = self._fan_in(per_group)
@@ -98,6 +116,7 @@ class _ConvTranspose(_Conv):
         super().__init__(*channels, **options)
         self.output_padding = per_axis(type(self).__name__, "output_padding", output_padding, self.rank, low=0)
 
+    @or_one_image
     def build(self, x: Value) -> Any:
         per_group = self.out_channels // self.groups
         fan_in = self._fan_in(per_group)  # torch counts the second axis of the weight
@@ -136,6 +155,7 @@ class ConvTranspose3d(_ConvTranspose):
 class DepthwiseConv2d(Layer):
     """A convolution of each channel by itself: ``DepthwiseConv2d(kernel_size=3, multiplier=1)``."""
 
+    rank = 2
     weights = ("weight", "bias")
 
     def __init__(
@@ -154,8 +174,8 @@ class DepthwiseConv2d(Layer):
                 facts=["accepted: channels, kernel_size, multiplier, stride, padding, dilation, bias"],
             )
 
+    @or_one_image
     def build(self, x: Value) -> Any:
-        expect_rank(x, 4, layout=LAYOUT[2])
         channels = expect_size(x, 1, self.channels, "channels")
         if not isinstance(channels, int):
             raise ModelError("DepthwiseConv2d needs a known number of channels", facts=[f"input {x.type}"])

@@ -6,9 +6,9 @@ from typing import Any
 
 from mithril import ops
 from mithril.ir import Value
-from mithril.models.language.arguments import expect_rank, paddings, per_axis
+from mithril.models.language.arguments import paddings, per_axis
 from mithril.models.language.layer import Layer
-from mithril.models.layers.convolution import LAYOUT
+from mithril.models.layers.convolution import or_one_image
 
 
 class _MaxPool(Layer):
@@ -21,8 +21,8 @@ class _MaxPool(Layer):
         self.dilation = per_axis(title, "dilation", dilation, self.rank)
         self.padding = paddings(title, padding, self.kernel, self.dilation)
 
+    @or_one_image
     def build(self, x: Value) -> Any:
-        expect_rank(x, self.rank + 2, layout=LAYOUT[self.rank])
         return ops.max_pool(x, kernel=self.kernel, stride=self.stride, padding=self.padding, dilation=self.dilation)
 
 
@@ -54,8 +54,8 @@ class _AvgPool(Layer):
         self.padding = paddings(title, padding, self.kernel, (1,) * self.rank)
         self.count_include_pad = count_include_pad
 
+    @or_one_image
     def build(self, x: Value) -> Any:
-        expect_rank(x, self.rank + 2, layout=LAYOUT[self.rank])
         return ops.avg_pool(
             x,
             kernel=self.kernel,
@@ -90,8 +90,8 @@ class _AdaptivePool(Layer):
     def __init__(self, size: Any) -> None:
         self.size = per_axis(type(self).__name__, "size", size, self.rank)
 
+    @or_one_image
     def build(self, x: Value) -> Any:
-        expect_rank(x, self.rank + 2, layout=LAYOUT[self.rank])
         return getattr(ops, self.op_name)(x, size=self.size)
 
 
@@ -123,8 +123,8 @@ class _GlobalPool(Layer):
     rank = 0
     op_name = ""
 
+    @or_one_image
     def build(self, x: Value) -> Any:
-        expect_rank(x, self.rank + 2, layout=LAYOUT[self.rank])
         pooled = getattr(ops, self.op_name)(x)
         return ops.reshape(pooled, shape=x.shape[:2])
 
