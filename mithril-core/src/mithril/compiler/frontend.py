@@ -39,6 +39,8 @@ class InputDeclaration(Protocol):
     def where(self) -> str: ...  # the layer that reads it first, and the user's line
     @property
     def required(self) -> bool: ...
+    @property
+    def alike(self) -> str: ...  # a connection of nearly the same name that a layer produces, or ""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ class Declared:
     """An input of the graph."""
 
     required = True
+    alike = ""
 
     def __init__(self, declared: Input) -> None:
         self.name = declared.name

@@ -17,8 +17,8 @@ import numpy as np
 from mithril.base.dims import Shape
 from mithril.base.dtypes import DType
 from mithril.base.guards import Guard
+from mithril.base.operator_overloads import Operators
 from mithril.base.tensor_type import TensorType
-from mithril.ir.operator_overloads import Operators
 
 Attributes = Mapping[str, Any]
 ROLES = ("input", "param", "state", "constant")

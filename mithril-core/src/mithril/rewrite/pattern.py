@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mithril.base.errors import MithrilError, RewriteError
-from mithril.ir.operator_overloads import Operators
+from mithril.base.operator_overloads import Operators
 
 
 class Placeholder(Operators):

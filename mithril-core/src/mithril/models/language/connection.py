@@ -12,8 +12,8 @@ import numpy as np
 
 from mithril.base.dtypes import DType, dtype as as_dtype
 from mithril.base.errors import ModelError, closest
+from mithril.base.operator_overloads import Operators
 from mithril.base.registry import operation
-from mithril.ir.operator_overloads import Operators
 from mithril.models.language.source_location import NOWHERE, Place, here
 from mithril.models.language.symbolic_sizes import ShapeOf
 

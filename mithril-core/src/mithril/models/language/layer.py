@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from typing import Any
 
-from mithril.base.checked_calls import mismatch
 from mithril.base.errors import ModelError
 from mithril.base.fingerprint import fields
 from mithril.ir import Value
 from mithril.models.language.connection import Connections, Step, snake_case
 from mithril.models.language.source_location import NOWHERE, Place, caller, here
 from mithril.models.language.trace_context import Context, active
+from mithril.runtime.checked_calls import mismatch
 
 
 class LayerType(type):

@@ -78,7 +78,8 @@ class MlxBatchOptimizer:
     def find_model_batch_size(self, compiled: Any, inputs: Mapping[str, Any], *, most: int = 1024) -> int:
         """The same for a compiled model: its memory is taken from the memory plan, its calls are timed."""
         limit = None if self.memory_threshold is None else f"{self.memory_threshold}B"
-        choice = self.choices[compiled.name] = ml.find_batch_size(compiled, inputs, memory=limit, most=most)
+        choice: BatchChoice = ml.find_batch_size(compiled, inputs, memory=limit, most=most)
+        self.choices[compiled.name] = choice
         return choice.best
 
     def _fits(self, name: str, most: int, memory: Callable[[int], int]) -> int:

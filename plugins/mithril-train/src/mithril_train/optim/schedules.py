@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from mithril.base.annotations import Least, Positive
-from mithril.base.checked_calls import CheckedType
 from mithril.base.errors import OptionError
+from mithril.runtime.checked_calls import CheckedType
 
 Rate = Annotated[float, Least(0)]
 

@@ -22,6 +22,13 @@ def _operator(name: str, *, swap: bool = False) -> Any:
     return apply
 
 
+def _reduction(name: str) -> Any:
+    def apply(self: Any, axis: Any = None, keepdims: bool = False, **attributes: Any) -> Any:
+        return operation(name)(self, axis=axis, keepdims=keepdims, **attributes)
+
+    return apply
+
+
 class Operators:
     """Arithmetic, comparison, indexing and methods by the operations of the same name: ``x.sum(axis=1)``, ``x.relu()``.
 
@@ -93,23 +100,8 @@ class Operators:
     def T(self) -> Any:
         return self.transpose()
 
-    def sum(self, axis: Any = None, keepdims: bool = False) -> Any:
-        return operation("sum")(self, axis=axis, keepdims=keepdims)
-
-    def mean(self, axis: Any = None, keepdims: bool = False) -> Any:
-        return operation("mean")(self, axis=axis, keepdims=keepdims)
-
-    def max(self, axis: Any = None, keepdims: bool = False) -> Any:
-        return operation("max")(self, axis=axis, keepdims=keepdims)
-
-    def min(self, axis: Any = None, keepdims: bool = False) -> Any:
-        return operation("min")(self, axis=axis, keepdims=keepdims)
-
-    def prod(self, axis: Any = None, keepdims: bool = False) -> Any:
-        return operation("prod")(self, axis=axis, keepdims=keepdims)
-
-    def var(self, axis: Any = None, keepdims: bool = False, ddof: int = 0) -> Any:
-        return operation("var")(self, axis=axis, keepdims=keepdims, ddof=ddof)
+    sum, mean, prod = _reduction("sum"), _reduction("mean"), _reduction("prod")
+    max, min, var = _reduction("max"), _reduction("min"), _reduction("var")
 
     def astype(self, dtype: Any) -> Any:
         """The same elements in another dtype."""
