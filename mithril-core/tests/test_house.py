@@ -33,8 +33,10 @@ LONGEST_FILE = 500
 
 
 def modules(source: Path) -> dict[str, Path]:
-    """Return the modules below a ``src`` directory by dotted name."""
-    files = (path for path in source.rglob("*.py") if "new_plugin" not in path.relative_to(source).parts[:-1])
+    """Return the modules of this project below a directory by dotted name."""
+    files = (
+        path for path in source.glob("mithril*/**/*.py") if "new_plugin" not in path.relative_to(source).parts[:-1]
+    )
     return {".".join(p.relative_to(source).with_suffix("").parts).removesuffix(".__init__"): p for p in files}
 
 
@@ -90,7 +92,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     return sorted(components)
 
 
-CORE_MODULES = modules(CORE.parent)
+CORE_MODULES = {m: p for m, p in modules(CORE.parent).items() if m.split(".")[0] == "mithril"}
 CORE_EDGES = edges(CORE_MODULES)
 
 
