@@ -12,6 +12,7 @@ import tomllib
 import pytest
 from click.testing import CliRunner
 
+from mithril.base import registry
 from mithril.plugins.loader import HOOKS
 from mithril_tools import cli
 from mithril_tools.cli.new_plugin import KINDS, facts, render
@@ -95,8 +96,15 @@ def test_nothing_is_overwritten(tmp_path):
     assert "exists already" in generate(tmp_path, "target", "board", code=1)
 
 
-def test_operations_that_exist_are_not_declared_again(tmp_path):
-    assert "there is an operation 'tanh' already" in generate(tmp_path, "op", "tanh", code=2)
+def test_operations_that_exist_are_not_declared_again(tmp_path, monkeypatch):
+    monkeypatch.setitem(registry._operations, "acme.soft_clip", registry.operation("tanh"))
+    assert "there is an operation 'acme.soft_clip' already" in generate(tmp_path, "op", "acme", code=2)
+
+
+def test_operations_of_third_parties_have_names_of_their_own(tmp_path):
+    generate(tmp_path, "op", "tanh")
+    text = (tmp_path / "mithril-tanh" / "src" / "mithril_tanh" / "ops.py").read_text()
+    assert 'name="tanh.soft_clip"' in text
 
 
 def test_unknown_kind(tmp_path):

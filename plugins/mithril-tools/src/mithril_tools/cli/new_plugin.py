@@ -22,10 +22,10 @@ KINDS = {
         'It is used by name, `ml.compile(model, "{name}")`, or as `ml.{cls}Backend()`.',
     ),
     "op": (
-        "The operation {ident} for mithril.",
+        "The operation {ident}.soft_clip for mithril.",
         [],
         ["mithril-numpy{core}"],
-        "It is used like any other: `ml.ops.{ident}(x)` on values, arrays and connections.",
+        "`from {package}.ops import soft_clip`, then `soft_clip(x)` on values, arrays and connections.",
     ),
     "pass": (
         "The {name} pass for mithril.",
@@ -122,8 +122,8 @@ def new_plugin(kind: str, name: str, into: Path) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         raise click.BadParameter("use lower-case letters and digits, words joined by dashes", param_hint="NAME")
     words = facts(kind, name)
-    if kind == "op" and taken(words["ident"]):
-        raise click.BadParameter(f"there is an operation '{words['ident']}' already", param_hint="NAME")
+    if kind == "op" and taken(f"{words['ident']}.soft_clip"):
+        raise click.BadParameter(f"there is an operation '{words['ident']}.soft_clip' already", param_hint="NAME")
     if home := owner(words["distribution"], name):
         raise click.BadParameter(f"{home} has that name", param_hint="NAME")
     folder = into / words["distribution"]
