@@ -99,3 +99,9 @@ def test_traits_hold(declared):
 def test_false_traits_are_found(name, change, why):
     wrong = false_traits(replace(operations()[name], **change))
     assert wrong and why in wrong[0]
+
+
+def test_activations():
+    names = """relu relu6 leaky_relu elu celu selu gelu silu mish sigmoid log_sigmoid softplus softsign tanh hard_tanh
+    hard_sigmoid hard_swish"""
+    assert {o.activation for o in operations().values() if o.activation} == words(names)

@@ -31,7 +31,7 @@ ANY = (sample((3, 4)), sample(Arr((2, 5), low=-12.0, high=12.0), label="wide"))
 
 
 # -- rectifiers ---------------------------------------------------------------------------------------------------
-@composite(elementwise=True, promotes="same", flops=1, samples=ANY)
+@composite(elementwise=True, promotes="same", flops=1, samples=ANY, activation="relu")
 def relu(x):
     """max(x, 0); the gradient at 0 is 0."""
     return maximum(x, 0)
@@ -42,7 +42,7 @@ def _(g, y, x):
     return (where(greater(y, 0), g, 0.0),)  # of the result, so that x need not be kept
 
 
-@composite(elementwise=True, promotes="same", flops=2, samples=ANY, precision="follow")
+@composite(elementwise=True, promotes="same", flops=2, samples=ANY, precision="follow", activation="relu6")
 def relu6(x):
     """x between 0 and 6."""
     return clip(x, low=0.0, high=6.0)
@@ -59,6 +59,7 @@ def _(g, y, x):
     flops=2,
     samples=[*ANY, sample((3, 4), slope=0.2, label="slope")],
     precision="follow",
+    activation="leaky_relu",
 )
 def leaky_relu(x, *, slope: float = 0.01):
     """x, times slope where negative."""
@@ -84,6 +85,7 @@ def prelu(x, slope):
     flops=14,
     samples=[*ANY, sample((3, 4), alpha=0.5, label="alpha")],
     precision="follow",
+    activation="elu",
 )
 def elu(x, *, alpha: float = 1.0):
     """x, or alpha * (exp(x) - 1) where negative."""
@@ -97,7 +99,13 @@ def _(g, y, x, *, alpha):
     return (where(greater(x, 0.0), g, g * exp(minimum(x, 0.0)) * alpha),)
 
 
-@composite(elementwise=True, promotes="float", flops=14, samples=[*ANY, sample((3, 4), alpha=0.5, label="alpha")])
+@composite(
+    elementwise=True,
+    promotes="float",
+    flops=14,
+    samples=[*ANY, sample((3, 4), alpha=0.5, label="alpha")],
+    activation="celu",
+)
 def celu(x, *, alpha: float = 1.0):
     """x, or alpha * (exp(x / alpha) - 1) where negative: smooth for every alpha."""
     from mithril.ops.elementwise import expm1
@@ -105,25 +113,25 @@ def celu(x, *, alpha: float = 1.0):
     return where(greater(x, 0.0), x, expm1(minimum(x, 0.0) * (1.0 / alpha)) * alpha)
 
 
-@composite(elementwise=True, promotes="float", flops=15, samples=ANY, precision="follow")
+@composite(elementwise=True, promotes="float", flops=15, samples=ANY, precision="follow", activation="selu")
 def selu(x):
     """The self-normalising elu."""
     return elu(x, alpha=1.6732632423543772) * 1.0507009873554805
 
 
-@composite(elementwise=True, promotes="float", flops=3, samples=ANY, precision="follow")
+@composite(elementwise=True, promotes="float", flops=3, samples=ANY, precision="follow", activation="hard_tanh")
 def hard_tanh(x, *, low: float = -1.0, high: float = 1.0):
     """x between two bounds."""
     return clip(x, low=low, high=high)
 
 
-@composite(elementwise=True, promotes="float", flops=4, samples=ANY, precision="follow")
+@composite(elementwise=True, promotes="float", flops=4, samples=ANY, precision="follow", activation="hard_sigmoid")
 def hard_sigmoid(x):
     """clip(x / 6 + 1/2, 0, 1)"""
     return clip(x * (1.0 / 6.0) + 0.5, low=0.0, high=1.0)
 
 
-@composite(elementwise=True, promotes="float", flops=5, samples=ANY, precision="follow")
+@composite(elementwise=True, promotes="float", flops=5, samples=ANY, precision="follow", activation="hard_swish")
 def hard_swish(x):
     """x times hard_sigmoid(x)."""
     return x * clip(x * (1.0 / 6.0) + 0.5, low=0.0, high=1.0)
@@ -136,7 +144,7 @@ def softshrink(x, *, bound: float = 0.5):
 
 
 # -- sigmoids -----------------------------------------------------------------------------------------------------
-@composite(elementwise=True, promotes="float", flops=16, samples=ANY, precision="follow")
+@composite(elementwise=True, promotes="float", flops=16, samples=ANY, precision="follow", activation="sigmoid")
 def sigmoid(x):
     """1 / (1 + exp(-x)); exp never overflows into the result."""
     return reciprocal(exp(-x) + 1.0)
@@ -147,13 +155,13 @@ def _(g, y, x):
     return (g * y * (1.0 - y),)
 
 
-@composite(elementwise=True, promotes="float", flops=28, samples=ANY)
+@composite(elementwise=True, promotes="float", flops=28, samples=ANY, activation="log_sigmoid")
 def log_sigmoid(x):
     """log(sigmoid(x)), exact for large negative x."""
     return -softplus(-x)
 
 
-@composite(elementwise=True, promotes="float", flops=28, samples=ANY)
+@composite(elementwise=True, promotes="float", flops=28, samples=ANY, activation="softplus")
 def softplus(x):
     """log(1 + exp(x)) without overflow."""
     return maximum(x, 0.0) + log1p(exp(-abs_(x)))
@@ -164,13 +172,13 @@ def _(g, y, x):
     return (g * sigmoid(x),)
 
 
-@composite(elementwise=True, promotes="float", flops=6, samples=ANY)
+@composite(elementwise=True, promotes="float", flops=6, samples=ANY, activation="softsign")
 def softsign(x):
     """x / (1 + |x|)"""
     return x / (abs_(x) + 1.0)
 
 
-@composite(elementwise=True, promotes="float", flops=18, samples=ANY, precision="follow")
+@composite(elementwise=True, promotes="float", flops=18, samples=ANY, precision="follow", activation="silu")
 def silu(x):
     """x times sigmoid(x)."""
     return x * sigmoid(x)
@@ -182,7 +190,7 @@ def _(g, y, x):
     return (g * (s + y * (1.0 - s)),)
 
 
-@composite(elementwise=True, promotes="float", flops=45, samples=ANY)
+@composite(elementwise=True, promotes="float", flops=45, samples=ANY, activation="mish")
 def mish(x):
     """x times tanh(softplus(x))."""
     return x * tanh(softplus(x))
@@ -195,6 +203,7 @@ def mish(x):
     tolerance=2.0,
     samples=[*ANY, sample((3, 4), approximate="tanh", label="tanh")],
     precision="follow",
+    activation="gelu",
 )
 def gelu(x, *, approximate: str = "none"):
     """x times the normal distribution function: exact by erf, or approximately by tanh."""

@@ -128,6 +128,7 @@ tanh = unary(
     vjp=lambda g, y, x: g * (1.0 - y * y),
     samples=ANY,
     precision="follow",
+    activation="tanh",
 )
 asinh = unary("asinh", np.arcsinh, "Inverse hyperbolic sine.", flops=18,
               vjp=lambda g, y, x: g * rsqrt(x * x + 1.0), samples=ANY)  # fmt: skip

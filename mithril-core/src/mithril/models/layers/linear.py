@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from mithril import ops
-from mithril.base.errors import ModelError
+from mithril.base.errors import ModelError, unknown
+from mithril.base.registry import operation
 from mithril.ir import Value
 from mithril.models.language.arguments import expect_size, in_and_out, positive
 from mithril.models.language.layer import Layer
-from mithril.models.layers.operation_layers import Gelu, Relu, Sigmoid, Silu, Tanh
-
-ACTIVATIONS: dict[str, Any] = {"relu": Relu, "gelu": Gelu, "silu": Silu, "tanh": Tanh, "sigmoid": Sigmoid}
+from mithril.models.layers import operation_layers
+from mithril.models.layers.operation_layers import OperationLayer
 
 
 class Linear(Layer):
@@ -55,11 +55,15 @@ class Embedding(Layer):
 
 
 def activation_layer(name: str) -> Layer:
-    """The activation layer of a name."""
-    if name not in ACTIVATIONS:
-        raise ModelError(f"unknown activation '{name}'", facts=[f"known: {', '.join(ACTIVATIONS)}"])
-    made: Layer = ACTIVATIONS[name]()
-    return made
+    """Return the layer of an operation that declares itself an activation of this name."""
+    classes = [c for c in vars(operation_layers).values() if isinstance(c, type) and issubclass(c, OperationLayer)]
+    layers = {operation(c.op_name).activation: c for c in classes if c.op_name}
+    layers.pop(None, None)
+    if name not in layers:
+        what, facts, hint = unknown("activation", name, sorted(layers))
+        raise ModelError(what, facts=facts, hint=hint)
+    layer: Layer = layers[name]()
+    return layer
 
 
 class MLP(Layer):

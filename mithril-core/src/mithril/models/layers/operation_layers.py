@@ -8,7 +8,6 @@ from mithril.base.errors import ModelError
 from mithril.base.registry import operation
 from mithril.models.language.layer import Layer, LayerType
 
-INTEGER_LABELS = ("cross_entropy", "nll_loss")
 TERMINALS = {("x",): ("input",), ("a", "b"): ("left", "right")}
 
 
@@ -36,7 +35,7 @@ class OperationLayer(Layer):
         self.outputs = ("output",) if len(op.results) == 1 else op.results
 
     def expects(self, terminal: str) -> Any:
-        return (None, "int32") if terminal == "labels" and self.op_name in INTEGER_LABELS else None
+        return (None, "int32") if terminal == operation(self.op_name).labels else None
 
     def build(self, *values: Any) -> Any:
         from mithril.ir import Value

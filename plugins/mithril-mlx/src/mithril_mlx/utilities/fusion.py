@@ -11,33 +11,14 @@ import numpy as np
 from mithril.base.decisions import Decisions
 from mithril.base.errors import InputError, MithrilError, UnsupportedError
 from mithril.ir import Graph
+from mithril.ops import activations
 from mithril.rewrite import Rule, RuleSet, rule
 from mithril_mlx.metal import metal_kernel
 from mithril_mlx.mlx_loader import mx
 from mithril_mlx.utilities.op_chain import arrays_for, build, chain, known, takes, type_of
 from mithril_tools.diff import relative_error
 
-ACTIVATIONS = frozenset(
-    {
-        "relu",
-        "relu6",
-        "leaky_relu",
-        "elu",
-        "celu",
-        "selu",
-        "gelu",
-        "silu",
-        "mish",
-        "sigmoid",
-        "log_sigmoid",
-        "softplus",
-        "softsign",
-        "tanh",
-        "hard_tanh",
-        "hard_sigmoid",
-        "hard_swish",
-    }
-)
+ACTIVATIONS = frozenset(op.name for op in vars(activations).values() if getattr(op, "activation", None))
 Implementation = Callable[[list[Any]], Any]
 
 

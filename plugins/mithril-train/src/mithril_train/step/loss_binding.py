@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mithril.base.errors import MithrilError, OperationError, OptionError, closest, unknown
-from mithril.base.registry import operation
+from mithril.base.registry import operation, operations
 from mithril.ir import Value
 from mithril.models import AUC, Accuracy, Layer, MeanAbsoluteError, MeanSquaredError, Metric, Perplexity, R2Score
 
@@ -99,7 +99,7 @@ def _is_value(x: Any) -> bool:
     return isinstance(x, Value)
 
 
-# Metrics without arguments, and the operations that are losses: what a word may mean, and what an error lists.
+# Metrics without arguments, by the words that name them.
 METRICS: Mapping[str, type[Layer]] = {
     "accuracy": Accuracy,
     "auc": AUC,
@@ -108,18 +108,6 @@ METRICS: Mapping[str, type[Layer]] = {
     "perplexity": Perplexity,
     "r2_score": R2Score,
 }
-LOSSES = (
-    "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
-    "cross_entropy",
-    "hinge_loss",
-    "huber_loss",
-    "kl_div",
-    "l1_loss",
-    "mse_loss",
-    "nll_loss",
-    "smooth_l1_loss",
-)
 
 
 # Metrics whose threshold depends on the kind of outputs: probabilities or logits.
@@ -129,8 +117,20 @@ SHORT = {
     "bce": "binary_cross_entropy",
     "mae": "mean_absolute_error",
     "r2": "r2_score",
-    **{name.removesuffix("_loss"): name for name in LOSSES},
 }
+
+
+def losses() -> list[str]:
+    """Return the operations that compare two operands and reduce, third parties' as well."""
+    return [name for name, op in operations().items() if len(op.operands) == 2 and "reduction" in op.attributes]
+
+
+def _loss(word: str) -> Any:
+    """Return the operation of a name, which may lack its ending: ``mse`` is ``mse_loss``."""
+    try:
+        return operation(word)
+    except OperationError:
+        return operation(f"{word}_loss")
 
 
 def as_measure(given: Any, name: str = "") -> Measure:
@@ -142,9 +142,9 @@ def as_measure(given: Any, name: str = "") -> Measure:
         if word in METRICS:
             return as_measure(METRICS[word](), name or given)
         try:
-            return as_measure(operation(word), name or given)
+            return as_measure(_loss(word), name or given)
         except OperationError:
-            what, facts, hint = unknown("loss or metric", given, [*LOSSES, *METRICS])
+            what, facts, hint = unknown("loss or metric", given, [*losses(), *METRICS])
             if given in THRESHOLDED:
                 hint = f"metrics=ml.models.{THRESHOLDED[given]}(threshold=0.5) for probabilities, 0.0 for logits"
             raise OptionError(what, facts=facts, hint=hint) from None
