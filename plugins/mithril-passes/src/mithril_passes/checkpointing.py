@@ -117,6 +117,9 @@ class Recompute:
             self.segment[k] = at
         self.last = at
         self.kept = self._kept()
+        self.pending = set(self.backward)
+        self.late: set[Value | None] = {v for v, k in self.made.items() if self.segment[k] == self.last}
+        self.late.update(i.value for i in graph.inputs if i.name.startswith("grad/"))  # and all that depends on these
         self.copies: dict[Value, Value] = {}
         self.barriers: dict[tuple[Value, int], Value] = {}
         self.out: list[Node] = []
@@ -139,6 +142,9 @@ class Recompute:
                 self._again(segment, needed, node)
             operands = tuple(self.copies.get(v, v) if v is not None else None for v in node.operands)
             self.out.append(node if operands == node.operands else node.replaced(operands=operands))
+            self.pending.discard(node)
+            if any(v in self.late for v in node.operands):
+                self.late.update(node.results)
         outputs = tuple(self.copies.get(v, v) if v not in self.made else v for v in self.graph.outputs)
         return self.graph.replaced(nodes=(*self.forward, *self.out), outputs=outputs)
 
@@ -170,10 +176,11 @@ class Recompute:
         after = self._after(reader)
         behind: dict[Value, Value] = {}
         if given:
-            held = [*given, *after]
+            held = [*given, *(self.copies.get(v, v) for v in after)]
             results = tuple(Value(f"{v.name}_again", v.type) for v in held)
             self.out.append(Node(operation("barrier"), tuple(held), {}, results, (), reader.origin, REMAT))
             behind = dict(zip(given, results, strict=False))
+            self.copies.update(zip(after, results[len(given) :], strict=True))  # unread, it would go
         for node in nodes:
             results = tuple(Value(f"{v.name}_again", v.type) for v in node.results)
             self.copies.update((v, r) for v, r in zip(node.results, results, strict=True) if v not in self.kept)
@@ -182,11 +189,21 @@ class Recompute:
             self.out.append(node.replaced(operands=operands, results=results, tags={**node.tags, **REMAT}))
 
     def _after(self, reader: Node) -> list[Value]:
-        """A value of the backward part that is there only when the reader's turn has come."""
-        own = [v for v in reader.operands if v is not None and v not in self.made and v not in self.graph.input_of]
-        before = [v for n in reversed(self.out[-8:]) for v in n.results if n.tags.get("phase") == "backward"]
+        """Return a cotangent that exists only when the reader's turn has come: a transposed weight exists at once."""
+        own = [v for v in reader.operands if v in self.late and v not in self.made]
+        before = [v for n in reversed(self.out) for v in n.results if v in self.late]
         cotangents = [i.value for i in self.graph.inputs if i.name.startswith("grad/")]
-        return [*own, *before, *cotangents][:1]
+        awaited = [v for v in dict.fromkeys([*own, *before, *cotangents]) if self._is_awaited(v)]
+        return [v for v in awaited if not self._is_turned(v)][:1] or awaited[:1]
+
+    def _is_awaited(self, value: Value) -> bool:
+        """Whether something that is still to be written reads the value."""
+        return any(user in self.pending for user in self.graph.users.get(value, ()))
+
+    def _is_turned(self, value: Value) -> bool:
+        """Whether the value is a transposed one, which a barrier would make a copy of."""
+        node = self.graph.producers.get(value)
+        return node is not None and node.op.name == "transpose"
 
     def _is_scalar(self, value: Value) -> bool:
         node = self.graph.producers.get(value)
