@@ -267,7 +267,7 @@ def test_rows_are_ready_for_a_table(core):
         "default": "None",
         "owner": "mithril-core",
         "aliases": ["hints.inference_priority"],
-        "help": "What matters more: many items per second, or one item soon.",
+        "help": "Throughput joins products of one operand; latency leaves them apart and rounds no batches up.",
     }
 
 

@@ -154,7 +154,7 @@ def test_an_open_size_is_held_to_the_limit_at_each_call(backend):
 
 
 def test_xla_frees_what_is_recomputed_in_a_perceptron():
-    """The barrier holds a cotangent that later nodes read: held by a transposed weight, or unread, XLA would pass it."""
+    """The barrier holds a cotangent that later nodes read: XLA passes one of a transposed weight, or an unread one."""
     needed = []
     for checkpointing in (False, True):
         model = Model()

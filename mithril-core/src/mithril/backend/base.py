@@ -56,10 +56,12 @@ class BuildOptions:
         *,
         inference: bool = False,
         decisions: Decisions | None = None,
+        part: str = "",
         **given: Any,
     ) -> None:
         self.settings = {**DEFAULTS, **given} if settings is None else settings
         self.inference = inference
+        self.part = part  # "gradients" or "training", in the names of files
         self.decisions = decisions if decisions is not None else Decisions()
 
     @property
@@ -100,7 +102,10 @@ class BuildOptions:
 
     @property
     def file_path(self) -> str | Path | None:
-        return self.settings["file_path"]  # type: ignore[no-any-return]
+        path = self.settings["file_path"]
+        if path is None or not self.part:
+            return path  # type: ignore[no-any-return]
+        return Path(path).with_name(f"{Path(path).stem}.{self.part}{Path(path).suffix}")
 
     @property
     def template_path(self) -> str | Path | None:

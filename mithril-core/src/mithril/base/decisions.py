@@ -11,7 +11,7 @@ from mithril.base.errors import OptionWarning, StrictError
 
 # Kinds that strict=True turns into errors: something the user asked for, or would expect, is not what happens.
 STRICT_KINDS = frozenset({"fallback", "ignored", "downgrade"})
-KINDS = STRICT_KINDS | {"choice", "cast", "assumed", "specialised"}
+KINDS = STRICT_KINDS | {"choice", "cast", "assumed", "deferred", "specialised"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,10 @@ class Decisions:
         self.strict = strict
         self._made: dict[Decision, None] = {}
 
-    def record(self, kind: str, message: str, where: object = "", *, warning: type[Warning] = OptionWarning) -> None:
-        """Record a decision; under ``strict`` those of ``STRICT_KINDS`` raise instead."""
+    def record(
+        self, kind: str, message: str, where: object = "", *, warning: type[Warning] = OptionWarning, warn: bool = False
+    ) -> None:
+        """Record a decision; under ``strict`` those of ``STRICT_KINDS`` raise instead; ``warn`` shows any kind."""
         if kind not in KINDS:
             raise ValueError(f"unknown kind of decision '{kind}'; known: {', '.join(sorted(KINDS))}")
         decision = Decision(kind, message, str(where))
@@ -47,7 +49,7 @@ class Decisions:
                 facts=[str(where)],
                 hint="change what is said above, or compile without strict=True to have it only recorded",
             )
-        if kind == "ignored" and decision not in self._made:
+        if (kind == "ignored" or warn) and decision not in self._made:
             warnings.warn(f"{message}{f' ({where})' if str(where) else ''}", warning, _level())
         self._made[decision] = None
 

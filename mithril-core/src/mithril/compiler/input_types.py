@@ -139,5 +139,6 @@ def _unknown(spec: InputSpec) -> Exception:
         f"Cannot infer shape for tensor '{spec.name}'",
         facts=[spec.where],
         hint=spec.misspelling
-        or f"give it when compiling, shapes={{'{spec.name}': [None, ...]}}, or run the model on data first",
+        or f"give it when compiling, shapes={{'{spec.name}': [None, ...]}}, or call the model on data first: "
+        f"compiled.randomize_params(inputs={{'{spec.name}': x}})",
     )

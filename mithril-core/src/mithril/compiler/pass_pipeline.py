@@ -33,6 +33,7 @@ def chosen(settings: Mapping[str, Any], context: CompileContext) -> list[Any]:
     """The passes of one compilation by name, the user's own as they are; nothing is imported, names are checked."""
     names = level_passes(context.level)
     names += [n for n in dict.fromkeys((*context.backend.passes, *asked_for(settings))) if n not in names]
+    names = _prioritized(names, settings["optimize_for"], context)
     for name, wanted in switches(settings["optimizations"]).items():
         if wanted and name not in names:
             names.append(name)
@@ -51,6 +52,20 @@ def chosen(settings: Mapping[str, Any], context: CompileContext) -> list[Any]:
             custom(one)
     _record_providers(names, context)
     return passes
+
+
+def _prioritized(names: list[str], priority: str | None, context: CompileContext) -> list[str]:
+    """Add the passes that favor what ``optimize_for`` names, and leave out those that favor the other."""
+    if priority is None:
+        return names
+    favored = {name: found.spec.favors for name, found in plugins.passes().items() if found.spec.favors}
+    chosen = [n for n in names if favored.get(n, priority) == priority]
+    chosen += [n for n, favors in favored.items() if favors == priority and n not in chosen]
+    added, dropped = sorted(set(chosen) - set(names)), sorted(set(names) - set(chosen))
+    what = [f"with {', '.join(added)}"] * bool(added) + [f"without {', '.join(dropped)}"] * bool(dropped)
+    text = ", ".join(what) or "the passes of this level are those for it"
+    context.decisions.record("choice", f"optimize_for='{priority}': {text}")
+    return chosen
 
 
 def _record_providers(names: Iterable[str], context: CompileContext) -> None:

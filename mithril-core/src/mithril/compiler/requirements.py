@@ -92,6 +92,18 @@ def note_planning(settings: Mapping[str, Any], backend: Backend, decisions: Deci
         )
 
 
+FILES = ("file_path", "dump_graph", "visualize", "save_intermediates", "profile_output", "cache")
+
+
+def note_deferred(settings: Mapping[str, Any], decisions: Decisions) -> None:
+    """Record files that are written with the first program, which waits for the shapes of a call."""
+    values = settings.peek() if hasattr(settings, "peek") else settings
+    if asked := [name for name in FILES if values.get(name)]:
+        decisions.record(
+            "deferred", f"{', '.join(asked)}: written at the first call, as shapes= does not give all sizes"
+        )
+
+
 def note_precision(settings: Mapping[str, Any], backend: Backend, decisions: Decisions) -> None:
     """Record inputs whose declared dtype keeps a program from computing in ``precision``."""
     for name, given in settings["types"].items():

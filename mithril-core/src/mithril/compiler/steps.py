@@ -34,6 +34,7 @@ from mithril.compiler.requirements import (
     check_layers,
     check_sizes,
     check_trainable,
+    note_deferred,
     note_places,
     note_planning,
     note_precision,
@@ -144,6 +145,7 @@ class Compiler:
         self.context.target = self._target()
         self.deadline = Deadline(settings["timeout"])
         self._buckets: dict[bool, Buckets | None] = {}
+        self._written: set[str] = set()  # kinds of programs that file_path was written for
         self._typed = False  # whether the last program asked for was traced
         self._quiet = 0  # depth of work that is no step of making a program, which observers do not see
 
@@ -183,6 +185,7 @@ class Compiler:
         """The first program, where enough is known to make it now."""
         types = known_types(self.specs, self.backend.dtype)
         if types is None or not (self.backend.symbolic or all(t.is_static for t in types.values())):
+            note_deferred(self.settings, self.decisions)
             if self.settings["static_shapes"]:
                 name, spec = next((n, s) for n, s in self.specs.items() if s.shape is None or not is_static(s.shape))
                 raise ShapeError(
@@ -212,7 +215,9 @@ class Compiler:
                 return kept
             known = len(self.decisions)
             made = self._optimized(request)
-            executable = self.build(made.graph, (request.kind.of, made.wrt) if made.native else None)
+            part = "gradients" if request.kind.of else "training" if request.kind.training else ""
+            executable = self.build(made.graph, (request.kind.of, made.wrt) if made.native else None, part)
+            self._note_file(part, request)
         self._report_unused()
         interface = Interface.of(made.traced, made.graph)
         program = Program(
@@ -244,6 +249,9 @@ class Compiler:
         """The sizes that batches are rounded up to, where hints bound them and the backend compiles for each."""
         if training not in self._buckets:
             wanted = self.backend.recompiles and "input_batch_size_range" in self.settings["hints"]
+            if wanted and self.settings["optimize_for"] == "latency":
+                self.decisions.record("choice", "optimize_for='latency': each batch size gets a program of its own")
+                wanted = False
             types = (
                 known_types(self.specs, self.backend.dtype) if wanted and self.settings["jit"] is not False else None
             )
@@ -370,12 +378,23 @@ class Compiler:
             self.observers.passed(pass_.name, graph, after, start, time.perf_counter() - start)
         return after
 
-    def build(self, graph: Graph, native: tuple[Names, Names] | None = None) -> Executable:
+    def _note_file(self, part: str, request: Request) -> None:
+        """Record a further program that is written to the same file."""
+        if self.settings.peek()["file_path"] is not None:
+            if part in self._written:
+                types = ", ".join(f"{n}: {t}" for n, t in request.types)
+                self.decisions.record(
+                    "choice", f"file_path holds the newest program{part and ' with '}{part}, for {types}"
+                )
+            self._written.add(part)
+
+    def build(self, graph: Graph, native: tuple[Names, Names] | None = None, part: str = "") -> Executable:
         """Steps six and seven: decompose to what the backend lowers, generate, build.
 
-        ``native`` (outputs with cotangents, inputs to differentiate by) leaves gradients to the backend's framework.
+        ``native`` (outputs with cotangents, inputs to differentiate by) leaves gradients to the backend's framework;
+        ``part`` names the kind of program in the name of a file.
         """
-        options = BuildOptions(self.settings, inference=self.inference, decisions=self.decisions)
+        options = BuildOptions(self.settings, inference=self.inference, decisions=self.decisions, part=part)
 
         others = {name: make_backend(b, self.settings) for name, b in self.settings["backend_map"].items()}
         if others and native is not None:

@@ -65,6 +65,7 @@ class PassSpec:
     level: str | None
     aliases: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()  # words that switch this pass together with others: optimizations={"fusion": False}
+    favors: str = ""  # "throughput" or "latency": optimize_for= that brings it in; it is left out for the other
     options: tuple[str, ...] = ()  # options of ml.compile that bring it in where one of them is set
     before: tuple[str, ...] = ()  # passes of the same stage that must come later
     after: tuple[str, ...] = ()  # passes of the same stage that must come earlier

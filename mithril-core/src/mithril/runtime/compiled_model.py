@@ -16,7 +16,7 @@ from mithril.backend.arrays import to_numpy
 from mithril.backend.fast_path import Quick, never, quick
 from mithril.base.decisions import Decisions
 from mithril.base.dtypes import DType
-from mithril.base.errors import InputError, UnsupportedError, unknown
+from mithril.base.errors import InputError, ShapeError, UnsupportedError, unknown
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Input
 from mithril.runtime import weight_files
@@ -136,14 +136,31 @@ class CompiledModel:
             and not watchers.get()
         ):
             return fast.run(params, inputs, slopes)
-        if bound and self._bound is None and self._param_types():
-            raise InputError(
-                "no parameters are bound to this model",
-                hint="evaluate(params, inputs), or compiled.bind(params) once and then evaluate(inputs)",
-            )
+        if bound and self._bound is None and self._needs_params(inputs):
+            self._bind_fresh(inputs)
+            params = self._given
         given = params if params is not None else {}
         inputs = {} if inputs is None else inputs
         return self._evaluate(given, inputs, output_gradients, state, training, wrt, binding)
+
+    def _needs_params(self, inputs: Any) -> bool:
+        """Whether the model has parameters; where that depends on shapes, those of the inputs of this call tell."""
+        try:
+            return bool(self._param_types())
+        except ShapeError:
+            given = self._with_defaults({} if inputs is None else inputs, False)
+            types = {n: settle(self._specs[n], array_type(n, x), self.backend.dtype) for n, x in given.items()}
+            return bool(self.compiler.probe(types).with_role("param"))
+
+    def _bind_fresh(self, inputs: Any) -> None:
+        """Bind fresh parameters at a first call without any, with a warning; under ``strict`` that is an error."""
+        hint = "evaluate(params, inputs), or compiled.bind(params) once and then evaluate(inputs)"
+        if self.decisions.strict:
+            raise InputError("no parameters are bound to this model", hint=hint)
+        seed = self.options.get("seed", 0)
+        self.bind(self.randomize_params(inputs={} if inputs is None else inputs))
+        message = f"no parameters are bound: fresh ones of seed {seed} are used; {hint}"
+        self.decisions.record("assumed", message, warn=True)
 
     def __call__(
         self,

@@ -61,7 +61,7 @@ def read(options: BuildOptions, platform: str) -> Running:
     vectorize = bool(settings.get("vectorize", False))
     _unroll(given.get("unroll"))
     running = Running(
-        options.jit is not False,
+        _is_jitted(options, (given, jitted, level, vectorize, settings.get("pjit"), settings.get("parallelism"))),
         _compiler(given.get("xla_flags"), jitted.get("compiler_options"), level, platform),
         _donated(given.get("donate_argnums"), jitted.get("donate_argnums")),
         _precision(given.get("precision")),
@@ -82,6 +82,16 @@ def read(options: BuildOptions, platform: str) -> Running:
             f"JaxBackend(num_threads={running.threads}) sets it before JAX is first used",
         )
     return running
+
+
+def _is_jitted(options: BuildOptions, asked: Sequence[Any]) -> bool:
+    """Whether XLA compiles the program: the default gives way to inserted Python, which would run while tracing."""
+    if options.jit is None and options.code_transformers and not any(asked):
+        options.decisions.record(
+            "choice", "code_transformers: not jitted, so that inserted code runs at each call; jit=True compiles it"
+        )
+        return False
+    return options.jit is not False
 
 
 def _known(what: str, given: Mapping[str, Any], known: Sequence[str]) -> None:

@@ -190,7 +190,7 @@ class Recompute:
 
     def _after(self, reader: Node) -> list[Value]:
         """Return a cotangent that exists only when the reader's turn has come: a transposed weight exists at once."""
-        own = [v for v in reader.operands if v in self.late and v not in self.made]
+        own = [v for v in reader.operands if v is not None and v in self.late and v not in self.made]
         before = [v for n in reversed(self.out) for v in n.results if v in self.late]
         cotangents = [i.value for i in self.graph.inputs if i.name.startswith("grad/")]
         awaited = [v for v in dict.fromkeys([*own, *before, *cotangents]) if self._is_awaited(v)]

@@ -95,6 +95,7 @@ def mithril_passes() -> Sequence[PassSpec]:
             stage="specialise",
             level="high",
             aliases=("sibling_products",),
+            favors="throughput",
             groups=FUSION,
             summary="Products of one operand with several weights as one product.",
         ),

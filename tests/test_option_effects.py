@@ -1,0 +1,309 @@
+"""Every option of ``ml.compile``, on every backend: an effect that can be observed, an error, or a decision that says so.
+
+One row per option and value. ``EFFECT`` compares an observation with and without the option; ``SAYS`` looks for words
+among the decisions; ``ERROR`` expects an error with these words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril.models import Add, BatchNorm1d, Dropout, Linear, Model, Relu
+from mithril.plugins import option_table
+
+BACKENDS = ("numpy", "torch", "jax", "mlx", "c", "ggml")
+X = np.random.default_rng(0).standard_normal((4, 16)).astype(np.float32)
+
+
+def network() -> Model:
+    model = Model()
+    for name in ("query", "key", "value"):
+        model |= Linear(16, name=name)(input="input", output=name)
+    model |= Add()(left="query", right="key", output="pair")
+    model |= Add()(left="pair", right="value", output="sum")
+    model |= Relu(name="active")(input="sum", output="hidden")
+    model |= BatchNorm1d(16, name="norm")(input="hidden", output="normed")
+    model |= Dropout(0.5, name="drop")(input="normed", output="dropped")
+    model |= Linear(16, name="first")(input="dropped", output="again")
+    model |= Relu(name="second")(input="again", output="nearly")
+    model |= Linear(4, name="head")(input="nearly", output="output")
+    return model
+
+
+def compiled(backend: str, **options: Any) -> Any:
+    return ml.compile(network(), backend, **{"shapes": {"input": [4, 16]}, **options})
+
+
+# -- observations -------------------------------------------------------------------------------------------------
+def operations(c: Any) -> Any:
+    return [node.op.name for node in c.programs[-1].graph.nodes]
+
+
+def executed(c: Any) -> Any:
+    return [(node.op.name, str(node.result.dtype)) for node in c.programs[-1].executable.graph.nodes]
+
+
+def source(c: Any) -> Any:
+    return c.source
+
+
+def arena(c: Any) -> Any:
+    return c.memory_report().workspace
+
+
+def training(c: Any) -> Any:
+    params = c.randomize_params(seed=0)
+    c.evaluate(params, {"input": X}, np.ones((4, 4), np.float32))
+    return executed(c)
+
+
+def gradients(c: Any) -> Any:
+    return sorted(c.evaluate(c.randomize_params(seed=0), {"input": X}, np.ones((4, 4), np.float32))[1])
+
+
+def parameters(c: Any) -> Any:
+    return c.backend.to_numpy(c.randomize_params()["head.weight"]).tobytes()
+
+
+def precision(c: Any) -> Any:
+    return str(c.get_types()["output"])
+
+
+def outputs(c: Any) -> Any:
+    return c.interface.output_names
+
+
+def bound(c: Any) -> Any:
+    c.bind(c.randomize_params(seed=0))
+    c({"input": X})
+    return len(c.programs[-1].interface.params)
+
+
+def recorder(c: Any) -> Any:
+    return c.recorder is not None
+
+
+def kept(c: Any) -> Any:
+    return bool(c.stages)
+
+
+@dataclass(frozen=True)
+class EFFECT:
+    observe: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class SAYS:
+    words: str
+
+
+@dataclass(frozen=True)
+class ERROR:
+    words: str
+
+
+PYTHON = ("numpy", "torch", "jax", "mlx")
+ARENA = ("c", "ggml")
+
+
+def on(backends: tuple[str, ...], expected: Any, otherwise: Any = None) -> dict[str, Any]:
+    """The expectation on some backends, and that on the others."""
+    return {b: expected if b in backends else otherwise for b in BACKENDS}
+
+
+def foreign(keyword: str, readers: str) -> SAYS:
+    return SAYS(f"reads the option {keyword}, which is for: {readers}")
+
+
+EVERY = BACKENDS
+ROWS: list[tuple[dict[str, Any], Mapping[str, Any]]] = [
+    ({"optimization_level": "none"}, on(EVERY, EFFECT(operations))),
+    (
+        {"optimization_level": "none", "graph_optimization": True},
+        on(EVERY, EFFECT(lambda c: c.explain().count("fuse"))),
+    ),
+    ({"optimizations": {"fusion": False}}, on(EVERY, EFFECT(operations))),
+    ({"optimizations": {"operator_fusion": False}}, on(EVERY, EFFECT(operations))),
+    ({"optimizations": {"linear_activation": False}}, on(EVERY, EFFECT(operations))),
+    ({"optimize_for": "throughput"}, on(EVERY, EFFECT(operations))),
+    ({"hints": {"inference_priority": "throughput"}}, on(EVERY, EFFECT(operations))),
+    ({"optimize_for": "latency"}, on(EVERY, SAYS("optimize_for='latency'"))),
+    ({"inference": True}, on(EVERY, EFFECT(operations))),
+    ({"static_inference": True}, on(EVERY, EFFECT(bound))),
+    ({"memory_planning": False}, on(ARENA, EFFECT(arena), SAYS("has no arena"))),
+    ({"memory_planning": "apart"}, on(ARENA, EFFECT(arena), SAYS("has no arena"))),
+    ({"optimizations": {"memory_planning": False}}, on(ARENA, EFFECT(arena), SAYS("has no arena"))),
+    ({"memory_planning": "gredy"}, on(EVERY, ERROR("did you mean 'greedy'"))),
+    ({"max_memory_gb": "1kB"}, on(EVERY, ERROR("max_memory_gb allows 1 kB"))),
+    ({"gradient_checkpointing": True, "checkpoint_segments": 2}, on(EVERY, EFFECT(training))),
+    ({"gradient_checkpointing": True, "inference": True}, on(EVERY, SAYS("computes no gradients"))),
+    ({"mixed_precision": True}, on(EVERY, EFFECT(executed))),
+    ({"precision": "bfloat16"}, on(EVERY, EFFECT(precision))),
+    ({"types": {"input": "float64"}}, {**on(EVERY, EFFECT(precision)), "mlx": ERROR("no float64")}),
+    ({"trainable": ["head.*"]}, on(EVERY, EFFECT(gradients))),
+    ({"outputs": ["hidden"]}, on(EVERY, EFFECT(outputs))),
+    ({"seed": 3}, on(EVERY, EFFECT(parameters))),
+    ({"constants": {"input": X}, "shapes": {}}, on(EVERY, EFFECT(lambda c: sorted(c.specs)))),
+    ({"profile": True}, on(EVERY, EFFECT(recorder))),
+    ({"save_intermediates": True}, on(EVERY, EFFECT(kept))),
+    ({"custom_passes": [lambda graph: graph.replaced(name="mine")]}, on(EVERY, EFFECT(lambda c: c.graph.name))),
+    ({"timeout": 1e-9}, on(EVERY, ERROR("timed out"))),
+    ({"num_threads": 0}, on(EVERY, ERROR("at least 1"))),
+    ({"num_threads": 2, "cpu_options": {"num_threads": 1}}, on(EVERY, ERROR("contradict each other"))),
+    ({"cpu_options": {"vectorize": False}}, on(("c",), EFFECT(source), SAYS("cpu_options"))),
+    ({"mobile_options": {"arch": "x86_64"}}, on(("c",), SAYS("x86_64"), foreign("mobile_options", "c"))),
+    (
+        {"torch_options": {"enable_amp": True}},
+        on(("torch",), EFFECT(executed), foreign("torch_options.enable_amp", "torch")),
+    ),
+    (
+        {"torch_fx": True},
+        on(("torch",), EFFECT(lambda c: str(c.programs[-1].executable.call)), foreign("torch_fx", "torch")),
+    ),
+    ({"torch_options": {"graph_modes": True}}, on(EVERY, ERROR("did you mean 'graph_mode'"))),
+    (
+        {"xla_optimization_level": 0},
+        on(("jax",), EFFECT(lambda c: c.programs[-1].executable.call.jitted), foreign("xla_optimization_level", "jax")),
+    ),
+    (
+        {"jax_options": {"precision": "highest"}},
+        on(("jax",), EFFECT(lambda c: c.programs[-1].executable.call.forward), foreign("jax_options", "jax")),
+    ),
+    ({"pjit": True}, on(("jax",), SAYS("pjit=True: there is one device"), foreign("pjit", "jax"))),
+    ({"parallelism": "data"}, on(("jax", "torch"), SAYS("over how many devices"), SAYS("parallelism"))),
+    ({"tpu_options": {"simulate": True}}, on(EVERY, SAYS("tpu_options"))),
+    ({"target_hardware": "nosuch"}, on(EVERY, ERROR("nosuch"))),
+    ({"autodiff": "native"}, on(("torch", "jax"), EFFECT(lambda c: len(training(c))), None)),
+    ({"hints": {"batch": 3}}, on(EVERY, ERROR("unknown key of hints"))),
+    ({"static_types": True}, on(EVERY, None)),
+    ({"strict": True, "torch_fx": True}, {**on(EVERY, ERROR("strict=True does not allow")), "torch": None}),
+]
+
+
+def plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+CASES = [
+    pytest.param(options, backend, expected[backend], id=f"{'-'.join(options)}-{k}-{backend}")
+    for k, (options, expected) in enumerate(ROWS)
+    for backend in BACKENDS
+    if expected[backend] is not None
+]
+
+
+@pytest.mark.parametrize(("options", "backend", "expected"), CASES)
+def test_an_option_does_what_its_row_says(options, backend, expected):
+    if isinstance(expected, ERROR):
+        with pytest.raises(ml.MithrilError, match=expected.words):
+            compiled(backend, **options)
+    elif isinstance(expected, SAYS):
+        assert expected.words in str(compiled(backend, **options).decisions)
+    else:
+        base = {"optimization_level": "none"} if "graph_optimization" in options else {}
+        with_option = expected.observe(compiled(backend, **options))
+        assert plain(with_option) != plain(expected.observe(compiled(backend, **base)))
+
+
+# Options whose effect is a file, a cache or another device have tests of their own.
+ELSEWHERE = {
+    "backend_map": "tests/compiled/test_partition.py",
+    "cache": "tests/compiled/test_cache.py",
+    "cache_dir": "tests/compiled/test_cache.py",
+    "checks": "tests/compiled/test_checks.py",
+    "code_transformers": "test_files_of_each_kind_of_program and test_inserted_code_runs_at_each_call",
+    "dump_format": "tests/test_promises.py",
+    "dump_graph": "tests/test_promises.py",
+    "dynamic_control_flow": "mithril-core/tests",
+    "file_path": "test_files_of_each_kind_of_program",
+    "intermediate_dir": "tests/test_promises.py",
+    "jit": "the backends' test_running.py",
+    "jit_options": "the backends' test_running.py",
+    "pipeline_chunks": "plugins/mithril-tpu/tests",
+    "pipeline_schedule": "plugins/mithril-tpu/tests",
+    "pipeline_stages": "plugins/mithril-tpu/tests",
+    "profile_output": "tests/test_promises.py",
+    "quantization_aware": "plugins/mithril-train/tests/test_quantization.py",
+    "semantics": "tests/test_native_semantics.py",
+    "shapes": "tests/compiled",
+    "static_shapes": "mithril-core/tests",
+    "template_path": "tests/test_promises.py",
+    "tensor_split_dims": "plugins/mithril-tpu/tests",
+    "torch_dynamo": "plugins/mithril-torch/tests/test_running.py",
+    "tpu_replicas": "plugins/mithril-tpu/tests",
+    "trace_shapes": "tests/compiled/test_observers.py",
+    "vectorize": "plugins/mithril-jax/tests/test_options.py",
+    "verbose": "tests/compiled/test_observers.py",
+    "verify": "mithril-core/tests",
+    "visualize": "tests/test_promises.py",
+    "viz_options": "tests/test_promises.py",
+}
+
+
+def test_every_option_has_a_row():
+    rows = {name for options, _ in ROWS for name in options} | ELSEWHERE.keys()
+    first_party = {r["name"] for r in option_table.rows() if r["owner"].startswith("mithril-")}
+    assert first_party - rows == set()
+    assert rows - first_party == set()
+
+
+# -- files --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("backend", PYTHON)
+def test_files_of_each_kind_of_program(backend, tmp_path):
+    path = tmp_path / "net.py"
+    c = compiled(backend, file_path=path)
+    forward = path.read_text()
+    training(c)
+    assert path.read_text() == forward
+    assert "grad" in (tmp_path / "net.gradients.py").read_text()
+
+
+def test_files_that_wait_for_shapes_are_announced(tmp_path):
+    c = compiled("numpy", shapes={}, file_path=tmp_path / "net.py", dump_graph=tmp_path / "graphs")
+    assert "deferred: file_path, dump_graph" in str(c.decisions)
+    c.evaluate(c.randomize_params(), {"input": X})
+    assert (tmp_path / "net.py").exists()
+
+
+@pytest.mark.parametrize("backend", PYTHON)
+def test_inserted_code_runs_at_each_call(backend, capsys):
+    def speaking(code: str) -> str:
+        head = "def forward(params, inputs):"
+        return code.replace(head, f"{head}\n    print('called')")
+
+    c = compiled(backend, code_transformers=[speaking])
+    for _ in range(3):
+        c.evaluate(c.randomize_params(seed=0), {"input": X})
+    assert capsys.readouterr().out.count("called") == 3
+
+
+# -- calls --------------------------------------------------------------------------------------------------------
+def test_a_first_call_without_parameters_or_shapes():
+    model = network()
+    with pytest.raises(ml.InputError, match="no parameters are bound"):
+        ml.compile(model, "numpy", strict=True)({"input": X})
+    with pytest.warns(ml.OptionWarning, match="no parameters are bound: fresh ones"):
+        c = ml.compile(model, "numpy", profile=True)
+        assert c({"input": X})["output"].shape == (4, 4)
+    assert c.get_profile_stats()
+
+
+@pytest.mark.parametrize(("priority", "programs"), [(None, 2), ("throughput", 2), ("latency", 4)])
+def test_latency_rounds_no_batches_up(priority, programs):
+    model = Model()
+    model |= Linear(4)
+    hints = {"input_batch_size_range": (1, 32)}
+    c = ml.compile(model, "jax", shapes={"input": [None, 16]}, hints=hints, optimize_for=priority)
+    params = c.randomize_params(seed=0)
+    compiled_for = set()
+    for rows in (3, 4, 7, 8):
+        c.evaluate(params, {"input": np.ones((rows, 16), np.float32)})
+        call = c.programs[-1].executable.call
+        compiled_for.add(call.jitted._cache_size())
+    assert max(compiled_for) == programs
