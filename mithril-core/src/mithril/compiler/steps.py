@@ -424,8 +424,10 @@ class Compiler:
 
     def check_call(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raise where a program with open sizes does not fit ``max_memory_gb`` for the sizes of a call."""
+        if self.settings.get("max_memory_gb") is None:
+            return  # without a look at the graph, which may have to be compiled again
         graph = program.executable.graph
-        if self.settings.get("max_memory_gb") is not None and largest_sizes(graph) is None:
+        if largest_sizes(graph) is None:
             types = program.types
             self._check_memory(graph, bind({n: t.shape for n, t in types.items()}, {n: shapes[n] for n in types}))
 

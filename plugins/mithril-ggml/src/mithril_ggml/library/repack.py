@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
+
+import numpy as np
 
 from mithril.base.errors import MemoryLimitError
 from mithril_ggml.library.abort_guard import guarded
@@ -81,6 +84,20 @@ def suits(kind: Kind, rows: int, columns: int) -> bool:
     return bool(guarded(ask))
 
 
+def leave_to_the_disk(data: Any) -> bool:
+    """Give back the memory of an array that is mapped from a file; whether it is one. It is read again when needed."""
+    owner = data
+    while owner is not None and not isinstance(owner, mmap.mmap):
+        owner = getattr(owner, "base", None) if not isinstance(owner, memoryview) else owner.obj
+    if owner is None or not hasattr(mmap, "MADV_DONTNEED"):
+        return False
+    start = data.ctypes.data - np.frombuffer(owner, np.uint8).ctypes.data
+    first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, (start + data.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if last > first:
+        owner.madvise(mmap.MADV_DONTNEED, first, last - first)
+    return True
+
+
 class Repacked:
     """A packed matrix, interleaved."""
 
@@ -88,6 +105,7 @@ class Repacked:
         self.buffer: Any = None
         self.nbytes = packed.nbytes
         guarded(lambda: self._fill(packed))
+        self.spare = 0 if leave_to_the_disk(packed.data) else packed.nbytes  # bytes that lie in memory besides
 
     def _fill(self, packed: PackedArray) -> None:
         rows, columns = packed.rows

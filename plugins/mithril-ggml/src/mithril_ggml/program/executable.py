@@ -7,7 +7,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from mithril.backend.memory_plan import ALIGNMENT, human
 from mithril.base.errors import BackendError, InputError, MemoryLimitError
 from mithril.base.quoting import visible
 from mithril.ir import Graph
+from mithril.ir.lazy_graph import Deferred
 from mithril_ggml.library.abort_guard import guarded
 from mithril_ggml.library.library import compute, ggml, machine_memory
 from mithril_ggml.library.quant_types import stored
@@ -173,7 +174,9 @@ class GGMLExecutable:
         packing: Any = None,
         regions: int = 0,
     ) -> None:
-        self.graph = graph
+        self._graph = Deferred(graph)
+        self._arguments = [(i.name, i.role) for i in graph.arguments]
+        self._names = graph.output_names
         self.lowered = lowered
         self.plan = plan
         self.steps = draft.steps
@@ -203,8 +206,8 @@ class GGMLExecutable:
         if self.segments:
             guarded(lambda: self._build(threads))
         work = max((s.plan.work_size for s in self.segments), default=0)
-        self.memory = Memory(self.plan.size, work, sum(s.bytes for s in self.segments), fixed, regions)
-        _check(limit, self.memory)
+        self._memory = Memory(self.plan.size, work, sum(s.bytes for s in self.segments), fixed, regions)
+        _check(limit, self._memory)
         self.work = aligned(work)
         pointer = ctypes.cast(self.work.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
         for s in self.segments:
@@ -273,7 +276,6 @@ class GGMLExecutable:
         exec(compile(self.listing, "<ggml program>", "exec"), space)
         self._space, self._run = space, space["run"]
         self._numpy = any(not part[0].native for part in parts)
-        self._names = self.graph.output_names
         reached: list[Given | Result] = [*self.inputs, *self._results]
         for bound in reached:
             root = bound.tensor.storage
@@ -286,7 +288,7 @@ class GGMLExecutable:
             if given.role == "constant":
                 self._rebind(given, given.value)
         self._direct = [g for g in self.inputs if g.staged is None and g.role != "constant"]
-        at = {i.name: k for k, i in enumerate(self.graph.arguments)}
+        at = {name: k for k, (name, _) in enumerate(self._arguments)}
         self._direct_at = [(g, at[g.name]) for g in self._direct]
         self._staged_at = [(place, at[g.name]) for g, place in self._staged]
 
@@ -307,6 +309,26 @@ class GGMLExecutable:
         first = (start - low) // t.dtype.itemsize
         return np.lib.stride_tricks.as_strided(view[first:], t.shape, t.strides)
 
+    @property
+    def graph(self) -> Graph:
+        return self._graph.get()
+
+    @property
+    def memory(self) -> Memory:
+        """Bytes that the program holds: with the rows as packed, where those are in memory beside the interleaved."""
+        spare = sum(held[1].spare for g in self.inputs if isinstance(held := g.held, tuple))
+        return replace(self._memory, fixed=self._memory.fixed + spare)
+
+    def release(self, graph: Callable[[], Graph]) -> None:
+        """Let go of the weights as they were given: the program has them packed, or among its constants."""
+        self._graph = Deferred(graph)
+        for given in self.inputs:
+            given.value = None
+            if given.role == "constant":
+                given.last = None  # it is never bound again
+        if self.packing is not None:
+            self.packing.release()
+
     # -- running -----------------------------------------------------------------------------------------------------
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         with self.lock:
@@ -317,7 +339,7 @@ class GGMLExecutable:
                         self._rebind(given, x)
                 found = [inputs[given.name] for given, _ in self._staged]
             except KeyError:
-                raise _missing(self.graph, params, inputs) from None
+                raise _missing(self._arguments, params, inputs) from None
             for (given, place), x in zip(self._staged, found):
                 if type(x) is not np.ndarray or x.shape != given.shape or x.dtype != given.dtype:
                     x = _checked(given, x)
@@ -426,8 +448,8 @@ def _checked(given: Given, x: Any) -> Array:
     return array
 
 
-def _missing(graph: Graph, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> InputError:
-    names = [i.name for i in graph.arguments if i.name not in (params if i.role == "param" else inputs)]
+def _missing(arguments: Sequence[tuple[str, str]], params: Mapping[str, Any], inputs: Mapping[str, Any]) -> InputError:
+    names = [name for name, role in arguments if name not in (params if role == "param" else inputs)]
     return InputError(f"missing: {', '.join(repr(n) for n in names)}")
 
 

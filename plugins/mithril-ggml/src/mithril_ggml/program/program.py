@@ -101,7 +101,10 @@ def _program(
     settings = Settings(packing, region, native, safe)
     draft = Draft(graph, settings)
     inputs = [_given(draft, i) for i in graph.inputs if i.role != "constant"]
+    needed = _needed(graph, packing)
     for i in graph.with_role("constant"):
+        if i.value not in needed:  # read packed, or folded into another
+            continue
         assert i.data is not None
         draft.values[i.value] = draft.fixed(i.data, i.type.dtype, i.name)
     if packing is not None:
@@ -109,7 +112,6 @@ def _program(
         for given, i in zip(inputs, (i for i in graph.inputs if i.role != "constant")):
             given.raw = i.value in handed
         inputs += packing.place(draft)
-    needed = _needed(graph, packing)
     for node in graph.nodes:
         for value in node.results:
             _affordable(value.name, static(value), value.dtype.itemsize)

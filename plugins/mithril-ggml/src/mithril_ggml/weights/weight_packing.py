@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mithril.base.decisions import Decisions
@@ -113,6 +113,11 @@ class Packing:
             return packed, packed.data.ctypes.data
 
         return fill
+
+    def release(self) -> None:
+        """Let go of constants that have been packed."""
+        for entry in self.all_entries:
+            entry.input = replace(entry.input, data=None)
 
     def packed(self, values: dict[str, Any]) -> dict[str, PackedArray]:
         """The packed forms of given parameters."""

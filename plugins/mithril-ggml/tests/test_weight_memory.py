@@ -1,0 +1,60 @@
+"""Quantized weights are smaller in memory as well: measured, in processes of their own."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import ctypes, gc, sys
+import numpy as np
+import mithril as ml
+from mithril.models import Linear, Model
+
+kind, path = sys.argv[1:]
+
+def resident():
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+def compiled(size):
+    model = Model()
+    for _ in range(2):
+        model += Linear(size, bias=False)
+    program = ml.compile(model, ml.GGMLBackend(quantize=kind), shapes={"input": [1, size]}, static_inference=True)
+    return program, {name: np.full((size, size), 0.01, np.float32) for name in program.randomize_params(seed=0)}
+
+x = np.ones((1, 2048), np.float32)
+warm, params = compiled(256)
+warm.bind(params)({"input": x[:, :256]})
+warm.export(path)
+ml.load(path)({"input": x[:, :256]})
+program, params = compiled(2048)
+before = resident()
+program.bind(params)({"input": x})
+bound = resident() - before
+program.export(path)
+told = program.programs[-1].executable.memory.total
+del program, params
+before = resident()
+loaded = ml.load(path)
+loaded({"input": x})
+print(bound, told, resident() - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_four_bits_take_less_than_eight(tmp_path):
+    packed = {"q8_0": 8.9e6, "q4_0": 4.7e6}
+    found = {}
+    for kind, size in packed.items():
+        command = [sys.executable, "-c", PROGRAM, kind, str(tmp_path / f"{kind}.gguf")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        bound, told, loaded = (float(n) for n in done.stdout.split()[-3:])
+        assert bound < 2.3 * size + 2e6, "the float weights were not let go"
+        assert abs(bound - told) < 0.15 * told + 2e6
+        assert loaded < 1.3 * size + 2e6, "the file's rows stayed beside the interleaved ones"
+        found[kind] = loaded
+    assert found["q4_0"] < found["q8_0"]
