@@ -8,14 +8,22 @@ import pytest
 import mithril as ml
 from mithril.ir import Builder, verify
 from mithril.models import BatchNorm1d, BatchNorm2d, Conv2d, Linear, Model, MultiHeadAttention, Relu
-from mithril.ops import dequantize, quantize
+from mithril.ops import dequantize, linear, quantize
 from mithril_testing import PassConformance
 
 IMAGE = np.random.default_rng(0).standard_normal((2, 3, 8, 8)).astype(np.float32)
 
 
+def siblings():
+    with Builder() as b:
+        x = b.input("x", (20, 8))
+        y = {n: linear(x, b.param(n, (k, 8)), b.param(f"{n}_bias", (k,))) for n, k in (("q", 3), ("k", 5), ("v", 2))}
+    return b.build(y)
+
+
 class TestSiblings(PassConformance):
     pass_ = "sibling-products"
+    graphs = {"siblings": siblings()}
 
 
 class TestBatchNormFolding(PassConformance):

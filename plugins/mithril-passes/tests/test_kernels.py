@@ -65,10 +65,8 @@ def one(name, shapes, attributes):
 
 class TestSpecialising(PassConformance):
     pass_ = "specialise-operations"
-
-
-class TestKernelChoice(PassConformance):
-    pass_ = "kernel-choice"
+    context = PassContext(backend=NumpyBackend())
+    graphs = {"pixels": one("conv", [(2, 3, 5, 6), (4, 3, 1, 1)], ONE)}
 
 
 @pytest.mark.parametrize(("name", "shapes", "attributes"), ALL, ids=[f"{c[0]}-{k}" for k, c in enumerate(ALL)])

@@ -37,8 +37,7 @@ class StepperBackend(Backend):
         return Stepper(graph, self.on_step)
 
     def array(self, data: Any, dtype: Any = None) -> Array:
-        made = as_numpy(data, self.dtype)
-        return made if dtype is None else made.astype(as_dtype(dtype).numpy)
+        return np.array(as_numpy(data, self.dtype), None if dtype is None else as_dtype(dtype).numpy)
 
     def to_numpy(self, array: Array) -> Array:
         return array
@@ -61,7 +60,7 @@ class Stepper:
         given = [(params if i.role == "param" else inputs)[i.name] for i in self.graph.arguments]
         with np.errstate(all="ignore"):  # nan and infinity are values, not accidents
             results = self.run(self.graph, given)
-        return dict(zip(self.graph.output_names, results, strict=True))
+        return dict(zip(self.graph.output_names, map(np.array, results), strict=True))  # no views of operands
 
     def run(self, graph: Graph, arguments: Sequence[Array]) -> list[Array]:
         """The outputs of a graph, or of a region, for the arrays of its inputs."""

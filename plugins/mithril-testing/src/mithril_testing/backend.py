@@ -24,7 +24,7 @@ from mithril.ir.op import Op
 from mithril.ir.samples import Arr
 from mithril.passes.manager import random_arguments
 from mithril_testing import xfail
-from mithril_testing.cases import Case, backend_cases, symbolic_graph
+from mithril_testing.cases import Case, backend_cases, differentiable, gradient_graph, symbolic_graph
 from mithril_testing.compare import assert_close, tolerance
 from mithril_testing.constants import ConstantsConformance
 from mithril_testing.elementwise import signs_of_zeros, special_calls, strided_calls
@@ -361,21 +361,6 @@ class BackendConformance(ProgramChecks, ConstantsConformance):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip() == "[]", f"importing {module} imports {done.stdout.strip()}"
-
-
-def differentiable(case: Case) -> bool:
-    """Whether gradients flow from some output of the case to some operand."""
-    if case.op.gradient is None and not case.op.composite:
-        return False
-    if not any(a is not None and as_dtype(a.dtype).is_float for a in case.arrays):
-        return False
-    return any(v.dtype.is_float for v in case.graph().outputs)
-
-
-def gradient_graph(graph: Graph) -> Graph:
-    """Return the graph with the gradients of all float outputs for all float inputs."""
-    outputs = [n for n, v in zip(graph.output_names, graph.outputs, strict=True) if v.dtype.is_float]
-    return gradients(graph, outputs, [i.name for i in graph.inputs if i.type.dtype.is_float])
 
 
 def with_cotangents(graph: Graph, arguments: Arrays) -> dict[str, Array]:

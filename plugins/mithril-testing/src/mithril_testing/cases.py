@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mithril.autodiff import gradients
 from mithril.base.dims import Dim, Size
 from mithril.base.dtypes import DType, dtype as as_dtype
 from mithril.base.errors import MithrilError
@@ -137,3 +138,18 @@ def symbolic_graph(case: Case) -> Graph | None:
     except MithrilError:
         return None
     return graph if any(not i.type.is_static for i in graph.inputs) else None
+
+
+def differentiable(case: Case) -> bool:
+    """Whether gradients flow from some output of the case to some operand."""
+    if case.op.gradient is None and not case.op.composite:
+        return False
+    if not any(a is not None and as_dtype(a.dtype).is_float for a in case.arrays):
+        return False
+    return any(v.dtype.is_float for v in case.graph().outputs)
+
+
+def gradient_graph(graph: Graph) -> Graph:
+    """Return the graph with the gradients of all float outputs for all float inputs."""
+    outputs = [n for n, v in zip(graph.output_names, graph.outputs, strict=True) if v.dtype.is_float]
+    return gradients(graph, outputs, [i.name for i in graph.inputs if i.type.dtype.is_float])

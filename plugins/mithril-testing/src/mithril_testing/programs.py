@@ -164,6 +164,9 @@ def accumulation(kind: DType) -> Calls:
     return graph, {i.name: rng.uniform(0.5, 1.5, i.type.shape).astype(kind.numpy) for i in graph.arguments}
 
 
+DIFFERENTIABLE = ("yes", "no", "last", "running", "back", "backward", "nested")  # of ``control_flow``
+
+
 def control_flow() -> Calls:
     """Return branches, loops and scans: nested, in both directions, over nothing, reading values from outside."""
     with Builder("control_flow") as b:

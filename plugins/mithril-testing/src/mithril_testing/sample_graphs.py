@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 
 import numpy as np
 
 from mithril.base.dims import Dim
 from mithril.base.registry import operation as op
 from mithril.ir import Builder, Graph
+from mithril.ir.op import Op
 from mithril.ops import cond, scan
+from mithril_testing.cases import Case, differentiable, gradient_graph
+from mithril_testing.grown import joined
+from mithril_testing.selection import selected
 
 
 def sample_graphs() -> Iterator[tuple[str, Graph]]:
@@ -22,6 +27,31 @@ def sample_graphs() -> Iterator[tuple[str, Graph]]:
     yield "random", _random()
     yield "control", _control()
     yield "handed-through", _handed_through()
+
+
+@cache
+def operation_graphs() -> dict[str, Graph]:
+    """Return the first two samples of all operations and their gradients, about twenty operations to a graph.
+
+    The operations are those of ``selected``: a new one is covered as soon as it is declared.
+    """
+    rows = [op for op in selected(None).values() if op.samples]
+    return {f"operations-{k}": _calls(f"operations_{k}", rows[k::GROUPS]) for k in range(GROUPS)}
+
+
+GROUPS = 10
+
+
+def _calls(name: str, ops: Sequence[Op]) -> Graph:
+    parts = []
+    for called in ops:
+        for number, sample in enumerate(called.samples[:2]):
+            case = Case(called, sample, number)
+            graph = case.graph()
+            if sample.gradient and differentiable(case):
+                graph = gradient_graph(graph)
+            parts.append((f"{called.name}{number}", graph))
+    return joined(parts, name)
 
 
 def _mlp() -> Graph:

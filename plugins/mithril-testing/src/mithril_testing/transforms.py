@@ -2,66 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from mithril.base.dtypes import dtype as as_dtype
+from mithril.base.errors import MithrilError, PassError, RewriteError
 from mithril.base.tensor_type import TensorType
 from mithril.compiler.pass_pipeline import installed
 from mithril.ir import Graph, parse, same, verify
 from mithril.ir.evaluate import evaluate
-from mithril.passes.manager import Pass, PassManager, as_pass, random_arguments
+from mithril.passes.manager import Pass, PassContext, PassManager, as_pass, random_arguments
 from mithril_testing import xfail
 from mithril_testing.compare import assert_close, tolerance
 from mithril_testing.sample_arrays import special_array
-from mithril_testing.sample_graphs import sample_graphs
+from mithril_testing.sample_graphs import operation_graphs, sample_graphs
 
 
 class PassConformance:
     """Inherit and set ``pass_`` to a function, a pass object or the name of an installed pass.
 
-    ``graphs`` adds graphs of your own, by name, on which the pass should do something.
+    ``graphs`` adds graphs by name, on which the pass should do something. Checked on these and on the kit's own, which
+    hold every operation with its gradient, control flow, symbolic sizes, constants and randomness: that results stay
+    the same (bit for bit if the pass says that it is exact) for random arguments and for special values, that the graph
+    given is not touched, that the pass is deterministic, its result can be printed and parsed, and repeated runs end.
+    A pass that changes none of the graphs has not been checked, and fails. Not checked: that the result is faster or
+    smaller, and options of the pass other than those it has.
+
+    ``context`` is that of the pass, such as ``PassContext(backend=...)`` for one that asks what a backend prefers.
+    ``xfail`` maps the name of a graph to why a check of it fails.
     """
 
     pass_: ClassVar[Any] = None
     graphs: ClassVar[Mapping[str, Graph]] = {}
+    context: ClassVar[PassContext | None] = None
     xfail: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def made(cls) -> Pass:
-        chosen = cls.__dict__.get("pass_", cls.pass_)
-        chosen = chosen.__func__ if isinstance(chosen, staticmethod) else chosen
-        return installed(chosen) if isinstance(chosen, str) else as_pass(chosen)
+        value = cls.__dict__.get("pass_", cls.pass_)
+        value = value.__func__ if isinstance(value, staticmethod) else value
+        if value is None:
+            raise PassError(f"{cls.__name__} sets no pass", hint="pass_ = a function, a pass object or a pass's name")
+        return installed(value) if isinstance(value, str) else as_pass(value)
+
+    @classmethod
+    def all_graphs(cls) -> dict[str, Graph]:
+        """Return the kit's graphs and those of the class, by name."""
+        if cls not in cls._graphs:
+            cls._graphs[cls] = {**dict(sample_graphs()), **operation_graphs(), **cls.graphs}
+        return cls._graphs[cls]
+
+    _graphs: ClassVar[dict[type, dict[str, Graph]]] = {}
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
         if "graph" in metafunc.fixturenames:
-            rows = [*sample_graphs(), *metafunc.cls.graphs.items()]
-            metafunc.parametrize("graph", [g for _, g in rows], ids=[n for n, _ in rows])
+            try:
+                self.made()
+            except MithrilError as error:
+                raise pytest.Collector.CollectError(str(error)) from error
+            cls = metafunc.cls
+            every = metafunc.function.__name__ == "test_keeps_the_meaning"
+            rows = cls.all_graphs() if every else {**dict(sample_graphs()), **cls.graphs}
+            metafunc.parametrize("graph", list(rows.values()), ids=list(rows))
 
     def run(self, graph: Graph) -> Graph:
-        """The graph after the pass; verified, its interface held."""
-        return PassManager([self.made()]).run(graph)[0]
+        """Return the graph after the pass; verified, its interface held."""
+        return PassManager([self.made()]).run(graph, self.context)[0]
 
-    def check(self, graph: Graph, what: Any) -> None:
-        xfail.run([graph.name], self.xfail, what)
+    def after(self, graph: Graph) -> Graph:
+        """Return the graph after the pass, which is run once for each class."""
+        key = (type(self), id(graph))
+        if key not in self._after:
+            self._after[key] = (graph, self.run(graph))
+        return self._after[key][1]
+
+    _after: ClassVar[dict[tuple[type, int], tuple[Graph, Graph]]] = {}
+
+    def check(self, graph: Graph, action: Any) -> None:
+        xfail.run([graph.name], self.xfail, action)
+
+    def test_changes_something(self) -> None:
+        """Require that the pass changes one of the graphs: else all other tests checked nothing."""
+        graphs = self.all_graphs()
+        if all(self.after(graph) is graph for graph in graphs.values()):
+            pytest.fail(f"the pass changed none of {len(graphs)} graphs: add one that it changes (graphs = {{...}})")
 
     def test_keeps_the_meaning(self, graph: Graph) -> None:
         """Same results: bit for bit where the pass says it is exact."""
 
-        def what() -> None:
-            made = self.run(graph)
-            arguments = random_arguments(graph)
-            expected, got = evaluate(graph, arguments), evaluate(made, arguments)
-            for name, array in expected.items():
-                if self.made().exact:
-                    np.testing.assert_array_equal(got[name], array, err_msg=name)
-                else:
-                    assert_close(got[name], array, tolerance(as_dtype(array.dtype), 16.0), f"output '{name}'")
+        def action() -> None:
+            after = self.after(graph)
+            if after is graph:
+                return
+            exact, arguments = self.made().exact, random_arguments(graph)
+            trials = [arguments, {n: _special(a) for n, a in arguments.items()}] if exact else [arguments]
+            for values in trials:
+                expected, actual = evaluate(graph, values), evaluate(after, values)
+                for name, array in expected.items():
+                    if exact:
+                        assert same_bits(actual[name], array), f"output '{name}' is not equal bit for bit"
+                    else:
+                        assert_close(actual[name], array, tolerance(as_dtype(array.dtype), 16.0), f"output '{name}'")
 
-        self.check(graph, what)
+        self.check(graph, action)
 
     def test_does_not_touch_what_it_was_given(self, graph: Graph) -> None:
         before = str(graph)
@@ -87,14 +133,32 @@ class PassConformance:
 
 
 class RuleConformance:
-    """Inherit, set ``rule`` and ``types`` (operand types the pattern is tried with: ``[("float32", (2, 3)), ...]``)."""
+    """Inherit, set ``rule`` and ``types`` (operand types the pattern is tried with: ``[("float32", (2, 3)), ...]``).
+
+    Both sides are evaluated on random values, and on all combinations of special values: signed zeros, infinities, nan,
+    extremes, denormal numbers. An exact rule must agree bit for bit; an approximate one within the tolerance wherever
+    both sides are finite. Not checked: where the rule matches, and its condition.
+    """
 
     rule: ClassVar[Any] = None
     types: ClassVar[Sequence[tuple[str, tuple[int, ...]]]] = ()
 
+    @classmethod
+    def made(cls) -> Any:
+        """Return the rule."""
+        rule = cls.__dict__.get("rule", cls.rule)
+        if rule is None:
+            raise RewriteError(f"{cls.__name__} sets no rule", hint="rule = rule(before, after, exact=True)")
+        return rule
+
     def sides(self) -> tuple[Graph, Graph]:
-        chosen = type(self).__dict__.get("rule", self.rule)
-        return chosen.sides([TensorType(as_dtype(d), s) for d, s in self.types])  # type: ignore[no-any-return]
+        operands, types = self.made().pattern.variables, self.types
+        if len(types) != len(operands):
+            raise RewriteError(
+                f"{type(self).__name__} gives {len(types)} types for {len(operands)} operands: {', '.join(operands)}",
+                hint='types = [("float32", (2, 3)), ...], one for each operand',
+            )
+        return self.made().sides([TensorType(as_dtype(d), s) for d, s in types])  # type: ignore[no-any-return]
 
     def test_both_sides_fit(self) -> None:
         before, after = self.sides()
@@ -108,24 +172,59 @@ class RuleConformance:
         self.compare(evaluate(before, arguments), evaluate(after, arguments))
 
     def test_both_sides_agree_on_special_values(self) -> None:
-        """Signed zeros, infinities, nan, extremes; an approximate rule may differ where the results are not finite."""
+        """Try all combinations of special values; an approximate rule may differ where results are not finite."""
         before, after = self.sides()
-        arguments = random_arguments(before)
-        for seed in range(8):
-            rng = np.random.default_rng(seed)
-            for i in before.arguments:
-                values = special_array(i.type.dtype)
-                arguments[i.name] = rng.choice(values, i.type.shape).astype(i.type.dtype.numpy)
-            expected, got = evaluate(before, arguments), evaluate(after, arguments)
-            if self.rule.exact:
-                self.compare(expected, got)
+        for arguments in combinations(before):
+            expected, actual = evaluate(before, arguments), evaluate(after, arguments)
+            if self.made().exact:
+                self.compare(expected, actual)
+            else:
+                for (name, array), other in zip(expected.items(), actual.values(), strict=True):
+                    ordinary = np.isfinite(array) & np.isfinite(other) & (np.abs(array) < 1e30)
+                    allowed = tolerance(as_dtype(array.dtype), 64.0)
+                    assert_close(np.where(ordinary, other, 0), np.where(ordinary, array, 0), allowed, name)
 
-    def compare(self, expected: Mapping[str, Any], got: Mapping[str, Any]) -> None:
-        for (name, array), other in zip(expected.items(), got.values(), strict=True):
-            if self.rule.exact:
-                raw = array.view(f"u{array.dtype.itemsize}") if array.dtype.kind == "f" else array
-                raw_other = other.view(f"u{other.dtype.itemsize}") if other.dtype.kind == "f" else other
-                both_nan = (array != array) & (other != other)
-                assert ((raw == raw_other) | both_nan).all(), f"{name}: {array} and {other} are not equal bit for bit"
+    def compare(self, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> None:
+        for (name, array), other in zip(expected.items(), actual.values(), strict=True):
+            if self.made().exact:
+                assert same_bits(other, array), f"{name}: {array} and {other} are not equal bit for bit"
             else:
                 assert_close(other, array, tolerance(as_dtype(array.dtype), 16.0), name)
+
+
+def same_bits(a: Any, b: Any) -> bool:
+    """Whether two arrays are equal bit for bit; any nan equals any other."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if not as_dtype(a.dtype).is_float:
+        return bool((a == b).all())
+    raw = [np.array(x).view(f"u{x.dtype.itemsize}") for x in (a, b)]
+    return bool(((raw[0] == raw[1]) | (np.isnan(a) & np.isnan(b))).all())
+
+
+def _special(array: Any) -> Any:
+    """Return an array of the shape, filled with special values of the dtype; integers stay, they may be positions."""
+    kind = as_dtype(array.dtype)
+    return np.resize(special_array(kind, denormals=True), array.shape) if kind.is_float else array
+
+
+def combinations(graph: Graph) -> Iterator[dict[str, Any]]:
+    """Yield arguments until every element-wise combination of two operands' special values has occurred.
+
+    The first operands run through their values the fastest; the arrays are as large as the graph says, and where they
+    reduce or multiply, elements of one array are combined in rolled orders.
+    """
+    values = {i.name: special_array(i.type.dtype, denormals=True) for i in graph.arguments}
+    shapes = {i.name: tuple(int(n) for n in i.type.shape) for i in graph.arguments}
+    largest = max(map(len, values.values()), default=1)
+    for shift in range(largest):
+        arguments = {}
+        for k, (name, array) in enumerate(values.items()):
+            start = shift * k  # against the first operand, the second is rolled by 0, 1, 2, ...
+            count = int(np.prod(shapes[name]))
+            arguments[name] = (np.roll(array, -start), count)
+        for block in range(0, largest, max(1, min((c for _, c in arguments.values()), default=1))):
+            yield {
+                name: np.take(array, np.arange(block, block + count), mode="wrap").reshape(shapes[name])
+                for name, (array, count) in arguments.items()
+            }
