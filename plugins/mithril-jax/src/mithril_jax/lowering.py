@@ -35,7 +35,8 @@ table = Lowerings(
 # -- element-wise -------------------------------------------------------------------------------------------------
 operators(table)
 _PAIRS = ("maximum", "minimum", "pow", "floordiv", "mod", "atan2", "logical_and", "logical_or", "logical_xor")
-functions(table, "jnp", (*UNARY, *QUESTIONS, "log2", *_PAIRS, "sign", "trunc"), NUMPY_NAMES)
+functions(table, "jnp", (*UNARY, *QUESTIONS, "log2", *_PAIRS, "trunc"), NUMPY_NAMES)
+table.row("sign", "jnp.where({x} == 0, jnp.zeros_like({x}), jnp.sign({x}))")  # +0 of both zeros
 table.rows(
     {
         "neg": "-{x}",
