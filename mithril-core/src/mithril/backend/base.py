@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 import numpy as np
 
 from mithril.backend import memory_plan
+from mithril.backend.forking import started
 from mithril.base.decisions import Decisions
 from mithril.base.dtypes import ALL, DType, dtype as as_dtype
 from mithril.base.errors import BackendError, DTypeError, OptionError, UnsupportedError, unknown
@@ -162,10 +163,12 @@ class Backend:
     memory: ClassVar[Literal["arena", "frees", "library"]] = "frees"  # who places values: a plan, nobody, a compiler
     frees: ClassVar[bool] = True  # whether a value that nobody reads any more is freed within a call
     recompiles: ClassVar[bool] = False  # whether each new size is compiled anew, which takes long
+    unforkable: ClassVar[str] = ""  # its framework, if that does not go on running in a forked process
     # By device and operation: much faster variants there (names of mithril_passes.op_variants).
     preferences: ClassVar[Preferences] = MappingProxyType({})
 
     def __init__(self, *, device: str | None = None, dtype: Any = None, precision: str | None = None) -> None:
+        self.check_fork()
         self.device = self._device(device)
         if precision is not None and precision not in PRECISIONS:
             what, facts, hint = unknown("precision", str(precision), PRECISIONS)
@@ -177,6 +180,11 @@ class Backend:
         self.require(self.dtype)
         self._seed = 0
         self._drawn = 0
+
+    def check_fork(self) -> None:
+        """Raise in a process that was forked after the framework had started, if it does not survive that."""
+        if self.unforkable:
+            started(self.unforkable)
 
     def _device(self, device: str | None) -> str:
         if device is None:

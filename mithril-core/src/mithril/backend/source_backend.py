@@ -52,6 +52,12 @@ class SourceExecutable:
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         return self.call(params, inputs)
 
+    def forget_sizes(self) -> None:
+        """Drop what the backend's compiler made for single sizes; sizes that come again are compiled once more."""
+        drop = getattr(self.call, "forget_sizes", None)
+        if drop is not None:
+            drop()
+
     def quick(self, params: Mapping[str, Any], inputs: Mapping[str, Any], otherwise: Quick) -> Quick:
         return written(params, inputs, ["return call(params, inputs)"], {"call": self.call})
 

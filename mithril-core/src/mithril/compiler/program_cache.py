@@ -48,6 +48,7 @@ BESIDE = frozenset(
         "dump_graph",
         "file_path",
         "intermediate_dir",
+        "max_programs",
         "profile",
         "profile_output",
         "save_intermediates",

@@ -174,7 +174,12 @@ class Compiler:
                 self.specs,
                 self,
                 decisions=self.decisions,
-                options={**settings.peek(), "inference": self.inference, "seed": settings["seed"] or 0},
+                options={
+                    **settings.peek(),
+                    "inference": self.inference,
+                    "max_programs": settings["max_programs"],
+                    "seed": settings["seed"] or 0,
+                },
                 name=self.source.name,
                 watchers=self.observers.watchers,
             )

@@ -48,6 +48,7 @@ class CompileOptions(TypedDict, total=False):
     jit_options: Mapping[str, Any]
     max_memory_gb: float | str | None
     memory_planning: bool | str | Callable[..., Any]
+    max_programs: Positive
     num_threads: Positive | None
     optimization_level: Literal["none", "low", "medium", "high"]
     optimizations: Mapping[str, bool]
@@ -130,6 +131,7 @@ _CORE: dict[str, tuple[Any, ...]] = {
         "Plan of the arena: 'smallest' (True), 'greedy', 'best_fit', 'apart' (False), 'module:function', a function.",
         "optimizations.memory_planning",
     ),
+    "max_programs": (64, "Programs kept for calls of different shapes; the least recently used goes first."),
     "num_threads": (None, "Threads the backend may use; None leaves its own default.", "cpu_options.num_threads"),
     "optimization_level": ("medium", "Which passes run; see `mithril passes`."),
     "optimizations": (_NOTHING, "Single passes switched on or off on top of the level: {'fusion': False}."),

@@ -14,6 +14,7 @@ import numpy as np
 from mithril import plugins
 from mithril.backend.arrays import to_numpy
 from mithril.backend.fast_path import Quick, never, quick
+from mithril.backend.forking import watch
 from mithril.base.decisions import Decisions
 from mithril.base.dtypes import DType
 from mithril.base.errors import InputError, ShapeError, UnsupportedError, unknown
@@ -22,6 +23,7 @@ from mithril.ir import Graph, Input
 from mithril.runtime import weight_files
 from mithril.runtime.batch_buckets import Bucketed, Buckets
 from mithril.runtime.program import FastGradients, Kind, Program, Request
+from mithril.runtime.programs import DEFAULT, Programs
 from mithril.runtime.signature import (
     InputSpec,
     adapt,
@@ -76,14 +78,16 @@ class CompiledModel:
     ) -> None:
         self.backend = backend
         self.watchers = watchers  # of its calls, from the observers of its compilation
+        if backend.unforkable:
+            watch(self)
         self.stages: dict[str, Graph] = {}  # of save_intermediates=True: the graph after each stage and pass
         self.decisions = decisions
         self.options = options
         self.name = name
         self._specs = dict(specs)
         self.compiler = compiler
-        self._programs: dict[Request, Program] = {}
-        self._calls: dict[tuple[Any, ...], tuple[Program, dict[str, TensorType]]] = {}
+        limit = options.get("max_programs", DEFAULT)
+        self._programs = Programs(limit, decisions, sizes=backend.symbolic and backend.recompiles)
         self._quick: Quick = never
         self._seen: tuple[Any, Any, Any] = (None, None, None)  # the last call that could have been quick
         self._fast_gradients: FastGradients | None = None
@@ -95,6 +99,10 @@ class CompiledModel:
         self._interface: Graph | None = None
         self._types: dict[str, TensorType] | None = None  # of the first program's inputs
         self._inference = bool(options.get("inference"))
+
+    def forked(self) -> None:
+        """In a child process: have every call look at whether the framework survived."""
+        self._quick, self._fast_gradients = never, None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UnsupportedError(
@@ -188,6 +196,7 @@ class CompiledModel:
         wrt: Collection[str] | None,
         binding: int = 0,
     ) -> Any:
+        self.backend.check_fork()
         train = bool(cotangents is not None if training is None else training)
         if train and self._inference:
             raise InputError("this model was compiled with inference=True: it has no training mode and no gradients")
@@ -272,7 +281,7 @@ class CompiledModel:
         """The program for these inputs, and the exact types they are converted to."""
         actual = {name: array_type(name, x) for name, x in given.items()}
         key = (tuple(actual.values()), kind, binding)
-        known = self._calls.get(key)
+        known = self._programs.call(key)
         if known is not None:
             return known
         settled = {name: settle(self._specs[name], t, self.backend.dtype) for name, t in actual.items()}
@@ -286,7 +295,7 @@ class CompiledModel:
         if self.backend.symbolic:
             check_shapes(program.interface.guards, types, {n: t.shape for n, t in actual.items()})  # type: ignore[misc]
         self.compiler.check_call(program, {n: t.shape for n, t in concrete.items()})  # type: ignore[misc]
-        self._calls[key] = (program, concrete)
+        self._programs.remember(key, (program, concrete))
         return program, concrete
 
     def _check_declared(self, settled: Mapping[str, TensorType], actual: Mapping[str, TensorType]) -> None:
@@ -294,15 +303,14 @@ class CompiledModel:
         check_shapes((), settled, {n: t.shape for n, t in actual.items()})  # type: ignore[misc]
 
     def _make(self, request: Request) -> Program:
-        program = self._programs.get(request)
-        if program is None:
-            program = self._programs[request] = self.compiler.specialise(request)
-            self._types = self._types or dict(request.types)
-            if len(self._programs) > 1:
-                shapes = ", ".join(f"{n}: {t}" for n, t in request.types)
-                what = "training" if request.kind.training else "inference"
-                extra = " with gradients" if request.kind.of else ""
-                self.decisions.record("specialised", f"program {len(self._programs)} for {shapes} ({what}{extra})")
+        before = self._programs.made
+        program = self._programs.make(request, self.compiler.specialise)
+        self._types = self._types or dict(request.types)
+        if before and self._programs.made > before:
+            shapes = ", ".join(f"{n}: {t}" for n, t in request.types)
+            what = "training" if request.kind.training else "inference"
+            extra = " with gradients" if request.kind.of else ""
+            self.decisions.record("specialised", f"program {self._programs.made} for {shapes} ({what}{extra})")
         return program
 
     def prepare(self, types: Mapping[str, TensorType]) -> None:
@@ -407,6 +415,7 @@ class CompiledModel:
         return self._initialise("param", seed)
 
     def _initialise(self, role: str, seed: int | None) -> dict[str, Any]:
+        self.backend.check_fork()
         start = self.options.get("seed", 0) if seed is None else seed
         made = self.compiler.initial(self.interface.with_role(role), start)
         return {name: self.backend.array(array) for name, array in made.items()}
@@ -436,8 +445,7 @@ class CompiledModel:
         self._given = {}
         kept = self.initial_state() if self.interface.with_role("state") else {}
         self._baked = {n: to_numpy(x) for n, x in (*params.items(), *kept.items())}
-        self._programs = {r: p for r, p in self._programs.items() if not r.binding}
-        self._calls = {k: v for k, v in self._calls.items() if not k[-1]}
+        self._programs.drop_bound()
 
     @property
     def params(self) -> dict[str, Any] | None:
@@ -517,8 +525,8 @@ class CompiledModel:
     # -- what is known -----------------------------------------------------------------------------------------------
     @property
     def programs(self) -> tuple[Program, ...]:
-        """The specialisations made so far."""
-        return tuple(self._programs.values())
+        """The specialisations made so far, without those that were evicted."""
+        return tuple(self._programs)
 
     @property
     def specs(self) -> Mapping[str, InputSpec]:

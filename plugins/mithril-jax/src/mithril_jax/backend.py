@@ -42,6 +42,7 @@ class JaxBackend(SourceBackend):
     memory = "library"
     devices = ("cpu", "gpu", "cuda", "tpu")
     recompiles = True
+    unforkable = "JAX"
     tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table, "native": own}
     preferences: ClassVar[Preferences] = {
         "cpu": {

@@ -334,6 +334,11 @@ class Jitted:
             raise
         return dict(zip(self.results, made, strict=True))
 
+    def forget_sizes(self) -> None:
+        """Drop the programs that XLA compiled, one for each size."""
+        self.jitted.clear_cache()
+        self._met.clear()
+
     def _run_kept(self, *given: Any) -> tuple[Any, ...]:
         """Calls of new shapes, which compile; and all of a program with unknown sizes."""
         shapes = None if self._static else tuple(x.shape for x in given)

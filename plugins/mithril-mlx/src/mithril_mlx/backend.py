@@ -30,6 +30,7 @@ class MlxBackend(SourceBackend):
     name = "mlx"
     frees = False  # all operations are begun before the first has ended
     devices = ("cpu", "gpu")
+    unforkable = "MLX"
     preferences: ClassVar[Preferences] = {
         "cpu": {
             "linear": ("matvec",),
