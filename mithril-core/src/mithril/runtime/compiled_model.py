@@ -595,7 +595,7 @@ class CompiledModel:
     @property
     def last_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the inputs of the newest kind of call."""
-        _, types = next(reversed(self._calls.values()), (None, {}))
+        types = self._programs.newest_types()
         return {name: t.shape for name, t in types.items()}  # type: ignore[misc]
 
     def capture(

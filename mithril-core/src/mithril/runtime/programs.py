@@ -48,6 +48,12 @@ class Programs:
                     self._programs.move_to_end(record[0].request)
             return record
 
+    def newest_types(self) -> dict[str, TensorType]:
+        """Return the types of the inputs of the last call that was recorded or repeated; empty before the first."""
+        with self._lock:
+            _, types = next(reversed(self._calls.values()), (None, {}))
+            return types
+
     def remember(self, key: Hashable, record: Record) -> None:
         """Keep the record of a call, and let others go."""
         program = record[0]
