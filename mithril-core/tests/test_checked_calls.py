@@ -3,9 +3,9 @@
 import pytest
 
 import mithril as ml
+from mithril.backend.checked_calls import CheckedType, checked
 from mithril.base.errors import ModelError, OptionError, closest
 from mithril.models import Dropout, TransformerEncoder
-from mithril.runtime.checked_calls import CheckedType, checked
 
 
 class Checked(metaclass=CheckedType):

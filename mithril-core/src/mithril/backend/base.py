@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 import numpy as np
 
 from mithril.backend import memory_plan
+from mithril.backend.checked_calls import CheckedType
 from mithril.backend.forking import started
 from mithril.base.decisions import Decisions
 from mithril.base.dtypes import ALL, DType, dtype as as_dtype
@@ -152,7 +153,7 @@ class Executable(Protocol):
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]: ...
 
 
-class Backend:
+class Backend(metaclass=CheckedType):
     """Base of all backends. ``dtype`` is that of parameters; ``precision`` the one computed in."""
 
     name: ClassVar[str] = ""

@@ -57,6 +57,10 @@ class Dim:
     terms: tuple[tuple[Monomial, int], ...]
 
     def __init__(self, name: str, low: int = 0, high: int | None = None) -> None:
+        if not isinstance(name, str) or not isinstance(low, int) or not isinstance(high, int | None):
+            raise ShapeError(
+                f"a dimension cannot be {name!r:.60}, {low!r:.60}, {high!r:.60}", hint='Dim("B"), or Dim("B", 1, 32)'
+            )
         if not name.isidentifier() or name in RESERVED:
             raise ShapeError(f"'{name}' cannot name a dimension", hint="use letters, digits and '_', no dtype's name")
         if low < 0 or (high is not None and high < low):

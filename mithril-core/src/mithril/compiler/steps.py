@@ -16,6 +16,7 @@ import numpy as np
 from mithril import plugins
 from mithril.autodiff import gradients
 from mithril.backend.base import Backend, BuildOptions, Executable
+from mithril.backend.checked_calls import checked
 from mithril.backend.memory_plan import parse_bytes
 from mithril.base.decisions import Decisions
 from mithril.base.dims import is_static
@@ -59,6 +60,7 @@ from mithril.runtime.program import Interface, Program, Request
 Names = tuple[str, ...]
 
 
+@checked()
 def compile(model: Any, backend: Backend | type[Backend] | str, **options: Unpack[CompileOptions]) -> CompiledModel:
     """Compile ``model`` for ``backend`` (an instance, a class or a name such as ``"jax"``).
 

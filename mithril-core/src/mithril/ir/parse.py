@@ -40,6 +40,8 @@ MAX_DEPTH = 64
 
 def parse(text: str) -> Graph:
     """The graph that a text shows; anything malformed is a ``ParseError`` with the line."""
+    if not isinstance(text, str):
+        raise ParseError(f"graph text is a str, not {type(text).__name__}")
     lines = text.splitlines()
     if len(lines) > MAX_LINES:
         raise ParseError(f"graph text of {len(lines)} lines is too long", facts=[f"at most {MAX_LINES}"])

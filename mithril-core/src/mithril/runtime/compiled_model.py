@@ -7,12 +7,13 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Never, Protocol
 
 import numpy as np
 
 from mithril import plugins
 from mithril.backend.arrays import to_numpy
+from mithril.backend.checked_calls import check_call, checked, refuse
 from mithril.backend.fast_path import Quick, never, quick
 from mithril.backend.forking import watch
 from mithril.base.decisions import Decisions
@@ -113,13 +114,14 @@ class CompiledModel:
     # -- calling -----------------------------------------------------------------------------------------------------
     def evaluate(
         self,
-        params: Arrays | None,
+        params: Arrays | None = None,
         inputs: Arrays | None = None,
         output_gradients: Any = None,
-        *,
+        *surplus: Never,
         state: Arrays | None = None,
         training: bool | None = None,
         wrt: Collection[str] | None = None,
+        **unknown_names: Never,
     ) -> Any:
         """Run the model.
 
@@ -128,6 +130,8 @@ class CompiledModel:
         gives ``(outputs, gradients)``. With ``state`` the new state comes last. ``training`` decides dropout, batch
         statistics and ``is_training``; left out, it is True exactly where gradients are asked for.
         """
+        if surplus or unknown_names:
+            refuse("evaluate", CompiledModel.evaluate, (params, inputs, output_gradients, *surplus), unknown_names)
         binding, bound = 0, inputs is None
         if bound:
             binding, params, inputs = self._binding, self._given, params
@@ -172,14 +176,17 @@ class CompiledModel:
 
     def __call__(
         self,
-        inputs: Arrays,
+        inputs: Arrays | None = None,
         output_gradients: Any = None,
-        *,
+        *surplus: Never,
         state: Arrays | None = None,
         training: bool | None = None,
         wrt: Collection[str] | None = None,
+        **unknown_names: Never,
     ) -> Any:
         """``evaluate(inputs)`` with bound parameters."""
+        if surplus or unknown_names:
+            refuse("a compiled model", CompiledModel.__call__, (inputs, output_gradients, *surplus), unknown_names)
         if output_gradients is None and state is None and not training and not watchers.get():
             made = self._quick(self._given, inputs)
             if made is not None:
@@ -197,6 +204,9 @@ class CompiledModel:
         binding: int = 0,
     ) -> Any:
         self.backend.check_fork()
+        usual = state is None or isinstance(state, Mapping), training is None or isinstance(training, (bool, np.bool_))
+        if not all(usual) or isinstance(wrt, str) or not isinstance(wrt, Collection | None):
+            check_call("evaluate", CompiledModel.evaluate, (), {"state": state, "training": training, "wrt": wrt}, {})
         train = bool(cotangents is not None if training is None else training)
         if train and self._inference:
             raise InputError("this model was compiled with inference=True: it has no training mode and no gradients")
@@ -395,6 +405,7 @@ class CompiledModel:
             )
         return {name: self._convert_param(name, state[name], t.dtype) for name, t in wanted.items()}
 
+    @checked()
     def initial_state(self, seed: int | None = None) -> dict[str, Any]:
         """The state to begin with: running statistics, random key."""
         if self._state is None or seed is not None:
@@ -404,6 +415,7 @@ class CompiledModel:
             self._state = made
         return self._state
 
+    @checked()
     def randomize_params(self, seed: int | None = None, inputs: Arrays | None = None) -> dict[str, Any]:
         """Fresh parameters from the portable generator: one seed gives the same numbers on every backend.
 
@@ -420,6 +432,7 @@ class CompiledModel:
         made = self.compiler.initial(self.interface.with_role(role), start)
         return {name: self.backend.array(array) for name, array in made.items()}
 
+    @checked()
     def bind(self, params: Arrays, state: Arrays | None = None) -> CompiledModel:
         """Keep these parameters, so that ``compiled(inputs)`` needs none. Returns the model."""
         wanted = self._param_types()
@@ -571,6 +584,7 @@ class CompiledModel:
         """Methods that plugins add: ``Export(name, loads, on="CompiledModel")``."""
         return partial(plugins.extension("CompiledModel", name), self)
 
+    @checked()
     def memory_report(
         self, inputs: Arrays | Mapping[str, Collection[int]] | None = None, *, gradients: bool | None = None
     ) -> MemoryReport:
@@ -598,6 +612,7 @@ class CompiledModel:
         types = self._programs.newest_types()
         return {name: t.shape for name, t in types.items()}  # type: ignore[misc]
 
+    @checked()
     def capture(
         self, params: Arrays | None, inputs: Arrays, names: Collection[str] | None = None, **options: Any
     ) -> dict[str, Any]:
@@ -638,6 +653,7 @@ class CompiledModel:
         return f"<CompiledModel '{self.name}' on {self.backend.name}: {len(self._programs)} programs>"
 
     # -- weights -----------------------------------------------------------------------------------------------------
+    @checked()
     def save(self, path: str | os.PathLike[str], params: Arrays | None = None, state: Arrays | None = None) -> None:
         """Write parameters (the bound ones if none are given) and state as safetensors."""
         chosen = params if params is not None else self._bound
@@ -650,6 +666,7 @@ class CompiledModel:
             tensors[name] = self.backend.to_numpy(x)
         weight_files.save_file(tensors, path, {"format": "mithril", "states": json.dumps(sorted(kept or {}))})
 
+    @checked()
     def export(self, path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> Any:
         """Write the model with its parameters for use without this process: ``model.gguf``, a folder of C, ...
 
@@ -659,6 +676,7 @@ class CompiledModel:
 
         return export(self, path, format=format, **options)
 
+    @checked()
     def load(self, path: str | os.PathLike[str]) -> CompiledModel:
         """Read what ``save`` wrote and bind it. Everything must fit."""
         tensors = weight_files.load_file(path)
@@ -674,6 +692,7 @@ class CompiledModel:
         state = {**self.initial_state(), **{n: array(a) for n, a in states_loaded.items()}} if states else None
         return self.bind({n: array(a) for n, a in params.items()}, state)
 
+    @checked()
     def load_state_dict(self, tensors: Arrays, *, strict: bool = True) -> weight_files.LoadReport:
         """Bind tensors of another framework's state dictionary by name and return a report.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from mithril.backend.memory_plan import human, nbytes
 from mithril.base.dims import symbols
@@ -103,8 +105,10 @@ def memory_report(
 
 
 def _shape(x: Any) -> tuple[int, ...]:
-    found: Collection[int] = getattr(x, "shape", x)
-    return tuple(found)
+    sizes = getattr(x, "shape", x)
+    if not isinstance(sizes, Sequence) or not all(isinstance(n, (int, np.integer)) and n >= 0 for n in sizes):
+        raise InputError(f"memory_report: expected an array or a list of sizes, got {x!r:.60}")
+    return tuple(map(int, sizes))
 
 
 def report(graph: Graph, use: MemoryUse, sizes: Mapping[str, int]) -> MemoryReport:

@@ -6,10 +6,12 @@ import os
 from typing import Any
 
 from mithril import plugins
+from mithril.backend.checked_calls import checked
 from mithril.base.errors import InputError
 from mithril.runtime.compiled import Compiled
 
 
+@checked()
 def load(path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> Any:
     """The model in a file or folder, its parameters bound: call it with inputs.
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from mithril.backend.checked_calls import checked
 from mithril.backend.memory_plan import human, parse_bytes
 from mithril.base.errors import InputError, MemoryLimitError
 from mithril.base.interleaved_timing import in_turns
+from mithril.runtime.compiled_model import CompiledModel
 from mithril_tools.benchmark import batch_of, resized
-
-if TYPE_CHECKING:
-    from mithril.runtime.compiled_model import CompiledModel
 
 GAIN = 0.05  # a larger batch must bring more than this to be worth its latency
 
@@ -37,6 +36,7 @@ class BatchChoice:
         return "\n".join(lines)
 
 
+@checked()
 def find_batch_size(
     compiled: CompiledModel,
     inputs: Mapping[str, Any],
@@ -138,6 +138,7 @@ def free_memory() -> int:
     return 4_000_000_000
 
 
+@checked()
 def process_in_batches(
     compiled: CompiledModel,
     inputs: Mapping[str, Any],
@@ -150,6 +151,7 @@ def process_in_batches(
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
+@checked()
 def stream(
     compiled: CompiledModel,
     inputs: Mapping[str, Any],

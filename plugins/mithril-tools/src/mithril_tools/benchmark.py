@@ -6,23 +6,22 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from mithril.backend.checked_calls import CheckedType, checked
 from mithril.backend.memory_plan import human
 from mithril.base.errors import InputError, MithrilError, OptionError, unknown
 from mithril.base.tables import columns
+from mithril.runtime.compiled_model import CompiledModel
 from mithril.runtime.signature import array_type
-
-if TYPE_CHECKING:
-    from mithril.runtime.compiled_model import CompiledModel
 
 METRICS = ("throughput", "latency", "memory_usage")
 
 
 @dataclass(frozen=True)
-class BenchmarkConfig:
+class BenchmarkConfig(metaclass=CheckedType):
     """How often to run, and what to report."""
 
     warmup_iterations: int = 10
@@ -115,6 +114,7 @@ class Sweep(dict[int, BenchmarkResult]):
         return "\n".join([*parts, "</svg>"])
 
 
+@checked()
 def run_benchmark(
     model: CompiledModel,
     inputs: Mapping[str, Any],

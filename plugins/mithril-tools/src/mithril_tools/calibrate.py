@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from mithril.backend.checked_calls import checked
 from mithril.base.cpu_stopwatch import Lap, Stopwatch, typical
 from mithril.base.disk_cache import Store
 from mithril.base.errors import InputError
@@ -54,6 +55,7 @@ class Measured(NamedTuple):
     samples: list[Sample]
 
 
+@checked()
 def calibrate(
     backend: Backend | type[Backend] | str,
     *,
@@ -82,6 +84,7 @@ def calibration(
     return _read(parts["cost_model"]) if parts is not None and "cost_model" in parts else None
 
 
+@checked()
 def estimate(
     compiled: CompiledModel,
     inputs: Mapping[str, Any] | None = None,

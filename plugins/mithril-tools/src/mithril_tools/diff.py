@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mithril.backend.base import Backend, BuildOptions
+from mithril.backend.checked_calls import checked
 from mithril.base import files
 from mithril.base.decisions import Decisions
 from mithril.base.dtypes import dtype as as_dtype
@@ -83,6 +84,7 @@ class DiffReport:
         return "\n".join(lines if not self else [*lines, "everything agrees"])
 
 
+@checked()
 def diff(
     model: Any,
     backends: Sequence[Backend | type[Backend] | str],

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mithril import plugins
+from mithril.backend.checked_calls import checked
 from mithril.base.errors import InputError
 from mithril.base.tables import columns, si
 from mithril.runtime.watching import watch
@@ -142,6 +143,7 @@ class ProfileStats:
         return self.summary()
 
 
+@checked()
 @contextmanager
 def profile(output: str | Path | None = None, *, stepped: bool = True, profiler: str | None = None) -> Iterator[Any]:
     """Record every call of every compiled model inside the block.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mithril.backend.checked_calls import checked
 from mithril.base.disk_cache import Store
 from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import MithrilError, OptionError
@@ -64,6 +65,7 @@ class Tuned:
         return "\n".join(lines)
 
 
+@checked()
 def tune(
     model: Model,
     backend: Any,

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from mithril.backend.checked_calls import checked
 from mithril.base.dtypes import DType, dtype as as_dtype
 from mithril.base.errors import ModelError, closest
 from mithril.base.operator_overloads import Operators
@@ -145,6 +146,7 @@ class IOKey(Connection):
 
     __slots__ = ("default", "dtype_declared", "expose", "init", "made", "shape_declared", "trainable")
 
+    @checked()
     def __init__(
         self,
         name: str = "",

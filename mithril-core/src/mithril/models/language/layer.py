@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from typing import Any
 
-from mithril.base.errors import ModelError
+from mithril.backend.checked_calls import check_call, constructor, is_ours
+from mithril.base.errors import ModelError, OptionError
 from mithril.base.fingerprint import fields
 from mithril.ir import Value
 from mithril.models.language.connection import Connections, Step, snake_case
 from mithril.models.language.source_location import NOWHERE, Place, caller, here
 from mithril.models.language.trace_context import Context, active
-from mithril.runtime.checked_calls import mismatch
 
 
 class LayerType(type):
@@ -23,22 +22,14 @@ class LayerType(type):
         made: Any = object.__new__(cls)  # type: ignore[arg-type]  # mypy takes the metaclass for the class
         made.__dict__.update(_children={}, tags={}, name=name, arguments=(args, options), place=NOWHERE)
         try:
+            check_call(cls.__name__, constructor(cls), args, options, {}, types=is_ours(cls), extra=("name",))
+        except OptionError as error:
+            raise ModelError(error.what, facts=[f"at {here()}", *error.facts], hint=error.hint) from None
+        try:
             made.__init__(*args, **options)
         except ModelError as error:
             raise error.with_facts(f"in {cls.__name__} at {here()}") from None
-        except TypeError as error:
-            raise _constructor_error(cls, args, options, error) from error
         return made
-
-
-def _constructor_error(cls: type, args: Any, options: Mapping[str, Any], error: TypeError) -> Exception:
-    signature = inspect.signature(cls.__init__)  # type: ignore[misc]
-    bound = signature.replace(parameters=list(signature.parameters.values())[1:])
-    wrong = mismatch(cls.__name__, bound, args, options, extra=("name",))
-    if wrong is None:
-        return error  # not about the call: a mistake inside the constructor
-    message, facts, hint = wrong
-    return ModelError(message, facts=[f"at {here()}", *facts], hint=hint)
 
 
 class Layer(metaclass=LayerType):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
+from mithril.backend.checked_calls import checked
 from mithril.base.errors import ModelError, closest
 from mithril.models.language.connection import NO_DEFAULT, Connection, Connections, IOKey, Step, snake_case
 from mithril.models.language.layer import Layer
@@ -281,6 +282,7 @@ class Model(Layer):
 
     __getitem__ = terminal
 
+    @checked()
     def set_outputs(self, *names: str | Connection, **named: str | Connection) -> Model:
         """Choose the outputs; keywords give them new names."""
         chosen = {n if isinstance(n, str) else n.label: n for n in names} | dict(named)
@@ -291,6 +293,7 @@ class Model(Layer):
             self.chosen_outputs[label] = self.terminal(given) if isinstance(given, str) else given.origin
         return self
 
+    @checked()
     def input(self, name: str, **declared: Any) -> Connection:
         """An input of the model, to wire with; keywords as for IOKey."""
         return self._input(IOKey(name, **declared))
@@ -325,6 +328,7 @@ class Model(Layer):
         return results[0] if len(results) == 1 else results
 
     # -- looking -----------------------------------------------------------------------------------------------------
+    @checked()
     def summary(
         self,
         shapes: Mapping[str, Any] | None = None,

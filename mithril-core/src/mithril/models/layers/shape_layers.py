@@ -108,6 +108,9 @@ class Stack(_Joining):
         return ops.stack(*xs, axis=axis)
 
 
+MAX_PARTS = 1 << 16
+
+
 class Split(Layer):
     """Pieces along an axis: ``Split(3)`` equal ones, ``Split([4, 8])`` of these sizes; outputs output0, output1, ..."""
 
@@ -115,6 +118,8 @@ class Split(Layer):
         self.parts = positive("Split", "parts", parts) if isinstance(parts, int) else tuple(parts)
         self.axis = axis
         count = self.parts if isinstance(self.parts, int) else len(self.parts)
+        if count > MAX_PARTS:
+            raise ModelError(f"Split: parts={count} is too many", facts=[f"at most {MAX_PARTS}"])
         self.outputs = tuple(f"output{k}" for k in range(count))
 
     def build(self, x: Value) -> Any:

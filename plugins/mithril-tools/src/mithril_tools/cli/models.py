@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from mithril.base.errors import InputError, ModelError, ShapeError, closest
+from mithril.base.errors import InputError, MithrilError, ModelError, ShapeError, closest
 
 
 def load_model(place: str) -> Any:
@@ -19,19 +20,33 @@ def load_model(place: str) -> Any:
     module_name, separator, name = place.rpartition(":")
     if not separator:
         raise ModelError(f"'{place}' names no model", hint="write file.py:name or package.module:name")
-    module = _module(module_name)
+    module = _reporting(module_name, lambda: _module(module_name))
     if not hasattr(module, name):
         near = closest(name, [n for n in vars(module) if not n.startswith("_")], 1)
         raise ModelError(f"'{module_name}' has no '{name}'", hint=f"did you mean '{near[0]}'?" if near else None)
     found = getattr(module, name)
     from mithril.models import Layer, Model
 
-    made = found if isinstance(found, (Model, Layer)) else found() if callable(found) else found
+    is_maker = callable(found) and not isinstance(found, (Model, Layer))
+    made = _reporting(place, found) if is_maker else found
     if not isinstance(made, (Model, Layer)):
         raise ModelError(
             f"'{place}' is a {type(made).__name__}, no model", hint="name a model, or a function making one"
         )
     return made
+
+
+def _reporting(name: str, run: Callable[[], Any]) -> Any:
+    """Run code of the user's: its exceptions become an error that names the line, in place of a traceback."""
+    try:
+        return run()
+    except MithrilError:
+        raise
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        at = [f"at {frames[-1].filename}:{frames[-1].lineno}"] if len(frames) > 2 else []
+        hint = "write file.py:name or package.module:name" if isinstance(error, ImportError) else None
+        raise ModelError(f"'{name}' cannot be loaded: {type(error).__name__}: {error}", facts=at, hint=hint) from error
 
 
 def _module(name: str) -> Any:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
+from mithril.backend.checked_calls import CheckedType
 from mithril.base.annotations import Least, Positive
 from mithril.base.errors import OptionError
-from mithril.runtime.checked_calls import CheckedType
 
 Rate = Annotated[float, Least(0)]
 

@@ -7,11 +7,12 @@ import inspect
 from abc import ABCMeta
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, Unpack, cast, get_origin, get_type_hints
 
 from mithril.base.annotations import mismatch as misfit
 from mithril.base.errors import OptionError, closest
 
+F = TypeVar("F", bound=Callable[..., Any])
 Mismatch = tuple[str, list[str], str | None]  # message, facts, hint
 
 
@@ -85,20 +86,33 @@ def check_call(
     hints: Mapping[str, str],
     *,
     types: bool = True,
+    extra: Sequence[str] = (),
 ) -> None:
     """Raise OptionError unless the arguments fit the signature of a method and, with ``types``, its annotations."""
     signature = _signature(function)
-    if error := mismatch(title, signature, args, options, hints=hints):
+    if error := mismatch(title, signature, args, options, hints=hints, extra=extra):
         raise OptionError(error[0], facts=error[1], hint=error[2])
     if not types:
         return
-    annotations = _annotations(function)
+    annotations = {n: a for n, a in _annotations(function).items() if get_origin(a) is not Unpack}
     for name, value in signature.bind(*args, **options).arguments.items():
-        variadic = signature.parameters[name].kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        if name in annotations and not variadic and (wrong := misfit(value, annotations[name])):
-            raise OptionError(
-                f"{title}: {name}: {wrong}", hint=_unquoted(name, value, annotations[name]) or hints.get(name)
-            )
+        items: dict[str, Any] = {name: value}
+        if (kind := signature.parameters[name].kind) is inspect.Parameter.VAR_POSITIONAL:
+            items = {f"{name}[{k}]": item for k, item in enumerate(value)}
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            items = value
+        for place, item in items.items() if name in annotations else ():
+            if wrong := misfit(item, annotations[name]):
+                remedy = _unquoted(place, item, annotations[name]) or hints.get(name)
+                raise OptionError(f"{title}: {place}: {wrong}", hint=remedy)
+
+
+def refuse(title: str, function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]) -> None:
+    """Raise for arguments that a function took as surplus, since a wrapper around it would cost each call time."""
+    signature = _signature(function)
+    named = [p for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if error := mismatch(title, signature.replace(parameters=named), args, options):
+        raise OptionError(error[0], facts=error[1], hint=error[2])
 
 
 def _unquoted(name: str, value: Any, annotation: Any) -> str | None:
@@ -112,14 +126,69 @@ def _unquoted(name: str, value: Any, annotation: Any) -> str | None:
 
 @functools.cache
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature of a method without ``self``."""
+    """Return the signature of a function, or of a method without ``self``."""
     signature = inspect.signature(function)
-    return signature.replace(parameters=list(signature.parameters.values())[1:])
+    parameters = list(signature.parameters.values())
+    return signature.replace(parameters=parameters[1:]) if _is_method(function) else signature
+
+
+def _is_method(function: Callable[..., Any]) -> bool:
+    return next(iter(inspect.signature(function).parameters), "") in ("self", "cls")
 
 
 @functools.cache
 def _annotations(function: Callable[..., Any]) -> Mapping[str, Any]:
-    return get_type_hints(function, include_extras=True)
+    """Return the annotations that can be read at run time: names imported for type checkers only stand for anything."""
+    try:
+        return get_type_hints(function, include_extras=True)
+    except NameError:
+        pass
+    found: dict[str, Any] = {}
+    for name, text in function.__annotations__.items():
+        with suppress(NameError):
+            holder = type("_", (), {"__annotations__": {name: text}, "__module__": function.__module__})
+            found[name] = get_type_hints(holder, function.__globals__, include_extras=True)[name]
+    return found
+
+
+def _nothing(self: Any) -> None:
+    """Stand for the constructor of a class that has none."""
+
+
+@functools.cache
+def constructor(kind: type) -> Callable[..., Any]:
+    """Return ``__init__`` of a class; one that hands keywords on has those of the next class as well."""
+    if kind.__init__ is object.__init__:  # type: ignore[misc]
+        return _nothing
+    chain: list[Callable[..., Any]] = []
+    for base in kind.__mro__[:-1]:
+        if "__init__" in base.__dict__:
+            chain.append(base.__dict__["__init__"])
+            if all(p.kind is not p.VAR_KEYWORD for p in inspect.signature(chain[-1]).parameters.values()):
+                break
+    if len(chain) < 2:
+        return kind.__init__  # type: ignore[misc,no-any-return]
+    parameters: dict[str, inspect.Parameter] = {}
+    annotations: dict[str, Any] = {}
+    forwards = True  # whether what is given by position reaches this constructor
+    for function in chain:
+        annotations = {**_annotations(function), **annotations}
+        own = inspect.signature(function).parameters.values()
+        for p in own:
+            if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+                parameters.setdefault(p.name, p if forwards or p.name == "self" else p.replace(kind=p.KEYWORD_ONLY))
+        several = [p for p in own if p.kind is p.VAR_POSITIONAL]
+        forwards = forwards and bool(several)
+    if forwards:
+        parameters["*"] = several[0]
+    ordered = sorted(parameters.values(), key=lambda p: (p.kind, p.default is not p.empty and p.kind < p.KEYWORD_ONLY))
+
+    def merged(self: Any, **options: Any) -> None:
+        """Stand for the whole chain."""
+
+    merged.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
+    merged.__annotations__ = annotations
+    return merged
 
 
 def is_ours(kind: type) -> bool:
@@ -135,25 +204,34 @@ class CheckedType(ABCMeta):
     """
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
-        init = cls.__init__  # type: ignore[misc]  # of this very class
-        check_call(cls.__name__, init, args, options, getattr(cls, "argument_hints", {}), types=is_ours(cls))
+        check_call(
+            cls.__name__, constructor(cls), args, options, getattr(cls, "argument_hints", {}), types=is_ours(cls)
+        )
         return super().__call__(*args, **options)
 
 
-def checked(by_position: str = "write the others by name", **hints: str) -> Callable[[Callable[..., Any]], Any]:
-    """Decorate a method so that wrong arguments raise OptionError.
+def checked(by_position: str = "write the others by name", **hints: str) -> Callable[[F], F]:
+    """Decorate a method or function so that wrong arguments raise OptionError.
 
     ``hints`` are remedies by argument, ``by_position`` the remedy for too many of them.
     """
+    remedies = {"*": by_position, **hints}
 
-    def decorate(function: Callable[..., Any]) -> Any:
-        @functools.wraps(function)
-        def call(self: Any, *args: Any, **options: Any) -> Any:
-            check_call(
-                f"{type(self).__name__}.{function.__name__}", function, args, options, {"*": by_position, **hints}
-            )
-            return function(self, *args, **options)
+    def decorate(function: F) -> F:
+        if _is_method(function):
 
-        return call
+            @functools.wraps(function)
+            def call(self: Any, *args: Any, **options: Any) -> Any:
+                check_call(f"{type(self).__name__}.{function.__name__}", function, args, options, remedies)
+                return function(self, *args, **options)
+
+        else:
+
+            @functools.wraps(function)
+            def call(*args: Any, **options: Any) -> Any:
+                check_call(function.__name__, function, args, options, remedies)
+                return function(*args, **options)
+
+        return cast("F", call)
 
     return decorate
