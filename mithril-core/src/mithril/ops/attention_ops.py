@@ -8,7 +8,7 @@ from typing import Any
 from mithril.base.dims import mod
 from mithril.base.errors import ShapeError
 from mithril.ir.declare import composite
-from mithril.ir.samples import bools, sample
+from mithril.ir.samples import bools, exactly, sample
 from mithril.ops.activations import softmax
 from mithril.ops.elementwise import greater_equal, neg, where
 from mithril.ops.products import matmul
@@ -17,12 +17,15 @@ from mithril.ops.shape import concat, iota, reshape, split, stack, transpose
 from mithril.ops.upcast import down, kind, up
 
 INF = float("inf")
+# With causality the first query may attend to nothing: the mask takes the first key from it.
+UNSEEN = exactly(False, True, True, True, True, False, True, True, True, dtype="bool", shape=(1, 1, 3, 3))
 SAMPLES = (
     sample((2, 3, 4, 5), (2, 3, 6, 5), (2, 3, 6, 5)),
     sample((1, 2, 4, 3), (1, 2, 4, 3), (1, 2, 4, 3), causal=True, label="causal"),
     sample((1, 4, 2, 3), (1, 2, 5, 3), (1, 2, 5, 3), causal=True, scale=0.5, label="grouped"),
     sample((1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4), (1, 1, 3, 3), label="additive"),
     sample((1, 2, 3, 4), (1, 2, 5, 4), (1, 2, 5, 2), bools((1, 2, 3, 5)), label="mask", gradient=False),
+    sample(*[(1, 2, 3, 4)] * 3, UNSEEN, causal=True, label="causal mask", gradient=False),
 )
 
 

@@ -1,0 +1,39 @@
+"""The portable meaning where PyTorch's own kernels differ from it."""
+
+import numpy as np
+import pytest
+
+from mithril.base.registry import operations
+from mithril.ir import Builder
+from mithril_testing.levels import REFERENCE, Levels
+from mithril_torch.backend import TorchBackend
+
+OPS = operations()
+NAN, INF = float("nan"), float("inf")
+X = np.array([NAN, 1.0, -1.0, 0.0, -0.0, 2.0, INF, -INF, 3e38], np.float32)
+
+
+def same_as_reference(write, **arrays):
+    """Compare values and gradients at levels none and medium."""
+    with Builder() as builder:
+        y = write(*[builder.input(name, a.shape, a.dtype.name) for name, a in arrays.items()])
+    programs = Levels(builder.build({"y": y}), TorchBackend())
+    for level in ("none", "medium"):
+        for gradient in (False, True):
+            with np.errstate(all="ignore"):
+                assert programs.differences(level, arrays, gradient=gradient, base=REFERENCE) == []
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_comparisons_with_nan_are_false(sign):
+    """Leave such a choice to torch.where: the kernel of the gradient of relu lets cotangents through where nan is."""
+    same_as_reference(
+        lambda x, y: OPS["where"](OPS["greater"](x, 0.0), y, 0.0), x=sign * X, y=np.arange(1, 10, dtype=np.float32)
+    )
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("exponent", [0.5, 2.0, 1.5])
+def test_powers(exponent):
+    same_as_reference(lambda x: x**exponent, x=X[:8])
