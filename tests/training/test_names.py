@@ -82,3 +82,22 @@ def test_columns_that_do_not_fit_are_named(batch, message):
     trainer = ml.Trainer(model, ml.Adam(), loss="cross_entropy", backend="numpy", progress=False)
     with pytest.raises(ml.MithrilError, match=message):
         trainer.step(batch)
+
+
+def test_trainable_input_among_the_parameters_is_reported():
+    model = Model()
+    model |= ml.models.MatMul()(left="x", right="w", output="y")
+    compiled = ml.compile(model, "numpy", shapes={"x": [5, 4], "w": [4, 4]}, trainable=["w"])
+    with pytest.raises(ml.InputError, match="(?s)missing: 'w'.*move it from the parameters to the inputs"):
+        compiled.evaluate({"w": X[:4]}, {"x": X})
+    np.testing.assert_array_equal(compiled.evaluate({}, {"x": X, "w": X[:4]})["y"], X @ X[:4])
+
+
+def test_state_goes_in_and_out_of_a_call(backend):
+    model = Model()
+    model += ml.models.BatchNorm1d(name="norm")(input="x")
+    compiled = ml.compile(model, backend, shapes={"x": [5, 4]})
+    params, inputs = compiled.randomize_params(0), {"x": X}
+    outputs, state = compiled.evaluate(params, inputs, state=compiled.initial_state(), training=True)
+    assert list(outputs) == ["output"]
+    np.testing.assert_allclose(compiled.backend.to_numpy(state["norm.running_mean"]), np.full(4, 0.1), rtol=1e-5)

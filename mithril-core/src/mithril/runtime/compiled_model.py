@@ -210,7 +210,7 @@ class CompiledModel:
         train = bool(cotangents is not None if training is None else training)
         if train and self._inference:
             raise InputError("this model was compiled with inference=True: it has no training mode and no gradients")
-        given = self._with_defaults(inputs, train)
+        given = self._with_defaults(inputs, train, params)
         of = self._cotangent_names(cotangents, given, train)
         kind = Kind(train, of, None if wrt is None or not of else tuple(wrt))
         program, arrays, checked, call = self._prepared(given, params, state, kind, binding)
@@ -243,7 +243,7 @@ class CompiledModel:
     ) -> tuple[Program, dict[str, Any]]:
         """The program that a call without gradients runs, and all of its arguments by name."""
         chosen = params if params is not None else self._bound or {}
-        given = self._with_defaults(inputs, training)
+        given = self._with_defaults(inputs, training, chosen)
         program, _, checked, call = self._prepared(given, chosen, state, Kind(training))
         return program, {**checked, **call}
 
@@ -272,7 +272,7 @@ class CompiledModel:
         return parts[0] if len(parts) == 1 else tuple(parts)
 
     # -- inputs ------------------------------------------------------------------------------------------------------
-    def _with_defaults(self, inputs: Arrays, training: bool) -> dict[str, Any]:
+    def _with_defaults(self, inputs: Arrays, training: bool, params: Arrays | None = None) -> dict[str, Any]:
         if not isinstance(inputs, Mapping):
             if len(self._specs) == 1:
                 return {next(iter(self._specs)): inputs}
@@ -284,7 +284,7 @@ class CompiledModel:
         if "is_training" in self._specs:
             given.setdefault("is_training", np.asarray(training))
         wanted = {n: s for n, s in self._specs.items() if s.required or n in given}
-        missing_or_unknown("input", wanted, given)
+        missing_or_unknown("input", wanted, given, params)
         return {name: given[name] for name in wanted}
 
     def _program(self, given: Mapping[str, Any], kind: Kind, binding: int = 0) -> tuple[Program, dict[str, TensorType]]:

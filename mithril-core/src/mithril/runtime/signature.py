@@ -41,8 +41,10 @@ class InputSpec:
         return TensorType(self.dtype, self.shape)
 
 
-def missing_or_unknown(kind: str, wanted: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Raise unless ``given`` has exactly the wanted names."""
+def missing_or_unknown(
+    kind: str, wanted: Mapping[str, Any], given: Mapping[str, Any], params: Mapping[str, Any] | None = None
+) -> None:
+    """Raise unless ``given`` has exactly the wanted names. Inputs may have been put among ``params`` by mistake."""
     missing = [name for name in wanted if name not in given]
     extra = [name for name in given if name not in wanted]
     if not missing and not extra:
@@ -57,6 +59,8 @@ def missing_or_unknown(kind: str, wanted: Mapping[str, Any], given: Mapping[str,
     facts.append("expected: " + (", ".join(list(wanted)[:20]) + (", ..." if len(wanted) > 20 else "") or "none"))
     if kind == "input":
         hint = next((spec.misspelling for n in missing if (spec := wanted[n]).misspelling), None)
+        if misplaced := [n for n in missing if isinstance(params, Mapping) and n in params]:
+            hint = f"'{misplaced[0]}' is an input, trainable or not: move it from the parameters to the inputs"
     if missing and kind == "parameter":
         hint = "params = compiled.randomize_params() makes a complete set"
     raise InputError(f"the {kind}s do not fit the model", facts=facts, hint=hint)
