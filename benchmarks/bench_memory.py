@@ -1,4 +1,4 @@
-"""Memory: what is planned, what the framework itself takes, and what checkpointing saves."""
+"""Memory: reports against measurements, what is planned, and what checkpointing saves; `bench_memory.py c jax`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from gpt import gpt
 from resnet18 import resnet18
 
 import mithril as ml
+import mithril.models as m
 from mithril import plugins
 from mithril.backend.memory_plan import plan
 from mithril.models import Model, TransformerEncoderLayer
@@ -96,6 +97,10 @@ def measured(backend: str, compiled: Any, call: Any) -> float:
 
 
 def main() -> None:
+    for name in sys.argv[1:] or plugins.backends():
+        figures(name)
+    if sys.argv[1:]:
+        return
     plans()
     print(
         f"\n{'gradients, 24 blocks':<26}{'measured':>14}{'planned':>14}{'checkpointed':>16}{'planned':>14}{'ratio':>8}"
@@ -108,6 +113,62 @@ def main() -> None:
             print(f"{backend:<26}{cells}{plain[0] / lean[0]:>7.1f}x")
     if "jax" in plugins.backends():
         print(f"{'jax, as XLA reports':<26}" + jax_figures())
+
+
+def network(*layers: Any) -> Model:
+    model = Model()
+    for layer in layers:
+        model += layer
+    return model
+
+
+# Name: the model, the shape of its input.
+TEN: dict[str, tuple[Any, list[int]]] = {
+    "perceptron": (lambda: network(*(part for _ in range(6) for part in (m.Linear(256), m.Relu()))), [1024, 256]),
+    "perceptron, gelu": (lambda: network(*(part for _ in range(6) for part in (m.Linear(256), m.Gelu()))), [1024, 256]),
+    "convolutions": (
+        lambda: network(m.Conv2d(3, 16, 3, padding=1), m.Relu(), m.Conv2d(16, 16, 3, padding=1), m.Conv2d(16, 8, 3)),
+        [8, 3, 32, 32],
+    ),
+    "batch norm": (
+        lambda: network(m.Conv2d(8, 16, 3, padding=1), m.BatchNorm2d(16), m.Relu(), m.GlobalAvgPool2d(), m.Linear(10)),
+        [8, 8, 32, 32],
+    ),
+    "pooling": (
+        lambda: network(m.Conv2d(3, 16, 3), m.MaxPool2d(2), m.Tanh(), m.Conv2d(16, 8, 3), m.AvgPool2d(2)),
+        [8, 3, 32, 32],
+    ),
+    "encoder": (lambda: network(*(m.TransformerEncoderLayer(64, 4, 256) for _ in range(3))), [8, 64, 64]),
+    "softmax": (lambda: network(m.Linear(64), m.Softmax(), m.Linear(64), m.LayerNorm(64)), [8, 64, 64]),
+    "norms": (lambda: network(m.LayerNorm(256), m.Tanh(), m.LayerNorm(256), m.Sigmoid(), m.Softmax()), [2048, 256]),
+    "recurrent": (lambda: network(m.LSTM(64)), [32, 32, 64]),
+    "embedding": (lambda: network(m.Embedding(1000, 64), m.Linear(256), m.Relu(), m.Linear(1000)), [16, 64]),
+}
+
+
+def figures(backend: str) -> None:
+    """The report against what a call was measured to take: values and results, forward and with gradients."""
+    print(f"\n{backend:<26}{'report':>10}{'measured':>10}{'':>7}{'report':>14}{'measured':>10}")
+    for name, (build, shape) in TEN.items():
+        tokens = name == "embedding"
+        options = {"types": {"input": "int32"}} if tokens else {}
+        compiled = ml.compile(build(), backend, shapes={"input": shape}, **options)
+        x = np.zeros(shape, np.int32) if tokens else np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+        inputs, params = {"input": compiled.backend.array(x)}, compiled.randomize_params(seed=0)
+        results = compiled.evaluate(params, inputs, training=False)
+        slopes = {n: compiled.backend.ones(v.shape) for n, v in results.items()}
+        cells = []
+        for given in (None, slopes):
+            executable = compiled.program_for(given is not None).executable
+
+            def call(given: Any = given) -> Any:
+                return compiled.evaluate(params, inputs, given, training=given is not None)
+
+            call()
+            reported = compiled.memory_report(gradients=given is not None).workspace
+            taken = compiled.backend.measured_memory(call, executable)
+            cells.append(f"{reported / 1e6:>10.2f}{taken / 1e6:>10.2f}{reported / taken - 1:>+7.0%}")
+        print(f"{name:<26}{'    '.join(cells)}")
 
 
 def jax_figures() -> str:

@@ -162,6 +162,7 @@ class Backend(metaclass=CheckedType):
     symbolic: ClassVar[bool] = True  # whether one executable serves several sizes
     passes: tuple[str, ...] = ()  # those that it was made to run, besides the level's and the options'
     memory: ClassVar[Literal["arena", "frees", "library"]] = "frees"  # who places values: a plan, nobody, a compiler
+    estimate_error: ClassVar[str] = "not measured"  # of memory estimates against measurements, on ten models
     frees: ClassVar[bool] = True  # whether a value that nobody reads any more is freed within a call
     recompiles: ClassVar[bool] = False  # whether each new size is compiled anew, which takes long
     unforkable: ClassVar[str] = ""  # its framework, if that does not go on running in a forked process

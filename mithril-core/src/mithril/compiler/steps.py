@@ -415,32 +415,33 @@ class Compiler:
                 return Partitioned(graph, backend, others, single)
             lowered = self._decomposed(graph, backend, options)
             self._stage("generate", lowered)
-            sizes = largest_sizes(lowered)
-            if sizes is not None:
-                self._check_memory(lowered, sizes)
+            self._check_memory(lowered)
             if native is not None:
                 return backend.build_with_gradients(lowered, *native, options)
             return backend.build(lowered, options)
 
         executable: Executable = plugins.build(graph, self.backend, self.context.target, last)
         self._stage("build", executable.graph)
-        sizes = largest_sizes(executable.graph)
-        if sizes is not None:
-            self._check_memory(executable.graph, sizes, executable)
+        if self.settings.get("max_memory_gb") is not None:  # a graph may be kept as text until it is read
+            self._check_memory(executable.graph, executable=executable)
         return executable
 
     def check_call(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raise where a program with open sizes does not fit ``max_memory_gb`` for the sizes of a call."""
         if self.settings.get("max_memory_gb") is None:
             return  # without a look at the graph, which may have to be compiled again
-        graph = program.executable.graph
-        if largest_sizes(graph) is None:
+        if largest_sizes(program.executable.graph) is None:
             types = program.types
-            self._check_memory(graph, bind({n: t.shape for n, t in types.items()}, {n: shapes[n] for n in types}))
+            sizes = bind({n: t.shape for n, t in types.items()}, {n: shapes[n] for n in types})
+            self._check_memory(program.executable.graph, sizes)
 
-    def _check_memory(self, graph: Graph, sizes: Mapping[str, int], executable: Any = None) -> None:
+    def _check_memory(
+        self, graph: Graph, sizes: Mapping[str, int] | None = None, executable: Executable | None = None
+    ) -> None:
+        """Raise where a graph does not fit ``max_memory_gb``, for these sizes or the largest that it may have."""
         limit = self.settings.get("max_memory_gb")
-        if limit is None:
+        sizes = largest_sizes(graph) if sizes is None and limit is not None else sizes
+        if limit is None or sizes is None:
             return
         use = memory_use(graph, self.backend, sizes, executable)
         if use.peak > parse_bytes(limit):

@@ -19,8 +19,9 @@ from mithril.runtime.memory_use import MemoryUse, memory_use
 
 SOURCES = {
     "arena": "exact: one planned arena",
+    "arena and NumPy": "one planned arena; operations that NumPy runs took up to 22 % more on ten models",
     "XLA": "exact: XLA's analysis of the compiled program",
-    "estimate": "an estimate from lifetimes; ml.run_benchmark measures it",
+    "estimate": "an estimate; values and results were {error} on ten models. ml.run_benchmark measures",
 }
 
 
@@ -72,7 +73,7 @@ class MemoryReport:
                 f"inputs {human(self.inputs)}, parameters {human(self.parameters)}, state {human(self.state)}",
                 values,
                 "largest: " + ", ".join(f"'{name}' {human(size)}" for name, size in self.largest),
-                f"peak {human(self.peak)}, {SOURCES[self.use.source]}",
+                f"peak {human(self.peak)}, {SOURCES[self.use.source].format(error=self.use.error)}",
             ]
         )
 

@@ -25,7 +25,8 @@ class MemoryUse:
     parameters: int  # and constants
     state: int
     workspace: int
-    source: str  # "arena", "XLA", or "estimate"
+    source: str  # "arena", "arena and NumPy", "XLA" or "estimate"
+    error: str = ""  # of the estimates of this backend against measurements
 
     @property
     def outside(self) -> int:
@@ -39,7 +40,7 @@ class MemoryUse:
 
     @property
     def exact(self) -> bool:
-        return self.source != "estimate"
+        return self.source in ("arena", "XLA")
 
 
 def memory_use(
@@ -51,7 +52,14 @@ def memory_use(
         totals[i.role] += nbytes(i.type, sizes)
     exact = backend.exact_memory(executable, sizes or {}) if executable is not None else None
     workspace, source = exact if exact is not None else (alive(graph, backend, sizes), "estimate")
-    return MemoryUse(totals["input"], totals["param"] + totals["constant"], totals["state"], workspace, source)
+    return MemoryUse(
+        totals["input"],
+        totals["param"] + totals["constant"],
+        totals["state"],
+        workspace,
+        source,
+        backend.estimate_error,
+    )
 
 
 def alive(graph: Graph, backend: Backend, sizes: Mapping[str, int] | None = None) -> int:

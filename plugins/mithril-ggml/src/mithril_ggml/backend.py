@@ -101,7 +101,7 @@ class GGMLBackend(Backend):
     # -- memory ------------------------------------------------------------------------------------------------------
     def exact_memory(self, executable: Any, sizes: Mapping[str, int]) -> tuple[int, str]:
         program = executable.of_sizes(sizes) if isinstance(executable, SizedExecutable) else executable
-        return program.memory.total - program.memory.fixed + program.result_bytes, "arena"
+        return program.memory.total - program.memory.fixed + program.result_bytes, "arena and NumPy"
 
     def measured_memory(self, run: Callable[[], Any], executable: Any = None) -> int:
         programs = executable.programs if isinstance(executable, SizedExecutable) else (executable,)

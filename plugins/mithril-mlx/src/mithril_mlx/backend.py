@@ -28,6 +28,7 @@ class MlxBackend(SourceBackend):
     """Arrays are MLX's. On Apple silicon they live on the GPU, elsewhere on the CPU."""
 
     name = "mlx"
+    estimate_error = "50 % under to 151 % over what was measured"
     frees = False  # all operations are begun before the first has ended
     devices = ("cpu", "gpu")
     unforkable = "MLX"

@@ -22,6 +22,7 @@ class NumpyBackend(SourceBackend):
     """Arrays are NumPy's; there is nothing to compile, and every operation runs when its line is reached."""
 
     name = "numpy"
+    estimate_error = "49 % under to 0 % over what was measured"
     tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table}
     preferences: ClassVar[Preferences] = {
         "cpu": {

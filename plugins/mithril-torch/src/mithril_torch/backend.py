@@ -40,6 +40,7 @@ class TorchBackend(SourceBackend):
     """
 
     name = "torch"
+    estimate_error = "49 % under to 17 % over what was measured"
     devices = ("cpu", "cuda", "mps")
     dtypes: ClassVar[frozenset[DType]] = frozenset(d for d in ALL if d.name not in MISSING)
     tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table, "native": own}
