@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from mithril import plugins
 from mithril_tools import cli
+from mithril_tools.cli.coverage import coverage
 
 GOOD = """
     from mithril import BackendSpec, Command, Option, PassSpec, hookimpl
@@ -118,6 +119,25 @@ def test_nothing_installed(mithril):
 
 def test_disable_plugins(mithril, good):
     assert "disabled" in mithril("--disable-plugins", "good", "plugins")
+
+
+def test_coverage_of_a_backend():
+    from mithril import plugins
+    from mithril.backend.base import Backend
+
+    class Bare(Backend):
+        name = "bare"
+
+        def lowers(self, node, options=None):
+            return node.op.name in ("tanh", "mul", "add")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plugins, "backend_class", lambda name: Bare)
+        states = {row["operation"]: row["state"] for row in coverage("bare")}
+    assert states["tanh"] == "lowered"
+    assert states["exp"] == "missing"
+    assert states["square"] == "by its body"
+    assert states["softmax"] == "body needs div, exp, max, sub, sum"
 
 
 def test_backends(mithril, good):

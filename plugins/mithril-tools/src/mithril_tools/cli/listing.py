@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -95,9 +96,13 @@ def _kinds(provides: dict[str, list[str]]) -> str:
 
 
 @click.command()
+@click.option("--coverage", metavar="NAME", help="How this backend runs each operation: lowered, by its body, missing.")
 @json_option
-def backends(as_json: bool) -> None:
+def backends(coverage: str | None, as_json: bool) -> None:
     """Backends: installed, usable, and how to get the others."""
+    if coverage is not None:
+        _coverage(coverage, as_json)
+        return
     rows = []
     for name, entry in installed.backends().items():
         missing = [module for module in entry.spec.requires if find_spec(module) is None]
@@ -119,6 +124,20 @@ def backends(as_json: bool) -> None:
         print_json(rows)
     else:
         show(rows, ["name", "class", "distribution", "state", "summary"], console())
+
+
+def _coverage(name: str, as_json: bool) -> None:
+    """Print how a backend runs each operation, then the counts."""
+    from mithril_tools.cli.coverage import coverage
+
+    rows = coverage(name)
+    if as_json:
+        print_json(rows)
+        return
+    show(rows, ["operation", "kind", "state"], console())
+    for kind in ("primitive", "composite"):
+        states = Counter(row["state"].split(" needs ")[0] for row in rows if row["kind"] == kind)
+        console().print(f"{kind}s: " + ", ".join(f"{count} {state}" for state, count in states.most_common()))
 
 
 @click.command()

@@ -79,8 +79,8 @@ def _sign(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     up = t.binary("gt", x, one(dtype, 0))
     if dtype.kind == "uint":
         return t.cast(up, dtype.name)
-    rest = t.select(t.binary("lt", x, one(dtype, 0)), one(dtype, -1), x if dtype.is_float else one(dtype, 0))
-    return t.select(up, one(dtype, 1), rest)  # what is neither above nor below zero is itself: 0, -0 or nan
+    neither = t.select(t.isnan(x), x, one(dtype, 0)) if dtype.is_float else one(dtype, 0)  # +0 of both zeros
+    return t.select(up, one(dtype, 1), t.select(t.binary("lt", x, one(dtype, 0)), one(dtype, -1), neither))
 
 
 @rule("maximum")
@@ -163,6 +163,7 @@ def _divmod(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType) -> tuple[t.Expr, t
     down = code.let(t.intrinsic("floor", quotient))
     half = t.binary("gt", t.binary("sub", quotient, down), one(dtype, 0.5))
     down = t.select(half, t.binary("add", down, one(dtype, 1.0)), down)
+    down = t.select(t.binary("eq", quotient, zero), t.libm("copysign", zero, t.binary("div", a, b)), down)
     by_zero = t.binary("eq", b, zero)
     return t.select(by_zero, t.binary("div", a, b), down), t.select(by_zero, t.libm("fmod", a, b), rest)
 
