@@ -58,7 +58,7 @@ def graph(form):
 
 @pytest.mark.parametrize("form", TWINS)
 def test_mixed_precision(form):
-    """All products run in 16 bits."""
+    """Run all products in 16 bits."""
     compiled = ml.compile(model(form), "numpy", shapes={"input": (4, 32)}, mixed_precision=True)
     products = [n for n in compiled.graph.nodes if n.op.name in ("matmul", "dot", "linear", "einsum")]
     assert [n.result.dtype.name for n in products] == ["bfloat16", "bfloat16"]
@@ -68,16 +68,16 @@ def test_mixed_precision(form):
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
 def test_ggml_packs_the_same_weights(form, kind):
     x = np.random.default_rng(0).standard_normal((3, 32)).astype(np.float32)
-    found = {}
+    results = {}
     for name in ("matmul", form):
         compiled = ml.compile(model(name), ml.GGMLBackend(quantize=kind), shapes={"input": (3, 32)})
         params = compiled.randomize_params(0)
         (output,) = compiled.evaluate(params, {"input": x}).values()
         executable = compiled.programs[0].executable
-        found[name] = {(e.input.name, e.kind.name, e.rows) for e in executable.packing.all_entries}, output
-    assert len(found["matmul"][0]) == 2
-    assert found[form][0] == found["matmul"][0]
-    np.testing.assert_allclose(found[form][1], found["matmul"][1], rtol=1e-5, atol=1e-6)
+        results[name] = {(e.input.name, e.kind.name, e.rows) for e in executable.packing.all_entries}, output
+    assert len(results["matmul"][0]) == 2
+    assert results[form][0] == results["matmul"][0]
+    np.testing.assert_allclose(results[form][1], results["matmul"][1], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("form", TWINS)
@@ -107,18 +107,18 @@ def test_the_c_backend_keeps_the_same_weights_in_eight_bits(form):
 
 @pytest.mark.parametrize("form", TWINS)
 def test_plans_and_cost_models(form):
-    """The same operations counted, the same bytes, the same exchanges."""
+    """Count the same operations, bytes and exchanges."""
     mesh = Mesh({"data": 2, "model": 4})
-    told = {}
+    counts = {}
     for name in ("matmul", form):
         lowered = decompose(graph(name), lambda node: not node.op.composite)
         products = [n for n in lowered.nodes if class_of(n) == "product"]
         splits = choose(lowered, mesh).splits
-        found = propagate(lowered, mesh, splits)
-        told[name] = (
+        results = propagate(lowered, mesh, splits)
+        counts[name] = (
             [size_of(n)[0] for n in products],
-            Counter((e.kind, e.axis, e.bytes) for e in found.exchanges),
+            Counter((e.kind, e.axis, e.bytes) for e in results.exchanges),
             [is_product(n) for n in products],
         )
-    assert told[form] == told["matmul"]
-    assert len(told[form][0]) == 2
+    assert counts[form] == counts["matmul"]
+    assert len(counts[form][0]) == 2

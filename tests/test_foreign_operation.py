@@ -111,10 +111,10 @@ def test_it_runs_on_parts(acme, ways):
     with Builder() as b:
         y = acme[0](b.input("x0", (4, 6, 8)), b.input("x1", (4, 2, 8)))
     graph = b.build({"y": y})
-    given = arguments(graph)
+    values = arguments(graph)
     sharded = cut(graph, {"data": 2, "model": 2}, ways)
     assert any(n.op.name == "mesh.all_reduce" for n in sharded.graph.nodes) == ("model" in ways["x0"])
-    np.testing.assert_allclose(run(sharded, given)["y"], evaluate(graph, given)["y"], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(run(sharded, values)["y"], evaluate(graph, values)["y"], rtol=1e-5, atol=1e-5)
 
 
 def test_weights_are_split_in_pairs(acme):
@@ -144,16 +144,16 @@ def test_its_weights_are_quantized(acme):
     from mithril.backend.base import BuildOptions
 
     graph = chain(acme[1])
-    given = arguments(graph)
-    expected = evaluate(graph, given)["y"]
+    values = arguments(graph)
+    expected = evaluate(graph, values)["y"]
     executable = ml.GGMLBackend(quantize="q8_0").build(graph, BuildOptions())
     assert {e.input.name for e in executable.packing.entries} == {"up", "down"}
-    params = {n: a for n, a in given.items() if n != "x"}
-    output = executable(params, {"x": given["x"]})["y"]
+    params = {n: a for n, a in values.items() if n != "x"}
+    output = executable(params, {"x": values["x"]})["y"]
     assert 0 < np.linalg.norm(output - expected) / np.linalg.norm(expected) < 0.02
     narrow, arrays = quantized(graph, params)
     assert not any(n.op.name == "dequantize" for n in narrow.nodes)
-    output = evaluate(narrow, {**arrays, "x": given["x"]})["y"]
+    output = evaluate(narrow, {**arrays, "x": values["x"]})["y"]
     assert 0 < np.linalg.norm(output - expected) / np.linalg.norm(expected) < 0.02
 
 
@@ -166,7 +166,7 @@ def test_a_false_string_is_found(acme):
 
 
 def test_the_page_about_operations_runs():
-    """The code of docs/operations.md, block after block; then the checks that it announces."""
+    """Run the code of docs/operations.md, block after block; then the checks that it announces."""
     page = (Path(__file__).parents[1] / "docs" / "operations.md").read_text().replace("acme.project", "acme.page")
     names: dict = {"__name__": "acme_page"}
     try:

@@ -28,13 +28,13 @@ def words(items):
 
 def is_table(node, names):
     if isinstance(node, ast.Dict):
-        found = words(k for k in node.keys if k is not None)
+        texts = words(k for k in node.keys if k is not None)
     elif isinstance(node, ast.Set | ast.List | ast.Tuple):
-        found = words(node.elts)
+        texts = words(node.elts)
     else:
         return False
-    known = sum(word in names for word in found)
-    return known >= LEAST and 2 * known > len(found)
+    matches = sum(word in names for word in texts)
+    return matches >= LEAST and 2 * matches > len(texts)
 
 
 def compares_a_name(node):
@@ -95,7 +95,7 @@ def test_a_registry_takes_operations_and_names_that_exist():
 
 
 def test_every_lowering_is_of_an_operation():
-    """A name that does not exist is an error when the table is imported."""
+    """Reject a name that does not exist when the table is imported."""
     from mithril_jax.lowering import table
 
     with pytest.raises(OperationError, match="unknown operation 'matmull'"):

@@ -122,8 +122,8 @@ def test_groups_are_a_factor_of_channels():
 
 
 def test_layouts_and_views():
-    moved = node(lambda x: ops.transpose(x, perm=(1, 0, 2)), (2, 3, 4)).axes
-    assert (moved.is_layout, moved.is_view) == (True, False)
+    transposed = node(lambda x: ops.transpose(x, perm=(1, 0, 2)), (2, 3, 4)).axes
+    assert (transposed.is_layout, transposed.is_view) == (True, False)
     unmoved = node(lambda x: ops.transpose(x, perm=(1, 0, 2)), (1, 3, 4)).axes
     assert (unmoved.is_layout, unmoved.is_view) == (True, True)
     for write, view in ((lambda x: ops.reshape(x, shape=(8, 3)), True), (lambda x: ops.flip(x, axis=0), False)):
@@ -158,7 +158,7 @@ def test_sizes_that_a_guard_makes_equal_are_not_apart():
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
         ("m k, k n", "it has no '->'"),
         ("m k, k n -> m n", "factor 'k' is in no result and has no role"),
@@ -169,8 +169,8 @@ def test_sizes_that_a_guard_makes_equal_are_not_apart():
         ("t, k -> k | t index", "does not name its operand"),
     ],
 )
-def test_mistakes_in_a_declaration_are_errors(text, why):
-    with pytest.raises(OperationError, match=why.replace("(", r"\(").replace(")", r"\)").replace("?", r"\?")):
+def test_mistakes_in_a_declaration_are_errors(text, reason):
+    with pytest.raises(OperationError, match=reason.replace("(", r"\(").replace(")", r"\)").replace("?", r"\?")):
         parse_axes(text)
 
 
@@ -178,7 +178,7 @@ def test_a_declaration_names_attributes_and_operands_that_exist():
     declare = op(shape=lambda x: x, dtype=lambda d, _: d[0], axes="*x -> *x | x[axes] whole", name="tests.misnamed")
 
     def misnamed(x, *, axis: Axes):  # noqa: F821
-        """It has an attribute of another name."""
+        """Have an attribute of another name."""
 
     with pytest.raises(OperationError, match="name 'axes', which is not an attribute or operand"):
         declare(misnamed)

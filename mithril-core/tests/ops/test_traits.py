@@ -41,7 +41,7 @@ def words(text):
     ],
 )
 def test_primitives(holds, table):
-    """A barrier of one value and a pad by nothing are layouts as well: of these only some calls are."""
+    """Compare the primitives: of barriers, pads and transposes only some calls are layouts."""
     sometimes = {"barrier", "pad", "transpose"}
     assert (where(holds) & PRIMITIVE) - sometimes == words(table) - sometimes
 
@@ -86,7 +86,7 @@ def test_traits_hold(declared):
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "why"),
+    ("name", "change", "reason"),
     [
         ("matmul", {"linear": "a b"}, "it is not linear in a and b"),
         ("exp", {"linear": "x"}, "it is not linear in x"),
@@ -96,9 +96,9 @@ def test_traits_hold(declared):
         ("tanh", {"precision": "small"}, "precision='small' is not low, follow or full"),
     ],
 )
-def test_false_traits_are_found(name, change, why):
+def test_false_traits_are_found(name, change, reason):
     wrong = false_traits(replace(operations()[name], **change))
-    assert wrong and why in wrong[0]
+    assert wrong and reason in wrong[0]
 
 
 def test_activations():

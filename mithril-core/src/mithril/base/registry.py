@@ -60,7 +60,7 @@ class Registry(dict[str, Rule]):
     """Rules by operation: of lowering, placing, differentiating. Keys are operations or their names, checked at once.
 
     ``@registry(ops.take)`` or ``@registry("acme.lookup")`` enters a rule. ``none`` states that an operation has no
-    rule, so that ``missing`` can tell what nobody has thought of.
+    rule, so that ``missing`` lists only the forgotten ones.
     """
 
     def __init__(self, purpose: str) -> None:

@@ -156,11 +156,11 @@ class Axes:
 def unknown_axes(shapes: Sequence[Shape | None], results: Sequence[Shape]) -> Axes:
     """Return the axes of an operation of which nothing is known: all are whole."""
     operands = tuple(None if s is None else tuple((f"{k}.{i}",) for i in range(len(s))) for k, s in enumerate(shapes))
-    given = tuple(tuple((f"-{k}.{i}",) for i in range(len(s))) for k, s in enumerate(results))
+    written = tuple(tuple((f"-{k}.{i}",) for i in range(len(s))) for k, s in enumerate(results))
     sizes = {
         factors[0]: n
-        for axes, shape in zip((*operands, *given), (*shapes, *results), strict=True)
+        for axes, shape in zip((*operands, *written), (*shapes, *results), strict=True)
         if axes is not None and shape is not None
         for factors, n in zip(axes, shape, strict=True)
     }
-    return Axes(operands, given, sizes, dict.fromkeys(sizes, WHOLE), tuple(results))
+    return Axes(operands, written, sizes, dict.fromkeys(sizes, WHOLE), tuple(results))

@@ -29,7 +29,7 @@ _SELECTOR = re.compile(rf"(?P<name>{_NAME}|\.\.\.)(?:\[(?P<by>{_NAME}|~)\])?")
 
 @dataclass(frozen=True, slots=True)
 class Atom:
-    """One axis of a term, or as many as a star or an ellipsis stands for."""
+    """One axis of a term, or the axes of a star or an ellipsis."""
 
     kind: str  # "axis" "optional" "star" "order" "dots" "product"
     names: tuple[str, ...] = ()
@@ -90,8 +90,8 @@ def parse_axes(text: str) -> Declaration:
     return Declaration(text, operands, results, tuple(clauses), shape)
 
 
-def _wrong(text: str, why: str) -> OperationError:
-    return OperationError(f"axes '{text}': {why}", hint="an example is '... m k, ... k n -> ... m n | k sum'")
+def _wrong(text: str, reason: str) -> OperationError:
+    return OperationError(f"axes '{text}': {reason}", hint="an example is '... m k, ... k n -> ... m n | k sum'")
 
 
 def _term(text: str, term: str) -> tuple[Atom, ...]:
@@ -109,9 +109,9 @@ def _atom(text: str, token: str) -> Atom:
     match = _ATOM.fullmatch(token)
     if match is None:
         raise _wrong(text, f"'{token}' is not an axis")
-    found = {k: v or "" for k, v in match.groupdict().items()}
-    kind = "star" if found["star"] else "optional" if found["optional"] else "order" if found["order"] else "axis"
-    return Atom(kind, (found["name"],), found["count"], found["at"], found["without"], found["order"])
+    entries = {k: v or "" for k, v in match.groupdict().items()}
+    kind = "star" if entries["star"] else "optional" if entries["optional"] else "order" if entries["order"] else "axis"
+    return Atom(kind, (entries["name"],), entries["count"], entries["at"], entries["without"], entries["order"])
 
 
 def _clause(text: str, part: str) -> Clause:
@@ -125,8 +125,8 @@ def _clause(text: str, part: str) -> Clause:
         raise _wrong(text, f"'{part}' does not name its operand of indices")
     if words[k] != "index" and rest and (words[k] != "sum" or rest[:-1] != ["into"]):
         raise _wrong(text, f"'{part}' has too many words")
-    found = tuple((m["name"], m["by"] or "") for m in selectors if m is not None)
-    return Clause(found, words[k], rest[-1] if rest else "")
+    entries = tuple((m["name"], m["by"] or "") for m in selectors if m is not None)
+    return Clause(entries, words[k], rest[-1] if rest else "")
 
 
 # -- one call -----------------------------------------------------------------------------------------------------
@@ -179,16 +179,16 @@ class _Call:
                 length = self.attributes.get(a.count, self._size_of(a.count))
                 if isinstance(length, int):
                     self.lengths[a.names[0]] = length
-        placed = next((k for k, a in enumerate(term) if a.at), None)
-        if placed is not None:
-            at = self.attributes[term[placed].at]
-            self._only(term[:placed], at)
-            self._only(term[placed + 1 :], len(shape) - at - 1)
+        position = next((k for k, a in enumerate(term) if a.at), None)
+        if position is not None:
+            offset = self.attributes[term[position].at]
+            self._only(term[:position], offset)
+            self._only(term[position + 1 :], len(shape) - offset - 1)
         elif not any(a.kind == "dots" for a in term):
             self._only(term, len(shape))
 
     def _only(self, term: Sequence[Atom], rank: int) -> None:
-        """The one star of unknown length has the axes that the others leave."""
+        """Give the one star of unknown length the axes that the others leave."""
         unknown = [a for a in term if self._length(a) is None]
         if len(unknown) == 1 and not unknown[0].without:
             self.lengths[unknown[0].names[0]] = rank - sum(self._length(a) or 0 for a in term)
@@ -204,7 +204,7 @@ class _Call:
         return length - len(_numbers(self.attributes[atom.without]))
 
     def _size_of(self, factor: str) -> Size | None:
-        """The size of an axis that is the first or last one of a term, before stars are known."""
+        """Return the size of an axis that is the first or last one of a term, before stars are known."""
         for term, shape in self.pairs:
             for k, atom in ((0, term[:1]), (-1, term[-1:])):
                 if atom and atom[0].kind == "axis" and atom[0].names[0] == factor and not atom[0].at and shape:
@@ -220,8 +220,8 @@ class _Call:
         out: list[Factors] = []
         for a in term:
             if a.kind == "dots":
-                here = range(len(out), len(out) + room)
-                out += [() if shape[k] == 1 else (f"...{room - k + here.start - 1}",) for k in here]
+                room_axes = range(len(out), len(out) + room)
+                out += [() if shape[k] == 1 else (f"...{room - k + room_axes.start - 1}",) for k in room_axes]
             else:
                 out += self._of_atom(a)
         if len(out) != len(shape):
@@ -241,9 +241,9 @@ class _Call:
             return [(f"{name}{k}",) for k in self.attributes[atom.order]]
         out: list[Factors] = [(f"{name}{k}",) for k in range(count)]
         if atom.without:
-            gone = _numbers(self.attributes[atom.without])
-            kept = self.attributes.get("keepdims")
-            return [() if k in gone else f for k, f in enumerate(out) if kept or k not in gone]
+            dropped = _numbers(self.attributes[atom.without])
+            keepdims = self.attributes.get("keepdims")
+            return [() if k in dropped else f for k, f in enumerate(out) if keepdims or k not in dropped]
         return out
 
     # -- sizes
@@ -255,16 +255,17 @@ class _Call:
         for factors, n in self._axes():
             missing = [f for f in factors if f not in self.found]
             if len(factors) > 1 and len(missing) == 1:
-                known = product(self.found[f][0] for f in factors if f != missing[0])
-                self.found[missing[0]] = [floordiv(n, known) if known != 0 else 0]
+                covered = product(self.found[f][0] for f in factors if f != missing[0])
+                self.found[missing[0]] = [floordiv(n, covered) if covered != 0 else 0]
 
     def _axes(self) -> Iterable[tuple[Factors, Size]]:
         for axes, (_, shape) in zip(self.axes_of, self.pairs, strict=True):
             yield from zip(axes, shape, strict=True)
 
     def axes(self, names: Sequence[str], shapes: Sequence[Shape | None], results: Sequence[Shape]) -> Axes:
-        sizes = {f: found[0] for f, found in self.found.items()}
-        roles: dict[str, Role] = {f: WHOLE for f, found in self.found.items() if any(n != found[0] for n in found)}
+        sizes = {f: entries[0] for f, entries in self.found.items()}
+        several = [f for f, entries in self.found.items() if any(n != entries[0] for n in entries)]
+        roles: dict[str, Role] = dict.fromkeys(several, WHOLE)
         uneven = set(roles)
         for axes, n in self._axes():
             if len(axes) > 1 and product(sizes[f] for f in axes) != n:
@@ -273,12 +274,12 @@ class _Call:
         for clause in self.declaration.clauses:
             role = Role(clause.kind, list(names).index(clause.operand) if clause.operand else None)
             for name, by in clause.selectors:
-                chosen = [f for f in self._selected(name, by, uneven) if f in sizes]
-                roles.update(dict.fromkeys(chosen, role))
-                for f in chosen:
+                selected = [f for f in self._selected(name, by, uneven) if f in sizes]
+                roles.update(dict.fromkeys(selected, role))
+                for f in selected:
                     unsaid.pop(f, None)
-        given = {f for axes in self.axes_of[self.count :] for factors in axes for f in factors}
-        lost = [f for f in sizes if f not in given and f not in roles]
+        present = {f for axes in self.axes_of[self.count :] for factors in axes for f in factors}
+        lost = [f for f in sizes if f not in present and f not in roles]
         if lost:
             raise _wrong(self.declaration.text, f"factor '{lost[0]}' is in no result and has no role")
         operands = iter(self.axes_of)
@@ -307,7 +308,7 @@ class _Call:
 
 
 def _numbers(value: Any) -> tuple[int, ...]:
-    """The axes that an attribute names; of pairs, those that are not zero."""
+    """Return the axes that an attribute names; of pairs, those that are not zero."""
     if isinstance(value, tuple):
         if value and all(isinstance(v, tuple) for v in value):
             return tuple(k for k, pair in enumerate(value) if any(n != 0 for n in pair))

@@ -85,8 +85,8 @@ class _Ties:
 
     def at(self, value: Value, axis: int) -> list[tuple[int, int]]:
         """Return the groups of an axis that can be split, as (elements outside, group)."""
-        found = {(p[2], g) for p, g in self.groups.items() if p[0] is value and p[1] == axis and g not in self.whole}
-        return sorted(found)
+        entries = {(p[2], g) for p, g in self.groups.items() if p[0] is value and p[1] == axis and g not in self.whole}
+        return sorted(entries)
 
 
 def _described(node: Node, axes: Axes) -> Iterator[tuple[Value, Sequence[Factors]]]:
@@ -97,12 +97,12 @@ def _described(node: Node, axes: Axes) -> Iterator[tuple[Value, Sequence[Factors
 
 def _places(node: Node, axes: Axes) -> dict[str, list[Place]]:
     """Return where each factor of a node is."""
-    found: dict[str, list[Place]] = {}
+    entries: dict[str, list[Place]] = {}
     for value, fs in _described(node, axes):
         for axis, factors in enumerate(fs):
             for factor, begin in zip(factors, _begins(axes, factors), strict=True):
-                found.setdefault(factor, []).append((value, axis, begin))
-    return found
+                entries.setdefault(factor, []).append((value, axis, begin))
+    return entries
 
 
 def _begins(axes: Axes, factors: Factors) -> list[int]:
@@ -143,8 +143,8 @@ def _assemble(ties: _Ties, types: Sequence[TensorType | None]) -> tuple[Axes, st
             rest(n // covered if isinstance(n, int) and covered else n)
         return tuple(out)
 
-    given = [None if t is None else next(operands) for t in types]
-    read = tuple(None if v is None else tuple(factors(v, k) for k in range(v.ndim)) for v in given)
+    values = [None if t is None else next(operands) for t in types]
+    read = tuple(None if v is None else tuple(factors(v, k) for k in range(v.ndim)) for v in values)
     results = tuple(tuple(factors(v, k) for k in range(v.ndim)) for v in ties.body.outputs)
     roles = {f: WHOLE for f in sizes if f.startswith("rest")}
     axes = Axes(read, results, sizes, roles, tuple(v.shape for v in ties.body.outputs))
@@ -186,13 +186,13 @@ def _same_but_cut(ties: _Ties, part: Graph, group: int, parts: int) -> bool:
     body = ties.body
     if len(body.nodes) != len(part.nodes) or len(body.inputs) != len(part.inputs):
         return False
-    known: dict[Value | None, Value | None] = {None: None}
+    images: dict[Value | None, Value | None] = {None: None}
     for i, j in zip(body.inputs, part.inputs, strict=True):
-        known[i.value] = j.value
+        images[i.value] = j.value
         if i.data is not None and (j.data is None or not np.array_equal(i.data, j.data)):
             return False
     for a, b in zip(body.nodes, part.nodes, strict=True):
-        if a.op is not b.op or a.regions or [known[v] for v in a.operands] != [*b.operands]:
+        if a.op is not b.op or a.regions or [images[v] for v in a.operands] != [*b.operands]:
             return False
         axes = a.axes
         local: dict[str, Size] = {}
@@ -205,5 +205,5 @@ def _same_but_cut(ties: _Ties, part: Graph, group: int, parts: int) -> bool:
         for x, y, fs in zip(a.results, b.results, axes.results, strict=True):
             if y.shape != axes.local_shape(x.shape, fs, local):
                 return False
-            known[x] = y
-    return all(known[x] is y for x, y in zip(body.outputs, part.outputs, strict=True))
+            images[x] = y
+    return all(images[x] is y for x, y in zip(body.outputs, part.outputs, strict=True))

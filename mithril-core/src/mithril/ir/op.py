@@ -328,7 +328,7 @@ class Op:
             raise self._rule_error("shape", f"gives {counts}, expected {len(self.results)} results")
         return tuple(TensorType(d, tuple(s)) for d, s in zip(dtypes, shapes, strict=True))
 
-    def _rule(self, kind: str, rule: Callable[..., Any], *arguments: Any, **attributes: Any) -> Any:
+    def _rule(self, kind: str, rule: Callable[..., Any], /, *arguments: Any, **attributes: Any) -> Any:
         try:
             return rule(*arguments, **attributes)
         except (MithrilError, IndexError, TimeoutError):
@@ -369,7 +369,7 @@ class Op:
         results: Sequence[TensorType] | None = None,
     ) -> Axes:
         """Return the axes of a call; without a declaration all are whole, or follow from the body."""
-        key = (tuple(types), tuple(map(repr, attributes.values())), _limits(types))
+        key = (tuple(types), tuple(attributes.values()), _limits(types))
         known = self._axes.get(key)
         if known is None:
             if len(self._axes) > 4096:

@@ -21,7 +21,7 @@ def body(node: Node) -> Any:
 
 def sample_nodes(op: Any) -> list[Node]:
     """Return a node for each sample of an operation."""
-    found = []
+    nodes = []
     for sample in op.samples:
         with Builder() as builder:
             operands = [
@@ -29,8 +29,8 @@ def sample_nodes(op: Any) -> list[Node]:
                 for k, arr in enumerate(sample.operands)
             ]
             op._emit(operands, sample.attributes)
-        found += [node for node in builder.nodes if node.op is op]
-    return found
+        nodes += [node for node in builder.nodes if node.op is op]
+    return nodes
 
 
 def _throughout(node: Node, holds: Callable[[Node], bool]) -> bool:
@@ -83,10 +83,10 @@ def is_permutation(node: Node) -> bool:
     if op.opaque or len(node.operands) != 1 or len(node.results) != 1 or not is_layout(node):
         return False
     axes = node.axes
-    read, given = (
+    read, written = (
         {f for factors in fs for f in factors if f not in axes.roles} for fs in (*axes.operands, *axes.results)
     )
-    return read == given
+    return read == written
 
 
 def is_source(node: Node) -> bool:
@@ -130,15 +130,15 @@ def reads_rows(node: Node, operand: int) -> str | None:
     graph = body(node)
     inputs = iter([i.value for i in graph.inputs if i.data is None])
     value = [None if v is None else next(inputs) for v in node.operands][operand]
-    turned = False
+    is_transposed = False
     while value is not None and value not in graph.outputs:
         readers = graph.users.get(value, ())
         if len(readers) != 1 or readers[0].operands.count(value) != 1:
             return None
         if not is_matrix_transpose(readers[0]):
             answer = reads_rows(readers[0], readers[0].operands.index(value))
-            return {"rows": "columns", "columns": "rows"}.get(answer or "") if turned else answer
-        value, turned = readers[0].result, not turned
+            return {"rows": "columns", "columns": "rows"}.get(answer or "") if is_transposed else answer
+        value, is_transposed = readers[0].result, not is_transposed
     return None
 
 
@@ -153,8 +153,8 @@ def is_matrix_transpose(node: Node) -> bool:
 def linear_in(node: Node, operand: int) -> bool:
     """Whether an operation is linear in one operand, with the others fixed."""
     op: Any = node.op
-    alone = [part.split() for part in op.linear.split("|")]
-    return not op.variadic and [op.operands[operand]] in alone
+    groups = [part.split() for part in op.linear.split("|")]
+    return not op.variadic and [op.operands[operand]] in groups
 
 
 def precision(node: Node) -> str:
@@ -176,7 +176,7 @@ def precision(node: Node) -> str:
 
 
 def is_unchanged(node: Node) -> bool:
-    """Whether all elements are handed on as they are, in another place or dtype."""
+    """Whether all elements are passed on unchanged, in another place or dtype."""
     return node.op.name == "cast" or is_layout(node)
 
 

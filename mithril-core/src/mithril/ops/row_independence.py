@@ -1,6 +1,6 @@
 """Row-independence analysis: does each output row depend only on the same input row?
 
-Rows lie along the axes whose size is one given symbol, usually the batch's. Where rows are independent, a batch can be
+Rows run along the axes whose size is one given symbol, usually the batch's. Where rows are independent, a batch can be
 filled up with further rows and the results be cut without changing them.
 """
 

@@ -62,7 +62,7 @@ def _splits(case: Case) -> Iterator[Split]:
     attributes = op.canonical(types, op.complete(case.sample.attributes))
     arrays = _promoted(op, arrays, types)
     axes = op.axes(types, attributes)
-    whole = _results(op.evaluate(arrays, attributes))
+    complete = _results(op.evaluate(arrays, attributes))
     for factor in axes.uneven:
         sizes = "it has several sizes here and no role that allows this"
         yield Split(case.id, factor, None, sizes)
@@ -72,26 +72,26 @@ def _splits(case: Case) -> Iterator[Split]:
             continue
         changed: set[str] = set()
         try:
-            wrong = _split(op, axes, factor, role, arrays, attributes, whole, changed)
+            wrong = _split(op, axes, factor, role, arrays, attributes, complete, changed)
         except (MithrilError, ValueError, IndexError, TypeError) as error:
             wrong = f"a part is an error: {str(error).splitlines()[0]}"
         yield Split(case.id, factor, role, wrong, frozenset(changed))
 
 
 def _promoted(op: Op, arrays: Sequence[Array | None], types: list[TensorType | None]) -> list[Array | None]:
-    """Operands in the dtype that the operation brings them to; ``types`` follow."""
+    """Operands in the dtype that the operation converts them to; ``types`` follow."""
     target = op._common(list(arrays))
     out: list[Array | None] = []
     for k, a in enumerate(arrays):
         cast = target is not None and a is not None and op._takes_part(k)
         out.append(a.astype(target.numpy) if cast and a is not None and target is not None else a)
-        if (made := out[-1]) is not None:
-            types[k] = TensorType(as_dtype(made.dtype), made.shape)
+        if (result := out[-1]) is not None:
+            types[k] = TensorType(as_dtype(result.dtype), result.shape)
     return out
 
 
-def _results(made: Any) -> tuple[Array, ...]:
-    return made if isinstance(made, tuple) else (made,)
+def _results(result: Any) -> tuple[Array, ...]:
+    return result if isinstance(result, tuple) else (result,)
 
 
 def _split(
@@ -101,7 +101,7 @@ def _split(
     role: Role | None,
     arrays: Sequence[Array | None],
     attributes: Mapping[str, Any],
-    whole: Sequence[Array],
+    complete: Sequence[Array],
     changed: set[str],
 ) -> str:
     """Return why two parts do not give the whole, or nothing."""
@@ -121,10 +121,10 @@ def _split(
         if addend is not None and number and (x := operands[addend]) is not None:
             operands[addend] = np.zeros_like(x)
         parts.append(_results(op.evaluate(operands, {**attributes, **local})))
-    for k, (expected, fs) in enumerate(zip(whole, axes.results, strict=True)):
+    for k, (expected, fs) in enumerate(zip(complete, axes.results, strict=True)):
         wrong = _compare([p[k] for p in parts], expected, fs, axes, factor, role, half / size)
         if wrong:
-            return f"{wrong} in result {k}" if len(whole) > 1 else wrong
+            return f"{wrong} in result {k}" if len(complete) > 1 else wrong
     return ""
 
 
@@ -158,8 +158,8 @@ def taken(x: Array, fs: Sequence[Factors], axes: Axes, factor: str, start: int, 
     for axis, factors in enumerate(fs):
         if factor in factors:
             sizes = [axes.sizes[f] for f in factors] if len(factors) > 1 else [x.shape[axis]]
-            apart = x.reshape((*x.shape[:axis], *sizes, *x.shape[axis + 1 :]))
-            part = np.take(apart, range(start, stop), axis + factors.index(factor))
+            unfolded = x.reshape((*x.shape[:axis], *sizes, *x.shape[axis + 1 :]))
+            part = np.take(unfolded, range(start, stop), axis + factors.index(factor))
             x = part.reshape((*x.shape[:axis], -1, *x.shape[axis + 1 :])) if x.size else part
     return x
 
@@ -168,12 +168,12 @@ def joined(parts: Sequence[Array], fs: Sequence[Factors], axes: Axes, factor: st
     """Return the whole of an array from its parts along a factor."""
     axis = next(k for k, factors in enumerate(fs) if factor in factors)
     factors = fs[axis]
-    apart = []
+    unfolded = []
     for part in parts:
         sizes = [-1 if f == factor else axes.sizes[f] for f in factors]
-        apart.append(part.reshape((*part.shape[:axis], *sizes, *part.shape[axis + 1 :])) if part.size else part)
-    made = np.concatenate(apart, axis + factors.index(factor))
-    return made.reshape((*parts[0].shape[:axis], -1, *parts[0].shape[axis + 1 :])) if made.size else made
+        unfolded.append(part.reshape((*part.shape[:axis], *sizes, *part.shape[axis + 1 :])) if part.size else part)
+    result = np.concatenate(unfolded, axis + factors.index(factor))
+    return result.reshape((*parts[0].shape[:axis], -1, *parts[0].shape[axis + 1 :])) if result.size else result
 
 
 # -- the checks ---------------------------------------------------------------------------------------------------
@@ -203,8 +203,8 @@ def untried_axes(op: Op) -> list[str]:
     never = {
         name for c in declaration.clauses for name, by in c.selectors if not by and c.kind in ("whole", *NOT_TRIED)
     }
-    wanted = declaration_names(op) - never
-    out = [f"'{op.name}': add a sample in which factor '{n}' has size 2 or more" for n in sorted(wanted - names)]
+    needed = declaration_names(op) - never
+    out = [f"'{op.name}': add a sample in which factor '{n}' has size 2 or more" for n in sorted(needed - names)]
     changed = {a for s in tried for a in s.changed}
     counted = {a.count for t in declaration.operands for a in t if a.kind == "product" and a.count}
     shape = {declaration.shape_attribute} if declaration.shape_attribute else set()
@@ -213,11 +213,11 @@ def untried_axes(op: Op) -> list[str]:
 
 def too_strict(op: Op) -> list[str]:
     """Return the factors declared whole that split well on all samples, of at least two."""
-    found: dict[str, list[bool]] = {}
+    outcomes: dict[str, list[bool]] = {}
     for s in splits_of(op):
         if s.role is not None and s.role.kind == "whole":
-            found.setdefault(_stem(s.factor, declaration_names(op)), []).append(not s.wrong)
-    return [name for name, good in found.items() if len(good) > 1 and all(good)]
+            outcomes.setdefault(_stem(s.factor, declaration_names(op)), []).append(not s.wrong)
+    return [name for name, good in outcomes.items() if len(good) > 1 and all(good)]
 
 
 def declaration_names(op: Op) -> set[str]:
@@ -231,7 +231,7 @@ def declaration_names(op: Op) -> set[str]:
 
 
 def _stem(factor: str, names: Iterable[str]) -> str:
-    """The name in the declaration: without the number that a star adds."""
+    """Return the name in the declaration: without the number that a star adds."""
     stem = "..." if factor.startswith("...") else factor.rstrip("0123456789")
     return factor if factor in names else stem
 
@@ -251,10 +251,10 @@ def mutations(text: str) -> Iterator[str]:
             yield _text(terms, [*rest[0], *([other] if other else []), *rest[1]])
     left, _, right = terms.partition("->")
     atoms = right.split()
-    whole = {w for c in clauses if c.endswith(" whole") for w in c.split()}
+    complete = {w for c in clauses if c.endswith(" whole") for w in c.split()}
     for k in range(len(atoms) - 1):
         swapped = [*atoms[:k], atoms[k + 1], atoms[k], *atoms[k + 2 :]]
-        if {a.strip("*?").partition("@")[0] for a in atoms[k : k + 2]} <= whole:
+        if {a.strip("*?").partition("@")[0] for a in atoms[k : k + 2]} <= complete:
             continue  # the same declaration: these are never split
         read = any(atom.strip("*?").partition("@")[0] in left for atom in atoms[k : k + 2])
         if read and "..." not in atoms[k : k + 2] and not any("(" in a or ")" in a for a in atoms):

@@ -23,7 +23,7 @@ def false_traits(op: Op) -> list[str]:
         wrong.append(f"'{op.name}': labels='{op.labels}' is not an operand")
     for number, sample in enumerate(op.samples):
         case = Case(op, sample, number)
-        wrong += [f"{case.id}: {why}" for why in _contradictions(case)]
+        wrong += [f"{case.id}: {reason}" for reason in _contradictions(case)]
     return wrong
 
 
@@ -47,25 +47,25 @@ def _contradictions(case: Case) -> Iterator[str]:
 def _is_linear(op: Op, arrays: list[Array | None], places: list[int], attributes: dict[str, Any]) -> bool:
     """Whether f(2a + 3b) = 2f(a) + 3f(b), for other elements b in the same operands."""
     rng = np.random.default_rng(0)
-    first, second, both = list(arrays), list(arrays), list(arrays)
+    first, second, combined = list(arrays), list(arrays), list(arrays)
     for k in places:
         a = arrays[k]
         assert a is not None
-        b = rng.uniform(-1, 1, a.shape).astype(a.dtype)
-        second[k], both[k] = b, 2 * a + 3 * b
-    x, y, z = (_results(op.evaluate(values, attributes)) for values in (first, second, both))
-    return all(_same(2 * u.astype(float) + 3 * v.astype(float), w) for u, v, w in zip(x, y, z, strict=True))
+        b = np.asarray(rng.uniform(-1, 1, a.shape), a.dtype)
+        second[k], combined[k] = b, 2 * a + 3 * b
+    x, y, z = (_results(op.evaluate(values, attributes)) for values in (first, second, combined))
+    return all(_same(2 * np.asarray(u, float) + 3 * np.asarray(v, float), w) for u, v, w in zip(x, y, z, strict=True))
 
 
 def _moves(op: Op, arrays: list[Array | None], attributes: dict[str, Any]) -> bool:
     """Whether each element of a result is an operand's, zero, or a number among the attributes."""
     numbers = [v for v in op.complete(attributes).values() if isinstance(v, (int, float))]
-    known = {0.0, *map(float, numbers)}
+    allowed = {0.0, *map(float, numbers)}
     for a in arrays:
-        known |= set() if a is None else {float(v) for v in a.reshape(-1)}
+        allowed |= set() if a is None else {float(v) for v in a.reshape(-1)}
     for result in _results(op.evaluate(arrays, attributes)):
         values = [float(v) for v in result.reshape(-1)]
-        if any(v not in known and v == v for v in values):
+        if any(v not in allowed and v == v for v in values):
             return False
     return True
 

@@ -23,8 +23,8 @@ class Cut:
 def divide(node: Node, splits: Splits, mesh: Mesh, is_zero: Callable[[Value], bool] = lambda v: False) -> Division:
     """Return the division that operands in these splits lead to: factors of results first, then reduced ones."""
     division = Division(node, mesh, is_zero)
-    given = {f: k for k, f in enumerate(f for fs in node.axes.results for a in fs for f in a)}
-    for factor, cut in sorted(wanted(node.axes, splits), key=lambda w: given.get(w[0], len(given))):
+    order = {f: k for k, f in enumerate(f for fs in node.axes.results for a in fs for f in a)}
+    for factor, cut in sorted(wanted(node.axes, splits), key=lambda w: order.get(w[0], len(order))):
         division.take(factor, cut)
     return division
 
@@ -39,14 +39,14 @@ def wanted(axes: Axes, splits: Splits) -> Iterator[tuple[str, Cut]]:
 
 def _factor(axes: Axes, factors: Factors, entry: str) -> tuple[str, Cut]:
     """Return the factor of an axis that an entry divides: the one that begins at its blocks, or has them inside."""
-    outer, count, found = 1, blocks(entry), ("", 1)
+    outer, count, match = 1, blocks(entry), ("", 1)
     for f in factors:
         if axes.sizes[f] != 1 and count % outer == 0:
-            found = (f, count // outer)
+            match = (f, count // outer)
         outer *= length(axes, f)
         if outer > count:
             break
-    return found[0], Cut(base(entry), found[1])
+    return match[0], Cut(base(entry), match[1])
 
 
 def length(axes: Axes, factor: str) -> int:
@@ -83,7 +83,7 @@ class Division:
         return into is None or self.is_zero(into)
 
     def _free(self, factor: str, axis: str) -> bool:
-        """Whether a factor meets no other one of its mesh axis, and none within the same axis of a value."""
+        """Whether no other factor of the same mesh axis is in its values, and none in its axes."""
         for other, cut in self.cuts.items():
             both_parallel = self.axes.role(other) is None and self.axes.role(factor) is None
             for fs in (*self.axes.operands, *self.axes.results):
