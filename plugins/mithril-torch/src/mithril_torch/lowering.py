@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 from mithril.backend.codegen import Call, Lowerings
@@ -19,6 +20,8 @@ from mithril.backend.codegen.common import (
 )
 from mithril.backend.codegen.control_flow import python_control
 from mithril.backend.codegen.slice_syntax import sliced
+from mithril.base.dtypes import uint32
+from mithril.base.errors import UnsupportedError
 from mithril.ir import Node
 from mithril_torch import helpers
 
@@ -317,6 +320,27 @@ table.helpers(
     helpers.avg_pool,
     helpers.avg_pool_grad,
 )
+
+
+@table.function("conv", "conv_input_grad", "conv_weight_grad", when=lambda node: not dtype_of(node).is_float)
+def _no_integer_convolution(call: Call) -> str:
+    raise UnsupportedError(
+        f"backend 'torch' has no '{call.node.op.name}' of {dtype_of(call.node)}",
+        facts=[str(call.node.origin)],
+        hint="cast the operands to a float first: cast(x, dtype='float32')",
+    )
+
+
+@table.function("scatter_nd_add", "dynamic_update_slice", "max_pool", "max_pool_positions", when=is_words)
+def _helped_by_words(call: Call) -> str:
+    """The helper on int64, as PyTorch has it for no uint32."""
+    function = getattr(helpers, call.node.op.name)
+    op: Any = call.node.op
+    words = {n for n, v in zip(op.operands, call.node.operands, strict=True) if v is not None and v.dtype is uint32}
+    names = [p.name for p in signature(function).parameters.values() if p.default is p.empty]
+    arguments = [f"{call.argument(n)}.to(torch.int64)" if n in words else call.argument(n) for n in names]
+    text = f"{call.helper(function)}({', '.join(arguments)})"
+    return f"{text}.to(torch.uint32)" if call.type.dtype is uint32 else text
 
 
 # -- random -------------------------------------------------------------------------------------------------------
