@@ -35,8 +35,8 @@ def test_its_python_and_c_run(tmp_path, monkeypatch, capsys):
 
 
 def test_its_table_has_every_option():
-    from mithril_cbackend import compile_target
-    from mithril_cbackend.program import compile_graph
+    from mithril_cbackend.plugin import mithril_options
 
-    for key in (*compile_graph.KNOWN, *compile_target.KNOWN):
-        assert f"`{key}`" in TEXT
+    for option in mithril_options():
+        for key in (option.name, *option.keys):
+            assert f"`{key}`" in TEXT

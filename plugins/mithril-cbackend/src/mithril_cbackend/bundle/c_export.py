@@ -138,7 +138,7 @@ def write(made: Contents, folder: Path, embedded: bool) -> None:
 def program_of(compiled: CompiledModel) -> Executable:
     """The newest program, if this backend made it."""
     if not compiled.programs:
-        raise InputError("there is no program to export yet", hint="compile with shapes=, or call the model once")
+        raise InputError("there is no program to export yet", hint="call the model once: C is for exact sizes")
     executable = compiled.programs[-1].executable
     if not isinstance(executable, Executable):
         raise UnsupportedError(
@@ -154,7 +154,7 @@ def parameters(executable: Executable, known: Mapping[str, Any]) -> dict[str, An
         raise InputError(
             "the weights to export are not known",
             facts=[f"missing: {', '.join(missing[:8])}"],
-            hint="compiled.bind(params) before, or export(directory, params=params)",
+            hint="compiled.bind(params) before, or export(..., params=params); trainer.begin(batch) draws a trainer's",
         )
     return {n: np.asarray(known[n], order="C") for n, _ in executable.params}
 

@@ -79,7 +79,8 @@ def quantization_report(compiled: Any, params: Mapping[str, Any] | None = None) 
     packing, executable = packing_of(compiled)
     if executable is None:
         raise InputError(
-            "there is no program of the GGML backend for inference yet", hint="compile with shapes, or call it once"
+            "there is no program of the GGML backend for inference yet",
+            hint="call the model once, which settles all sizes",
         )
     if chosen is None:
         raise InputError("there are no parameters to report on", hint="quantization_report(compiled, params)")
