@@ -91,3 +91,9 @@ def test_amp_of_torch_changes_no_other_backend():
         other = ml.compile(network(), "numpy", shapes=SHAPES, torch_options={"enable_amp": True})
     x = params["linear.weight"][:4, :16]
     assert (plain.evaluate(params, {"input": x})["output"] == other.evaluate(params, {"input": x})["output"]).all()
+
+
+@pytest.mark.parametrize("name", ["cbackend", "mithril-cbackend"])
+def test_the_name_of_a_plugin_suggests_its_backend(name):
+    with pytest.raises(ml.MithrilError, match="did you mean 'c'"):
+        ml.compile(network(), name)

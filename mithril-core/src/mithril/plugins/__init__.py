@@ -239,7 +239,9 @@ class Plugins:
             return found
         if rivals := table.clashes.get(name):
             raise _clash_problem(table.kind, name, rivals).error()
-        raise self._absent(table.kind, name, [*table.entries, *table.aliases], distribution)
+        error = self._absent(table.kind, name, [*table.entries, *table.aliases], distribution)
+        offered = [n for n, entry in table.entries.items() if name in (entry.plugin.name, entry.plugin.distribution)]
+        raise error.with_hint(f"'{name}' is the plugin; did you mean '{offered[0]}'?") if offered else error
 
     def _absent(self, kind: str, name: str, names: list[str], distribution: str | None) -> PluginError:
         for plugin in self.loader.named(distribution or name):
