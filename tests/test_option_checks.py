@@ -97,3 +97,12 @@ def test_amp_of_torch_changes_no_other_backend():
 def test_the_name_of_a_plugin_suggests_its_backend(name):
     with pytest.raises(ml.MithrilError, match="did you mean 'c'"):
         ml.compile(network(), name)
+
+
+def test_a_picture_names_the_activation_that_was_fused(tmp_path):
+    path = tmp_path / "net.svg"
+    model = Model()
+    model |= Linear(8)
+    model += Relu()
+    ml.compile(model, "numpy", shapes=SHAPES, visualize=True, viz_options={"output_path": path})
+    assert "linear, relu" in path.read_text()

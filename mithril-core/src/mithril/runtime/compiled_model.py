@@ -637,10 +637,10 @@ class CompiledModel:
         """What was decided on the user's behalf, and what the passes did."""
         parts = [str(self.decisions)]
         for program in self.programs:
-            types = ", ".join(f"{n}: {t}" for n, t in program.request.types)
-            parts.append(
-                f"program for {types}:\n{program.report}" if program.report is not None else f"program for {types}"
-            )
+            types, kind = ", ".join(f"{n}: {t}" for n, t in program.request.types), program.request.kind
+            what = f", gradients of {', '.join(kind.of)}" if kind.of else ", training" if kind.training else ""
+            title = f"program for {types}{what}"
+            parts.append(f"{title}:\n{program.report}" if program.report is not None else title)
         return "\n\n".join(parts)
 
     def summary(self) -> str:

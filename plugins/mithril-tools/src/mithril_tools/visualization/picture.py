@@ -166,7 +166,8 @@ def _input(name: str, value: Value, role: str, look: Look) -> Item:
 
 
 def _operation(node: Node, look: Look, params: Mapping[Value, str]) -> Item:
-    lines = [node.op.name]
+    activation = node.attributes.get("activation", "none")
+    lines = [node.op.name if activation == "none" else f"{node.op.name}, {activation}"]
     if node.origin.path:
         lines.append(node.origin.path)
     named = [params[v].rpartition(".")[2] for v in node.operands if v is not None and v in params]
