@@ -27,8 +27,8 @@ def test_images_may_come_without_a_batch_axis(layer):
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     model = models.Model()
     model |= layer(input="x", output="y")
-    alone = ml.compile(model, "numpy", shapes={"x": shape})
+    single = ml.compile(model, "numpy", shapes={"x": shape})
     batched = ml.compile(model, "numpy", shapes={"x": (1, *shape)})
-    params = alone.randomize_params(seed=0)
+    params = single.randomize_params(seed=0)
     expected = batched.evaluate(params, {"x": x[None]})["y"]
-    np.testing.assert_array_equal(alone.evaluate(params, {"x": x})["y"], expected[0])
+    np.testing.assert_array_equal(single.evaluate(params, {"x": x})["y"], expected[0])
