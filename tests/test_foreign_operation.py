@@ -157,6 +157,28 @@ def test_its_weights_are_quantized(acme):
     assert 0 < np.linalg.norm(output - expected) / np.linalg.norm(expected) < 0.02
 
 
+def test_an_operation_without_axes_is_reported():
+    """It runs on whole operands, and the decisions say so, once."""
+
+    @declare.op(name="acme.silent", shape=lambda x: x, dtype=numeric, samples=[sample((2, 3))])
+    def silent(x):
+        """Return x twice as large."""
+        return x * 2
+
+    silent.no_vjp("it is for inference")
+
+    class Silent(ml.models.Layer):
+        def build(self, x):
+            return silent(silent(x))
+
+    try:
+        compiled = ml.compile(Silent(), "numpy", shapes={"input": (2, 3)})
+        said = [d.message for d in compiled.decisions.of("choice") if "acme.silent" in d.message]
+        assert said == ["operation 'acme.silent' declares no axes: it runs on whole operands"]
+    finally:
+        operations_table().pop("acme.silent")
+
+
 def test_a_false_string_is_found(acme):
     from mithril_testing.axes import false_axes, with_axes
 

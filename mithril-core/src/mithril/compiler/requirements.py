@@ -71,6 +71,12 @@ def check_trainable(patterns: Sequence[str] | None, graph: Graph) -> None:
         require_match("trainable", "parameter or input", pattern, names)
 
 
+def note_graph(graph: Graph, settings: Mapping[str, Any], decisions: Decisions) -> None:
+    """Record properties of a traced graph that the user should know."""
+    note_places(graph, settings, decisions)
+    note_axes(graph, decisions)
+
+
 def note_places(graph: Graph, settings: Mapping[str, Any], decisions: Decisions) -> None:
     """Record layers that name a backend where ``backend_map`` was not given."""
     if settings["backend_map"]:
@@ -79,6 +85,15 @@ def note_places(graph: Graph, settings: Mapping[str, Any], decisions: Decisions)
         decisions.record(
             "ignored", f"set_attribute('backend', '{name}') has no effect without backend_map={{'{name}': ...}}", path
         )
+
+
+def note_axes(graph: Graph, decisions: Decisions) -> None:
+    """Record operations that declare no axes: nothing can be derived for them, so they are treated as whole."""
+    ops: dict[Any, None] = dict.fromkeys(node.op for node, _ in iterate(graph))
+    for op in ops:
+        silent = op.declared_axes is None and not (op.no_axes or op.composite or op.elementwise)
+        if silent:
+            decisions.record("choice", f"operation '{op.name}' declares no axes: it runs on whole operands")
 
 
 def note_planning(settings: Mapping[str, Any], backend: Backend, decisions: Decisions) -> None:

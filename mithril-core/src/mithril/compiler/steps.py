@@ -36,7 +36,7 @@ from mithril.compiler.requirements import (
     check_sizes,
     check_trainable,
     note_deferred,
-    note_places,
+    note_graph,
     note_planning,
     note_precision,
     note_target_memory,
@@ -289,7 +289,7 @@ class Compiler:
         if request.kind.of:
             check_trainable(self.settings["trainable"], traced)
         check_layers(self.settings.peek(), declared(), traced, self.source.layers)
-        note_places(traced, self.settings, self.decisions)
+        note_graph(traced, self.settings, self.decisions)
         self._stage("types", traced)
         kind = request.kind
         graph, checks = self._with_checks(traced)
