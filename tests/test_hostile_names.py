@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import builtins
 import re
+import shutil
+import subprocess
 import xml.etree.ElementTree
 
 import numpy as np
@@ -222,6 +224,17 @@ TEMPLATE = """{{ ('made of ' ~ graph.name) | quoted }}
 """
 
 
+@pytest.mark.skipif(shutil.which("make") is None or shutil.which("cc") is None, reason="needs make and a C compiler")
+def test_exported_c_builds_and_agrees(crowd, tmp_path):
+    compiled = compiled_crowd(crowd, "c")
+    compiled.bind(compiled.randomize_params(seed=0))
+    compiled.export(tmp_path / "bundle")
+    done = subprocess.run(["make", "check"], cwd=tmp_path / "bundle", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    symbols = subprocess.run(["nm", tmp_path / "bundle" / "model.o"], capture_output=True, text=True, check=True).stdout
+    assert "hostile" not in symbols
+
+
 def test_gguf_files_are_loaded_again(crowd, tmp_path):
     compiled = compiled_crowd(crowd, "ggml")
     compiled.bind(compiled.randomize_params(seed=0))
@@ -261,3 +274,13 @@ class Mean(Layer):
         size = input.shape[0]
         both = ops.concat(input, input, axis=1)
         return ops.reshape(ops.reshape(both, shape=(size * 2, 3)), shape=(size, 6)) * 1.0
+
+
+def test_names_that_no_file_can_hold_are_refused(tmp_path):
+    model, given, _ = model_named("\ud800")
+    compiled = ml.compile(model, "numpy", shapes={given: [2, 3]}, inference=True)
+    compiled.bind(compiled.randomize_params(seed=0))
+    with pytest.raises(MithrilError, match="cannot be saved"):
+        compiled.save(tmp_path / "w.safetensors")
+    with pytest.raises(MithrilError, match="cannot hold the name"):
+        compiled.export(tmp_path / "m.gguf")

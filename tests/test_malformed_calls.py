@@ -132,7 +132,11 @@ class Calls:
                 parameters = inspect.signature(kind.__init__).parameters
                 rows[f"layer {name}"] = (
                     kind,
-                    {n: 2 for n in [*parameters][1:] if n not in ("args", "kwargs", "options")},
+                    {
+                        n: 2 if p.default is p.empty else p.default
+                        for n, p in [*parameters.items()][1:]
+                        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+                    },
                 )
         return rows
 

@@ -45,7 +45,7 @@ def mismatch(value: Any, annotation: Any) -> str | None:
     elif _holds(value, annotation):
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, item in items:
-            key_type, item_type = arguments if isinstance(value, Mapping) else (Any, arguments[0])
+            key_type, item_type = arguments if len(arguments) == 2 else (Any, arguments[0])
             if wrong := mismatch(key, key_type) or mismatch(item, item_type):
                 return f"at [{key!r}]: {wrong}"
     return f"expected {describe(annotation)}, got {_short(value)}"

@@ -42,5 +42,10 @@ def utf8(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
+def storable(name: object) -> bool:
+    """Whether files can hold a name: it is text, and has no half of a surrogate pair."""
+    return isinstance(name, str) and not any("\ud800" <= c <= "\udfff" for c in name)
+
+
 def _c_byte(byte: int) -> str:
     return chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\?' else f"\\{byte:03o}"

@@ -614,7 +614,13 @@ class CompiledModel:
 
     @checked()
     def capture(
-        self, params: Arrays | None, inputs: Arrays, names: Collection[str] | None = None, **options: Any
+        self,
+        params: Arrays | None,
+        inputs: Arrays,
+        names: Collection[str] | None = None,
+        *,
+        state: Arrays | None = None,
+        training: bool = False,
     ) -> dict[str, Any]:
         """Values inside the model at run time, by name; all that have names of their own, unless ``names`` says which.
 
@@ -622,7 +628,7 @@ class CompiledModel:
         """
         from mithril.runtime.capture import capture
 
-        return capture(self, params, inputs, names, **options)
+        return capture(self, params, inputs, names, state=state, training=training)
 
     def concrete(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
         """The graph that a program runs, with the sizes that its inputs have."""

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from mithril import plugins
-from mithril.backend.checked_calls import checked
+from mithril.backend.checked_calls import check_call, checked
 from mithril.base.errors import InputError
 from mithril.runtime.compiled import Compiled
 
@@ -20,7 +20,9 @@ def load(path: str | os.PathLike[str], *, format: str | None = None, **options: 
     text = os.fspath(path)
     if not os.path.exists(text):
         raise InputError(f"there is no file '{text}'")
-    function = plugins.load_format(plugins.format_of(text, format), "loads")
+    name = plugins.format_of(text, format)
+    function = plugins.load_format(name, "loads")
+    check_call(f"format '{name}'", function, (path,), options, {})
     return function(path, **options)
 
 
@@ -29,7 +31,10 @@ def export(compiled: Compiled, path: str | os.PathLike[str], *, format: str | No
     text = os.fspath(path)
     if format is None and _is_folder(text) and compiled.backend.name in plugins.formats():
         format = compiled.backend.name
-    return plugins.load_format(plugins.format_of(text, format), "saves")(compiled, path, **options)
+    name = plugins.format_of(text, format)
+    function = plugins.load_format(name, "saves")
+    check_call(f"format '{name}'", function, (compiled, path), options, {})
+    return function(compiled, path, **options)
 
 
 def _is_folder(path: str) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from mithril.backend.arrays import to_numpy
 from mithril.base import files
 from mithril.base.errors import InputError, closest
+from mithril.base.quoting import storable
 from mithril.base.tensor_type import TensorType
 
 COUNTERS = ("num_batches_tracked",)  # ends of names in torch's state dictionaries that hold no weights
@@ -24,6 +25,9 @@ def save_file(
     """Write a safetensors file; the old file stays whole until the new one is complete."""
     from safetensors.numpy import save_file as save
 
+    strange = [name for name, a in tensors.items() if not storable(name) or np.asarray(a).dtype.kind in "OUSM"]
+    if strange:
+        raise InputError(f"{strange[0]!r} cannot be saved: expected arrays of numbers by names that files can hold")
     with files.parts(path) as folder:
         part = folder / "part"
         save({name: np.asarray(a, order="C") for name, a in tensors.items()}, part, dict(metadata))

@@ -57,13 +57,16 @@ def per_axis(title: str, what: str, value: Any, rank: int, low: int = 1) -> tupl
 def paddings(title: str, value: Any, kernel: tuple[int, ...], dilation: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """Padding before and after each axis: a number, one per axis, pairs, "same" or "valid"."""
     rank = len(kernel)
-    if value == "valid":
+    if isinstance(value, str) and value == "valid":
         return ((0, 0),) * rank
-    if value == "same":
+    if isinstance(value, str) and value == "same":
         totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
         return tuple((t // 2, t - t // 2) for t in totals)
     if isinstance(value, (tuple, list)) and value and all(isinstance(v, (tuple, list)) for v in value):
-        return tuple((a, b) for a, b in value)
+        pairs = [per_axis(title, "padding", pair, 2, low=0) for pair in value]
+        if len(pairs) != rank:
+            raise ModelError(f"{title}: padding has {len(pairs)} pairs, expected {rank}")
+        return tuple((a, b) for a, b in pairs)
     return tuple((p, p) for p in per_axis(title, "padding", value, rank, low=0))
 
 

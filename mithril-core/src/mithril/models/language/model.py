@@ -310,7 +310,7 @@ class Model(Layer):
             model._input(key)
         if inputs is not None:
             model.declared_inputs = tuple(model.inputs_by_name)
-        wanted = _named_outputs(outputs) | more
+        wanted = _named_outputs(outputs) | _named_outputs(more)
         if not wanted:
             raise ModelError("a model needs outputs", facts=[f"at {here()}"], hint="Model.create(outputs=y)")
         for connection in wanted.values():

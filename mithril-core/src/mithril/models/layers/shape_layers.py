@@ -137,7 +137,7 @@ class Split(Layer):
 class Pad(Layer):
     """More elements around: pairs (before, after) for the last axes; mode constant, reflect or edge."""
 
-    def __init__(self, *widths: Any, mode: str = "constant", value: float = 0.0) -> None:
+    def __init__(self, *widths: int | Sequence[int], mode: str = "constant", value: float = 0.0) -> None:
         pairs = [(w, w) if isinstance(w, int) else tuple(w) for w in widths]
         if not pairs or any(len(p) != 2 for p in pairs):
             raise ModelError(

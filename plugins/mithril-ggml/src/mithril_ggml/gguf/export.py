@@ -17,6 +17,7 @@ from mithril.base.decisions import Decisions
 from mithril.base.dims import Dim
 from mithril.base.dtypes import DType
 from mithril.base.errors import InputError, MithrilError, OptionError, ShapeError
+from mithril.base.quoting import storable
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Input, Value, to_text
 from mithril.ir.decompose import decompose
@@ -152,6 +153,9 @@ def _write(
     metadata: Mapping[str, Any],
 ) -> None:
     """Beside the target first, so that there is never half a file."""
+    for text in (name, *(i.name for i in graph.inputs), *graph.output_names):
+        if not storable(text):
+            raise InputError(f"a GGUF file cannot hold the name {text!r}", hint="rename it: names are UTF-8 there")
     graph, constants = _lifted(graph)
     with files.parts(target) as folder:
         part = folder / "part"
