@@ -36,7 +36,7 @@ def compiled_model(
                 f"Trainer has no argument '{name}', nor ml.compile an option",
                 hint=hints.get(name) or (f"did you mean '{suggestions[0]}'?" if suggestions else None),
             )
-    return compile_model(model, backend, **options)  # type: ignore[arg-type]
+    return compile_model(model, backend, **options)
 
 
 def prepare(compiled: CompiledModel, engine: Engine) -> None:
