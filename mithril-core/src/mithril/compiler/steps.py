@@ -300,9 +300,9 @@ class Compiler:
             names = (*names, *(f"grad/{name}" for name in wrt))
             if not native:
                 # Fusion first: a composite's own gradient is better than that of its parts.
-                graph = gradients(self.optimize(graph, only="fuse", gradients_follow=True)[0], kind.of, wrt)
+                graph = gradients(self.optimize(graph, only="fuse", then_gradients=True)[0], kind.of, wrt)
                 self._stage("gradients", graph)
-        graph, report = self.optimize(graph, gradients_follow=native)
+        graph, report = self.optimize(graph, then_gradients=native)
         self._stage("optimize", graph)
         note_target_memory(graph, self.context.target, self.decisions)
         if native:
@@ -367,14 +367,11 @@ class Compiler:
         )
         return make_pipeline(self.settings, self.context), context
 
-    def optimize(
-        self, graph: Graph, only: str | None = None, *, gradients_follow: bool = False
-    ) -> tuple[Graph, PipelineReport]:
+    def optimize(self, graph: Graph, only: str = "", *, then_gradients: bool = False) -> tuple[Graph, PipelineReport]:
         """Step five: the passes; or those of one stage."""
         manager, context = self.pipeline()
-        context.gradients_follow = gradients_follow
-        if only is not None:
-            manager = PassManager([p for p in manager.passes if p.stage == only], check=manager.check)
+        context.gradients_follow = then_gradients
+        manager = PassManager([p for p in manager.passes if only in ("", p.stage)], check=manager.check)
         return manager.run(graph, context, runner=self._run_pass)
 
     def _run_pass(self, pass_: Any, graph: Graph, context: Any, last: Callable[..., Graph]) -> Graph:
