@@ -126,7 +126,7 @@ def note_precision(settings: Mapping[str, Any], backend: Backend, decisions: Dec
         if backend.precision is not None and kind.is_float and kind is not backend.dtype:
             decisions.record(
                 "downgrade",
-                f"types={{'{name}': '{kind}'}}: parameters and values that meet it are {kind}, "
+                f"types={{'{name}': '{kind}'}}: parameters and values combined with it are {kind}, "
                 f"not precision='{backend.precision}'",
             )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mithril.backend.base import Backend
 from mithril.backend.memory_plan import human, nbytes
 from mithril.base.dims import symbols
 from mithril.base.errors import InputError
@@ -15,7 +16,7 @@ from mithril.base.guards import bind
 from mithril.base.tables import columns
 from mithril.ir import Graph
 from mithril.runtime.compiled import Compiled
-from mithril.runtime.memory_use import MemoryUse, memory_use
+from mithril.runtime.memory_use import MemoryUse, memory_use, views_of
 
 SOURCES = {
     "arena": "exact: one planned arena",
@@ -101,8 +102,8 @@ def memory_report(
         sizes = bind({n: t.shape for n, t in program.types.items()}, {n: shapes[n] for n in program.types})
     elif any(n in (inputs or {}) and shapes[n] != t.shape for n, t in program.types.items()):
         graph = model.concrete(program, shapes)
-        return report(graph, memory_use(graph, model.backend), sizes)
-    return report(graph, memory_use(graph, model.backend, sizes, program.executable), sizes)
+        return report(graph, model.backend, memory_use(graph, model.backend), sizes)
+    return report(graph, model.backend, memory_use(graph, model.backend, sizes, program.executable), sizes)
 
 
 def _shape(x: Any) -> tuple[int, ...]:
@@ -112,16 +113,17 @@ def _shape(x: Any) -> tuple[int, ...]:
     return tuple(map(int, sizes))
 
 
-def report(graph: Graph, use: MemoryUse, sizes: Mapping[str, int]) -> MemoryReport:
+def report(graph: Graph, backend: Backend, use: MemoryUse, sizes: Mapping[str, int]) -> MemoryReport:
     """Return the report of a graph as its backend runs it, with numbers for its symbols."""
     rows: dict[str, LayerMemory] = {}
 
     def row(path: str) -> LayerMemory:
         return rows.setdefault(path or "(model)", LayerMemory(path or "(model)"))
 
-    for node in graph.nodes:
-        if node.op.name != "constant":
-            row(node.origin.path).activations += sum(nbytes(v.type, sizes) for v in node.results)
+    views = views_of(graph, backend)
+    own = [node for node in graph.nodes if node.op.name != "constant" and node not in views]
+    for node in own:
+        row(node.origin.path).activations += sum(nbytes(v.type, sizes) for v in node.results)
     for i in graph.inputs:
         size = nbytes(i.type, sizes)
         if i.role == "param":
@@ -134,7 +136,7 @@ def report(graph: Graph, use: MemoryUse, sizes: Mapping[str, int]) -> MemoryRepo
             size = nbytes(value.type, sizes)
             gradients += size
             row(name.removeprefix("grad/").rpartition(".")[0]).gradients += size
-    values = {v.name: nbytes(v.type, sizes) for n in graph.nodes for v in n.results}
+    values = {v.name: nbytes(v.type, sizes) for n in own for v in n.results}
     values |= {i.name: nbytes(i.type, sizes) for i in graph.inputs}
     return MemoryReport(
         list(rows.values()),
@@ -143,6 +145,6 @@ def report(graph: Graph, use: MemoryUse, sizes: Mapping[str, int]) -> MemoryRepo
         use.state,
         gradients,
         use,
-        sum(nbytes(v.type, sizes) for n in graph.nodes if n.op.name != "constant" for v in n.results),
+        sum(nbytes(v.type, sizes) for n in own for v in n.results),
         sorted(values.items(), key=lambda pair: -pair[1])[:5],
     )

@@ -65,22 +65,22 @@ def memory_use(
 def alive(graph: Graph, backend: Backend, sizes: Mapping[str, int] | None = None) -> int:
     """Return the most bytes of values, results and working memory at any step."""
     if not backend.frees:
-        buffers = lifetimes(graph, sizes, in_place=backend.overwrites, views=_views(graph, backend).__contains__)
+        buffers = lifetimes(graph, sizes, in_place=backend.overwrites, views=views_of(graph, backend).__contains__)
         return sum(b.size for b in buffers) + sum(_working(node, backend, sizes) for node in graph.nodes)
     steps = len(graph.nodes)
     change = [0] * (steps + 2)
-    views = _views(graph, backend)
+    views = views_of(graph, backend)
     for buffer in lifetimes(graph, sizes, in_place=backend.overwrites, views=views.__contains__):
         change[buffer.start] += buffer.size
         change[buffer.end + 1] -= buffer.size
-    most = now = 0
+    peak = now = 0
     for step in range(steps + 1):
         now += change[step]
-        most = max(most, now + (_working(graph.nodes[step], backend, sizes) if step < steps else 0))
-    return most
+        peak = max(peak, now + (_working(graph.nodes[step], backend, sizes) if step < steps else 0))
+    return peak
 
 
-def _views(graph: Graph, backend: Backend) -> set[Node]:
+def views_of(graph: Graph, backend: Backend) -> set[Node]:
     """Return the nodes that only look at memory: not a reshape of elements that another view has put out of order."""
     views: set[Node] = set()
     strided: set[Value | None] = set()
@@ -88,23 +88,23 @@ def _views(graph: Graph, backend: Backend) -> set[Node]:
         if not node.operands or not backend.is_view(node):
             continue
         keeps_order = node.op.name in ("reshape", "barrier")
-        apart = strided.intersection(node.operands)
-        if node.op.name == "reshape" and apart:
+        disordered = strided.intersection(node.operands)
+        if node.op.name == "reshape" and disordered:
             continue
         views.add(node)
-        if apart or not keeps_order:
+        if disordered or not keeps_order:
             strided.update(node.results)
     return views
 
 
 def _working(node: Node, backend: Backend, sizes: Mapping[str, int] | None) -> int:
     """Return the bytes that an operation takes for itself while it runs; of control flow, those of its bodies."""
-    inside = [alive(region, backend, sizes) for region in node.regions]
-    return max([backend.workspace(node, sizes or {}), *inside])
+    bodies = [alive(region, backend, sizes) for region in node.regions]
+    return max([backend.workspace(node, sizes or {}), *bodies])
 
 
 def largest_sizes(graph: Graph) -> Mapping[str, int] | None:
-    """Return open sizes at their upper bounds; None where one has none."""
+    """Return open sizes at their upper bounds; None if one has no bound."""
     found = symbols(*(d for i in graph.inputs for d in i.type.shape))
     if any(s.high is None for s in found):
         return None
