@@ -171,17 +171,13 @@ class Compiler:
             self.cache = ProgramCache(self.context, self.source, passes) if kept else None
             if settings["cache"] and not kept:
                 self.decisions.record("ignored", "cache=True: programs with checks are not kept")
+            seed, limit = settings["seed"] or 0, settings["max_programs"]
             compiled = CompiledModel(
                 self.backend,
                 self.specs,
                 self,
                 decisions=self.decisions,
-                options={
-                    **settings.peek(),
-                    "inference": self.inference,
-                    "max_programs": settings["max_programs"],
-                    "seed": settings["seed"] or 0,
-                },
+                options={**settings.peek(), "inference": self.inference, "max_programs": limit, "seed": seed},
                 name=self.source.name,
                 watchers=self.observers.watchers,
             )
