@@ -7,8 +7,9 @@ from typing import Any
 
 from mithril import plugins
 from mithril.backend.base import Backend
-from mithril.backend.memory_plan import human
+from mithril.backend.memory_plan import human, nbytes
 from mithril.base.dims import numel, substitute
+from mithril.base.errors import MemoryLimitError
 from mithril.ir import Graph
 from mithril.passes.manager import PassContext
 from mithril.runtime.memory_use import MemoryUse, memory_use
@@ -44,3 +45,20 @@ def _batch_that_fits(graph: Graph, use: MemoryUse, limit: int, sizes: Mapping[st
     moving = use.peak - fixed
     fitting = int((limit - fixed) * batch / moving) if moving else 0
     return fitting if 0 < fitting < batch else None
+
+
+def over_limit(use: MemoryUse, graph: Graph, limit: int, sizes: Mapping[str, int] | None = None) -> MemoryLimitError:
+    """Return the error of a program that does not fit, with its largest values."""
+    values = [
+        (nbytes(v.type, sizes), v)
+        for v in (*(v for n in graph.nodes for v in n.results), *(i.value for i in graph.inputs))
+    ]
+    largest = sorted(values, key=lambda row: -row[0])[:5]
+    about = "" if use.exact else "about "
+    return MemoryLimitError(
+        f"this program needs {about}{human(use.peak)}, but max_memory_gb allows {human(limit)}",
+        facts=[
+            f"parameters and inputs {human(use.outside)}; values and results {human(use.workspace)} ({use.source})",
+            "largest: " + "; ".join(f"'{v.name}' {v.type} {human(size)}" for size, v in largest),
+        ],
+    )

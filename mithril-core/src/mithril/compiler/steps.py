@@ -26,7 +26,7 @@ from mithril.base.tensor_type import TensorType
 from mithril.compiler.deadline import Deadline
 from mithril.compiler.frontend import TraceRequest, source_of
 from mithril.compiler.input_types import input_specs, known_types, probe_types
-from mithril.compiler.memory_remedy import remedy
+from mithril.compiler.memory_remedy import over_limit, remedy
 from mithril.compiler.observers import Observers
 from mithril.compiler.partition import Partitioned
 from mithril.compiler.pass_pipeline import chosen, make_pipeline, optimization_level, record_clashes
@@ -54,7 +54,7 @@ from mithril.runtime.batch_buckets import Buckets, find_buckets
 from mithril.runtime.bounds import with_bounds
 from mithril.runtime.compiled_model import CompiledModel
 from mithril.runtime.index_checks import Checked, with_checks
-from mithril.runtime.memory_use import largest_sizes, memory_use, over_limit
+from mithril.runtime.memory_use import largest_sizes, memory_use
 from mithril.runtime.program import Interface, Program, Request
 
 Names = tuple[str, ...]

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mithril.backend.base import Backend
-from mithril.backend.memory_plan import human, lifetimes, nbytes
+from mithril.backend.memory_plan import lifetimes, nbytes
 from mithril.base.dims import symbols
-from mithril.base.errors import MemoryLimitError
 from mithril.ir import Graph, Node, Value
 
 
@@ -109,20 +108,3 @@ def largest_sizes(graph: Graph) -> Mapping[str, int] | None:
     if any(s.high is None for s in found):
         return None
     return {s.name: int(s.high) for s in found if s.high is not None}
-
-
-def over_limit(use: MemoryUse, graph: Graph, limit: int, sizes: Mapping[str, int] | None = None) -> MemoryLimitError:
-    """Return the error of a program that does not fit, with its largest values."""
-    values = [
-        (nbytes(v.type, sizes), v)
-        for v in (*(v for n in graph.nodes for v in n.results), *(i.value for i in graph.inputs))
-    ]
-    largest = sorted(values, key=lambda row: -row[0])[:5]
-    about = "" if use.exact else "about "
-    return MemoryLimitError(
-        f"this program needs {about}{human(use.peak)}, but max_memory_gb allows {human(limit)}",
-        facts=[
-            f"parameters and inputs {human(use.outside)}; values and results {human(use.workspace)} ({use.source})",
-            "largest: " + "; ".join(f"'{v.name}' {v.type} {human(size)}" for size, v in largest),
-        ],
-    )
