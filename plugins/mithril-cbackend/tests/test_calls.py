@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.models import Linear, Model, Relu
+from mithril.base.errors import InputError
+from mithril.models import Add, Linear, Model, Relu
 from mithril_cbackend.program import executable
 
 
@@ -176,3 +177,14 @@ def test_every_batch_size_has_its_own_program():
     assert len(compiled.programs) == 3
     with pytest.raises(ml.MithrilError):
         compiled({"input": np.zeros((33, 16), np.float32)})
+
+
+def test_open_sizes_are_held_to_what_other_backends_hold_them_to():
+    """Two axes without a size are two unknown sizes that must be equal, although C is compiled for exact ones."""
+    model = Model()
+    model |= Add()(left="a", right="b", output="output")
+    made = ml.compile(model, "c", shapes={"a": [None, 3], "b": [None, 3]})
+    x = np.ones((3, 3), np.float32)
+    assert made({"a": x, "b": x})["output"].shape == (3, 3)
+    with pytest.raises(InputError, match="a_0 == b_0"):
+        made({"a": x, "b": x[:1]})

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Never, Protocol
@@ -18,7 +19,7 @@ from mithril.backend.fast_path import Quick, never, quick
 from mithril.backend.forking import watch
 from mithril.base.decisions import Decisions
 from mithril.base.dtypes import DType
-from mithril.base.errors import InputError, ShapeError, UnsupportedError, unknown
+from mithril.base.errors import InputError, MithrilError, ShapeError, UnsupportedError, unknown
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Input
 from mithril.runtime import weight_files
@@ -310,7 +311,12 @@ class CompiledModel:
 
     def _check_declared(self, settled: Mapping[str, TensorType], actual: Mapping[str, TensorType]) -> None:
         """Given shapes against declared ones, before anything is compiled for them."""
-        check_shapes((), settled, {n: t.shape for n, t in actual.items()})  # type: ignore[misc]
+        guards: Sequence[Any] = ()
+        if not self.backend.symbolic and not all(t.is_static for t in settled.values()):
+            # What is compiled for exact sizes has no guards; sizes must fit nevertheless as on other backends.
+            with suppress(MithrilError):  # a model that only exact sizes decide
+                guards = self.compiler.probe(settled).guards
+        check_shapes(guards, settled, {n: t.shape for n, t in actual.items()})  # type: ignore[misc]
 
     def _make(self, request: Request) -> Program:
         before = self._programs.made
