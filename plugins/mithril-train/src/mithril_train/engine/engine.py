@@ -275,7 +275,7 @@ class Engine:
 
     def differentiated(self, forward: Graph) -> Graph:
         """Forward and backward, before the passes."""
-        fused, _ = self.compiler.optimize(forward, only="fuse")
+        fused, _ = self.compiler.optimize(forward, only="fuse", then_gradients=True)
         return with_gradients(fused, self.recipe, self.trained)
 
     def _new_step(self, key: Any, batch: Mapping[str, Any]) -> Step:
