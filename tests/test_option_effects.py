@@ -275,7 +275,7 @@ def test_files_of_each_kind_of_program(backend, tmp_path):
     forward = path.read_text()
     training(c)
     assert path.read_text() == forward
-    assert "grad" in (tmp_path / "net.gradients.py").read_text()
+    assert "grad" in (tmp_path / "net.grad.py").read_text()
 
 
 def test_files_that_wait_for_shapes_are_announced(tmp_path):
@@ -302,6 +302,8 @@ def test_a_first_call_without_parameters_or_shapes():
     model = network()
     with pytest.raises(ml.InputError, match="no parameters are bound"):
         ml.compile(model, "numpy", strict=True)({"input": X})
+    with pytest.raises(ml.InputError, match="no parameters are bound"):
+        ml.compile(model, "numpy").evaluate({"input": X})
     with pytest.warns(ml.OptionWarning, match="no parameters are bound: fresh ones"):
         c = ml.compile(model, "numpy", profile=True)
         assert c({"input": X})["output"].shape == (32, 4)

@@ -58,12 +58,10 @@ class BuildOptions:
         *,
         inference: bool = False,
         decisions: Decisions | None = None,
-        part: str = "",
         **given: Any,
     ) -> None:
         self.settings = {**DEFAULTS, **given} if settings is None else settings
         self.inference = inference
-        self.part = part  # "gradients" or "training", in the names of files
         self.decisions = decisions if decisions is not None else Decisions()
 
     @property
@@ -104,21 +102,18 @@ class BuildOptions:
 
     @property
     def file_path(self) -> str | Path | None:
-        path = self.settings["file_path"]
-        if path is None or not self.part:
-            return path  # type: ignore[no-any-return]
-        return Path(path).with_name(f"{Path(path).stem}.{self.part}{Path(path).suffix}")
+        return self.settings["file_path"]  # type: ignore[no-any-return]
 
     @property
     def template_path(self) -> str | Path | None:
         return self.settings["template_path"]  # type: ignore[no-any-return]
 
-    def source_path(self, graph: Graph) -> Path | None:
+    def source_path(self, graph: Graph, gradients: bool = False) -> Path | None:
         """Where the source of a program is written: ``model.c``, and of one with gradients ``model.grad.c``."""
         if self.file_path is None:
             return None
         path = Path(self.file_path)
-        if not any(name.startswith("grad/") for name in graph.output_names):
+        if not gradients and not any(name.startswith("grad/") for name in graph.output_names):
             return path
         path = path.with_suffix(f".grad{path.suffix}")
         self.decisions.record("choice", f"file_path: the program with gradients is written to '{path}'")

@@ -128,8 +128,9 @@ class SourceBackend(Backend):
         """The executable again, without generating anything."""
         kept = np.load(io.BytesIO(parts["arrays"]), allow_pickle=False) if "arrays" in parts else {}
         source = Source(parts["source"].decode(), kept)
-        if options.file_path is not None:
-            source.write(options.file_path)
+        path = options.source_path(graph.get()) if options.file_path is not None else None
+        if path is not None:
+            source.write(path)
         forward = self.loaded(source)
         return SourceExecutable(graph, source, forward, self.finish(forward, cast("Graph", graph), options))
 
@@ -144,7 +145,7 @@ class SourceBackend(Backend):
                 facts=[str(on_host.origin)],
                 hint="leave autodiff='native' out",
             )
-        source = self._source(graph, options)
+        source = self._source(graph, options, gradients=True)
         forward = self.differentiated(self.loaded(source), tuple(of), tuple(wrt))
         made = SourceExecutable(graph, source, forward, self.finish(forward, graph, options))
         made.differentiated = True
@@ -156,12 +157,13 @@ class SourceBackend(Backend):
             f"backend '{self.name}' has no automatic differentiation of its own", hint='leave autodiff="graph"'
         )
 
-    def _source(self, graph: Graph, options: BuildOptions) -> Source:
+    def _source(self, graph: Graph, options: BuildOptions, gradients: bool = False) -> Source:
         self.check(graph)
         text, arrays = self.generate(graph, options)
         source = Source(text, arrays)
-        if options.file_path is not None:
-            source.write(options.file_path)
+        path = options.source_path(graph, gradients)
+        if path is not None:
+            source.write(path)
         return source
 
     def generate(self, graph: Graph, options: BuildOptions) -> tuple[str, Mapping[str, Any]]:

@@ -218,9 +218,8 @@ class Compiler:
                 return kept
             known = len(self.decisions)
             made = self._optimized(request)
-            part = "gradients" if request.kind.of else "training" if request.kind.training else ""
-            executable = self.build(made.graph, (request.kind.of, made.wrt) if made.native else None, part)
-            self._note_file(part, request)
+            executable = self.build(made.graph, (request.kind.of, made.wrt) if made.native else None)
+            self._note_file("gradients" if request.kind.of else "", request)
         self._report_unused()
         interface = Interface.of(made.traced, made.graph)
         program = Program(
@@ -388,13 +387,12 @@ class Compiler:
                 )
             self._written.add(part)
 
-    def build(self, graph: Graph, native: tuple[Names, Names] | None = None, part: str = "") -> Executable:
+    def build(self, graph: Graph, native: tuple[Names, Names] | None = None) -> Executable:
         """Steps six and seven: decompose to what the backend lowers, generate, build.
 
-        ``native`` (outputs with cotangents, inputs to differentiate by) leaves gradients to the backend's framework;
-        ``part`` names the kind of program in the name of a file.
+        ``native`` (outputs with cotangents, inputs to differentiate by) leaves gradients to the backend's framework.
         """
-        options = BuildOptions(self.settings, inference=self.inference, decisions=self.decisions, part=part)
+        options = BuildOptions(self.settings, inference=self.inference, decisions=self.decisions)
 
         others = {name: make_backend(b, self.settings) for name, b in self.settings["backend_map"].items()}
         if others and native is not None:

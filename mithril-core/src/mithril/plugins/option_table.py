@@ -119,7 +119,7 @@ _CORE: dict[str, tuple[Any, ...]] = {
     "constants": (_NOTHING, "Inputs whose values are fixed now: name -> array."),
     "custom_passes": ((), "Functions graph -> graph, pass objects, or names of installed passes."),
     "dynamic_control_flow": (True, "False: every branch and loop must resolve at compile time."),
-    "file_path": (None, "Write the generated source to this file; with gradients to one of the name net.gradients.py."),
+    "file_path": (None, "Write the generated source to this file; with gradients to net.grad.py beside net.py."),
     "graph_optimization": (False, "True: at least optimization_level 'medium'."),
     "hints": (_NOTHING, "Expectations of the inputs."),
     "inference": (False, "No gradients; dropout off, batch norm with its running statistics."),

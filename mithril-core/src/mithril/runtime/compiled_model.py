@@ -64,6 +64,9 @@ class Compiler(Protocol):
     def check_call(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None: ...
 
 
+UNBOUND = "evaluate(params, inputs), or compiled.bind(params) once and then evaluate(inputs)"
+
+
 class CompiledModel:
     """A model made for one backend. Programs are specialised when the shapes of the inputs are known, and kept."""
 
@@ -150,8 +153,7 @@ class CompiledModel:
         ):
             return fast.run(params, inputs, slopes)
         if bound and self._bound is None and self._needs_params(inputs):
-            self._bind_fresh(inputs)
-            params = self._given
+            raise InputError("no parameters are bound to this model", hint=UNBOUND)
         given = params if params is not None else {}
         inputs = {} if inputs is None else inputs
         return self._evaluate(given, inputs, output_gradients, state, training, wrt, binding)
@@ -167,12 +169,11 @@ class CompiledModel:
 
     def _bind_fresh(self, inputs: Any) -> None:
         """Bind fresh parameters at a first call without any, with a warning; under ``strict`` that is an error."""
-        hint = "evaluate(params, inputs), or compiled.bind(params) once and then evaluate(inputs)"
         if self.decisions.strict:
-            raise InputError("no parameters are bound to this model", hint=hint)
+            raise InputError("no parameters are bound to this model", hint=UNBOUND)
         seed = self.options.get("seed", 0)
         self.bind(self.randomize_params(inputs={} if inputs is None else inputs))
-        message = f"no parameters are bound: fresh ones of seed {seed} are used; {hint}"
+        message = f"no parameters are bound: fresh ones of seed {seed} are used; {UNBOUND}"
         self.decisions.record("assumed", message, warn=True)
 
     def __call__(
@@ -185,13 +186,15 @@ class CompiledModel:
         wrt: Collection[str] | None = None,
         **unknown_names: Never,
     ) -> Any:
-        """``evaluate(inputs)`` with bound parameters."""
+        """``evaluate(inputs)`` with bound parameters; without any, fresh ones are bound, with a warning."""
         if surplus or unknown_names:
             refuse("a compiled model", CompiledModel.__call__, (inputs, output_gradients, *surplus), unknown_names)
         if output_gradients is None and state is None and not training and not watchers.get():
             made = self._quick(self._given, inputs)
             if made is not None:
                 return made
+        if self._bound is None and self._needs_params(inputs):
+            self._bind_fresh(inputs)
         return self.evaluate(inputs, None, output_gradients, state=state, training=training, wrt=wrt)
 
     def _evaluate(
