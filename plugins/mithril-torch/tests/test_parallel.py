@@ -321,7 +321,7 @@ def test_contradictions(mesh, options, message):
 
 @pytest.mark.parametrize("mesh", [(), (0,), (2, 2, 2, 2), ("a",)])
 def test_what_is_no_mesh(mesh):
-    with pytest.raises(ml.OptionError, match="is no mesh of devices"):
+    with pytest.raises(ml.OptionError, match="is no mesh of devices|device_mesh: at .0.: expected int"):
         ml.TorchBackend(device_mesh=mesh)
 
 
