@@ -86,8 +86,7 @@ class BackendConformance(ProgramChecks, ConstantsConformance):
             cases = cls.cases()
         except MithrilError as error:
             raise pytest.Collector.CollectError(str(error)) from error
-        tally = begin(cls, cls.operations(), metafunc.config)
-        tally.exempt = cls.exempt()
+        begin(cls, cls.operations(), metafunc.config, cls.exempt)
         if "case" in metafunc.fixturenames:
             accepts = getattr(metafunc.function, "accepts", lambda case: True)
             rows = [c for c in cases if accepts(c)]
@@ -124,13 +123,18 @@ class BackendConformance(ProgramChecks, ConstantsConformance):
 
     @classmethod
     def cases(cls) -> list[Case]:
-        """Return every call that is tried; an error where there would be none."""
+        """Return every call that is tried, found once per class; an error where there would be none."""
+        if cls in cls._cases:
+            return cls._cases[cls]
         without = cls.exempt()
         cases = [c for c in backend_cases(cls.make().dtypes, cls.ops) if c.op.name not in without]
         if not cases:
             names = ", ".join(cls.operations())
             raise OperationError(f"nothing to check: no sample of {names} fits backend '{cls.make().name}'")
+        cls._cases[cls] = cases
         return cases
+
+    _cases: ClassVar[dict[type, list[Case]]] = {}
 
     # -- running ------------------------------------------------------------------------------------------------------
     def start(self, graph: Graph) -> Program:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,13 +84,14 @@ class Summary:
 _summary = Summary()
 
 
-def begin(cls: type, operations: Collection[str], config: pytest.Config) -> Tally:
-    """Return the tally of a class, which is printed when the run ends."""
+def begin(
+    cls: type, operations: Collection[str], config: pytest.Config, exempt: Callable[[], dict[str, str]] = dict
+) -> None:
+    """Start the tally of a class, which is printed when the run ends."""
     if not config.pluginmanager.has_plugin(Summary.NAME):
         config.pluginmanager.register(_summary, Summary.NAME)
     if cls not in _summary.tallies:
-        _summary.tallies[cls] = Tally(cls.__qualname__, operations)
-    return _summary.tallies[cls]
+        _summary.tallies[cls] = Tally(cls.__qualname__, operations, exempt=exempt())
 
 
 def record(cls: type, names: Collection[str]) -> None:
