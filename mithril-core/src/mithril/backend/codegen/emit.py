@@ -21,6 +21,7 @@ from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import UnsupportedError
 from mithril.base.quoting import docstring, quoted, visible
 from mithril.ir import Graph, Node, Value
+from mithril.ops.control_flow import if_op
 
 FALLBACK = Row(None, None, view=True)  # the reference on the host; it may return its argument
 UNKNOWN = 64  # what a symbolic size counts as there
@@ -182,6 +183,7 @@ class Writer:
         self.shown: dict[Value, int] = {}  # of such a value: the step that is the last to read one of its views
         self.kept = set(graph.outputs)
         self.shared: set[Value] = set()  # results of regions that may be one of their constants
+        self.handed_on: dict[Graph, list[set[Value]]] = {}  # of a region: the values whose memory each output may show
 
     # -- the whole ---------------------------------------------------------------------------------------------------
     def function(self) -> list[str]:
@@ -231,6 +233,7 @@ class Writer:
                 inner.text[i.value] = self.names.fresh(i.name)
                 arguments.append(inner.text[i.value])
         inner._nodes()
+        self.handed_on[graph] = [inner.bases.get(out, {out}) for out in graph.outputs]
         results = ", ".join(inner.expression(v) for v in graph.outputs)
         comma = "," if len(graph.outputs) == 1 else ""
         self.lines.append(f"def {name}({', '.join(arguments)}):")
@@ -319,12 +322,26 @@ class Writer:
             return
         if any(i.data is not None for region in node.regions for i in region.inputs):
             self.shared.update(node.results)
-        bases = {base for v in node.operands if v is not None for base in self.bases.get(v, (v,))}
-        if node.regions or self.kept.intersection(node.results):
-            self.owned -= bases
-        end = max(self.last.get(v, -1) for v in node.results)
-        self.shown.update({base: max(self.shown.get(base, end), end) for base in bases})
-        self.bases.update(dict.fromkeys(node.results, bases))
+        bases = [self._memory(node, k) for k in range(len(node.results))]
+        for memory in bases:
+            if node.regions or self.kept.intersection(node.results):
+                self.owned -= memory
+            end = max(self.last.get(v, -1) for v in node.results)
+            self.shown.update({base: max(self.shown.get(base, end), end) for base in memory})
+        self.bases.update(zip(node.results, bases, strict=True))
+
+    def _memory(self, node: Node, k: int) -> set[Value]:
+        """Return the values whose memory the result ``k`` of a view, or of an operation with regions, may show."""
+        if node.op is not if_op:
+            return {base for v in node.operands if v is not None for base in self.bases.get(v, (v,))}
+        memory = {node.results[k]}  # memory that a branch allocates, which several results may share
+        for region in node.regions:
+            inside = self.handed_on[region]
+            memory.update(node.results[j] for j in range(k) if inside[j] & inside[k])
+            for i, v in zip(region.arguments, node.operands[1:], strict=True):  # operand 0 is the condition
+                if v is not None and i.value in inside[k]:
+                    memory |= self.bases.get(v, {v})
+        return memory
 
     def _donor(self, node: Node) -> Value | None:
         """An operand that dies here and whose memory fits the result; best one that came from outside."""
