@@ -14,7 +14,7 @@ from mithril_ggml.library.repack import suits
 from mithril_ggml.weights.packed_weights import PackedArray, pack, unpack
 
 rng = np.random.default_rng(0)
-ERRORS = {"f32": 0, "f16": 4e-4, "bf16": 4e-3, "q8_0": 0.01, "q6_k": 0.03, "q5_k": 0.05, "q5_1": 0.05, "q5_0": 0.06,
+ERRORS = {"f32": 0, "f16": 1e-3, "bf16": 4e-3, "q8_0": 0.01, "q6_k": 0.03, "q5_k": 0.05, "q5_1": 0.05, "q5_0": 0.06,
           "q4_k": 0.1, "q4_1": 0.1, "q4_0": 0.12, "iq4_nl": 0.1, "iq4_xs": 0.1, "mxfp4": 0.15, "q3_k": 0.2,
           "q2_k": 0.4, "tq2_0": 1.2, "tq1_0": 1.2}  # fmt: skip
 

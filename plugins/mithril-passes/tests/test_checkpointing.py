@@ -140,19 +140,6 @@ def test_a_strategy_without_an_arena_is_recorded_and_unknown_ones_refused():
         ml.compile(model, "numpy", shapes={"input": [2, 32, 32]}, memory_planning="gredy")
 
 
-@pytest.mark.parametrize("backend", ["numpy", "torch", "jax", "mlx", "ggml"])
-def test_an_open_size_is_held_to_the_limit_at_each_call(backend):
-    compiled = ml.compile(deep(1), backend, shapes={"input": [None, 32, 32]}, max_memory_gb="4MB")
-    params = compiled.randomize_params(seed=0)
-    for rows, fits in ((1, True), (2000, False), (2, True)):
-        x = np.zeros((rows, 32, 32), np.float32)
-        if fits:
-            compiled.evaluate(params, {"input": x})
-        else:
-            with pytest.raises(ml.MemoryLimitError, match="max_memory_gb allows 4 MB"):
-                compiled.evaluate(params, {"input": x})
-
-
 def test_xla_frees_what_is_recomputed_in_a_perceptron():
     """The barrier holds a cotangent that later nodes read: XLA passes one of a transposed weight, or an unread one."""
     needed = []

@@ -71,6 +71,8 @@ def mithril_options() -> Sequence[Option]:
 @hookimpl
 def mithril_advise(model: Any, backend: Any, options: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
     """The options that ``ml.tune`` found fastest, at ``optimization_level="high"``."""
+    if options["optimization_level"] != "high":
+        return {}
     from mithril_tools.tuning_cache import winners
 
     return winners(model, backend, options, given)
