@@ -54,7 +54,7 @@ def test_aliases(alias, name):
 
 
 def test_an_unknown_target_names_the_nearest():
-    with pytest.raises(ml.PluginError, match="tpu_v5e"):
+    with pytest.raises(ml.PluginError, match="did you mean 'tpu_v5'"):
         plugins.target("tpu_v5x")
 
 

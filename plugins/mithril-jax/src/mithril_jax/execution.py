@@ -30,7 +30,6 @@ from mithril_jax.mesh.vmap import mapped
 JIT_OPTIONS = ("compiler_options", "donate_argnums", "static_argnums")
 LEVELS = {"cpu": "xla_backend_optimization_level", "gpu": "xla_backend_optimization_level", "tpu": "optimization_level"}
 BARRIERS_GO = "cse_barrier_expander"
-LEAST_MEMORY = "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
 EFFORTS = (9, 19, 29, 39)  # what the TPU's compiler calls O0 to O3
 OF_PROCESS = {
     "xla_force_host_platform_device_count": "JaxBackend(device_mesh=...) makes devices of the CPU",
@@ -403,7 +402,6 @@ def _keeping_barriers(graph: Graph, running: Running) -> dict[str, Any]:
     if running.platform == "cpu" and any(node.op.name == "barrier" for node in graph.nodes):
         given = made.get("xla_disable_hlo_passes")
         made["xla_disable_hlo_passes"] = f"{given},{BARRIERS_GO}" if given else BARRIERS_GO
-        made.setdefault("xla_cpu_scheduler_type", LEAST_MEMORY)  # the usual order begins a recomputation early
     return made
 
 

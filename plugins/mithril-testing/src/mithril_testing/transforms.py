@@ -182,7 +182,9 @@ class RuleConformance:
                 for (name, array), other in zip(expected.items(), actual.values(), strict=True):
                     ordinary = np.isfinite(array) & np.isfinite(other) & (np.abs(array) < 1e30)
                     allowed = tolerance(as_dtype(array.dtype), 64.0)
-                    assert_close(np.where(ordinary, other, 0), np.where(ordinary, array, 0), allowed, name)
+                    rounding = tolerance(as_dtype(array.dtype)).relative * largest_value(before, arguments)
+                    both = np.where(ordinary, other, 0), np.where(ordinary, array, 0)
+                    assert_close(*both, allowed, name, unsure=rounding)
 
     def compare(self, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> None:
         for (name, array), other in zip(expected.items(), actual.values(), strict=True):
@@ -190,6 +192,14 @@ class RuleConformance:
                 assert same_bits(other, array), f"{name}: {array} and {other} are not equal bit for bit"
             else:
                 assert_close(other, array, tolerance(as_dtype(array.dtype), 16.0), name)
+
+
+def largest_value(graph: Graph, arguments: Mapping[str, Any]) -> float:
+    """Return the largest finite size among a graph's values: what rounding inside of it is relative to."""
+    values = [v for node in graph.nodes for v in node.results if v.dtype.is_float]
+    every = graph.replaced(outputs=tuple(values), output_names=tuple(v.name for v in values))
+    arrays = [np.abs(np.asarray(x, np.float64)) for x in evaluate(every, arguments).values()]
+    return max((float(np.max(x[np.isfinite(x)], initial=0.0)) for x in arrays), default=0.0)
 
 
 def same_bits(a: Any, b: Any) -> bool:

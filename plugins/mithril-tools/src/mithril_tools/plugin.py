@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from mithril import CompileContext, Export, Graph, Option, hookimpl
+from mithril import CompileContext, Export, Option, hookimpl
+
+if TYPE_CHECKING:
+    from mithril import Graph
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 Path = str | PathLike[str]
