@@ -40,7 +40,7 @@ def modules(source: Path) -> dict[str, Path]:
     return {".".join(p.relative_to(source).with_suffix("").parts).removesuffix(".__init__"): p for p in files}
 
 
-def imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
+def imports(path: Path, project: dict[str, Path]) -> Iterator[str]:
     """Yield each module that a file names: at its top, in functions, and for type checkers only."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -48,16 +48,16 @@ def imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from (name for name in names if name in known)
-            if any(name not in known for name in names):
+            yield from (name for name in names if name in project)
+            if any(name not in project for name in names):
                 yield node.module or ""
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "import_module":
             if node.args and isinstance(node.args[0], ast.Constant):
                 yield node.args[0].value
 
 
-def edges(known: dict[str, Path]) -> dict[str, set[str]]:
-    return {name: {m for m in imports(path, known) if m in known and m != name} for name, path in known.items()}
+def edges(project: dict[str, Path]) -> dict[str, set[str]]:
+    return {name: {m for m in imports(path, project) if m in project and m != name} for name, path in project.items()}
 
 
 def room(module: str) -> str:
@@ -111,20 +111,20 @@ def test_core_has_no_loose_modules():
 
 
 def test_core_imports_point_down():
-    found = upward()
-    assert not set(found) - set(TODAY["upward"]), "new imports that point up"
-    assert found == TODAY["upward"], "some violations are gone: remove them from house_violations.json"
+    violations = upward()
+    assert not set(violations) - set(TODAY["upward"]), "new imports that point up"
+    assert violations == TODAY["upward"], "some violations are gone: remove them from house_violations.json"
 
 
 def test_core_has_no_import_circles():
-    found = circles(CORE_EDGES)
-    assert found == TODAY["circles"]
+    violations = circles(CORE_EDGES)
+    assert violations == TODAY["circles"]
 
 
 @pytest.mark.parametrize("distribution", sorted(p.name for p in (PROJECT / "plugins").glob("mithril-*")))
 def test_plugins_have_no_import_circles(distribution):
-    known = modules(PROJECT / "plugins" / distribution / "src")
-    assert circles(edges(known)) == TODAY["plugin circles"].get(distribution, [])
+    project = modules(PROJECT / "plugins" / distribution / "src")
+    assert circles(edges(project)) == TODAY["plugin circles"].get(distribution, [])
 
 
 @pytest.mark.parametrize("name", sorted(FLOOR))

@@ -27,7 +27,7 @@ CORE = (
 
 
 class InputDeclaration(Protocol):
-    """An input of a model and what is declared of it."""
+    """An input of a model, as declared."""
 
     @property
     def name(self) -> str: ...
@@ -49,7 +49,7 @@ class TraceRequest:
 
     training: bool = False
     constants: Mapping[str, Any] = field(default_factory=dict)  # inputs fixed to values
-    trainable: Collection[str] = ()  # names or patterns of what is differentiated; empty: all parameters
+    trainable: Collection[str] = ()  # names or patterns of the inputs to differentiate by; empty: all parameters
     dtype: DType | None = None  # of parameters whose dtype no input decides
 
 

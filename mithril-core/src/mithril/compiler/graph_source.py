@@ -1,4 +1,4 @@
-"""The second frontend: a graph compiles as it is."""
+"""The second frontend: graphs."""
 
 from __future__ import annotations
 

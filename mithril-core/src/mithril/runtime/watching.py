@@ -40,7 +40,7 @@ watchers: ContextVar[tuple[Watcher, ...]] = ContextVar("watchers", default=())
 
 @contextmanager
 def watch(watcher: Watcher) -> Iterator[None]:
-    """Have ``watcher`` told of every call of every compiled model inside the block."""
+    """Report every call of every compiled model inside the block to ``watcher``."""
     token = watchers.set((*watchers.get(), watcher))
     try:
         yield
@@ -55,10 +55,10 @@ def measured(
     inputs: Mapping[str, Any],
     watching: Sequence[Watcher],
 ) -> dict[str, Any]:
-    """The program's results, with the call recorded."""
+    """Run the program and report the call to all watchers."""
     backend = model.backend
     backend.synchronize([*params.values(), *inputs.values()])
-    if not program.timed:  # the first run compiles, allocates, fills caches: not what later calls cost
+    if not program.timed:  # the first run compiles, allocates and fills caches
         backend.synchronize(program.executable(params, inputs))
         program.timed = True
     start = time.perf_counter()
@@ -76,7 +76,7 @@ def measured(
 def operation_times(
     model: Watched, program: Program, arguments: Mapping[str, Any], watching: Sequence[Watcher]
 ) -> None:
-    """One more run, operation by operation; the first such run of a program is done twice, once to warm up."""
+    """Run the program once more, operation by operation; its first such run is repeated, to warm up."""
     shapes = tuple((name, tuple(a.shape)) for name, a in arguments.items())
     stepped = program.stepped.get(shapes)
     if stepped is None:
@@ -94,8 +94,8 @@ def operation_times(
 
 def cost(node: Node) -> dict[str, Any]:
     """Floating-point operations and bytes of a static node, and its result's type."""
-    moved = sum(nbytes(v.type) for v in (*node.operands, *node.results) if v is not None)
+    num_bytes = sum(nbytes(v.type) for v in (*node.operands, *node.results) if v is not None)
     flops = getattr(node.op, "flops", None)
     types = [None if v is None else v.type for v in node.operands]
     count = int(flops(types, [v.type for v in node.results], node.attributes)) if flops is not None else 0
-    return {"flops": count, "bytes": moved, "type": str(node.result.type)}
+    return {"flops": count, "bytes": num_bytes, "type": str(node.result.type)}

@@ -20,6 +20,18 @@ def floordiv_int(a, b):
     return jnp.where(b == 0, 0, jnp.floor_divide(a, jnp.where(b == 0, 1, b))).astype(a.dtype)
 
 
+def floordiv_float(a, b):
+    """Divide toward minus infinity; a quotient of zero has the sign of a / b, which XLA's floor loses."""
+    quotient = jnp.floor_divide(a, b)
+    return jnp.where(quotient == 0, 0 * (a / b), quotient)
+
+
+def mod_float(a, b):
+    """Return the remainder with the sign of b, also where it is zero."""
+    remainder = jnp.mod(a, b)
+    return jnp.where(remainder == 0, jnp.copysign(remainder, b), remainder)
+
+
 def mod_int(a, b):
     """What integer division leaves; by zero gives zero."""
     return jnp.where(b == 0, 0, jnp.mod(a, jnp.where(b == 0, 1, b))).astype(a.dtype)

@@ -52,6 +52,8 @@ for _name in ("floor", "ceil", "round", "trunc"):
     table.row(_name, "{x}", when=is_integer)
 for _name, _helper in (("floordiv", helpers.floordiv_int), ("mod", helpers.mod_int), ("pow", helpers.pow_int)):
     table.helper(_helper, op=_name, when=is_integer)
+table.helper(helpers.floordiv_float, op="floordiv")
+table.helper(helpers.mod_float, op="mod")
 
 
 table.helpers(helpers.shift_left, helpers.shift_right)

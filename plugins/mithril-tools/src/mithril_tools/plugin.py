@@ -1,4 +1,4 @@
-"""What mithril-tools adds to mithril; importing this module imports neither click nor rich."""
+"""Hooks of mithril-tools; importing this module imports neither click nor rich."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def mithril_options() -> Sequence[Option]:
 
 @hookimpl
 def mithril_advise(model: Any, backend: Any, options: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The options that ``ml.tune`` found fastest, at ``optimization_level="high"``."""
+    """Return the options that ``ml.tune`` found fastest, at ``optimization_level="high"``."""
     if options["optimization_level"] != "high":
         return {}
     from mithril_tools.tuning_cache import winners
@@ -83,7 +83,7 @@ def mithril_advise(model: Any, backend: Any, options: Mapping[str, Any], given: 
 
 @hookimpl
 def mithril_observers(context: CompileContext) -> Sequence[Any]:
-    """The observers that options ask for."""
+    """Return the observers that options ask for."""
     from pkgutil import resolve_name
 
     return [resolve_name(home)(context) for option, home in OBSERVERS.items() if context.options[option]]
