@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.models import Add, If, Model, Multiply, While
+from mithril.models import Add, If, Linear, Model, Multiply, While
 
 BACKENDS = ("numpy", "torch", "jax", "mlx", "c", "ggml")
 X = np.ones((2, 3), np.float32)
@@ -80,3 +80,28 @@ def test_a_kept_program_still_raises(tmp_path):
         )
         with pytest.raises(ml.MithrilError, match="raise max_trips"):
             compiled.evaluate({}, {"x": X, "rounds": np.int32(9)})
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_step_with_a_loop_that_is_cut_off_raises(backend, name):
+    model = Model()
+    model |= Linear(3, name="inner")(input="x", output="h")
+    model |= MODELS[name]()(x="h", rounds="rounds", output="output")
+
+    def loss(output):
+        return ml.ops.mean(output * output)
+
+    trainer = ml.Trainer(model, ml.SGD(0.01), loss=loss, backend=backend, progress=False)
+    for rounds, ends in ((4, True), (7, False), (4, True)):
+        batch = {"x": X, "rounds": np.int32(rounds)}
+        if ends:
+            assert np.isfinite(trainer.step(batch)["loss"])
+            assert np.isfinite(trainer.evaluate([batch])["loss"])
+            continue
+        before = {n: np.array(trainer.to_numpy(p)) for n, p in trainer.params.items()}
+        for call in (trainer.step, lambda batch: trainer.evaluate([batch])):
+            with pytest.raises(ml.MithrilError, match=r"max_trips=6 rounds, and its condition still holds"):
+                call(batch)
+        for n, p in trainer.params.items():
+            np.testing.assert_array_equal(trainer.to_numpy(p), before[n])

@@ -19,12 +19,12 @@ from mithril.compiler.steps import Compiler
 from mithril.ir import Graph, Node, Value
 from mithril.passes.manager import PassManager
 from mithril.plugins.option_table import Settings
+from mithril.runtime.bounds import Bound, Room, with_bounds
 from mithril.runtime.compiled_model import CompiledModel
 from mithril.runtime.index_checks import GivenIndices, given_indices
 from mithril.runtime.signature import InputSpec, adapt, array_type, as_numpy, missing_or_unknown, settle
 from mithril_train.step.step import (
-    REPORT,
-    STATISTIC,
+    REPORTED,
     Carried,
     carried,
     ema_name,
@@ -53,6 +53,7 @@ class Step:
     reports: tuple[str, ...]
     fixed: Mapping[str, Any]  # further inputs that are always the same
     indices: tuple[GivenIndices, ...]  # columns of the batch that index something
+    bounds: tuple[Bound | Room, ...]  # results that say whether a loop was cut off
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Evaluation:
     convert: Converters
     fixed: Mapping[str, Any]
     indices: tuple[GivenIndices, ...]
+    bounds: tuple[Bound | Room, ...]
 
 
 def _hold(indices: Iterable[GivenIndices], batch: Mapping[str, Any]) -> None:
@@ -137,7 +139,13 @@ class Engine:
             results = made.add(self.arrays, inputs)
         reports = {n: results.pop(n) for n in made.reports if n in results}
         self.arrays = results
+        self._hold_bounds(made.bounds, reports)
         return reports
+
+    def _hold_bounds(self, bounds: Iterable[Bound | Room], results: dict[str, Any]) -> None:
+        """Take the flags of loops out of the results, and raise where a loop was cut off."""
+        for bound in bounds:
+            bound.hold([self.backend.to_numpy(results.pop(name)) for name in bound.names], {})
 
     def evaluate(self, batch: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Loss and metrics of a batch."""
@@ -147,7 +155,9 @@ class Engine:
         inputs = {n: convert(batch[n]) for n, convert in made.convert}
         inputs.update(made.fixed)
         inputs.update({n: self.arrays[n] for n in self.states})
-        return dict(made.run(self.live(parameters), inputs))
+        results = dict(made.run(self.live(parameters), inputs))
+        self._hold_bounds(made.bounds, results)
+        return results
 
     def live(self, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The parameters as they are now; they may be overwritten by the next step."""
@@ -279,7 +289,8 @@ class Engine:
         return with_gradients(fused, self.recipe, self.trained)
 
     def _new_step(self, key: Any, batch: Mapping[str, Any]) -> Step:
-        _, forward, columns = self.traced(batch, training=True)
+        _, measured, columns = self.traced(batch, training=True)
+        forward, bounds = with_bounds(measured)
         inner = self._passes(self.differentiated(forward), first=True)
         graph = self._passes(with_update(inner, self.recipe, self.trained, branch=self._branches()), first=False)
         add = None
@@ -290,9 +301,10 @@ class Engine:
             self._build(graph),
             add,
             self._converters(graph, columns),
-            tuple(n for n in graph.output_names if n.startswith((REPORT, STATISTIC))),
+            tuple(n for n in graph.output_names if n.startswith(REPORTED)),
             self._fixed(graph, batch, training=True),
-            given_indices(forward),
+            given_indices(measured),
+            tuple(bounds),
         )
         self._steps[key] = made
         if len(self._steps) > 1:
@@ -301,7 +313,8 @@ class Engine:
         return made
 
     def _new_evaluation(self, key: Any, batch: Mapping[str, Any]) -> Evaluation:
-        _, whole, columns = self.traced(batch, training=False)
+        _, measured, columns = self.traced(batch, training=False)
+        whole, bounds = with_bounds(measured)
         kept = [k for k, n in enumerate(whole.output_names) if not n.startswith("state/")]
         graph = whole.replaced(
             outputs=tuple(whole.outputs[k] for k in kept), output_names=tuple(whole.output_names[k] for k in kept)
@@ -312,7 +325,8 @@ class Engine:
             self.compiler.build(graph),
             self._converters(graph, columns),
             self._fixed(graph, batch, training=False),
-            given_indices(whole),
+            given_indices(measured),
+            tuple(bounds),
         )
         self._evaluations[key] = made
         return made

@@ -18,11 +18,13 @@ from mithril.base.dtypes import bool_, float32, int32
 from mithril.base.errors import GradientError, OptionError, unknown
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Builder, Graph, Input, Value
+from mithril.runtime.bounds import PREFIX as BOUND
 from mithril_train.optim.optimizers import Scalars, toward
 from mithril_train.step.step_config import Recipe
 
 REPORT, RATE = "report/", "learning_rate"
 STATISTIC = "statistic/"  # of metrics that are merged over batches
+REPORTED = (REPORT, STATISTIC, BOUND)
 LOSS, FINITE, NORM = REPORT + "loss", REPORT + "finite", REPORT + "gradient_norm"
 STEP, COUNT = "training/step", "training/accumulated"
 SCALE, GOOD = "training/loss_scale", "training/good_steps"
@@ -217,7 +219,7 @@ class _Update:
         builder, recipe = self.builder, self.recipe
         with builder, builder.at(builder.origin, UPDATE):
             gradients = {n: self._float(self.outputs[GRAD + n]) for n in self.trained}
-            reports = {n: v for n, v in self.outputs.items() if n.startswith((REPORT, STATISTIC))}
+            reports = {n: v for n, v in self.outputs.items() if n.startswith(REPORTED)}
             if not self.last:
                 self.new.update(
                     {n.removeprefix("state/"): v for n, v in self.outputs.items() if n.startswith("state/")}
@@ -237,7 +239,7 @@ class _Update:
                 updates = self._updates(gradients)
                 if recipe.guarded:
                     reports[FINITE] = good = self._sound(reports, found)
-                    self._guarded(good, updates)
+                    self._guarded(self._ended(good, reports), updates)
                     self._rescale(good)
                 else:
                     for update in updates:
@@ -322,6 +324,13 @@ class _Update:
         good: Value = is_finite(total)
         if self.recipe.stops:  # later steps change nothing either, so that the bad one can be looked at afterwards
             good = self.new[SOUND] = ops.logical_and(good, self.old[SOUND])
+        return good
+
+    def _ended(self, good: Value, reports: Mapping[str, Value]) -> Value:
+        """Whether all loops ended too: the call raises where one did not, and leaves everything as it was."""
+        for name, cut_off in reports.items():
+            if name.startswith(BOUND):
+                good = ops.logical_and(good, ops.equal(cut_off, 0))
         return good
 
     def _guarded(self, good: Value, updates: list[Update]) -> None:
