@@ -227,3 +227,42 @@ def test_weights_that_only_loops_read(name, tmp_path):
         model, ml.GGMLBackend(quantize=name, mem_size="1MiB"), inference=True, shapes={"input": [2, 5, 96]}
     )
     assert again.programs[-1].executable.memory.regions > 0
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("view", [False, True])
+def test_a_weight_changed_in_place_is_refused_or_noticed(kind, view):
+    """By every program that reads it, of every backend, however the array lies in memory."""
+    with Builder() as b:
+        y = op("linear")(b.input("x", (2, 64)), b.param("w", (32, 64)))
+    graph = b.build({"y": y})
+    programs = [ml.GGMLBackend(quantize=kind).build(graph) for _ in range(2)]
+    memory = rng.standard_normal((2, 32, 64)).astype(np.float32)
+    params = {"w": memory[1] if view else memory[1].copy()}
+    x = {"x": rng.standard_normal((2, 64)).astype(np.float32)}
+    first = [np.array(p(params, x)["y"]) for p in programs]
+    for array in (params["w"], memory) if view else (params["w"],):
+        with pytest.raises(ValueError, match="read-only"):
+            array *= 2
+    (memory if view else params["w"]).flags.writeable = True
+    params["w"].flags.writeable = True
+    params["w"][3] *= 2  # one row: a sample of the values would not see it
+    for program, before in zip(programs, first):
+        after = np.array(program(params, x)["y"])
+        np.testing.assert_allclose(after[:, 3], 2 * before[:, 3], rtol=1e-5)
+        np.testing.assert_array_equal(np.delete(after, 3, 1), np.delete(before, 3, 1))
+    assert not params["w"].flags.writeable
+
+
+def test_views_of_one_memory_are_packed_again_together():
+    with Builder() as b:
+        x = b.input("x", (2, 64))
+        outputs = {f"y{k}": op("linear")(x, b.param(f"w{k}", (32, 64))) for k in range(2)}
+    program = ml.GGMLBackend(quantize="q8_0").build(b.build(outputs))
+    memory = rng.standard_normal((2, 32, 64)).astype(np.float32)
+    params, x = {"w0": memory[0], "w1": memory[1]}, {"x": rng.standard_normal((2, 64)).astype(np.float32)}
+    before = {k: np.array(v) for k, v in program(params, x).items()}
+    memory.flags.writeable = True
+    memory *= 2
+    for name, y in program(params, x).items():
+        np.testing.assert_allclose(y, 2 * before[name], rtol=1e-5)

@@ -25,6 +25,7 @@ from mithril_ggml.program.arena_planner import Plan
 from mithril_ggml.program.program_builder import Draft, Step, copy_array
 from mithril_ggml.program.result_buffers import Result
 from mithril_ggml.program.strided_tensor import Storage, Tensor
+from mithril_ggml.weights.packed_weights import outdated
 
 STAGED = 1 << 15  # inputs up to so many bytes are copied into the arena, others are read where they are
 Array = np.ndarray[Any, Any]
@@ -335,7 +336,7 @@ class GGMLExecutable:
             try:
                 for given in self._direct:
                     x = (params if given.role == "param" else inputs)[given.name]
-                    if x is not given.last:
+                    if x is not given.last or (given.convert is not None and outdated(x, given.held)):
                         self._rebind(given, x)
                 found = [inputs[given.name] for given, _ in self._staged]
             except KeyError:
@@ -368,7 +369,7 @@ class GGMLExecutable:
         """The outputs for arrays in the order of the graph's arguments, for the program that this is a region of."""
         for given, k in self._direct_at:
             x = arguments[k]
-            if x is not given.last:
+            if x is not given.last or (given.convert is not None and outdated(x, given.held)):
                 self._rebind(given, x)
         for place, k in self._staged_at:
             place[...] = arguments[k]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class PackedArray:
     ``turned`` says that its columns, not its rows, were packed: products take them so.
     """
 
-    __slots__ = ("__weakref__", "data", "kind", "shape", "turned")
+    __slots__ = ("__weakref__", "data", "kind", "shape", "stale", "turned")
     dtype = np.dtype(np.float32)
 
     def __init__(self, data: Array, kind: Kind, shape: tuple[int, int], turned: bool = False) -> None:
@@ -43,6 +43,7 @@ class PackedArray:
         self.kind = kind
         self.shape = shape
         self.turned = turned
+        self.stale = False  # whether the array that it was made of was writable again since
 
     @property
     def nbytes(self) -> int:
@@ -128,30 +129,66 @@ def values(array: Array, ternary: bool) -> Array:
     return out
 
 
+def _owner(x: Array) -> Array:
+    """The array whose memory a view shows."""
+    while isinstance(x.base, np.ndarray):
+        x = x.base
+    return x
+
+
+def _writable(x: Any) -> bool:
+    """Whether somebody can write into an array; always so for those that are not NumPy's."""
+    return not isinstance(x, np.ndarray) or x.flags.writeable or _owner(x).flags.writeable
+
+
+def outdated(x: Any, held: Any) -> bool:
+    """Whether a weight may have other values than what is held of it: its packed form, first of a pair or alone."""
+    packed = held[0] if type(held) is tuple else held
+    return type(x) is not PackedArray and (packed.stale or _writable(x))
+
+
 class Store:
-    """What was quantized, by the array it was made of, so that several programs share it."""
+    """What was quantized, by the array it was made of, so that several programs share it.
+
+    An array that a program reads packed becomes read-only, so that NumPy refuses to write values that the packed form
+    would not have. One that its owner makes writable again is packed again, for all stores.
+    """
+
+    _all: ClassVar[weakref.WeakSet[Store]] = weakref.WeakSet()
+    _lock = threading.RLock()
 
     def __init__(self) -> None:
         self._made: dict[tuple[int, str, bool, bool], tuple[Any, PackedArray]] = {}
         self._repacked: weakref.WeakKeyDictionary[PackedArray, Any] = weakref.WeakKeyDictionary()
-        self._lock = threading.RLock()
+        with self._lock:
+            self._all.add(self)
 
-    def packed(self, x: Any, kind: Kind, turned: bool, ternary: bool, name: str) -> PackedArray:
+    def packed(self, x: Any, kind: Kind, turned: bool, ternary: bool, name: str, freeze: bool = True) -> PackedArray:
         """The packed form of an array; one that comes packed in this way already is taken as it is."""
         if isinstance(x, PackedArray):
             if x.kind is kind and x.turned is turned:
                 return x
             return pack(np.asarray(x), kind, turned, name)
         array = np.asarray(x)
-        if array is not x:
+        if array is not x or (not freeze and _writable(x)):
             return pack(values(array, ternary), kind, turned, name)
         key = (id(x), kind.name, turned, ternary)
         with self._lock:
+            if _writable(x):
+                _owner(x).flags.writeable = x.flags.writeable = False
+                for store in self._all:
+                    store._forget(_owner(x))
             known = self._made.get(key)
-            if known is None or known[0]() is not x:
+            if known is None or known[0]() is not x or known[1].stale:
                 made = pack(values(array, ternary), kind, turned, name)
                 known = self._made[key] = (weakref.ref(x, lambda _: self._made.pop(key, None)), made)
         return known[1]
+
+    def _forget(self, owner: Array) -> None:
+        """Nothing that was made of this memory is valid any more."""
+        for reference, packed in list(self._made.values()):
+            x = reference()
+            packed.stale |= x is not None and _owner(x) is owner
 
     def repacked(self, packed: PackedArray) -> Any:
         """The same rows interleaved for this processor."""

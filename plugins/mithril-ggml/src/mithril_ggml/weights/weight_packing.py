@@ -124,7 +124,8 @@ class Packing:
         out = {}
         for e in self.all_entries:
             x = e.input.data if e.input.data is not None else values[e.input.name]
-            out[e.input.name] = self.store.packed(x, e.kind, e.turned, e.ternary, f"'{e.input.name}'")
+            name = f"'{e.input.name}'"
+            out[e.input.name] = self.store.packed(x, e.kind, e.turned, e.ternary, name, freeze=False)
         return out
 
 
