@@ -13,6 +13,7 @@ import pytest
 import mithril
 from mithril import plugins
 from mithril.plugins import option_table, pip_hints
+from mithril_tools.known import known_text
 
 PROJECT = Path(__file__).parents[1]
 INSTALLED = sorted(plugin.distribution for plugin in plugins.found() if plugin.distribution in pip_hints.DISTRIBUTIONS)
@@ -75,3 +76,8 @@ print(json.dumps(sorted({{m.split('.')[0] for m in sys.modules}})))
 def test_reference_pages_are_complete():
     done = subprocess.run([sys.executable, "docs/render.py", "--check"], cwd=PROJECT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_known_names_are_those_of_the_plugins():
+    """``python -m mithril_tools.known`` writes the file again."""
+    assert Path(pip_hints.__file__).with_name("known.json").read_text() == known_text()

@@ -489,6 +489,11 @@ class Plugins:
         found = self._pick(table, name, home)
         return self._load("name", f"ml.{name}", found.spec.loads, found)
 
+    def extensions(self) -> dict[str, Registered[Export]]:
+        """Methods that plugins add to compiled models, by name."""
+        answers = self._ask("mithril_exports", Export)
+        return {answer.spec.name: answer for answer in answers if answer.spec.on == "CompiledModel"}
+
     def extension(self, kind: str, name: str) -> Callable[..., Any]:
         """Return the function that a plugin adds to a class of the core as the method ``name``."""
         if not name.startswith("_"):
@@ -809,6 +814,7 @@ build = default.build
 advise = default.advise
 observers = default.observers
 extension = default.extension
+extensions = default.extensions
 compile_begin = default.compile_begin
 compile_stage = default.compile_stage
 compile_end = default.compile_end

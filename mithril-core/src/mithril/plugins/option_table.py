@@ -95,6 +95,8 @@ class CompileOptions(TypedDict, total=False):
     # mithril-cbackend
     cpu_options: Mapping[str, Any]
     mobile_options: Mapping[str, Any]
+    # mithril-train
+    quantization_aware: bool | Mapping[str, Any]
     # mithril-tpu
     parallelism: Literal["data", "fsdp", "model", "pipeline"] | None
     pipeline_chunks: int | None

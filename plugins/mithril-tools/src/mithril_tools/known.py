@@ -1,0 +1,47 @@
+"""Entries of ``known.json``: the names that a distribution brings, from what is installed.
+
+The core prints pip lines from that file; ``python -m mithril_tools.known`` writes it anew where every distribution of
+the project is installed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from mithril import plugins
+from mithril.plugins import pip_hints
+
+KINDS = ("backends", "exports", "methods", "formats", "options", "passes")
+
+
+def entry(distribution: str) -> dict[str, list[str]]:
+    """Return the names that an installed distribution brings, by kind."""
+    tables: dict[str, Iterable[tuple[str, Any]]] = {
+        "backends": plugins.backends().items(),
+        "exports": plugins.exports().items(),
+        "methods": plugins.extensions().items(),
+        "formats": plugins.formats().items(),
+        "options": ((registered.spec.name, registered) for registered in plugins.options()),
+        "passes": plugins.passes().items(),
+    }
+    names = {
+        kind: sorted(name for name, registered in tables[kind] if registered.plugin.distribution == distribution)
+        for kind in KINDS
+    }
+    return {kind: listed for kind, listed in names.items() if listed}
+
+
+def known_text() -> str:
+    """Return the text of ``known.json`` for the distributions of the project."""
+    return json.dumps({name: entry(name) for name in sorted(pip_hints.DISTRIBUTIONS)}, indent=1) + "\n"
+
+
+def main() -> None:
+    Path(pip_hints.__file__).with_name("known.json").write_text(known_text(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
