@@ -111,7 +111,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The operations that were measured; a tile that is not the usual one wins each time."""
     found: list[str] = []
 
-    def other(operation: tuning.Operation, machine: Machine) -> str:
+    def other(operation: tuning.Operation, machine: Machine, compiled: tuning.Compile) -> str:
         found.append(operation.name)
         return OTHER
 
@@ -133,7 +133,7 @@ def test_the_fastest_is_measured() -> None:
     x, w = random(128, 256), random(256, 256)
     (operation,) = tuning.operations(two(product, x, w)).values()
     machine = Machine(expr.host_cpu(), 1)
-    assert tuning.fastest(operation, machine) in (tuning.DEFAULT, *operation.choices(machine))
+    assert tuning.fastest(operation, machine, compile_graph.compiled) in (tuning.DEFAULT, *operation.choices(machine))
 
 
 def test_operations_are_those_of_all_regions_the_largest_first() -> None:

@@ -12,7 +12,7 @@ from mithril.base.dtypes import float32, int32
 from mithril.ir import Graph, Node, Value
 from mithril_cbackend.graph.kernel import Kernel
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
-from mithril_cbackend.lowering.element.elementwise import PLAIN
+from mithril_cbackend.lowering.element.vectorization import PLAIN
 from mithril_cbackend.lowering.element.views import placed
 
 COMPARISONS = {  # which operand is the place of a key, and how many keys more than the other operand says are seen

@@ -6,16 +6,12 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mithril.backend.memory_plan import ALIGNMENT
 from mithril.base.dtypes import dtype as as_dtype
-from mithril.ir import Graph, iterate
-
-if TYPE_CHECKING:
-    from mithril_cbackend.program.program import Program
 
 Array = np.ndarray[Any, Any]
 ARENA = 0  # the first slot of the table
@@ -60,22 +56,6 @@ class Layout:
     def expected(self) -> int:
         """How many words ``call`` reads behind the addresses in the table: a class, and a dtype for each input."""
         return 1 + len(self.inputs)
-
-    @staticmethod
-    def of(graph: Graph, program: Program) -> Layout:
-        arguments = [(i, program.arguments[i.name]) for i in graph.arguments]
-        return Layout(
-            program.arena,
-            program.slots,
-            [(i.name, slot) for i, slot in arguments if i.role == "param"],
-            [(i.name, slot) for i, slot in arguments if i.role != "param"],
-            [
-                (name, slot, tuple(map(int, v.type.shape)), v.dtype.name)
-                for (name, slot), v in zip(program.results, graph.outputs, strict=True)
-            ],
-            frozenset(node.op.name for node, _ in iterate(graph)) - program.fallbacks,
-            program.constants,
-        )
 
     def dump(self) -> dict[str, bytes]:
         """As bytes: the numbers, and the constants one after the other."""

@@ -22,7 +22,7 @@ from mithril_cbackend.graph.foreign import is_primitive, plugin_lowering, plugin
 from mithril_cbackend.graph.kernel import Kernel, Template
 from mithril_cbackend.lowering.attention import attention
 from mithril_cbackend.lowering.conv import direct_convolution
-from mithril_cbackend.lowering.element import elementwise, scatter
+from mithril_cbackend.lowering.element import elementwise, scatter, vectorization
 from mithril_cbackend.lowering.element.element_reader import RULES, operand, shape_of
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.lowering.element.views import view
@@ -217,7 +217,7 @@ class Grouping:
         depends = {made}
         for other in kernel.nodes:
             if any(v in depends for v in other.operands):
-                if other.op.name not in elementwise.PLAIN or shape_of(other.result) != shape_of(made):
+                if other.op.name not in vectorization.PLAIN or shape_of(other.result) != shape_of(made):
                     return None
                 depends.add(other.result)
         return kernel
@@ -228,7 +228,7 @@ class Grouping:
             not self.machine.fuse
             or len(readers) != 1
             or readers[0] is None
-            or node.op.name not in fused_rows.FOLDS | elementwise.PLAIN
+            or node.op.name not in fused_rows.FOLDS | vectorization.PLAIN
         ):
             return None
         kernel, made = readers[0], node.result
@@ -254,7 +254,7 @@ class Grouping:
         for other in kernel.nodes:
             if any(v in depends for v in other.operands):
                 fits = shape_of(other.result) in (shape, shape_of(made))
-                if not fits or other.op.name not in fused_rows.FOLDS | elementwise.PLAIN:
+                if not fits or other.op.name not in fused_rows.FOLDS | vectorization.PLAIN:
                     return None
                 depends.add(other.result)
         return kernel
@@ -318,7 +318,7 @@ class Grouping:
             return kernel if turned and None not in [view(producers, v) for v in read] else None
         if any(made is not None and made.op.name in LEADING for made in sources):
             return None  # better done where those are computed
-        if node.op.name == "reshape" or not elementwise.vectorisable([node]):
+        if node.op.name == "reshape" or not vectorization.vectorisable([node]):
             return None
         return kernel if roles == {"query"} or (roles == {"score"} and not is_expensive(node)) else None
 

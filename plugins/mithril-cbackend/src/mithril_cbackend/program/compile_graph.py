@@ -15,7 +15,6 @@ from mithril.ir.lazy_graph import Deferred
 from mithril_cbackend.compile_target import VECTOR_BYTES, Purpose, purpose
 from mithril_cbackend.cpu_info import processors, second_cache, vector_bytes
 from mithril_cbackend.graph import fusion
-from mithril_cbackend.graph.call_layout import Layout
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import call_entry, kernel_errors, program as programs
 from mithril_cbackend.program.executable import Executable, Written, rewritten
@@ -65,7 +64,7 @@ def build(graph: Graph, options: BuildOptions, schedules: Schedules, num_threads
         what = f"calls in this process run on its own processor; compiled.export(folder) is for {chosen.arch}"
         options.decisions.record("choice", what)
     made_for = machine(options, chosen, num_threads)
-    executable = compiled(graph, tuning.scheduled(graph, made_for, options, schedules), chosen)
+    executable = compiled(graph, tuning.scheduled(graph, made_for, options, schedules, compiled), chosen)
     write_source(executable, graph, options)
     return executable
 
@@ -92,7 +91,7 @@ def compiled(graph: Graph, chosen: Machine, meant: Purpose) -> Executable:
         expr.set_threads(chosen.threads)
     functions: dict[str, Any] = {n: f.made for n, f in program.functions.items()}
     functions[programs.DRIVE] = program.driver
-    layout = Layout.of(graph, program)
+    layout = program.layout(graph)
     try:
         built = expr.compiled(functions, call_entry.entries(graph, layout), chosen.cpu, chosen.threads)
     except BackendError as error:

@@ -15,8 +15,8 @@ import numpy as np
 from mithril.backend import memory_plan
 from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.tensor_type import TensorType
-from mithril.ir import Graph, Node, Value
-from mithril_cbackend.graph.call_layout import ARENA
+from mithril.ir import Graph, Node, Value, iterate
+from mithril_cbackend.graph.call_layout import ARENA, Layout
 from mithril_cbackend.graph.fusion import Grouped, Step, group
 from mithril_cbackend.graph.kernel import Kernel
 from mithril_cbackend.lowering.element.element_reader import shape_of
@@ -134,6 +134,22 @@ class Program:
     def fallbacks(self) -> frozenset[str]:
         """Operations that run as their references."""
         return frozenset(step.node.op.name for step in self.host_steps if step.is_fallback)
+
+    def layout(self, graph: Graph) -> Layout:
+        """Return the part of the table that calls of a graph read and write."""
+        arguments = [(i, self.arguments[i.name]) for i in graph.arguments]
+        return Layout(
+            self.arena,
+            self.slots,
+            [(i.name, slot) for i, slot in arguments if i.role == "param"],
+            [(i.name, slot) for i, slot in arguments if i.role != "param"],
+            [
+                (name, slot, tuple(map(int, v.type.shape)), v.dtype.name)
+                for (name, slot), v in zip(self.results, graph.outputs, strict=True)
+            ],
+            frozenset(node.op.name for node, _ in iterate(graph)) - self.fallbacks,
+            self.constants,
+        )
 
 
 class Writer:

@@ -19,6 +19,7 @@ from mithril.base.disk_cache import Store
 from mithril.base.errors import OptionError
 from mithril.base.interleaved_timing import in_turns
 from mithril_cbackend.lowering.element.kernel_builder import Machine
+from mithril_cbackend.program import compile_graph
 from mithril_cbackend.program.executable import executables
 from mithril_cbackend.schedule import tuning
 from mithril_cbackend.schedule.schedules import Schedules
@@ -109,11 +110,11 @@ def tune_offline(
 def alone(operation: Operation, machine: Machine, seconds: float, trials: int | None) -> Row:
     """The fastest schedules of an operation by itself."""
     graph = tuning.single(operation.within, operation.node)
-    calls = {DEFAULT: Call(graph, machine)}
+    calls = {DEFAULT: Call(graph, machine, compile_graph.compiled)}
     choices = list(dict.fromkeys([*operation.choices(machine), *operation.all_choices(machine)]))
     end = time.perf_counter() + seconds / 2
     for chosen in choices[:trials]:
-        calls[chosen] = Call(graph, replace(machine, schedules={operation.name: chosen}))
+        calls[chosen] = Call(graph, replace(machine, schedules={operation.name: chosen}), compile_graph.compiled)
         if time.perf_counter() > end:
             break
     times = in_turns(calls, seconds=max(LEAST, seconds / 2), hopeless=HOPELESS, of=lower_quartile)
@@ -125,7 +126,9 @@ def together(graph: Any, machine: Machine, rows: Sequence[Row], end: float) -> F
     """The whole program with what won alone; then, while there is time, with each operation's other finalists."""
 
     def program(schedules: Mapping[str, str]) -> Call:
-        return Call(graph, replace(machine, schedules={n: s for n, s in schedules.items() if s}))
+        return Call(
+            graph, replace(machine, schedules={n: s for n, s in schedules.items() if s}), compile_graph.compiled
+        )
 
     def race(calls: Mapping[str, Call]) -> dict[str, float]:
         return in_turns(calls, seconds=max(LEAST, (end - time.perf_counter()) / (4 * len(rows) + 4)), of=lower_quartile)

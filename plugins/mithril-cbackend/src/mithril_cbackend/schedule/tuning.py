@@ -7,7 +7,7 @@ numbers. What won is kept in the cache folder for all graphs that have an operat
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +33,7 @@ SECONDS = 0.1  # for each
 MARGIN = 0.03  # of the time: smaller gains are noise
 DEFAULT = ""  # as the templates would choose
 PRODUCTS, CONVOLUTIONS = ("matmul", "dot"), ("conv", "conv_input_grad")
+Compile = Callable[[Graph, Machine, Purpose], Callable[..., Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def crossed(choices: list[str]) -> list[str]:
     return [*tiles, *(f"{tile}x{depth}" for tile in tiles for depth in depths)]
 
 
-def scheduled(graph: Graph, machine: Machine, options: BuildOptions, shipped: Schedules) -> Machine:
+def scheduled(graph: Graph, machine: Machine, options: BuildOptions, shipped: Schedules, compiled: Compile) -> Machine:
     """The machine with the schedules that a file has for it, and with those that won here."""
     high = options.settings.get("optimization_level") == "high"
     if not high and not shipped.machines:
@@ -75,7 +76,7 @@ def scheduled(graph: Graph, machine: Machine, options: BuildOptions, shipped: Sc
     found = of_file(given, machine, options, shipped)
     if high:
         large = {n: x for n, x in given.items() if x.multiplications >= SMALL and n not in found}
-        found |= measured(dict(list(large.items())[:MOST]), machine, options)
+        found |= measured(dict(list(large.items())[:MOST]), machine, options, compiled)
     return replace(machine, schedules={n: chosen for n, chosen in found.items() if chosen})
 
 
@@ -99,14 +100,16 @@ def of_file(
     return found
 
 
-def measured(given: Mapping[str, Operation], machine: Machine, options: BuildOptions) -> dict[str, str]:
+def measured(
+    given: Mapping[str, Operation], machine: Machine, options: BuildOptions, compiled: Compile
+) -> dict[str, str]:
     """Those that were found before, or are found now, to be the fastest here."""
     store = Store(options.settings.get("cache_dir"))
     found: dict[str, str] = {}
     for name, operation in given.items():
         kept = remembered(store, name, machine)
         if kept is None:
-            kept = fastest(operation, machine)
+            kept = fastest(operation, machine, compiled)
             remember(store, name, machine, kept)
         found[name] = kept
     if given:
@@ -148,12 +151,12 @@ def operations(graph: Graph) -> dict[str, Operation]:
     return {o.name: o for o in sorted(found.values(), key=lambda o: (-o.multiplications, o.name))}
 
 
-def fastest(operation: Operation, machine: Machine) -> str:
+def fastest(operation: Operation, machine: Machine, compiled: Compile) -> str:
     """The schedule that is faster than the usual one, which is the empty text."""
     alone = single(operation.within, operation.node)
-    calls = {DEFAULT: Call(alone, machine)}
+    calls = {DEFAULT: Call(alone, machine, compiled)}
     for chosen in operation.choices(machine):
-        calls[chosen] = Call(alone, replace(machine, schedules={operation.name: chosen}))
+        calls[chosen] = Call(alone, replace(machine, schedules={operation.name: chosen}), compiled)
     times = in_turns(calls, seconds=SECONDS)
     best = min(times, key=lambda n: times[n])
     return best if times[best] < (1 - MARGIN) * times[DEFAULT] else DEFAULT
@@ -182,10 +185,8 @@ def single(graph: Graph, node: Node) -> Graph:
 class Call:
     """A call of a graph's program on random numbers."""
 
-    def __init__(self, graph: Graph, machine: Machine) -> None:
-        from mithril_cbackend.program import compile_graph
-
-        self.executable = compile_graph.compiled(graph, machine, Purpose())
+    def __init__(self, graph: Graph, machine: Machine, compiled: Compile) -> None:
+        self.executable = compiled(graph, machine, Purpose())
         self.given = random_arguments(graph)
 
     def __call__(self) -> Mapping[str, Any]:

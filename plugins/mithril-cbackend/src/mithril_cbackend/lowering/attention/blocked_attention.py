@@ -12,8 +12,9 @@ from mithril_cbackend.graph.attention_match import Attention, last_seen
 from mithril_cbackend.graph.kernel import Kernel
 from mithril_cbackend.lowering.element import vector_math
 from mithril_cbackend.lowering.element.element_reader import Index, clamped, operand, shape_of
-from mithril_cbackend.lowering.element.elementwise import inner_loop, vectorisable
+from mithril_cbackend.lowering.element.elementwise import inner_loop
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Machine
+from mithril_cbackend.lowering.element.vectorization import vectorisable
 from mithril_cbackend.lowering.element.views import placed, view
 from mithril_cbackend.lowering.matmul import naive_contractions
 from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, copy_panel, count, multiply, tile_for

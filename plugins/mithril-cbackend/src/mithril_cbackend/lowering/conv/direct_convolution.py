@@ -21,8 +21,8 @@ from mithril_cbackend.lowering.conv import conv_weight_grad, im2col, strided_con
 from mithril_cbackend.lowering.conv.conv_weights import turn, turning
 from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad, pad_channel, slack
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
-from mithril_cbackend.lowering.element.elementwise import vectorisable
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Machine
+from mithril_cbackend.lowering.element.vectorization import vectorisable
 from mithril_cbackend.lowering.matmul import naive_contractions
 from mithril_cbackend.lowering.matmul.microkernel import count
 from mithril_cbackend.tir import expr as t

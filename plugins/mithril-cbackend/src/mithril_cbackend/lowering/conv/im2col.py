@@ -20,8 +20,9 @@ from mithril_cbackend.graph.kernel import Kernel
 from mithril_cbackend.lowering.conv.conv_weights import Kernels, reading
 from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad, slack
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
-from mithril_cbackend.lowering.element.elementwise import aligned_values, merge, merged, vectorisable
+from mithril_cbackend.lowering.element.elementwise import aligned_values, merge, merged
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Machine
+from mithril_cbackend.lowering.element.vectorization import vectorisable
 from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, copy_panel, count, multiply, pack, tile_for
 from mithril_cbackend.tir import expr as t
 

@@ -21,8 +21,9 @@ from mithril.ir import Node, Value
 from mithril_cbackend.lowering.conv.conv_weights import Kernels, reading
 from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
-from mithril_cbackend.lowering.element.elementwise import aligned_values, inner_loop, merge, vectorisable
+from mithril_cbackend.lowering.element.elementwise import aligned_values, inner_loop, merge
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Machine
+from mithril_cbackend.lowering.element.vectorization import vectorisable
 from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, count, multiply, pack, tile_for
 from mithril_cbackend.tir import expr as t
 

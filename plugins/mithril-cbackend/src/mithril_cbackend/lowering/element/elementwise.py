@@ -8,13 +8,11 @@ from typing import Any
 
 from mithril.ir import Node, Value
 from mithril_cbackend.graph.kernel import Kernel
-from mithril_cbackend.lowering.element import scalar_ops
 from mithril_cbackend.lowering.element.element_reader import Index, shape_of
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
+from mithril_cbackend.lowering.element.transpose import turned, turns
+from mithril_cbackend.lowering.element.vectorization import PLAIN, vectorisable
 from mithril_cbackend.tir import expr as t
-
-PLAIN = frozenset({*scalar_ops.RULES, "broadcast_to", "constant", "full"})  # positions only matter as those of operands
-STRAIGHT = PLAIN | {"iota", "transpose", "slice", "tril", "triu", "random_bits"}  # no loads at computed places
 
 
 def aligned_values(kernel: Kernel) -> list[Value] | None:
@@ -83,25 +81,8 @@ def merge(
     return tuple(math.prod(shape[k] for k in group) for group in groups)
 
 
-def vectorisable(nodes: Sequence[Node]) -> bool:
-    """Whether every operation can be done on vectors."""
-    return all(_straight(node) for node in nodes)
-
-
-def _straight(node: Node) -> bool:
-    if node.op.name == "reshape":  # that only gives or takes axes of one
-        given = [v for v in node.operands if v is not None] + [node.result]
-        return len({tuple(n for n in shape_of(v) if n != 1) for v in given}) == 1
-    if node.op.name not in STRAIGHT:
-        return False
-    first = node.operands[0] if node.operands else None
-    return first is None or not scalar_ops.calls_library(node.op.name, first.dtype)
-
-
 def elementwise(kernel: Kernel, name: str, machine: Machine) -> Any:
     """One nest of loops over the results, which all have one shape."""
-    from mithril_cbackend.lowering.element.transpose import turned, turns
-
     frame = Frame(kernel, name, machine)
     node = turns(kernel, machine.lanes())
     if node is not None:

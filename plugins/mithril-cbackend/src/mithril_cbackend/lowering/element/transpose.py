@@ -12,8 +12,8 @@ from mithril.base.dtypes import float32
 from mithril.ir import Node
 from mithril_cbackend.graph.kernel import Kernel
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
-from mithril_cbackend.lowering.element.elementwise import vectorisable
 from mithril_cbackend.lowering.element.kernel_builder import Frame
+from mithril_cbackend.lowering.element.vectorization import vectorisable
 from mithril_cbackend.tir import expr as t
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from mithril_cbackend.graph.kernel import Kernel
 from mithril_cbackend.lowering.element.element_reader import Index
-from mithril_cbackend.lowering.element.elementwise import vectorisable
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.element.scalar_ops import RULES
 from mithril_cbackend.lowering.element.storage_dtypes import computed, rounded
+from mithril_cbackend.lowering.element.vectorization import vectorisable
 from mithril_cbackend.lowering.matmul.matmul_form import Product, stored
 from mithril_cbackend.tir import expr as t
 

@@ -18,8 +18,8 @@ from mithril.base.tensor_type import TensorType
 from mithril.ir import Node, Value
 from mithril_cbackend.graph.kernel import Kernel
 from mithril_cbackend.lowering.element.element_reader import Index, shape_of
-from mithril_cbackend.lowering.element.elementwise import vectorisable
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
+from mithril_cbackend.lowering.element.vectorization import vectorisable
 from mithril_cbackend.lowering.matmul import gemv, naive_contractions
 from mithril_cbackend.lowering.matmul.matmul_form import Product, Stored, product_of, stored
 from mithril_cbackend.lowering.matmul.microkernel import (

@@ -8,9 +8,9 @@ from typing import Any
 from mithril.base.dtypes import DType
 from mithril_cbackend.graph.kernel import Kernel
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
-from mithril_cbackend.lowering.element.elementwise import vectorisable
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import rounded
+from mithril_cbackend.lowering.element.vectorization import vectorisable
 from mithril_cbackend.lowering.rows import reductions
 from mithril_cbackend.tir import expr as t
 

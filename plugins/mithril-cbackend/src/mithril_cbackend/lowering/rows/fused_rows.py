@@ -18,9 +18,9 @@ from mithril.ir.traits import is_expensive
 from mithril_cbackend.graph.kernel import Kernel
 from mithril_cbackend.lowering.element import vector_math
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
-from mithril_cbackend.lowering.element.elementwise import vectorisable
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import computed
+from mithril_cbackend.lowering.element.vectorization import vectorisable
 from mithril_cbackend.lowering.rows import reductions
 from mithril_cbackend.tir import expr as t
 

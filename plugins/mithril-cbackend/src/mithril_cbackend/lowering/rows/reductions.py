@@ -11,9 +11,9 @@ from mithril.ir import Node, Value
 from mithril_cbackend.graph.kernel import Kernel
 from mithril_cbackend.lowering.element import scalar_ops
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
-from mithril_cbackend.lowering.element.elementwise import vectorisable
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import computed, rounded
+from mithril_cbackend.lowering.element.vectorization import vectorisable
 from mithril_cbackend.tir import expr as t
 
 Block = Callable[[dict[int, Any], Any, int, bool], None]  # positions, first element, how many, whether vectors
