@@ -7,7 +7,7 @@ import mmap
 import sys
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from mithril.base.errors import MemoryLimitError
 from mithril_ggml.library.abort_guard import guarded
 from mithril_ggml.library.library import ggml
 from mithril_ggml.library.quant_types import Kind
-from mithril_ggml.weights.packed_weights import PackedArray
 
 SAFE = frozenset({"q4_0", "q4_k", "iq4_nl"})  # with others of ggml 0.15 the process ends
 
@@ -98,16 +97,28 @@ def leave_to_the_disk(data: Any) -> bool:
     return True
 
 
+class Packed(Protocol):
+    """The part of a packed matrix that is read here: ``mithril_ggml.weights.packed_weights.PackedArray``."""
+
+    data: np.ndarray[Any, Any]
+    kind: Kind
+
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def rows(self) -> tuple[int, int]: ...
+
+
 class Repacked:
     """A packed matrix, interleaved."""
 
-    def __init__(self, packed: PackedArray) -> None:
+    def __init__(self, packed: Packed) -> None:
         self.buffer: Any = None
         self.nbytes = packed.nbytes
         guarded(lambda: self._fill(packed))
         self.spare = 0 if leave_to_the_disk(packed.data) else packed.nbytes  # bytes that lie in memory besides
 
-    def _fill(self, packed: PackedArray) -> None:
+    def _fill(self, packed: Packed) -> None:
         rows, columns = packed.rows
         size = 2 * ggml.ggml_tensor_overhead()
         context = ggml.ggml_init(ggml.ggml_init_params(mem_size=size, mem_buffer=None, no_alloc=True))

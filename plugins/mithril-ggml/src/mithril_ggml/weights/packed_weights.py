@@ -13,6 +13,7 @@ from mithril.base.errors import InputError
 from mithril_ggml.library.abort_guard import guarded
 from mithril_ggml.library.library import ggml, raw
 from mithril_ggml.library.quant_types import Kind
+from mithril_ggml.library.repack import Repacked
 
 Array = np.ndarray[Any, Any]
 _TO_FLOAT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
@@ -192,8 +193,6 @@ class Store:
 
     def repacked(self, packed: PackedArray) -> Any:
         """The same rows interleaved for this processor."""
-        from mithril_ggml.library.repack import Repacked
-
         with self._lock:
             known = self._repacked.get(packed)
             if known is None:
