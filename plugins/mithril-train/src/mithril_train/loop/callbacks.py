@@ -20,7 +20,7 @@ from mithril_train.loop import checkpoint
 
 if TYPE_CHECKING:
     from mithril_train.loop.report import Report
-    from mithril_train.loop.trainer import Trainer
+    from mithril_train.loop.training import Training
 
 Row = Mapping[str, float]
 Array = np.ndarray[Any, Any]
@@ -30,22 +30,22 @@ class Callback(metaclass=CheckedType):
     """Base of all callbacks; each method does nothing until it is overridden.
 
     ``step_end`` gets a report whose values are read from the device when they are looked at; looking at every step
-    makes the device wait.
+    makes the device wait. ``trainer`` is the ``Trainer``; an override may annotate it as that, or as ``Training``.
     """
 
-    def begin(self, trainer: Trainer) -> None:
+    def begin(self, trainer: Any) -> None:
         """Before the first epoch of a ``fit``."""
 
-    def epoch_begin(self, trainer: Trainer, epoch: int) -> None:
+    def epoch_begin(self, trainer: Any, epoch: int) -> None:
         """Before the first batch of an epoch; epochs count from 1."""
 
-    def step_end(self, trainer: Trainer, report: Report) -> None:
+    def step_end(self, trainer: Any, report: Report) -> None:
         """After a step of the optimizer."""
 
-    def epoch_end(self, trainer: Trainer, row: Row) -> None:
+    def epoch_end(self, trainer: Any, row: Row) -> None:
         """After an epoch and its validation; the row holds the means, those of validation under ``val_...``."""
 
-    def end(self, trainer: Trainer) -> None:
+    def end(self, trainer: Any) -> None:
         """After the last epoch, or when an error ends the training."""
 
     def __repr__(self) -> str:
@@ -103,7 +103,7 @@ class EarlyStopping(Callback):
         self.best_epoch = 0
         self._kept: dict[str, Array] = {}
 
-    def epoch_end(self, trainer: Trainer, row: Row) -> None:
+    def epoch_end(self, trainer: Training, row: Row) -> None:
         value = _value(row, self.monitor, "EarlyStopping")
         gain = self.best - value if self.mode == "min" else value - self.best
         if gain > self.min_delta:
@@ -115,7 +115,7 @@ class EarlyStopping(Callback):
         if self.waited >= self.patience:
             trainer.stop(f"'{self.monitor}' has not improved for {self.waited} epochs")
 
-    def end(self, trainer: Trainer) -> None:
+    def end(self, trainer: Training) -> None:
         if self._kept and self.waited:
             trainer.engine.restore(self._kept)
         self.waited = 0  # a next fit starts to count at 0
@@ -151,14 +151,14 @@ class Checkpoint(Callback):
         self.mode = better(mode, monitor or "")
         self.best = math.inf if self.mode == "min" else -math.inf
 
-    def begin(self, trainer: Trainer) -> None:
+    def begin(self, trainer: Training) -> None:
         checkpoint.tidy(self.folder)
 
-    def step_end(self, trainer: Trainer, report: Report) -> None:
+    def step_end(self, trainer: Training, report: Report) -> None:
         if self.every is not None and trainer.steps % self.every == 0:
             self._save(trainer)
 
-    def epoch_end(self, trainer: Trainer, row: Row) -> None:
+    def epoch_end(self, trainer: Training, row: Row) -> None:
         if self.monitor is not None:
             value = _value(row, self.monitor, "Checkpoint")
             if value < self.best if self.mode == "min" else value > self.best:
@@ -166,7 +166,7 @@ class Checkpoint(Callback):
                 trainer.save(self.folder / "best.safetensors")
         self._save(trainer)
 
-    def _save(self, trainer: Trainer) -> None:
+    def _save(self, trainer: Training) -> None:
         trainer.save(self.folder / f"step-{trainer.steps:08d}.safetensors")
         old = sorted(self.folder.glob("step-*.safetensors"), key=lambda p: int(p.stem.split("-")[1]))
         for path in old[: -self.keep]:
@@ -189,7 +189,7 @@ class LearningRateMonitor(Callback):
     def __init__(self) -> None:
         self.rates: list[float] = []
 
-    def step_end(self, trainer: Trainer, report: Report) -> None:
+    def step_end(self, trainer: Training, report: Report) -> None:
         self.rates.append(report.learning_rate)
 
     def state_dict(self) -> dict[str, Any]:
@@ -205,12 +205,12 @@ class _File(Callback):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
 
-    def begin(self, trainer: Trainer) -> None:
+    def begin(self, trainer: Training) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if trainer.epoch == 0:
             self.path.unlink(missing_ok=True)
 
-    def epoch_end(self, trainer: Trainer, row: Row) -> None:
+    def epoch_end(self, trainer: Training, row: Row) -> None:
         with self.path.open("a", newline="") as file:
             self.write(file, {"epoch": trainer.epoch, "step": trainer.steps, "time": round(time.time(), 3), **row})
 
@@ -245,14 +245,14 @@ class TensorBoard(Callback):
         self.folder = os.fspath(folder)
         self._writer: Any = None
 
-    def begin(self, trainer: Trainer) -> None:
+    def begin(self, trainer: Training) -> None:
         self._writer = _summary_writer()(self.folder)
 
-    def epoch_end(self, trainer: Trainer, row: Row) -> None:
+    def epoch_end(self, trainer: Training, row: Row) -> None:
         for name, value in row.items():
             self._writer.add_scalar(name, value, trainer.steps)
 
-    def end(self, trainer: Trainer) -> None:
+    def end(self, trainer: Training) -> None:
         if self._writer is not None:
             self._writer.close()
 

@@ -25,6 +25,7 @@ from mithril_train.loop.history import History, Totals
 from mithril_train.loop.progress import Progress, make_progress
 from mithril_train.loop.report import Report
 from mithril_train.loop.trained_model import compiled_model, prepare
+from mithril_train.loop.training import Training
 from mithril_train.optim.optimizers import Optimizer
 from mithril_train.step.loss_binding import as_measure, as_metrics
 from mithril_train.step.step import FINITE, STATISTIC, ema_name, rate_name
@@ -524,6 +525,9 @@ class Trainer(metaclass=CheckedType):
             f"one executable on {self.engine.backend.name}: {len(made.graph.nodes)} operations, "
             f"{len(self.engine.trained)} parameters trained, {size / 1e6:.3g} MB carried"
         )
+
+
+_CALLBACKS_READ: type[Training] = Trainer  # mypy sees here whether a trainer has everything that callbacks read
 
 
 def _batches(loader: Any) -> Iterable[Any]:

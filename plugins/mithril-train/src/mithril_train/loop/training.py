@@ -1,0 +1,19 @@
+"""The part of a trainer that the callbacks of this package read."""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+
+from mithril_train.engine.engine import Engine
+
+
+class Training(Protocol):
+    """A training that runs: ``mithril_train.loop.trainer.Trainer``."""
+
+    engine: Engine
+    epoch: int
+    steps: int
+
+    def stop(self, reason: str, /) -> None: ...
+    def save(self, path: str | os.PathLike[str], /) -> None: ...
