@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -26,11 +26,20 @@ from mithril_torch.execution import read
 from mithril_torch.parallel.pool import PoolProgram, pool
 from mithril_torch.parallel.worker import AXES, RankProgram, Spec, TaskText, mesh_of
 
-if TYPE_CHECKING:
-    from mithril_torch.backend import TorchBackend
-
-
 Results = dict[torch.dtype, list[tuple[str, tuple[int, ...]]]]  # names and shapes
+
+
+class MeshBackend(Protocol):
+    """The part of ``mithril_torch.backend.TorchBackend`` that programs of a mesh read."""
+
+    torch_device: torch.device
+    device_mesh: tuple[int, ...] | None
+    cudnn_benchmark: bool | None
+    enable_amp: bool | None
+
+    def check(self, graph: Graph, /) -> None: ...
+    def generate(self, graph: Graph, options: BuildOptions, /) -> Any: ...
+    def array(self, data: Any, /) -> torch.Tensor: ...
 
 
 def shape_of(given: int | Sequence[int]) -> tuple[int, ...]:
@@ -51,7 +60,7 @@ def world() -> int | None:
     return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
 
 
-def mesh_for(backend: TorchBackend, options: BuildOptions) -> tuple[int, ...] | None:
+def mesh_for(backend: MeshBackend, options: BuildOptions) -> tuple[int, ...] | None:
     """The mesh that the backend and the options mean together; None for a single device."""
     settings = options.settings
     mesh, kind, stages = backend.device_mesh, settings.get("parallelism"), settings.get("pipeline_stages")
@@ -90,7 +99,7 @@ def _with_stages(mesh: tuple[int, ...], stages: int | None) -> tuple[int, ...]:
     return mesh
 
 
-def build(backend: TorchBackend, graph: Graph, options: BuildOptions, mesh: tuple[int, ...]) -> SourceExecutable:
+def build(backend: MeshBackend, graph: Graph, options: BuildOptions, mesh: tuple[int, ...]) -> SourceExecutable:
     """The executable of a graph over a mesh."""
     running = read(
         options, backend.torch_device, cudnn_benchmark=backend.cudnn_benchmark, enable_amp=backend.enable_amp
@@ -128,7 +137,7 @@ def no_native(mesh: tuple[int, ...]) -> OptionError:
     )
 
 
-def spec_of(backend: TorchBackend, graph: Graph, options: BuildOptions, mesh: tuple[int, ...]) -> Spec:
+def spec_of(backend: MeshBackend, graph: Graph, options: BuildOptions, mesh: tuple[int, ...]) -> Spec:
     """The programs of all processes as text and numbers."""
     settings = options.settings
     axes = dict(zip(AXES[:2], mesh[:2], strict=True))
@@ -169,7 +178,7 @@ def spec_of(backend: TorchBackend, graph: Graph, options: BuildOptions, mesh: tu
 
 
 def _text(
-    backend: TorchBackend, graph: Graph, options: BuildOptions, takes: Mapping[str, tuple[int, str]] | None = None
+    backend: MeshBackend, graph: Graph, options: BuildOptions, takes: Mapping[str, tuple[int, str]] | None = None
 ) -> TaskText:
     takes = dict(takes or {})
     backend.check(graph)
@@ -199,7 +208,7 @@ class RankedProgram:
     Arguments are whole tensors, the same in every process, or ``DTensor``; what is split comes back as ``DTensor``.
     """
 
-    def __init__(self, spec: Spec, backend: TorchBackend) -> None:
+    def __init__(self, spec: Spec, backend: MeshBackend) -> None:
         device = backend.torch_device
         if not dist.is_initialized():
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
