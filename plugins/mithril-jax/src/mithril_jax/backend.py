@@ -129,9 +129,14 @@ class JaxBackend(SourceBackend):
     def build(self, graph: Graph, options: BuildOptions | None = None) -> SourceExecutable:
         options = options or BuildOptions()
         parts = pipeline_parallel.stages_of(self.mesh, options, self.jax_device.platform)
-        return (
-            self.build_whole(graph, options) if parts is None else pipeline_parallel.build(self, graph, options, parts)
-        )
+        if parts is None:
+            return self.build_whole(graph, options)
+        return pipeline_parallel.build(self._build_stage, graph, options, parts)
+
+    def _build_stage(self, mesh: Mesh, graph: Graph, options: BuildOptions) -> SourceExecutable:
+        stage = copy.copy(self)
+        stage.mesh = mesh
+        return stage.build_whole(graph, options)
 
     def build_whole(self, graph: Graph, options: BuildOptions) -> SourceExecutable:
         """One program, all of which runs on every device of the mesh."""

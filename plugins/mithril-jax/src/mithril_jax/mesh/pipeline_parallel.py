@@ -6,10 +6,9 @@ Within a stage batches and weights are split over its part of the mesh as in any
 
 from __future__ import annotations
 
-import copy
 from collections import ChainMap, Counter
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +23,8 @@ from mithril.base.errors import BackendError, OptionError
 from mithril.ir import Graph
 from mithril_jax.mesh import mesh_execution
 
-if TYPE_CHECKING:
-    from mithril_jax.backend import JaxBackend
-
 AXIS = "pipeline"
+BuildStage = Callable[[Mesh, Graph, BuildOptions], SourceExecutable]
 
 
 def stages_of(mesh: Mesh | None, options: BuildOptions, platform: str) -> list[Mesh] | None:
@@ -69,18 +66,16 @@ def stages_of(mesh: Mesh | None, options: BuildOptions, platform: str) -> list[M
     return [Mesh(devices[:, :, k], mesh_execution.AXES[:2]) for k in range(devices.shape[2])]
 
 
-def build(backend: JaxBackend, graph: Graph, options: BuildOptions, parts: list[Mesh]) -> SourceExecutable:
-    """The executable of a graph over stages."""
+def build(build_stage: BuildStage, graph: Graph, options: BuildOptions, parts: list[Mesh]) -> SourceExecutable:
+    """Return the executable of a graph over stages, each task built for the mesh of its stage."""
     settings = options.settings
     made = ml.staged(
         graph, len(parts), settings.get("pipeline_chunks") or 1, settings.get("pipeline_schedule") or "1f1b"
     )
     programs = []
     for number, task in enumerate(made.tasks):
-        stage = copy.copy(backend)
-        stage.mesh = parts[task.stage]
         later = made.tasks[number + 1 :] if task.once else made.tasks
-        programs.append(stage.build_whole(task.graph, _inner(options, task, later)))
+        programs.append(build_stage(parts[task.stage], task.graph, _inner(options, task, later)))
     shares = ", ".join(f"{share:.0%}" for share in made.shares)
     options.decisions.record(
         "choice", f"{made.stages} pipeline stages with {shares} of the work, {made.chunks} chunk(s) of the batch"
