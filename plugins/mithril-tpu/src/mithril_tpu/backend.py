@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -76,7 +77,12 @@ class AheadBackend(JaxBackend):
         wanted = asked.read(options.settings)
         if wanted.stages == 1:
             return self.build_whole(graph, options)
-        return stages.build(self, graph, options, wanted)
+        return stages.build(self._build_of_stage, graph, options, wanted)
+
+    def _build_of_stage(self, number: int, graph: Graph, options: BuildOptions) -> SourceExecutable:
+        stage = copy.copy(self)
+        stage.stage = number
+        return stage.build_whole(graph, options)
 
     def build_with_gradients(
         self, graph: Graph, of: Sequence[str], wrt: Sequence[str], options: BuildOptions | None = None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
 
 from mithril.backend.base import BuildOptions
 from mithril.backend.source_backend import SourceExecutable
@@ -13,8 +12,7 @@ from mithril_tpu.aot.program import AheadProgram, SimulatedProgram
 from mithril_tpu.options import Wanted
 from mithril_tpu.sharding.pipeline_schedule import Pipeline, staged
 
-if TYPE_CHECKING:
-    from mithril_tpu.backend import AheadBackend
+BuildStage = Callable[[int, Graph, BuildOptions], SourceExecutable]
 
 
 class AheadPipeline(Piped):
@@ -57,12 +55,8 @@ class AheadPipeline(Piped):
         return "\n".join(lines)
 
 
-def build(backend: AheadBackend, graph: Graph, options: BuildOptions, wanted: Wanted) -> SourceExecutable:
-    """The executable of a graph over stages."""
+def build(build_stage: BuildStage, graph: Graph, options: BuildOptions, wanted: Wanted) -> SourceExecutable:
+    """Return the executable of a graph over stages, each task built for the stage of its number."""
     made = staged(graph, wanted.stages, wanted.chunks, wanted.schedule)
-    programs = []
-    for task in made.tasks:
-        stage: Any = copy.copy(backend)
-        stage.stage = task.stage
-        programs.append(stage.build_whole(task.graph, options))
+    programs = [build_stage(task.stage, task.graph, options) for task in made.tasks]
     return SourceExecutable(graph, texts(programs), AheadPipeline(made, programs, graph))
