@@ -183,7 +183,7 @@ ROWS: list[tuple[dict[str, Any], Mapping[str, Any]]] = [
     ({"num_threads": 0}, on(EVERY, ERROR("at least 1"))),
     ({"num_threads": 2, "cpu_options": {"num_threads": 1}}, on(EVERY, ERROR("contradict each other"))),
     ({"cpu_options": {"vectorize": False}}, on(("c",), EFFECT(source), SAYS("cpu_options"))),
-    ({"mobile_options": {"arch": "x86_64"}}, on(("c",), SAYS("x86_64"), foreign("mobile_options", "c"))),
+    ({"mobile_options": {"arch": "x86_64"}}, on(("c", "torch"), SAYS("x86_64"), foreign("mobile_options", "c, torch"))),
     ({"torch_options": {"enable_amp": True}}, only("torch", executed, "torch_options.enable_amp")),
     ({"torch_fx": True}, only("torch", running, "torch_fx")),
     ({"torch_options": {"graph_modes": True}}, on(EVERY, ERROR("did you mean 'graph_mode'"))),

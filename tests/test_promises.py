@@ -351,6 +351,49 @@ def test_pytorch_compiles_for_telephones():
     check(ml.TorchBackend(), shapes=SHAPES, inference=True, target_hardware="mobile")
 
 
+@pytest.mark.parametrize(("quantization", "tolerance"), [(None, 1e-5), ("int8", 0.02)])
+def test_pytorch_exports_c_for_the_telephone_that_was_named(quantization, tolerance, tmp_path):
+    model = Model()
+    model |= Linear(dimension=32)(input="input", output="hidden")
+    model += Relu()(input="hidden", output="active")
+    model += Linear(dimension=4)(input="active", output="output")
+    telephone = {"platform": "linux", "arch": "arm64-v8a", "quantization": quantization, "optimize_size": True}
+    compiled = ml.compile(
+        model, ml.TorchBackend(), shapes={"input": [4, 64]}, target_hardware="mobile", mobile_options=telephone
+    )
+    compiled.bind(compiled.randomize_params())
+    exported = compiled.export(tmp_path / "phone", library=None)
+    contents, purpose = exported.contents, exported.contents.purpose
+    assert (purpose.arch, purpose.quantization, purpose.optimize_size) == ("arm64-v8a", quantization, True)
+    assert bool(exported.quantization_error) == (quantization == "int8")
+    assert (tmp_path / "phone" / "model.c").exists()
+    inputs = {name: compiled.backend.array(x) for name, x in contents.inputs.items()}
+    expected = compiled.backend.to_numpy(compiled(inputs)["output"])
+    np.testing.assert_allclose(contents.results["output"], expected, rtol=0, atol=tolerance * np.abs(expected).max())
+
+
+def test_pytorch_exports_state_to_telephones(tmp_path):
+    compiled = ml.compile(
+        image_model(),
+        ml.TorchBackend(),
+        shapes={"input": [2, 3, 8, 8]},
+        inference=True,
+        target_hardware="mobile",
+    )
+    compiled.bind(compiled.randomize_params())
+    contents = compiled.export(tmp_path / "phone", library=None).contents
+    inputs = {name: compiled.backend.array(x) for name, x in contents.inputs.items()}
+    for name, y in compiled(inputs).items():
+        np.testing.assert_allclose(contents.results[name], compiled.backend.to_numpy(y), rtol=1e-4, atol=1e-5)
+
+
+def test_no_folder_of_c_for_telephones_that_were_not_named(tmp_path):
+    compiled = ml.compile(perceptron(), ml.TorchBackend(), shapes=SHAPES)
+    compiled.bind(compiled.randomize_params())
+    with pytest.raises(MithrilError, match="backend 'torch' does not export C"):
+        compiled.export(tmp_path / "phone")
+
+
 def test_a_target_that_contradicts_the_device():
     with pytest.raises(MithrilError) as error:
         ml.compile(perceptron(), ml.TorchBackend(device="cpu"), shapes=SHAPES, target_hardware="nvidia_a100")

@@ -27,14 +27,21 @@ def load(path: str | os.PathLike[str], *, format: str | None = None, **options: 
 
 
 def export(compiled: Compiled, path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> Any:
-    """Write a compiled model; a folder is written in its backend's own format where that has one."""
+    """Write a compiled model; a folder in its backend's own format, or else in the only format of folders."""
     text = os.fspath(path)
-    if format is None and _is_folder(text) and compiled.backend.name in plugins.formats():
-        format = compiled.backend.name
+    if format is None and _is_folder(text):
+        format = _folder_format(compiled.backend.name)
     name = plugins.format_of(text, format)
     function = plugins.load_format(name, "saves")
     check_call(f"format '{name}'", function, (compiled, path), options, {})
     return function(compiled, path, **options)
+
+
+def _folder_format(backend: str) -> str | None:
+    """Return the name of the format that folders are written in, or None if none or several could be meant."""
+    formats = plugins.formats()
+    folders = [name for name, entry in formats.items() if not entry.spec.suffixes]
+    return backend if backend in formats else folders[0] if len(folders) == 1 else None
 
 
 def _is_folder(path: str) -> bool:

@@ -44,7 +44,7 @@ def mithril_options() -> Sequence[Option]:
                 "quantization": Literal["int8"] | None,
                 "optimize_size": bool,
             },
-            backends=("c",),
+            backends=("c", "torch"),
         ),
     ]
 

@@ -110,6 +110,10 @@ class TorchBackend(SourceBackend):
         if options.semantics == "native":
             for name in sorted({node.op.name for node, _ in iterate(graph)} & set(DIFFERENT)):
                 options.decisions.record("choice", f"'{name}' as PyTorch has it: {DIFFERENT[name]}")
+        telephone = options.settings.get("mobile_options")
+        if telephone:
+            what = f"calls in this process are PyTorch's; compiled.export(folder) writes C for {dict(telephone)}"
+            options.decisions.record("choice", what)
         running = read(options, self.torch_device, cudnn_benchmark=self.cudnn_benchmark, enable_amp=self.enable_amp)
         return runner(forward, graph, running, options, lambda node: self.falls_back(node, options))
 

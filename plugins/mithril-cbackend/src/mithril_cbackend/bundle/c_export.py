@@ -14,11 +14,13 @@ from typing import Any
 
 import numpy as np
 
+import mithril as ml
 from mithril.base.errors import InputError, UnsupportedError
 from mithril.runtime.compiled_model import CompiledModel
 from mithril_cbackend.bundle import export_files, toolchains
 from mithril_cbackend.bundle.export_contents import Contents
 from mithril_cbackend.bundle.makefiles import cmake, makefile
+from mithril_cbackend.compile_target import purpose
 from mithril_cbackend.graph.int8_weights import quantized
 from mithril_cbackend.program import compile_graph
 from mithril_cbackend.program.executable import Executable
@@ -140,10 +142,22 @@ def program_of(compiled: CompiledModel) -> Executable:
     if not compiled.programs:
         raise InputError("there is no program to export yet", hint="call the model once: C is for exact sizes")
     executable = compiled.programs[-1].executable
-    if not isinstance(executable, Executable):
-        raise UnsupportedError(
-            f"backend '{compiled.backend.name}' does not export C", hint="compile the model for backend 'c'"
-        )
+    if isinstance(executable, Executable):
+        return executable
+    if "mobile" in compiled.backend.families() and purpose(compiled.options).arch is not None:
+        return for_telephone(compiled)
+    raise UnsupportedError(
+        f"backend '{compiled.backend.name}' does not export C", hint="compile the model for backend 'c'"
+    )
+
+
+def for_telephone(compiled: CompiledModel) -> Executable:
+    """Compile the newest program of another backend, as it was traced, for the telephone that its options name."""
+    program, options = compiled.programs[-1], compiled.options
+    named = {n: options[n] for n in ("target_hardware", "mobile_options", "inference") if options.get(n)}
+    here = ml.compile(program.traced, "c", **named)
+    executable = here.programs[-1].executable
+    assert isinstance(executable, Executable)
     return executable
 
 
