@@ -184,6 +184,8 @@ class _Reader:
         )
         operands = tuple(None if p.strip() == "none" else values[_unquoted(p.strip()[1:])] for p in parts[:count])
         op = operation(match[1])
+        if not op.variadic:  # a text may be older than the last optional operands of its operation
+            operands += tuple(None for name in op.operands[len(operands) :] if name in op.optional)
         attributes = op.complete(parse_attributes(",".join(parts[count:]), limits))
         regions: list[Graph] = []
         if opens:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from mithril.base.dims import product
 from mithril.base.errors import OperationError, ShapeError, unknown
 from mithril.base.guards import assume
 from mithril.ir.attribute_types import Axis
@@ -15,9 +16,9 @@ from mithril.ops.activations import log_softmax, softplus
 from mithril.ops.basic import cast
 from mithril.ops.control_flow import stop_gradient
 from mithril.ops.elementwise import abs as abs_, equal, exp, greater, less, log, maximum, minimum, sqrt, where
-from mithril.ops.indexing import take_along_axis
-from mithril.ops.reduction import mean, sum
-from mithril.ops.shape import squeeze, unsqueeze
+from mithril.ops.indexing import take, take_along_axis
+from mithril.ops.reduction import mean, sized, sum
+from mithril.ops.shape import broadcast_to, iota, reshape, squeeze, unsqueeze
 from mithril.ops.upcast import down, kind, up
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -26,6 +27,12 @@ PAIR = (
     sample((3, 4), (3, 4), reduction="sum", label="sum"),
     sample((5,), (5,), reduction="none", label="none"),
 )
+WITH_LOGITS = [
+    sample((3, 4), Arr((3, 4), low=0.0, high=1.0)),
+    *PAIR[1:],
+    sample((3, 4), Arr((3, 4), low=0.0, high=1.0), positive((4,)), label="pos_weight"),
+    sample((3, 4), Arr((3, 4), low=0.0, high=1.0), positive(()), reduction="none", label="pos_weight: a number"),
+]
 
 
 def _reduced(x: Any, reduction: str, like: Any) -> Any:
@@ -48,40 +55,78 @@ def _reduced(x: Any, reduction: str, like: Any) -> Any:
         sample((4, 3), exactly(0, 2, -100, 1, dtype="int32"), ignore_index=-100, label="ignored"),
         sample((4, 5), positive((4, 5), 0.1, 0.9), label="probabilities"),
         sample((4, 5), ints((4,), 0, 4), reduction="none", label="none"),
+        sample((4, 5), ints((4,), 0, 4), positive((5,)), label="weight"),
+        sample((2, 3, 4), ints((2, 4), 0, 2), positive((3,)), axis=1, reduction="none", label="weight, axis"),
+        sample((4, 5), positive((4, 5), 0.1, 0.9), positive((5,)), label_smoothing=0.1, label="weight, probabilities"),
+        sample(
+            (4, 3),
+            exactly(0, 2, -100, 1, dtype="int32"),
+            positive((3,)),
+            ignore_index=-100,
+            label_smoothing=0.1,
+            label="weight, ignored, smoothing",
+        ),
     ],
     labels="labels",
 )
 def cross_entropy(
     logits,
     labels,
+    weight=None,
     *,
     axis: Axis = -1,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     ignore_index: int | None = None,
 ):
-    """Negative log likelihood of labels (class numbers without the axis, or probabilities with it) under logits."""
+    """Negative log likelihood of labels (class numbers without the axis, or probabilities with it) under logits.
+
+    ``weight`` has one factor for each class; the mean over class numbers then divides by the factors of its rows.
+    """
     p = log_softmax(up(logits), axis=axis)
+    if weight is not None:
+        _expect_weight(weight.shape, logits.shape, axis)
+        weight = cast(weight, dtype=kind(p))
     classes = p.shape[axis]
     if kind(labels).is_float:
         _expect_probabilities(logits.shape, labels.shape)
         target = up(labels)
         if label_smoothing:
             target = target * (1.0 - label_smoothing) + label_smoothing / _number(classes)
+        if weight is not None:
+            target = target * _along(weight, axis, p)
         return _reduced(-sum(p * target, axis=axis), reduction, logits)
     _expect_classes("cross_entropy", "logits", logits.shape, labels.shape, axis)
     kept = None if ignore_index is None else equal(labels, ignore_index) ^ True
     classed = labels if kept is None else where(kept, labels, 0)
     picked = squeeze(take_along_axis(p, unsqueeze(classed, axis=(axis,)), axis=axis), axis=(axis,))
-    loss = -picked
+    share = None if weight is None else take(weight, classed, axis=0)
+    loss = -picked if share is None else -picked * share
     if label_smoothing:
-        loss = loss * (1.0 - label_smoothing) - mean(p, axis=axis) * label_smoothing
-    if kept is None:
-        return _reduced(loss, reduction, logits)
-    loss = where(kept, loss, 0.0)
-    if reduction == "mean":
-        return down(sum(loss) / sum(cast(kept, dtype=kind(loss))), logits)
+        spread = p if weight is None else p * _along(weight, axis, p)
+        loss = loss * (1.0 - label_smoothing) - mean(spread, axis=axis) * label_smoothing
+    if kept is not None:
+        loss = where(kept, loss, 0.0)
+        share = cast(kept, dtype=kind(loss)) if share is None else where(kept, share, 0.0)
+    if reduction == "mean" and share is not None:
+        return down(sum(loss) / sum(share), logits)
     return _reduced(loss, reduction, logits)
+
+
+def _expect_weight(weight: Any, logits: Any, axis: int) -> None:
+    """Raise unless there is one factor for each class."""
+    if len(weight) == 1 and assume(weight[0], "==", logits[axis], "the weight of 'cross_entropy'"):
+        return
+    raise ShapeError(
+        f"'cross_entropy' expected weight {shape_text((logits[axis],))}, one for each class, got {shape_text(weight)}",
+        facts=[f"logits {shape_text(logits)}"],
+        hint='for one for each sample: ops.mean(ops.cross_entropy(logits, labels, reduction="none") * weight)',
+    )
+
+
+def _along(weight: Any, axis: int, like: Any) -> Any:
+    """One number for each class, shaped so that it broadcasts against the logits."""
+    return reshape(weight, shape=tuple(d if k == axis else 1 for k, d in enumerate(like.shape)))
 
 
 def _expect_probabilities(logits: Any, labels: Any) -> None:
@@ -120,47 +165,53 @@ def _number(n: Any) -> float:
 
 
 @cross_entropy.vjp
-def _(g, y, logits, labels, *, axis, reduction, label_smoothing, ignore_index):
+def _(g, y, logits, labels, weight, *, axis, reduction, label_smoothing, ignore_index):
     """softmax minus the target, scaled: one pass over the logits."""
     z = log_softmax(up(logits), axis=axis)
-    p, classes, cotangent = exp(z), z.shape[axis], up(g)
-    weight, gl = None, None
-    if labels.dtype.is_float:
-        target = up(labels)
-        if label_smoothing:
-            target = target * (1.0 - label_smoothing) + label_smoothing / _number(classes)
-        gz = p * sum(target, axis=axis, keepdims=True) - target
-    else:
+    p, cotangent = exp(z), up(g)
+    span = None if weight is None else _along(cast(weight, dtype=z.dtype), axis, z)
+    hot, kept = None, None
+    if not labels.dtype.is_float:
         kept = None if ignore_index is None else equal(labels, ignore_index) ^ True
-        classed = labels if kept is None else where(kept, labels, 0)
-        target = _one_hot(classed, axis, z)
-        if label_smoothing:
-            target = target * (1.0 - label_smoothing) + label_smoothing / _number(classes)
-        gz = p - target
-        weight = None if kept is None else cast(kept, dtype=z.dtype)
-    rows = tuple(d for k, d in enumerate(z.shape) if k != axis)
+        hot = _one_hot(labels if kept is None else where(kept, labels, 0), axis, z)
+    target = up(labels) if hot is None else hot
+    if label_smoothing:
+        target = target * (1.0 - label_smoothing) + label_smoothing / _number(z.shape[axis])
+    weighed = target if span is None else target * span
+    plain = hot is not None and span is None  # then the target adds up to one
+    gz = (p if plain else p * sum(weighed, axis=axis, keepdims=True)) - weighed
     if reduction == "mean":
-        from mithril.base.dims import product
-        from mithril.ops.reduction import sized
-
-        cotangent = cotangent / (sum(weight) if weight is not None else sized(product(rows), z.dtype))
+        cotangent = cotangent / _rows(z, hot, kept, span, axis)
     if reduction == "none":
         cotangent = unsqueeze(cotangent, axis=(axis,))
-    if weight is not None:
-        cotangent = cotangent * unsqueeze(weight, axis=(axis,))
-    if labels.dtype.is_float:
-        gl = down(-(cotangent * z) * (1.0 - label_smoothing), labels)
+    if kept is not None:
+        cotangent = cotangent * unsqueeze(cast(kept, dtype=z.dtype), axis=(axis,))
+    gl, gw = None, None
+    if hot is None:
+        slope = z if span is None else z * span
+        gl = down(-(cotangent * slope) * (1.0 - label_smoothing), labels)
         if gl.shape != labels.shape:
-            from mithril.ops.shape import broadcast_to
-
             gl = broadcast_to(gl, shape=labels.shape)
-    return down(gz * cotangent, logits), gl
+    if weight is not None and weight.dtype.is_float:
+        each = -(target * z)
+        if reduction == "mean" and hot is not None:
+            each = each - hot * up(y)  # the divisor depends on the weight as well
+        gw = down(sum(each * cotangent, axis=tuple(k for k in range(len(z.shape)) if k != axis)), weight)
+    return down(gz * cotangent, logits), gl, gw
+
+
+def _rows(z: Any, hot: Any, kept: Any, span: Any, axis: int) -> Any:
+    """The divisor of the mean: the number of rows, or their weights together."""
+    if hot is None or (kept is None and span is None):
+        return sized(product(tuple(d for k, d in enumerate(z.shape) if k != axis)), z.dtype)
+    if span is None:
+        return sum(cast(kept, dtype=z.dtype))
+    share = sum(hot * span, axis=axis)
+    return sum(share if kept is None else where(kept, share, 0.0))
 
 
 def _one_hot(labels: Any, axis: int, like: Any) -> Any:
     """Class numbers as rows of zeros and a one, along the axis."""
-    from mithril.ops.shape import iota
-
     rank = len(like.shape)
     numbers = iota(shape=tuple(like.shape[axis] if k == axis else 1 for k in range(rank)), axis=axis)
     return cast(equal(unsqueeze(cast(labels, dtype="int32"), axis=(axis,)), numbers), dtype=like.dtype)
@@ -198,12 +249,32 @@ def binary_cross_entropy(probabilities, targets, *, reduction: str = "mean", eps
     return _reduced(loss, reduction, probabilities)
 
 
-@composite(promotes="float", tolerance=2.0, samples=[sample((3, 4), Arr((3, 4), low=0.0, high=1.0)), *PAIR[1:]])
-def binary_cross_entropy_with_logits(logits, targets, *, reduction: str = "mean"):
-    """Of logits: stable where the probability is 0 or 1."""
+@composite(promotes="float", tolerance=2.0, samples=WITH_LOGITS)
+def binary_cross_entropy_with_logits(logits, targets, pos_weight=None, *, reduction: str = "mean"):
+    """Of logits: stable where the probability is 0 or 1.
+
+    ``pos_weight`` is a factor of the loss where the target is 1: one number, or one for each of the last axes.
+    """
     expect_paired("binary_cross_entropy_with_logits", {"logits": logits.shape, "targets": targets.shape})
     z, t = up(logits), up(targets)
-    return _reduced(softplus(z) - z * t, reduction, logits)
+    if pos_weight is None:
+        return _reduced(softplus(z) - z * t, reduction, logits)
+    _expect_trailing(pos_weight.shape, logits.shape)
+    loss = t * up(pos_weight) * softplus(-z) + (1.0 - t) * softplus(z)
+    return _reduced(loss, reduction, logits)
+
+
+def _expect_trailing(weight: Any, logits: Any) -> None:
+    """Raise unless the weight has the sizes of the last axes."""
+    last = logits[len(logits) - len(weight) :]
+    reason = "'pos_weight' has the last sizes of the logits"
+    if len(weight) <= len(logits) and all(assume(a, "==", b, reason) for a, b in zip(last, weight, strict=True)):
+        return
+    raise ShapeError(
+        f"'binary_cross_entropy_with_logits' got pos_weight {shape_text(weight)} for logits {shape_text(logits)}",
+        facts=[f"accepted: one number, or the last sizes of the logits, such as {shape_text(logits[-1:])}"],
+        hint="for one for each sample, use reduction='none' and multiply the losses",
+    )
 
 
 # -- distances ----------------------------------------------------------------------------------------------------

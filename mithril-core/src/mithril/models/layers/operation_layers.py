@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import numpy as np
+
 from mithril.base.errors import ModelError
 from mithril.base.registry import operation
 from mithril.models.language.layer import Layer, LayerType
@@ -12,7 +14,10 @@ TERMINALS = {("x",): ("input",), ("a", "b"): ("left", "right")}
 
 
 class OperationLayer(Layer):
-    """One operation: its operands are the terminals, its attributes the arguments of the constructor."""
+    """One operation: its operands are the terminals, its attributes the arguments of the constructor.
+
+    An optional operand is a terminal, or an argument of the constructor by name, such as a class weight.
+    """
 
     op_name = ""
     scalars = True
@@ -24,6 +29,8 @@ class OperationLayer(Layer):
                 f"{type(self).__name__} takes {len(op.attributes)} arguments, got {len(args)}",
                 facts=[f"accepted: {', '.join(op.attributes) or 'none'}, in_place"],
             )
+        constants = {n: attributes.pop(n) for n in op.operands if n in op.optional and n in attributes}
+        self.constants = {n: _numbers(n, x) for n, x in constants.items() if x is not None}
         given = dict(zip(op.attributes, args, strict=False)) | attributes
         self.op = op
         self.in_place = in_place
@@ -31,7 +38,7 @@ class OperationLayer(Layer):
         names = TERMINALS.get(op.operands, op.operands)
         optional = [k for k, name in enumerate(op.operands) if name in op.optional]
         self.inputs = tuple(n for k, n in enumerate(names) if k not in optional)
-        self.optional = tuple(names[k] for k in optional)
+        self.optional = tuple(names[k] for k in optional if op.operands[k] not in self.constants)
         self.outputs = ("output",) if len(op.results) == 1 else op.results
 
     def expects(self, terminal: str) -> Any:
@@ -42,7 +49,19 @@ class OperationLayer(Layer):
 
         if not any(isinstance(v, Value) for v in values):
             values = (self.context.as_value(values[0]), *values[1:])
+        if self.constants:
+            names = TERMINALS.get(self.op.operands, self.op.operands)
+            operands = dict(zip(self.inputs + self.optional, values, strict=False))
+            operands |= {names[self.op.operands.index(n)]: x for n, x in self.constants.items()}
+            values = tuple(operands.get(n) for n in names)
         return self.op(*values, **self.attributes)
+
+
+def _numbers(name: str, value: Any) -> np.ndarray[Any, Any]:
+    try:
+        return np.asarray(value, dtype=np.float32)
+    except (TypeError, ValueError) as cause:
+        raise ModelError(f"{name}={value!r} is no number or array of numbers", facts=[str(cause)]) from None
 
 
 def layer_of(title: str, op_name: str) -> type[OperationLayer]:

@@ -122,7 +122,11 @@ SHORT = {
 
 def losses() -> list[str]:
     """Return the operations that compare two operands and reduce, third parties' as well."""
-    return [name for name, op in operations().items() if len(op.operands) == 2 and "reduction" in op.attributes]
+    return [
+        name
+        for name, op in operations().items()
+        if len(op.operands) - len(op.optional) == 2 and "reduction" in op.attributes
+    ]
 
 
 def _loss(word: str) -> Any:
