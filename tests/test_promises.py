@@ -387,6 +387,12 @@ def test_pytorch_exports_state_to_telephones(tmp_path):
         np.testing.assert_allclose(contents.results[name], compiled.backend.to_numpy(y), rtol=1e-4, atol=1e-5)
 
 
+def test_pytorch_on_a_gpu_says_that_it_writes_no_c_for_telephones(monkeypatch):
+    monkeypatch.setattr(ml.TorchBackend, "families", lambda self: ("gpu", "nvidia"))
+    compiled = ml.compile(perceptron(), ml.TorchBackend(), shapes=SHAPES, mobile_options={"arch": "arm64-v8a"})
+    assert "nothing on backend 'torch' reads the option mobile_options" in str(compiled.decisions)
+
+
 def test_no_folder_of_c_for_telephones_that_were_not_named(tmp_path):
     compiled = ml.compile(perceptron(), ml.TorchBackend(), shapes=SHAPES)
     compiled.bind(compiled.randomize_params())

@@ -110,8 +110,7 @@ class TorchBackend(SourceBackend):
         if options.semantics == "native":
             for name in sorted({node.op.name for node, _ in iterate(graph)} & set(DIFFERENT)):
                 options.decisions.record("choice", f"'{name}' as PyTorch has it: {DIFFERENT[name]}")
-        telephone = options.settings.get("mobile_options")
-        if telephone:
+        if "mobile" in self.families() and (telephone := options.settings.get("mobile_options")):
             what = f"calls in this process are PyTorch's; compiled.export(folder) writes C for {dict(telephone)}"
             options.decisions.record("choice", what)
         running = read(options, self.torch_device, cudnn_benchmark=self.cudnn_benchmark, enable_amp=self.enable_amp)
