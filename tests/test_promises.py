@@ -32,6 +32,7 @@ BATCH, SIZE = 8, 16
 SHAPES = {"input": [BATCH, SIZE]}
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(BATCH, SIZE)).astype(np.float32)
+DYNAMO = {"torch_fx": True, "torch_dynamo": True}
 SWITCHES = ("constant_folding", "operator_fusion", "dead_code_elimination", "common_subexpression")
 HALF = 0.03
 
@@ -146,6 +147,11 @@ def test_options_every_backend_has(backend, options, tmp_path):
         (lambda: ml.TorchBackend(), {"torch_options": {"graph_mode": True}}, 1e-4),
         (lambda: ml.TorchBackend(), {"torch_options": {"enable_amp": True, "benchmark_mode": True}}, HALF),
         (lambda: ml.TorchBackend(), {"torch_fx": True}, 1e-4),
+        (
+            lambda: ml.TorchBackend(),
+            {"torch_fx": True, "torch_dynamo": True},
+            1e-4,
+        ),
         (lambda: ml.MlxBackend(), {"jit": True}, 1e-4),
         (lambda: ml.CBackend(), {"target_hardware": "cpu", "cpu_options": {"num_threads": 1, "vectorize": True}}, 1e-4),
         (lambda: ml.GGMLBackend(mem_size=64 << 20), {"inference": True}, 1e-4),
@@ -167,6 +173,64 @@ def test_quantized_and_static_inference():
     compiled.bind(params)
     got = compiled({"input": x})["output"]
     assert np.abs(got - expected).max() < 0.02 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "CBackend", "GGMLBackend"])
+@pytest.mark.parametrize("switch", ["fusion", "operator_fusion"])
+def test_fusion_is_switched_off(switch, backend):
+    plain, fused = (
+        ml.compile(perceptron(), getattr(ml, backend)(), shapes=SHAPES, optimizations={switch: on}).graph.nodes
+        for on in (False, True)
+    )
+    assert "relu" in {n.op.name for n in plain} and "relu" not in {n.op.name for n in fused}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_hints_bound_batches(backend):
+    hints = {"input_batch_size_range": (1, 32), "inference_priority": "latency"}
+    compiled = check(getattr(ml, backend)(), hints=hints)
+    assert "optimize_for='latency'" in str(compiled.decisions)
+    with pytest.raises(MithrilError, match="33"):
+        compiled.evaluate(compiled.randomize_params(), {"input": np.ones((33, SIZE), np.float32)})
+
+
+@pytest.mark.parametrize("backend", ["JaxBackend", "TorchBackend"])
+def test_less_precision_takes_ordinary_arrays(backend):
+    params, expected = reference(perceptron(), X)
+    compiled = ml.compile(model=perceptron(), backend=getattr(ml, backend)(precision="bfloat16"), mixed_precision=True)
+    for array in compiled.randomize_params(inputs={"input": X}).values():
+        assert "bfloat16" in str(array.dtype)
+    output = compiled.evaluate(params, {"input": X})["output"]
+    assert "bfloat16" in str(output.dtype)
+    values = compiled.backend.to_numpy(output).astype(np.float32)
+    assert np.abs(values - expected).max() < HALF * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_inputs_of_half_precision(backend):
+    compiled = ml.compile(
+        model=perceptron(), backend=getattr(ml, backend)(), shapes=SHAPES, types={"input": ml.float16}
+    )
+    params = compiled.randomize_params()
+    assert str(compiled.get_types()["input"]) == "float16"
+    compiled.evaluate(params, {"input": X.astype(np.float16)})
+    with pytest.raises(MithrilError, match="Type mismatch: expected float16, got float32"):
+        compiled.evaluate(params, {"input": X})
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "GGMLBackend"])
+def test_options_of_processors(backend):
+    options = {"target_hardware": "cpu", "cpu_options": {"num_threads": 2, "vectorize": True}}
+    compiled = check(getattr(ml, backend)(), **options)
+    assert "reads the option cpu_options (vectorize)" in str(compiled.decisions)
+    assert compiled.options["num_threads"] == 2
+
+
+def test_targets_that_are_not_here_are_said():
+    with pytest.raises(MithrilError) as error:
+        options = {"target_hardware": "tpu_v4", "tpu_options": {"replicas": 8, "model_parallelism": 2}}
+        ml.compile(perceptron(), ml.JaxBackend(), shapes=SHAPES, **options)
+    assert "TPU" in str(error.value) and "libtpu" in str(error.value)
 
 
 TEMPLATE = """# by {{ backend }}
@@ -207,6 +271,18 @@ def test_files_that_are_asked_for(tmp_path):
         assert any((tmp_path / folder).rglob("*.*")), folder
 
 
+@pytest.mark.parametrize("backend", [*BACKENDS, "CBackend"])
+def test_source_of_a_program_is_written(backend, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check(getattr(ml, backend)(), file_path="generated_model.py")
+    assert (tmp_path / "generated_model.py").stat().st_size > 0
+
+
+def test_programs_of_ggml_are_no_text():
+    with pytest.raises(MithrilError, match="programs are graphs of ggml"):
+        check(ml.GGMLBackend(), file_path="generated_model.py")
+
+
 def test_source_goes_through_own_functions(capsys):
     def timed(code: str) -> str:
         head = "def forward(params, inputs):"
@@ -226,6 +302,29 @@ def test_what_nothing_needs_is_dropped():
     params = compiled.randomize_params(seed=0)
     assert set(compiled.evaluate(params, {"input": X})) == {"output"}
     assert sum(n.op.name == "linear" for n in compiled.graph.nodes) == 1
+
+
+def test_equal_branches_share_their_input():
+    model = Model()
+    model |= Linear(dimension=64)(input="input", output="hidden")
+    model += Linear(dimension=32)(input="hidden", output="output1")
+    model += Linear(dimension=32)(input="hidden", output="output2")
+    compiled = ml.compile(model, ml.NumpyBackend(), shapes=SHAPES)
+    assert set(compiled.evaluate(compiled.randomize_params(), {"input": X})) == {"output1", "output2"}
+    assert sum(n.op.name == "linear" for n in compiled.graph.nodes) == 3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_shapes_of_many_inputs(backend):
+    model = Model()
+    model |= Conv2d(3, 4, kernel_size=3)(input="image_input", output="maps")
+    model += GlobalAvgPool2d()(input="maps", output="pooled")
+    model += Linear(dimension=4)(input="text_input", output="text")
+    model += Add()(left="pooled", right="text", output="output")
+    shapes = {"image_input": [2, 3, 8, 8], "text_input": [2, SIZE]}
+    inputs = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    compiled = ml.compile(model=model, backend=getattr(ml, backend)(), shapes=shapes)
+    assert tuple(compiled.evaluate(compiled.randomize_params(), inputs)["output"].shape) == (2, 4)
 
 
 def test_in_place_is_a_new_value_under_the_same_name():
@@ -304,6 +403,18 @@ def test_profiles_and_benchmarks():
     )
     results = ml.run_benchmark(model=compiled, inputs={"input": X}, config=config)
     assert results.throughput > 0 and results.latency > 0 and results.memory_usage > 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_compiled_model_is_called_at_once(backend):
+    compiled = ml.compile(model=perceptron(), backend=getattr(ml, backend)(), profile=True)
+    with pytest.warns(ml.OptionWarning, match="no parameters are bound"):
+        outputs = compiled({"input": X})
+    _, expected = reference(perceptron(), X)
+    assert compiled.backend.to_numpy(outputs["output"]).shape == expected.shape
+    assert compiled.get_profile_stats().execution_breakdown
+    for batch_size in (1, 2, 4):
+        assert len(compiled({"input": X[:batch_size]})["output"]) == batch_size
 
 
 def test_training_by_accumulated_gradients():

@@ -180,6 +180,28 @@ def test_a_pass_that_changes_values_is_found_when_asked():
     assert "changes the value of output 'y'" in fault(swapped, check="numeric")
 
 
+@pytest.mark.parametrize(("factor", "sound"), [(1.002, True), (1.1, False)])
+def test_values_that_cancel_may_differ_by_the_rounding_inside(factor, sound):
+    with Builder() as b:
+        y = add(add(b.input("x", (2, 3)), 1000.0), -1000.0)
+    given = b.build({"y": y})
+
+    def rounded(graph):
+        editor = graph.edit()
+        node = next(n for n in graph.nodes if n.op.name == "add")
+        with editor.before(node):
+            editor.replace_value(node.result, mul(add(*node.operands), factor))
+        return editor.freeze()
+
+    one = as_pass(rounded, exact=False, tolerance=0.1)
+    manager = PassManager([one], check="numeric")
+    if sound:
+        manager.run(given)
+    else:
+        with pytest.raises(PassError, match="changes the value of output 'y'"):
+            manager.run(given)
+
+
 def test_the_report_counts_nodes_and_times():
     _, report = ml.PassManager([nothing]).run(graph())
     (record,) = report.records

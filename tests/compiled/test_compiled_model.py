@@ -212,6 +212,18 @@ def test_calls_with_bound_parameters_are_checked_twice(static, monkeypatch, back
     np.testing.assert_array_equal(numbers(compiled, compiled({"x": x}))["y"], expected)
 
 
+def test_parameters_are_bound_before_shapes_are_known(backend):
+    known = ml.compile(mlp(), backend, shapes={"x": [2, 3]})
+    params, x = known.randomize_params(0), {"x": random(2, 3)}
+    expected = numbers(known, known.evaluate(params, x))["y"]
+    compiled = ml.compile(mlp(), backend).bind(params)
+    for _ in range(3):
+        np.testing.assert_allclose(numbers(compiled, compiled(x))["y"], expected, rtol=1e-6)
+    mistyped = ml.compile(mlp(), backend).bind({"first.wieght": params["first.weight"], **params})
+    with pytest.raises(InputError, match="first.wieght"):
+        mistyped(x)
+
+
 def test_one_input_may_be_given_without_its_name(backend):
     compiled = ml.compile(mlp(), backend, shapes={"x": [2, 3]})
     compiled.bind(compiled.randomize_params(0))

@@ -7,7 +7,7 @@ import pytest
 
 import mithril as ml
 from mithril.ir import Builder, verify
-from mithril.models import Linear, Model, MSELoss, Relu, TransformerEncoderLayer
+from mithril.models import Embedding, Linear, Model, MSELoss, Relu, TransformerEncoderLayer
 from mithril.ops import exp, linear, matmul, relu, softmax, sum
 from mithril.passes.manager import PassContext, PassManager
 from mithril_passes.mixed_precision import mixed_precision
@@ -113,3 +113,17 @@ def test_softmax_and_linear_with_activation():
         x, w = b.input("x", (4, 8)), b.param("w", (8, 8))
         y = softmax(linear(x, w, activation="relu"))
     assert dtypes(small(b.build({"y": y}))) == {"linear": "bfloat16", "softmax": "float32"}
+
+
+def test_gradients_of_an_encoder_pass_the_numeric_check():
+    """The key's bias has a gradient of zero, the embedding's is a sum over rows of gradients of norms, which cancel."""
+    model = Model()
+    model |= Embedding(20, 8)(input="input", output="hidden")
+    model += TransformerEncoderLayer(8, 2)(input="hidden", output="coded")
+    model += Linear(3)(input="coded", output="output")
+    options = {"mixed_precision": True, "verify": "numeric"}
+    compiled = ml.compile(model, "numpy", shapes={"input": [2, 16]}, types={"input": "int32"}, **options)
+    tokens = np.arange(32, dtype=np.int32).reshape(2, 16) % 20
+    params = compiled.randomize_params(seed=0)
+    _, gradients = compiled.evaluate(params, {"input": tokens}, output_gradients=np.ones((2, 16, 3), np.float32))
+    assert set(gradients) == set(params)

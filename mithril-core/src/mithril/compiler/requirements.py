@@ -26,18 +26,10 @@ WITHOUT_ARENA = {
 
 def check_sizes(settings: Mapping[str, Any], specs: Mapping[str, InputSpec]) -> None:
     """Raise where declared sizes contradict the range of batches, or the fixed shapes of ``static_inference``."""
-    batch = settings["hints"].get("input_batch_size_range")
     sizes = {name: spec.shape[0] for name, spec in specs.items() if spec.shape}
-    if (
-        batch is not None
-        and sizes
-        and all(isinstance(n, int) and not batch[0] <= n <= batch[1] for n in sizes.values())
-    ):
-        name, rows = next(iter(sizes.items()))
-        raise OptionError(
-            f"shapes: '{name}' has {rows} rows, outside of hints' input_batch_size_range={tuple(batch)}",
-            hint=f"shapes={{'{name}': [None, ...]}} leaves the batch to the hint",
-        )
+    if wrong := outside_of_batches(settings, sizes):
+        name = next(iter(sizes))
+        raise OptionError(f"shapes: {wrong}", hint=f"shapes={{'{name}': [None, ...]}} leaves the batch to the hint")
     for name, spec in specs.items():
         if settings["static_inference"] and spec.shape is not None and not is_static(spec.shape):
             open_sizes = ", ".join(map(str, spec.shape))
@@ -46,6 +38,19 @@ def check_sizes(settings: Mapping[str, Any], specs: Mapping[str, InputSpec]) -> 
                 facts=[spec.where] if spec.where else [],
                 hint="give numbers in shapes=, or use inference=True, which serves any size",
             )
+
+
+def outside_of_batches(settings: Mapping[str, Any], sizes: Mapping[str, Any]) -> str | None:
+    """Describe the first of these first sizes, by input, where none of them fits the hint's range of batches."""
+    batch = settings["hints"].get("input_batch_size_range")
+    if (
+        batch is None
+        or not sizes
+        or not all(isinstance(n, int) and not batch[0] <= n <= batch[1] for n in sizes.values())
+    ):
+        return None
+    name, rows = next(iter(sizes.items()))
+    return f"'{name}' has {rows} rows, outside of hints' input_batch_size_range={tuple(batch)}"
 
 
 def check_layers(settings: Mapping[str, Any], options: Iterable[Option], graph: Graph, leaves: Iterable[str]) -> None:

@@ -20,7 +20,7 @@ from mithril.backend.checked_calls import checked
 from mithril.backend.memory_plan import parse_bytes
 from mithril.base.decisions import Decisions
 from mithril.base.dims import is_static
-from mithril.base.errors import BackendError, DTypeError, OptionError, ShapeError
+from mithril.base.errors import BackendError, DTypeError, InputError, OptionError, ShapeError
 from mithril.base.guards import bind
 from mithril.base.tensor_type import TensorType
 from mithril.compiler.deadline import Deadline
@@ -40,6 +40,7 @@ from mithril.compiler.requirements import (
     note_planning,
     note_precision,
     note_target_memory,
+    outside_of_batches,
     require_derived_gradients,
     require_no_control_flow,
     require_no_promotion,
@@ -418,7 +419,9 @@ class Compiler:
         return executable
 
     def check_call(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Raise where a program with open sizes does not fit ``max_memory_gb`` for the sizes of a call."""
+        """Raise where a call's sizes do not fit the hint's batches, or an open program of them ``max_memory_gb``."""
+        if wrong := outside_of_batches(self.settings, {n: shape[0] for n, shape in shapes.items() if shape}):
+            raise InputError(wrong)
         if self.settings.get("max_memory_gb") is None:
             return  # without a look at the graph, which may have to be compiled again
         if largest_sizes(program.executable.graph) is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +14,14 @@ from mithril.base.guards import bind
 from mithril.base.tensor_type import TensorType
 from mithril.ir.core import Graph, Node, Value
 
+Arrays = dict[str, np.ndarray[Any, Any]]
 
-def evaluate(graph: Graph, arguments: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
-    """The outputs by name for arrays by input name. Intermediate results are freed after their last use."""
+
+def evaluate(graph: Graph, arguments: Mapping[str, Any], rounding: Callable[[Any], Any] | None = None) -> Arrays:
+    """The outputs by name for arrays by input name. Intermediate results are freed after their last use.
+
+    ``rounding`` is applied to the results of every node.
+    """
     values: dict[Value, Any] = {}
     for i in graph.inputs:
         if i.data is not None:
@@ -35,11 +40,32 @@ def evaluate(graph: Graph, arguments: Mapping[str, Any]) -> dict[str, np.ndarray
             tuple(at_sizes(r, sizes) for r in node.regions),
         )
         results = made if isinstance(made, tuple) else (made,)
+        if rounding is not None:
+            results = tuple(rounding(x) for x in results)
         values.update(zip(node.results, results, strict=True))
         for v in node.operands:
             if v is not None and last[v] == k and v not in kept:
                 values.pop(v, None)
     return {name: values[v] for name, v in zip(graph.output_names, graph.outputs, strict=True)}
+
+
+def rounding_spread(graph: Graph, arguments: Mapping[str, Any], size: float) -> dict[str, float]:
+    """Return how far results move where arguments and all operations are off by up to ``size`` (relative).
+
+    It is large where terms cancel, as in gradients of norms, and of biases before a softmax, which are zero.
+    """
+    rng = np.random.default_rng(1)
+
+    def off(x: Any) -> Any:
+        x = np.asarray(x)
+        return (
+            (x * (1 + size * rng.uniform(-1, 1, x.shape))).astype(x.dtype) if np.issubdtype(x.dtype, np.floating) else x
+        )
+
+    moved = evaluate(graph, {name: off(x) for name, x in arguments.items()}, off)
+    exact = evaluate(graph, arguments)
+    apart = {name: np.abs(moved[name].astype(np.float64) - x.astype(np.float64)) for name, x in exact.items()}
+    return {name: float(np.max(x[np.isfinite(x)], initial=0.0)) for name, x in apart.items()}
 
 
 def at_sizes(graph: Graph, sizes: Mapping[str, Size]) -> Graph:

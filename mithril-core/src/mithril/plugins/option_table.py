@@ -207,11 +207,17 @@ class Settings(Mapping[str, Any]):
         return dict(self._values)
 
     def unused(self) -> list[str]:
-        """Keywords that the user gave and nobody has read."""
-        return [keyword for name, keyword in self.given.items() if name not in self._read]
+        """Keywords that the user gave and nobody has read; of groups, the keys that are left (others are options)."""
+        return [
+            _with_keys(keyword, self._values[name]) for name, keyword in self.given.items() if name not in self._read
+        ]
 
     def __repr__(self) -> str:
         return f"Settings({', '.join(f'{name}={self._values[name]!r}' for name in self.given)})"
+
+
+def _with_keys(keyword: str, value: Any) -> str:
+    return f"{keyword} ({', '.join(map(str, value))})" if isinstance(value, Mapping) and value else keyword
 
 
 class Registry:

@@ -443,19 +443,31 @@ class CompiledModel:
 
     @checked()
     def bind(self, params: Arrays, state: Arrays | None = None) -> CompiledModel:
-        """Keep these parameters, so that ``compiled(inputs)`` needs none. Returns the model."""
-        wanted = self._param_types()
-        missing_or_unknown("parameter", wanted, params)
-        self._bound = self._given = {
-            name: self._convert_param(name, x, wanted[name].dtype) if self._rounds(wanted[name].dtype) else x
-            for name, x in params.items()
-        }
+        """Keep these parameters, so that ``compiled(inputs)`` needs none. Returns the model.
+
+        Where parameters' shapes follow from inputs of unknown shape, the first call checks them.
+        """
+        try:
+            wanted = self._param_types()
+        except ShapeError:
+            if self.options.get("static_inference"):
+                raise
+            self._bound = self._given = dict(params)
+        else:
+            self._keep(wanted, params)
         if state is not None:
             self._state = dict(state)
         if self.options.get("static_inference"):
             self._bake(wanted, params)
         self._quick, self._fast_gradients = never, None
         return self
+
+    def _keep(self, wanted: Mapping[str, TensorType], params: Arrays) -> None:
+        missing_or_unknown("parameter", wanted, params)
+        self._bound = self._given = {
+            name: self._convert_param(name, x, wanted[name].dtype) if self._rounds(wanted[name].dtype) else x
+            for name, x in params.items()
+        }
 
     def _bake(self, wanted: Mapping[str, TensorType], params: Arrays) -> None:
         """From now on, calls without parameters run programs that have these, and the state, inside."""
