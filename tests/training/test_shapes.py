@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -49,6 +51,44 @@ def test_no_loss_broadcasts(loss, shapes):
         op(builder.input("a", a), builder.input("b", b))
     with pytest.raises(ml.ShapeError, match="losses and metrics do not broadcast"):
         op(np.full(a, 0.5, np.float32), np.full(b, 0.5, np.float32))
+
+
+def squared(output, target):
+    return ops.mean((output - target) ** 2)
+
+
+def scaled(output, target):
+    return ops.mean(ops.abs(target * 2.0 - ops.cast(output, dtype="float32")))
+
+
+@pytest.mark.parametrize("loss", [squared, scaled])
+def test_loss_function_that_broadcasts_is_reported(loss, backend):
+    with pytest.warns(ml.OptionWarning, match=r"broadcasts \[16(, 1)?\] and \[16(, 1)?\] to \[16, 16\]") as caught:
+        trainer = regression(loss, backend)
+        trainer.step((X, X[:, 0]))
+        trainer.step((X, X[:, 0]))
+    assert len([w for w in caught if "broadcasts" in str(w.message)]) == 1
+    assert "targets[:, None] in the data" in str(trainer.compiled.decisions)
+
+
+def aligned(output, target):
+    return ops.mean((output[:, 0] - target) ** 2)
+
+
+def pairwise(output, target):
+    return ops.mean(ops.maximum(output - ops.reshape(target, shape=(1, 16)), 0.0))
+
+
+def centered(output, target):
+    return ops.mean((output - ops.mean(target, axis=0)) ** 2)
+
+
+@pytest.mark.parametrize("loss", [aligned, pairwise, centered])
+def test_loss_function_that_asks_for_its_shapes_is_not_reported(loss):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        regression(loss).step((X, X[:, 0]))
+        regression(squared).step((X, X[:, :1]))
 
 
 def test_target_may_be_one_number():

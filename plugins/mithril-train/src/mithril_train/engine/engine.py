@@ -23,6 +23,7 @@ from mithril.runtime.bounds import Bound, Room, with_bounds
 from mithril.runtime.compiled_model import CompiledModel
 from mithril.runtime.index_checks import GivenIndices, given_indices
 from mithril.runtime.signature import InputSpec, adapt, array_type, as_numpy, missing_or_unknown, settle
+from mithril_train.step.broadcasts import broadcasts
 from mithril_train.step.step import (
     REPORTED,
     Carried,
@@ -281,6 +282,9 @@ class Engine:
             except OptionError as error:
                 suspects = [s.misspelling for n, s in self.compiler.specs.items() if n in batch and s.misspelling]
                 raise error.with_facts(*suspects) from None
+            for message, node in broadcasts(self._traced[2]):
+                advice = "bring predictions and targets to one shape, for example with targets[:, None] in the data"
+                self.decisions.record("assumed", f"{message}: {advice}", node.origin, warn=True)
         return self._traced[1], self._traced[2], columns
 
     def differentiated(self, forward: Graph) -> Graph:

@@ -1,0 +1,31 @@
+"""Losses that NumPy's broadcasting makes larger than predictions and targets: [N, 1] with [N] is [N, N]."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from mithril.ir import Graph, Node
+from mithril.ir.type_rules import shape_text
+
+
+def broadcasts(graph: Graph) -> Iterator[tuple[str, Node]]:
+    """Yield the operations of losses and metrics that broadcast two values against each other, in words.
+
+    Only values that keep their shape on the way from the model or the batch count: after a reshape, a slice or a
+    reduction, broadcasting is what the function asks for.
+    """
+    written = [node for node in graph.nodes if node.tags.get("phase") == "loss"]
+    constants = {i.value for i in graph.with_role("constant")}
+    computed = {v for node in written for v in node.results}
+    unchanged: set[Any] = {v for node in written for v in node.operands if v not in computed and v not in constants}
+    for node in written:
+        values = [v for v in node.operands if v is not None and v in unchanged]
+        if not values or not (getattr(node.op, "elementwise", False) or node.op.name == "cast"):
+            continue
+        shape = node.result.shape
+        if any(v.shape == shape for v in values):
+            unchanged.add(node.result)
+        elif len(values) > 1:
+            shapes = " and ".join(shape_text(v.shape) for v in values)
+            yield f"'{node.op.name}' in a loss or metric broadcasts {shapes} to {shape_text(shape)}", node
