@@ -239,6 +239,7 @@ ELSEWHERE = {
     "intermediate_dir": "tests/test_promises.py",
     "jit": "the backends' test_running.py",
     "jit_options": "the backends' test_running.py",
+    "max_programs": "tests/test_bounded_programs.py",
     "pipeline_chunks": "plugins/mithril-tpu/tests",
     "pipeline_schedule": "plugins/mithril-tpu/tests",
     "pipeline_stages": "plugins/mithril-tpu/tests",
