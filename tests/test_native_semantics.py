@@ -37,6 +37,7 @@ def ordinary():
         "negative",
         "zero",
         "blind",
+        "causal mask",
         "nothing",
         "saturat",
         "nan",

@@ -95,7 +95,7 @@ def test_estimates_come_near_what_is_measured(small, tmp_path):
 
 
 def test_the_command_says_what_was_found(small, tmp_path):
-    arguments = ["calibrate", "--backends", "numpy", "--rounds", "1", "--dir", str(tmp_path)]
+    arguments = ["calibrate", "--backends", "numpy", "--rounds", "3", "--dir", str(tmp_path)]
     made = CliRunner().invoke(cli.main, arguments)
     assert made.exit_code == 0 and "FLOP/s" in made.stdout and "nine of ten" in made.stdout
     data = json.loads(CliRunner().invoke(cli.main, [*arguments, "--json"]).stdout)

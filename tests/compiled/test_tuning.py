@@ -124,7 +124,7 @@ def test_level_high_uses_what_was_found(tmp_path, monkeypatch):
     ml.tune(net(), "numpy", {"x": X}, choices=choices, seconds=0.1, store=tmp_path)
     made = high()
     assert made.options["optimization_level"] == "low"
-    assert "as ml.tune found: optimization_level='low', semantics='portable'" in made.explain()
+    assert "as mithril-tools 0.1.0 found: optimization_level='low', semantics='portable'" in made.explain()
     assert high((4, 8)).options["optimization_level"] == "high"  # other shapes are another question
     assert high(("B", 8)).options["optimization_level"] == "high"
     assert high(semantics="native").options["semantics"] == "native"  # what the user says is not touched

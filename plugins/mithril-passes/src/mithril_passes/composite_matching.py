@@ -322,4 +322,6 @@ def operator_fusion(graph: Graph, context: PassContext) -> Graph:
     return BEFORE_GRADIENTS(graph) if context.gradients_follow else FAITHFUL(graph)
 
 
+operator_fusion.run.rule_set = RULES  # type: ignore[attr-defined]  # for `mithril explain --rule`
+
 __all__ = ["RULES", "operator_fusion"]

@@ -169,7 +169,8 @@ def _rules(compiled: Any, wanted: str) -> list[Any]:
     """The rules of that name, or of the pass of that name."""
     from mithril.rewrite import RuleSet
 
-    sets = [p.run for p in compiled.pipeline.passes if isinstance(p.run, RuleSet)]
+    runs = [getattr(p.run, "rule_set", p.run) for p in compiled.pipeline.passes]  # functions name the rules they apply
+    sets = [run for run in runs if isinstance(run, RuleSet)]
     found = [r for s in sets for r in s.rules if wanted in (r.name, s.name)]
     if not found:
         names = sorted({n for s in sets for n in (s.name, *(r.name for r in s.rules))})
