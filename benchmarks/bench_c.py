@@ -1,11 +1,11 @@
-"""The C backend against what else runs on a processor: torch, oneDNN, onnxruntime, OpenVINO, C by hand, TVM's default.
+"""The C backend against other CPU engines: torch, oneDNN, onnxruntime, OpenVINO, hand-written C, TVM's default.
 
 ``python benchmarks/bench_c.py [words of the rows] [--threads 2] [--compile] [--tvm] [--high]``: the best of many
-rounds in turns. A peer's number is its time over ours: more than 1, we are faster. ``mithril`` takes weights as
-arguments of every call, ``bound`` has them fixed (``static_inference``), as onnxruntime and OpenVINO do. What is not
-installed is left out. ``--compile`` adds torch.compile, ``--tvm`` TVM's own pipeline, ``--high`` schedules measured
-for these shapes. ``--cpu`` counts one thread's time on the processor, which a busy machine disturbs less. How long the
-first result takes: ``bench_c_start.py``; gradients of convolutions: ``bench_c_convolutions.py``.
+interleaved rounds. A peer's number is its time over ours: above 1, mithril is faster. ``mithril`` takes weights as
+arguments of every call; ``bound`` has them fixed (``static_inference``), as onnxruntime and OpenVINO do. Peers that are
+not installed are left out. ``--compile`` adds torch.compile, ``--tvm`` TVM's own pipeline, ``--high`` schedules
+measured for these shapes. ``--cpu`` counts the CPU time of one thread, which a noisy host disturbs less. For the time
+to the first result see ``bench_c_start.py``, for gradients of convolutions ``bench_c_convolutions.py``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Params = Mapping[str, Any]
 
 @dataclass
 class Work:
-    """A model, the shapes of its inputs, the same in torch; what it costs at least; optionally in C by hand."""
+    """A model, its input shapes, its torch counterpart, its minimal flops and bytes, and optionally hand-written C."""
 
     model: Model
     shapes: dict[str, tuple[int, ...]]
@@ -86,11 +86,11 @@ def product(n: int) -> Work:
 
 
 def contraction(m: int, n: int, k: int, left: str = "mk", right: str = "kn") -> Work:
-    """A product of matrices that lie one way or the other."""
+    """Build a matrix product with operands in row-major or transposed order."""
     size = {"m": m, "n": n, "k": k}
 
-    def as_rows(x: Any, axes: str, wanted: str) -> Any:
-        if axes == wanted:
+    def as_rows(x: Any, axes: str, target_axes: str) -> Any:
+        if axes == target_axes:
             return x
         return x.t() if isinstance(x, torch.Tensor) else ops.transpose(x, perm=(1, 0))
 
@@ -104,7 +104,7 @@ def contraction(m: int, n: int, k: int, left: str = "mk", right: str = "kn") -> 
 
 
 def scores() -> Work:
-    """Of attention: two axes that count matrices, one that is summed over."""
+    """Build the products of attention: two batch axes, one contracted axis."""
     how = {"contract_a": (3,), "contract_b": (3,), "batch_a": (0, 2), "batch_b": (0, 2)}
     model = _model(lambda q, k: ops.dot(q, k, **how), "q", "k")
     shapes = {"q": (4, 128, 8, 64), "k": (4, 128, 8, 64)}
@@ -121,10 +121,12 @@ def dense(batch: int) -> Work:
     )
 
 
-def convolution(channels: int, size: int, kernel: int = 3, stride: int = 1, made: int = 0, groups: int = 1) -> Work:
-    made = made or channels
+def convolution(
+    channels: int, size: int, kernel: int = 3, stride: int = 1, out_channels: int = 0, groups: int = 1
+) -> Work:
+    out_channels = out_channels or channels
     pad = kernel // 2
-    layer = Conv2d(channels, made, kernel_size=kernel, stride=stride, padding=pad, groups=groups, name="conv")
+    layer = Conv2d(channels, out_channels, kernel_size=kernel, stride=stride, padding=pad, groups=groups, name="conv")
     x = IOKey("input")
     model = Model.create(inputs=x, outputs=layer(x))
     out = (size + 2 * pad - kernel) // stride + 1
@@ -132,8 +134,10 @@ def convolution(channels: int, size: int, kernel: int = 3, stride: int = 1, made
     def by_hand(f: Any, p: Params, g: Any) -> Any:
         return f.conv2d(g["input"], p["conv.weight"], p["conv.bias"], stride, pad, 1, groups)
 
-    flops = 2.0 * made * channels // groups * kernel**2 * out**2
-    return Work(model, {"input": (1, channels, size, size)}, by_hand, flops, 4.0 * (channels * size**2 + made * out**2))
+    flops = 2.0 * out_channels * channels // groups * kernel**2 * out**2
+    return Work(
+        model, {"input": (1, channels, size, size)}, by_hand, flops, 4.0 * (channels * size**2 + out_channels * out**2)
+    )
 
 
 def resnet(size: int) -> Work:
@@ -180,11 +184,11 @@ def attention(heads: int, tokens: int, size: int, causal: bool = False, queries:
 
 def pooled(channels: int, pixels: int, kernel: int, stride: int, padding: int) -> Work:
     shape, pads = (1, channels, pixels, pixels), ((padding, padding),) * 2
-    both = (kernel, kernel), (stride, stride)
-    model = _model(lambda x: ops.max_pool(x, kernel=both[0], stride=both[1], padding=pads), "x")
-    made = (pixels + 2 * padding - kernel) // stride + 1
-    moved = 4.0 * channels * (pixels**2 + made**2)
-    return Work(model, {"x": shape}, lambda f, p, g: F.max_pool2d(g["x"], kernel, stride, padding), 0.0, moved)
+    pairs = (kernel, kernel), (stride, stride)
+    model = _model(lambda x: ops.max_pool(x, kernel=pairs[0], stride=pairs[1], padding=pads), "x")
+    out_pixels = (pixels + 2 * padding - kernel) // stride + 1
+    bytes_moved = 4.0 * channels * (pixels**2 + out_pixels**2)
+    return Work(model, {"x": shape}, lambda f, p, g: F.max_pool2d(g["x"], kernel, stride, padding), 0.0, bytes_moved)
 
 
 def rows(
@@ -292,7 +296,7 @@ class OneDNN(Plain):
 
 
 class Whole(torch.nn.Module):
-    """The work as a module, for what takes modules."""
+    """The work as a module, for peers that take modules."""
 
     def __init__(self, work: Work, f: Any, params: Params) -> None:
         super().__init__()
@@ -317,7 +321,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def with_onnx(work: Work, params: Params, given: Mapping[str, Any]) -> dict[str, Call]:
+def with_onnx(work: Work, params: Params, inputs: Mapping[str, Any]) -> dict[str, Call]:
     """onnxruntime and OpenVINO, on the model as torch writes it."""
     if find_spec("onnxscript") is None or not (find_spec("onnxruntime") or find_spec("openvino")):
         return {}
@@ -325,11 +329,11 @@ def with_onnx(work: Work, params: Params, given: Mapping[str, Any]) -> dict[str,
 
     logging.disable(logging.ERROR)
     calls: dict[str, Call] = {}
-    arrays = [x.numpy() for x in given.values()]
+    arrays = [x.numpy() for x in inputs.values()]
     with tempfile.TemporaryDirectory() as folder:
         file = str(Path(folder) / "model.onnx")
         with quiet():
-            torch.onnx.export(Whole(work, Plain, params), tuple(given.values()), file, dynamo=True, verbose=False)
+            torch.onnx.export(Whole(work, Plain, params), tuple(inputs.values()), file, dynamo=True, verbose=False)
         if find_spec("onnxruntime"):
             import onnxruntime
 
@@ -354,16 +358,16 @@ def with_onnx(work: Work, params: Params, given: Mapping[str, Any]) -> dict[str,
 def library(body: str, name: str, arguments: str) -> Any:
     """C by hand, compiled here and now."""
     with tempfile.TemporaryDirectory() as folder:
-        source, made = Path(folder) / "f.c", Path(folder) / "f.so"
+        source, library = Path(folder) / "f.c", Path(folder) / "f.so"
         source.write_text(f"#include <math.h>\nvoid {name}({arguments}) {{{body}\n}}\n")
-        subprocess.run(["gcc", *FLAGS, "-shared", "-fPIC", str(source), "-o", str(made), "-lm"], check=True)
-        return ctypes.CDLL(str(made))
+        subprocess.run(["gcc", *FLAGS, "-shared", "-fPIC", str(source), "-o", str(library), "-lm"], check=True)
+        return ctypes.CDLL(str(library))
 
 
-def in_c(work: Work, given: Mapping[str, Any]) -> dict[str, Call]:
+def in_c(work: Work, inputs: Mapping[str, Any]) -> dict[str, Call]:
     if not work.c or THREADS > 1:
         return {}
-    arrays = [x.numpy() for x in given.values()]
+    arrays = [x.numpy() for x in inputs.values()]
     out = np.empty(arrays[0].shape, np.float32)
     code = library(work.c, "f", "const float *restrict x, const float *restrict w, float *restrict y")
     pointers = [ctypes.c_void_p(a.ctypes.data) for a in (arrays[0], arrays[-1], out)]
@@ -375,8 +379,8 @@ def in_c(work: Work, given: Mapping[str, Any]) -> dict[str, Call]:
     return {"C by hand": call}
 
 
-def in_torch(work: Work, params: Params, given: Mapping[str, Any]) -> dict[str, Call]:
-    values = tuple(given.values())
+def in_torch(work: Work, params: Params, inputs: Mapping[str, Any]) -> dict[str, Call]:
+    values = tuple(inputs.values())
     calls: dict[str, Call] = {}
     for name, f in (("torch", Plain), ("oneDNN", OneDNN)):
         module = Whole(work, f, params)
@@ -387,8 +391,8 @@ def in_torch(work: Work, params: Params, given: Mapping[str, Any]) -> dict[str, 
     return calls
 
 
-def tvm_default(work: Work, params: Params, given: Mapping[str, Any]) -> dict[str, Call]:
-    """What TVM makes by its own pipeline of the same module."""
+def tvm_default(work: Work, params: Params, inputs: Mapping[str, Any]) -> dict[str, Call]:
+    """Compile the same module with TVM's own pipeline."""
     if "--tvm" not in sys.argv:
         return {}
     import tvm
@@ -396,13 +400,13 @@ def tvm_default(work: Work, params: Params, given: Mapping[str, Any]) -> dict[st
     from tvm.relax.frontend.torch import from_exported_program
 
     with quiet():
-        exported = torch.export.export(Whole(work, Plain, params), tuple(given.values()))
+        exported = torch.export.export(Whole(work, Plain, params), tuple(inputs.values()))
         module = from_exported_program(exported, unwrap_unit_return_tuple=True)
         host = tvm.get_global_func("target.llvm_get_system_cpu")()
         target = tvm.target.Target({"kind": "llvm", "mcpu": host, "num-cores": THREADS})
         built = tvm.compile(module, target, relax_pipeline=relax.get_default_pipeline(target))
     run = relax.VirtualMachine(built, tvm.cpu())["main"]
-    arrays = [tvm.runtime.tensor(x.numpy()) for x in given.values()]
+    arrays = [tvm.runtime.tensor(x.numpy()) for x in inputs.values()]
     return {"tvm": lambda: run(*arrays).numpy()}
 
 
@@ -431,14 +435,14 @@ def peaks() -> tuple[float, float]:
         def everywhere(function: Any) -> Call:
             return lambda: list(pool.map(lambda at: function(*at), places))
 
-        found = interleaved({"compute": everywhere(compute.f), "memory": everywhere(memory.f)}, 2.0, 5, CLOCK)
-    return THREADS * 16 * 32e-3 / found["compute"], THREADS * 67.108864e-3 / found["memory"]
+        seconds = interleaved({"compute": everywhere(compute.f), "memory": everywhere(memory.f)}, 2.0, 5, CLOCK)
+    return THREADS * 16 * 32e-3 / seconds["compute"], THREADS * 67.108864e-3 / seconds["memory"]
 
 
 def measure(work: Work, seconds: float) -> dict[str, float]:
     inputs = {n: RNG.standard_normal(s).astype(np.float32) for n, s in work.shapes.items()}
     shapes = {n: list(s) for n, s in work.shapes.items()}
-    given = {n: torch.from_numpy(x) for n, x in inputs.items()}
+    tensors = {n: torch.from_numpy(x) for n, x in inputs.items()}
     calls: dict[str, Call] = {}
     ways: dict[str, dict[str, Any]] = {"mithril": {"inference": True}, "bound": {"static_inference": True}}
     if "--high" in sys.argv:
@@ -456,28 +460,28 @@ def measure(work: Work, seconds: float) -> dict[str, float]:
             calls[name] = lambda c=compiled: next(iter(c.evaluate(inputs).values()))
     fixed = {n: torch.from_numpy(np.asarray(x)) for n, x in values.items()}
     with torch.no_grad():
-        calls |= in_torch(work, fixed, given) | with_onnx(work, fixed, given) | in_c(work, given)
-        calls |= tvm_default(work, fixed, given)
+        calls |= in_torch(work, fixed, tensors) | with_onnx(work, fixed, tensors) | in_c(work, tensors)
+        calls |= tvm_default(work, fixed, tensors)
         expected = np.asarray(calls["torch"]())
         for name, call in calls.items():
             np.testing.assert_allclose(np.asarray(call()), expected, rtol=1e-2, atol=2e-3, err_msg=name)
-        return interleaved(calls, seconds, least=7, clock=CLOCK, rest=REST)
+        return interleaved(calls, seconds, min_rounds=7, clock=CLOCK, rest=REST)
 
 
-def report(name: str, work: Work, found: Mapping[str, float], peak: tuple[float, float]) -> None:
-    ours = min(found[n] for n in ("mithril", "bound", "high") if n in found)
-    made = ", ".join(f"{n} {found[n] * 1e6:.1f} us" for n in ("mithril", "bound", "high") if n in found)
-    speed = f"{work.flops / ours / 1e9:.0f} GFLOP/s ({work.flops / ours / 1e7 / peak[0]:.0f} %)"
+def report(name: str, work: Work, seconds: Mapping[str, float], peak: tuple[float, float]) -> None:
+    best = min(seconds[n] for n in ("mithril", "bound", "high") if n in seconds)
+    timings = ", ".join(f"{n} {seconds[n] * 1e6:.1f} us" for n in ("mithril", "bound", "high") if n in seconds)
+    speed = f"{work.flops / best / 1e9:.0f} GFLOP/s ({work.flops / best / 1e7 / peak[0]:.0f} %)"
     if work.bytes:
-        speed += f", {work.bytes / ours / 1e9:.0f} GB/s ({work.bytes / ours / 1e7 / peak[1]:.0f} %)"
-    peers = ", ".join(f"{n} {t / ours:.2f}" for n, t in found.items() if n not in ("mithril", "bound", "high"))
-    print(f"{name}: {made}; {speed}; {peers}", flush=True)
+        speed += f", {work.bytes / best / 1e9:.0f} GB/s ({work.bytes / best / 1e7 / peak[1]:.0f} %)"
+    peers = ", ".join(f"{n} {t / best:.2f}" for n, t in seconds.items() if n not in ("mithril", "bound", "high"))
+    print(f"{name}: {timings}; {speed}; {peers}", flush=True)
 
 
 def main() -> None:
-    given = sys.argv[1:]
-    skipped = {"--threads", str(THREADS)} if "--threads" in given else set()
-    words = [w for w in given if not w.startswith("--") and w not in skipped]
+    arguments = sys.argv[1:]
+    skipped = {"--threads", str(THREADS)} if "--threads" in arguments else set()
+    words = [w for w in arguments if not w.startswith("--") and w not in skipped]
     peak = peaks()
     print(f"{THREADS} thread(s); this machine: {peak[0]:.0f} GFLOP/s, reads {peak[1]:.0f} GB/s", flush=True)
     for name, make in WORKS.items():

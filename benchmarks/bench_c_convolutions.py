@@ -1,7 +1,7 @@
 """The C backend's convolutions and their gradients against torch's, which are oneDNN's; a CNN's training step.
 
-``python benchmarks/bench_c_convolutions.py [words of rows] [--threads 2] [--wall]``: processor time (with ``--wall``,
-or several threads, time that passes), the best of many rounds in turns; torch's over ours: more than 1, we are faster.
+``python benchmarks/bench_c_convolutions.py [words of rows] [--threads 2] [--wall]``: CPU time (with ``--wall``
+or several threads, wall time), the best of many interleaved rounds; torch's over ours: above 1, mithril is faster.
 All operands are arguments of the call, as they are in training.
 """
 
@@ -38,7 +38,7 @@ Times = dict[str, float]
 
 @dataclass(frozen=True)
 class Convolution:
-    """One layer: so many images of a square (or line, or cube) of ``size``."""
+    """One layer: a batch of square (or 1-D, or 3-D) images of edge length ``size``."""
 
     channels: int
     size: int
@@ -88,26 +88,26 @@ def random(shape: tuple[int, ...]) -> Any:
 
 
 def ours(function: Callable[..., Any], *arrays: Any) -> Call:
-    """A function of some operations compiled for these operands."""
+    """Compile a function of operations for these operands."""
     names = [f"x{k}" for k in range(len(arrays))]
     keys = [IOKey(n) for n in names]
     model = Model.create(inputs=keys, outputs=function(*keys))
     shapes = {n: list(a.shape) for n, a in zip(names, arrays, strict=True)}
     compiled = ml.compile(model, "c", shapes=shapes, num_threads=THREADS, inference=True)
-    given = dict(zip(names, arrays, strict=True))
+    inputs = dict(zip(names, arrays, strict=True))
     compiled.bind({})
-    return lambda: next(iter(compiled(given).values()))
+    return lambda: next(iter(compiled(inputs).values()))
 
 
 def ways(c: Convolution) -> Iterator[tuple[str, Call, Call]]:
-    """The convolution and its gradients, by us and by torch."""
+    """Return the convolution and its gradients, by mithril and by torch."""
     how, pad = c.attributes, [c.kernel // 2] * c.rank
     x = random((c.batch, c.channels, *[c.size] * c.rank))
     w = random((c.made, c.channels // c.groups, *[c.kernel] * c.rank)) / c.kernel**c.rank
     function = (F.conv1d, F.conv2d, F.conv3d)[c.rank - 1]
     tx, tw = torch.from_numpy(x), torch.from_numpy(w)
-    made = function(tx, tw, None, c.stride, pad, 1, c.groups)
-    tg = torch.randn(made.shape)
+    result = function(tx, tw, None, c.stride, pad, 1, c.groups)
+    tg = torch.randn(result.shape)
     g = tg.numpy()
 
     def back(which: int) -> Any:
@@ -129,23 +129,23 @@ def ways(c: Convolution) -> Iterator[tuple[str, Call, Call]]:
         ours(lambda x, w: ops.conv(x, w, **how), x, w),
         lambda: function(tx, tw, None, c.stride, pad, 1, c.groups),
     )
-    if c.channels > 3:  # nobody asks for the gradient of a picture
+    if c.channels > 3:  # the gradient of an image is rarely needed
         yield "to the image", ours(lambda g, w: ops.conv_input_grad(g, w, shape=x.shape, **how), g, w), lambda: back(0)
     yield "to the kernel", ours(lambda x, g: ops.conv_weight_grad(x, g, shape=w.shape, **how), x, g), lambda: back(1)
 
 
-def measured(mine: Call, theirs: Call) -> tuple[float, float]:
-    a, b = np.asarray(mine()), np.asarray(theirs())
+def measured(mithril: Call, theirs: Call) -> tuple[float, float]:
+    a, b = np.asarray(mithril()), np.asarray(theirs())
     np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * float(np.abs(b).max()))
-    found = interleaved({"mithril": mine, "torch": theirs}, SECONDS, 5, CLOCK)
-    return found["mithril"], found["torch"]
+    seconds = interleaved({"mithril": mithril, "torch": theirs}, SECONDS, 5, CLOCK)
+    return seconds["mithril"], seconds["torch"]
 
 
 def single() -> Iterator[tuple[str, Callable[[], str]]]:
     def row(c: Convolution) -> str:
         parts = []
-        for name, mine, theirs in ways(c):
-            a, b = measured(mine, theirs)
+        for name, mithril, theirs in ways(c):
+            a, b = measured(mithril, theirs)
             parts.append(f"{name} {a * 1e6:.0f} us ({b / a:.2f})")
         return ", ".join(parts)
 
@@ -159,8 +159,8 @@ def resnets() -> Iterator[tuple[str, Callable[[], str]]]:
         worst: dict[str, float] = {}
         for layer, times in RESNET.items():
             fields = {**vars(layer), "size": layer.size * size // 224, "batch": batch}
-            for name, mine, theirs in ways(Convolution(**fields)):
-                a, b = measured(mine, theirs)
+            for name, mithril, theirs in ways(Convolution(**fields)):
+                a, b = measured(mithril, theirs)
                 mine_all, theirs_all = total.setdefault(name, [0.0, 0.0])
                 total[name] = [mine_all + times * a, theirs_all + times * b]
                 worst[name] = min(worst.get(name, b / a), b / a)
@@ -181,9 +181,9 @@ def cnn() -> Any:
     x = IOKey("input")
     h: Any = x
     channels = 3
-    for k, (made, _, stride) in enumerate(SIZES):
-        h = Relu()(Conv2d(channels, made, kernel_size=3, stride=stride, padding=1, name=f"c{k}")(h))
-        channels = made
+    for k, (out_channels, _, stride) in enumerate(SIZES):
+        h = Relu()(Conv2d(channels, out_channels, kernel_size=3, stride=stride, padding=1, name=f"c{k}")(h))
+        channels = out_channels
     h = Linear(channels, 10, name="head")(ops.mean(h, axis=(2, 3)))
     return Model.create(inputs=x, outputs={"output": h})
 
@@ -192,14 +192,14 @@ def training(batch: int = 32) -> str:
     x = random((batch, 3, 32, 32))
     y = RNG.integers(0, 10, batch).astype(np.int32)
     trainer = ml.Trainer(cnn(), ml.Adam(1e-3), loss="cross_entropy", backend="c", num_threads=THREADS)
-    given = {"input": x, "target": y}
-    trainer.begin(given)
+    tensors = {"input": x, "target": y}
+    trainer.begin(tensors)
 
     layers: list[Any] = []
     channels = 3
-    for made, _, stride in SIZES:
-        layers += [torch.nn.Conv2d(channels, made, 3, stride, 1), torch.nn.ReLU()]
-        channels = made
+    for out_channels, _, stride in SIZES:
+        layers += [torch.nn.Conv2d(channels, out_channels, 3, stride, 1), torch.nn.ReLU()]
+        channels = out_channels
     model = torch.nn.Sequential(
         *layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(channels, 10)
     )
@@ -211,18 +211,18 @@ def training(batch: int = 32) -> str:
         F.cross_entropy(model(tx), ty).backward()
         optimizer.step()
 
-    found = interleaved({"mithril": lambda: trainer.step(given), "torch": step}, 4 * SECONDS, 5, CLOCK)
-    return f"{found['mithril'] * 1e3:.2f} ms ({found['torch'] / found['mithril']:.2f})"
+    seconds = interleaved({"mithril": lambda: trainer.step(tensors), "torch": step}, 4 * SECONDS, 5, CLOCK)
+    return f"{seconds['mithril'] * 1e3:.2f} ms ({seconds['torch'] / seconds['mithril']:.2f})"
 
 
 def main() -> None:
-    given = [w for k, w in enumerate(sys.argv[1:]) if not w.startswith("--") and sys.argv[k] != "--threads"]
+    names = [w for k, w in enumerate(sys.argv[1:]) if not w.startswith("--") and sys.argv[k] != "--threads"]
     clock = "processor time" if CLOCK is time.process_time else "time"
     print(f"{THREADS} thread(s), {clock}; in brackets torch's over ours", flush=True)
     rows = [*single(), *resnets(), ("training step of four convolutions, batch 32", training)]
     with torch.no_grad():
         for name, row in rows:
-            if not given or any(w in name for w in given):
+            if not names or any(w in name for w in names):
                 with torch.set_grad_enabled(row is training):
                     print(f"{name}: {row()}", flush=True)
 

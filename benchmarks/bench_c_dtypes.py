@@ -1,6 +1,6 @@
 """Products of other dtypes on the C backend: their time against float32's on the same sizes, and against torch's.
 
-``python benchmarks/bench_c_dtypes.py [--threads 2]``: the best of rounds in turns, in one process. More than 1: faster.
+``python benchmarks/bench_c_dtypes.py [--threads 2]``: the best of interleaved rounds in one process. Above 1: faster.
 ``int8`` is float32 rows times weights of eight bits, whose columns are scaled afterwards, as exported programs have
 them under ``mobile_options={"quantization": "int8"}``.
 """
@@ -48,12 +48,12 @@ def scaled(x: Any, q: Any, s: Any) -> Any:
 
 
 def calling(function: Callable[..., Any], *arrays: Any) -> Callable[[], Any]:
-    given = {f"x{k}": a for k, a in enumerate(arrays)}
-    keys = [IOKey(n) for n in given]
+    inputs = {f"x{k}": a for k, a in enumerate(arrays)}
+    keys = [IOKey(n) for n in inputs]
     model = Model.create(inputs=keys, outputs=function(*keys))
-    shapes, types = {n: list(a.shape) for n, a in given.items()}, {n: a.dtype.name for n, a in given.items()}
+    shapes, types = {n: list(a.shape) for n, a in inputs.items()}, {n: a.dtype.name for n, a in inputs.items()}
     compiled = ml.compile(model, "c", shapes=shapes, types=types, num_threads=THREADS)
-    return lambda: compiled.evaluate(given)
+    return lambda: compiled.evaluate(inputs)
 
 
 def measure(name: str, m: int, n: int, k: int) -> None:
@@ -62,17 +62,17 @@ def measure(name: str, m: int, n: int, k: int) -> None:
     s = RNG.standard_normal(n).astype(np.float32)
     tx, tw = torch.from_numpy(x), torch.from_numpy(w).to(peer)
     if name == "int8":
-        ours = calling(scaled, x, w.astype(kind), s)
+        call = calling(scaled, x, w.astype(kind), s)
         by_torch = lambda: (tx @ tw.float().t()) * torch.from_numpy(s)  # noqa: E731
     else:
-        ours, tx = calling(times_transposed, x.astype(kind), w.astype(kind)), tx.to(peer)
+        call, tx = calling(times_transposed, x.astype(kind), w.astype(kind)), tx.to(peer)
         by_torch = lambda: tx @ tw.t()  # noqa: E731
     clock = time.process_time if THREADS == 1 else time.perf_counter
-    calls = {"ours": ours, "float32": calling(times_transposed, x, w), "torch": by_torch}
-    found = interleaved(calls, 1.0, least=5, clock=clock)
-    speed, read = 2 * m * n * k / found["ours"] / 1e9, n * k * np.dtype(kind).itemsize / found["ours"] / 1e9
-    against = ", ".join(f"{other} {found[other] / found['ours']:.2f}" for other in ("float32", "torch"))
-    print(f"{name} {m}x{n}x{k}: {found['ours'] * 1e6:.1f} us, {speed:.0f} GFLOP/s, reads {read:.0f} GB/s; {against}")
+    calls = {"ours": call, "float32": calling(times_transposed, x, w), "torch": by_torch}
+    seconds = interleaved(calls, 1.0, min_rounds=5, clock=clock)
+    speed, read = 2 * m * n * k / seconds["ours"] / 1e9, n * k * np.dtype(kind).itemsize / seconds["ours"] / 1e9
+    against = ", ".join(f"{other} {seconds[other] / seconds['ours']:.2f}" for other in ("float32", "torch"))
+    print(f"{name} {m}x{n}x{k}: {seconds['ours'] * 1e6:.1f} us, {speed:.0f} GFLOP/s, reads {read:.0f} GB/s; {against}")
 
 
 if __name__ == "__main__":

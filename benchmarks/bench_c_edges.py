@@ -1,4 +1,4 @@
-"""The C backend around its kernels: what a call costs, how long compiling takes, what exported C runs like and weighs.
+"""The C backend around its kernels: call overhead, compile time, speed and size of exported C.
 
 python benchmarks/bench_c_edges.py [calls] [compiling] [export]
 """
@@ -70,14 +70,14 @@ def calls() -> None:
         compiled = small(layers, 16)
         executable, params = compiled.programs[-1].executable, compiled.params
         weights = {n: torch.tensor(v) for n, v in params.items()}
-        t, given = torch.tensor(x), {"input": x}
+        t, inputs = torch.tensor(x), {"input": x}
         with torch.inference_mode():
-            np.testing.assert_allclose(eager(t, weights).numpy(), compiled(given)["output"], atol=1e-5)
+            np.testing.assert_allclose(eager(t, weights).numpy(), compiled(inputs)["output"], atol=1e-5)
             best = interleaved(
                 {
                     "torch": lambda eager=eager, t=t, w=weights: eager(t, w),
-                    "compiled(inputs)": lambda c=compiled, g=given: c(g),
-                    "executable": lambda e=executable, p=params, g=given: e(p, g),
+                    "compiled(inputs)": lambda c=compiled, g=inputs: c(g),
+                    "executable": lambda e=executable, p=params, g=inputs: e(p, g),
                     "C function": lambda e=executable: e.run(e.address),
                 },
                 seconds=3,
@@ -104,18 +104,18 @@ if "tvm" in sys.modules:
 
 
 def compiling() -> None:
-    """A GPT of twelve blocks, in fresh processes: cold, and found on disk."""
+    """Compile a GPT of twelve blocks in fresh processes: cold, and from the disk cache."""
     print("compiling a GPT of 12 blocks, 768 features, 64 tokens; each in a fresh process")
     with tempfile.TemporaryDirectory() as folder:
         for way in ("cold", "from the cache", "from the cache"):
             command = [sys.executable, "-c", COMPILE, str(HERE.parent / "examples"), folder]
-            said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-            more = f", {said[3]} functions for {said[4]} calls" if len(said) > 3 else ""
-            print(f"  {way:<16}{float(said[0]):>7.2f} s ({float(said[1]):.2f} s of the processor){more}")
+            words = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+            more = f", {words[3]} functions for {words[4]} calls" if len(words) > 3 else ""
+            print(f"  {way:<16}{float(words[0]):>7.2f} s ({float(words[1]):.2f} s of the processor){more}")
 
 
 def exported() -> None:
-    """An exported perceptron: bytes, and its time by the time of the same program in Python's process."""
+    """Export a perceptron: bytes, and its time over that of the same program in process."""
     model = Model()
     for k, size in enumerate((512, 512, 10)):
         model += Linear(size, name=f"l{k}")
@@ -127,8 +127,8 @@ def exported() -> None:
         compiled = ml.compile(model, "c", shapes={"input": [32, 784]}, inference=True, mobile_options=options)
         compiled.bind(compiled.randomize_params(seed=0))
         with tempfile.TemporaryDirectory() as folder:
-            made = compiled.export(folder, inputs={"input": x}, library="shared")
-            print("  " + "\n  ".join(str(made).splitlines()[1:]))
+            files = compiled.export(folder, inputs={"input": x}, library="shared")
+            print("  " + "\n  ".join(str(files).splitlines()[1:]))
             if not options:
                 print(f"  the C, by the same in Python: {against_python(compiled, Path(folder), x):.2f}x the time")
 

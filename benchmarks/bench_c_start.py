@@ -1,9 +1,9 @@
 """How long the first result takes in a fresh process: the C backend, torch.compile, onnxruntime.
 
 ``python benchmarks/bench_c_start.py [words of the rows]``: seconds from a model in memory (for onnxruntime, a file) to
-its first result, what has to be imported for that included, except torch and mithril, which hold the model; and in
-brackets seconds of the processor, which other programs disturb less. The better of two processes each; ``again`` finds
-what an earlier process has left on disk.
+its first result, including imports except those of torch and mithril, which hold the model; in brackets CPU seconds,
+which other programs disturb less. The better of two processes each; ``again`` starts with the disk cache of an earlier
+process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ENGINES = ("mithril", "mithril again", "torch.compile", "torch.compile again", "
 
 
 def first(engine: str, row: str, folder: str) -> tuple[float, float]:
-    """In this process: seconds, and those of the processor with all its threads and children."""
+    """Time this process: wall seconds, and CPU seconds of all threads and children."""
     import time
 
     import bench_c
@@ -33,15 +33,15 @@ def first(engine: str, row: str, folder: str) -> tuple[float, float]:
     work = bench_c.WORKS[row]()
     shapes = {n: list(s) for n, s in work.shapes.items()}
     inputs = {n: np.ones(s, np.float32) for n, s in work.shapes.items()}
-    known = ml.compile(work.model, "numpy", shapes=shapes, inference=True)
-    weights = {**known.randomize_params(0), **known.initial_state()}
+    reference = ml.compile(work.model, "numpy", shapes=shapes, inference=True)
+    weights = {**reference.randomize_params(0), **reference.initial_state()}
     params = {n: torch.from_numpy(np.asarray(x)) for n, x in weights.items()}
-    given = [torch.from_numpy(x) for x in inputs.values()]
+    tensors = [torch.from_numpy(x) for x in inputs.values()]
     module = bench_c.Whole(work, bench_c.Plain, params)
     file = f"{folder}/model.onnx"
     if engine == "onnxruntime":
         with bench_c.quiet():
-            torch.onnx.export(module, tuple(given), file, dynamo=True, verbose=False)
+            torch.onnx.export(module, tuple(tensors), file, dynamo=True, verbose=False)
     begin, before = time.perf_counter(), os.times()
     if engine.startswith("mithril"):
         compiled: Any = ml.compile(work.model, "c", shapes=shapes, inference=True, cache=True, cache_dir=folder)
@@ -55,13 +55,13 @@ def first(engine: str, row: str, folder: str) -> tuple[float, float]:
         session.run(None, dict(zip([i.name for i in session.get_inputs()], inputs.values(), strict=True)))
     else:
         with torch.no_grad():
-            torch.compile(module)(*given)
+            torch.compile(module)(*tensors)
     after = os.times()
     return time.perf_counter() - begin, sum(after[:4]) - sum(before[:4])
 
 
 def fresh(engine: str, row: str) -> tuple[float, float]:
-    """The better of two processes, after one that fills the folder where the engine has been there before."""
+    """Return the better of two processes, after one that fills the cache directory for ``again``."""
     best = (float("inf"), float("inf"))
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(2 + engine.endswith("again")):
@@ -71,9 +71,9 @@ def fresh(engine: str, row: str) -> tuple[float, float]:
             done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
             if done.returncode != 0:
                 raise SystemExit(done.stderr)
-            found = json.loads(done.stdout.splitlines()[-1])
+            seconds = json.loads(done.stdout.splitlines()[-1])
             if turn or not engine.endswith("again"):
-                best = (min(best[0], found[0]), min(best[1], found[1]))
+                best = (min(best[0], seconds[0]), min(best[1], seconds[1]))
     return best
 
 

@@ -1,4 +1,4 @@
-"""The GGML backend against torch, in turns and on one thread each: dense layers, an encoder, a decoding step, files.
+"""The GGML backend against torch, interleaved and on one thread each: dense layers, an encoder, a decoding step, files.
 
 ``python benchmarks/bench_ggml.py [part ...]``: parts are overhead, linear, encoder, decoding, training, digits.
 Ratios are torch's float32 time over ours: more than 1 is faster than torch.
@@ -39,10 +39,10 @@ def random(*shape: int, scale: float = 1.0) -> np.ndarray[Any, Any]:
 
 def report(title: str, ways: Mapping[str, Callable[[], Any]], seconds: float = 2.0) -> dict[str, float]:
     """Microseconds of the processor and ratio to torch's float32."""
-    found = interleaved(ways, seconds, least=5, clock=time.process_time)
-    base = found["torch f32"]
-    print(f"{title}: " + ", ".join(f"{n} {t * 1e6:.0f} us ({base / t:.2f}x)" for n, t in found.items()), flush=True)
-    return found
+    timings = interleaved(ways, seconds, min_rounds=5, clock=time.process_time)
+    base = timings["torch f32"]
+    print(f"{title}: " + ", ".join(f"{n} {t * 1e6:.0f} us ({base / t:.2f}x)" for n, t in timings.items()), flush=True)
+    return timings
 
 
 def quantized(kind: str) -> Any:
@@ -58,9 +58,9 @@ def overhead() -> None:
             for _ in range(n):
                 z = z + y
         executable = ml.GGMLBackend().build(b.build({"z": z}))
-        given = {"x": np.ones(16, np.float32), "y": np.ones(16, np.float32)}
-        found = interleaved({"call": lambda: executable({}, given)}, 0.5)
-        print(f"call of {n} operations on 16 elements: {found['call'] * 1e6:.1f} us", flush=True)
+        inputs = {"x": np.ones(16, np.float32), "y": np.ones(16, np.float32)}
+        timings = interleaved({"call": lambda: executable({}, inputs)}, 0.5)
+        print(f"call of {n} operations on 16 elements: {timings['call'] * 1e6:.1f} us", flush=True)
 
 
 # -- one dense layer ----------------------------------------------------------------------------------------------
@@ -84,10 +84,10 @@ def linear() -> None:
         exact = x @ w.T
         for kind in KINDS:
             executable = quantized(kind).build(graph, BuildOptions(inference=True))
-            params, given = {"w": w}, {"x": x}
-            got = executable(params, given)["y"]
-            print(f"  {kind}: relative error {np.linalg.norm(got - exact) / np.linalg.norm(exact):.1e}")
-            ways[kind] = lambda e=executable, p=params, g=given: e(p, g)
+            params, inputs = {"w": w}, {"x": x}
+            result = executable(params, inputs)["y"]
+            print(f"  {kind}: relative error {np.linalg.norm(result - exact) / np.linalg.norm(exact):.1e}")
+            ways[kind] = lambda e=executable, p=params, g=inputs: e(p, g)
         with torch.no_grad():
             report(f"linear {n}x{n}, {rows} rows", ways, 4.0)
 
@@ -119,9 +119,9 @@ def encoder() -> None:
     for kind in KINDS:
         compiled = ml.compile(model, quantized(kind), inference=True, shapes={"input": list(x.shape)})
         params = compiled.randomize_params(seed=0)
-        got = compiled.evaluate(params, {"input": x})["output"]
-        exact = got if exact is None else exact
-        print(f"  {kind}: relative error {np.linalg.norm(got - exact) / np.linalg.norm(exact):.1e}")
+        result = compiled.evaluate(params, {"input": x})["output"]
+        exact = result if exact is None else exact
+        print(f"  {kind}: relative error {np.linalg.norm(result - exact) / np.linalg.norm(exact):.1e}")
         ways[kind] = lambda c=compiled, p=params: c.evaluate(p, {"input": x})
     with torch.no_grad():
         report(f"encoder of {layers} layers, {d} features, [{batch}, {length}]", ways, 6.0)
@@ -129,7 +129,7 @@ def encoder() -> None:
 
 # -- one token of a GPT ---------------------------------------------------------------------------------------------
 def decoding_graph(d: int, heads: int, past: int) -> Any:
-    """A block that reads one new token and the keys and values of those before."""
+    """Build a decoding block: one new token, and the cached keys and values of earlier ones."""
     with Builder("block") as b:
         x = b.input("x", (1, 1, d))
         k0, v0 = b.input("keys", (1, heads, past, d // heads)), b.input("values", (1, heads, past, d // heads))
@@ -169,7 +169,7 @@ def decoding() -> None:
     graph = decoding_graph(d, heads, past)
     params = {i.name: random(*i.type.shape, scale=0.02) for i in graph.with_role("param")}
     x, k0, v0 = random(1, 1, d), random(1, heads, past, d // heads), random(1, heads, past, d // heads)
-    given = {"x": x, "keys": k0, "values": v0}
+    inputs = {"x": x, "keys": k0, "values": v0}
     tensors = [torch.from_numpy(a) for a in (x, k0, v0)]
     full = {n: torch.from_numpy(a) for n, a in params.items()}
     half = {n: t.bfloat16() for n, t in full.items()}
@@ -182,9 +182,9 @@ def decoding() -> None:
         exact = torch_block(full, *tensors, heads)[0].numpy()
         for kind in KINDS:
             executable = quantized(kind).build(graph, BuildOptions(inference=True))
-            got = executable(params, given)["x"]
-            print(f"  {kind}: relative error {np.linalg.norm(got - exact) / np.linalg.norm(exact):.1e}")
-            ways[kind] = lambda e=executable: e(params, given)
+            result = executable(params, inputs)["x"]
+            print(f"  {kind}: relative error {np.linalg.norm(result - exact) / np.linalg.norm(exact):.1e}")
+            ways[kind] = lambda e=executable: e(params, inputs)
         report(f"a GPT block of {d} features, one token after {past}", ways, 6.0)
 
 
@@ -251,14 +251,14 @@ def training() -> None:
     )  # fmt: skip
     torch_mlp = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
     torch_encoder = nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, activation="gelu", batch_first=True)
-    for name, ours, theirs, shape in (
+    for name, backend_call, theirs, shape in (
         ("perceptron, batch 128", mlp, torch_mlp, (128, 784)),
         ("encoder layer of 128, [4, 64]", encoder, torch_encoder, (4, 64, 128)),
         ("two convolutions, batch 32 of 28x28", cnn, torch_cnn, (32, 1, 28, 28)),
     ):
         x = random(*shape)
         xt = torch.from_numpy(x)
-        compiled = ml.compile(ours, "ggml", shapes={"input": list(shape)})
+        compiled = ml.compile(backend_call, "ggml", shapes={"input": list(shape)})
         params = compiled.randomize_params(seed=0)
         g = random(*compiled.evaluate(params, {"input": x})["output"].shape)
         gt = torch.from_numpy(g)

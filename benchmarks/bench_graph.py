@@ -1,7 +1,7 @@
-"""What the graph and its core transforms cost per node, and how that grows from 100 to 50,000 nodes.
+"""Cost per node of the graph and its core transforms, and its growth from 100 to 50,000 nodes.
 
 ``python benchmarks/bench_graph.py``; ``--json`` for a script. All steps take turns on every size in one process; the
-best processor time of several rounds counts, garbage collection included (it is what makes large graphs dearer per
+best processor time of several rounds counts, garbage collection included (it makes large graphs more expensive per
 node: switched off, the cost per node does not grow). The exponent is the slope from 1,000 to 50,000 nodes on doubly
 logarithmic axes: 1.0 is linear.
 """
@@ -46,11 +46,11 @@ def clean(graph: Graph) -> Graph:
 
 
 def steps(nodes: int) -> dict[str, tuple[int, Callable[[], Any]]]:
-    """Each step with the number of nodes that it works on."""
+    """Return each step with the number of nodes that it processes."""
     graph = build(nodes)
     text = str(graph)
     backward = gradients(graph)
-    n, both = len(graph.nodes), len(backward.nodes)
+    n, num_total = len(graph.nodes), len(backward.nodes)
     return {
         "build": (n, lambda: build(nodes)),
         "verify": (n, lambda: verify(graph)),
@@ -59,7 +59,7 @@ def steps(nodes: int) -> dict[str, tuple[int, Callable[[], Any]]]:
         "structural hash": (n, lambda: structural_hash(graph)),
         "decompose": (n, lambda: decompose(graph, lambda node: not node.op.composite)),
         "differentiate": (n, lambda: gradients(graph)),
-        "clean forward and backward": (both, lambda: clean(backward)),
+        "clean forward and backward": (num_total, lambda: clean(backward)),
         "edit: freeze after replacing every tenth": (n, lambda: edited(graph)),
     }
 
@@ -69,28 +69,28 @@ def edited(graph: Graph) -> Graph:
     for k, node in enumerate(graph.nodes):
         if k % 10 == 0:
             with editor.before(node):
-                made = ops.neg(ops.neg(node.operands[0])) if node.operands else None
-            if made is not None:
-                operands = (made, *node.operands[1:])
+                replacement = ops.neg(ops.neg(node.operands[0])) if node.operands else None
+            if replacement is not None:
+                operands = (replacement, *node.operands[1:])
                 editor.replace_node(node, node.replaced(operands=operands))
     return editor.freeze()
 
 
 def measure() -> dict[str, dict[int, float]]:
     """Seconds per node by step and size."""
-    taken: dict[str, dict[int, float]] = {}
+    timings: dict[str, dict[int, float]] = {}
     for size in SIZES:
         cases = steps(size)
         for _ in range(ROUNDS[size]):
             for name, (nodes, call) in cases.items():
                 gc.collect()
                 start = time.process_time()
-                made = call()
+                result = call()
                 seconds = (time.process_time() - start) / nodes
-                del made
-                row = taken.setdefault(name, {})
+                del result
+                row = timings.setdefault(name, {})
                 row[size] = min(seconds, row.get(size, math.inf))
-    return taken
+    return timings
 
 
 def exponent(row: dict[int, float]) -> float:
@@ -100,14 +100,14 @@ def exponent(row: dict[int, float]) -> float:
 
 
 def main() -> None:
-    taken = measure()
+    seconds = measure()
     if "--json" in sys.argv:
-        rows = {name: {**row, "exponent": exponent(row)} for name, row in taken.items()}
+        rows = {name: {**row, "exponent": exponent(row)} for name, row in seconds.items()}
         print(json.dumps(rows, indent=2))
         return
-    width = max(map(len, taken))
+    width = max(map(len, seconds))
     print(f"{'µs per node':<{width}}" + "".join(f"{size:>10,}" for size in SIZES) + f"{'exponent':>10}")
-    for name, row in taken.items():
+    for name, row in seconds.items():
         print(f"{name:<{width}}" + "".join(f"{1e6 * row[s]:>10.1f}" for s in SIZES) + f"{exponent(row):>10.2f}")
 
 

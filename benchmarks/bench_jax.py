@@ -1,7 +1,7 @@
 """Generated JAX against the same models typed by hand with ``jax.jit`` and ``jax.vjp``.
 
 ``python benchmarks/bench_jax.py [words of the rows]``: microseconds of processor time on one thread, the best of many
-rounds in turns. ``--cold`` shows what ``cache=True`` saves a second process instead.
+interleaved rounds. ``--cold`` shows what ``cache=True`` saves a second process instead.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Hand:
 
 
 def vjp(function: Any) -> Any:
-    def gradients(p: Any, given: Any) -> Any:
-        x, g = given
+    def gradients(p: Any, arguments: Any) -> Any:
+        x, g = arguments
         y, pull = jax.vjp(lambda p: function(p, x), p)
         return {**pull(g)[0], "": y}
 

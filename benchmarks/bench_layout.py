@@ -1,7 +1,7 @@
-"""Channels first or last: chains of convolutions on JAX and PyTorch, in both orders, in turns.
+"""Channels first or last: chains of convolutions on JAX and PyTorch, in both orders, interleaved.
 
 ``OMP_NUM_THREADS=1 NPROC=1 python benchmarks/bench_layout.py``: ratios are the time of channels first over the time of
-channels last; what converts the order at both ends is part of the latter.
+channels last, which includes the transposes at both ends.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def jax_ways(image: Any, weights: list[Any]) -> dict[str, Callable[[], Any]]:
         return jnp.transpose(x, (0, 3, 1, 2))
 
     x, ws = jnp.asarray(image), [jnp.asarray(w) for w in weights]
-    made = {"first": jax.jit(first), "last": jax.jit(last)}
-    return {name: lambda f=f: f(x, ws).block_until_ready() for name, f in made.items()}
+    functions = {"first": jax.jit(first), "last": jax.jit(last)}
+    return {name: lambda f=f: f(x, ws).block_until_ready() for name, f in functions.items()}
 
 
 def torch_ways(image: Any, weights: list[Any]) -> dict[str, Callable[[], Any]]:

@@ -1,4 +1,4 @@
-"""Memory: reports against measurements, what is planned, and what checkpointing saves; `bench_memory.py c jax`."""
+"""Memory: reports against measurements, plans, and savings by checkpointing; `bench_memory.py c jax`."""
 
 from __future__ import annotations
 
@@ -49,25 +49,25 @@ def plans() -> None:
         slopes = {n: np.ones(v.shape, v.dtype) for n, v in compiled.evaluate(params, inputs, training=False).items()}
         compiled.evaluate(params, inputs, slopes, training=False)
         graph = compiled.programs[-1].executable.graph
-        made = {s: plan(graph, s) for s in ("greedy", "best_fit")}
-        best = made["greedy"]
-        cells = "".join(f"{m.size / 1e6:>9.1f} MB {m.size / m.peak:.3f}x" for m in made.values())
+        plans = {s: plan(graph, s) for s in ("greedy", "best_fit")}
+        best = plans["greedy"]
+        cells = "".join(f"{m.size / 1e6:>9.1f} MB {m.size / m.peak:.3f}x" for m in plans.values())
         print(f"{name:<26}{best.total / 1e6:>9.1f} MB{best.peak / 1e6:>13.1f} MB{cells}")
 
 
 def gradients(backend: str, **options: Any) -> tuple[float, float]:
-    """Bytes that gradients of the deep encoder take beyond what is given and returned: measured, and planned."""
+    """Bytes that gradients of the deep encoder take beyond arguments and results: measured, and planned."""
     compiled = ml.compile(encoder(), backend, shapes={"input": SIZE}, **options)
     params = compiled.randomize_params(0)
-    to = compiled.backend.array
-    x = {"input": to(np.random.default_rng(0).standard_normal(SIZE).astype(np.float32))}
+    to_array = compiled.backend.array
+    x = {"input": to_array(np.random.default_rng(0).standard_normal(SIZE).astype(np.float32))}
     (name,) = compiled.evaluate(params, x, training=False)
-    slope = {name: to(np.ones(SIZE, np.float32))}
+    slope = {name: to_array(np.ones(SIZE, np.float32))}
 
     def call() -> Any:
-        made = compiled.evaluate(params, x, slope, training=False)
-        compiled.backend.synchronize(made)
-        return made
+        outputs = compiled.evaluate(params, x, slope, training=False)
+        compiled.backend.synchronize(outputs)
+        return outputs
 
     planned = plan(compiled.programs[-1].executable.graph).size if call() else 0
     grown = sum(np.prod(p.shape) * 4 for p in params.values())
@@ -75,13 +75,13 @@ def gradients(backend: str, **options: Any) -> tuple[float, float]:
 
 
 def measured(backend: str, compiled: Any, call: Any) -> float:
-    """The peak of what the framework itself counts."""
+    """Return the framework's own peak figure."""
     if backend == "numpy":
         tracemalloc.start()
-        made = call()
+        outputs = call()
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        del made
+        del outputs
         return float(peak)
     if backend == "mlx":
         import mlx.core as mx
@@ -89,9 +89,9 @@ def measured(backend: str, compiled: Any, call: Any) -> float:
         mx.clear_cache()
         before = mx.get_active_memory()
         mx.reset_peak_memory()
-        made = call()
+        outputs = call()
         peak = mx.get_peak_memory() - before
-        del made
+        del outputs
         return float(peak)
     raise ValueError(f"{backend} does not say how much it takes")
 
@@ -147,7 +147,7 @@ TEN: dict[str, tuple[Any, list[int]]] = {
 
 
 def figures(backend: str) -> None:
-    """The report against what a call was measured to take: values and results, forward and with gradients."""
+    """Compare the report with the measured bytes of a call, forward and with gradients."""
     print(f"\n{backend:<26}{'report':>10}{'measured':>10}{'':>7}{'report':>14}{'measured':>10}")
     for name, (build, shape) in TEN.items():
         tokens = name == "embedding"
@@ -158,22 +158,22 @@ def figures(backend: str) -> None:
         results = compiled.evaluate(params, inputs, training=False)
         slopes = {n: compiled.backend.ones(v.shape) for n, v in results.items()}
         cells = []
-        for given in (None, slopes):
-            executable = compiled.program_for(given is not None).executable
+        for output_gradients in (None, slopes):
+            executable = compiled.program_for(output_gradients is not None).executable
 
-            def call(given: Any = given) -> Any:
-                return compiled.evaluate(params, inputs, given, training=given is not None)
+            def call(output_gradients: Any = output_gradients) -> Any:
+                return compiled.evaluate(params, inputs, output_gradients, training=output_gradients is not None)
 
             call()
-            reported = compiled.memory_report(gradients=given is not None).workspace
-            taken = compiled.backend.measured_memory(call, executable)
-            cells.append(f"{reported / 1e6:>10.2f}{taken / 1e6:>10.2f}{reported / taken - 1:>+7.0%}")
+            reported = compiled.memory_report(gradients=output_gradients is not None).workspace
+            measured = compiled.backend.measured_memory(call, executable)
+            cells.append(f"{reported / 1e6:>10.2f}{measured / 1e6:>10.2f}{reported / measured - 1:>+7.0%}")
         print(f"{name:<26}{'    '.join(cells)}")
 
 
 def jax_figures() -> str:
     """Temporary memory of the compiled program, by XLA's own account."""
-    found = []
+    rows = []
     for options in ({}, {"gradient_checkpointing": True}):
         compiled = ml.compile(encoder(), "jax", shapes={"input": SIZE}, **options)
         params = compiled.randomize_params(0)
@@ -181,8 +181,8 @@ def jax_figures() -> str:
         (name,) = compiled.evaluate(params, {"input": x}, training=False)
         compiled.evaluate(params, {"input": x}, {name: x}, training=False)
         lowered = compiled.programs[-1].executable.call.lower(params, {"input": x, f"grad/{name}": x})
-        found.append(lowered.compile().memory_analysis().temp_size_in_bytes)
-    return f"{found[0] / 1e6:>11.1f} MB{'':>14}{found[1] / 1e6:>13.1f} MB{'':>14}{found[0] / found[1]:>7.1f}x"
+        rows.append(lowered.compile().memory_analysis().temp_size_in_bytes)
+    return f"{rows[0] / 1e6:>11.1f} MB{'':>14}{rows[1] / 1e6:>13.1f} MB{'':>14}{rows[0] / rows[1]:>7.1f}x"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Generated MLX against the same models typed by hand, evaluated lazily or through ``mx.compile``.
 
 ``OPENBLAS_NUM_THREADS=1 python benchmarks/bench_mlx.py [words of the rows]``: microseconds of processor time, the best
-of many rounds in turns. ``--compile`` adds mx.compile. On Linux this says what mithril adds, and nothing about Apple's
-hardware. Code by hand profits from the BLAS that mithril brings, too; ``MITHRIL_MLX_BLAS=off`` leaves it out.
+of many interleaved rounds. ``--compile`` adds mx.compile. On Linux this measures mithril's overhead, not Apple's
+hardware. Hand-written code profits from the BLAS that mithril provides, too; ``MITHRIL_MLX_BLAS=off`` leaves it out.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ class Hand:
 
 
 def vjp(function: Any) -> Any:
-    def gradients(p: Any, given: Any) -> Any:
-        x, g = given
+    def gradients(p: Any, arguments: Any) -> Any:
+        x, g = arguments
         names = list(p)
-        y, found = mx.vjp(lambda *w: [function(dict(zip(names, w, strict=True)), x)], list(p.values()), [g])
-        return {**dict(zip(names, found, strict=True)), "": y[0]}
+        y, gradients = mx.vjp(lambda *w: [function(dict(zip(names, w, strict=True)), x)], list(p.values()), [g])
+        return {**dict(zip(names, gradients, strict=True)), "": y[0]}
 
     return gradients
 
 
-def finish(made: Any) -> Any:
-    mx.eval(made)
-    return made
+def finish(outputs: Any) -> Any:
+    mx.eval(outputs)
+    return outputs
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
-"""Generated NumPy code against the same computation typed by hand, and what calling a compiled model adds.
+"""Generated NumPy code against hand-written code, and the overhead of calling a compiled model.
 
-``python benchmarks/bench_numpy.py``: microseconds, the best of many rounds in turns, and ratios to the code by hand.
+``python benchmarks/bench_numpy.py``: microseconds, the best of many interleaved rounds,
+and ratios to the hand-written code.
 """
 
 from __future__ import annotations
@@ -136,11 +137,11 @@ def overhead() -> None:
         params, inputs = compiled.randomize_params(0), {"input": random(1, 1)}
         compiled.evaluate(params, inputs)
         bare = compiled.programs[0].executable.forward
-        found = interleaved(
+        timings = interleaved(
             {"bare": lambda: bare(params, inputs), "evaluate": lambda: compiled.evaluate(params, inputs)}, 1.0
         )
-        extra = (found["evaluate"] - found["bare"]) * 1e6
-        print(f"{count:>5} parameters: {found['bare'] * 1e6:9.1f} µs bare, {extra:+6.2f} µs")
+        extra = (timings["evaluate"] - timings["bare"]) * 1e6
+        print(f"{count:>5} parameters: {timings['bare'] * 1e6:9.1f} µs bare, {extra:+6.2f} µs")
 
 
 if __name__ == "__main__":

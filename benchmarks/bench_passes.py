@@ -1,4 +1,4 @@
-"""What each pass brings, what it costs per node, and what the cache saves in a second process."""
+"""Speedup by each pass, its cost per node, and the time that the cache saves a second process."""
 
 from __future__ import annotations
 
@@ -60,17 +60,17 @@ def switched(backend: str, make: Any, inputs: dict[str, Any]) -> dict[str, float
     for name, options in variants.items():
         compiled = ml.compile(make(), backend, shapes=shapes, inference=True, jit=backend == "jax", **options)
         params = compiled.randomize_params(0)
-        given = {n: compiled.backend.array(x) for n, x in inputs.items()}
+        arrays = {n: compiled.backend.array(x) for n, x in inputs.items()}
 
-        def call(compiled: Any = compiled, params: Any = params, given: Any = given) -> Any:
-            return compiled.backend.synchronize(compiled.evaluate(params, given))
+        def call(compiled: Any = compiled, params: Any = params, arrays: Any = arrays) -> Any:
+            return compiled.backend.synchronize(compiled.evaluate(params, arrays))
 
         ways[name] = call
-    return interleaved(ways, seconds=2.0, least=10, clock=time.process_time)
+    return interleaved(ways, seconds=2.0, min_rounds=10, clock=time.process_time)
 
 
 def chain(nodes: int) -> Graph:
-    """A deep graph on which every pass has something to do now and then."""
+    """Build a deep graph on which every pass finds some work."""
     with Builder("chain") as b:
         x = b.input("x", (4, 16))
         w, c = b.param("w", (16, 16)), b.param("c", (16,))
@@ -84,7 +84,7 @@ def chain(nodes: int) -> Graph:
 def per_node() -> None:
     """Microseconds per node of each pass, and the exponent with which its time grows."""
     sizes = (1_000, 5_000, 20_000, 50_000)
-    names = [n for n, found in plugins.passes().items() if found.spec.level in ("low", "medium", "high")]
+    names = [n for n, entry in plugins.passes().items() if entry.spec.level in ("low", "medium", "high")]
     print(f"{'us per node':<28}" + "".join(f"{n:>10}" for n in sizes) + f"{'exponent':>10}")
     graphs = {n: chain(n) for n in sizes}
     for name in names:
@@ -135,7 +135,7 @@ def cached() -> None:
 def main() -> None:
     for backend in ("numpy", "torch", "jax"):
         if backend in plugins.backends():
-            rows = {name: switched(backend, *what) for name, what in MODELS.items()}
+            rows = {name: switched(backend, *model) for name, model in MODELS.items()}
             table(f"{backend}, one call", rows, "all")
             print()
     per_node()

@@ -1,4 +1,4 @@
-"""What plugins cost: importing mithril, the first result of a process, a hook call, discovery with 50 plugins.
+"""Cost of plugins: importing mithril, the first result of a process, a hook call, discovery with 50 plugins.
 
 ``python benchmarks/bench_plugins.py``; ``--json`` for a script. Processes are interleaved and medians shown, so that a
 busy machine slows both sides alike.
@@ -63,13 +63,13 @@ def process(code: str) -> float:
 
 def interleaved(codes: dict[str, str]) -> dict[str, float]:
     """Median seconds of each process, taking turns."""
-    taken: dict[str, list[float]] = {name: [] for name in codes}
+    timings: dict[str, list[float]] = {name: [] for name in codes}
     for k in range(ROUNDS + 1):
         for name, code in codes.items():
             seconds = process(code)
             if k:  # the first round writes byte code and fills the file cache
-                taken[name].append(seconds)
-    return {name: statistics.median(times) for name, times in taken.items()}
+                timings[name].append(seconds)
+    return {name: statistics.median(times) for name, times in timings.items()}
 
 
 def starting() -> dict[str, float]:
@@ -120,14 +120,14 @@ def hook_calls(calls: int = 20_000) -> dict[str, float]:
         "stage, no observer": lambda: without.compile_stage(context, "types", None),
         "stage, one observer": lambda: watched.compile_stage(context, "types", None),
     }
-    taken: dict[str, list[float]] = {name: [] for name in cases}
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(ROUNDS):
         for name, call in cases.items():
             start = time.perf_counter()
             for _ in range(calls):
                 call()
-            taken[name].append(time.perf_counter() - start)
-    return {f"{name}, µs": 1e6 * min(times) / calls for name, times in taken.items()}
+            seconds[name].append(time.perf_counter() - start)
+    return {f"{name}, µs": 1e6 * min(times) / calls for name, times in seconds.items()}
 
 
 def discovery(plugins: int = 50) -> dict[str, float]:
@@ -149,9 +149,9 @@ def discovery(plugins: int = 50) -> dict[str, float]:
                 [sys.executable, "-c", code], check=True, capture_output=True, text=True, env=COMPILED
             )
             rows.append([float(line) for line in done.stdout.split()])
-    found, one, everything = (1e3 * statistics.median(column) for column in zip(*rows))
+    discovery, one, everything = (1e3 * statistics.median(column) for column in zip(*rows))
     return {
-        f"finding {plugins} more plugins, ms": found,
+        f"finding {plugins} more plugins, ms": discovery,
         f"one backend among {plugins} plugins (second look), ms": one,
         f"listing all of {plugins} plugins, ms": everything,
     }

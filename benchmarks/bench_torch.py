@@ -1,7 +1,7 @@
 """Generated PyTorch against the same models typed by hand: eager with autograd, and ``torch.compile``.
 
 ``python benchmarks/bench_torch.py [words of the rows]``: microseconds of processor time on one thread, the best of many
-rounds in turns. ``--compile`` adds torch.compile, by hand and of the generated code, which takes minutes to begin;
+interleaved rounds. ``--compile`` adds torch.compile around both, which takes minutes to start;
 ``--cold`` shows what ``cache=True`` saves a second process instead.
 """
 
@@ -56,14 +56,14 @@ def eager(function: Any) -> Any:
 
 
 def autograd(function: Any) -> Any:
-    kept: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
 
-    def call(p: Any, given: Any) -> Any:
-        if not kept:
-            kept.update({n: x.detach().clone().requires_grad_() for n, x in p.items()})
-        y = function(kept, given[0])
-        found = torch.autograd.grad(y, list(kept.values()), given[1])
-        return {**dict(zip(kept, found, strict=True)), "": y.detach()}
+    def call(p: Any, arguments: Any) -> Any:
+        if not leaves:
+            leaves.update({n: x.detach().clone().requires_grad_() for n, x in p.items()})
+        y = function(leaves, arguments[0])
+        gradients = torch.autograd.grad(y, list(leaves.values()), arguments[1])
+        return {**dict(zip(leaves, gradients, strict=True)), "": y.detach()}
 
     return call
 

@@ -1,6 +1,6 @@
-"""Training steps with Adam against steps written by hand in the same framework; the loader against torch's.
+"""Training steps with Adam against hand-written steps of the same framework; the loader against torch's.
 
-``python benchmarks/bench_train.py [mlp] [gpt] [loader]``: processor time per step measured in turns, and ratios.
+``python benchmarks/bench_train.py [mlp] [gpt] [loader]``: interleaved CPU time per step, and ratios.
 The hand-written steps do what their users type: jax.jit with optax and donated buffers, torch's autograd with
 torch.optim, mlx.nn.value_and_grad with mlx.optimizers, NumPy with ``out=``.
 """
@@ -40,11 +40,11 @@ Step = Callable[[], Any]
 # -- ours ------------------------------------------------------------------------------------------------------------
 def ours(model: Any, batch: dict[str, Any], loss: Any, backend: str, **options: Any) -> tuple[Step, Any]:
     trainer = ml.Trainer(model, ml.Adam(RATE), loss=loss, backend=backend, **options)
-    here = {n: trainer.engine.backend.array(x) for n, x in batch.items()}
-    trainer.begin(here)
+    arrays = {n: trainer.engine.backend.array(x) for n, x in batch.items()}
+    trainer.begin(arrays)
 
     def step() -> None:
-        report = trainer.step(here)
+        report = trainer.step(arrays)
         trainer.engine.backend.synchronize(report.values_on_device["loss"])
 
     return step, trainer
@@ -82,12 +82,12 @@ def mlp_jax(batch: dict[str, Any]) -> Step:
         return optax.apply_updates(params, changes), state, value
 
     run = jax.jit(update, donate_argnums=(0, 1))
-    held: dict[str, Any] = {"p": [jnp.asarray(w) for w in mlp_weights()]}
-    held["s"] = optimizer.init(held["p"])
+    carried: dict[str, Any] = {"p": [jnp.asarray(w) for w in mlp_weights()]}
+    carried["s"] = optimizer.init(carried["p"])
     x, y = jnp.asarray(batch["input"]), jnp.asarray(batch["target"])
 
     def step() -> None:
-        held["p"], held["s"], value = run(held["p"], held["s"], x, y)
+        carried["p"], carried["s"], value = run(carried["p"], carried["s"], x, y)
         value.block_until_ready()
 
     return step
@@ -159,14 +159,14 @@ def mlp_numpy(batch: dict[str, Any]) -> Step:
     rows, count = np.arange(len(y)), {"t": 0}
 
     def step() -> None:
-        held = [x]
+        activations = [x]
         for k in range(0, len(p), 2):
-            h = held[-1] @ p[k].T
+            h = activations[-1] @ p[k].T
             h += p[k + 1]
             if k + 2 < len(p):
                 np.maximum(h, 0, out=h)
-            held.append(h)
-        e = held[-1] - held[-1].max(1, keepdims=True)
+            activations.append(h)
+        e = activations[-1] - activations[-1].max(1, keepdims=True)
         np.exp(e, out=e)
         e /= e.sum(1, keepdims=True)
         -np.log(e[rows, y]).mean()
@@ -174,10 +174,10 @@ def mlp_numpy(batch: dict[str, Any]) -> Step:
         e *= np.float32(1 / len(y))
         g: list[Any] = [None] * len(p)
         for k in range(len(p) - 2, -1, -2):
-            g[k], g[k + 1] = e.T @ held[k // 2], e.sum(0)
+            g[k], g[k + 1] = e.T @ activations[k // 2], e.sum(0)
             if k:
                 e = e @ p[k]
-                e *= held[k // 2] > 0
+                e *= activations[k // 2] > 0
         count["t"] += 1
         t = count["t"]
         size, scale = np.float32(RATE / (1 - 0.9**t)), np.float32(1 / (1 - 0.999**t) ** 0.5)
@@ -254,8 +254,8 @@ def gpt_jax(batch: dict[str, Any]) -> Step:
 
     def block() -> dict[str, Any]:
         sizes = {"qkv": (3 * f, f), "out": (f, f), "up": (4 * f, f), "down": (f, 4 * f)}
-        made = {n: (draw(*s), jnp.zeros(s[0])) for n, s in sizes.items()}
-        return {**made, "a": (jnp.ones(f), jnp.zeros(f)), "b": (jnp.ones(f), jnp.zeros(f))}
+        params = {n: (draw(*s), jnp.zeros(s[0])) for n, s in sizes.items()}
+        return {**params, "a": (jnp.ones(f), jnp.zeros(f)), "b": (jnp.ones(f), jnp.zeros(f))}
 
     def norm(x: Any, p: Any) -> Any:
         centred = x - x.mean(-1, keepdims=True)
@@ -293,11 +293,11 @@ def gpt_jax(batch: dict[str, Any]) -> Step:
         return optax.apply_updates(p, changes), s, value
 
     run = jax.jit(update, donate_argnums=(0, 1))
-    held = {"p": params, "s": optimizer.init(params)}
+    state = {"p": params, "s": optimizer.init(params)}
     x, y = jnp.asarray(batch["input"]), jnp.asarray(batch["target"])
 
     def step() -> None:
-        held["p"], held["s"], value = run(held["p"], held["s"], x, y)
+        state["p"], state["s"], value = run(state["p"], state["s"], x, y)
         value.block_until_ready()
 
     return step
@@ -390,7 +390,7 @@ def loaders() -> None:
                 "mithril": all_of(ml.DataLoader(data, 64, shuffle=True, num_workers=2, worker="process")),
             },
             seconds=5.0,
-            least=5,
+            min_rounds=5,
         ),
     }
     table("an epoch of 4096 samples", rows, "torch")
@@ -414,8 +414,8 @@ def measured(
         table(title, {name: rows[name]}, "by hand")
 
 
-def main(wanted: list[str]) -> None:
-    if not wanted or "mlp" in wanted:
+def main(names: list[str]) -> None:
+    if not names or "mlp" in names:
         hand = {
             "numpy": (mlp_numpy, "numpy", {}),
             "jax": (mlp_jax, "jax", {}),
@@ -426,9 +426,9 @@ def main(wanted: list[str]) -> None:
             "c, NumPy by hand": (mlp_numpy, "c", {}),
             "ggml, NumPy by hand": (mlp_numpy, "ggml", {}),
         }
-        chosen = {n: h for n, h in hand.items() if not set(wanted) & set(hand) or n in wanted}
-        measured("MLP, batch 128", lambda: MLP(SIZES[1:]), mlp_batch(), chosen)
-    if not wanted or "gpt" in wanted:
+        cases = {n: h for n, h in hand.items() if not set(names) & set(hand) or n in names}
+        measured("MLP, batch 128", lambda: MLP(SIZES[1:]), mlp_batch(), cases)
+    if not names or "gpt" in names:
         hand = {
             "jax": (gpt_jax, "jax", {}),
             "torch eager": (gpt_torch, "torch", {}),
@@ -439,9 +439,9 @@ def main(wanted: list[str]) -> None:
             "c, torch eager by hand": (gpt_torch, "c", {}),
             "ggml, torch eager by hand": (gpt_torch, "ggml", {}),
         }
-        chosen = {n: h for n, h in hand.items() if not set(wanted) & set(hand) or n in wanted}
-        measured("GPT, 8 x 64 tokens", lambda: gpt(**GPT), gpt_batch(), chosen)
-    if not wanted or "loader" in wanted:
+        cases = {n: h for n, h in hand.items() if not set(names) & set(hand) or n in names}
+        measured("GPT, 8 x 64 tokens", lambda: gpt(**GPT), gpt_batch(), cases)
+    if not names or "loader" in names:
         loaders()
 
 

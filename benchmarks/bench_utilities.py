@@ -1,7 +1,7 @@
-"""What the utilities around MLX cost and bring: ``python benchmarks/bench_utilities.py [section ...]``.
+"""Costs and benefits of the MLX utilities: ``python benchmarks/bench_utilities.py [section ...]``.
 
-Sections: pool, cache, profiler, fusion, tuning, batches, estimates. Ways are timed in turns, without what
-they wait for a processor; on Linux, figures say nothing about Apple's hardware. ``estimates`` runs the models of
+Sections: pool, cache, profiler, fusion, tuning, batches, estimates. Variants are interleaved, and
+run-queue wait is excluded; figures measured on Linux do not apply to Apple's hardware. ``estimates`` runs the models of
 ``examples/`` and takes names of backends, too: ``estimates mlx numpy``.
 """
 
@@ -64,8 +64,10 @@ def pool():
             with memory.staged(shape) as tensor:
                 tensor.fill(data)
 
-        found = race({"new": new, "filled": lambda: lease.fill(data), "lent": lent})
-        ratios = f"{found['new'] / found['filled']:.2f}x, with lease and return {found['new'] / found['lent']:.2f}x"
+        timings = race({"new": new, "filled": lambda: lease.fill(data), "lent": lent})
+        ratios = (
+            f"{timings['new'] / timings['filled']:.2f}x, with lease and return {timings['new'] / timings['lent']:.2f}x"
+        )
         line(f"new array over filling one in place, {shape}", ratios)
     memory = MlxMemoryOptimizer(8)
     sizes = [(n, 128) for n in (1, 2, 4, 8, 16, 32)]
@@ -74,30 +76,30 @@ def pool():
         for lease in leases:
             memory.return_to_pool(lease)
     line("hit rate, 3 of 6 shapes at a time, room for 8", f"{100 * memory.get_stats().hit_rate:.1f} %")
-    found = interleaved({"lease": lambda: memory.return_to_pool(memory.get_or_create_tensor((1, 128)))})
-    line("a lease and its return", f"{1e6 * found['lease']:.1f} us")
+    timings = interleaved({"lease": lambda: memory.return_to_pool(memory.get_or_create_tensor((1, 128)))})
+    line("a lease and its return", f"{1e6 * timings['lease']:.1f} us")
 
 
 def cache():
-    """Zipf's requests: a few keys are asked for often."""
+    """Zipf-distributed requests: a few keys are requested often."""
     keys, small = np.minimum(RNG.zipf(1.3, 20_000), 1000), mx.zeros(1)
     for size in (50, 200):
-        kept = MlxTensorCache(size)
+        cache = MlxTensorCache(size)
         for key in keys:
-            if kept.get(int(key)) is None:
-                kept.put(int(key), small)
-        line(f"hit rate, 1000 keys by Zipf (1.3), room for {size}", f"{100 * kept.counts.hit_rate:.1f} %")
-    kept = MlxTensorCache(100)
+            if cache.get(int(key)) is None:
+                cache.put(int(key), small)
+        line(f"hit rate, 1000 keys by Zipf (1.3), room for {size}", f"{100 * cache.counts.hit_rate:.1f} %")
+    cache = MlxTensorCache(100)
     tensor = random(256, 256)
-    kept.put("w", tensor)
-    found = interleaved(
-        {"hit": lambda: kept.get("w"), "miss": lambda: kept.get("v"), "put": lambda: kept.put("w", tensor)}
+    cache.put("w", tensor)
+    timings = interleaved(
+        {"hit": lambda: cache.get("w"), "miss": lambda: cache.get("v"), "put": lambda: cache.put("w", tensor)}
     )
-    line("a hit, a miss, a put of 256 kB", ", ".join(f"{1e6 * found[n]:.1f} us" for n in ("hit", "miss", "put")))
+    line("a hit, a miss, a put of 256 kB", ", ".join(f"{1e6 * timings[n]:.1f} us" for n in ("hit", "miss", "put")))
 
 
 def profiler():
-    """The same operation bare and between start and end."""
+    """Time the same operation bare and between start and end."""
     for size in (8, 256, 1024):
         a, timer = random(size, size), MlxProfiler()
 
@@ -108,10 +110,12 @@ def profiler():
             timer.start_operation("matmul")
             timer.end_operation(a @ a)
 
-        found = race({"bare": bare, "timed": timed})
+        timings = race({"bare": bare, "timed": timed})
         timer.reset()
-        extra = found["timed"] - found["bare"]
-        line(f"matmul of {size}: more when profiled", f"{1e6 * extra:.1f} us ({found['timed'] / found['bare']:.2f}x)")
+        extra = timings["timed"] - timings["bare"]
+        line(
+            f"matmul of {size}: more when profiled", f"{1e6 * extra:.1f} us ({timings['timed'] / timings['bare']:.2f}x)"
+        )
 
 
 def fusion():
@@ -129,22 +133,22 @@ def fusion():
         fusing = MlxKernelFusion(eliminate_quantization=True)
         fusing.try_fuse(operations, arrays)
         unfused = build(chain(operations, [type_of(a) for a in arrays]), jit=False)
-        found = race(
+        timings = race(
             {
                 "unfused": lambda: mx.eval(unfused(*arrays)),
                 "fused": lambda: mx.eval(fusing.try_fuse(operations, arrays)),
             }
         )
-        said = (
-            f"{found['unfused'] / found['fused']:.2f}x"
+        text = (
+            f"{timings['unfused'] / timings['fused']:.2f}x"
             if not fusing.decisions.of("fallback")
             else str(fusing.decisions)
         )
-        line(f"unfused over fused: {name}", said)
+        line(f"unfused over fused: {name}", text)
 
 
 def tuning():
-    """The default of five operations against what the tuner found."""
+    """Time the defaults of five operations against the tuner's choices."""
     x, w, image, weights = random(32, 1024), random(1024, 1024), random(4, 32, 32, 16), random(32, 3, 3, 16)
     w_t = mx.contiguous(w.T)
     q, k, v = (random(1, 8, 256, 64) for _ in range(3))
@@ -180,13 +184,13 @@ def tuning():
         "gelu, written out": ({"default": gelu, "compiled": mx.compile(gelu)}, [random(256, 1024)]),
     }  # fmt: skip
     for name, (ways, arrays) in questions.items():
-        found = MlxAutoTuner(False).tune(name, ways, arrays, seconds=1.0)
-        both = race({n: lambda n=n: mx.eval(ways[n](*arrays)) for n in {"default", found.best}})
-        line(f"default over tuned: {name}", f"{both['default'] / both[found.best]:.2f}x ({found.best})")
+        tuning = MlxAutoTuner(False).tune(name, ways, arrays, seconds=1.0)
+        timings = race({n: lambda n=n: mx.eval(ways[n](*arrays)) for n in {"default", tuning.best}})
+        line(f"default over tuned: {name}", f"{timings['default'] / timings[tuning.best]:.2f}x ({tuning.best})")
 
 
 def batches():
-    """One by one against the batch found."""
+    """Time single requests against the tuned batch size."""
     from mithril.models import Linear, Relu, Sequential
 
     compiled = ml.compile(
@@ -202,8 +206,8 @@ def batches():
         return compiled.evaluate(params, {"input": batch})[output]
 
     ways = {n: lambda n=n: optimizer.process_in_batches("x", data, process, batch_size=n) for n in (1, size)}
-    found = race(ways)
-    line(f"rows one by one over batches of {size}", f"{found[1] / found[size]:.1f}x")
+    timings = race(ways)
+    line(f"rows one by one over batches of {size}", f"{timings[1] / timings[size]:.1f}x")
 
 
 def estimates(*backends):
@@ -229,10 +233,12 @@ def estimates(*backends):
         "vit": (vit.vit(64, 16, 10, layers=4, heads=4, features=128), {"input": images}),
     }  # fmt: skip
     for backend in backends or ("mlx", "numpy"):
-        start, others = time.perf_counter(), corpus()
-        made = make_backend(backend, resolve({}))
-        everything = measure(made, {**others, **models}, rounds=10)  # together: the machine is as busy for all of them
-        count = len(others)
+        start, graphs = time.perf_counter(), corpus()
+        backend_instance = make_backend(backend, resolve({}))
+        everything = measure(
+            backend_instance, {**graphs, **models}, rounds=10
+        )  # together: the machine is as busy for all of them
+        count = len(graphs)
         seen = {sample_key(n) for graph in everything.graphs[:count] for n in worked(graph.nodes)}
         samples = [s for s in everything.samples if (s.op, s.kind, s.size) in seen]  # of the corpus, and no others
         costs = fitted(Measured(everything.graphs[:count], everything.whole[:count], samples))
@@ -240,10 +246,10 @@ def estimates(*backends):
         line(f"{backend}: {len(samples)} samples of {count} models", fit)
         errors = []
         for name, graph, real in zip(models, everything.graphs[count:], everything.whole[count:], strict=True):
-            told = costs.estimate(graph).seconds
-            errors.append(abs(told / real - 1))
-            both = f"{1e3 * told:8.3f} ms {1e3 * real:8.3f} ms {100 * (told / real - 1):+6.0f} %"
-            line(f"  {name}: told, measured", both)
+            estimate = costs.estimate(graph).seconds
+            errors.append(abs(estimate / real - 1))
+            figures = f"{1e3 * estimate:8.3f} ms {1e3 * real:8.3f} ms {100 * (estimate / real - 1):+6.0f} %"
+            line(f"  {name}: told, measured", figures)
         line("  mean and largest error", f"{100 * statistics.mean(errors):.0f} %, {100 * max(errors):.0f} %")
 
 
@@ -252,8 +258,8 @@ SECTIONS = {f.__name__: f for f in (pool, cache, profiler, fusion, tuning, batch
 
 def main():
     words = sys.argv[1:]
-    wanted = [w for w in words if w in SECTIONS] or list(SECTIONS)
-    for name in wanted:
+    sections = [w for w in words if w in SECTIONS] or list(SECTIONS)
+    for name in sections:
         print(f"{name}: {SECTIONS[name].__doc__.splitlines()[0]}")
         SECTIONS[name](*([w for w in words if w not in SECTIONS] if name == "estimates" else ()))
 

@@ -1,4 +1,4 @@
-"""Operations in other forms, on every backend: what the passes specialise-operations and kernel-choice choose from.
+"""Variants of operations on every backend: the candidates of specialise-operations and kernel-choice (english: ok).
 
 ``OMP_NUM_THREADS=1 python benchmarks/bench_ways.py [backend ...]``: ratios are the operation's own time over the time
 of the other form; more than 1 is faster.
@@ -58,8 +58,8 @@ def main(names: list[str]) -> None:
                 y = write(b)
             node = b.build({"y": y}).nodes[-1]
             times = measured(node, ways(node), backend, PassContext(backend=backend))
-            found = ", ".join(f"{way} {times[OWN] / t:.2f}" for way, t in times.items() if way != OWN)
-            print(f"  {case:<36}{times[OWN] * 1e6:>10.0f} µs   {found}", flush=True)
+            text = ", ".join(f"{way} {times[OWN] / t:.2f}" for way, t in times.items() if way != OWN)
+            print(f"  {case:<36}{times[OWN] * 1e6:>10.0f} µs   {text}", flush=True)
 
 
 if __name__ == "__main__":

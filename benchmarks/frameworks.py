@@ -1,6 +1,6 @@
 """The models that the backends' benchmarks share: in mithril, and typed by hand for any framework.
 
-A framework gives its own way to write ``linear``, ``attention`` and the like; the rest is as anybody would type it.
+A framework supplies its own ``linear``, ``attention`` and similar functions; the rest is idiomatic code.
 """
 
 from __future__ import annotations
@@ -79,10 +79,12 @@ def encoder(layers: int, features: int, heads: int, batch: int, length: int) -> 
 
     def by_hand(f: Any, p: Params, x: Any) -> Any:
         for k in range(layers):
-            at = f"e.layers.{k}"
-            x = _norm(f, p, f"{at}.norm1", x + _attention(f, p, f"{at}.self_attn", x, heads, False))
-            h = f.gelu(f.linear(x, p[f"{at}.linear1.weight"], p[f"{at}.linear1.bias"]))
-            x = _norm(f, p, f"{at}.norm2", x + f.linear(h, p[f"{at}.linear2.weight"], p[f"{at}.linear2.bias"]))
+            prefix = f"e.layers.{k}"
+            x = _norm(f, p, f"{prefix}.norm1", x + _attention(f, p, f"{prefix}.self_attn", x, heads, False))
+            h = f.gelu(f.linear(x, p[f"{prefix}.linear1.weight"], p[f"{prefix}.linear1.bias"]))
+            x = _norm(
+                f, p, f"{prefix}.norm2", x + f.linear(h, p[f"{prefix}.linear2.weight"], p[f"{prefix}.linear2.bias"])
+            )
         return x
 
     return Case(model, (batch, length, features), by_hand)
@@ -106,14 +108,14 @@ def gpt_block(features: int, heads: int, batch: int, length: int) -> Case:
 def resnet(batch: int) -> Case:
     """ResNet-18 on images of 64x64, batch norms by running statistics."""
 
-    def block(f: Any, p: Params, at: str, x: Any, stride: int) -> Any:
+    def block(f: Any, p: Params, prefix: str, x: Any, stride: int) -> Any:
         def norm(name: str, x: Any) -> Any:
-            return _batch_norm(f, p, f"{at}.{name}", x)
+            return _batch_norm(f, p, f"{prefix}.{name}", x)
 
-        h = f.relu(norm("bn1", f.conv(x, p[f"{at}.conv1.weight"], stride, 1)))
-        h = norm("bn2", f.conv(h, p[f"{at}.conv2.weight"], 1, 1))
-        if f"{at}.downsample.0.weight" in p:
-            x = norm("downsample.1", f.conv(x, p[f"{at}.downsample.0.weight"], stride, 0))
+        h = f.relu(norm("bn1", f.conv(x, p[f"{prefix}.conv1.weight"], stride, 1)))
+        h = norm("bn2", f.conv(h, p[f"{prefix}.conv2.weight"], 1, 1))
+        if f"{prefix}.downsample.0.weight" in p:
+            x = norm("downsample.1", f.conv(x, p[f"{prefix}.downsample.0.weight"], stride, 0))
         return f.relu(h + x)
 
     def by_hand(f: Any, p: Params, x: Any) -> Any:
@@ -127,8 +129,8 @@ def resnet(batch: int) -> Case:
     return Case(resnet18(), (batch, 3, 64, 64), by_hand)
 
 
-def _batch_norm(f: Any, p: Params, at: str, x: Any) -> Any:
-    return f.batch_norm(x, *(p[f"{at}.{part}"] for part in ("running_mean", "running_var", "weight", "bias")))
+def _batch_norm(f: Any, p: Params, prefix: str, x: Any) -> Any:
+    return f.batch_norm(x, *(p[f"{prefix}.{part}"] for part in ("running_mean", "running_var", "weight", "bias")))
 
 
 CASES: dict[str, Callable[[], Case]] = {
@@ -142,7 +144,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "ResNet-18, 8 x 64x64": lambda: resnet(8),
 }
 
-# How a framework runs one function of (params, input): name -> what makes it of a case's function.
+# How a framework runs one function of (params, input): name -> function that wraps the function of a case.
 Ways = Mapping[str, Callable[[Callable[[Params, Any], Any]], Callable[[Params, Any], Any]]]
 
 
@@ -152,13 +154,13 @@ def run(
     forward: Ways,
     gradients: Ways,
     finish: Callable[[Any], Any],
-    chosen: list[str],
+    selection: list[str],
     options: Mapping[str, Mapping[str, Any]],
     seconds: float = 2.0,
 ) -> None:
-    """Both tables. ``options`` name the ways mithril is compiled; ``finish`` waits for results."""
+    """Print both tables. ``options`` holds compile options by label; ``finish`` waits for results."""
     _keep_memory()
-    names = [n for n in CASES if not chosen or any(word in n for word in chosen)]
+    names = [n for n in CASES if not selection or any(word in n for word in selection)]
     rows = {n: forward_row(backend, f, CASES[n](), forward, finish, options, seconds) for n in names}
     table(f"forward, {backend}", rows, "by hand")
     print()
@@ -206,11 +208,11 @@ def cold(backend: str, *variants: Mapping[str, Any], case: str = "encoder, 6 lay
 
 
 def _keep_memory() -> None:
-    """Let the process keep what it frees: which way finds its pages gone is chance, and up to a fifth of its time."""
+    """Keep freed memory in the process: page faults hit variants at random and cost up to a fifth of their time."""
     if sys.platform.startswith("linux"):
         libc = ctypes.CDLL("libc.so.6")
-        trim_threshold, mmap_threshold, most = -1, -3, 1 << 25
-        libc.mallopt(mmap_threshold, most)
+        trim_threshold, mmap_threshold, largest = -1, -3, 1 << 25
+        libc.mallopt(mmap_threshold, largest)
         libc.mallopt(trim_threshold, 1 << 30)
 
 
@@ -218,9 +220,9 @@ def _random(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     return RNG.standard_normal(shape).astype(np.float32)
 
 
-def _joined(made: Any) -> dict[str, Any]:
+def _joined(result: Any) -> dict[str, Any]:
     """Gradients by parameter, and the output, which every way has to give as well, under no name."""
-    outputs, gradients = made
+    outputs, gradients = result
     return {**gradients, "": next(iter(outputs.values()))}
 
 
@@ -235,8 +237,8 @@ def forward_row(
 ) -> dict[str, float]:
     calls: dict[str, Callable[[], Any]] = {}
     expected = None
-    for label, chosen in options.items():
-        compiled = ml.compile(case.model, backend, shapes={"input": list(case.shape)}, inference=True, **chosen)
+    for label, settings in options.items():
+        compiled = ml.compile(case.model, backend, shapes={"input": list(case.shape)}, inference=True, **settings)
         params = compiled.randomize_params(0)
         x = compiled.backend.array(_random(case.shape) if expected is None else expected[0])
         if expected is None:
@@ -267,8 +269,8 @@ def gradient_row(
 ) -> dict[str, float]:
     calls: dict[str, Callable[[], Any]] = {}
     x = y = state = slopes = None
-    for label, chosen in options.items():
-        compiled = ml.compile(case.model, backend, shapes={"input": list(case.shape)}, **chosen)
+    for label, settings in options.items():
+        compiled = ml.compile(case.model, backend, shapes={"input": list(case.shape)}, **settings)
         params = compiled.randomize_params(0)
         if x is None:
             x = compiled.backend.array(_random(case.shape))

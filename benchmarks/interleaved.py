@@ -1,4 +1,4 @@
-"""Timing several ways to do the same in turns, so that a busy machine disturbs all of them alike."""
+"""Interleaved timing of several variants, so that a noisy host disturbs all of them the same way."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 def interleaved(
     ways: Mapping[str, Callable[[], Any]],
     seconds: float = 1.0,
-    least: int = 15,
+    min_rounds: int = 15,
     clock: Callable[[], float] = time.perf_counter,
     rest: float = 0.0,
 ) -> dict[str, float]:
     """Best seconds per call of each way; each round calls every way once, or often enough to be measurable.
 
-    With ``clock=time.process_time`` what counts is the processor's time, which other programs disturb less. ``rest``
+    With ``clock=time.process_time`` CPU time counts, which other programs disturb less. ``rest``
     is waited, and one call made, before each way's turn: threads of others go on spinning for a while.
     """
     repeats = {}
@@ -31,7 +31,7 @@ def interleaved(
     gc.disable()
     try:
         begin, rounds = time.perf_counter(), 0
-        while rounds < least or time.perf_counter() - begin < seconds:
+        while rounds < min_rounds or time.perf_counter() - begin < seconds:
             for name, call in ways.items():
                 n = repeats[name]
                 if rest:
@@ -52,6 +52,6 @@ def table(title: str, rows: Mapping[str, Mapping[str, float]], base: str) -> Non
     names = list(next(iter(rows.values())))
     width = max(len(title), *(len(r) for r in rows))
     print(f"{title:<{width}}" + "".join(f"{n:>22}" for n in names))
-    for row, found in rows.items():
-        cells = "".join(f"{found[n] * 1e6:>12.1f} ({found[n] / found[base]:>6.2f}x)" for n in names)
+    for row, seconds in rows.items():
+        cells = "".join(f"{seconds[n] * 1e6:>12.1f} ({seconds[n] / seconds[base]:>6.2f}x)" for n in names)
         print(f"{row:<{width}}{cells}")

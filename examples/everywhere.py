@@ -11,7 +11,7 @@ from mithril import plugins
 
 
 def run_everywhere(model, inputs, seed=0, **options):
-    """One line per backend: the outputs' shapes, the time of a call, the largest difference from the first backend.
+    """Print one line per backend: output shapes, time of a call, largest difference from the first backend.
 
     Gives the outputs by backend. Every backend starts from the same parameters: they depend on the seed and names only.
     """
@@ -32,7 +32,7 @@ def run_everywhere(model, inputs, seed=0, **options):
         elapsed = time.perf_counter() - start
         results[name] = outputs
         first = next(iter(results.values()))
-        apart = max(float(np.abs(outputs[key] - first[key]).max()) for key in outputs)
+        difference = max(float(np.abs(outputs[key] - first[key]).max()) for key in outputs)
         sizes = ", ".join(f"{key} {list(value.shape)}" for key, value in outputs.items())
-        print(f"{name:8} {sizes}  {elapsed * 1e3:8.1f} ms  apart {apart:.1e}")
+        print(f"{name:8} {sizes}  {elapsed * 1e3:8.1f} ms  apart {difference:.1e}")
     return results

@@ -23,7 +23,7 @@ from mithril.models import (
 
 
 def block(features: int, heads: int, dropout: float, cache: int | None, name: str) -> Model:
-    """Attention and a perceptron, each normalised before and added to what came in."""
+    """Pre-norm transformer block: attention and an MLP, each with a residual connection."""
     x, position = IOKey("input"), IOKey("position")
     attention = MultiHeadAttention(features, heads, causal=True, dropout=dropout, cache=cache, name="attn")
     normalised = LayerNorm(features, name="ln_1")(x)
@@ -47,7 +47,7 @@ def gpt(
     With ``cache`` the keys and values of earlier tokens are the model's state, and ``position`` is where this call's
     first token stands. The table of embeddings is also the weight of the last layer.
     """
-    kept = length if cache else None
+    cache_length = length if cache else None
     tokens, position = IOKey("input", dtype="int32"), IOKey("position", dtype="int32", shape=[])
     table = IOKey("wte.weight", trainable=True, init="normal(std=0.02)")
     x = Embedding(vocabulary, features, name="wte")(tokens, weight=table)
@@ -55,7 +55,7 @@ def gpt(
     x = Dropout(dropout)(place(x, position) if cache else place(x))
     stack = Model(name="h")
     for k in range(layers):
-        part = block(features, heads, dropout, kept, str(k))
+        part = block(features, heads, dropout, cache_length, str(k))
         stack += part(position="position") if cache else part
     x = stack(x, position) if cache else stack(x)
     logits = Linear(features, vocabulary, bias=False, name="lm_head")(LayerNorm(features, name="ln_f")(x), weight=table)
@@ -63,7 +63,7 @@ def gpt(
 
 
 def generate(compiled: Any, params: Any, prompt: np.ndarray, tokens: int) -> np.ndarray:
-    """The most likely continuation: the prompt in one call, then one token per call."""
+    """Generate greedily: the prompt in one call, then one token per call."""
     state = compiled.initial_state()
     text, new, position = prompt, prompt, 0
     for _ in range(tokens):

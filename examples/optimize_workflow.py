@@ -24,16 +24,16 @@ from mithril_mlx.mlx_loader import mx
 
 
 def plan() -> None:
-    """What the first layer will cost, before anything runs."""
+    """Estimate the cost of the first layer before anything runs."""
     builder = GraphBuilder()
     images = builder.input("input", [1, 784])
     weights = builder.input("weights", [784, 10])
     builder.output(builder.matmul(images, weights), "logits")
-    made = builder.build().generate_execution_plan()
+    plan = builder.build().generate_execution_plan()
     print("Optimization plan ready:")
-    print(f"  {len(made.fusion_opportunities)} fusion opportunities")
-    print(f"  {len(made.memory_plan.memory_groups)} memory groups")
-    print(f"  {1e6 * made.estimated_execution_time:.0f} microseconds by {made.estimated_by}")
+    print(f"  {len(plan.fusion_opportunities)} fusion opportunities")
+    print(f"  {len(plan.memory_plan.memory_groups)} memory groups")
+    print(f"  {1e6 * plan.estimated_execution_time:.0f} microseconds by {plan.estimated_by}")
 
 
 def infer(rows: int) -> np.ndarray:
@@ -55,17 +55,17 @@ def infer(rows: int) -> np.ndarray:
         return compiled.evaluate(weights, {"input": batch})[output]
 
     def staged(batch: np.ndarray) -> mx.array:
-        """The same through a buffer from the pool, and timed."""
+        """Compute the same through a pooled buffer, timed."""
         with memory.staged(batch.shape) as buffer, profiler.operation("inference") as running:
             return running.waits(direct(buffer.fill(batch)))
 
     ways = {"direct": lambda: direct(images[:size]), "staged": lambda: staged(images[:size])}
-    found = tuner.tune("feeding", ways)
+    tuning = tuner.tune("feeding", ways)
     scores = np.array(batches.process_in_batches("images", images, staged, batch_size=size))
 
     average, (fastest, slowest), runs = profiler.get_all_stats()["inference"]
     print(f"Inference: {1e3 * average:.2f} ms on average, {1e3 * fastest:.2f} to {1e3 * slowest:.2f}, {runs} runs")
-    print(f"Faster way to feed it here: {found.best}, {found.speedup:.2f} times as fast")
+    print(f"Faster way to feed it here: {tuning.best}, {tuning.speedup:.2f} times as fast")
     print(f"Pool: {100 * memory.get_stats().hit_rate:.0f} % hits; cache: {cache.stats()}")
     for decision in fusion.decisions:
         print(decision)

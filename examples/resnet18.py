@@ -41,11 +41,11 @@ def resnet18(classes: int = 1000, width: int = 64) -> Model:
     model += MaxPool2d(3, stride=2, padding=1)
     channels = width
     for stage in range(4):
-        layer, wide = Model(name=f"layer{stage + 1}"), width * 2**stage
-        layer += basic_block(channels, wide, 1 if stage == 0 else 2, "0")
-        layer += basic_block(wide, wide, 1, "1")
+        layer, stage_width = Model(name=f"layer{stage + 1}"), width * 2**stage
+        layer += basic_block(channels, stage_width, 1 if stage == 0 else 2, "0")
+        layer += basic_block(stage_width, stage_width, 1, "1")
         model += layer
-        channels = wide
+        channels = stage_width
     model += GlobalAvgPool2d()
     model += Linear(channels, classes, name="fc")
     return model

@@ -1,4 +1,4 @@
-"""What ``mithril new-plugin`` writes is built and installed by pip, found, and passes its tests as written."""
+"""Generated plugins: ``mithril new-plugin`` output builds, installs by pip, is found, and passes its own tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of training reach what their pages say; few epochs, so that it stays quick."""
+"""The training examples reach the figures on their pages; few epochs keep this fast."""
 
 import sys
 from pathlib import Path
@@ -10,12 +10,12 @@ pytest.importorskip("mithril_train")
 sys.path.insert(0, str(Path(__file__).parent))
 
 
-@pytest.mark.parametrize(("name", "least"), [("MLP", 0.95), ("CNN", 0.96)])
-def test_digits(name, least):
+@pytest.mark.parametrize(("name", "min_accuracy"), [("MLP", 0.95), ("CNN", 0.96)])
+def test_digits(name, min_accuracy):
     pytest.importorskip("sklearn")
     from train_digits import train
 
-    assert train(name, "numpy", 12, progress=False).history["val_accuracy"][-1] > least
+    assert train(name, "numpy", 12, progress=False).history["val_accuracy"][-1] > min_accuracy
 
 
 def test_autoencoder_draws_digits():
@@ -39,7 +39,7 @@ def test_regression():
 def test_characters():
     from train_char_gpt import train, write
 
-    trainer, alphabet = train("numpy", 1, progress=False, most=20)
+    trainer, alphabet = train("numpy", 1, progress=False, max_batches=20)
     assert trainer.history["loss"][-1] < np.log(len(alphabet))
     assert write(trainer, alphabet, "def ", 5).startswith("def ")
 

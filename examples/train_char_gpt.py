@@ -58,9 +58,11 @@ def write(trainer: ml.Trainer, alphabet: str, prompt: str, characters: int, temp
     return "".join(alphabet[min(c, len(alphabet) - 1)] for c in codes)
 
 
-def train(backend: str, steps: int, progress: bool | None = None, most: int | None = None) -> tuple[ml.Trainer, str]:
-    """A trained model and its alphabet; ``most`` takes only so many batches of the text."""
-    text = corpus() if most is None else corpus()[: most * 16 * LENGTH]
+def train(
+    backend: str, steps: int, progress: bool | None = None, max_batches: int | None = None
+) -> tuple[ml.Trainer, str]:
+    """Return a trained model and its alphabet; ``max_batches`` limits the batches per epoch."""
+    text = corpus() if max_batches is None else corpus()[: max_batches * 16 * LENGTH]
     alphabet = "".join(sorted(set(text)))
     cut = int(len(text) * 0.9)
     learn, test = Text(text[:cut], alphabet), Text(text[cut:], alphabet)
@@ -88,15 +90,17 @@ def main() -> None:
     arguments.add_argument("--backend", default="jax")
     arguments.add_argument("--steps", type=int, default=600)
     arguments.add_argument("--characters", type=int, default=300)
-    given = arguments.parse_args()
-    trainer, alphabet = train(given.backend, given.steps)
+    options = arguments.parse_args()
+    trainer, alphabet = train(options.backend, options.steps)
     history = trainer.history
-    each = len(history.steps) // len(history)
-    measured = [each * (k + 1) for k in range(len(history))]
+    steps_per_epoch = len(history.steps) // len(history)
+    measured = [steps_per_epoch * (k + 1) for k in range(len(history))]
     drawn = {"each step": history.steps, "pages never seen": (measured, history["val_loss"])}
-    made = curves(PICTURES / "train_char_gpt.svg", drawn, title=f"Characters of this project's files, {given.backend}")
-    print(f"learning curves: {made}\n")
-    print(write(trainer, alphabet, "def ", given.characters))
+    picture = curves(
+        PICTURES / "train_char_gpt.svg", drawn, title=f"Characters of this project's files, {options.backend}"
+    )
+    print(f"learning curves: {picture}\n")
+    print(write(trainer, alphabet, "def ", options.characters))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Handwritten digits with a perceptron and a convolutional network: data, model, trainer, and what came of it.
+"""Handwritten digits with a perceptron and a convolutional network: data, model, trainer, results.
 
     python examples/train_digits.py [--backend jax] [--epochs 30] [--torch]
 
@@ -62,7 +62,7 @@ NETWORKS = {"MLP": perceptron, "CNN": convolutional}
 
 
 def train(name: str, backend: str, epochs: int, progress: bool | None = None) -> ml.Trainer:
-    """A trained network; ``trainer.history`` holds loss and accuracy of every epoch."""
+    """Return a trained network; ``trainer.history`` holds loss and accuracy of every epoch."""
     learn, test = data()
     steps = epochs * -(-len(learn[1]) // BATCH)
     trainer = ml.Trainer(
@@ -78,7 +78,7 @@ def train(name: str, backend: str, epochs: int, progress: bool | None = None) ->
 
 
 def train_with_torch(name: str, epochs: int) -> float:
-    """The same by hand in PyTorch; gives the accuracy on the test images."""
+    """Train the same network in plain PyTorch; return the accuracy on the test images."""
     import torch
     from torch import nn
 
@@ -96,10 +96,10 @@ def train_with_torch(name: str, epochs: int) -> float:
     optimizer = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=0.01)
     step = 0
     for _ in range(epochs):
-        for chosen in torch.randperm(len(y)).split(BATCH):
+        for rows in torch.randperm(len(y)).split(BATCH):
             optimizer.param_groups[0]["lr"] = rate(step)
             optimizer.zero_grad()
-            nn.functional.cross_entropy(network(x[chosen]), y[chosen].long()).backward()
+            nn.functional.cross_entropy(network(x[rows]), y[rows].long()).backward()
             optimizer.step()
             step += 1
     network.eval()
@@ -111,17 +111,17 @@ def main() -> None:
     arguments.add_argument("--backend", default="numpy")
     arguments.add_argument("--epochs", type=int, default=30)
     arguments.add_argument("--torch", action="store_true")
-    given = arguments.parse_args()
+    options = arguments.parse_args()
     drawn = {}
     for name in NETWORKS:
-        trainer = train(name, given.backend, given.epochs)
+        trainer = train(name, options.backend, options.epochs)
         drawn[f"{name}, learning"] = trainer.history["loss"]
         drawn[f"{name}, test"] = trainer.history["val_loss"]
-        print(f"{name} on {given.backend}: accuracy {trainer.history['val_accuracy'][-1]:.3f} on images never seen")
-        if given.torch:
-            print(f"{name} with PyTorch alone: accuracy {train_with_torch(name, given.epochs):.3f}")
-    made = curves(PICTURES / "train_digits.svg", drawn, title=f"Digits on {given.backend}", x="epoch", log=True)
-    print(f"learning curves: {made}")
+        print(f"{name} on {options.backend}: accuracy {trainer.history['val_accuracy'][-1]:.3f} on images never seen")
+        if options.torch:
+            print(f"{name} with PyTorch alone: accuracy {train_with_torch(name, options.epochs):.3f}")
+    picture = curves(PICTURES / "train_digits.svg", drawn, title=f"Digits on {options.backend}", x="epoch", log=True)
+    print(f"learning curves: {picture}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One model, one seed, every backend that is installed: the learning curves lie on each other.
+"""One model, one seed, every installed backend: the learning curves coincide.
 
 python examples/train_everywhere.py [--steps 100] [numpy jax ...]
 """
@@ -19,7 +19,7 @@ PICTURES = Path(__file__).parent / "pictures"
 
 
 def losses(backend: str, steps: int) -> list[float]:
-    """The loss of every step, with dropout, shuffling and a schedule."""
+    """Return the loss of every step, with dropout, shuffling and a schedule."""
     learn, _ = data()
     epochs = -(-steps // (len(learn[1]) // BATCH))
     trainer = ml.Trainer(
@@ -37,18 +37,18 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("backends", nargs="*", default=list(plugins.backends()))
     arguments.add_argument("--steps", type=int, default=100)
-    given = arguments.parse_args()
+    options = arguments.parse_args()
     drawn: dict[str, list[float]] = {}
-    for name in given.backends:
+    for name in options.backends:
         start = time.perf_counter()
         try:
-            drawn[name] = losses(name, given.steps)
+            drawn[name] = losses(name, options.steps)
         except ml.MithrilError as error:
             print(f"{name:8} {error.what}")
             continue
         first = next(iter(drawn.values()))
-        apart = max(abs(a - b) for a, b in zip(drawn[name], first, strict=True))
-        print(f"{name:8} {time.perf_counter() - start:6.1f} s  last loss {drawn[name][-1]:.6f}  apart {apart:.1e}")
+        difference = max(abs(a - b) for a, b in zip(drawn[name], first, strict=True))
+        print(f"{name:8} {time.perf_counter() - start:6.1f} s  last loss {drawn[name][-1]:.6f}  apart {difference:.1e}")
     print("learning curves:", curves(PICTURES / "train_everywhere.svg", drawn, title="The same seed on every backend"))
 
 

@@ -43,21 +43,21 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--backend", default="c")
     arguments.add_argument("--epochs", type=int, default=200)
-    given = arguments.parse_args()
-    trainer = train(given.backend, given.epochs)
+    options = arguments.parse_args()
+    trainer = train(options.backend, options.epochs)
     history = trainer.history
     drawn = {"learning": history["loss"], "test": history["val_loss"]}
-    made = curves(
+    picture = curves(
         PICTURES / "train_regression.svg",
         drawn,
-        title=f"Regression on {given.backend}",
+        title=f"Regression on {options.backend}",
         x="epoch",
         y="squared error",
         log=True,
     )
     print(f"R squared on points never seen: {history['val_r2_score'][-1]:.4f}")
     print(trainer.summary())
-    print(f"learning curves: {made}")
+    print(f"learning curves: {picture}")
 
 
 if __name__ == "__main__":

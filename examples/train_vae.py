@@ -1,4 +1,4 @@
-"""A variational autoencoder of handwritten digits: a loss of two parts, randomness in the middle, pictures drawn anew.
+"""A variational autoencoder of handwritten digits: a two-part loss, a random latent layer, generated images.
 
 python examples/train_vae.py [--backend numpy] [--epochs 60]
 """
@@ -44,7 +44,7 @@ def decoder() -> Model:
 
 
 def autoencoder() -> Model:
-    """Pixels [N, 64] to the pixels drawn again, and what the middle layer holds."""
+    """Autoencoder: pixels [N, 64] to reconstructed pixels and the latent mean and log variance."""
     x = IOKey("input")
     hidden = Relu()(Linear(64, 64, name="encoder")(x))
     mean, spread = Linear(64, LATENT, name="mean")(hidden), Linear(64, LATENT, name="log_variance")(hidden)
@@ -53,19 +53,19 @@ def autoencoder() -> Model:
 
 
 def evidence(again: Any, input: Any, mean: Any, log_variance: Any) -> Any:
-    """The negative evidence lower bound per image; its parameters are found by name among outputs and batch."""
+    """Return the negative evidence lower bound per image; arguments are bound by name to outputs and batch."""
     return drawing(again, input) + divergence(mean, log_variance)
 
 
 def drawing(again: Any, input: Any) -> Any:
-    """How badly the pixels are drawn again."""
+    """Return the reconstruction error of the pixels."""
     return ops.binary_cross_entropy(again, input, reduction="mean", eps=1e-6) * 64.0
 
 
 def divergence(mean: Any, log_variance: Any) -> Any:
-    """How far the middle layer is from a standard normal distribution."""
-    each = ops.exp(log_variance) + mean * mean - 1.0 - log_variance
-    return ops.mean(ops.sum(each, axis=-1)) * 0.5
+    """Return the KL divergence of the latent layer from a standard normal distribution."""
+    divergence = ops.exp(log_variance) + mean * mean - 1.0 - log_variance
+    return ops.mean(ops.sum(divergence, axis=-1)) * 0.5
 
 
 def train(backend: str, epochs: int, progress: bool | None = None) -> ml.Trainer:
@@ -88,8 +88,10 @@ def draw(trainer: ml.Trainer, count: int) -> Any:
     """New images from the decoder alone, whose parameters are the trained ones of the same names."""
     compiled = ml.compile(decoder(), trainer.engine.backend, shapes={"input": [count, LATENT]}, inference=True)
     read = trainer.engine.backend.to_numpy
-    own = {n.removeprefix("decoder."): read(x) for n, x in trainer.params.items() if n.startswith("decoder.")}
-    compiled.load_state_dict(own)
+    decoder_params = {
+        n.removeprefix("decoder."): read(x) for n, x in trainer.params.items() if n.startswith("decoder.")
+    }
+    compiled.load_state_dict(decoder_params)
     backend = trainer.engine.backend
     backend.set_seed(1)
     return read(compiled({"input": backend.randn((count, LATENT))})["output"]).reshape(count, 8, 8)
@@ -106,11 +108,11 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--backend", default="numpy")
     arguments.add_argument("--epochs", type=int, default=60)
-    given = arguments.parse_args()
-    trainer = train(given.backend, given.epochs)
+    options = arguments.parse_args()
+    trainer = train(options.backend, options.epochs)
     drawn = {"learning": trainer.history["loss"], "test": trainer.history["val_loss"]}
-    made = curves(PICTURES / "train_vae.svg", drawn, title=f"Autoencoder of digits on {given.backend}", x="epoch")
-    print(f"learning curves: {made}\n\nDigits that nobody wrote:\n{as_text(draw(trainer, 6))}")
+    picture = curves(PICTURES / "train_vae.svg", drawn, title=f"Autoencoder of digits on {options.backend}", x="epoch")
+    print(f"learning curves: {picture}\n\nDigits that nobody wrote:\n{as_text(draw(trainer, 6))}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from mithril.models import BatchNorm2d, Concat, Conv2d, ConvTranspose2d, IOKey, 
 
 
 def double(channels_in: int, channels: int, name: str) -> Sequential:
-    """Two 3x3 convolutions, each normalised and cut at zero."""
+    """Two 3x3 convolutions, each with batch norm and ReLU."""
     return Sequential(
         Conv2d(channels_in, channels, kernel_size=3, padding="same", bias=False),
         BatchNorm2d(channels),
@@ -33,9 +33,9 @@ def unet(channels: int = 3, classes: int = 2, width: int = 64, depth: int = 4) -
         x = MaxPool2d(2)(x)
     x = double(size, 2 * size, "middle")(x)
     for k in reversed(range(depth)):
-        wide = width * 2**k
-        x = ConvTranspose2d(2 * wide, wide, kernel_size=2, stride=2, name=f"up{k}")(x)
-        x = double(2 * wide, wide, f"join{k}")(Concat(axis=1)(fine[k], x))
+        level_width = width * 2**k
+        x = ConvTranspose2d(2 * level_width, level_width, kernel_size=2, stride=2, name=f"up{k}")(x)
+        x = double(2 * level_width, level_width, f"join{k}")(Concat(axis=1)(fine[k], x))
     return Model.create(inputs=image, outputs=Conv2d(width, classes, kernel_size=1, name="head")(x))
 
 

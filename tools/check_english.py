@@ -23,10 +23,12 @@ Finding = tuple[int, str, str]
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 # Words before "what" that make it an indirect question or a plain idiom ("that is what XLA does").
-ASKING = set("""know knows known see sees show shows shown check checks checked determine determines decide decides tell
+ASKING = set(
+    """know knows known see sees show shows shown check checks checked determine determines decide decides tell
     tells ask asks matter matters understand define defines defined describe describes explain explains specify control
     controls learn out guess remember document exactly about is are was be that's it's do does did doing say says said
-    sure clear unclear consider match matches just only like""".split())
+    sure clear unclear consider match matches just only like""".split()
+)
 ALSO_ASKING = re.compile(r"(regardless|irrespective|independent\w*|aware|idea|instead|because) of\s+$|, but\s+$", re.I)
 NOT_FREE = re.compile(r"\s+(if|kind|type|sort|else|happen\w*|to|about|follows)\b", re.I)
 BANNED = r"""
@@ -45,22 +47,34 @@ BANNED = r"""
     as (it is|they are|it was|they were|it comes|they come)(?=[.,;:)]|$) -> unchanged, as is ;; kin -> and similar
     (product|sum|mean|reduction|take|max) of nothing -> of an empty array ;; goes? on (with|as) -> continue
     laid (out )?(with|as|side|flat|in) -> stored, arranged ;; turned (round|around|in|as) -> transposed, byte-swapped"""
-BAN = [("E2", re.compile(rf"\b(?:{pattern.strip()})(?!\w)", re.I), f"write {instead.strip()}")
-       for pattern, _, instead in (entry.partition(" -> ") for entry in re.split(r";;|\n", BANNED.strip()))]
+BAN = [
+    ("E2", re.compile(rf"\b(?:{pattern.strip()})(?!\w)", re.I), f"write {instead.strip()}")
+    for pattern, _, instead in (entry.partition(" -> ") for entry in re.split(r";;|\n", BANNED.strip()))
+]
 IS_NO = re.compile(
     r"(?<!there )\b(is|are|was|were) no (?!longer|more|such|need|way|other|different|guarantee|reason|point|one\b|"
-    r"less|larger|greater|better|worse|op\b|matter|further|known|explicit|default)[a-z{'\"]+", re.I)
+    r"less|larger|greater|better|worse|op\b|matter|further|known|explicit|default)[a-z{'\"]+",
+    re.I,
+)
 BRITISH = re.compile(
     r"\b[a-z]{2,}(al|im|or|on|ar|er|(?<!pr)om|il|el|en|an|gn|rd|et|as|it|ol|nt)is(e[drs]?|ers|ing|ations?)(?![a-z])|"
     r"(behaviour|colour|neighbour|favour|honour|artefact)s?|analys(e|ed|er|ing)(?![a-z])|(labell|modell)(ed|ing)|"
-    r"\b(centres?|licence|learnt|whilst|judgement)\b", re.I)
-PARTICIPLES = set("""made found given known kept told met held taken placed turned moved wanted chosen said joined
-    brought sent gone come thought meant heard put got asked answered named settled gathered noted gave""".split())
-FUNCTION_WORDS = set("""what of at there here why some most least mine ours have own near inside outside like same
-    both each about to apart whole wide alone where whose these those others gone yet""".split())
+    r"\b(centres?|licence|learnt|whilst|judgement)\b",
+    re.I,
+)
+PARTICIPLES = set(
+    """made found given known kept told met held taken placed turned moved wanted chosen said joined
+    brought sent gone come thought meant heard put got asked answered named settled gathered noted gave""".split()
+)
+FUNCTION_WORDS = set(
+    """what of at there here why some most least mine ours have own near inside outside like same
+    both each about to apart whole wide alone where whose these those others gone yet""".split()
+)
 PARAMETERS = {"where", "like"}  # conventional as parameters: np.sum(where=), np.empty_like
-OPENERS = set("""what whatever which where when how as of for with without by in into to from at on one ones those
-    these all every each both another other so none equal everything it they here there after the a an""".split())
+OPENERS = set(
+    """what whatever which where when how as of for with without by in into to from at on one ones those
+    these all every each both another other so none equal everything it they here there after the a an""".split()
+)
 OPENER_OK = re.compile(r"for (use|testing|internal)|in[- ]place|all[- ]?(reduce|gather)|to be|a no-?op", re.I)
 HELP = {"help", "hint", "summary", "reason", "description", "message"}  # keywords whose strings users read
 IGNORED = {".git", ".venv", ".tox", ".nox", ".ci", "build", "dist", "node_modules", "__pycache__"}

@@ -1,4 +1,4 @@
-"""What is folded, what is left alone, and that results stay what they were."""
+"""Which batch norms are folded, which are not, and that results do not change."""
 
 from typing import ClassVar
 
@@ -33,7 +33,7 @@ def names(graph):
 
 
 def folded(graph):
-    """The graph after the pass; the manager verifies it, and compares results before and after."""
+    """Return the graph after the pass; the manager verifies it and compares results before and after."""
     return ml.PassManager([fold_batch_norm], check="numeric").run(graph)[0]
 
 
@@ -104,12 +104,12 @@ def test_by_name_in_a_whole_model():
         )
         params = compiled.randomize_params(seed=0)
         results.append(np.asarray(compiled.evaluate(params, {"input": image})["output"]))
-        noted = [d for d in compiled.decisions if "batch norm folded" in d.message]
-        assert len(noted) == switch
+        records = [d for d in compiled.decisions if "batch norm folded" in d.message]
+        assert len(records) == switch
     np.testing.assert_allclose(results[0], results[1], rtol=1e-4, atol=1e-5)
 
 
 def test_installed():
-    found = plugins.pass_spec("example-fold-batch-norm")
-    assert found.origin.startswith("mithril-pass-example ")
+    entry = plugins.pass_spec("example-fold-batch-norm")
+    assert entry.origin.startswith("mithril-pass-example ")
     assert plugins.load_pass("example-fold-batch-norm") is fold_batch_norm

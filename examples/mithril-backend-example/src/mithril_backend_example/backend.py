@@ -1,4 +1,4 @@
-"""A backend that steps: each operation is computed on its own, by NumPy, and shown to whoever watches."""
+"""A stepping backend: NumPy computes one operation at a time and reports each to an observer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StepperBackend(Backend):
         self.on_step = on_step
 
     def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
-        """Primitives. What is composed of them arrives decomposed."""
+        """Whether the operation is a primitive; composites arrive decomposed."""
         return not node.op.composite
 
     def build(self, graph: Graph, options: BuildOptions | None = None) -> Stepper:
@@ -57,13 +57,13 @@ class Stepper:
         self.lowered = frozenset(node.op.name for node, _ in iterate(graph))
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Array]:
-        given = [(params if i.role == "param" else inputs)[i.name] for i in self.graph.arguments]
+        arguments = [(params if i.role == "param" else inputs)[i.name] for i in self.graph.arguments]
         with np.errstate(all="ignore"):  # nan and infinity are values, not accidents
-            results = self.run(self.graph, given)
+            results = self.run(self.graph, arguments)
         return dict(zip(self.graph.output_names, map(np.array, results), strict=True))  # no views of operands
 
     def run(self, graph: Graph, arguments: Sequence[Array]) -> list[Array]:
-        """The outputs of a graph, or of a region, for the arrays of its inputs."""
+        """Compute the outputs of a graph or region from the arrays of its inputs."""
         values: dict[Any, Array] = {i.value: i.data for i in graph.inputs if i.data is not None}
         values.update((i.value, a) for i, a in zip(graph.arguments, arguments, strict=True))
         shapes = {i.name: i.type.shape for i in graph.inputs}
@@ -71,23 +71,23 @@ class Stepper:
         for node in graph.nodes:
             operands = [None if v is None else values[v] for v in node.operands]
             attributes = {name: substitute_all(value, sizes) for name, value in node.attributes.items()}
-            made = self.step(node, operands, attributes)
-            results = [np.asarray(r, v.dtype.numpy) for r, v in zip(made, node.results, strict=True)]
+            outcome = self.step(node, operands, attributes)
+            results = [np.asarray(r, v.dtype.numpy) for r, v in zip(outcome, node.results, strict=True)]
             values.update(zip(node.results, results, strict=True))
             if self.on_step is not None:
                 self.on_step(node, results)
         return [values[v] for v in graph.outputs]
 
     def step(self, node: Node, operands: list[Any], attributes: dict[str, Any]) -> Sequence[Any]:
-        """One operation. Control flow runs its regions here; all else is what the operation's declaration computes."""
+        """Compute one operation: control flow runs its regions here, others run their reference implementation."""
         if node.op.name in CONTROL:
             return CONTROL[node.op.name](self, node.regions, operands, **attributes)
-        made = node.op.reference(*operands, **attributes)
-        return (made,) if len(node.op.results) == 1 else made
+        result = node.op.reference(*operands, **attributes)
+        return (result,) if len(node.op.results) == 1 else result
 
 
 def substitute_all(value: Any, sizes: Mapping[str, int]) -> Any:
-    """An attribute with the symbols in it replaced by the sizes of this call."""
+    """Replace the symbols of an attribute by the sizes of this call."""
     if isinstance(value, tuple):
         return tuple(substitute_all(v, sizes) for v in value)
     return value if isinstance(value, (int, float, str, DType, type(None))) else substitute(value, sizes)
@@ -122,15 +122,15 @@ def scan(
     length: int,
     reverse: bool,
 ) -> list[Array]:
-    """``scan``: the body once per step; what it gives besides the carries is stacked."""
+    """Run ``scan``: the body once per step, with its per-step results stacked."""
     (body,) = regions
     current, rest = operands[:carries], operands[carries + sequences :]
     rows: list[list[Array]] = []
     for k in steps(length, reverse):
         elements = [x[k] for x in operands[carries : carries + sequences]]
-        made = stepper.run(body, [*current, *elements, *rest])
-        current = made[:carries]
-        rows.append(made[carries:])
+        results = stepper.run(body, [*current, *elements, *rest])
+        current = results[:carries]
+        rows.append(results[carries:])
     if reverse:
         rows.reverse()
     if rows:
@@ -146,12 +146,12 @@ CONTROL: dict[str, Callable[..., list[Array]]] = {"if": choose, "while": loop, "
 
 
 def first_not_finite(node: Node, results: Sequence[Array]) -> None:
-    """For ``on_step``: stop where the first nan or infinity appears."""
+    """Stop at the first nan or infinity; pass it as ``on_step``."""
     for array in results:
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             bad = int(array.size - np.isfinite(array).sum())
             raise BackendError(
                 f"'{node.op.name}' gave {bad} values of {array.size} that are not finite",
                 facts=[str(node.origin)],
-                hint="look at what went in: compile with on_step=print",
+                hint="inspect the operands: compile with on_step=print",
             )

@@ -1,4 +1,4 @@
-"""What mithril-backend-example adds to mithril; importing this module imports no framework."""
+"""Plugin of mithril-backend-example; importing this module imports no framework."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mithril import BackendSpec, hookimpl
 
 @hookimpl
 def mithril_backends() -> Sequence[BackendSpec]:
-    """The backend named 'stepper'."""
+    """Return the backend named 'stepper'."""
     return [
         BackendSpec(
             name="stepper",

@@ -16,15 +16,15 @@ def fold_batch_norm(graph: Graph, context: PassContext) -> Graph:
     """Multiply the scale of a batch norm into the convolution before it."""
     editor = graph.edit()
     for node in editor.nodes():
-        found = match(editor, node) if node.op.name == "batch_norm" else None
-        if found is not None:
-            fold(editor, node, *found)
+        source = match(editor, node) if node.op.name == "batch_norm" else None
+        if source is not None:
+            fold(editor, node, *source)
             context.record("choice", "batch norm folded into the convolution before it", node.origin)
     return editor.freeze()
 
 
 def match(editor: Editor, norm: Node) -> tuple[Node, Value | None] | None:
-    """The convolution whose result only this batch norm reads, and what is added to it per channel in between."""
+    """Return the convolution that only this batch norm uses, and the per-channel bias added in between."""
     normalised = norm.operands[0]
     before = editor.producer(normalised)
     if before is None or editor.use_count(normalised) > 1:
@@ -49,7 +49,7 @@ def is_per_channel(value: Value, data: Value) -> bool:
 
 
 def pays(conv: Node) -> bool:
-    """Scaling the weights costs as much as they are large; what is saved is one pass over the activations."""
+    """Estimate the benefit: scaling costs one pass over the weights and saves one over the activations."""
     weights, result = conv.operands[1], conv.result
     return not is_static((*weights.shape, *result.shape)) or numel(weights.shape) < numel(result.shape)
 

@@ -1,4 +1,4 @@
-"""What mithril-pass-example adds to mithril; importing this module imports no framework."""
+"""Plugin of mithril-pass-example; importing this module imports no framework."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mithril import PassSpec, hookimpl
 
 @hookimpl
 def mithril_passes() -> Sequence[PassSpec]:
-    """The pass named 'example-fold-batch-norm'."""
+    """Return the pass named 'example-fold-batch-norm'."""
     return [
         PassSpec(
             name="example-fold-batch-norm",
