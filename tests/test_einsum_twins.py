@@ -15,10 +15,10 @@ from mithril.ir.evaluate import evaluate
 from mithril.ir.traits import is_product
 from mithril.models import Layer
 from mithril_cbackend.graph.int8_weights import quantized
+from mithril_parallel.mesh import Mesh
+from mithril_parallel.placing.propagate import propagate
+from mithril_parallel.placing.strategy import choose
 from mithril_tools.cost_model import class_of, size_of
-from mithril_tpu.partitioning.mesh import Mesh
-from mithril_tpu.partitioning.propagate import propagate
-from mithril_tpu.partitioning.strategy import choose
 
 FORMS = {
     "matmul": lambda x, w: ops.matmul(x, w),

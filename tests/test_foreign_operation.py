@@ -19,12 +19,12 @@ from mithril.ir.samples import sample
 from mithril.ir.type_rules import numeric
 from mithril.ops.row_independence import first_mixed
 from mithril_cbackend.graph.int8_weights import quantized
+from mithril_parallel.mesh import Mesh
+from mithril_parallel.placing.strategy import choose
+from mithril_parallel.sharding.spmd import cut
 from mithril_testing import OpConformance
-from mithril_tpu.partitioning.mesh import Mesh
-from mithril_tpu.partitioning.strategy import choose
-from mithril_tpu.sharding.spmd import cut
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "plugins" / "mithril-tpu" / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "plugins" / "mithril-parallel" / "tests"))
 from shards import run
 
 RNG = np.random.default_rng(0)

@@ -339,7 +339,7 @@ def test_mobile_options_are_checked(given, message):
 
 def test_target_hardware_mobile_is_arm64():
     if "mobile_arm64" not in ml.plugins.targets():
-        pytest.skip("mithril-tpu, which knows telephones, is not installed")
+        pytest.skip("mithril-targets, which knows telephones, is not installed")
     made = compiled(mlp, target_hardware="mobile")
     assert made.programs[-1].executable.purpose.arch == "arm64-v8a"
     assert compiled(mlp, target_hardware="mobile_x86").programs[-1].executable.purpose.arch == "x86_64"

@@ -237,7 +237,7 @@ def test_results_on_a_mesh_are_the_same():
         np.testing.assert_allclose(y, found[-1][0]["y"], rtol=1e-4, atol=1e-5)
         text = backends[0].mesh.shape
         wrong = {"weights": 7}
-        without = "belongs to mithril-tpu" if find_spec("mithril_tpu") is None else None
+        without = "belongs to mithril-parallel" if find_spec("mithril_parallel") is None else None
         for options, message in (
             ({"tensor_split_dims": {"wieghts": 0}}, without or "no parameter is called"),
             ({"tensor_split_dims": wrong}, without or "has no axis 7"),

@@ -19,7 +19,7 @@ import mithril as ml
 from mithril.models import Gelu, IOKey, LayerNorm, Linear, Model, MultiHeadAttention
 from mithril_torch.parallel import pool, program
 
-pytest.importorskip("mithril_tpu", reason="graphs are cut by mithril-tpu")
+pytest.importorskip("mithril_parallel", reason="graphs are cut by mithril-parallel")
 SECONDS = 120
 X = {"x": np.random.default_rng(0).standard_normal((8, 6, 16), np.float32)}
 G = np.random.default_rng(1).standard_normal((8, 6, 16), np.float32)

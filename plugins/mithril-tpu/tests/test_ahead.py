@@ -8,14 +8,14 @@ import sys
 
 import numpy as np
 import pytest
-from tpu_models import block, perceptron, scalar_loss
+from small_models import block, perceptron, scalar_loss
 
 import mithril as ml
 import mithril_tpu
+from mithril_targets.tpu import GENERATIONS
 from mithril_tpu.aot.analysis import collectives
 from mithril_tpu.aot.artifact import trees
 from mithril_tpu.aot.program import AheadProgram
-from mithril_tpu.targets.tpu import GENERATIONS
 
 pytest.importorskip("libtpu")
 QUICK = {"effort": 0}

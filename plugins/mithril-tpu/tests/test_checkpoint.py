@@ -7,10 +7,10 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
-from tpu_models import block
+from small_models import block
 
 import mithril as ml
-from mithril_tpu.sharding.checkpoint import Reader
+from mithril_parallel.sharding.checkpoint import Reader
 
 X = {"x": np.random.default_rng(0).standard_normal((8, 6, 16), np.float32)}
 MESHES = {

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tpu_models import block, perceptron, scalar_loss
+from small_models import block, perceptron, scalar_loss
 
 import mithril as ml
 import mithril_tpu
+from mithril_targets import nvidia
 from mithril_tpu.aot import gpus
-from mithril_tpu.targets import nvidia
 
 needs_compiler = pytest.mark.skipif(not gpus.has_compiler(), reason="jax-cuda12-pjrt is not installed")
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from gpt import gpt
-from tpu_models import block
+from small_models import block
 
 import mithril as ml
 from mithril.models import IOKey, Linear, Model

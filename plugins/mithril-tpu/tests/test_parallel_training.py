@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from tpu_models import block
+from small_models import block
 
 import mithril as ml
 from mithril.models import Conv2d, Flatten, IOKey, Linear, MaxPool2d, Model, Relu

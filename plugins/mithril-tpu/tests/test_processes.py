@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+MODELS = str(Path(__file__).parents[2] / "mithril-parallel" / "tests")
 SECONDS = 150
 SCRIPT = """
     import os, sys
@@ -20,7 +21,7 @@ SCRIPT = """
     sys.path.insert(0, TESTS)
     import numpy as np
     import mithril as ml
-    from tpu_models import block
+    from small_models import block
 
     x = {"x": np.random.default_rng(0).standard_normal((8, 6, 16), np.float32)}
     g = np.random.default_rng(1).standard_normal((8, 6, 16), np.float32)
@@ -73,7 +74,7 @@ def started(file, tmp_path, devices):
 def together(tmp_path, ways, devices):
     """Two processes with so many devices each."""
     file = tmp_path / "script.py"
-    text = textwrap.dedent(SCRIPT).replace("TESTS", repr(str(Path(__file__).parent))).replace("WAYS", f"({ways})")
+    text = textwrap.dedent(SCRIPT).replace("TESTS", repr(MODELS)).replace("WAYS", f"({ways})")
     file.write_text(text)
     running = started(file, tmp_path, devices)
     try:

@@ -373,7 +373,8 @@ class Plugins:
 
     def target(self, name: str) -> Registered[HardwareTarget]:
         """One hardware target by name or alias."""
-        return self._pick(self._table("mithril_targets", HardwareTarget, "hardware target"), name)
+        table = self._table("mithril_targets", HardwareTarget, "hardware target")
+        return self._pick(table, name, pip_hints.TARGETS.get(name))
 
     def detect_targets(self) -> list[Registered[Found]]:
         """Targets that this machine has, best first: by rank, then by name."""

@@ -97,12 +97,13 @@ class CompileOptions(TypedDict, total=False):
     mobile_options: Mapping[str, Any]
     # mithril-train
     quantization_aware: bool | Mapping[str, Any]
-    # mithril-tpu
+    # mithril-parallel
     parallelism: Literal["data", "fsdp", "model", "pipeline"] | None
     pipeline_chunks: int | None
     pipeline_schedule: Literal["1f1b", "gpipe"]
     pipeline_stages: int | None
     tensor_split_dims: Mapping[str, int]
+    # mithril-tpu
     tpu_options: Mapping[str, Any]
     tpu_replicas: int | None
 

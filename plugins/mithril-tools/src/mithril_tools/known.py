@@ -14,7 +14,13 @@ from typing import Any
 from mithril import plugins
 from mithril.plugins import pip_hints
 
-KINDS = ("backends", "exports", "methods", "formats", "options", "passes")
+KINDS = ("backends", "exports", "methods", "formats", "options", "passes", "targets")
+
+
+def _targets() -> list[tuple[str, Any]]:
+    """Return the names and aliases of hardware targets."""
+    targets = plugins.targets().values()
+    return [(name, registered) for registered in targets for name in (registered.spec.name, *registered.spec.aliases)]
 
 
 def entry(distribution: str) -> dict[str, list[str]]:
@@ -26,6 +32,7 @@ def entry(distribution: str) -> dict[str, list[str]]:
         "formats": plugins.formats().items(),
         "options": ((registered.spec.name, registered) for registered in plugins.options()),
         "passes": plugins.passes().items(),
+        "targets": _targets(),
     }
     names = {
         kind: sorted(name for name, registered in tables[kind] if registered.plugin.distribution == distribution)

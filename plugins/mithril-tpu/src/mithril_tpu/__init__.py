@@ -1,4 +1,4 @@
-"""The hardware targets of mithril, the TPU's compiler among them, and many devices through the JAX backend."""
+"""The compiler of TPUs, and of GPUs that are elsewhere: programs ahead of time through the JAX backend."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 _HOME = {
     "ahead_of": "mithril_tpu.programs",
     "load_program": "mithril_tpu.aot.artifact",
-    "plan": "mithril_tpu.planning.plan",
     "simulate_devices": "mithril_tpu.programs",
     "stages_of": "mithril_tpu.programs",
     "training_program": "mithril_tpu.programs",

@@ -7,19 +7,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from mithril import plugins
-from mithril.backend.base import BuildOptions
+from mithril.backend.base import BuildOptions, Preferences
 from mithril.backend.source_backend import Forward, SourceExecutable
 from mithril.ir import Graph, Input, Value, iterate
 from mithril.plugins.hookspecs import HardwareTarget
 from mithril_jax.backend import JaxBackend
+from mithril_parallel.mesh import DATA, MODEL, Mesh
+from mithril_parallel.placing.strategy import Choice, choose
+from mithril_parallel.xla_model.program import PREFERENCES
+from mithril_targets.tpu import generation
 from mithril_tpu import options as asked
 from mithril_tpu.aot import gpus, stages, topology
 from mithril_tpu.aot.oom_advice import remedy
 from mithril_tpu.aot.program import AheadProgram, SimulatedProgram, cpu_devices
 from mithril_tpu.options import Wanted
-from mithril_tpu.partitioning.mesh import DATA, MODEL, Mesh
-from mithril_tpu.partitioning.strategy import Choice, choose
-from mithril_tpu.targets.tpu import generation
 
 
 class AheadBackend(JaxBackend):
@@ -30,6 +31,7 @@ class AheadBackend(JaxBackend):
 
     symbolic: ClassVar[bool] = False  # a program for given devices and splits wants numbers
     devices = ("cpu", "tpu")  # type: ignore[assignment]  # fewer than its base has
+    preferences: ClassVar[Preferences] = PREFERENCES  # those of plans
     stage = 0  # of a pipeline
     waits = False  # whether programs are compiled when they are first used, not when they are built
 

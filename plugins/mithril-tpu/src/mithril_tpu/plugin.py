@@ -4,30 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
-from mithril import CompileContext, Export, Found, HardwareTarget, OpsSpec, Option, hookimpl
-
-
-@hookimpl
-def mithril_targets() -> Sequence[HardwareTarget]:
-    """All hardware that the project knows."""
-    from mithril_tpu.targets import all_targets
-
-    return all_targets()
-
-
-@hookimpl
-def mithril_detect_targets() -> Sequence[Found]:
-    """What of it this machine has."""
-    from mithril_tpu.targets import detected
-
-    return detected()
+from mithril import CompileContext, Option, hookimpl
 
 
 @hookimpl
 def mithril_options() -> Sequence[Option]:
-    """Keywords about TPUs and many devices."""
+    """Keywords about TPUs."""
     nothing: Mapping[str, Any] = MappingProxyType({})
     return [
         Option(
@@ -50,47 +34,6 @@ def mithril_options() -> Sequence[Option]:
             "Number of TPU devices to compile for; None is one.",
             aliases=("tpu_options.replicas",),
         ),
-        Option(
-            "parallelism",
-            Literal["data", "fsdp", "model", "pipeline"] | None,
-            None,
-            "What many devices share: the batch (fsdp: parameters with it), the weights, or the layers; None follows "
-            "the mesh.",
-        ),
-        Option("pipeline_stages", int | None, None, "How many stages share the layers; None: as the mesh has."),
-        Option("pipeline_chunks", int | None, None, "Into how many pieces a pipeline cuts the batch; None is one."),
-        Option(
-            "pipeline_schedule",
-            Literal["1f1b", "gpipe"],
-            "1f1b",
-            "Whether gradients begin as soon as they can (1f1b), or after the last chunk's forward part (gpipe).",
-        ),
-        Option(
-            "tensor_split_dims",
-            Mapping[str, int],
-            nothing,
-            "Axis to split over devices: 'weights', 'activations', a parameter's name or a pattern -> axis.",
-        ),
-    ]
-
-
-@hookimpl
-def mithril_ops() -> Sequence[OpsSpec]:
-    """What devices exchange."""
-    names = ("mesh.all_gather", "mesh.all_reduce", "mesh.chunk_sum", "mesh.reduce_scatter")
-    return [OpsSpec("mithril_tpu.sharding.collectives", names)]
-
-
-@hookimpl
-def mithril_exports() -> Sequence[Export]:
-    """How models are planned for, placed on and cut for many devices."""
-    return [
-        Export("staged", "mithril_tpu.sharding.pipeline_schedule:staged"),
-        Export("plan", "mithril_tpu.planning.plan:plan"),
-        Export("load_sharded", "mithril_tpu.sharding.checkpoint:load_sharded"),
-        Export("placement", "mithril_tpu.sharding.api:placement"),
-        Export("save_sharded", "mithril_tpu.sharding.checkpoint:save_sharded"),
-        Export("shard", "mithril_tpu.sharding.api:shard"),
     ]
 
 
@@ -112,6 +55,6 @@ def mithril_compile_begin(context: CompileContext) -> None:
 
 
 def _family(name: str) -> str | None:
-    from mithril_tpu.targets import all_targets
+    from mithril_targets.catalog import all_targets
 
     return next((t.family for t in all_targets() if name == t.name or name in t.aliases), None)

@@ -129,7 +129,7 @@ class Shares:
         return PartitionSpec("data")
 
     def _pairs(self, graph: Graph) -> Mapping[str, Any] | None:
-        """Weights in pairs as in Megatron, columns and then rows; None where nobody (mithril-tpu) finds them.
+        """Weights in pairs as in Megatron, columns and then rows; None where nobody (mithril-parallel) finds them.
 
         Where somebody says which axes are split, there are none but those.
         """

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from mithril.base.errors import BackendError, InputError
-from mithril_tpu.targets.tpu import generation
+from mithril_targets.tpu import generation
 
 
 class LoadedProgram:

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from mithril.base.errors import MithrilError
 from mithril.ir import Graph
 from mithril.plugins.hookspecs import HardwareTarget
+from mithril_parallel.mesh import DATA, MODEL, Mesh
+from mithril_parallel.placing.propagate import propagate
+from mithril_parallel.placing.strategy import choose
+from mithril_parallel.planning.memory_estimate import needs
+from mithril_parallel.xla_model.fusion_model import fuse
+from mithril_parallel.xla_model.image_layout import with_strips
+from mithril_targets.tpu import GENERATIONS, generation
 from mithril_tpu.aot.topology import dims
 from mithril_tpu.options import Wanted
-from mithril_tpu.partitioning.mesh import DATA, MODEL, Mesh
-from mithril_tpu.partitioning.propagate import propagate
-from mithril_tpu.partitioning.strategy import choose
-from mithril_tpu.planning.fusion_model import fuse
-from mithril_tpu.planning.image_layout import with_strips
-from mithril_tpu.planning.memory_estimate import needs
-from mithril_tpu.targets.tpu import GENERATIONS, generation
 
 GPUS = 8  # of one machine
 MARGIN = 0.85  # the compiler's peak is not known before it has run

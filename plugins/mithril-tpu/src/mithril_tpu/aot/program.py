@@ -23,10 +23,10 @@ from mithril.base.errors import BackendError, MemoryLimitError
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Input
 from mithril.plugins.hookspecs import HardwareTarget
+from mithril_parallel.mesh import Split, whole
+from mithril_parallel.placing.rules import sizes
+from mithril_parallel.placing.strategy import Choice
 from mithril_tpu.aot.analysis import Analysis, analyse, memory
-from mithril_tpu.partitioning.mesh import Split, whole
-from mithril_tpu.partitioning.rules import sizes
-from mithril_tpu.partitioning.strategy import Choice
 
 Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 GIB = 1 << 30

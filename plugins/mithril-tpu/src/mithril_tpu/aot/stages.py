@@ -8,9 +8,9 @@ from mithril.backend.base import BuildOptions
 from mithril.backend.source_backend import SourceExecutable
 from mithril.ir import Graph
 from mithril_jax.mesh.pipeline_parallel import Piped, texts
+from mithril_parallel.sharding.pipeline_schedule import Pipeline, staged
 from mithril_tpu.aot.program import AheadProgram, SimulatedProgram
 from mithril_tpu.options import Wanted
-from mithril_tpu.sharding.pipeline_schedule import Pipeline, staged
 
 BuildStage = Callable[[int, Graph, BuildOptions], SourceExecutable]
 

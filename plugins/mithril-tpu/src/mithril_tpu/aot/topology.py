@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from mithril.base.errors import BackendError, OptionError
-from mithril_tpu.targets.tpu import Generation, of_device
+from mithril_targets.tpu import Generation, of_device
 
 # Number of chips -> how they stand, as the hardware is sold.
 _SQUARES = {

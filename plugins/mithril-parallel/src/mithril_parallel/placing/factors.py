@@ -1,0 +1,125 @@
+"""Factors of a node's axes divided over a mesh: which splits of its operands it can keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from mithril.ir import Node, Value
+from mithril.ir.axes import Axes, Factors
+from mithril_parallel.mesh import Mesh, Split, base, blocks, in_blocks
+
+Splits = Sequence[Split | None]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A factor divided along a mesh axis, in this number of blocks."""
+
+    axis: str
+    blocks: int = 1
+
+
+def divide(node: Node, splits: Splits, mesh: Mesh, is_zero: Callable[[Value], bool] = lambda v: False) -> Division:
+    """Return the division that operands in these splits lead to: factors of results first, then reduced ones."""
+    division = Division(node, mesh, is_zero)
+    order = {f: k for k, f in enumerate(f for fs in node.axes.results for a in fs for f in a)}
+    for factor, cut in sorted(wanted(node.axes, splits), key=lambda w: order.get(w[0], len(order))):
+        division.take(factor, cut)
+    return division
+
+
+def wanted(axes: Axes, splits: Splits) -> Iterator[tuple[str, Cut]]:
+    """Yield the factors that the operands' splits divide."""
+    for fs, split in zip(axes.operands, splits, strict=True):
+        for factors, entry in zip(fs or (), split or (), strict=True):
+            if entry is not None:
+                yield _factor(axes, factors, entry)
+
+
+def _factor(axes: Axes, factors: Factors, entry: str) -> tuple[str, Cut]:
+    """Return the factor of an axis that an entry divides: the one that begins at its blocks, or has them inside."""
+    outer, count, match = 1, blocks(entry), ("", 1)
+    for f in factors:
+        if axes.sizes[f] != 1 and count % outer == 0:
+            match = (f, count // outer)
+        outer *= length(axes, f)
+        if outer > count:
+            break
+    return match[0], Cut(base(entry), match[1])
+
+
+def length(axes: Axes, factor: str) -> int:
+    size = axes.sizes[factor]
+    return size if isinstance(size, int) else 1
+
+
+class Division:
+    """Factors of one node that are divided over a mesh."""
+
+    def __init__(self, node: Node, mesh: Mesh, is_zero: Callable[[Value], bool]) -> None:
+        self.node, self.mesh, self.is_zero = node, mesh, is_zero
+        self.axes: Axes = node.axes
+        self.cuts: dict[str, Cut] = {}
+
+    @property
+    def used(self) -> set[str]:
+        return {cut.axis for cut in self.cuts.values()}
+
+    def take(self, factor: str, cut: Cut) -> None:
+        """Divide a factor if its role allows it, the mesh divides it, and no other one is in the way."""
+        size = self.axes.sizes.get(factor, 1)
+        divides = isinstance(size, int) and size % (self.mesh.size(cut.axis) * cut.blocks) == 0
+        if factor not in self.cuts and divides and self._allowed(factor) and self._free(factor, cut.axis):
+            self.cuts[factor] = cut
+
+    def _allowed(self, factor: str) -> bool:
+        role = self.axes.role(factor)
+        if role is None or role.kind in ("mean", "max", "min"):
+            return True
+        if role.kind != "sum":
+            return False
+        into = self.node.operands[role.operand] if role.operand is not None else None
+        return into is None or self.is_zero(into)
+
+    def _free(self, factor: str, axis: str) -> bool:
+        """Whether no other factor of the same mesh axis is in its values, and none in its axes."""
+        for other, cut in self.cuts.items():
+            both_parallel = self.axes.role(other) is None and self.axes.role(factor) is None
+            for fs in (*self.axes.operands, *self.axes.results):
+                present = {f for factors in fs or () for f in factors}
+                if any(factor in factors and other in factors for factors in fs or ()):
+                    return False
+                if cut.axis == axis and (not both_parallel or {factor, other} <= present):
+                    return False
+        return True
+
+    @property
+    def needs(self) -> tuple[Split | None, ...]:
+        return tuple(None if fs is None else self._split(fs) for fs in self.axes.operands)
+
+    @property
+    def gives(self) -> tuple[Split, ...]:
+        return tuple(self._split(fs) for fs in self.axes.results)
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """How results are joined over mesh axes along which a factor is reduced."""
+        roles = {cut.axis: self.axes.role(f) for f, cut in self.cuts.items()}
+        return {axis: role.kind for axis, role in sorted(roles.items()) if role is not None}
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """The sizes of the divided factors on one device."""
+        return {f: length(self.axes, f) // self.mesh.size(cut.axis) for f, cut in self.cuts.items()}
+
+    def _split(self, fs: Sequence[Factors]) -> Split:
+        return tuple(self._entry(factors) for factors in fs)
+
+    def _entry(self, factors: Factors) -> str | None:
+        outer = 1
+        for f in factors:
+            if f in self.cuts:
+                return in_blocks(self.cuts[f].axis, outer * self.cuts[f].blocks)
+            outer *= length(self.axes, f)
+        return None

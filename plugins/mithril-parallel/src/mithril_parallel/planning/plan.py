@@ -1,0 +1,219 @@
+"""``ml.plan``: for each way to share a model among devices what it needs and takes, best first; nothing is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mithril import plugins
+from mithril.base.errors import InputError, OptionError, UnsupportedError, unknown
+from mithril.ir import Graph
+from mithril.plugins.hookspecs import HardwareTarget
+from mithril.runtime.program import Kind, Request
+from mithril_parallel.mesh import DATA, MODEL, Mesh
+from mithril_parallel.placing.propagate import propagate
+from mithril_parallel.placing.strategy import Choice, choose
+from mithril_parallel.planning.memory_estimate import Needs, needs
+from mithril_parallel.planning.pipeline_estimate import of_pipeline
+from mithril_parallel.planning.step_time import Work, work
+from mithril_parallel.xla_model.fusion_model import Fused, fuse
+from mithril_parallel.xla_model.image_layout import with_strips
+from mithril_parallel.xla_model.program import XlaGraphs
+
+if TYPE_CHECKING:
+    from mithril.models import Model
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to share: a mesh, what a device needs and does, and what could not be split.
+
+    With ``fsdp`` parameters are split along ``data`` too. Of a pipeline the mesh is that of one of its ``stages``, and
+    the numbers are those of the busiest.
+    """
+
+    mesh: Mesh
+    choice: Choice
+    needs: Needs
+    work: Work
+    limit: float | None
+    fsdp: bool = False
+    stages: int = 1
+    chunks: int = 1
+
+    @property
+    def devices(self) -> int:
+        return self.mesh.devices * self.stages
+
+    @property
+    def fits(self) -> bool:
+        return self.limit is None or self.needs.peak <= self.limit
+
+    @property
+    def seconds(self) -> float:
+        """Estimated time of one step."""
+        return self.work.seconds
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What to give to ``ml.compile``."""
+        tpu = {"replicas": self.devices}
+        if self.mesh.size(MODEL) > 1:
+            tpu["model_parallelism"] = self.mesh.size(MODEL)
+        found: dict[str, Any] = {"tpu_options": tpu}
+        if self.fsdp:
+            found["parallelism"] = "fsdp"
+        if self.stages > 1:
+            found |= {"pipeline_stages": self.stages, "pipeline_chunks": self.chunks}
+        return found
+
+
+@dataclass
+class Plan:
+    """All ways, best first: those that fit by time, then the others by memory. Print it."""
+
+    target: HardwareTarget
+    training: bool
+    ways: list[Way]
+    refused: dict[str, str] = field(default_factory=dict)  # mesh -> why it is not possible at all
+
+    @property
+    def best(self) -> Way | None:
+        """The quickest that fits."""
+        return next((w for w in self.ways if w.fits), None)
+
+    def __iter__(self) -> Iterator[Way]:
+        return iter(self.ways)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "target": self.target.name,
+            "training": self.training,
+            "ways": [
+                {
+                    "mesh": dict(w.mesh.axes),
+                    "stages": w.stages,
+                    "fsdp": w.fsdp,
+                    "fits": w.fits,
+                    "peak_bytes": w.needs.peak,
+                    "argument_bytes": w.needs.arguments,
+                    "temporary_bytes": w.needs.temporaries,
+                    "flops": w.work.flops,
+                    "exchanged_bytes": w.work.exchanged,
+                    "seconds": w.seconds,
+                    "left_whole": dict(w.choice.left),
+                }
+                for w in self.ways
+            ],
+            "refused": dict(self.refused),
+        }
+
+    def __str__(self) -> str:
+        limit = self.ways[0].limit if self.ways else None
+        what = "one training step" if self.training else "one call"
+        lines = [
+            f"{what} on {self.target.name}" + (f", {limit / 2**30:.2f} GiB each" if limit else ""),
+            f"{'data':>5}{'model':>7}{'stages':>8}{'memory':>12}{'operations':>13}{'exchanged':>12}{'step':>11}  fits",
+        ]
+        for w in self.ways:
+            lines.append(
+                f"{w.mesh.size(DATA):>5}{w.mesh.size(MODEL):>7}{w.stages:>8}"
+                f"{w.needs.peak / 2**20:>8.1f} MiB{w.work.flops:>13.3g}"
+                f"{w.work.exchanged / 2**20:>8.1f} MiB{w.seconds * 1e3:>8.3f} ms  {'yes' if w.fits else 'no'}"
+                + ("  fsdp" if w.fsdp else "")
+            )
+        lines += [f"{mesh}: {why}" for mesh, why in self.refused.items()]
+        return "\n".join(lines)
+
+
+def plan(
+    model: Model,
+    target: str | HardwareTarget,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    devices: int | Sequence[int] = 1,
+    of: str | Sequence[str] = (),
+    slots: int = 0,
+    stages: int | Sequence[int] = (),
+    chunks: int = 8,
+    tensor_split_dims: Mapping[str, int] | None = None,
+    **options: Any,
+) -> Plan:
+    """What ``model`` needs and takes on ``devices`` devices of a target (a number, or several to compare).
+
+    ``of`` names the outputs that are differentiated: the plan is then for a training step that updates the parameters,
+    with ``slots`` values of the optimizer for each (0 for SGD, 2 for Adam); such a plan has every mesh twice, the
+    second time with parameters split along ``data`` too. With ``stages`` pipelines of so many are planned as well,
+    fed with the batch in ``chunks``. Further options are those of ``ml.compile``, as far as they change the graph.
+    """
+    spec = plugins.target(target).spec if isinstance(target, str) else target
+    names = (of,) if isinstance(of, str) else tuple(of)
+    fused = fuse(_graph(model, names, {**options, **({"shapes": shapes} if shapes else {})}), tpu=spec.family == "tpu")
+    limit = spec.costs.get("usable_memory", spec.memory)
+    made = Plan(spec, bool(names), [])
+    counts = (devices,) if isinstance(devices, int) else tuple(devices)
+    for mesh in _meshes(counts):
+        for fsdp in (False, True) if names and mesh.size(DATA) > 1 else (False,):
+            try:
+                made.ways.append(_way(fused, mesh, spec, limit, bool(names), slots, tensor_split_dims, fsdp))
+            except OptionError as error:
+                made.refused[str(mesh)] = error.what
+    for n in (stages,) if isinstance(stages, int) else stages:
+        for mesh in _meshes([count // n for count in counts if count % n == 0 and count >= n > 1]):
+            try:
+                needed, spent = of_pipeline(fused.graph, mesh, n, chunks, spec, slots=slots)
+                made.ways.append(Way(mesh, Choice(mesh), needed, spent, limit, stages=n, chunks=chunks))
+            except (OptionError, UnsupportedError) as error:
+                made.refused[f"{mesh} x {n} stages"] = error.what
+    made.ways.sort(key=lambda w: (not w.fits, w.seconds if w.fits else w.needs.peak, w.mesh.size(MODEL)))
+    return made
+
+
+def _way(
+    fused: Fused,
+    mesh: Mesh,
+    target: HardwareTarget,
+    limit: float | None,
+    training: bool,
+    slots: int,
+    splits: Mapping[str, int] | None,
+    fsdp: bool,
+) -> Way:
+    choice = choose(fused.graph, mesh, splits, fsdp=fsdp)
+    placed = propagate(fused.graph, mesh, choice.splits)
+    if target.family == "tpu":
+        fused = with_strips(fused, placed)
+    needed = needs(fused, placed, tiled=target.family == "tpu", updates=training, slots=slots)
+    return Way(mesh, choice, needed, work(fused, placed, target), limit, fsdp)
+
+
+def _graph(model: Model, of: tuple[str, ...], options: Mapping[str, Any]) -> Graph:
+    """The graph that XLA would be given, gradients included; nothing is compiled for it."""
+    from mithril import compile
+
+    compiled = compile(model, XlaGraphs(precision=options.get("precision")), **options)
+    if not compiled.programs or not all(t.is_static for _, t in compiled.programs[0].request.types):
+        raise InputError(
+            "a plan needs the shapes of all inputs as numbers",
+            hint="plan(..., shapes={'x': [32, 128]})",
+        )
+    program = compiled.programs[0]
+    if of:
+        known = [n for n in compiled.interface.output_names if not n.startswith("state/")]
+        for name in of:
+            if name not in known:
+                what, facts, hint = unknown("output", name, known)
+                raise InputError(what, facts=facts, hint=hint)
+        program = compiled.compiler.specialise(Request(program.request.types, Kind(True, of)))
+    graph: Graph = program.executable.graph
+    return graph
+
+
+def _meshes(counts: Sequence[int]) -> Iterator[Mesh]:
+    for n in counts:
+        if n < 1:
+            raise OptionError(f"devices={n} must be at least 1")
+        for model in (k for k in range(1, n + 1) if n % k == 0):
+            yield Mesh({DATA: n // model, MODEL: model})

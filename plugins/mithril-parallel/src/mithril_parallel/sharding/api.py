@@ -1,0 +1,70 @@
+"""``ml.shard`` and ``ml.placement``: arguments split as the options say, and what each device then runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from mithril.ir import Graph
+from mithril_parallel.mesh import DATA, Mesh, Split
+from mithril_parallel.placing.strategy import choose
+from mithril_parallel.sharding.collective_buckets import bucketed
+from mithril_parallel.sharding.spmd import Sharded, cut
+
+CHUNK = "chunk"
+
+
+def shard(
+    graph: Graph,
+    axes: Mapping[str, int],
+    *,
+    splits: Mapping[str, int] | None = None,
+    fsdp: bool = False,
+) -> tuple[Sharded, dict[str, str]]:
+    """The part of one device, and what was left whole with the reason.
+
+    ``axes`` are sizes of ``data``, along which batches are split (with ``fsdp`` parameters too), and of ``model``,
+    along which weights are; ``splits`` are those of ``tensor_split_dims``. Gradients and new values of parameters and
+    state are split like the old.
+    """
+    made, left = parts(graph, axes, splits=splits, fsdp=fsdp)
+    return replace(made, graph=bucketed(made.graph)), left
+
+
+def parts(
+    graph: Graph, axes: Mapping[str, int], *, splits: Mapping[str, int] | None = None, fsdp: bool = False
+) -> tuple[Sharded, dict[str, str]]:
+    """As ``shard``, with each exchange by itself, where the graph is cut into stages yet."""
+    choice = choose(graph, Mesh(axes), splits, fsdp=fsdp)
+    return cut(graph, axes, choice.splits, outputs=_like_inputs(graph, choice.splits)), choice.left
+
+
+def placement(graph: Graph, axes: Mapping[str, int]) -> tuple[dict[str, Split], dict[str, str]]:
+    """Which axis of the mesh divides which axis of an argument, for engines whose compiler does the rest.
+
+    And what was left whole, with the reason.
+    """
+    choice = choose(graph, Mesh(axes))
+    return choice.splits, choice.left
+
+
+def in_chunks(graph: Graph, chunks: int) -> Sharded:
+    """The part of one chunk of the batch, which devices take in turns, with their sums as ``mesh.chunk_sum``."""
+    choice = choose(graph, Mesh({DATA: chunks}), chunked=True)
+    names = {
+        name: tuple(CHUNK if a == DATA else a for a in split)
+        for name, split in choice.splits.items()
+        if any(i.name == name and i.role != "param" for i in graph.inputs)
+    }
+    return cut(graph, {CHUNK: chunks}, names, turns=(CHUNK,))
+
+
+def _like_inputs(graph: Graph, splits: Mapping[str, Split]) -> dict[str, Split]:
+    """Splits of the outputs that are gradients or new values of an input."""
+    types = {i.name: i.type for i in graph.arguments}
+    found = {}
+    for name, value in zip(graph.output_names, graph.outputs, strict=True):
+        for source in (name, name.removeprefix("grad/"), name.removeprefix("state/")):
+            if source in types and types[source] == value.type and not source.startswith("grad/"):
+                found[name] = splits.get(source, (None,) * value.ndim)
+    return found

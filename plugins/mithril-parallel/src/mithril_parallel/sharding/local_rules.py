@@ -1,0 +1,74 @@
+"""Which operations run on parts of their operands, exactly: read off the axes that the operations declare.
+
+The placing rules predict how a compiler partitions an operation. Here no compiler comes after: a split is only kept
+where the operation on parts, with its attributes changed to sizes of parts, gives parts of the result, bit for bit the
+result of one device except for the order of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mithril.ir import Graph, Node, Value
+from mithril_parallel.mesh import Mesh, Split
+from mithril_parallel.placing.factors import Splits, divide, wanted
+from mithril_parallel.placing.rules import sizes
+
+
+@dataclass(frozen=True)
+class Local:
+    """How a node runs on parts. ``joins`` says over which axes its results are joined at once, and how."""
+
+    needs: tuple[Split | None, ...]
+    gives: tuple[Split, ...]
+    sums: frozenset[str] = frozenset()
+    attributes: Mapping[str, Any] = field(default_factory=dict)  # those that change
+    scale: float = 1.0  # of sums that represent means
+    joins: Mapping[str, str] = field(default_factory=dict)
+
+
+def local(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local | None:
+    """Return how a node runs on operands in these splits; None if a composite must be decomposed to keep one."""
+    division = divide(node, splits, mesh, lambda v: is_zero(graph, v))
+    lost = any(division.cuts.get(f) != cut and cut.axis not in division.used for f, cut in wanted(node.axes, splits))
+    if lost and getattr(node.op, "composite", False) and not getattr(node.op, "elementwise", False):
+        return None
+    kinds, scale = division.kinds, 1.0
+    for axis, kind in kinds.items():
+        scale /= mesh.size(axis) if kind == "mean" else 1
+    return Local(
+        division.needs,
+        division.gives,
+        frozenset(axis for axis, kind in kinds.items() if kind in ("sum", "mean")),
+        node.axes.cut(division.lengths),
+        scale,
+        {axis: kind for axis, kind in kinds.items() if kind in ("max", "min")},
+    )
+
+
+def own_places(graph: Graph, x: Value, at: Value) -> list[int]:
+    """Axes along which each row of places in ``at`` names its own place in ``x``, as ``x[i, places[i]]`` does."""
+    stacked = graph.producers.get(at)
+    if stacked is None or stacked.op.name != "concat" or stacked.attributes["axis"] != at.ndim - 1:
+        return []
+    found = []
+    for k, v in enumerate(stacked.operands):
+        while v is not None and (node := graph.producers.get(v)) is not None and node.op.name in ("reshape", "cast"):
+            v = node.operands[0]
+        counts = v is not None and node is not None and node.op.name == "iota" and node.attributes["axis"] == k
+        if counts and v is not None and v.shape == at.shape[:-1] and x.shape[k] == at.shape[k]:
+            found.append(k)
+    return found if len(stacked.operands) == sizes(at)[-1] else []
+
+
+def is_zero(graph: Graph, v: Value) -> bool:
+    """Whether a value is zero everywhere, and known to be."""
+    while (node := graph.producers.get(v)) is not None:
+        if node.op.name in ("full", "constant"):
+            return bool(node.attributes["value"] == 0)
+        if node.op.name not in ("broadcast_to", "cast", "reshape") or node.operands[0] is None:
+            return False
+        v = node.operands[0]
+    return False

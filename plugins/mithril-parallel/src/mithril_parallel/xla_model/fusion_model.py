@@ -1,0 +1,209 @@
+"""Which values of a graph a fusing compiler keeps in memory, and until when: a model of XLA, not of one backend.
+
+A value is *kept* where several kernels read it or where no kernel of its reader's can swallow it. Everything else is
+computed inside the kernel that reads it: it takes no memory, and what it is made of lives until that kernel has run.
+What is cheap and made of things that are kept as long anyway is computed again by each of its readers; and so is what
+costs where a TPU's products read it, which compute their operands themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+from mithril.ir import Graph, Node, Value
+from mithril.ir.traits import is_expensive, is_fold, is_layout, is_product, is_source
+from mithril_parallel.placing.rules import sizes
+
+_POINTWISE = frozenset({"cast", "where", "clip", "slice", "pad", "concat", "tril", "triu"})
+_OFTEN = 2  # products that make a value again; more of them, queries, keys and values say, have it kept
+
+
+@dataclass
+class Kernel:
+    """One kept value's node, with the nodes that are computed inside it."""
+
+    node: Node
+    inside: list[Node] = field(default_factory=list)
+    reads: set[Value] = field(default_factory=set)
+
+
+@dataclass
+class Fused:
+    """The kernels in order, and the last step at which each kept value is read; outputs live to the end."""
+
+    graph: Graph
+    kernels: list[Kernel]
+    step: dict[Node, int]
+    last: dict[Value, int]
+    wide: frozenset[Value]  # of 16 bits in the graph, but kept in 32, as the arithmetic around them is
+    strips: frozenset[Value]  # images that are cut in strips
+
+
+def pointwise(node: Node) -> bool:
+    """Whether a node's elements can be computed inside the kernel that reads them."""
+    elementwise = bool(getattr(node.op, "elementwise", False)) or node.op.name in _POINTWISE
+    return elementwise or is_layout(node) or is_source(node)
+
+
+def fuse(graph: Graph, *, tpu: bool, strips: frozenset[Value] = frozenset()) -> Fused:
+    """The kernels of a graph, on a TPU or elsewhere.
+
+    Of images in ``strips`` somebody has to write the margins, so that convolutions take none in; and gradients of
+    kernels come after all others.
+    """
+    users, outputs = graph.users, frozenset(graph.outputs)
+    step = {node: k for k, node in enumerate(graph.nodes)}
+    end = len(graph.nodes)
+    inner: set[Node] = set()
+    homes: dict[Node, Node | None] = {}  # the one kernel that computes a node; None where there are several
+    last: dict[Value, int] = {}
+    for node in reversed(graph.nodes):
+        for v in node.results:
+            readers = users.get(v, ())
+            reads = [last[user.result] if user in inner else step[user] for user in readers]
+            waits = v in strips and any(user.op.name == "conv_weight_grad" for user in readers)
+            last[v] = end if v in outputs or waits else max(reads, default=step[node])
+        homes[node] = node
+        if _swallowed(node, users, outputs, homes, strips) or _again(
+            node, graph, outputs, last, inner, step, tpu, strips
+        ):
+            inner.add(node)
+            found = {homes[user] for v in node.results for user in users.get(v, ())}
+            homes[node] = found.pop() if len(found) == 1 else None
+    kernels = _kernels(graph, inner)
+    wide = {
+        k.node.result
+        for k in kernels
+        if pointwise(k.node)
+        and k.node.result not in outputs
+        and k.node.result.dtype.is_float
+        and k.node.result.dtype.bits == 16
+        and not any(is_product(r) for r in _through_views(k.node.result, users))
+    }
+    return Fused(graph, kernels, step, last, frozenset(wide), strips)
+
+
+def _swallowed(
+    node: Node,
+    users: Mapping[Value, tuple[Node, ...]],
+    outputs: frozenset[Value],
+    homes: Mapping[Node, Node | None],
+    strips: frozenset[Value],
+) -> bool:
+    if len(node.results) != 1 or node.result in outputs:
+        return False
+    if is_source(node) or is_layout(node):
+        return True
+    readers = users.get(node.result, ())
+    if len(readers) != 1:
+        return not readers
+    (reader,) = readers
+    if is_product(reader):
+        return pointwise(node) and node.result not in strips
+    if pointwise(node):
+        return True
+    if is_product(node):  # computed once, and not on the way into another product
+        home = homes[reader]
+        return pointwise(reader) and home is not None and not is_product(home)
+    return pointwise(reader)
+
+
+def _again(
+    node: Node,
+    graph: Graph,
+    outputs: frozenset[Value],
+    last: Mapping[Value, int],
+    inner: set[Node],
+    step: Mapping[Node, int],
+    tpu: bool,
+    strips: frozenset[Value],
+) -> bool:
+    """Whether all readers rather compute a value again than have it kept: it costs little, and no memory."""
+    if len(node.results) != 1 or node.result in outputs or not pointwise(node):
+        return False
+    v = node.result
+    readers = graph.users.get(v, ())
+    products = sum(1 for r in _through_views(v, graph.users) if is_product(r))
+    into_products = tpu and v not in strips and products <= _OFTEN
+    taken = all(pointwise(r) or is_fold(r) or (into_products and is_product(r)) for r in readers)
+    if not taken or last[v] - step[node] < 2:
+        return False
+    pending, chain, longer = [node], {node}, 0
+    while pending:
+        current = pending.pop()
+        if is_expensive(current) and not any(is_product(r) for r in readers):
+            return False
+        for o in current.operands:
+            if o is None or o in graph.input_of or prod(sizes(o)) < prod(sizes(v)):
+                continue
+            others = [r for r in graph.users[o] if r not in chain]
+            if max((last[r.result] if r in inner else step[r] for r in others), default=-1) >= last[v]:
+                continue
+            maker = graph.producers[o]
+            if not pointwise(maker):
+                longer += _bytes(o)  # what must now be kept instead, bfloat16 before it was widened say
+                # Of as many bytes a convolution's result is kept, and not what a normalisation makes of it.
+                if longer > _bytes(v) or (longer == _bytes(v) and maker.op.name != "conv"):
+                    return False
+                continue
+            chain.add(maker)
+            pending.append(maker)
+    return True
+
+
+def _bytes(v: Value) -> int:
+    return prod(sizes(v)) * v.dtype.itemsize
+
+
+def _through_views(v: Value, users: Mapping[Value, tuple[Node, ...]]) -> Iterator[Node]:
+    """The nodes that read a value, or a view of it."""
+    pending = list(users.get(v, ()))
+    while pending:
+        node = pending.pop()
+        if is_layout(node):
+            pending += users.get(node.result, ())
+        else:
+            yield node
+
+
+def _kernels(graph: Graph, inner: set[Node]) -> list[Kernel]:
+    found: list[Kernel] = []
+    claimed: set[Node] = set()
+    producers = graph.producers
+    for node in graph.nodes:
+        if node in inner:
+            continue
+        kernel = Kernel(node)
+        pending = [v for v in node.operands if v is not None]
+        seen: set[Value] = set()
+        while pending:
+            v = pending.pop()
+            if v in seen:
+                continue
+            seen.add(v)
+            maker = producers.get(v)
+            if maker is None or maker not in inner:
+                kernel.reads.add(v)
+                continue
+            if maker not in claimed:  # its work is counted once, although several kernels may repeat it
+                claimed.add(maker)
+                kernel.inside.append(maker)
+            pending += [o for o in maker.operands if o is not None]
+        found.append(kernel)
+    return found
+
+
+def trips(node: Node) -> int:
+    """How often the regions of a node run: the steps of a scan, once where nobody knows."""
+    length = node.attributes.get("length", 1)
+    return length if isinstance(length, int) else 1
+
+
+def walk(node: Node, visit: Callable[[Node, int], None], times: int = 1) -> None:
+    """Visit a node and all nodes of its regions, with the number of times each runs."""
+    visit(node, times)
+    for region in node.regions:
+        for inside in region.nodes:
+            walk(inside, visit, times * trips(node))

@@ -1,0 +1,103 @@
+"""Copies that a TPU's compiler makes to have the axes of images and kernels as its convolutions want them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from mithril.ir import Node, Value
+from mithril.ir.traits import is_windowed_product
+from mithril_parallel.placing.propagate import Placed
+from mithril_parallel.placing.rules import sizes
+from mithril_parallel.xla_model.fusion_model import Fused
+from mithril_parallel.xla_model.image_layout import strip_bytes
+from mithril_parallel.xla_model.tiling import TILE, image_bytes, stored
+
+Alive = tuple[int, int, int]  # first and last step, and bytes
+
+
+def copies(fused: Fused, placed: Placed, images: frozenset[Value]) -> list[Alive]:
+    """Of a graph whose ``images`` are stored as convolutions want them already."""
+    nodes = [node for node in fused.graph.nodes if is_windowed_product(node)]
+    seen = _margins(nodes, fused, placed) if fused.strips else _of_images(nodes, fused, placed, images)
+    return [*seen, *_of_kernels(nodes, fused, placed), *_columns(nodes, fused, placed), *_reshaped(fused, placed)]
+
+
+def _margins(nodes: list[Node], fused: Fused, placed: Placed) -> Iterator[Alive]:
+    """Images in strips are there a second time, with margins, from the convolution to the gradients of kernels."""
+    first: dict[Value, int] = {}
+    for node in nodes:
+        x = node.operands[0]
+        if x is not None and x in fused.strips and node.op.name != "conv_input_grad" and prod(_kernel(node)) > 1:
+            first.setdefault(x, fused.step[node])
+    for x, step in first.items():
+        yield step, len(fused.graph.nodes), strip_bytes(placed.local(x), x.dtype.itemsize)
+
+
+def _of_images(nodes: list[Node], fused: Fused, placed: Placed, images: frozenset[Value]) -> Iterator[Alive]:
+    """One copy serves all convolutions that read an image."""
+    readers: dict[Value, list[int]] = {}
+    for node in nodes:
+        v = node.operands[0]
+        if v is not None and v not in images:
+            readers.setdefault(v, []).append(fused.step[node])
+    for v, steps in readers.items():
+        yield min(steps), max(steps), image_bytes(placed.local(v), v.dtype.itemsize)
+
+
+def _of_kernels(nodes: list[Node], fused: Fused, placed: Placed) -> Iterator[Alive]:
+    """Kernels with their axes exchanged are made first of all: they wait for nothing."""
+    last: dict[tuple[Value, str], int] = {}
+    for node in nodes:
+        v = node.operands[1]
+        if v is not None and v in fused.graph.input_of and (node.op.name == "conv_input_grad" or by_columns(node)):
+            last[v, node.op.name] = fused.step[node]
+    for (v, _), step in last.items():
+        yield 0, step, stored(placed.local(v), v.dtype.itemsize, True)
+
+
+def _columns(nodes: list[Node], fused: Fused, placed: Placed) -> Iterator[Alive]:
+    """What each element of a result meets, side by side, for the convolution and for its kernel's gradient."""
+    readers: dict[Value, list[int]] = {}
+    size: dict[Value, int] = {}
+    for node in nodes:
+        x = node.operands[0]
+        if x is not None and node.op.name != "conv_input_grad" and by_columns(node):
+            readers.setdefault(x, []).append(fused.step[node])
+            n, channels, *_ = placed.local(x)
+            size[x] = stored((n, prod(_spots(node)), channels * prod(_kernel(node))), x.dtype.itemsize, True)
+    for x, steps in readers.items():
+        yield min(steps), max(steps), size[x]
+
+
+def _reshaped(fused: Fused, placed: Placed) -> Iterator[Alive]:
+    """Where rows are counted anew and do not fill their tiles, reshaping moves every one of them."""
+    for node in fused.graph.nodes:
+        if node.op.name != "reshape":
+            continue
+        before, after = placed.local(_operand(node, 0))[-2:], placed.local(node.result)[-2:]
+        if len(before) == len(after) == 2 and before[0] != after[0] and (before[0] % TILE[0] or after[0] % TILE[0]):
+            step = fused.step[node]
+            yield step, step, stored(placed.local(node.result), node.result.dtype.itemsize, True)
+
+
+def by_columns(node: Node) -> bool:
+    """Whether a convolution is computed as one product: its kernel exceeds its image."""
+    image = node.attributes["shape"][2:] if node.op.name == "conv_input_grad" else sizes(_operand(node, 0))[2:]
+    return any(k > n for n, k in zip(image, _kernel(node), strict=True))
+
+
+def _kernel(node: Node) -> tuple[int, ...]:
+    shape = node.attributes["shape"] if node.op.name == "conv_weight_grad" else sizes(_operand(node, 1))
+    return tuple(shape[2:])
+
+
+def _spots(node: Node) -> tuple[int, ...]:
+    """The image of results, or of their cotangents."""
+    return sizes(_operand(node, 1))[2:] if node.op.name == "conv_weight_grad" else sizes(node.result)[2:]
+
+
+def _operand(node: Node, k: int) -> Value:
+    v = node.operands[k]
+    assert v is not None
+    return v

@@ -1,0 +1,68 @@
+"""The graph that XLA is given, without XLA: the operations it has, and the forms of them that it gains from.
+
+A backend of mithril that builds programs to look at. Plans are made of its graphs; the backend that compiles ahead of
+time takes its preferences from here, so that a plan is about the program that is compiled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mithril import ops
+from mithril.backend.arrays import as_numpy
+from mithril.backend.base import Backend, BuildOptions, Preferences
+from mithril.base.errors import BackendError
+from mithril.ir import Graph, Node
+
+PREFERENCES: Preferences = {
+    "cpu": {
+        "linear": ("matvec",),
+        "conv": ("pointwise-matmul", "depthwise-shifts"),
+        "conv_input_grad": ("pointwise-matmul", "depthwise-shifts"),
+        "conv_weight_grad": ("pointwise-matmul", "depthwise-shifts"),
+    }
+}
+COMPOSITES = frozenset({ops.isfinite, ops.isinf, ops.log2, ops.rsqrt, ops.square, ops.tan})  # XLA has them
+
+
+@dataclass(frozen=True)
+class Described:
+    """A program that is only looked at."""
+
+    graph: Graph
+    source: str | None = None
+
+    @property
+    def lowered(self) -> frozenset[str]:
+        return frozenset(node.op.name for node in self.graph.nodes)
+
+    def __call__(self, params: Any, inputs: Any) -> dict[str, Any]:
+        raise BackendError("a program that is only planned cannot be called", hint="compile the model for a backend")
+
+
+class XlaGraphs(Backend):
+    """Builds nothing but graphs; arrays are NumPy's."""
+
+    name = "xla"
+    memory = "library"
+    symbolic: ClassVar[bool] = False
+    recompiles: ClassVar[bool] = True
+    preferences: ClassVar[Preferences] = PREFERENCES
+
+    def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
+        return not node.op.composite or node.op in COMPOSITES  # type: ignore[attr-defined]
+
+    def build(self, graph: Graph, options: BuildOptions | None = None) -> Described:
+        return Described(graph)
+
+    def array(self, data: Any, dtype: Any = None) -> Any:
+        return as_numpy(data, dtype if dtype is not None else self.dtype)
+
+    def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
+        return np.asarray(array)
+
+    def is_array(self, x: Any) -> bool:
+        return isinstance(x, np.ndarray)

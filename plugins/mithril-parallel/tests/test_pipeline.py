@@ -1,0 +1,152 @@
+"""Stages and chunks: balanced, ordered so that everything is there in time, and together equal to the whole graph."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gpt import gpt
+from lstm_lm import lstm_lm
+from small_models import block, scalar_loss
+from test_shard import step_graph
+
+import mithril as ml
+from mithril.ir.evaluate import evaluate
+from mithril.models import Gelu, IOKey, LayerNorm, Linear, Model
+
+
+def run(made, arguments):
+    """All steps in order, each by the references of its operations."""
+    kept, found = {}, {}
+    for step in made.steps:
+        task = made.tasks[step.task]
+        given = {}
+        for i in task.graph.arguments:
+            if i.name in task.takes:
+                source = task.takes[i.name]
+                last = made.chunks - 1 if not made.tasks[source[0]].once else None
+                summed = source[1] in made.tasks[source[0]].sums
+                given[i.name] = kept[(*source, "sum" if summed else last if task.once else step.chunk)]
+            elif i.name == made.index:
+                given[i.name] = np.int32(step.chunk)
+            else:
+                x = arguments[i.name]
+                given[i.name] = np.split(x, made.chunks, made.axes[i.name])[step.chunk] if i.name in made.axes else x
+        for name, x in evaluate(task.graph, given).items():
+            if name in task.sums:
+                x = kept[step.task, name, "sum"] = kept.get((step.task, name, "sum"), 0) + x
+                found[name] = [(0, x)]
+            else:
+                kept[step.task, name, step.chunk] = x
+                found.setdefault(name, []).append((step.chunk, x))
+    out = {}
+    for name, chunks in found.items():
+        parts = [x for _, x in sorted(chunks, key=lambda pair: pair[0] or 0)]
+        out[name] = np.concatenate(parts, made.axes[name]) if name in made.axes else parts[-1]
+    return {name: x for name, x in out.items() if not name.startswith("link/")}
+
+
+MODELS = {
+    "block": (lambda: block(16, 4, 32), {"x": [8, 6, 16]}, "y"),
+    "gpt": (lambda: gpt(32, 8, layers=3, heads=4, features=16), {"input": [8, 8]}, "output"),
+    "lstm": (lambda: lstm_lm(16, 8), {"input": [4, 6]}, "output"),
+    "loss": (lambda: scalar_loss(16), {"x": [8, 12]}, "loss"),
+}
+
+
+@pytest.mark.parametrize(("stages", "chunks"), [(1, 4), (2, 1), (3, 2), (4, 4)])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("name", MODELS)
+def test_stages_and_chunks_equal_the_whole(name, schedule, stages, chunks):
+    make, shapes, of = MODELS[name]
+    graph, arguments = step_graph(make(), shapes, of)
+    made = ml.staged(graph, stages, chunks, schedule)
+    expected, found = evaluate(graph, arguments), run(made, arguments)
+    assert found.keys() == expected.keys()
+    for output, x in expected.items():
+        np.testing.assert_allclose(found[output], x, rtol=2e-4, atol=2e-5, err_msg=output)
+
+
+def chain(widths):
+    h = IOKey("x")
+    for k, width in enumerate(widths):
+        h = Linear(width, name=f"l{k}")(h)
+    return Model.create(outputs={"y": h})
+
+
+def forward(model, shapes):
+    return ml.compile(model, "numpy", shapes=shapes, optimization_level="none").graph
+
+
+def test_stages_that_are_cut_for_a_mesh_too():
+    """Exchanges are made where what they exchange is made: nothing goes back to an earlier task."""
+    graph, _ = step_graph(block(16, 4, 32), {"x": [8, 6, 16]}, "y")
+    made = ml.staged(graph, 2, 2, axes={"data": 2, "model": 2})
+    assert made.sharded.mesh.axes == {"data": 2, "model": 2}
+    for number, task in enumerate(made.tasks):
+        assert all(source < number for source, _ in task.takes.values())
+    exchanges = [[n for n in t.graph.nodes if n.op.name.startswith("mesh.")] for t in made.tasks]
+    assert all(exchanges[2:])
+    late = [t for t in made.tasks if t.once]
+    over_data = [n for t in made.tasks for n in t.graph.nodes if n.attributes.get("mesh") == "data"]
+    assert over_data
+    assert all(n in t.graph.nodes for n in over_data for t in late if n in t.graph.nodes), "once, after all chunks"
+    assert sum(len([n for n in t.graph.nodes if n.attributes.get("mesh") == "data"]) for t in late) == len(over_data)
+
+
+def test_equal_layers_make_equal_stages():
+    made = ml.staged(forward(chain([64] * 8), {"x": [32, 64]}), 4)
+    assert made.shares == pytest.approx([0.25] * 4, rel=0.1)
+
+
+def test_the_backward_part_stays_with_the_forward_part():
+    """Though the table of a GPT is read by the first stage and by the last."""
+    graph, _ = step_graph(gpt(32, 8, layers=6, heads=4, features=32), {"input": [8, 8]}, "output")
+    assert ml.staged(graph, 3).shares == pytest.approx([1 / 3] * 3, rel=0.25)
+
+
+def test_what_goes_back_is_as_narrow_as_what_went_forward():
+    """A layer is differentiated where it runs, though what it reads was made by the stage before."""
+    h = IOKey("x")
+    for k in range(4):
+        h = Linear(16, name=f"l{k}")(Gelu()(LayerNorm(16, name=f"n{k}")(h)))
+    graph, _ = step_graph(Model.create(outputs={"y": h}), {"x": [8, 6, 16]}, "y")
+    first, second, back, last = ml.staged(graph, 2).tasks
+    assert len(second.takes) == 1
+    assert not first.takes
+    crossing = [source for source, _ in last.takes.values() if source == 2]
+    assert (last.stage, back.stage, len(crossing)) == (0, 1, 1)
+
+
+def test_unequal_layers_are_spread_by_their_work():
+    graph = forward(chain([512, 512, 64, 64, 64, 64]), {"x": [32, 512]})
+    made = ml.staged(graph, 3)
+    work = [sum(1 for n in t.graph.nodes if n.op.name in ("linear", "matmul")) for t in made.tasks]
+    assert work == [1, 1, 4]
+
+
+def test_cuts_are_narrow():
+    """Inside a block two values are alive, the residual and its branch; between blocks one."""
+    x = IOKey("x")
+    h = x
+    for k in range(4):
+        h = h + Linear(32, name=f"b{k}")(Linear(128, name=f"a{k}")(h))
+    made = ml.staged(forward(Model.create(outputs={"y": h}), {"x": [16, 32]}), 4)
+    assert [len(t.takes) for t in made.tasks] == [0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("chunks", [1, 3, 8])
+def test_schedules(stages, chunks):
+    """Each stage does every chunk once each way; 1F1B keeps no more chunks alive than there are stages behind."""
+    graph, _ = step_graph(chain([16] * 8), {"x": [24, 16]}, "y")
+    for schedule in ("gpipe", "1f1b"):
+        made = ml.staged(graph, stages, chunks, schedule)
+        for k in range(stages):
+            mine = [s for s in made.steps if s.stage == k and s.chunk is not None]
+            assert len({(s.chunk, s.backward) for s in mine}) == len(mine) == 2 * chunks
+            assert made.alive(k) == (min(chunks, stages - k) if schedule == "1f1b" else chunks)
+
+
+def test_more_stages_than_operations():
+    with pytest.raises(ml.OptionError, match="pipeline_stages=9"):
+        ml.staged(forward(chain([4]), {"x": [2, 4]}), 9)

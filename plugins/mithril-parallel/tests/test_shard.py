@@ -1,0 +1,159 @@
+"""Graphs cut for many devices equal the whole: every operation, split in every way; models and their gradients."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from gpt import gpt
+from lstm_lm import lstm_lm
+from shards import run
+from small_models import block, scalar_loss
+
+import mithril as ml
+from mithril import ops
+from mithril.base.dtypes import ALL
+from mithril.ir import Builder
+from mithril.ir.evaluate import evaluate
+from mithril.runtime.program import Kind, Request
+from mithril_parallel.sharding import api, collective_buckets
+from mithril_parallel.sharding.spmd import cut
+from mithril_testing.cases import backend_cases
+
+MESH = {"data": 2, "model": 2}
+RANDOM = {"random_bits", "uniform", "normal", "bernoulli", "dropout", "split_key", "fold_in"}
+CASES = [
+    case
+    for case in backend_cases(ALL)
+    if case.dtype is None and not case.op.name.startswith("mesh.") and case.op.name not in RANDOM
+]
+
+
+def splits_of(array):
+    """No axis or one or two of them split, where that is possible."""
+    fits = [k for k, n in enumerate(array.shape) if n and n % 2 == 0]
+    for data, model in itertools.product([None, *fits], repeat=2):
+        if data is None or data != model:
+            yield tuple("data" if k == data else "model" if k == model else None for k in range(array.ndim))
+
+
+def ways(case, most=12):
+    """Combinations of splits of the operands, a handful of them."""
+    choices = [list(splits_of(a)) for a in case.arrays if a is not None]
+    every = list(itertools.product(*choices))
+    rng = np.random.default_rng(len(every))
+    chosen = rng.permutation(len(every))[:most]
+    return [every[k] for k in sorted(chosen)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
+def test_operations_on_parts(case):
+    graph = case.graph()
+    inputs = case.inputs()
+    expected = evaluate(graph, inputs)
+    for way in ways(case):
+        names = dict(zip(inputs, way, strict=True))
+        found = run(cut(graph, MESH, names), inputs)
+        for name, x in expected.items():
+            scale = np.abs(x[np.isfinite(x)]).max(initial=1.0) if x.dtype.kind == "f" else 1.0
+            if x.dtype.kind in "iub":
+                np.testing.assert_array_equal(found[name], x, err_msg=str(names))
+            else:
+                np.testing.assert_allclose(
+                    found[name].astype(np.float64),
+                    x.astype(np.float64),
+                    rtol=1e-5,
+                    atol=1e-6 * float(scale),
+                    err_msg=str(names),
+                )
+
+
+def test_an_inner_axis_stays_split_through_a_flat_one():
+    """Merged axes are divided in blocks: element-wise operations and sums keep the blocks, a reshape ends them."""
+    with Builder() as b:
+        x = b.input("x", (4, 6, 3))
+        flat = ops.tanh(ops.reshape(x, shape=(24, 3)) * 2.0)
+        y = ops.reshape(ops.sum(flat, axis=1), shape=(4, 6))
+        z = ops.sum(flat, axis=0)
+    graph = b.build({"y": y, "z": z})
+    arrays = {"x": np.random.default_rng(0).normal(size=(4, 6, 3)).astype(np.float32)}
+    sharded = cut(graph, {"data": 2}, {"x": (None, "data", None)})
+    assert sharded.outputs["y"].split == (None, "data")
+    assert [n.op.name for n in sharded.graph.nodes if n.op.name.startswith("mesh.")] == ["mesh.all_reduce"]
+    for name, expected in evaluate(graph, arrays).items():
+        np.testing.assert_allclose(run(sharded, arrays)[name], expected, rtol=1e-5, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------------- models
+def step_graph(model, shapes, of):
+    """Forward and gradients of all parameters, as PyTorch's backend would be given them, and arguments for it."""
+    pytest.importorskip("mithril_torch")
+    compiled = ml.compile(model, "torch", shapes=shapes)
+    types = compiled.programs[0].request.types
+    graph = compiled.compiler.lowered(Request(types, Kind(True, (of,))))
+    numbers = np.random.default_rng(0)
+    params = {n: compiled.backend.to_numpy(x) for n, x in compiled.randomize_params(0).items()}
+    state = {n: compiled.backend.to_numpy(x) for n, x in compiled.initial_state().items()}
+    arguments = {**params, **state}
+    for i in graph.arguments:
+        if i.name not in arguments:
+            shape = i.type.shape
+            whole = numbers.integers(0, 5, shape) if i.type.dtype.is_integer else numbers.normal(size=shape)
+            arguments[i.name] = np.asarray(whole, i.type.dtype.numpy)
+    return graph, arguments
+
+
+MODELS = {
+    "block": (lambda: block(16, 4, 32), {"x": [4, 6, 16]}, "y"),
+    "gpt": (lambda: gpt(32, 8, layers=2, heads=4, features=16), {"input": [4, 8]}, "output"),
+    "lstm": (lambda: lstm_lm(16, 8), {"input": [4, 6]}, "output"),
+    "loss": (lambda: scalar_loss(16), {"x": [8, 12]}, "loss"),
+}
+WAYS = {
+    "data": ({"data": 4}, {}),
+    "model": ({"model": 2}, {}),
+    "both": ({"data": 2, "model": 2}, {}),
+    "fsdp": ({"data": 4}, {"fsdp": True}),
+    "fsdp and model": ({"data": 2, "model": 2}, {"fsdp": True}),
+    "by hand": ({"model": 2}, {"splits": {"weights": 0}}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", MODELS)
+def test_models_and_their_gradients(name, way, monkeypatch):
+    monkeypatch.setattr(
+        collective_buckets.bucketed, "__defaults__", (4096,)
+    )  # bytes: several buckets, and what fits in none
+    make, shapes, of = MODELS[name]
+    graph, arguments = step_graph(make(), shapes, of)
+    axes, options = WAYS[way]
+    sharded, _ = ml.shard(graph, axes, **options)
+    expected, found = evaluate(graph, arguments), run(sharded, arguments)
+    for output, x in expected.items():
+        np.testing.assert_allclose(found[output], x, rtol=2e-4, atol=2e-5, err_msg=output)
+
+
+# ------------------------------------------------------------------------------------------------------------ buckets
+def exchanges(graph):
+    found = [node for node in graph.nodes if node.op.name.startswith("mesh.")]
+    return [(node.op.name.removeprefix("mesh."), sum(v.type.shape[0] for v in node.results)) for node in found]
+
+
+def test_gradients_are_exchanged_together():
+    """One sum of all where a bucket holds them, with small buckets several."""
+    graph, _ = step_graph(block(16, 4, 32), {"x": [4, 6, 16]}, "y")
+    parameters = sum(int(np.prod(i.type.shape)) for i in graph.with_role("param"))
+    made, _ = ml.shard(graph, {"data": 2})
+    assert exchanges(made.graph) == [("all_reduce", parameters)]
+    plain, _ = api.parts(graph, {"data": 2})
+    assert len(exchanges(plain.graph)) == len(graph.with_role("param"))
+    small = collective_buckets.bucketed(plain.graph, 4096)
+    assert 2 < len(exchanges(small)) < len(exchanges(plain.graph))
+
+
+def test_parameters_are_gathered_together():
+    graph, _ = step_graph(block(16, 4, 32), {"x": [4, 6, 16]}, "y")
+    made, _ = ml.shard(graph, {"data": 2}, fsdp=True)
+    assert [name for name, _ in exchanges(made.graph)] == ["all_gather", "reduce_scatter"]

@@ -1,0 +1,126 @@
+"""Every hardware target on the conformance kit; aliases, detection, and contradictions with a backend's device."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import mithril as ml
+from mithril import plugins
+from mithril_targets import catalog, cpu, mobile, nvidia, tpu
+from mithril_testing import TargetConformance
+
+NAMES = [t.name for t in catalog.all_targets()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestTargets(TargetConformance):
+    @pytest.fixture(autouse=True)
+    def _choose(self, name):
+        self.target = name
+
+    def test_is_complete(self):
+        """What plans and memory checks read is there."""
+        found = self.found()
+        assert found.bandwidth
+        assert found.memory
+        assert found.summary
+        assert 0 < found.costs["efficiency"] <= 1
+        assert found.costs.get("usable_memory", found.memory) <= found.memory
+        assert set(found.peak_flops) <= set(found.dtypes)
+
+
+def test_the_families_are_those_that_backends_name():
+    assert {t.family for t in catalog.all_targets()} == {"cpu", "tpu", "nvidia", "apple", "mobile"}
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("tpu7x", "tpu_v7x"),
+        ("tpu_trillium", "tpu_v6e"),
+        ("a100", "nvidia_a100"),
+        ("h200", "nvidia_h200"),
+        ("m1_pro", "apple_m1_pro"),
+        ("arm64-v8a", "mobile_arm64"),
+        ("mobile", "mobile_arm64"),
+        ("host", "cpu"),
+    ],
+)
+def test_aliases(alias, name):
+    assert plugins.target(alias).spec.name == name
+
+
+def test_an_unknown_target_names_the_nearest():
+    with pytest.raises(ml.PluginError, match="did you mean 'tpu_v5'"):
+        plugins.target("tpu_v5x")
+
+
+# ------------------------------------------------------------------------------------------------------- detection
+def test_the_processor_is_always_found():
+    found = plugins.detect_targets()
+    assert "cpu" in [f.spec.name for f in found]
+    assert all(plugins.target(f.spec.name) for f in found)
+
+
+def test_what_was_found_about_the_processor_is_believable():
+    seen = cpu.processor()
+    assert seen.cores >= 1
+    assert 5e8 < seen.clock < 1e10
+    assert seen.memory is None or seen.memory > 1 << 28
+
+
+def test_detection_is_quick():
+    start = time.perf_counter()
+    catalog.detected()
+    catalog.all_targets()
+    assert time.perf_counter() - start < 0.5
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "nvidia_a100"),
+        ("NVIDIA A100-SXM4-40GB", "nvidia_a100_40gb"),
+        ("NVIDIA H100 80GB HBM3", "nvidia_h100"),
+        ("NVIDIA H100 PCIe", "nvidia_h100_pcie"),
+        ("NVIDIA H200", "nvidia_h200"),
+        ("NVIDIA B200", "nvidia_b200"),
+        ("NVIDIA GeForce RTX 4090", None),
+    ],
+)
+def test_names_of_gpus(model, name):
+    assert nvidia.target_of(model) == name
+
+
+def test_names_of_tpu_devices():
+    assert tpu.of_device("TPU v5 lite").name == "tpu_v5e"
+    assert tpu.of_device("TPU v4").name == "tpu_v4"
+    assert tpu.of_device("cpu") is None
+
+
+def test_android_is_recognised(monkeypatch):
+    monkeypatch.setenv("ANDROID_ROOT", "/system")
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert [f.name for f in mobile.detect()] == ["mobile_arm64"]
+
+
+def test_a_container_limits_cores(monkeypatch):
+    monkeypatch.setattr(cpu, "read", lambda path: "100000 100000" if "cpu.max" in str(path) else None)
+    assert cpu._cores() == 1
+
+
+# ---------------------------------------------------------------------------------------------------- contradictions
+def test_a_target_that_contradicts_the_device_names_both():
+    model = ml.Model()
+    model |= ml.models.Linear(4)(input="x", output="y")
+    with pytest.raises(ml.BackendError, match="tpu_v5e") as caught:
+        ml.compile(model, "numpy", target_hardware="tpu_v5e")
+    assert "cpu" in str(caught.value)
+
+
+def test_the_processor_is_a_target_of_a_cpu_backend():
+    model = ml.Model()
+    model |= ml.models.Linear(4)(input="x", output="y")
+    ml.compile(model, "numpy", target_hardware="cpu")

@@ -1,0 +1,62 @@
+"""Plans are about the programs that are compiled: the same graphs, and figures near those of the TPU's compiler."""
+
+from __future__ import annotations
+
+import pytest
+from gpt import gpt
+from lstm_lm import lstm_lm
+from resnet18 import resnet18
+from small_models import block
+
+import mithril as ml
+import mithril_tpu
+from mithril.ir import same
+from mithril.runtime.program import Kind, Request
+from mithril_parallel.mesh import DATA, MODEL
+from mithril_parallel.xla_model.program import XlaGraphs
+
+SHAPES = {"x": [16, 128, 256]}
+
+
+def big_block():
+    return block(256, 8, 1024)
+
+
+@pytest.fixture(scope="module")
+def step_plan():
+    return ml.plan(big_block(), "tpu_v5e", shapes=SHAPES, devices=(1, 8), of="y")
+
+
+MODELS = {
+    "gpt": (lambda: gpt(32, 8, layers=2, heads=4, features=16), {"input": [4, 8]}, "output"),
+    "lstm": (lambda: lstm_lm(16, 8), {"input": [4, 6]}, "output"),
+    "resnet": (resnet18, {"input": [2, 3, 32, 32]}, "output"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_plans_have_the_graphs_that_jax_compiles(name):
+    make, shapes, of = MODELS[name]
+    graphs = []
+    for backend in (XlaGraphs(), ml.JaxBackend(device="cpu")):
+        compiled = ml.compile(make(), backend, shapes=shapes)
+        graphs.append(compiled.compiler.lowered(Request(compiled.programs[0].request.types, Kind(True, (of,)))))
+    assert same(*graphs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fsdp", [False, True])
+@pytest.mark.parametrize("mesh", [(8, 1), (2, 4)])
+def test_a_plan_agrees_with_the_compiler(step_plan, mesh, fsdp):
+    pytest.importorskip("libtpu")
+    way = next(w for w in step_plan if (w.mesh.size(DATA), w.mesh.size(MODEL)) == mesh and w.fsdp == fsdp)
+    options = way.options
+    options["tpu_options"]["effort"] = 0
+    made = ml.compile(big_block(), ml.JaxBackend(), target_hardware="tpu_v5e", shapes=SHAPES, **options)
+    step = mithril_tpu.training_program(made, "y", lambda p, g: {n: p[n] - 0.1 * g[n] for n in p})
+    found = step.analysis
+    assert way.needs.arguments == pytest.approx(found.memory.arguments, rel=0.02)
+    assert way.needs.peak == pytest.approx(found.memory.peak, rel=0.15)
+    assert way.work.flops == pytest.approx(found.flops, rel=0.1)
+    carried = sum(c.bytes for c in found.collectives.values())
+    assert way.work.exchanged == pytest.approx(carried, rel=0.15, abs=2e5)
