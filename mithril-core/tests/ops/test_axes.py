@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from mithril import ops
@@ -10,8 +12,8 @@ from mithril.base.errors import OperationError
 from mithril.base.registry import operations
 from mithril.ir import Builder
 from mithril.ir.axes_notation import parse_axes
+from mithril.ir.core import Op
 from mithril.ir.declare import op
-from mithril.ir.op import Op
 from mithril_testing.axes import (
     false_axes,
     missing_axes,
@@ -198,4 +200,4 @@ def test_a_primitive_without_axes_is_whole():
 
 
 def vars_of(declared):
-    return {name: getattr(declared, name) for name in declared.__dataclass_fields__}
+    return {field.name: getattr(declared, field.name) for field in dataclasses.fields(declared)}

@@ -14,8 +14,8 @@ from mithril import OpsSpec, hookimpl, plugins
 from mithril.base import registry
 from mithril.base.dtypes import float64
 from mithril.base.errors import MithrilError, OperationError, PluginError
+from mithril.ir.core import Op
 from mithril.ir.declare import composite, op
-from mithril.ir.op import Op
 from mithril.ir.samples import exactly, sample
 from mithril.ir.type_rules import floating, like, same
 from mithril.ops import abs as absolute, cos, mul, sin, transpose

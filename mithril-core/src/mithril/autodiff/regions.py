@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from mithril.autodiff.reverse import PREFIX, REGION_RULES, Derivative, Reverse, depending, differentiate, living
+from mithril.autodiff.reverse import PREFIX, Derivative, Reverse, depending, differentiate, living
 from mithril.base.errors import GradientError
 from mithril.base.registry import operation
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Builder, Graph, Input, Node, Value
 from mithril.ir.traits import is_cheap
-from mithril.ops.control_flow import cond, if_op, scan, scan_op
+from mithril.ops.control_flow import cond, if_op, scan, scan_op, while_op
 
 Pairs = Iterator[tuple[Value, Value]]
 
@@ -65,6 +65,7 @@ def _zeros(t: TensorType) -> Value:
 
 
 # -- if -----------------------------------------------------------------------------------------------------------
+@if_op.regions_vjp
 def if_rule(reverse: Reverse, node: Node, cotangents: Sequence[Value | None]) -> Pairs:
     """An ``if`` of the same condition; each branch computes what it needs of its forward part again."""
     arrived = [k for k, c in enumerate(cotangents) if c is not None]
@@ -99,6 +100,7 @@ def if_rule(reverse: Reverse, node: Node, cotangents: Sequence[Value | None]) ->
 
 
 # -- while --------------------------------------------------------------------------------------------------------
+@while_op.regions_vjp
 def while_rule(reverse: Reverse, node: Node, cotangents: Sequence[Value | None]) -> Pairs:
     """A bounded ``while`` becomes a scan of as many steps, which do nothing once the condition has failed."""
     trips = node.attributes["max_trips"]
@@ -130,6 +132,7 @@ def while_rule(reverse: Reverse, node: Node, cotangents: Sequence[Value | None])
 
 
 # -- scan ---------------------------------------------------------------------------------------------------------
+@scan_op.regions_vjp
 def scan_rule(reverse: Reverse, node: Node, cotangents: Sequence[Value | None]) -> Pairs:
     """A scan the other way round, over what the forward scan keeps of every step."""
     body = node.regions[0]
@@ -260,6 +263,3 @@ def _unused(name: str, taken: Collection[str]) -> str:
     while name in taken:
         name += "_"
     return name
-
-
-REGION_RULES |= {"if": if_rule, "while": while_rule, "scan": scan_rule}

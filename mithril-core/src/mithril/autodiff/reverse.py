@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +11,12 @@ from mithril.base.errors import GradientError, MithrilError
 from mithril.base.guards import Guard, collect_guards
 from mithril.base.registry import operation
 from mithril.base.tensor_type import TensorType
-from mithril.ir import NOWHERE, Builder, Graph, Input, Node, Value, iterate
+from mithril.ir import NOWHERE, Builder, Graph, Input, Node, Op, Value, iterate
 from mithril.ir.decompose import decompose
 from mithril.ir.type_rules import broadcast
 
 PREFIX = "grad/"
 BACKWARD = {"phase": "backward"}
-# Gradients of operations with regions, by operation; filled by ``autodiff.regions``.
-REGION_RULES: dict[str, Callable[..., Iterable[tuple[Value, Value]]]] = {}
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ def depending(graph: Graph, sources: Iterable[Value]) -> set[Value]:
     return active
 
 
-def _is_constant(op: Any) -> bool:
+def _is_constant(op: Op) -> bool:
     """Declared to have no gradient: nothing flows through it."""
     return op.gradient is None and bool(op.gradient_reason)
 
@@ -67,7 +65,7 @@ class _Whole:
         self.aside = {v for node, _ in iterate(graph) for v in node.results if v not in way}
 
     def __call__(self, node: Node) -> bool:
-        op: Any = node.op
+        op = node.op
         if not op.composite or op.gradient is not None or op.gradient_reason:
             return True
         return bool(node.results) and all(v in self.aside for v in node.results)
@@ -121,11 +119,11 @@ class Reverse:
 
     # -- one node ----------------------------------------------------------------------------------------------------
     def _visit(self, node: Node) -> None:
-        op: Any = node.op
+        op = node.op
         cotangents = [self.sum(v) if v in self.cotangents else None for v in node.results]
         try:
-            if op.name in REGION_RULES:
-                for operand, cotangent in REGION_RULES[op.name](self, node, cotangents):
+            if op.region_gradient is not None:
+                for operand, cotangent in op.region_gradient(self, node, cotangents):
                     self._add(op, operand, cotangent)
             elif op.gradient is None:
                 raise GradientError(f"operation '{op.name}' has no gradient", hint=_way_out(op))
@@ -135,12 +133,14 @@ class Reverse:
             where = f"from {node.origin}" if str(node.origin) else ""
             raise error.with_facts(f"in the gradient of '{op.name}'", where) from error.__cause__
 
-    def _apply(self, op: Any, node: Node, cotangents: Sequence[Value | None]) -> None:
+    def _apply(self, op: Op, node: Node, cotangents: Sequence[Value | None]) -> None:
+        gradient = op.gradient
+        assert gradient is not None
         if len(op.results) == 1:
-            made = op.gradient(cotangents[0], node.results[0], *node.operands, **node.attributes)
+            made = gradient(cotangents[0], node.results[0], *node.operands, **node.attributes)
         else:
             filled = tuple(zeros(v.type) if c is None else c for c, v in zip(cotangents, node.results, strict=True))
-            made = op.gradient(filled, node.results, *node.operands, **node.attributes)
+            made = gradient(filled, node.results, *node.operands, **node.attributes)
         made = made if isinstance(made, (tuple, list)) else (made,)
         if len(made) != len(node.operands):
             raise GradientError(
@@ -151,7 +151,7 @@ class Reverse:
             if cotangent is not None and operand is not None:
                 self._add(op, operand, cotangent)
 
-    def _add(self, op: Any, operand: Value, cotangent: Any) -> None:
+    def _add(self, op: Op, operand: Value, cotangent: Any) -> None:
         """A cotangent of an operand, summed back over the axes along which the operand was broadcast."""
         if operand not in self.active:
             return
@@ -178,7 +178,7 @@ class Reverse:
         return parts[0]
 
 
-def _way_out(op: Any) -> str:
+def _way_out(op: Op) -> str:
     return f"declare one with @{op.name}.vjp, or put stop_gradient(x) before it"
 
 

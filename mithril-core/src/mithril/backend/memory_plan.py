@@ -22,7 +22,7 @@ ALIGNMENT = 64
 
 def overwrites(node: Node) -> bool:
     """Whether the result may be written over an operand."""
-    return bool(getattr(node.op, "elementwise", False))
+    return node.op.elementwise
 
 
 @dataclass(slots=True)

@@ -167,7 +167,7 @@ def require_static(graph: Graph) -> None:
 
 def require_derived_gradients(graph: Graph) -> None:
     for node, _ in iterate(graph):
-        op: Any = node.op
+        op = node.op
         if op.surrogate:
             raise GradientError(
                 f"autodiff='native' would differentiate what '{op.name}' computes, and lose its own gradient",

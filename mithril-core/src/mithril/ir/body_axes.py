@@ -12,15 +12,15 @@ from mithril.base.dims import Size
 from mithril.base.errors import MithrilError
 from mithril.base.tensor_type import TensorType
 from mithril.ir.axes import WHOLE, Axes, Factors
-from mithril.ir.core import Graph, Node, Value
+from mithril.ir.core import Graph, Node, Op, Value
 
 # A factor of an axis of a value, by the elements outside of it within the axis.
 Place = tuple[Value, int, int]
 
 
-def body_axes(op: Any, types: Sequence[TensorType | None], attributes: Mapping[str, Any]) -> Axes:
+def body_axes(op: Op, types: Sequence[TensorType | None], attributes: Mapping[str, Any]) -> Axes:
     """Return the axes that follow from the body; all but the parallel ones are whole."""
-    body: Graph = op.decompose(types, attributes)
+    body = op.decompose(types, attributes)
     ties = _Ties(body)
     while True:
         axes, broken = _assemble(ties, types)
@@ -152,7 +152,7 @@ def _assemble(ties: _Ties, types: Sequence[TensorType | None]) -> tuple[Axes, st
 
 
 def _holds(
-    op: Any,
+    op: Op,
     types: Sequence[TensorType | None],
     attributes: Mapping[str, Any],
     axes: Axes,
@@ -175,7 +175,7 @@ def _holds(
     ]
     cut = [None if t is None or s is None else TensorType(t.dtype, s) for t, s in zip(types, shapes, strict=True)]
     try:
-        part: Graph = op.decompose(cut, op.canonical(cut, dict(attributes)))
+        part = op.decompose(cut, op.canonical(cut, dict(attributes)))
     except MithrilError:
         return False
     return _same_but_cut(ties, part, int(factor.removeprefix("p")), parts)
@@ -207,3 +207,6 @@ def _same_but_cut(ties: _Ties, part: Graph, group: int, parts: int) -> bool:
                 return False
             images[x] = y
     return all(images[x] is y for x, y in zip(body.outputs, part.outputs, strict=True))
+
+
+Op._body_axes = staticmethod(body_axes)

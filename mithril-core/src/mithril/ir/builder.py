@@ -15,7 +15,7 @@ from mithril.base.errors import GraphError, MithrilError
 from mithril.base.guards import Guard, collect_guards
 from mithril.base.registry import operation
 from mithril.base.tensor_type import TensorType
-from mithril.ir.core import NOWHERE, Attributes, Graph, Input, Node, OpLike, Origin, Value
+from mithril.ir.core import NOWHERE, Attributes, Graph, Input, Node, Op, Origin, Value
 
 
 class _Current(threading.local):
@@ -121,7 +121,7 @@ class Builder:
     # -- nodes -------------------------------------------------------------------------------------------------------
     def emit(
         self,
-        op: OpLike,
+        op: Op,
         operands: Sequence[Value | None],
         attributes: Mapping[str, Any],
         regions: Sequence[Graph] = (),
@@ -177,6 +177,11 @@ class Builder:
         return Graph(tuple(self.inputs), tuple(self.nodes), values, names, self.name, tuple(self.guards))
 
 
+def is_building() -> bool:
+    """Whether a builder is entered on this thread."""
+    return _current.builder is not None
+
+
 @contextmanager
 def computing() -> Iterator[None]:
     """Inside, operations on arrays compute even where a graph is being built around them."""
@@ -203,3 +208,6 @@ def trace(function: Any, types: Sequence[TensorType | None], names: Sequence[str
 
 def shape_dims(shape: Shape) -> list[Dim]:
     return [d for d in shape if isinstance(d, Dim)]
+
+
+Op._trace = staticmethod(trace)

@@ -8,31 +8,24 @@ node it did not touch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from mithril.base.dims import Shape
+from mithril.base.dims import Shape, Size, numel
 from mithril.base.dtypes import DType
-from mithril.base.guards import Guard
+from mithril.base.errors import MithrilError, OperationError, ShapeError
+from mithril.base.guards import Guard, assume, collect_guards
 from mithril.base.operator_overloads import Operators
 from mithril.base.tensor_type import TensorType
+from mithril.ir.axes import Axes, unknown_axes
+from mithril.ir.axes_notation import parse_axes, resolve
+from mithril.ir.declaration import Declaration, limits_of
 
 Attributes = Mapping[str, Any]
 ROLES = ("input", "param", "state", "constant")
-
-
-class OpLike(Protocol):
-    """What the graph needs to know of an operation; ``mithril.ops`` has the whole of it."""
-
-    @property
-    def name(self) -> str: ...
-
-    def infer(
-        self, types: Sequence[TensorType | None], attributes: Attributes, regions: Sequence[Graph] = ()
-    ) -> tuple[TensorType, ...]: ...
 
 
 class Origin(NamedTuple):
@@ -75,6 +68,158 @@ class Value(Operators):
         return f"%{self.name}: {self.type}"
 
 
+@dataclass(eq=False)
+class Op(Declaration):
+    """An operation. Calling it with values appends a node to the current graph; with arrays it computes."""
+
+    _inferred: dict[Any, tuple[tuple[TensorType, ...], tuple[Guard, ...]]] = field(default_factory=dict, repr=False)
+    _bodies: dict[Any, Graph] = field(default_factory=dict, repr=False)
+    _axes: dict[Any, Axes] = field(default_factory=dict, repr=False)
+    # Filled by the modules that know how: ``ir.apply``, ``ir.builder`` and ``ir.body_axes``.
+    _apply: ClassVar[Callable[..., Any]]
+    _evaluate: ClassVar[Callable[..., Any]]
+    _trace: ClassVar[Callable[..., Graph]]
+    _body_axes: ClassVar[Callable[..., Axes]]
+
+    # -- declaring ---------------------------------------------------------------------------------------------------
+    def vjp(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorator: the gradient ``(g, y, *operands, **attributes) -> one cotangent per operand``."""
+        self.gradient = function
+        self.gradient_reason = ""
+        return function
+
+    def surrogate_vjp(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorator: as ``vjp``, a gradient that no framework finds in what is computed, such as straight through."""
+        self.surrogate = True
+        return self.vjp(function)
+
+    def regions_vjp(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorator: the gradient ``(reverse, node, cotangents) -> pairs of operand and cotangent`` of control flow."""
+        self.region_gradient = function
+        return function
+
+    def no_vjp(self, reason: str) -> Op:
+        """Say that there is no gradient, and why: operands get none."""
+        self.gradient, self.gradient_reason = None, reason
+        return self
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}>"
+
+    def __fingerprint__(self) -> tuple[Any, ...]:
+        return (self.name,)  # the declaration is covered by the stamp of its package
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from mithril.base.registry import operation
+
+        return operation, (self.name,)
+
+    def __call__(self, *operands: Any, **attributes: Any) -> Any:
+        return Op._apply(self, operands, attributes)
+
+    def evaluate(self, operands: Sequence[Any], attributes: Mapping[str, Any], regions: Sequence[Graph] = ()) -> Any:
+        """The operation on NumPy arrays by its reference: what it means, not how fast it can be."""
+        return Op._evaluate(self, operands, attributes, regions)
+
+    # -- types -------------------------------------------------------------------------------------------------------
+    def infer(
+        self, types: Sequence[TensorType | None], attributes: Mapping[str, Any], regions: Sequence[Graph] = ()
+    ) -> tuple[TensorType, ...]:
+        """Result types; what had to be assumed of symbolic sizes goes to the collecting builder."""
+        if regions or self.infer_rule is not None:
+            assert self.infer_rule is not None
+            return self.infer_rule(types, attributes, regions)
+        key = (tuple(types), tuple(attributes.values()), limits_of(types))
+        known = self._inferred.get(key)
+        if known is None:
+            with collect_guards() as guards:
+                found = self._infer(types, attributes)
+            if len(self._inferred) > 4096:
+                self._inferred.clear()
+            known = self._inferred[key] = (found, tuple(guards))
+        for guard in known[1]:
+            assume(guard.left, guard.relation, guard.right, guard.why)
+        return known[0]
+
+    def _infer(self, types: Sequence[TensorType | None], attributes: Mapping[str, Any]) -> tuple[TensorType, ...]:
+        try:
+            self._check_operands(types)
+            if self.composite and self.shape_rule is None:
+                body = self.decompose(types, attributes)
+                for guard in body.guards:  # what the body had to assume, the whole assumes
+                    assume(guard.left, guard.relation, guard.right, guard.why)
+                return tuple(v.type for v in body.outputs)
+            return self._by_rules(types, attributes)
+        except MithrilError as error:
+            raise error.with_facts(self.call_text(types, attributes)) from None
+        except IndexError as cause:  # an axis, of graph text say, that the operand does not have
+            what = f"the attributes of operation '{self.name}' do not fit its operands"
+            raise ShapeError(what, facts=[self.call_text(types, attributes)]) from cause
+
+    # -- axes --------------------------------------------------------------------------------------------------------
+    def axes(
+        self,
+        types: Sequence[TensorType | None],
+        attributes: Mapping[str, Any],
+        results: Sequence[TensorType] | None = None,
+    ) -> Axes:
+        """Return the axes of a call; without a declaration all are whole, or follow from the body."""
+        key = (tuple(types), tuple(attributes.values()), limits_of(types))
+        known = self._axes.get(key)
+        if known is None:
+            if len(self._axes) > 4096:
+                self._axes.clear()
+            with collect_guards():  # the node has those of its shapes
+                known = self._axes[key] = self._resolve_axes(
+                    types, attributes, results or self.infer(types, attributes)
+                )
+        return known
+
+    def _resolve_axes(
+        self, types: Sequence[TensorType | None], attributes: Mapping[str, Any], results: Sequence[TensorType]
+    ) -> Axes:
+        shapes, given = [None if t is None else t.shape for t in types], [t.shape for t in results]
+        rule: Any = "... -> ..." if self.elementwise else self.declared_axes
+        if rule is None and self.composite:
+            return Op._body_axes(self, types, attributes)
+        if callable(rule):
+            rule = rule(shapes, attributes, given)
+        if isinstance(rule, str):
+            rule = resolve(parse_axes(rule), self.operands, shapes, attributes, given)
+        return replace(rule or unknown_axes(shapes, given), moves=self.moves)
+
+    # -- meaning -----------------------------------------------------------------------------------------------------
+    def decompose(self, types: Sequence[TensorType | None], attributes: Mapping[str, Any]) -> Graph:
+        """The body of a composite for operands of these types."""
+        if not self.composite:
+            raise OperationError(f"operation '{self.name}' is primitive: it has no decomposition")
+        key = (tuple(types), tuple(map(repr, attributes.values())), limits_of(types))
+        known = self._bodies.get(key)
+        if known is None:
+            if len(self._bodies) > 4096:
+                self._bodies.clear()
+            names = [self.operand_name(k) for k in range(len(types))]
+            with collect_guards() as guards:  # those that the body assumes itself; its nodes' are in the graph
+                body = Op._trace(lambda *values: self.reference(*values, **attributes), types, names, self.name)
+            known = self._bodies[key] = body.replaced(guards=(*body.guards, *guards)) if guards else body
+        return known
+
+    def flops(
+        self, types: Sequence[TensorType | None], results: Sequence[TensorType], attributes: Mapping[str, Any]
+    ) -> Size:
+        """Return floating-point operations: a plain number per result element, or two per term of a product."""
+        if callable(self.cost):
+            return self.cost(types, results, attributes)
+        if not self.cost and not self.composite and not self.moves and self.infer_rule is None:
+            axes = self.axes(types, attributes, results)
+            if axes.is_product:
+                return axes.terms * 2
+        elements = numel(results[0].shape)
+        if isinstance(elements, int):
+            return int(self.cost * elements)
+        return elements * int(self.cost)
+
+
 class Node:
     """One application of an operation."""
 
@@ -82,7 +227,7 @@ class Node:
 
     def __init__(
         self,
-        op: OpLike,
+        op: Op,
         operands: tuple[Value | None, ...],
         attributes: Attributes,
         results: tuple[Value, ...],
@@ -104,10 +249,10 @@ class Node:
         return self.results[0]
 
     @property
-    def axes(self) -> Any:
-        """Which axes of operands and results are the same loop: ``Axes``, cached by the operation."""
+    def axes(self) -> Axes:
+        """Which axes of operands and results are the same loop, cached by the operation."""
         types = [None if v is None else v.type for v in self.operands]
-        return self.op.axes(types, self.attributes, [v.type for v in self.results])  # type: ignore[attr-defined]
+        return self.op.axes(types, self.attributes, [v.type for v in self.results])
 
     def replaced(self, **changes: Any) -> Node:
         """This node with some fields changed; the results stay the same values unless given."""

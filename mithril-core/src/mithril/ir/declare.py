@@ -13,7 +13,8 @@ from mithril.base.registry import register
 from mithril.ir.attribute_types import NORMALISERS
 from mithril.ir.axes import AxesRule
 from mithril.ir.axes_notation import parse_axes
-from mithril.ir.op import NOTHING, Attribute, Op
+from mithril.ir.core import Op
+from mithril.ir.declaration import NOTHING, Attribute
 from mithril.ir.type_rules import broadcast, floating, like
 
 

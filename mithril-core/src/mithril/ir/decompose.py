@@ -63,7 +63,7 @@ def _decompose(graph: Graph, lowers: Lowers, missing: dict[str, list[Node]]) -> 
                 node, changed = node.replaced(regions=regions), True
         if lowers(node):
             builder.nodes.append(node)
-        elif getattr(node.op, "composite", False):
+        elif node.op.composite:
             changed = True
             _expand(node, builder, pending, replaced)
         else:
@@ -89,7 +89,7 @@ def _final(value: Value, replaced: dict[Value, Value]) -> Value:
 def _expand(node: Node, builder: Builder, pending: list[Node], replaced: dict[Value, Value]) -> None:
     """Put the body's nodes next in line, its results in the place of the composite's."""
     types = [None if v is None else v.type for v in node.operands]
-    body: Graph = node.op.decompose(types, node.attributes)  # type: ignore[attr-defined]
+    body: Graph = node.op.decompose(types, node.attributes)
     stage = Builder(body.name)
     stage._used = builder._used
     stage.origin, stage.tags = node.origin, node.tags

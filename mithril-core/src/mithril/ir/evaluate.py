@@ -34,7 +34,7 @@ def evaluate(graph: Graph, arguments: Mapping[str, Any], rounding: Callable[[Any
     last = {v: k for k, node in enumerate(graph.nodes) for v in node.operands if v is not None}
     kept = set(graph.outputs)
     for k, node in enumerate(graph.nodes):
-        made = node.op.evaluate(  # type: ignore[attr-defined]
+        made = node.op.evaluate(
             [None if v is None else values[v] for v in node.operands],
             _concrete(node, sizes),
             tuple(at_sizes(r, sizes) for r in node.regions),

@@ -12,7 +12,7 @@ from mithril.base.dtypes import DType
 from mithril.base.errors import OperationError
 from mithril.base.tensor_type import TensorType
 from mithril.ir.builder import Builder
-from mithril.ir.core import Attributes, Graph, Input, OpLike, Value
+from mithril.ir.core import Attributes, Graph, Input, Op, Value
 
 
 class Region(Builder):
@@ -66,7 +66,7 @@ class Region(Builder):
 
     def emit(
         self,
-        op: OpLike,
+        op: Op,
         operands: Sequence[Value | None],
         attributes: Mapping[str, Any],
         regions: Sequence[Graph] = (),

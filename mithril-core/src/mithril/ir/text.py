@@ -109,7 +109,7 @@ class _Printer:
 
     def node(self, node: Node, indent: str) -> list[str]:
         operands = [self.name(v) for v in node.operands]
-        attributes = attributes_text(node.attributes, getattr(node.op, "defaults", None))
+        attributes = attributes_text(node.attributes, node.op.defaults)
         inside = ", ".join([*operands, attributes] if attributes else operands)
         results = ", ".join(f"{self.name(v)}: {v.type}" for v in node.results)
         text = f"{indent}{results} = {node.op.name}({inside}){tags_text(node.tags)}"

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+from mithril.ir.apply import emit
 from mithril.ir.axes import REDUCING
 from mithril.ir.axes_notation import parse_axes
 from mithril.ir.builder import Builder
-from mithril.ir.core import Node
+from mithril.ir.core import Graph, Node, Op
 
 EXPENSIVE = 4.0  # operations per element from which computing an element again costs more than reading it
 
 
-def body(node: Node) -> Any:
+def body(node: Node) -> Graph:
     """Return the body of a composite, for the node's operands."""
-    op: Any = node.op
+    op = node.op
     return op.decompose([None if v is None else v.type for v in node.operands], node.attributes)
 
 
-def sample_nodes(op: Any) -> list[Node]:
+def sample_nodes(op: Op) -> list[Node]:
     """Return a node for each sample of an operation."""
     nodes = []
     for sample in op.samples:
@@ -28,14 +28,14 @@ def sample_nodes(op: Any) -> list[Node]:
                 None if arr is None else builder.input(f"x{k}", arr.shape, arr.dtype)
                 for k, arr in enumerate(sample.operands)
             ]
-            op._emit(operands, sample.attributes)
+            emit(op, operands, sample.attributes)
         nodes += [node for node in builder.nodes if node.op is op]
     return nodes
 
 
 def _throughout(node: Node, holds: Callable[[Node], bool]) -> bool:
     """Whether something holds for a primitive, or for all nodes in the body of a composite."""
-    op: Any = node.op
+    op = node.op
     if op.composite and op.declared_axes is None:
         graph = body(node)
         read = all(i.data is None for i in graph.inputs)
@@ -45,7 +45,7 @@ def _throughout(node: Node, holds: Callable[[Node], bool]) -> bool:
 
 def is_product(node: Node) -> bool:
     """Whether a factor is summed over two operands, of a composite somewhere in its body."""
-    op: Any = node.op
+    op = node.op
     if op.elementwise or node.regions:
         return False
     if op.composite and op.declared_axes is None:
@@ -55,7 +55,7 @@ def is_product(node: Node) -> bool:
 
 def is_windowed_product(node: Node) -> bool:
     """Whether a node is a convolution, or a gradient of one: a product that reads through windows."""
-    op: Any = node.op
+    op = node.op
     if op.elementwise or op.composite or len(node.operands) < 2:
         return False
     return bool(node.axes.is_product) and any(r.kind == "window" for r in node.axes.roles.values())
@@ -63,28 +63,29 @@ def is_windowed_product(node: Node) -> bool:
 
 def is_layout(node: Node) -> bool:
     """Whether elements only change places, or are repeated: reshapes, transposes, broadcasts, barriers."""
-    op: Any = node.op
+    op = node.op
     if not node.operands or node.regions or op.elementwise or not (op.moves or op.composite):
         return False
-    return _throughout(node, lambda inner: bool(inner.op.moves and inner.axes.is_layout))  # type: ignore[attr-defined]
+    return _throughout(node, lambda inner: bool(inner.op.moves and inner.axes.is_layout))
 
 
 def is_view(node: Node) -> bool:
     """Whether the result has the operand's elements in the same row-major order, so that it can share its memory."""
-    op: Any = node.op
+    op = node.op
     if len(node.operands) != 1 or node.regions or op.elementwise or op.opaque or not (op.moves or op.composite):
         return False
-    return _throughout(node, lambda inner: bool(inner.op.moves and inner.axes.is_view))  # type: ignore[attr-defined]
+    return _throughout(node, lambda inner: bool(inner.op.moves and inner.axes.is_view))
 
 
 def is_permutation(node: Node) -> bool:
     """Whether each element of the operand is in the result once: a reshape or a transpose."""
-    op: Any = node.op
+    op = node.op
     if op.opaque or len(node.operands) != 1 or len(node.results) != 1 or not is_layout(node):
         return False
     axes = node.axes
     read, written = (
-        {f for factors in fs for f in factors if f not in axes.roles} for fs in (*axes.operands, *axes.results)
+        {f for factors in places or () for f in factors if f not in axes.roles}
+        for places in (axes.operands[0], axes.results[0])
     )
     return read == written
 
@@ -101,13 +102,13 @@ def is_cheap(node: Node) -> bool:
 
 def is_fold(node: Node) -> bool:
     """Whether a node reduces its one operand: sums, means, products, extremes."""
-    op: Any = node.op
+    op = node.op
     if len(node.operands) != 1 or op.elementwise or op.composite or op.declared_axes is None:
         return False
     return bool(node.axes.reduced) or _reduces(op)
 
 
-def _reduces(op: Any) -> bool:
+def _reduces(op: Op) -> bool:
     """Whether an operation reduces in general; a call may name no axes."""
     text = op.declared_axes
     return isinstance(text, str) and any(c.kind in REDUCING for c in parse_axes(text).clauses)
@@ -115,13 +116,13 @@ def _reduces(op: Any) -> bool:
 
 def is_expensive(node: Node, flops: float = EXPENSIVE) -> bool:
     """Whether an element takes at least this many operations, by the declared cost."""
-    cost = getattr(node.op, "cost", 0.0)
+    cost = node.op.cost
     return not callable(cost) and cost >= flops
 
 
 def reads_rows(node: Node, operand: int) -> str | None:
     """Return whether a node sums over or looks up a matrix by its "rows" or its "columns", or None if by neither."""
-    op: Any = node.op
+    op = node.op
     if op.elementwise or node.regions or node.operands[operand] is None:
         return None
     if not op.composite or op.declared_axes is not None:
@@ -152,7 +153,7 @@ def is_matrix_transpose(node: Node) -> bool:
 
 def linear_in(node: Node, operand: int) -> bool:
     """Whether an operation is linear in one operand, with the others fixed."""
-    op: Any = node.op
+    op = node.op
     groups = [part.split() for part in op.linear.split("|")]
     return not op.variadic and [op.operands[operand]] in groups
 
@@ -162,7 +163,7 @@ def precision(node: Node) -> str:
 
     Unless the operation declares it: products are low, moved elements and arithmetic of one operation follow.
     """
-    op: Any = node.op
+    op = node.op
     if op.precision is not None:
         return str(op.precision)
     if node.regions or op.random:

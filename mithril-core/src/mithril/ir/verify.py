@@ -7,7 +7,7 @@ from typing import Any
 
 from mithril.base.errors import MithrilError, VerificationError, unknown
 from mithril.base.guards import collect_guards
-from mithril.ir.core import ROLES, Graph, Node, Value, iterate
+from mithril.ir.core import ROLES, Graph, Node, Op, Value, iterate
 from mithril.ir.text import window
 
 
@@ -64,23 +64,20 @@ def _verify_one(graph: Graph, trusted: set[int]) -> None:
 
 def _check_form(graph: Graph, node: Node) -> None:
     """Raise where a node is not an application of its operation: by its operands or by its attributes."""
-    op: Any = node.op
-    if not hasattr(op, "infer"):
+    op = node.op
+    if not isinstance(op, Op):
         raise VerificationError(
             f"the operation of a node is {op!r}, expected an operation such as ml.ops.exp",
             facts=[f"in graph '{graph.name}'", f"results: {', '.join(f'%{v.name}' for v in node.results)}"],
         )
-    declared = getattr(op, "attributes", None)
-    if declared is None:
-        return
     if not op.variadic and len(node.operands) != len(op.operands):
         given, expected = len(node.operands), len(op.operands)
         raise _broken(graph, node, f"'{op.name}' has {given} operands, expected {expected}: {', '.join(op.operands)}")
     for name in node.attributes:
-        if name not in declared:
-            what, facts, hint = unknown(f"attribute of '{op.name}'", name, list(declared))
+        if name not in op.attributes:
+            what, facts, hint = unknown(f"attribute of '{op.name}'", name, list(op.attributes))
             raise _broken(graph, node, what, *facts, *([hint] if hint else []))
-    for name, attribute in declared.items():
+    for name, attribute in op.attributes.items():
         if name not in node.attributes:
             raise _broken(graph, node, f"'{op.name}' needs the attribute '{name}' ({attribute.annotation})")
     try:

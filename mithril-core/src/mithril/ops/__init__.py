@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from mithril.ir.core import Op
 from mithril.ir.declare import binary, composite, op, unary
-from mithril.ir.op import Op
 from mithril.ops import (  # noqa: F401
     activations,
     attention_ops,

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 
 from mithril.base.dtypes import DType, dtype as as_dtype
+from mithril.ir.attribute_types import number
 from mithril.ir.declare import op
 from mithril.ir.samples import exactly, sample
 from mithril.ir.type_rules import attribute_dtype, same
 
 
 @op(shape=lambda **_: (), dtype=attribute_dtype, samples=[sample(value=2.5, dtype="float32")], axes="->", moves=True)
-def constant(*, value: number, dtype: DType):  # noqa: F821
+def constant(*, value: number, dtype: DType):
     """A scalar known at compile time."""
     return np.asarray(value, dtype=dtype.numpy)
 

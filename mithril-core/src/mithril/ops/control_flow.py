@@ -16,7 +16,7 @@ from mithril.base.dtypes import DType
 from mithril.base.errors import DTypeError, OperationError, ShapeError
 from mithril.base.guards import assume
 from mithril.base.tensor_type import TensorType
-from mithril.ir.builder import Builder, _current
+from mithril.ir.builder import Builder, is_building
 from mithril.ir.core import Graph, Value
 from mithril.ir.declare import composite, op
 from mithril.ir.evaluate import evaluate
@@ -103,7 +103,7 @@ def cond(pred: Any, then: Callable[..., Any], else_: Callable[..., Any], *xs: An
 
     The functions may read values from outside. Both return as many values, of the same dtypes and shapes.
     """
-    if _current.builder is None:
+    if not is_building():
         return _computed(cond, pred, then, else_, *xs)
     builder = Builder.current()
     choice, values = _value(builder, pred), [_value(builder, x) for x in xs]
@@ -177,7 +177,7 @@ def while_loop(cond: Callable[..., Any], body: Callable[..., Any], init: Any, ma
 
     With ``max_trips`` it can be differentiated.
     """
-    if _current.builder is None:
+    if not is_building():
         return _computed(while_loop, cond, body, init, max_trips)
     builder = Builder.current()
     several = isinstance(init, (tuple, list))
@@ -258,7 +258,7 @@ def scan(
     ``init`` and ``xs`` may be tuples, which the body gets as tuples; without ``xs`` it gets None and ``length`` counts.
     ``y`` may be None, a value or a tuple. ``reverse`` goes from the last element to the first; ys keep their places.
     """
-    if _current.builder is None:
+    if not is_building():
         made: tuple[Any, Any] = _computed(scan, body, init, xs, length, reverse)
         return made
     builder = Builder.current()

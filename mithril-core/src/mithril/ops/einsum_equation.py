@@ -36,8 +36,8 @@ def parse(equation: str, ranks: list[int]) -> tuple[list[list[str]], list[str]]:
             )
     else:
         counts: dict[str, int] = {}
-        for term in letters:
-            for c in term:
+        for own in letters:
+            for c in own:
                 counts[c] = counts.get(c, 0) + 1
         named = sorted(c for c, n in counts.items() if n == 1 and not c.startswith("..."))
         result = [*(f"...{k}" for k in range(longest)), *named]

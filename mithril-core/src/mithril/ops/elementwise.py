@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mithril.ir.core import Op
 from mithril.ir.declare import binary, composite, op, unary
 from mithril.ir.samples import Arr, bools, exactly, ints, positive, sample
 from mithril.ir.type_rules import boolean, broadcast, floating, integer, integral, logical, numeric, operand, same
@@ -106,7 +107,7 @@ def _pow_vjp(g: Any, y: Any, a: Any, b: Any) -> tuple[Any, Any]:
 neg = unary("neg", np.negative, "-x", dtype=numeric, vjp=lambda g, y, x: -g, samples=ANY, linear="x")
 abs = unary("abs", np.abs, "Absolute value; the gradient at 0 is 0.", dtype=numeric,
             vjp=lambda g, y, x: g * sign(x), samples=ANY)  # fmt: skip
-sign = unary("sign", _sign, "-1, 0 or 1; nan of nan.", dtype=numeric, no_vjp=NO_STEPS, samples=ANY)
+sign: Op = unary("sign", _sign, "-1, 0 or 1; nan of nan.", dtype=numeric, no_vjp=NO_STEPS, samples=ANY)
 exp = unary("exp", np.exp, "e to the x.", flops=12, vjp=lambda g, y, x: g * y, samples=ANY)
 expm1 = unary("expm1", np.expm1, "exp(x) - 1, exact near 0.", flops=14, vjp=lambda g, y, x: g * (y + 1.0), samples=ANY)
 log = unary("log", np.log, "Natural logarithm.", flops=12, vjp=lambda g, y, x: g / x, samples=POSITIVE)
@@ -114,12 +115,12 @@ log1p = unary("log1p", np.log1p, "log(1 + x), exact near 0.", flops=14, vjp=lamb
               samples=(sample(Arr((3, 4), low=-0.5, high=3.0)),))  # fmt: skip
 sqrt = unary("sqrt", np.sqrt, "Square root.", flops=4, vjp=lambda g, y, x: g * 0.5 / y, samples=POSITIVE)
 sin = unary("sin", np.sin, "Sine.", flops=14, vjp=lambda g, y, x: g * cos(x), samples=ANY)
-cos = unary("cos", np.cos, "Cosine.", flops=14, vjp=lambda g, y, x: -(g * sin(x)), samples=ANY)
+cos: Op = unary("cos", np.cos, "Cosine.", flops=14, vjp=lambda g, y, x: -(g * sin(x)), samples=ANY)
 asin = unary("asin", np.arcsin, "Arc sine.", flops=16, vjp=lambda g, y, x: g * rsqrt(1.0 - x * x), samples=INSIDE)
 acos = unary("acos", np.arccos, "Arc cosine.", flops=16, vjp=lambda g, y, x: -(g * rsqrt(1.0 - x * x)), samples=INSIDE)
 atan = unary("atan", np.arctan, "Arc tangent.", flops=16, vjp=lambda g, y, x: g / (x * x + 1.0), samples=ANY)
 sinh = unary("sinh", np.sinh, "Hyperbolic sine.", flops=16, vjp=lambda g, y, x: g * cosh(x), samples=ANY)
-cosh = unary("cosh", np.cosh, "Hyperbolic cosine.", flops=16, vjp=lambda g, y, x: g * sinh(x), samples=ANY)
+cosh: Op = unary("cosh", np.cosh, "Hyperbolic cosine.", flops=16, vjp=lambda g, y, x: g * sinh(x), samples=ANY)
 tanh = unary(
     "tanh",
     np.tanh,
@@ -192,9 +193,9 @@ def _comparison(name: str, reference: Any, doc: str, commutative: bool = False) 
 
 equal = _comparison("equal", np.equal, "a == b", commutative=True)
 not_equal = _comparison("not_equal", np.not_equal, "a != b", commutative=True)
-less = _comparison("less", np.less, "a < b")
+less: Op = _comparison("less", np.less, "a < b")
 less_equal = _comparison("less_equal", np.less_equal, "a <= b")
-greater = _comparison("greater", np.greater, "a > b")
+greater: Op = _comparison("greater", np.greater, "a > b")
 greater_equal = _comparison("greater_equal", np.greater_equal, "a >= b")
 
 

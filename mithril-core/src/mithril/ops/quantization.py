@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mithril.base.dims import Size
-from mithril.base.dtypes import DType
+from mithril.base.dtypes import DType, int8
 from mithril.base.errors import OperationError
 from mithril.ir.attribute_types import Axis
 from mithril.ir.declare import composite
@@ -32,7 +32,7 @@ def _along(p: Any, x: Any, axis: int | None) -> Any:
         sample((3, 4), exactly(0.02, shape=()), exactly(128, dtype="int32", shape=()), dtype="uint8", label="uint8"),
     ]
 )
-def quantize(x, scale, zero_point=None, *, dtype: DType = "int8", axis: Axis | None = None):
+def quantize(x, scale, zero_point=None, *, dtype: DType = int8, axis: Axis | None = None):
     """round(x / scale) + zero_point, halves to even, saturating; one scale, or one per element of an axis."""
     if not dtype.is_integer:
         raise OperationError(f"quantize gives integers, not {dtype}")

@@ -139,7 +139,7 @@ for _op in (random_bits, split_key, fold_in):
         sample(KEY, shape=(3, 5), low=-2.0, high=3.0, label="range", dtypes=False),
     ]
 )
-def uniform(key, *, shape: Shape, low: float = 0.0, high: float = 1.0, dtype: DType = "float32"):
+def uniform(key, *, shape: Shape, low: float = 0.0, high: float = 1.0, dtype: DType = float32):
     """Uniform floats in [low, high)."""
     unit = _unit(key, shape, dtype)
     if low == 0.0 and high == 1.0:
@@ -168,7 +168,7 @@ def _unit(key: Any, shape: Shape, dtype: DType) -> Any:
         sample(OTHER_KEY, shape=(3, 5), dtype="float64", label="f64", dtypes=False),
     ],
 )
-def normal(key, *, shape: Shape, dtype: DType = "float32"):
+def normal(key, *, shape: Shape, dtype: DType = float32):
     """Standard normal floats, by the inverse of the error function."""
     wide = float64 if dtype is float64 else float32
     smallest = -1.0 + (2.0**-53 if wide is float64 else 2.0**-24)

@@ -58,7 +58,7 @@ def _is_independent(node: Node, size: Dim) -> bool:
         return True
     if node.regions:  # a loop over rows has their number as an attribute; otherwise its body decides
         return not counted and all(first_mixed(region, size) is None for region in node.regions)
-    op: Any = node.op
+    op = node.op
     if op.composite and not op.elementwise and op.declared_axes is None:
         types = [None if v is None else v.type for v in node.operands]
         return first_mixed(op.decompose(types, node.attributes), size) is None

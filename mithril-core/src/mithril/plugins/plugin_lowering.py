@@ -95,7 +95,7 @@ class PluginLowering:
 
         An argument's keyword is empty where it is positional.
         """
-        op: Any = node.op
+        op = node.op
         named = {**values, **({} if op.variadic else dict(zip(op.operands, operands, strict=True)))}
         arguments: list[tuple[str, Any]] = []
         for parameter in _parameters(self.target).values():

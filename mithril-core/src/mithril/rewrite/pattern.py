@@ -8,6 +8,7 @@ from typing import Any
 
 from mithril.base.errors import MithrilError, RewriteError
 from mithril.base.operator_overloads import Operators
+from mithril.ir import Op
 
 
 class Placeholder(Operators):
@@ -15,7 +16,7 @@ class Placeholder(Operators):
 
     __slots__ = ()
 
-    def __mithril_apply__(self, op: Any, operands: tuple[Any, ...], attributes: Mapping[str, Any]) -> Any:
+    def __mithril_apply__(self, op: Op, operands: tuple[Any, ...], attributes: Mapping[str, Any]) -> Any:
         return apply(op, operands, attributes)
 
     def __getattr__(self, name: str) -> Any:
@@ -48,7 +49,7 @@ class Applied:
 
     __slots__ = ("attributes", "op", "operands")
 
-    def __init__(self, op: Any, operands: tuple[Any, ...], attributes: Mapping[str, Any]) -> None:
+    def __init__(self, op: Op, operands: tuple[Any, ...], attributes: Mapping[str, Any]) -> None:
         self.op = op
         self.operands = operands  # placeholders, numbers, None
         self.attributes = attributes  # as written; captures among them
@@ -90,7 +91,7 @@ class Pattern:
     @property
     def op(self) -> str:
         """The operation at the root: where a match can begin."""
-        return self.root.applied.op.name  # type: ignore[no-any-return]
+        return self.root.applied.op.name
 
 
 def signature_of(before: Callable[..., Any], name: str) -> tuple[tuple[str, ...], dict[str, Any]]:
@@ -109,10 +110,10 @@ def signature_of(before: Callable[..., Any], name: str) -> tuple[tuple[str, ...]
     return tuple(operands), captures
 
 
-def apply(op: Any, operands: tuple[Any, ...], attributes: Mapping[str, Any]) -> Any:
+def apply(op: Op, operands: tuple[Any, ...], attributes: Mapping[str, Any]) -> Any:
     """What calling an operation with placeholders gives."""
     try:
-        slots = tuple(op._arity(operands))
+        slots = tuple(op.all_operands(operands))
     except MithrilError as error:
         raise RewriteError(error.what, facts=error.facts) from None
     for operand in slots:

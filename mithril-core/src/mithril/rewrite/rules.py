@@ -191,7 +191,7 @@ def _origin(found: Match) -> Origin:
     """Of the operation that did most of the work: merged with an activation, a product is still its own layer's."""
 
     def work(node: Node) -> int:
-        flops: Any = getattr(node.op, "flops", None)
+        flops: Any = node.op.flops
         types = [None if v is None else v.type for v in node.operands]
         count: Size = flops(types, [v.type for v in node.results], node.attributes) if flops is not None else 0
         return int(substitute(count, {s.name: 1 << 10 for s in symbols(count)}))

@@ -119,7 +119,7 @@ def lookups(node: Node) -> Iterator[Lookup]:
         assert value is not None
         return value
 
-    op: Any = node.op
+    op = node.op
     if op.labels is not None:
         labels = op.operands.index(op.labels)
         named = operand(0 if labels else 1)  # the table or the scores that they name a part of
@@ -131,7 +131,7 @@ def lookups(node: Node) -> Iterator[Lookup]:
         if op.composite or op.elementwise or node.regions:
             return
         axes = node.axes
-        places = [axes.operands[k][-1] for k, _, _ in axes.lookups[:1] if axes.operands[k]]
+        places = [fs[-1] for k, _, _ in axes.lookups[:1] if (fs := axes.operands[k])]
         stacked = any(axes.role(f) is not None for factors in places for f in factors)
         for component, (indices, table, axis) in enumerate(axes.lookups):
             if indices != table:
@@ -168,7 +168,7 @@ def given_indices(graph: Graph) -> tuple[GivenIndices, ...]:
     found: dict[GivenIndices, None] = {}
     inputs = {i.value: i.name for i in graph.with_role("input")}
     for node in graph.nodes:
-        for lookup in lookups(node) if getattr(node.op, "labels", None) else ():
+        for lookup in lookups(node) if node.op.labels else ():
             value = lookup.indices
             while (made := graph.producers.get(value)) is not None and is_unchanged(made):
                 source = made.operands[made.results.index(value)]  # a barrier has one result for each operand

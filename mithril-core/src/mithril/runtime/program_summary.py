@@ -46,7 +46,7 @@ def layer_rows(graph: Graph) -> list[Row]:
             continue
         row = rows.setdefault(node.origin.path or "(model)", Row(node.origin.path or "(model)"))
         row.output = str(node.result.type)
-        flops: Any = getattr(node.op, "flops", None)
+        flops: Any = node.op.flops
         if flops is not None:
             types = [None if v is None else v.type for v in node.operands]
             row.flops += _known(flops(types, [v.type for v in node.results], node.attributes))

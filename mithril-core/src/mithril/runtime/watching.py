@@ -95,7 +95,7 @@ def operation_times(
 def cost(node: Node) -> dict[str, Any]:
     """Floating-point operations and bytes of a static node, and its result's type."""
     num_bytes = sum(nbytes(v.type) for v in (*node.operands, *node.results) if v is not None)
-    flops = getattr(node.op, "flops", None)
+    flops = node.op.flops
     types = [None if v is None else v.type for v in node.operands]
     count = int(flops(types, [v.type for v in node.results], node.attributes)) if flops is not None else 0
     return {"flops": count, "bytes": num_bytes, "type": str(node.result.type)}

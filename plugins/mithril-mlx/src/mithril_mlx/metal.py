@@ -80,7 +80,7 @@ extern "C" void run(%(arguments)s, uint count) {
 
 def covers(node: Node) -> bool:
     """Whether a kernel can hold an operation."""
-    float_only = getattr(node.op, "promotes", None) == "float"
+    float_only = node.op.promotes == "float"
     return (
         node.op.name in EXPRESSIONS
         and not (float_only and not node.result.dtype.is_float)
@@ -146,7 +146,7 @@ class MetalKernel:
 
 def metal_kernel(graph: Graph, name: str = "fused") -> MetalKernel:
     """The kernel of an element-wise graph with one result; arrays are as large as the result, or of one element."""
-    lowered = decompose(graph, lambda node: covers(node) or not getattr(node.op, "composite", False))
+    lowered = decompose(graph, lambda node: covers(node) or not node.op.composite)
     result = lowered.outputs[0]
     if len(lowered.outputs) != 1:
         raise UnsupportedError(f"a kernel has one result, and '{graph.name}' has {len(lowered.outputs)}")

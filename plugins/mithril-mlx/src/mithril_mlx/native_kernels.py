@@ -29,7 +29,7 @@ def _last(node: Node) -> bool:
 
 
 def _operands(call: Call, *names: str) -> str:
-    op: Any = call.node.op
+    op = call.node.op
     found = dict(zip(op.operands, call.node.operands, strict=True))
     return ", ".join("None" if found[name] is None else call.array(name) for name in names)
 

@@ -52,10 +52,10 @@ def common_subexpression(graph: Graph) -> Graph:
 
 def _key(node: Node) -> Any:
     """Equal for nodes that surely compute the same; None for those that must stay as they are."""
-    if getattr(node.op, "opaque", False):
+    if node.op.opaque:
         return None
     operands = node.operands
-    if getattr(node.op, "commutative", False):
+    if node.op.commutative:
         operands = tuple(sorted(operands, key=id))
     regions = tuple(structural_hash(r) for r in node.regions)
     tags = {name: tag for name, tag in node.tags.items() if (name, tag) != BACKWARD}
@@ -113,7 +113,7 @@ def late_constant_folding(graph: Graph, context: PassContext) -> Graph:
 
 
 def _foldable(node: Node, known: dict[Value, Any], limit: int) -> bool:
-    if node.regions or getattr(node.op, "opaque", False) or not node.operands:
+    if node.regions or node.op.opaque or not node.operands:
         return False
     if not all(v is None or v in known for v in node.operands):
         return False
@@ -122,7 +122,7 @@ def _foldable(node: Node, known: dict[Value, Any], limit: int) -> bool:
 
 def _compute(node: Node, known: dict[Value, Any]) -> Iterable[np.ndarray[Any, Any]]:
     operands = [None if v is None else known[v] for v in node.operands]
-    made = node.op.evaluate(operands, node.attributes)  # type: ignore[attr-defined]
+    made = node.op.evaluate(operands, node.attributes)
     return made if isinstance(made, tuple) else (made,)
 
 

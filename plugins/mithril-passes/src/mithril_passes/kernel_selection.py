@@ -104,7 +104,7 @@ def measured(node: Node, candidates: Iterable[Way], backend: Backend, context: P
 
 def _runner(node: Node, chosen: Way | None, backend: Backend, context: PassContext) -> Any:
     """A call of the backend's program for this operation alone."""
-    op: Any = node.op
+    op = node.op
     with Builder(op.name) as b:
         operands = [None if v is None else b.input(f"x{k}", v.shape, v.dtype) for k, v in enumerate(node.operands)]
         y = op(*operands, **node.attributes) if chosen is None else chosen.make(node, *operands)

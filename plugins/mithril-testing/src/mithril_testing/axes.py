@@ -14,7 +14,7 @@ from mithril.base.errors import MithrilError
 from mithril.base.tensor_type import TensorType
 from mithril.ir.axes import Axes, Factors, Role
 from mithril.ir.axes_notation import parse_axes
-from mithril.ir.op import Op
+from mithril.ir.core import Op
 from mithril_testing.cases import Case
 
 Array = np.ndarray[Any, Any]
@@ -57,7 +57,7 @@ def splits_of(op: Op) -> Iterator[Split]:
 
 
 def _splits(case: Case) -> Iterator[Split]:
-    op, arrays = case.op, case.op._arity(case.arrays)
+    op, arrays = case.op, case.op.all_operands(case.arrays)
     types = [None if a is None else TensorType(as_dtype(a.dtype), a.shape) for a in arrays]
     attributes = op.canonical(types, op.complete(case.sample.attributes))
     arrays = _promoted(op, arrays, types)
@@ -80,10 +80,10 @@ def _splits(case: Case) -> Iterator[Split]:
 
 def _promoted(op: Op, arrays: Sequence[Array | None], types: list[TensorType | None]) -> list[Array | None]:
     """Operands in the dtype that the operation converts them to; ``types`` follow."""
-    target = op._common(list(arrays))
+    target = op.common_dtype(list(arrays))
     out: list[Array | None] = []
     for k, a in enumerate(arrays):
-        cast = target is not None and a is not None and op._takes_part(k)
+        cast = target is not None and a is not None and op.is_promoted(k)
         out.append(a.astype(target.numpy) if cast and a is not None and target is not None else a)
         if (result := out[-1]) is not None:
             types[k] = TensorType(as_dtype(result.dtype), result.shape)

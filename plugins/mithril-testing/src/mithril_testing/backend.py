@@ -18,9 +18,9 @@ from mithril.base.dims import Dim
 from mithril.base.dtypes import bfloat16, dtype as as_dtype, float16
 from mithril.base.errors import MithrilError, OperationError
 from mithril.ir import Builder, Graph
+from mithril.ir.core import Op
 from mithril.ir.decompose import decompose
 from mithril.ir.evaluate import evaluate
-from mithril.ir.op import Op
 from mithril.ir.samples import Arr
 from mithril.passes.manager import random_arguments
 from mithril_testing import xfail

@@ -13,8 +13,7 @@ from mithril.autodiff import gradients
 from mithril.base.dims import Dim, Size
 from mithril.base.dtypes import DType, dtype as as_dtype
 from mithril.base.errors import MithrilError
-from mithril.ir import Builder, Graph, Node, Value
-from mithril.ir.op import Op
+from mithril.ir import Builder, Graph, Node, Op, Value, emit
 from mithril.ir.samples import Arr, Sample
 from mithril_testing.sample_arrays import arrays_for
 from mithril_testing.selection import selected
@@ -79,7 +78,7 @@ class Case:
                 values.append(builder.input(f"x{k}", shape, as_dtype(array.dtype)))
             attributes = self.sample.attributes
             if not any(v is not None for v in values):
-                made = self.op._emit((), attributes)
+                made = emit(self.op, (), attributes)
             else:
                 made = self.op(*values, **attributes)
         outputs = made if isinstance(made, tuple) else (made,)
@@ -125,7 +124,7 @@ def _accepted(case: Case) -> bool:
 
 def is_primitive(node: Node) -> bool:
     """Whether a node's operation has no body of other operations."""
-    op: Any = node.op
+    op = node.op
     return not op.composite
 
 

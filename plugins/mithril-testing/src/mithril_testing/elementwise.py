@@ -10,8 +10,8 @@ from mithril.base.dims import Shape
 from mithril.base.dtypes import ALL, DType, bool_, float32, int32
 from mithril.base.errors import MithrilError
 from mithril.ir import Builder, Graph, Value
+from mithril.ir.core import Op
 from mithril.ir.decompose import decompose
-from mithril.ir.op import Op
 from mithril.ir.samples import Arr
 from mithril_testing.cases import is_primitive
 from mithril_testing.running import Array

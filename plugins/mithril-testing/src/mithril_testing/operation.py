@@ -18,9 +18,9 @@ from mithril.base.errors import MithrilError
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph
 from mithril.ir.builder import computing
+from mithril.ir.core import Op
 from mithril.ir.decompose import decompose
 from mithril.ir.evaluate import evaluate
-from mithril.ir.op import Op
 from mithril.ir.samples import Sample
 from mithril_testing import xfail
 from mithril_testing.axes import false_axes, missing_axes, too_strict, untried_axes

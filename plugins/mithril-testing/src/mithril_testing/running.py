@@ -9,8 +9,8 @@ import numpy as np
 
 from mithril.backend.base import Backend, BuildOptions
 from mithril.ir import Graph
+from mithril.ir.core import Op
 from mithril.ir.decompose import decompose
-from mithril.ir.op import Op
 
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]

@@ -10,7 +10,7 @@ import numpy as np
 from mithril.base.dims import Dim
 from mithril.base.registry import operation as op
 from mithril.ir import Builder, Graph
-from mithril.ir.op import Op
+from mithril.ir.core import Op
 from mithril.ops import cond, scan
 from mithril_testing.cases import Case, differentiable, gradient_graph
 from mithril_testing.grown import joined

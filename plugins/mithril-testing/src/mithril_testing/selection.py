@@ -13,7 +13,7 @@ import mithril.ops
 from mithril import plugins
 from mithril.base.errors import OperationError, unknown
 from mithril.base.registry import operation, operations
-from mithril.ir.op import Op
+from mithril.ir.core import Op
 
 CORE = str(Path(mithril.ops.__file__).parent)
 

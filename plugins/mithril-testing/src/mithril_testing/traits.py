@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.ir.op import Op
+from mithril.ir.core import Op
 from mithril_testing.cases import Case
 
 Array = np.ndarray[Any, Any]
@@ -28,7 +28,7 @@ def false_traits(op: Op) -> list[str]:
 
 
 def _contradictions(case: Case) -> Iterator[str]:
-    op, arrays = case.op, case.op._arity(case.arrays)
+    op, arrays = case.op, case.op.all_operands(case.arrays)
     attributes = case.sample.attributes
     for group in (g.split() for g in op.linear.split("|") if g.split()):
         if op.variadic:

@@ -170,7 +170,7 @@ def _can_be(name: str, holds: Callable[[Node], bool]) -> bool:
 def class_of(node: Node) -> str:
     if node.regions:
         return "loop"
-    if getattr(node.op, "elementwise", False):
+    if node.op.elementwise:
         return "elementwise"
     if is_product(node):
         return "product"
@@ -184,7 +184,7 @@ def size_of(node: Node) -> tuple[int, int, int]:
         flops, moved, out = (int(turns(node) * total) // len(node.regions) for total in inner.sum(axis=0))
         return flops, moved, out
     types = [None if v is None else v.type for v in node.operands]
-    rule: Any = getattr(node.op, "flops", None)
+    rule: Any = node.op.flops
     flops = int(rule(types, [v.type for v in node.results], node.attributes)) if rule is not None else 0
     out = sum(nbytes(v.type) for v in node.results)
     return flops, out + sum(nbytes(t) for t in types if t is not None), out

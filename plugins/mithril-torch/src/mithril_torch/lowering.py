@@ -97,7 +97,7 @@ def _where(call: Call) -> str:
 
 def _words(function: str, narrow: bool) -> Any:
     def lower(call: Call) -> str:
-        op: Any = call.node.op
+        op = call.node.op
         operands = ", ".join(call.array(name) for name in op.operands)
         text = f"{call.helper(helpers.on_words)}({function}, {operands})"
         return f"{text}.to(torch.uint32)" if narrow else text
@@ -335,7 +335,7 @@ def _no_integer_convolution(call: Call) -> str:
 def _helped_by_words(call: Call) -> str:
     """The helper on int64, as PyTorch has it for no uint32."""
     function = getattr(helpers, call.node.op.name)
-    op: Any = call.node.op
+    op = call.node.op
     words = {n for n, v in zip(op.operands, call.node.operands, strict=True) if v is not None and v.dtype is uint32}
     names = [p.name for p in signature(function).parameters.values() if p.default is p.empty]
     arguments = [f"{call.argument(n)}.to(torch.int64)" if n in words else call.argument(n) for n in names]

@@ -53,7 +53,7 @@ class Call:
         self._writer = writer
 
     def __getattr__(self, name: str) -> Any:
-        op: Any = self.node.op
+        op = self.node.op
         if not op.variadic and name in op.operands:
             return self.operands[op.operands.index(name)]
         if name in self.attributes:
@@ -72,7 +72,7 @@ class Call:
 
     def operand_type(self, name: str) -> TensorType:
         """Type of an operand by name."""
-        op: Any = self.node.op
+        op = self.node.op
         value = self.node.operands[op.operands.index(name)]
         if value is None:
             raise OperationError(f"operand '{name}' of '{op.name}' is missing")
@@ -81,7 +81,7 @@ class Call:
 
     def array(self, name: str) -> str:
         """An operand as an array, typed even where it would be read as a plain number."""
-        op: Any = self.node.op
+        op = self.node.op
         value = self.node.operands[op.operands.index(name)]
         if value is None:
             raise OperationError(f"operand '{name}' of '{op.name}' is missing")
@@ -89,7 +89,7 @@ class Call:
 
     def argument(self, name: str) -> str:
         """What a helper is given for a parameter: an operand as an array, an attribute, the result's shape or dtype."""
-        op: Any = self.node.op
+        op = self.node.op
         if name in op.operands and not op.variadic:
             return "None" if self.node.operands[op.operands.index(name)] is None else self.array(name)
         return self.field(name)
@@ -136,7 +136,7 @@ class Call:
             return self.dtype()
         if name == "shape" and "shape" not in self.attributes:
             return self.shape()
-        op: Any = self.node.op
+        op = self.node.op
         if op.variadic and name == op.operands[0]:
             return ", ".join(o or "None" for o in self.operands)
         if name in self.attributes:

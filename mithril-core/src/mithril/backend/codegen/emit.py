@@ -383,7 +383,7 @@ class Writer:
         if node is None:
             return self.text[value]
         number, dtype = node.attributes["value"], node.attributes["dtype"]
-        if reader is not None and getattr(reader.op, "elementwise", False) and self.table.is_weak(number, dtype):
+        if reader is not None and reader.op.elementwise and self.table.is_weak(number, dtype):
             others = [v for v in reader.operands if v is not None and v not in self.scalars and v.dtype is dtype]
             if others:
                 text = self.literal(number)

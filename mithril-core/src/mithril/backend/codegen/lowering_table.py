@@ -159,7 +159,7 @@ class Lowerings:
 
     def falls_back(self, node: Node) -> bool:
         """Whether a node runs as its NumPy reference, because nothing lowers it."""
-        op: Any = node.op
+        op = node.op
         is_plain = not op.composite and not node.regions and op.infer_rule is None
         return self.host is not None and is_plain and not self.lowers(node)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mithril.base.errors import ModelError
+from mithril.ir import Op
 from mithril.models.language.connection import Connection, Connections, Step
 from mithril.models.language.layer import Layer
 from mithril.models.language.source_location import here
@@ -73,7 +74,7 @@ def _wire(layer: Apply, name: str) -> Any:
     return made[0] if len(made) == 1 else Connections(made)
 
 
-def apply(op: Any, operands: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+def apply(op: Op, operands: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     """The layer that applies ``op``, wired; its output connections."""
     for given in operands:
         if isinstance(given, str):
@@ -83,7 +84,7 @@ def apply(op: Any, operands: Sequence[Any], attributes: Mapping[str, Any]) -> An
                 hint="names work in layers; take the connection with model['...']",
             )
     if not op.variadic and any(a in op.operands for a in attributes):
-        operands, attributes = op._bind(tuple(operands), dict(attributes))
+        operands, attributes = op.bind(tuple(operands), dict(attributes))
     return _wire(Apply(op, operands, attributes, op.name), op.name.rpartition(".")[2])
 
 

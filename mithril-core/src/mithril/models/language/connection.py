@@ -15,6 +15,7 @@ from mithril.base.dtypes import DType, dtype as as_dtype
 from mithril.base.errors import ModelError, closest
 from mithril.base.operator_overloads import Operators
 from mithril.base.registry import operation
+from mithril.ir import Op
 from mithril.models.language.source_location import NOWHERE, Place, here
 from mithril.models.language.symbolic_sizes import ShapeOf
 
@@ -118,7 +119,7 @@ class Connection(Operators):
         """The shape as far as it is known: index it, compute with its sizes, give them to other operations."""
         return ShapeOf(((self, slice(None)),))
 
-    def __mithril_apply__(self, op: Any, operands: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    def __mithril_apply__(self, op: Op, operands: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
         return Connection._apply(op, operands, attributes)
 
     def __getitem__(self, index: Any) -> Any:

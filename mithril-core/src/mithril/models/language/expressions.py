@@ -109,7 +109,7 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
     raise AssertionError(node)
 
 
-def _binary(op: Any, a: Any, b: Any) -> Any:
+def _binary(op: ast.AST, a: Any, b: Any) -> Any:
     python, name = BINARY[type(op)]
     if isinstance(a, Value) or isinstance(b, Value):
         return getattr(ops, name)(a, b)

@@ -113,7 +113,7 @@ def _prefixes(path: str) -> list[str]:
 
 
 def _flops(node: Node) -> int:
-    flops = getattr(node.op, "flops", None)
+    flops = node.op.flops
     if flops is None:
         return 0
     types = [None if v is None else v.type for v in node.operands]

@@ -17,7 +17,7 @@ def plugin_lowering(node: Node) -> PluginLowering | None:
 
 def is_primitive(node: Node) -> bool:
     """Whether the reference of a node computes on arrays: it is not composite and has no regions."""
-    op: Any = node.op
+    op = node.op
     return not op.composite and not node.regions and op.infer_rule is None
 
 

@@ -98,9 +98,10 @@ def scaled_axes(graph: Graph, value: Value) -> set[int]:
 
 def outer_axis(node: Node, value: Value) -> int:
     """The axis of a product's result along which a weight's rows or columns lie."""
-    k = node.operands.index(value)
     axes = node.axes
-    (factor,) = axes.operands[k][0 if multiplies(node, value) == "rows" else 1]
+    read = axes.operands[node.operands.index(value)]
+    assert read is not None
+    (factor,) = read[0 if multiplies(node, value) == "rows" else 1]
     return next(axis for axis, factors in enumerate(axes.results[0]) if factor in factors)
 
 
@@ -123,7 +124,7 @@ def product_of_narrow(node: Node, value: Value, weight: Narrow, turned: bool) ->
     numbers = ops.cast(weight.numbers, dtype="float32")
     if turned:
         numbers = ops.transpose(numbers, perm=(1, 0))
-    op: Any = node.op
+    op = node.op
     product = op(*[numbers if v is value else v for v in node.operands], **node.attributes)
     axis = outer_axis(node, value)
     shape = tuple(n if k == axis else 1 for k, n in enumerate(product.shape))

@@ -11,7 +11,7 @@ from mithril import plugins
 from mithril.backend.host_calls import check_results, host_function
 from mithril.base.dtypes import DType, float32, int32
 from mithril.base.registry import Registry
-from mithril.ir import Node
+from mithril.ir import Node, Op
 from mithril.ir.traits import reads_rows
 from mithril.plugins.plugin_lowering import PluginLowering, applicable, blamed
 from mithril_ggml.library.library import ggml
@@ -42,7 +42,7 @@ def row(*names: str, when: When | None = None, packed: tuple[int, ...] = ()) -> 
 
 def lowers(node: Node) -> bool:
     """Whether a node is run as it is: every primitive, and composites with a row."""
-    return not getattr(node.op, "composite", False) or plugin_lowering(node) is not None or _row(node) is not None
+    return not node.op.composite or plugin_lowering(node) is not None or _row(node) is not None
 
 
 def plugin_lowering(node: Node) -> PluginLowering | None:
@@ -52,7 +52,7 @@ def plugin_lowering(node: Node) -> PluginLowering | None:
 
 def falls_back(node: Node) -> bool:
     """Whether a third party's primitive runs as its reference; those of the core are at home in NumPy."""
-    op: Any = node.op
+    op = node.op
     is_foreign = not op.reference.__module__.startswith("mithril.")
     return is_foreign and not op.composite and not node.regions and plugin_lowering(node) is None and _row(node) is None
 
@@ -125,7 +125,7 @@ def by_declaration(draft: Draft, node: Node, *operands: Operand) -> tuple[Tensor
         return on_host(draft, node, operands, host_function(node, None))
     results = tuple(draft.like(v) for v in node.results)
     given = [t is not None for t in operands]
-    function = declared(node.op, dict(node.attributes), given, len(node.op.results))  # type: ignore[attr-defined]
+    function = declared(node.op, dict(node.attributes), given, len(node.op.results))
     read = [t if t is None else widened(draft, node, k, t) for k, t in enumerate(operands)]
     draft.numpy(node.op.name, function, [t for t in read if t is not None], results)
     draft.settings.declared.add(node.op.name)
@@ -144,7 +144,7 @@ def widened(draft: Draft, node: Node, k: int, operand: Tensor) -> Tensor:
     return out if reads_rows(node, k) == "rows" else out.transposed((1, 0))
 
 
-def declared(op: Any, attributes: dict[str, Any], given: Sequence[bool], count: int) -> Callable[..., None]:
+def declared(op: Op, attributes: dict[str, Any], given: Sequence[bool], count: int) -> Callable[..., None]:
     """A step that calls the declaration and puts what it returns where it belongs."""
     reference, present = op.reference, sum(given)
 

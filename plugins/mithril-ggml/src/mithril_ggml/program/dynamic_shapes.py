@@ -87,7 +87,7 @@ def _node(node: Node, sizes: Mapping[str, int], new: dict[Value, Value]) -> Node
     attributes = {name: _numbers(value, sizes) for name, value in node.attributes.items()}
     regions = tuple(sized(region, sizes) for region in node.regions)
     given = [None if v is None else v.type for v in operands]
-    attributes = node.op.canonical(given, attributes)  # type: ignore[attr-defined]
+    attributes = node.op.canonical(given, attributes)
     types = node.op.infer(given, attributes, regions)
     for value, t in zip(node.results, types, strict=True):
         if not t.is_static:

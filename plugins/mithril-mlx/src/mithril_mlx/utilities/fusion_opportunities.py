@@ -138,7 +138,7 @@ def elementwise_groups(graph: Graph) -> list[list[Node]]:
     of: dict[Value, list[Node]] = {}
     outputs = set(graph.outputs)
     for node in worked(graph.nodes):
-        if not getattr(node.op, "elementwise", False):
+        if not node.op.elementwise:
             continue
         joined: list[Node] | None = None
         for v in node.operands:

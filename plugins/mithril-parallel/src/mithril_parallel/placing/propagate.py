@@ -89,7 +89,7 @@ def _pull_back(placed: Placed, graph: Graph) -> None:
                 placed.splits[node.result] = split
                 shape = sizes(node.result)
                 needs = tuple(None if v is None else as_part(sizes(v), split, shape) for v in node.operands)
-                if getattr(node.op, "random", False):
+                if node.op.random:
                     needs = (None,) * len(node.operands)
                 placed.needs[node] = needs
         for v, need in zip(node.operands, needs, strict=True):
@@ -99,7 +99,7 @@ def _pull_back(placed: Placed, graph: Graph) -> None:
 
 def _is_free(node: Node) -> bool:
     """Whether any part of a result can be computed: from nothing, from a key, or from operands that broadcast."""
-    if is_source(node) or getattr(node.op, "random", False) or getattr(node.op, "elementwise", False):
+    if is_source(node) or node.op.random or node.op.elementwise:
         return True
     axes = node.axes if not node.regions else None
     return axes is not None and not axes.roles and all(f.startswith("...") for f in axes.sizes)

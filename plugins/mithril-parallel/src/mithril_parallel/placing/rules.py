@@ -34,7 +34,7 @@ rule = RULES
 def passage(node: Node, splits: Sequence[Split | None], mesh: Mesh) -> Passage:
     """What ``node`` does to operands with these splits."""
     chosen = RULES.get(node.op.name)
-    if chosen is None and getattr(node.op, "elementwise", False):
+    if chosen is None and node.op.elementwise:
         chosen = _elementwise
     elif chosen is None:
         chosen = _by_axes if is_product(node) else _unknown

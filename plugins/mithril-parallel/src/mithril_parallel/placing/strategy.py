@@ -66,7 +66,7 @@ def choose(
 
 def _has_rule(node: Node) -> bool:
     """Whether a node's splits are known as it stands; else what it is made of is looked at."""
-    return node.op.name in RULES or getattr(node.op, "elementwise", False) or not getattr(node.op, "composite", False)
+    return node.op.name in RULES or node.op.elementwise or not node.op.composite
 
 
 def forward_nodes(graph: Graph) -> list[Node]:
@@ -158,7 +158,7 @@ class _Weight:
 
 def _weights(node: Node) -> list[_Weight]:
     """The operands of a product that can be weights, the usual one first."""
-    if not is_product(node) or getattr(node.op, "composite", False) or len(node.operands) != 2:
+    if not is_product(node) or node.op.composite or len(node.operands) != 2:
         return []
     places = [_place(node.axes, slot) for slot in (1, 0)]
     return [place for place in places if place is not None]
@@ -205,7 +205,7 @@ class _Pairs:
                 self._product(at, node)
             elif node.op.name == "take":
                 self._table(node)
-            elif getattr(node.op, "elementwise", False):
+            elif node.op.elementwise:
                 self._bias(node)
             step(self.placed, node)
             if any(v in self.given for v in node.operands if v is not None):

@@ -65,7 +65,7 @@ def _flops(kernel: Kernel, placed: Placed, strips: frozenset[Value]) -> tuple[fl
         def count(inner: Node, times: int) -> None:
             share = _share(inner, placed) * _margins(inner, placed, strips)
             types = [None if v is None else v.type for v in inner.operands]
-            found = inner.op.flops(types, [v.type for v in inner.results], inner.attributes)  # type: ignore[attr-defined]
+            found = inner.op.flops(types, [v.type for v in inner.results], inner.attributes)
             if isinstance(found, (int, float)):
                 counts[0 if is_product(inner) else 1] += float(found) * times * share
 

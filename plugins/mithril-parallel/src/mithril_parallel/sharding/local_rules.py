@@ -33,7 +33,7 @@ def local(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local | None:
     """Return how a node runs on operands in these splits; None if a composite must be decomposed to keep one."""
     division = divide(node, splits, mesh, lambda v: is_zero(graph, v))
     lost = any(division.cuts.get(f) != cut and cut.axis not in division.used for f, cut in wanted(node.axes, splits))
-    if lost and getattr(node.op, "composite", False) and not getattr(node.op, "elementwise", False):
+    if lost and node.op.composite and not node.op.elementwise:
         return None
     kinds, scale = division.kinds, 1.0
     for axis, kind in kinds.items():

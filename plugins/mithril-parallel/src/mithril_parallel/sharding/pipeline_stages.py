@@ -47,7 +47,7 @@ def cost(node: Node) -> float:
 
     def count(inner: Node, times: int) -> None:
         types = [None if v is None else v.type for v in inner.operands]
-        found = inner.op.flops(types, [v.type for v in inner.results], inner.attributes)  # type: ignore[attr-defined]
+        found = inner.op.flops(types, [v.type for v in inner.results], inner.attributes)
         moved = sum(prod(sizes(v)) * v.dtype.itemsize for v in inner.results)
         total[0] += times * ((float(found) if isinstance(found, (int, float)) else 0.0) + _PER_BYTE * moved)
 

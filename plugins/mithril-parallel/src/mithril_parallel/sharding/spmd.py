@@ -159,7 +159,7 @@ class _Walk:
         have = [None if v is None else self.splits[v] for v in node.operands]
         split = any(s is not None and any(s) for s in have)
         found = local(self.graph, node, have, self.mesh) if split else None
-        if found is None and split and getattr(node.op, "composite", False):
+        if found is None and split and node.op.composite:
             self._apart(node)
             return
         if any(v in self.open for v in node.operands if v is not None):
@@ -211,7 +211,7 @@ class _Walk:
     def _apart(self, node: Node) -> None:
         """A composite without a rule is taken apart."""
         types = [None if v is None else v.type for v in node.operands]
-        body: Graph = node.op.decompose(types, node.attributes)  # type: ignore[attr-defined]
+        body: Graph = node.op.decompose(types, node.attributes)
         stage = Builder(body.name)
         stage.origin, stage.tags = node.origin, node.tags
         results = stage.inline(body, node.operands)
@@ -237,7 +237,7 @@ class _Walk:
             return False
         if self.turns and self._is_once(node):
             return False
-        op: Any = node.op
+        op = node.op
         if op.name == "cast":
             return operands[0].dtype.is_float and node.result.dtype.is_float
         if op.name == "scatter_nd_add":
@@ -286,7 +286,7 @@ class _Walk:
         front, seen = [v], {v}
         while front:
             for node in self.graph.users.get(front.pop(), ()):
-                alike = getattr(node.op, "elementwise", False)
+                alike = node.op.elementwise
                 if not alike and node.op.name != "if":  # in which an optimizer's update may be
                     continue
                 for other in node.operands:
@@ -505,7 +505,7 @@ class _Walk:
 def _takes_places(node: Node) -> bool:
     """Whether each row of the indices names a place along several axes."""
     axes = node.axes
-    if not axes.lookups or getattr(node.op, "composite", False):
+    if not axes.lookups or node.op.composite:
         return False
     indices = axes.operands[axes.lookups[0][0]]
     role = axes.role(indices[-1][0]) if indices else None

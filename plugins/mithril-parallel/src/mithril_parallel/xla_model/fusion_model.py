@@ -43,7 +43,7 @@ class Fused:
 
 def pointwise(node: Node) -> bool:
     """Whether a node's elements can be computed inside the kernel that reads them."""
-    elementwise = bool(getattr(node.op, "elementwise", False)) or node.op.name in _POINTWISE
+    elementwise = node.op.elementwise or node.op.name in _POINTWISE
     return elementwise or is_layout(node) or is_source(node)
 
 

@@ -8,13 +8,12 @@ operations' declarations and from what the backend answers, so that there is no 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from mithril import plugins
 from mithril.backend.base import Backend
 from mithril.base.errors import MithrilError, UnsupportedError
 from mithril.base.registry import operation, operations
-from mithril.ir import Builder, Node
+from mithril.ir import Builder, Node, Op, emit
 from mithril.ir.decompose import decompose
 
 
@@ -31,7 +30,7 @@ def coverage(name: str) -> list[dict[str, str]]:
     return rows
 
 
-def _calls(op: Any) -> Iterator[Node]:
+def _calls(op: Op) -> Iterator[Node]:
     """Yield the operation's node in a graph of each of its samples."""
     for sample in op.samples:
         with Builder("call") as builder:
@@ -41,12 +40,12 @@ def _calls(op: Any) -> Iterator[Node]:
             if any(value is not None for value in operands):
                 op(*operands, **sample.attributes)
             else:
-                op._emit((), sample.attributes)
+                emit(op, (), sample.attributes)
         yield next(node for node in reversed(builder.nodes) if node.op is op)
 
 
 def _state(backend: Backend, node: Node) -> str:
-    op: Any = node.op
+    op = node.op
     try:
         if backend.lowers(node):
             return "lowered"

@@ -13,7 +13,8 @@ from mithril.backend.codegen import Call, Lowerings
 from mithril.base.registry import operation
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Value
-from mithril.ir.op import Attribute, Op
+from mithril.ir.core import Op
+from mithril.ir.declaration import Attribute
 from mithril.rewrite import Rule, rewrite
 
 RSQRT2, RSQRT2PI = 0.7071067811865476, 0.3989422804014327

@@ -21,7 +21,7 @@ def broadcasts(graph: Graph) -> Iterator[tuple[str, Node]]:
     unchanged: set[Any] = {v for node in written for v in node.operands if v not in computed and v not in constants}
     for node in written:
         values = [v for v in node.operands if v is not None and v in unchanged]
-        if not values or not (getattr(node.op, "elementwise", False) or node.op.name == "cast"):
+        if not values or not (node.op.elementwise or node.op.name == "cast"):
             continue
         shape = node.result.shape
         if any(v.shape == shape for v in values):

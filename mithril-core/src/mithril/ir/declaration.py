@@ -1,26 +1,22 @@
-"""What an operation is: one object holding everything known about it."""
+"""The declaration of an operation: names, attributes, rules, traits, and answers that need no graph."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
 from inspect import Signature, signature
 from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Dim, Shape, Size, numel, symbols
+from mithril.base.dims import Dim, Size, symbols
 from mithril.base.dtypes import DEFAULT_FLOAT, DType, dtype as as_dtype, promote, promote_scalar, scalar_dtype
-from mithril.base.errors import DTypeError, MithrilError, OperationError, ShapeError, unknown
-from mithril.base.guards import Guard, assume, collect_guards
+from mithril.base.errors import DTypeError, MithrilError, OperationError, unknown
 from mithril.base.tensor_type import TensorType
+from mithril.ir.attribute_text import attributes_text
 from mithril.ir.attribute_types import NORMALISERS, attribute_error, normalise_axes, normalise_axis
-from mithril.ir.axes import Axes, AxesRule, unknown_axes
-from mithril.ir.axes_notation import parse_axes, resolve
-from mithril.ir.body_axes import body_axes
-from mithril.ir.builder import Builder, computing, trace
-from mithril.ir.core import Graph, Value
+from mithril.ir.axes import AxesRule
 
 ShapeRule = Callable[..., Any]
 DTypeRule = Callable[[Sequence[DType | None], Mapping[str, Any]], Any]
@@ -38,8 +34,8 @@ class Attribute:
 
 
 @dataclass(eq=False)
-class Op:
-    """An operation. Calling it with values appends a node to the current graph; with arrays it computes."""
+class Declaration:
+    """Everything that is declared of an operation; ``Op`` applies it."""
 
     name: str
     operands: tuple[str, ...]  # names; of a variadic operation the one name of the sequence
@@ -66,6 +62,7 @@ class Op:
     tolerance: float = 1.0  # factor on the kit's tolerances
     gradient: Callable[..., Any] | None = None
     gradient_reason: str = ""  # why there is none
+    region_gradient: Callable[..., Any] | None = None  # of an operation with regions
     surrogate: bool = False  # the gradient is one that is meant: what the operation computes has another, or none
     opaque: bool = False  # must not be folded, merged or moved: barriers
     declared_axes: str | AxesRule | None = None  # which axes are the same loop; element-wise operations need none
@@ -76,9 +73,6 @@ class Op:
     random: bool = False  # its results are random numbers
     activation: str | None = None  # the name by which layers know it
     labels: str | None = None  # the operand that names classes or tokens
-    _inferred: dict[Any, tuple[tuple[TensorType, ...], tuple[Guard, ...]]] = field(default_factory=dict, repr=False)
-    _bodies: dict[Any, Graph] = field(default_factory=dict, repr=False)
-    _axes: dict[Any, Axes] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.__doc__ = f"{self.name}{self.__signature__}\n\n{self.doc}"  # for help() and for editors
@@ -89,56 +83,12 @@ class Op:
         parameters = signature(self.reference).parameters.values()
         return Signature([p for p in parameters if p.name != "regions"])
 
-    # -- declaring ---------------------------------------------------------------------------------------------------
-    def vjp(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorator: the gradient ``(g, y, *operands, **attributes) -> one cotangent per operand``."""
-        self.gradient = function
-        self.gradient_reason = ""
-        return function
-
-    def surrogate_vjp(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorator: as ``vjp``, a gradient that no framework finds in what is computed, such as straight through."""
-        self.surrogate = True
-        return self.vjp(function)
-
-    def no_vjp(self, reason: str) -> Op:
-        """Say that there is no gradient, and why: operands get none."""
-        self.gradient, self.gradient_reason = None, reason
-        return self
-
     @cached_property
     def defaults(self) -> dict[str, Any]:
         return {a.name: a.default for a in self.attributes.values() if a.default is not NOTHING}
 
-    def __repr__(self) -> str:
-        return f"<op {self.name}>"
-
-    def __fingerprint__(self) -> tuple[Any, ...]:
-        return (self.name,)  # the declaration is covered by the stamp of its package
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        from mithril.base.registry import operation
-
-        return operation, (self.name,)
-
-    # -- calling -----------------------------------------------------------------------------------------------------
-    def __call__(self, *operands: Any, **attributes: Any) -> Any:
-        if attributes and not self.variadic:
-            operands, attributes = self._bind(operands, attributes)
-        for operand in operands:
-            if isinstance(operand, Value):
-                return self._emit(operands, attributes)
-            delegate = getattr(operand, "__mithril_apply__", None)
-            if delegate is not None:
-                return delegate(self, operands, attributes)
-        if not any(isinstance(o, (np.ndarray, np.generic)) for o in operands):
-            from mithril.ir.builder import _current
-
-            if _current.builder is not None:  # iota(), or scalars only, while a graph is being traced
-                return self._emit(operands, attributes)
-        return self.evaluate(operands, attributes)
-
-    def _bind(self, operands: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    # -- operands ----------------------------------------------------------------------------------------------------
+    def bind(self, operands: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Operands given by keyword put where they belong."""
         named = [name for name in self.operands if name in keywords]
         if not named:
@@ -152,34 +102,8 @@ class Op:
             slots[at] = rest.pop(name)
         return tuple(slots), rest
 
-    def _emit(self, operands: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-        builder = Builder.current()
-        values = self.convert(builder, operands)
-        complete = self.canonical([None if v is None else v.type for v in values], self.complete(attributes))
-        results = builder.emit(self, values, complete)
-        return results[0] if len(self.results) == 1 else results
-
-    def convert(self, builder: Builder, operands: Sequence[Any]) -> list[Value | None]:
-        """Scalars and arrays become constants; operands that must agree get casts to the common dtype."""
-        slots = self._arity(operands)
-        target = self._common(slots)
-        out: list[Value | None] = []
-        for k, operand in enumerate(slots):
-            wanted = target if target is not None and self._takes_part(k) else None
-            if operand is None:
-                out.append(None)
-            elif isinstance(operand, Value):
-                out.append(operand if wanted is None or operand.dtype is wanted else _cast(operand, wanted))
-            elif isinstance(operand, (bool, int, float, np.ndarray, np.generic, list, tuple)):
-                out.append(builder.constant(operand, wanted))
-            else:
-                raise OperationError(
-                    f"operation '{self.name}': operand '{self.operand_name(k)}' cannot be a {type(operand).__name__}",
-                    facts=[f"got {operand!r}", "accepted: values, NumPy arrays, Python numbers"],
-                )
-        return out
-
-    def _arity(self, operands: Sequence[Any]) -> list[Any]:
+    def all_operands(self, operands: Sequence[Any]) -> list[Any]:
+        """Operands with None for the optional ones that are absent."""
         if self.variadic:
             return list(operands)
         missing = [n for n in self.operands[len(operands) :] if n not in self.optional]
@@ -195,22 +119,23 @@ class Op:
     def operand_name(self, k: int) -> str:
         return f"{self.operands[0]}[{k}]" if self.variadic else self.operands[k]
 
-    def _takes_part(self, k: int) -> bool:
+    def is_promoted(self, k: int) -> bool:
         return self.promoted is None or self.operands[k] in self.promoted
 
-    def _common(self, operands: Sequence[Any]) -> DType | None:
+    def common_dtype(self, operands: Sequence[Any]) -> DType | None:
         """The dtype the promoted operands agree on; Python scalars never widen arrays."""
         if self.promotes is None:
             return None
         common: DType | None = None
         scalars = []
         for k, operand in enumerate(operands):
-            if operand is None or not self._takes_part(k):
+            if operand is None or not self.is_promoted(k):
                 continue
             if type(operand) in SCALARS:
                 scalars.append(operand)
             else:
-                kind = operand.dtype if isinstance(operand, Value) else as_dtype(np.asarray(operand).dtype)
+                own = getattr(operand, "dtype", None)
+                kind = own if isinstance(own, DType) else as_dtype(np.asarray(operand).dtype)
                 common = kind if common is None or common is kind else promote(common, kind)
         for scalar in scalars:
             common = scalar_dtype(scalar) if common is None else promote_scalar(common, scalar)
@@ -275,40 +200,6 @@ class Op:
             raise error.with_facts(self.call_text(types, attributes)) from None
 
     # -- types -------------------------------------------------------------------------------------------------------
-    def infer(
-        self, types: Sequence[TensorType | None], attributes: Mapping[str, Any], regions: Sequence[Graph] = ()
-    ) -> tuple[TensorType, ...]:
-        """Result types; what had to be assumed of symbolic sizes goes to the collecting builder."""
-        if regions or self.infer_rule is not None:
-            assert self.infer_rule is not None
-            return self.infer_rule(types, attributes, regions)
-        key = (tuple(types), tuple(attributes.values()), _limits(types))
-        known = self._inferred.get(key)
-        if known is None:
-            with collect_guards() as guards:
-                found = self._infer(types, attributes)
-            if len(self._inferred) > 4096:
-                self._inferred.clear()
-            known = self._inferred[key] = (found, tuple(guards))
-        for guard in known[1]:
-            assume(guard.left, guard.relation, guard.right, guard.why)
-        return known[0]
-
-    def _infer(self, types: Sequence[TensorType | None], attributes: Mapping[str, Any]) -> tuple[TensorType, ...]:
-        try:
-            self._check_operands(types)
-            if self.composite and self.shape_rule is None:
-                body = self.decompose(types, attributes)
-                for guard in body.guards:  # what the body had to assume, the whole assumes
-                    assume(guard.left, guard.relation, guard.right, guard.why)
-                return tuple(v.type for v in body.outputs)
-            return self._by_rules(types, attributes)
-        except MithrilError as error:
-            raise error.with_facts(self.call_text(types, attributes)) from None
-        except IndexError as cause:  # an axis, of graph text say, that the operand does not have
-            what = f"the attributes of operation '{self.name}' do not fit its operands"
-            raise ShapeError(what, facts=[self.call_text(types, attributes)]) from cause
-
     def _by_rules(self, types: Sequence[TensorType | None], attributes: Mapping[str, Any]) -> tuple[TensorType, ...]:
         """Result types by the shape and dtype rules; what is wrong with the rules is the author's mistake."""
         assert self.shape_rule is not None
@@ -347,7 +238,7 @@ class Op:
                 if t is None and name not in self.optional:
                     raise OperationError(f"operation '{self.name}' needs its operand '{name}'")
         if self.promotes is not None:
-            kinds = {t.dtype for k, t in enumerate(types) if t is not None and self._takes_part(k)}
+            kinds = {t.dtype for k, t in enumerate(types) if t is not None and self.is_promoted(k)}
             if len(kinds) > 1:
                 raise DTypeError(f"operation '{self.name}' needs operands of one dtype", hint="insert a cast")
             if self.promotes == "float" and any(not kind.is_float for kind in kinds):
@@ -355,95 +246,11 @@ class Op:
 
     def call_text(self, types: Sequence[TensorType | None], attributes: Mapping[str, Any]) -> str:
         """``name(x: f32[2, 3], axis=1)`` for messages."""
-        from mithril.ir.attribute_text import attributes_text
-
         parts = [f"{self.operand_name(k)}: {t}" for k, t in enumerate(types) if t is not None]
         shown = attributes_text(attributes, self.defaults)
         return f"in {self.name}({', '.join([*parts, shown] if shown else parts)})"
 
-    # -- axes --------------------------------------------------------------------------------------------------------
-    def axes(
-        self,
-        types: Sequence[TensorType | None],
-        attributes: Mapping[str, Any],
-        results: Sequence[TensorType] | None = None,
-    ) -> Axes:
-        """Return the axes of a call; without a declaration all are whole, or follow from the body."""
-        key = (tuple(types), tuple(attributes.values()), _limits(types))
-        known = self._axes.get(key)
-        if known is None:
-            if len(self._axes) > 4096:
-                self._axes.clear()
-            with collect_guards():  # the node has those of its shapes
-                known = self._axes[key] = self._resolve_axes(
-                    types, attributes, results or self.infer(types, attributes)
-                )
-        return known
-
-    def _resolve_axes(
-        self, types: Sequence[TensorType | None], attributes: Mapping[str, Any], results: Sequence[TensorType]
-    ) -> Axes:
-        shapes, given = [None if t is None else t.shape for t in types], [t.shape for t in results]
-        rule: Any = "... -> ..." if self.elementwise else self.declared_axes
-        if rule is None and self.composite:
-            return body_axes(self, types, attributes)
-        if callable(rule):
-            rule = rule(shapes, attributes, given)
-        if isinstance(rule, str):
-            rule = resolve(parse_axes(rule), self.operands, shapes, attributes, given)
-        return replace(rule or unknown_axes(shapes, given), moves=self.moves)
-
-    # -- meaning -----------------------------------------------------------------------------------------------------
-    def decompose(self, types: Sequence[TensorType | None], attributes: Mapping[str, Any]) -> Graph:
-        """The body of a composite for operands of these types."""
-        if not self.composite:
-            raise OperationError(f"operation '{self.name}' is primitive: it has no decomposition")
-        key = (tuple(types), tuple(map(repr, attributes.values())), _limits(types))
-        known = self._bodies.get(key)
-        if known is None:
-            if len(self._bodies) > 4096:
-                self._bodies.clear()
-            names = [self.operand_name(k) for k in range(len(types))]
-            with collect_guards() as guards:  # those that the body assumes itself; its nodes' are in the graph
-                body = trace(lambda *values: self.reference(*values, **attributes), types, names, self.name)
-            known = self._bodies[key] = body.replaced(guards=(*body.guards, *guards)) if guards else body
-        return known
-
-    def evaluate(self, operands: Sequence[Any], attributes: Mapping[str, Any], regions: Sequence[Graph] = ()) -> Any:
-        """The operation on NumPy arrays by its reference: what it means, not how fast it can be."""
-        slots = self._arity(operands)
-        target = self._common(slots)
-        arrays: list[Any] = []
-        for k, operand in enumerate(slots):
-            if operand is None:
-                arrays.append(None)
-                continue
-            wanted = target if target is not None and self._takes_part(k) else None
-            kind = wanted or (scalar_dtype(operand) if type(operand) in SCALARS else None)
-            arrays.append(np.asarray(operand, dtype=kind.numpy if kind else None))
-        types = [None if a is None else TensorType(as_dtype(a.dtype), a.shape) for a in arrays]
-        complete = self.canonical(types, self.complete(attributes))
-        expected = self.infer(types, complete, regions)
-        extra = {"regions": regions} if regions else {}
-        try:
-            with np.errstate(all="ignore"), computing():
-                made = self.reference(*arrays, **complete, **extra)
-        except (MithrilError, TimeoutError):
-            raise
-        except Exception as cause:
-            raise self._own_error("failed", f"{type(cause).__name__}: {cause}", types, complete) from cause
-        results = (made,) if len(self.results) == 1 else tuple(made)
-        if len(results) != len(expected):
-            gives = f"it gives {len(results)} results, the rules say {len(expected)}"
-            raise self._own_error("does not fit its rules", gives, types, complete)
-        out = tuple(np.asarray(r, dtype=t.dtype.numpy) for r, t in zip(results, expected, strict=True))
-        for array, t in zip(out, expected, strict=True):
-            if array.shape != t.shape:
-                gives = f"it gives {list(array.shape)}, the shape rule says {list(t.shape)}"
-                raise self._own_error("does not fit its rules", gives, types, complete)
-        return out[0] if len(self.results) == 1 else out
-
-    def _own_error(
+    def own_error(
         self, what: str, fact: str, types: Sequence[TensorType | None], attributes: Mapping[str, Any]
     ) -> OperationError:
         """A mistake in the declaration of this operation, not of its caller."""
@@ -451,21 +258,6 @@ class Op:
             f"the reference of operation '{self.name}' {what}",
             facts=[fact, self.call_text(types, attributes), f"declared at {self.declared_at}"],
         )
-
-    def flops(
-        self, types: Sequence[TensorType | None], results: Sequence[TensorType], attributes: Mapping[str, Any]
-    ) -> Size:
-        """Return floating-point operations: a plain number per result element, or two per term of a product."""
-        if callable(self.cost):
-            return self.cost(types, results, attributes)
-        if not self.cost and not self.composite and not self.moves and self.infer_rule is None:
-            axes = self.axes(types, attributes, results)
-            if axes.is_product:
-                return axes.terms * 2
-        elements = numel(results[0].shape)
-        if isinstance(elements, int):
-            return int(self.cost * elements)
-        return elements * int(self.cost)
 
 
 def _one(values: Any) -> Any:
@@ -478,21 +270,11 @@ def _is_shape(shape: Any) -> bool:
     )
 
 
-def _limits(types: Sequence[TensorType | None]) -> tuple[tuple[str, int, int | None], ...]:
+def limits_of(types: Sequence[TensorType | None]) -> tuple[tuple[str, int, int | None], ...]:
     """The bounds of the symbols in some types: equal sizes of other bounds may have other consequences."""
     if all(t is None or t.is_static for t in types):
         return ()
     return tuple((s.name, s.low, s.high) for s in symbols(*[d for t in types if t is not None for d in t.shape]))
 
 
-def _cast(value: Value, to: DType) -> Value:
-    """A cast nobody wrote, marked as such: ``static_types`` refuses these."""
-    from mithril.base.registry import operation
-
-    made: Value = operation("cast")(value, dtype=to)
-    nodes = Builder.current().nodes
-    nodes[-1] = nodes[-1].replaced(tags={**nodes[-1].tags, "promotion": True})
-    return made
-
-
-__all__ = ["NOTHING", "Attribute", "Op", "Shape"]
+__all__ = ["NOTHING", "Attribute", "Declaration"]

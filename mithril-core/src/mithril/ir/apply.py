@@ -1,0 +1,109 @@
+"""Calling an operation: with values it appends a node to the graph being built, with arrays it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mithril.base.dtypes import DType, dtype as as_dtype, scalar_dtype
+from mithril.base.errors import MithrilError, OperationError
+from mithril.base.registry import operation
+from mithril.base.tensor_type import TensorType
+from mithril.ir.builder import Builder, computing, is_building
+from mithril.ir.core import Graph, Op, Value
+from mithril.ir.declaration import SCALARS
+
+
+def apply(op: Op, operands: tuple[Any, ...], attributes: dict[str, Any]) -> Any:
+    """Append a node if an operand is symbolic, or nothing is an array and a graph is being built; else compute."""
+    if attributes and not op.variadic:
+        operands, attributes = op.bind(operands, attributes)
+    for operand in operands:
+        if isinstance(operand, Value):
+            return emit(op, operands, attributes)
+        delegate = getattr(operand, "__mithril_apply__", None)
+        if delegate is not None:
+            return delegate(op, operands, attributes)
+    has_arrays = any(isinstance(o, (np.ndarray, np.generic)) for o in operands)
+    if not has_arrays and is_building():  # iota(), or scalars only, while a graph is being traced
+        return emit(op, operands, attributes)
+    return op.evaluate(operands, attributes)
+
+
+def emit(op: Op, operands: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    """Append a node to the graph being built; return its results."""
+    builder = Builder.current()
+    values = convert(op, builder, operands)
+    complete = op.canonical([None if v is None else v.type for v in values], op.complete(attributes))
+    results = builder.emit(op, values, complete)
+    return results[0] if len(op.results) == 1 else results
+
+
+def convert(op: Op, builder: Builder, operands: Sequence[Any]) -> list[Value | None]:
+    """Scalars and arrays become constants; operands that must agree get casts to the common dtype."""
+    slots = op.all_operands(operands)
+    target = op.common_dtype(slots)
+    out: list[Value | None] = []
+    for k, operand in enumerate(slots):
+        wanted = target if target is not None and op.is_promoted(k) else None
+        if operand is None:
+            out.append(None)
+        elif isinstance(operand, Value):
+            out.append(operand if wanted is None or operand.dtype is wanted else _cast(operand, wanted))
+        elif isinstance(operand, (bool, int, float, np.ndarray, np.generic, list, tuple)):
+            out.append(builder.constant(operand, wanted))
+        else:
+            raise OperationError(
+                f"operation '{op.name}': operand '{op.operand_name(k)}' cannot be a {type(operand).__name__}",
+                facts=[f"got {operand!r}", "accepted: values, NumPy arrays, Python numbers"],
+            )
+    return out
+
+
+def evaluate(op: Op, operands: Sequence[Any], attributes: Mapping[str, Any], regions: Sequence[Graph] = ()) -> Any:
+    """The operation on NumPy arrays by its reference: what it means, not how fast it can be."""
+    slots = op.all_operands(operands)
+    target = op.common_dtype(slots)
+    arrays: list[Any] = []
+    for k, operand in enumerate(slots):
+        if operand is None:
+            arrays.append(None)
+            continue
+        wanted = target if target is not None and op.is_promoted(k) else None
+        kind = wanted or (scalar_dtype(operand) if type(operand) in SCALARS else None)
+        arrays.append(np.asarray(operand, dtype=kind.numpy if kind else None))
+    types = [None if a is None else TensorType(as_dtype(a.dtype), a.shape) for a in arrays]
+    complete = op.canonical(types, op.complete(attributes))
+    expected = op.infer(types, complete, regions)
+    extra = {"regions": regions} if regions else {}
+    try:
+        with np.errstate(all="ignore"), computing():
+            made = op.reference(*arrays, **complete, **extra)
+    except (MithrilError, TimeoutError):
+        raise
+    except Exception as cause:
+        raise op.own_error("failed", f"{type(cause).__name__}: {cause}", types, complete) from cause
+    results = (made,) if len(op.results) == 1 else tuple(made)
+    if len(results) != len(expected):
+        gives = f"it gives {len(results)} results, the rules say {len(expected)}"
+        raise op.own_error("does not fit its rules", gives, types, complete)
+    out = tuple(np.asarray(r, dtype=t.dtype.numpy) for r, t in zip(results, expected, strict=True))
+    for array, t in zip(out, expected, strict=True):
+        if array.shape != t.shape:
+            gives = f"it gives {list(array.shape)}, the shape rule says {list(t.shape)}"
+            raise op.own_error("does not fit its rules", gives, types, complete)
+    return out[0] if len(op.results) == 1 else out
+
+
+def _cast(value: Value, to: DType) -> Value:
+    """A cast nobody wrote, marked as such: ``static_types`` refuses these."""
+    made: Value = operation("cast")(value, dtype=to)
+    nodes = Builder.current().nodes
+    nodes[-1] = nodes[-1].replaced(tags={**nodes[-1].tags, "promotion": True})
+    return made
+
+
+Op._apply = staticmethod(apply)
+Op._evaluate = staticmethod(evaluate)
