@@ -1,4 +1,4 @@
-"""The command line: what each command prints for people, for scripts and on narrow terminals."""
+"""The command line: output of each command for humans, for scripts and on narrow terminals."""
 
 from __future__ import annotations
 
@@ -213,8 +213,9 @@ def test_help_lists_every_command(mithril):
 
 
 @pytest.mark.parametrize("name", list(cli.COMMANDS))
-def test_every_command_exists_and_its_help_begins_like_the_table(mithril, name):
-    assert cli.COMMANDS[name][1].split()[0] in mithril(name, "--help")
+def test_table_of_commands_repeats_their_help(name):
+    first = cli._load(cli.COMMANDS[name][0]).help.split("\n\n")[0]
+    assert cli.COMMANDS[name][1] == " ".join(first.split())
 
 
 def test_unknown_command(mithril):
@@ -255,11 +256,11 @@ def test_inputs_that_the_model_declares_need_no_shape():
     assert random_inputs(model, {**plain, "shapes": {"x": [5, 4]}}, 0)["x"].shape == (5, 4)
     tokens = Model()
     tokens |= Embedding(7, 3)(input=ml.IOKey("tokens", shape=["N", "T"]), output="y")
-    made = random_inputs(tokens, plain, 0)["tokens"]
-    assert made.dtype == "int32" and made.shape == (2, 3)
+    tokens_array = random_inputs(tokens, plain, 0)["tokens"]
+    assert tokens_array.dtype == "int32" and tokens_array.shape == (2, 3)
 
 
-def test_inputs_of_unknown_shape_are_asked_for():
+def test_inputs_of_unknown_shape_are_requested():
     from mithril.base.errors import InputError
     from mithril.models import Model, Relu
     from mithril_tools.cli.models import random_inputs

@@ -23,16 +23,16 @@ def graph_of(rows, size=64):
 
 
 def truth(node, overhead=2e-6, rate=1e-10):
-    """Times as an ideal machine would have them: a start, then so many bytes and operations per second."""
-    flops, moved = (2**k - 1 for k in logarithms(node)[:2])
-    return overhead + rate * flops + 2e-10 * moved
+    """Return the time on an ideal machine: an overhead, then a constant rate of bytes and operations."""
+    flops, bytes_moved = (2**k - 1 for k in logarithms(node)[:2])
+    return overhead + rate * flops + 2e-10 * bytes_moved
 
 
 def samples_of(*graphs):
     return [Sample(n.op.name, kind_of(n), logarithms(n), truth(n)) for g in graphs for n in worked(g.nodes)]
 
 
-def test_what_was_measured_is_told_as_measured():
+def test_measured_operations_are_estimated_exactly():
     graph = graph_of(64)
     model = CostModel(samples_of(graph, graph_of(8), graph_of(512)))
     for node in worked(graph.nodes):
@@ -40,17 +40,17 @@ def test_what_was_measured_is_told_as_measured():
 
 
 @pytest.mark.parametrize("rows", [20, 100, 300, 3000])
-def test_sizes_in_between_and_beyond_are_told(rows):
+def test_sizes_between_and_beyond_samples_are_estimated(rows):
     model = CostModel(samples_of(graph_of(1), graph_of(8), graph_of(64), graph_of(512)))
-    told = sum(model.alone(n) for n in worked(graph_of(rows).nodes))
-    assert told == pytest.approx(sum(truth(n) for n in worked(graph_of(rows).nodes)), rel=0.3)
+    estimate = sum(model.alone(n) for n in worked(graph_of(rows).nodes))
+    assert estimate == pytest.approx(sum(truth(n) for n in worked(graph_of(rows).nodes)), rel=0.3)
 
 
-def test_what_nothing_is_known_of_is_named():
+def test_operations_without_samples_are_named():
     model = CostModel([s for s in samples_of(graph_of(64), graph_of(1024)) if s.op != "exp"])
-    found = model.estimate(graph_of(256))
-    assert found.unknown == ("exp",) and found.seconds > 0
-    assert "for want of samples: exp" in str(found)
+    estimate = model.estimate(graph_of(256))
+    assert estimate.unknown == ("exp",) and estimate.seconds > 0
+    assert "no samples, estimated by bytes moved: exp" in str(estimate)
 
 
 def test_loops_count_their_turns():
@@ -68,22 +68,22 @@ def test_sizes_must_be_known():
         x = b.input("x", (b_dim := __import__("mithril").Dim("B"), 4))
         graph = b.build({"y": add(x, x)})
     assert b_dim is not None
-    with pytest.raises(InputError, match="size of input 'x' is not known"):
+    with pytest.raises(InputError, match="size of input 'x' is unknown"):
         CostModel(samples_of(graph_of(4))).estimate(graph)
 
 
 def test_coefficients_are_found_again():
-    """Whole calls that take half of what their products take alone, and nothing for the rest."""
+    """Fit calls that take half the time of their products, and nothing for other operations."""
 
     graphs = [graph_of(r, s) for r in (1, 8, 64, 512) for s in (32, 128, 256)]
-    alone = [{n: truth(n, overhead=0.0) for n in worked(g.nodes)} for g in graphs]
-    whole = [1e-5 + 0.5 * sum(t for n, t in found.items() if n.op.name == "matmul") for found in alone]
-    samples = [Sample(n.op.name, kind_of(n), logarithms(n), t) for found in alone for n, t in found.items()]
-    model = fitted(Measured(graphs, whole, samples))
+    op_seconds = [{n: truth(n, overhead=0.0) for n in worked(g.nodes)} for g in graphs]
+    call_seconds = [1e-5 + 0.5 * sum(t for n, t in seconds.items() if n.op.name == "matmul") for seconds in op_seconds]
+    samples = [Sample(n.op.name, kind_of(n), logarithms(n), t) for seconds in op_seconds for n, t in seconds.items()]
+    model = fitted(Measured(graphs, call_seconds, samples))
     assert model.apart < 0.1
-    told = model.estimate(graph_of(200, 200)).seconds
+    estimate = model.estimate(graph_of(200, 200)).seconds
     product = next(n for n in graph_of(200, 200).nodes if n.op.name == "matmul")
-    assert told == pytest.approx(1e-5 + 0.5 * truth(product, overhead=0.0), rel=0.2)
+    assert estimate == pytest.approx(1e-5 + 0.5 * truth(product, overhead=0.0), rel=0.2)
 
 
 def test_the_nonnegative_solution_is_the_best_one():
@@ -91,9 +91,9 @@ def test_the_nonnegative_solution_is_the_best_one():
     a, x = rng.random((20, 4)), np.array([0.0, 2.0, 0.5, 0.0])
     np.testing.assert_allclose(nonnegative(a, a @ x), x, atol=1e-6)
     b = rng.standard_normal(20)
-    found = nonnegative(a, b)
-    gradient = a.T @ (a @ found - b)
-    assert (found >= 0).all() and (gradient > -1e-6).all() and abs(gradient @ found) < 1e-6
+    solution = nonnegative(a, b)
+    gradient = a.T @ (a @ solution - b)
+    assert (solution >= 0).all() and (gradient > -1e-6).all() and abs(gradient @ solution) < 1e-6
 
 
 def test_reshapes_move_nothing_and_products_are_products():
@@ -107,14 +107,14 @@ def test_copies_do_not_read_each_other():
     graph = graph_of(8)
     scalars = {n.result: n for n in graph.nodes if n.op.name == "constant"}
     node = next(n for n in graph.nodes if n.op.name == "add")
-    made = copied(node, scalars, 3)
-    verify(made)
-    assert [n.op.name for n in made.nodes] == ["constant", "add", "add", "add"]
-    assert len(made.inputs) == len(made.outputs) == 3
-    assert {logarithms(n) for n in worked(made.nodes)} == {logarithms(node)}
+    repeated = copied(node, scalars, 3)
+    verify(repeated)
+    assert [n.op.name for n in repeated.nodes] == ["constant", "add", "add", "add"]
+    assert len(repeated.inputs) == len(repeated.outputs) == 3
+    assert {logarithms(n) for n in worked(repeated.nodes)} == {logarithms(node)}
 
 
-def test_waiting_is_no_work():
+def test_run_queue_wait_is_not_counted():
     assert Lap(1.0, 0.25, 0.1).own == 0.75
     assert Lap(1.0, 0.9, 0.5).own == 0.5  # the waiting was counted too long: so much was worked
     assert Lap(1.0, 0.0, 3.0).own == 1.0  # on four threads
@@ -124,8 +124,8 @@ def test_waiting_is_no_work():
 
 
 def test_the_corpus_has_models_of_every_kind():
-    made = corpus()
-    assert len(made) > 30
-    assert {name.split()[0] for name in made} == {
+    models = corpus()
+    assert len(models) > 30
+    assert {name.split()[0] for name in models} == {
         "perceptron", "transformer", "convolutions", "stem", "upsampling", "recurrent",
     }  # fmt: skip

@@ -53,7 +53,7 @@ def test_picture_of_a_skip_connection_and_two_outputs():
     ]
 
 
-def test_picture_closes_lanes_of_results_nobody_reads():
+def test_picture_closes_lanes_of_unused_results():
     with ml.Builder() as b:
         x = b.input("x", (2,))
         ml.ops.exp(x)

@@ -23,14 +23,14 @@ def render():
 
 
 def test_page_of_hooks_equals_the_code(render):
-    _, text, wanted = render.page("plugins.md")
-    assert text == wanted, "run: python docs/render.py"
+    _, text, expected = render.page("plugins.md")
+    assert text == expected, "run: python docs/render.py"
 
 
 @pytest.mark.parametrize("name", ["cli.md", "options.md"])
 def test_page_has_the_rows_of_every_installed_owner(render, name):
-    _, text, wanted = render.page(name)
-    missing = [line for line in wanted.splitlines() if line not in text.splitlines()]
+    _, text, expected = render.page(name)
+    missing = [line for line in expected.splitlines() if line not in text.splitlines()]
     assert not missing, "run: python docs/render.py"
 
 

@@ -1,4 +1,4 @@
-"""Pictures: everything is named, boxes stand apart, edges go down, and many layers are folded."""
+"""Pictures: every box has a label, boxes do not overlap, edges go down, and many layers are folded."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def words(text):
 
 
 def test_every_operation_layer_and_output_is_named():
-    found = words(svg(graph()))
+    labels = words(svg(graph()))
     for word in ("x", "input", "linear", "first", "act", "last", "output", "float32 [3, 8]"):
-        assert word in found
+        assert word in labels
 
 
 def test_the_look_decides_what_is_written():
@@ -44,11 +44,11 @@ def test_the_look_decides_what_is_written():
 def test_boxes_do_not_overlap_and_edges_go_down():
     boxes = [Box(40 + 7 * (k % 5), 20) for k in range(40)]
     edges = [(k, j) for k in range(40) for j in (k + 1, k + 3, 2 * k + 5) if j < 40]
-    placed = place(boxes, edges)
+    layout = place(boxes, edges)
     for a, b in edges:
         assert boxes[a].y + boxes[a].height <= boxes[b].y
     for k, one in enumerate(boxes):
-        assert 0 <= one.x - one.width / 2 and one.x + one.width / 2 <= placed.width + 1e-6
+        assert 0 <= one.x - one.width / 2 and one.x + one.width / 2 <= layout.width + 1e-6
         for other in boxes[k + 1 :]:
             if one.y == other.y:
                 assert abs(one.x - other.x) >= (one.width + other.width) / 2 - 1e-6
@@ -58,11 +58,11 @@ def test_many_operations_are_folded_into_layers():
     model = Model()
     for k in range(8):
         model += TransformerEncoderLayer(8, 2, 16, name=f"block{k}")
-    made = ml.compile(model, "numpy", shapes={"input": [2, 4, 8]}, optimization_level="none").graph
-    found = words(svg(made))
-    assert "block3" in found and "linear" not in found
-    assert "linear" in words(svg(made, Look(depth=99)))
-    page = html(made)
+    compiled_graph = ml.compile(model, "numpy", shapes={"input": [2, 4, 8]}, optimization_level="none").graph
+    labels = words(svg(compiled_graph))
+    assert "block3" in labels and "linear" not in labels
+    assert "linear" in words(svg(compiled_graph, Look(depth=99)))
+    page = html(compiled_graph)
     assert page.count("<details>") == page.count("</details>") > 8
 
 

@@ -1,4 +1,4 @@
-"""``mithril new-plugin``: what it writes installs, is found, and passes its own tests."""
+"""``mithril new-plugin``: generated plugins install, are found, and pass their own tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def generate(folder, kind, name, code=0):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_generated_distribution_passes_its_tests(kind, tmp_path):
-    """As if installed: its source on the path beside a dist-info made from its own pyproject."""
+    """Simulate installation: the source on the path, next to a dist-info built from its pyproject."""
     if NEEDS.get(kind) and importlib.util.find_spec(NEEDS[kind]) is None:
         pytest.skip(f"the tests of a new {kind} run on {NEEDS[kind]}")
     generate(tmp_path, kind, "shiny-thing")

@@ -15,7 +15,7 @@ from mithril.base.interleaved_timing import in_turns
 from mithril.runtime.compiled_model import CompiledModel
 from mithril_tools.benchmark import batch_of, resized
 
-GAIN = 0.05  # a larger batch must bring more than this to be worth its latency
+GAIN = 0.05  # relative speedup below which a larger batch is not worth its latency
 
 
 @dataclass
@@ -42,14 +42,14 @@ def find_batch_size(
     inputs: Mapping[str, Any],
     *,
     memory: float | str | None = None,
-    most: int = 1024,
+    most: int = 1024,  # english: ok, documented
     params: Mapping[str, Any] | None = None,
     seconds: float = 0.3,
 ) -> BatchChoice:
-    """The smallest batch with (nearly) the highest throughput among those that fit.
+    """Find the smallest batch with (nearly) the highest throughput among those that fit.
 
-    ``inputs`` are samples of any batch size. ``memory`` (8, "8GB", "512MiB") is what a call may take; without it, half
-    of what is free. What a batch needs comes from the memory plan: nothing is run that would not fit.
+    ``inputs`` are samples of any batch size. ``memory`` (8, "8GB", "512MiB") limits the bytes of a call; the default is
+    half of the free memory. The need of a batch is read from the memory plan: no batch runs that would not fit.
     """
     limit = parse_bytes(memory) if memory is not None else free_memory() // 2
     needs = _planner(compiled, inputs)
@@ -59,10 +59,10 @@ def find_batch_size(
         weights = compiled.randomize_params(inputs=inputs)
 
     def rate(size: int) -> float:
-        given = resized(compiled, inputs, size)
+        resized_inputs = resized(compiled, inputs, size)
 
         def call() -> None:
-            compiled.backend.synchronize(compiled.evaluate(weights, given))
+            compiled.backend.synchronize(compiled.evaluate(weights, resized_inputs))
 
         return size / in_turns({"": call}, seconds=seconds / 4, rounds=3)[""]
 
@@ -71,9 +71,9 @@ def find_batch_size(
 
 
 def fastest_batch(rate: Callable[[int], float], fits: int) -> tuple[int, dict[int, float]]:
-    """The smallest batch whose rate (items per second) no larger one beats by much, and the rates that were asked for.
+    """Return the smallest batch whose rate (items per second) is close to the best, and all measured rates.
 
-    Batches are doubled up to ``fits``, until two in a row bring nothing; then quarters around the best are tried.
+    Batches double up to ``fits`` until two in a row gain nothing; then quarter steps around the best are tried.
     """
     rates: dict[int, float] = {}
     best, size, poor = 1, 1, 0
@@ -96,27 +96,27 @@ def _planner(compiled: CompiledModel, inputs: Mapping[str, Any]) -> Callable[[in
     """Bytes of a call by batch size, from the memory plan."""
     if not compiled.programs:
         compiled.evaluate(compiled.randomize_params(inputs=inputs), dict(inputs))
-    known: dict[int, int] = {}
+    needs_by_size: dict[int, int] = {}
 
     def planned(size: int) -> int:
-        if size not in known:
+        if size not in needs_by_size:
             shapes = {n: np.shape(x) for n, x in resized(compiled, inputs, size).items()}
-            known[size] = compiled.memory_report(shapes).peak
-        return known[size]
+            needs_by_size[size] = compiled.memory_report(shapes).peak
+        return needs_by_size[size]
 
     return planned
 
 
-def _largest(needs: Callable[[int], int], limit: int, most: int) -> int:
-    """The largest batch within the limit: guessed by proportion, as needs grow so, and held to the plan."""
+def _largest(needs: Callable[[int], int], limit: int, max_batch: int) -> int:
+    """Return the largest batch within the limit: extrapolate linearly, then check against the plan."""
     if needs(1) > limit:
         raise MemoryLimitError(
             f"a batch of one needs {human(needs(1))}, and only {human(limit)} may be taken",
             hint="a smaller dtype or mixed_precision=True needs less",
         )
-    if needs(most) <= limit:
-        return most
-    low, high = 1, most  # the first fits, the second does not
+    if needs(max_batch) <= limit:
+        return max_batch
+    low, high = 1, max_batch  # the first fits, the second does not
     while high - low > 1:
         share = (limit - needs(low)) / (needs(high) - needs(low))
         middle = min(max(low + int(share * (high - low)), low + 1), high - 1)
@@ -146,7 +146,7 @@ def process_in_batches(
     *,
     params: Mapping[str, Any] | None = None,
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """The outputs for long inputs, computed piece by piece, in order, as NumPy arrays."""
+    """Compute the outputs of long inputs chunk by chunk, in order, as NumPy arrays."""
     parts = list(stream(compiled, inputs, batch_size, params=params))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
@@ -159,9 +159,9 @@ def stream(
     *,
     params: Mapping[str, Any] | None = None,
 ) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
-    """The outputs of one piece after the other. The next piece is handed over before the last one is waited for.
+    """Yield the outputs chunk by chunk. Each chunk is submitted before the previous one is awaited.
 
-    The last piece is filled up with repetitions of its last row, so that one program serves all, and cut afterwards.
+    The last chunk is padded with copies of its last row, so that one program serves all, and trimmed afterwards.
     """
     if batch_size < 1:
         raise InputError(f"a batch size cannot be {batch_size}")
@@ -175,8 +175,8 @@ def stream(
     waiting: tuple[Any, int] | None = None
     for start in range(0, total, batch_size):
         size = min(batch_size, total - start)
-        given = {n: _piece(x, start, batch_size, total) for n, x in rows.items()}
-        running = compiled.evaluate(weights, {n: compiled.backend.array(x) for n, x in given.items()})
+        piece = {n: _piece(x, start, batch_size, total) for n, x in rows.items()}
+        running = compiled.evaluate(weights, {n: compiled.backend.array(x) for n, x in piece.items()})
         if waiting is not None:
             yield _cut(compiled, *waiting)
         waiting = running, size

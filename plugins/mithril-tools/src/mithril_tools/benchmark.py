@@ -33,8 +33,8 @@ class BenchmarkConfig(metaclass=CheckedType):
             raise OptionError("a benchmark needs benchmark_iterations >= 1 and warmup_iterations >= 0")
         for metric in self.metrics:
             if metric not in METRICS:
-                what, facts, hint = unknown("metric", metric, METRICS)
-                raise OptionError(what, facts=facts, hint=hint)
+                message, facts, hint = unknown("metric", metric, METRICS)
+                raise OptionError(message, facts=facts, hint=hint)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Sweep(dict[int, BenchmarkResult]):
             for n, r in self.items()
         ]
         lines = columns(["batch", "items/s", "ms", "memory", ""], rows)
-        return "\n".join([*lines, *(f"batch {n}: {why}" for n, why in self.failed.items())])
+        return "\n".join([*lines, *(f"batch {n}: {reason}" for n, reason in self.failed.items())])
 
     def svg(self) -> str:
         """Throughput over batch size as a picture."""
@@ -128,21 +128,21 @@ def run_benchmark(
     Parameters are the bound ones, else random. With ``batch_sizes`` the inputs are cut or repeated along their first
     axis to each size, and a ``Sweep`` of results comes back.
     """
-    chosen = config or BenchmarkConfig()
+    settings = config or BenchmarkConfig()
     weights = params if params is not None else model.params
     if weights is None:
         weights = model.randomize_params(inputs=inputs)
     if batch_sizes is None:
-        return _run(model, weights, inputs, chosen)
+        return _run(model, weights, inputs, settings)
     sweep = Sweep()
     sweep.failed = {}
     for n in batch_sizes:
         try:
-            sweep[n] = _run(model, weights, resized(model, inputs, n), chosen)
+            sweep[n] = _run(model, weights, resized(model, inputs, n), settings)
         except MithrilError as error:
             sweep.failed[n] = error.what
     if not sweep:
-        raise InputError("no batch size could be run", facts=[f"{n}: {why}" for n, why in sweep.failed.items()])
+        raise InputError("no batch size could be run", facts=[f"{n}: {reason}" for n, reason in sweep.failed.items()])
     return sweep
 
 
@@ -150,13 +150,13 @@ def _run(
     model: CompiledModel, params: Mapping[str, Any], inputs: Mapping[str, Any], config: BenchmarkConfig
 ) -> BenchmarkResult:
     backend = model.backend
-    given = {n: x if backend.is_array(x) else backend.array(x) for n, x in inputs.items()}
+    arrays = {n: x if backend.is_array(x) else backend.array(x) for n, x in inputs.items()}
     for _ in range(max(config.warmup_iterations, 1)):
-        backend.synchronize(model.evaluate(params, given))
+        backend.synchronize(model.evaluate(params, arrays))
     seconds = []
     for _ in range(config.benchmark_iterations):
         start = time.perf_counter()
-        backend.synchronize(model.evaluate(params, given))
+        backend.synchronize(model.evaluate(params, arrays))
         seconds.append(time.perf_counter() - start)
     size = batch_of(inputs)
     median = statistics.median(seconds)
@@ -165,15 +165,15 @@ def _run(
         tuple(seconds),
         size / median if "throughput" in config.metrics else None,
         median if "latency" in config.metrics else None,
-        _peak(model, params, given) if "memory_usage" in config.metrics else None,
+        _peak(model, params, arrays) if "memory_usage" in config.metrics else None,
     )
 
 
 def _peak(model: CompiledModel, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> int:
     """Return the bytes of parameters, state and inputs, and those that one more call was measured to take."""
     program, arguments = model.bound_call(params, inputs)
-    held = sum(int(np.prod(x.shape)) * array_type(n, x).dtype.itemsize for n, x in arguments.items())
-    return held + model.backend.measured_memory(lambda: model.evaluate(params, inputs), program.executable)
+    argument_bytes = sum(int(np.prod(x.shape)) * array_type(n, x).dtype.itemsize for n, x in arguments.items())
+    return argument_bytes + model.backend.measured_memory(lambda: model.evaluate(params, inputs), program.executable)
 
 
 def batch_of(inputs: Mapping[str, Any]) -> int:

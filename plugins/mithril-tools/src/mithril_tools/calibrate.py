@@ -1,8 +1,8 @@
-"""``ml.calibrate``: how fast a backend is here at what models consist of; ``ml.estimate``: what a model will take.
+"""``ml.calibrate``: measure how fast a backend runs common operations; ``ml.estimate``: predict the time of a model.
 
-Small models of every common kind run, and programs of several copies of each of their operations, in turns. What the
-operations took is the samples of a cost model; how their sums compare with the models gives its coefficients. Both are
-kept on disk.
+Small models of every common kind run interleaved with programs that repeat each of their operations. The times of the
+operations are the samples of a cost model; its coefficients are fitted to the times of the models. Both are stored on
+disk.
 """
 
 from __future__ import annotations
@@ -67,20 +67,20 @@ def calibrate(
 
     Takes half a minute; minutes where every operation has to be compiled by itself.
     """
-    made = make_backend(backend, resolve({}))
-    model = fitted(measure(made, corpus(), rounds, progress))
-    kept = _store(store)
-    if kept is not None:
-        kept.put(_key(made), {"cost_model": _written(model)})
+    instance = make_backend(backend, resolve({}))
+    model = fitted(measure(instance, corpus(), rounds, progress))
+    target_store = _store(store)
+    if target_store is not None:
+        target_store.put(_key(instance), {"cost_model": _written(model)})
     return model
 
 
 def calibration(
     backend: Backend | type[Backend] | str, store: Store | str | os.PathLike[str] | bool = True
 ) -> CostModel | None:
-    """What ``calibrate`` has found here for this backend in these versions, or None."""
-    kept = _store(store)
-    parts = kept.get(_key(make_backend(backend, resolve({})))) if kept is not None else None
+    """Return the cost model that ``calibrate`` stored for this backend, versions and machine, or None."""
+    source_store = _store(store)
+    parts = source_store.get(_key(make_backend(backend, resolve({})))) if source_store is not None else None
     return _read(parts["cost_model"]) if parts is not None and "cost_model" in parts else None
 
 
@@ -130,7 +130,7 @@ def _rounds_to_stderr(line: str) -> None:
 def measure(
     backend: Backend, models: Mapping[str, Case], rounds: int, progress: Progress = lambda line: None
 ) -> Measured:
-    """Run models and copies of their operations, one after the other, round by round."""
+    """Run models and copies of their operations in sequence, round by round."""
     cases = []
     for name, (model, inputs) in models.items():
         progress(f"compiling {name}")
@@ -143,12 +143,12 @@ def measure(
         progress(f"round {turn} of {rounds}" if turn else "warming up")
         for k, call in enumerate(calls):
             if not turn or k >= len(operations):
-                call()  # a model finds its weights where its last call left them
+                call()  # untimed call: in repeated use the weights are still in the CPU cache
             if turn:
                 watch = Stopwatch()
                 call()
                 laps[k].append(watch.lap())
-    seconds = [typical(found) for found in laps]
+    seconds = [typical(lap) for lap in laps]
     nothing = min(seconds[: len(operations)])
     samples = [o.sample(t, nothing) for o, t in zip(operations, seconds, strict=False)]
     return Measured([case.graph for case in cases], seconds[len(operations) :], samples)
@@ -158,38 +158,37 @@ def _case(model: Any, inputs: Mapping[str, np.ndarray[Any, Any]], backend: Backe
     shapes = {n: list(a.shape) for n, a in inputs.items()}
     compiled = compile_model(model, backend, shapes=shapes, inference=True)
     params = compiled.randomize_params(0)
-    given = {n: backend.array(a) for n, a in inputs.items()}
-    program, _ = compiled.bound_call(params, given)
+    arguments = {n: backend.array(a) for n, a in inputs.items()}
+    program, _ = compiled.bound_call(params, arguments)
     graph = compiled.concrete(program, {n: tuple(a.shape) for n, a in inputs.items()})
-    return _Case(graph, lambda: backend.synchronize(compiled.evaluate(params, given)))
+    return _Case(graph, lambda: backend.synchronize(compiled.evaluate(params, arguments)))
 
 
 # -- fitting ------------------------------------------------------------------------------------------------------
 def fitted(measured: Measured) -> CostModel:
-    """The samples, and the coefficients that bring sums of samples closest to whole calls, relative to these.
+    """Fit the coefficients so that sums of samples come closest to the times of calls, in relative error.
 
-    Where the corpus does not tell coefficients apart, they stay near those of a backend that does one operation after
-    the other.
+    Coefficients that the corpus does not determine stay near those of a backend that runs operations in sequence.
     """
     model = CostModel(measured.samples)
     rows = np.array([model.terms(graph) for graph in measured.graphs])
-    whole = np.array(measured.whole)
-    found = np.array(PLAIN)
+    call_seconds = np.array(measured.whole)
+    coefficients = np.array(PLAIN)
     for _ in range(10):
-        told = np.maximum(rows @ found, 1e-9)
-        apart = np.abs(np.log(told / whole))
-        trust = 1 / np.maximum(apart / TRUSTED, 1.0)  # a case far off was disturbed, or is unlike the others
-        scaled = rows * (trust / np.sqrt(told * whole))[:, None]
+        estimates = np.maximum(rows @ coefficients, 1e-9)
+        deviation = np.abs(np.log(estimates / call_seconds))
+        trust = 1 / np.maximum(deviation / TRUSTED, 1.0)  # an outlier was disturbed, or differs from the other cases
+        scaled = rows * (trust / np.sqrt(estimates * call_seconds))[:, None]
         weight = PRIOR * np.linalg.norm(scaled, axis=0)
         a = np.vstack([scaled, np.diag(weight)])
-        b = np.concatenate([trust * np.sqrt(whole / told), weight * PLAIN])
-        found = nonnegative(a, b)
-    apart = np.quantile(np.abs(rows @ found / whole - 1), 0.9)
-    return CostModel(model.samples, tuple(map(float, found)), float(apart))
+        b = np.concatenate([trust * np.sqrt(call_seconds / estimates), weight * PLAIN])
+        coefficients = nonnegative(a, b)
+    deviation = np.quantile(np.abs(rows @ coefficients / call_seconds - 1), 0.9)
+    return CostModel(model.samples, tuple(map(float, coefficients)), float(deviation))
 
 
 def nonnegative(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The x >= 0 with the smallest error of a x = b, by Lawson and Hanson's active sets."""
+    """Solve min |a x - b| with x >= 0 by Lawson and Hanson's active-set method."""
     scale = np.linalg.norm(a, axis=0)
     scale[scale == 0] = 1.0
     a = a / scale
@@ -200,18 +199,18 @@ def nonnegative(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> np.ndarray[
             break
         free[slope.argmax()] = True
         while True:
-            wanted = np.zeros_like(x)
-            wanted[free] = np.linalg.lstsq(a[:, free], b, rcond=None)[0]
-            below = free & (wanted <= 0)
+            candidate = np.zeros_like(x)
+            candidate[free] = np.linalg.lstsq(a[:, free], b, rcond=None)[0]
+            below = free & (candidate <= 0)
             if not below.any():
                 break
-            step = (x[below] / (x[below] - wanted[below])).min()
-            x = x + step * (wanted - x)
+            step = (x[below] / (x[below] - candidate[below])).min()
+            x = x + step * (candidate - x)
             free &= x > 1e-12
             x[~free] = 0.0
-        x = wanted
-    found: np.ndarray[Any, Any] = x / scale
-    return found
+        x = candidate
+    solution: np.ndarray[Any, Any] = x / scale
+    return solution
 
 
 # -- keeping ------------------------------------------------------------------------------------------------------
@@ -222,8 +221,8 @@ def _store(store: Store | str | os.PathLike[str] | bool) -> Store | None:
 
 
 def _key(backend: Backend) -> str:
-    own = {n: str(v) for n, v in vars(backend).items() if not n.startswith("_")}
-    return fingerprint("cost model", backend.name, own, machine(), stamps(backend))
+    settings = {n: str(v) for n, v in vars(backend).items() if not n.startswith("_")}
+    return fingerprint("cost model", backend.name, settings, machine(), stamps(backend))
 
 
 def _written(model: CostModel) -> bytes:
@@ -235,7 +234,7 @@ def _read(text: bytes) -> CostModel | None:
     try:
         data = json.loads(text)
         samples = [Sample(op, kind, tuple(size), seconds) for op, kind, size, seconds in data["samples"]]
-        coefficients, apart = tuple(map(float, data["coefficients"])), float(data["apart"])
+        coefficients, error = tuple(map(float, data["coefficients"])), float(data["apart"])
     except (ValueError, KeyError, TypeError):
         return None
-    return CostModel(samples, coefficients, apart) if len(coefficients) == len(PLAIN) else None
+    return CostModel(samples, coefficients, error) if len(coefficients) == len(PLAIN) else None

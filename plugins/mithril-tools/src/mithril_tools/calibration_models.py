@@ -1,4 +1,4 @@
-"""Small models of every common kind, in several sizes: what a backend is calibrated with."""
+"""Small models of every common kind, in several sizes, used for calibration."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ Case = tuple[Any, Mapping[str, np.ndarray[Any, Any]]]  # a model, and inputs for
 
 def corpus() -> dict[str, Case]:
     """Name -> a model and inputs for it."""
-    made: dict[str, Case] = {}
-    for rows, size, wide in (
+    cases: dict[str, Case] = {}
+    for rows, size, hidden in (
         (1, 64, 256),
         (2, 32, 96),
         (8, 256, 768),
@@ -45,7 +45,7 @@ def corpus() -> dict[str, Case]:
         (256, 160, 320),
         (2, 1024, 2048),
     ):
-        made[f"perceptron {rows}x{size}"] = _perceptron(rows, size, wide)
+        cases[f"perceptron {rows}x{size}"] = _perceptron(rows, size, hidden)
     for batch, length, size, causal in (
         (1, 8, 64, True),
         (1, 4, 32, False),
@@ -55,8 +55,8 @@ def corpus() -> dict[str, Case]:
         (4, 24, 192, False),
         (2, 64, 256, True),
     ):
-        made[f"transformer {batch}x{length}x{size}"] = _transformer(batch, length, size, causal)
-    for batch, channels, wide, size in (
+        cases[f"transformer {batch}x{length}x{size}"] = _transformer(batch, length, size, causal)
+    for batch, channels, hidden, size in (
         (1, 8, 24, 48),
         (2, 24, 48, 24),
         (1, 48, 96, 24),
@@ -71,19 +71,19 @@ def corpus() -> dict[str, Case]:
         (1, 128, 128, 16),
         (4, 64, 64, 12),
     ):
-        made[f"convolutions {batch}x{channels}x{size}"] = _convolutions(batch, channels, wide, size)
+        cases[f"convolutions {batch}x{channels}x{size}"] = _convolutions(batch, channels, hidden, size)
     for batch, width, kernel, stride, size in (
         (1, 48, 7, 2, 48),
         (2, 80, 7, 2, 80),
         (1, 96, 16, 16, 64),
         (2, 16, 3, 1, 48),
     ):
-        made[f"stem {batch}x{size} by {kernel}"] = _stem(batch, width, kernel, stride, size)
+        cases[f"stem {batch}x{size} by {kernel}"] = _stem(batch, width, kernel, stride, size)
     for batch, channels, size in ((1, 24, 16), (1, 96, 8), (2, 48, 24)):
-        made[f"upsampling {batch}x{channels}x{size}"] = _upsampling(batch, channels, size)
+        cases[f"upsampling {batch}x{channels}x{size}"] = _upsampling(batch, channels, size)
     for batch, length, size in ((1, 10, 48), (4, 20, 96), (8, 30, 160), (2, 16, 256), (2, 30, 112), (6, 12, 144)):
-        made[f"recurrent {batch}x{length}x{size}"] = _recurrent(batch, length, size)
-    return made
+        cases[f"recurrent {batch}x{length}x{size}"] = _recurrent(batch, length, size)
+    return cases
 
 
 def _random(*shape: int) -> np.ndarray[Any, Any]:
@@ -94,8 +94,10 @@ def _tokens(batch: int, length: int, count: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(0).integers(0, count, (batch, length)).astype(np.int32)
 
 
-def _perceptron(rows: int, size: int, wide: int) -> Case:
-    model = Sequential(Linear(wide), Relu(), Linear(wide), Tanh(), LayerNorm(wide), Linear(size), Gelu(), Sigmoid())
+def _perceptron(rows: int, size: int, hidden: int) -> Case:
+    model = Sequential(
+        Linear(hidden), Relu(), Linear(hidden), Tanh(), LayerNorm(hidden), Linear(size), Gelu(), Sigmoid()
+    )
     return model, {"input": _random(rows, size)}
 
 
@@ -108,12 +110,14 @@ def _transformer(batch: int, length: int, size: int, causal: bool) -> Case:
     return model, {"input": _tokens(batch, length, 500)}
 
 
-def _convolutions(batch: int, channels: int, wide: int, size: int) -> Case:
+def _convolutions(batch: int, channels: int, out_channels: int, size: int) -> Case:
     x = IOKey("input", shape=[batch, channels, size, size])
-    h = Relu()(BatchNorm2d(wide)(Conv2d(channels, wide, kernel_size=3, padding=1, bias=False)(x)))
-    h = BatchNorm2d(wide)(Conv2d(wide, wide, kernel_size=3, padding=1, bias=False)(h))
-    h = Relu()(h + BatchNorm2d(wide)(Conv2d(channels, wide, kernel_size=1, bias=False)(x)))
-    h = Relu()(BatchNorm2d(wide)(Conv2d(wide, wide, kernel_size=3, stride=2, padding=1, bias=False)(h)))
+    h = Relu()(BatchNorm2d(out_channels)(Conv2d(channels, out_channels, kernel_size=3, padding=1, bias=False)(x)))
+    h = BatchNorm2d(out_channels)(Conv2d(out_channels, out_channels, kernel_size=3, padding=1, bias=False)(h))
+    h = Relu()(h + BatchNorm2d(out_channels)(Conv2d(channels, out_channels, kernel_size=1, bias=False)(x)))
+    h = Relu()(
+        BatchNorm2d(out_channels)(Conv2d(out_channels, out_channels, kernel_size=3, stride=2, padding=1, bias=False)(h))
+    )
     y = Linear(100)(GlobalAvgPool2d()(MaxPool2d(3, stride=2, padding=1)(h)))
     return Model.create(inputs=x, outputs={"output": y}), {"input": _random(batch, channels, size, size)}
 

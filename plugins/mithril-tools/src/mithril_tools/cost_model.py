@@ -1,7 +1,7 @@
-"""How long a graph takes on a backend, told from how long other operations took there.
+"""Cost model: predicts the running time of a graph on a backend from measured operations.
 
-Two things are known from calibration (``calibrate.py``): seconds of single operations, and how much of that
-is left inside a model, where they may be fused, and follow each other.
+Calibration (``calibrate.py``) provides the seconds of single operations, and the fraction of these that remains inside
+a model, where operations are fused or overlap.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from mithril.ir.traits import is_product, is_view, sample_nodes
 
 CLASSES = ("product", "reduction", "elementwise", "move", "loop")
 CALL, SMALLEST, BEYOND = 0, slice(1, 1 + len(CLASSES)), slice(1 + len(CLASSES), None)
-PLAIN = (0.0, *(1.0,) * (2 * len(CLASSES)))  # as if inside a model everything took what it takes alone
-NEAREST = 4  # samples that an estimate is made from
-OTHER_ATTRIBUTES = 2.0  # how far apart, in doublings of size, other attributes or dtypes put two samples
+PLAIN = (0.0, *(1.0,) * (2 * len(CLASSES)))  # coefficients under which operations cost the same inside a model as alone
+NEAREST = 4  # samples that an estimate interpolates
+OTHER_ATTRIBUTES = 2.0  # distance, in doublings of size, between samples with different attributes or dtypes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of a call. ``layers`` has the share of each layer; ``unknown`` the operations nothing was known of."""
+    """Predicted seconds of a call, the seconds of each layer, and ``unknown``: operations without any sample."""
 
     seconds: float
     layers: Mapping[str, float]
@@ -50,38 +50,38 @@ class Estimate:
     unknown: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        whole = sum(self.layers.values()) or 1.0
+        total = sum(self.layers.values()) or 1.0
         rows = [
-            [layer, f"{1e3 * s:.3f}", f"{100 * s / whole:.1f}%"]
+            [layer, f"{1e3 * s:.3f}", f"{100 * s / total:.1f}%"]
             for layer, s in sorted(self.layers.items(), key=lambda row: -row[1])
         ]
         lines = [*columns(["layer", "ms", "share"], rows), f"estimated {1e3 * self.seconds:.3f} ms"]
         if self.unknown:
-            lines.append(f"taken as moving their bytes, for want of samples: {', '.join(self.unknown)}")
+            lines.append(f"no samples, estimated by bytes moved: {', '.join(self.unknown)}")
         return "\n".join(lines)
 
 
 @dataclass
 class CostModel:
-    """Samples by operation, and coefficients of what a call adds up to.
+    """Samples by operation, and coefficients that combine them into the time of a call.
 
-    These are seconds that a call takes at least; for each class of operations how much is left inside a model of
-    what the smallest of a kind takes alone, and of what others take beyond that.
+    The coefficients are the minimal seconds of a call and, for each class of operations, two fractions that remain
+    inside a model: of the time of the smallest operation of a kind, and of the time of larger ones beyond it.
     """
 
     samples: Sequence[Sample]
     coefficients: Sequence[float] = PLAIN
-    apart: float = float("nan")  # nine of ten models it was made from are told no farther off than this, as a share
+    apart: float = float("nan")  # 90th percentile of the relative error on the calibration models
 
     @property
     def flops_per_second(self) -> float:
-        """The best that was seen of products."""
+        """The highest measured rate of products."""
         rates = [2 ** s.size[0] / s.seconds for s in self.samples if _can_be(s.op, is_product)]
         return max(rates, default=0.0)
 
     @property
     def bytes_per_second(self) -> float:
-        """The best that was seen of anything else, read and written."""
+        """The highest measured rate of other operations, in bytes read and written."""
         rates = [
             2 ** s.size[1] / s.seconds
             for s in self.samples
@@ -101,69 +101,72 @@ class CostModel:
 
     @cached_property
     def _seconds_per_byte(self) -> float:
-        """Of what only moves bytes: for operations without any sample."""
+        """Median cost of data movement, used for operations without any sample."""
         rates = [s.seconds / 2 ** s.size[1] for s in self.samples if s.size[1] > 16]
         return float(np.median(rates)) if rates else 1e-9
 
     def alone(self, node: Node) -> float:
-        """Seconds of a static node that runs by itself, from the samples most like it."""
-        found = self._by_op.get(node.op.name)
-        if found is None:
+        """Return the seconds of a static node that runs by itself, from its nearest samples."""
+        entry = self._by_op.get(node.op.name)
+        if entry is None:
             return self.smallest + 2 ** logarithms(node)[1] * self._seconds_per_byte
-        group, sizes, least = found
-        own, kind = np.array(logarithms(node)), kind_of(node)
-        apart = np.abs(sizes - own).sum(axis=1) + [OTHER_ATTRIBUTES * (s.kind != kind) for s in group]
-        chosen = np.argsort(apart, kind="stable")[:NEAREST]
-        weights = (apart[chosen] + 0.05) ** -2
-        scaled = [_scaled(group[k], own, least) for k in chosen]
+        group, sizes, shortest = entry
+        size, kind = np.array(logarithms(node)), kind_of(node)
+        distance = np.abs(sizes - size).sum(axis=1) + [OTHER_ATTRIBUTES * (s.kind != kind) for s in group]
+        nearest = np.argsort(distance, kind="stable")[:NEAREST]
+        weights = (distance[nearest] + 0.05) ** -2
+        scaled = [_scaled(group[k], size, shortest) for k in nearest]
         return float(np.exp(np.average(np.log(scaled), weights=weights)))
 
     @cached_property
     def smallest(self) -> float:
-        """Seconds of the least that can be asked for."""
+        """Seconds of the fastest sample."""
         return min((s.seconds for s in self.samples), default=1e-6)
 
     def terms(self, graph: Graph) -> np.ndarray[Any, Any]:
-        """What the coefficients multiply, for a static graph."""
+        """Return the vector of a static graph that the coefficients are multiplied with."""
         out = sum((self._terms(node) for node in worked(graph.nodes)), np.zeros(len(PLAIN)))
         out[CALL] = 1.0
         return out
 
     def _terms(self, node: Node) -> np.ndarray[Any, Any]:
-        alone = self.alone(node)
-        found = self._by_op.get(node.op.name)
-        least = min(found[2] if found is not None and not node.regions else 0.0, alone)
+        seconds = self.alone(node)
+        entry = self._by_op.get(node.op.name)
+        shortest = min(entry[2] if entry is not None and not node.regions else 0.0, seconds)
         out, which = np.zeros(len(PLAIN)), CLASSES.index(class_of(node))
-        out[SMALLEST][which], out[BEYOND][which] = least, alone - least
+        out[SMALLEST][which], out[BEYOND][which] = shortest, seconds - shortest
         return out
 
     def estimate(self, graph: Graph) -> Estimate:
-        """A call of a program whose graph, as the backend runs it, is static."""
+        """Estimate a call of a program whose graph, as the backend runs it, is static."""
         unknown_sizes = [i.name for i in graph.inputs if not i.type.is_static]
         if unknown_sizes:
-            raise InputError(f"the size of input '{unknown_sizes[0]}' is not known, so its time cannot be estimated")
+            raise InputError(
+                f"cannot estimate the time: the size of input '{unknown_sizes[0]}' is unknown",
+                hint="pass arrays or shapes: ml.estimate(compiled, {...})",
+            )
         layers: dict[str, float] = {}
-        flops = moved = 0
+        flops = bytes_moved = 0
         unknown: dict[str, None] = {}
         weights = np.asarray(self.coefficients)
         for node in worked(graph.nodes):
             path = node.origin.path or "(model)"
             layers[path] = layers.get(path, 0.0) + float(weights @ self._terms(node))
             sizes = size_of(node)
-            flops, moved = flops + sizes[0], moved + sizes[1]
+            flops, bytes_moved = flops + sizes[0], bytes_moved + sizes[1]
             if node.op.name not in self._by_op:
                 unknown[node.op.name] = None
-        return Estimate(float(weights[CALL]) + sum(layers.values()), layers, flops, moved, tuple(unknown))
+        return Estimate(float(weights[CALL]) + sum(layers.values()), layers, flops, bytes_moved, tuple(unknown))
 
 
 def worked(nodes: Iterable[Node]) -> Iterable[Node]:
-    """Nodes that take any time: numbers written in the graph take none."""
+    """Return the nodes that cost time: all but constants."""
     return (n for n in nodes if n.op.name != "constant")
 
 
 @lru_cache(maxsize=4096)
 def _can_be(name: str, holds: Callable[[Node], bool]) -> bool:
-    """Whether something holds for an operation on one of its samples."""
+    """Whether a predicate holds for an operation on one of its samples."""
     return any(holds(node) for node in sample_nodes(operation(name)))
 
 
@@ -178,11 +181,11 @@ def class_of(node: Node) -> str:
 
 
 def size_of(node: Node) -> tuple[int, int, int]:
-    """Floating-point operations, bytes in and out, bytes out; of a loop, all that its body has to do."""
+    """Return floating-point operations, bytes in and out, bytes out; for a loop, the sums over its iterations."""
     if node.regions:
         inner = np.array([size_of(n) for region in node.regions for n in worked(region.nodes)] or [(0, 0, 0)])
-        flops, moved, out = (int(turns(node) * total) // len(node.regions) for total in inner.sum(axis=0))
-        return flops, moved, out
+        flops, bytes_moved, out = (int(turns(node) * total) // len(node.regions) for total in inner.sum(axis=0))
+        return flops, bytes_moved, out
     types = [None if v is None else v.type for v in node.operands]
     rule: Any = node.op.flops
     flops = int(rule(types, [v.type for v in node.results], node.attributes)) if rule is not None else 0
@@ -191,26 +194,28 @@ def size_of(node: Node) -> tuple[int, int, int]:
 
 
 def logarithms(node: Node) -> tuple[float, ...]:
-    """Sizes as samples have them: work, bytes, bytes out, and half the innermost axis, along which vectors run; of a
-    loop its turns."""
+    """Return the size vector of samples: log2 of flops, bytes, bytes out, and half that of the innermost axis.
+
+    For a loop, the iterations take the place of the innermost axis.
+    """
     last = turns(node) if node.regions else next((int(v.type.shape[-1]) for v in node.results if v.type.shape), 1)
     return (*(math.log2(1 + n) for n in size_of(node)), 0.5 * math.log2(1 + last))
 
 
 def kind_of(node: Node) -> str:
-    """Attributes, dtypes and ranks; of a loop, what its body consists of."""
+    """Return a key of attributes, dtypes and ranks; for a loop, the operations of its body."""
     types = ",".join("-" if v is None else f"{v.type.dtype.name}{v.type.rank}" for v in node.operands)
     inner = ",".join(sorted({n.op.name for region in node.regions for n in region.nodes}))
     return f"{types} {inner or attributes_key(node.attributes)}"
 
 
-def _scaled(sample: Sample, own: np.ndarray[Any, Any], least: float) -> float:
-    """A sample's time brought to another size: what it takes beyond the smallest grows with the work, or the bytes."""
-    axis = 0 if sample.size[0] > 0 and own[0] > 0 else 1
-    floor = 0.8 * least
-    return float(floor + (sample.seconds - floor) * 2.0 ** (own[axis] - sample.size[axis]))
+def _scaled(sample: Sample, size: np.ndarray[Any, Any], shortest: float) -> float:
+    """Scale a sample's time to another size: its part above the fastest sample grows with the flops, or the bytes."""
+    axis = 0 if sample.size[0] > 0 and size[0] > 0 else 1
+    floor = 0.8 * shortest
+    return float(floor + (sample.seconds - floor) * 2.0 ** (size[axis] - sample.size[axis]))
 
 
 def turns(node: Node) -> int:
-    """How often a body runs: once, where that is only known when it does."""
+    """Return the number of iterations of a loop; 1 if it is dynamic."""
     return int(node.attributes["length"]) if node.op.name == "scan" else 1

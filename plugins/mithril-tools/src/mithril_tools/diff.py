@@ -41,10 +41,10 @@ class Divergence:
     local: float | None = None  # the operation's own error on identical operands
 
     def __str__(self) -> str:
-        where = str(self.node.origin) if self.node is not None else ""
+        location = str(self.node.origin) if self.node is not None else ""
         lines = [
             f"%{self.value.name} = {self.node.op.name if self.node else 'input'}: {self.value.type}"
-            + (f", {where}" if where else ""),
+            + (f", {location}" if location else ""),
             (
                 f"  {self.between[1]} departs from {self.between[0]} by {self.error:.3g} of the largest element, "
                 f"{self.ulp:.3g} ulp"
@@ -59,7 +59,7 @@ class Divergence:
 
 @dataclass
 class DiffReport:
-    """What ``diff`` found. Truthy where everything agrees."""
+    """The result of ``diff``; truthy if everything agrees."""
 
     compared: tuple[str, ...]
     outputs: dict[str, float]  # largest relative difference per output
@@ -96,10 +96,10 @@ def diff(
     reproducer: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> DiffReport:
-    """Run ``model`` on several backends, or after each pass of one, and find where the results part.
+    """Run ``model`` on several backends, or after each pass of one, and find the first difference.
 
-    The first backend is the standard the others are held to. With ``reproducer`` a folder, the guilty operation is
-    written there as graph text with its operands as safetensors.
+    The first backend is the reference. If ``reproducer`` is a directory, the differing operation is written there as
+    graph text with its operands as safetensors.
     """
     if not backends or (across == "backends" and len(backends) < 2):
         raise OptionError(
@@ -124,11 +124,11 @@ def diff(
     if all(error <= _allowed(outputs[name]) for name, error in report.outputs.items()):
         return report
     for other, name in zip(compiled[1:], names[1:], strict=True):
-        found = _locate(graph, arguments, first.backend, other.backend, (names[0], name))
-        if found is not None:
-            report.first = found
-            if reproducer is not None and found.node is not None:
-                report.reproducer = _write(graph, found.node, arguments, first.backend, Path(reproducer))
+        culprit = _locate(graph, arguments, first.backend, other.backend, (names[0], name))
+        if culprit is not None:
+            report.first = culprit
+            if reproducer is not None and culprit.node is not None:
+                report.reproducer = _write(graph, culprit.node, arguments, first.backend, Path(reproducer))
             return report
     report.notes.append("no single operation departs: the passes make the difference; try diff(..., across='passes')")
     return report
@@ -136,7 +136,7 @@ def diff(
 
 # -- across backends ----------------------------------------------------------------------------------------------
 def _locate(graph: Graph, arguments: Arrays, a: Backend, b: Backend, between: tuple[str, str]) -> Divergence | None:
-    """The first value, in order of computation, that differs beyond its tolerance."""
+    """Return the first value, in order of computation, that differs beyond its tolerance."""
     nodes = [n for n in graph.nodes if n.op.name != "constant"]
     for start in range(0, len(nodes), CHUNK):
         chunk = nodes[start : start + CHUNK]
@@ -144,22 +144,22 @@ def _locate(graph: Graph, arguments: Arrays, a: Backend, b: Backend, between: tu
         part = _until(graph, values)
         left, right = run_on(a, part, arguments), run_on(b, part, arguments)
         for k, value in enumerate(values):
-            expected, got = left[f"v{k}"], right[f"v{k}"]
-            error = relative_error(expected, got)
+            expected, actual = left[f"v{k}"], right[f"v{k}"]
+            error = relative_error(expected, actual)
             if error > _allowed(value):
                 node = graph.producers[value]
                 local = _local_error(graph, node, arguments, a, b)
-                return Divergence(value, node, between, error, *_ulps(expected, got), local)
+                return Divergence(value, node, between, error, *_ulps(expected, actual), local)
     return None
 
 
 def _until(graph: Graph, values: Sequence[Value]) -> Graph:
-    """The part of the graph that computes some values, as outputs ``v0, v1, ...``."""
+    """Return the subgraph that computes the values, with outputs ``v0, v1, ...``."""
     return until(graph, values, [f"v{k}" for k in range(len(values))])
 
 
 def _alone(graph: Graph, node: Node) -> Graph:
-    """One operation as a graph of its own."""
+    """Return a graph of one operation."""
     from mithril.ir import Input
 
     operands = dict.fromkeys(v for v in node.operands if v is not None)
@@ -169,33 +169,33 @@ def _alone(graph: Graph, node: Node) -> Graph:
 
 def _operands(graph: Graph, node: Node, arguments: Arrays, backend: Backend) -> Arrays:
     values = list(dict.fromkeys(v for v in node.operands if v is not None and v not in graph.input_of))
-    made = run_on(backend, _until(graph, values), arguments) if values else {}
-    given = {
+    results = run_on(backend, _until(graph, values), arguments) if values else {}
+    operands = {
         v.name: arguments[v.name]
         for v in node.operands
         if v is not None and v.name in arguments and v in graph.input_of
     }
-    return {**given, **{v.name: made[f"v{k}"] for k, v in enumerate(values)}}
+    return {**operands, **{v.name: results[f"v{k}"] for k, v in enumerate(values)}}
 
 
 def _local_error(graph: Graph, node: Node, arguments: Arrays, a: Backend, b: Backend) -> float:
     operands = _operands(graph, node, arguments, a)
-    alone = _alone(graph, node)
-    left, right = run_on(a, alone, operands), run_on(b, alone, operands)
+    single = _alone(graph, node)
+    left, right = run_on(a, single, operands), run_on(b, single, operands)
     return max(relative_error(left[n], right[n]) for n in left)
 
 
 def run_on(backend: Backend, graph: Graph, arguments: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
-    """A graph on a backend without any pass, in and out as NumPy."""
+    """Run a graph on a backend without any pass; arguments and results are NumPy arrays."""
     options = BuildOptions(jit=False, decisions=Decisions())
     executable = backend.build(backend.decomposed(graph, options), options)
-    given = {i.name: backend.array(arguments[i.name]) for i in graph.arguments}
-    params = {i.name: given.pop(i.name) for i in graph.with_role("param")}
-    return {name: backend.to_numpy(v) for name, v in executable(params, given).items()}
+    arrays = {i.name: backend.array(arguments[i.name]) for i in graph.arguments}
+    params = {i.name: arrays.pop(i.name) for i in graph.with_role("param")}
+    return {name: backend.to_numpy(v) for name, v in executable(params, arrays).items()}
 
 
 def _write(graph: Graph, node: Node, arguments: Arrays, backend: Backend, folder: Path) -> str:
-    """The guilty operation as text and its operands as safetensors."""
+    """Write the differing operation as text and its operands as safetensors."""
     folder.mkdir(parents=True, exist_ok=True)
     files.write(folder / "graph.txt", to_text(_alone(graph, node)) + "\n")
     save_file(_operands(graph, node, arguments, backend), folder / "operands.safetensors", {"operation": node.op.name})
@@ -212,8 +212,8 @@ def _across_passes(compiled: CompiledModel, graph: Graph, arguments: Arrays) -> 
     current = graph
     for one in manager.passes:
         after = manager.run_one(one, current, context)
-        got = evaluate(after, arguments)
-        worst = {n: relative_error(expected[n], got[n]) for n in expected}
+        actual = evaluate(after, arguments)
+        worst = {n: relative_error(expected[n], actual[n]) for n in expected}
         report.outputs = worst
         changed = [n for n, e in worst.items() if e > _allowed(types[n])]
         if changed:
@@ -225,15 +225,15 @@ def _across_passes(compiled: CompiledModel, graph: Graph, arguments: Arrays) -> 
 
 
 # -- numbers ------------------------------------------------------------------------------------------------------
-def relative_error(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> float:
+def relative_error(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> float:
     """Largest difference over the largest element; infinite where nan, infinities or shapes disagree."""
-    if expected.shape != got.shape or expected.dtype != got.dtype:
+    if expected.shape != actual.shape or expected.dtype != actual.dtype:
         return float("inf")
     if not expected.size:
         return 0.0
     if not as_dtype(expected.dtype).is_float:
-        return float("inf") if (expected != got).any() else 0.0
-    e, g = expected.astype(np.float64), got.astype(np.float64)
+        return float("inf") if (expected != actual).any() else 0.0
+    e, g = expected.astype(np.float64), actual.astype(np.float64)
     finite = np.isfinite(e) & np.isfinite(g)
     alike = finite | (np.isnan(e) & np.isnan(g)) | (e == g)
     if not alike.all():
@@ -244,10 +244,10 @@ def relative_error(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) ->
     return float(np.abs(e - g)[finite].max()) / scale
 
 
-def _ulps(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> tuple[float, tuple[tuple[str, int], ...]]:
-    if expected.shape != got.shape or not as_dtype(expected.dtype).is_float:
+def _ulps(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> tuple[float, tuple[tuple[str, int], ...]]:
+    if expected.shape != actual.shape or not as_dtype(expected.dtype).is_float:
         return float("inf"), (("different", int(expected.size)),)
-    e, g = expected.astype(np.float64), got.astype(np.float64)
+    e, g = expected.astype(np.float64), actual.astype(np.float64)
     with np.errstate(all="ignore"):
         spacing = np.spacing(np.abs(expected)).astype(np.float64)
         ulps = np.abs(e - g) / np.where(spacing > 0, spacing, 1)
@@ -272,8 +272,8 @@ def _worst(results: Sequence[Arrays]) -> dict[str, float]:
 
 def _outputs(compiled: CompiledModel, params: Arrays, inputs: Mapping[str, Any]) -> Arrays:
     array, to_numpy = compiled.backend.array, compiled.backend.to_numpy
-    given = {name: array(p) for name, p in params.items()}
-    return {name: to_numpy(v) for name, v in compiled.evaluate(given, dict(inputs)).items()}
+    arrays = {name: array(p) for name, p in params.items()}
+    return {name: to_numpy(v) for name, v in compiled.evaluate(arrays, dict(inputs)).items()}
 
 
 def _inputs(compiled: CompiledModel, inputs: Mapping[str, Any]) -> Arrays:

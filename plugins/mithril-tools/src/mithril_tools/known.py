@@ -1,7 +1,7 @@
-"""Entries of ``known.json``: the names that a distribution brings, from what is installed.
+"""Entries of ``known.json``: the names that a distribution provides, read from the installed plugins.
 
-The core prints pip lines from that file; ``python -m mithril_tools.known`` writes it anew where every distribution of
-the project is installed.
+The core prints pip lines from that file; ``python -m mithril_tools.known`` rewrites it in an environment where every
+distribution of the project is installed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _targets() -> list[tuple[str, Any]]:
 
 
 def entry(distribution: str) -> dict[str, list[str]]:
-    """Return the names that an installed distribution brings, by kind."""
+    """Return the names that an installed distribution provides, by kind."""
     tables: dict[str, Iterable[tuple[str, Any]]] = {
         "backends": plugins.backends().items(),
         "exports": plugins.exports().items(),

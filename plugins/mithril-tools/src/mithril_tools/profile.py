@@ -1,4 +1,4 @@
-"""``ml.profile()`` and what a model compiled with ``profile=True`` remembers: time per operation, named by layer.
+"""``ml.profile()`` and the records of a model compiled with ``profile=True``: time per operation, named by layer.
 
 Every call is timed as a whole, to its real end. It is then run again operation by operation, each waited for: that says
 where the time goes, and costs more than the whole, whose operations overlap and fuse. Both figures are shown.
@@ -70,7 +70,7 @@ class Breakdown(dict[str, OperationTime]):
 
 
 class ProfileStats:
-    """What a recorder holds, added up."""
+    """The events of a recorder, summed up."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -81,14 +81,14 @@ class ProfileStats:
         groups: dict[tuple[str, str], list[Any]] = {}
         for event in self.recorder.of("run", "operation"):
             groups.setdefault((event.layer, event.name), []).append(event)
-        whole = sum(e.seconds for events in groups.values() for e in events) or 1.0
-        made = [
+        total = sum(e.seconds for events in groups.values() for e in events) or 1.0
+        rows = [
             OperationTime(
                 operation=name,
                 layer=layer,
                 calls=len(events),
                 seconds=sum(e.seconds for e in events),
-                share=sum(e.seconds for e in events) / whole,
+                share=sum(e.seconds for e in events) / total,
                 flops=sum(e.info.get("flops", 0) for e in events),
                 bytes=sum(e.info.get("bytes", 0) for e in events),
                 fastest=min(e.seconds for e in events),
@@ -96,17 +96,17 @@ class ProfileStats:
             )
             for (layer, name), events in groups.items()
         ]
-        made.sort(key=lambda t: -t.seconds)
-        return Breakdown((f"{t.layer}: {t.operation}" if t.layer else t.operation, t) for t in made)
+        rows.sort(key=lambda t: -t.seconds)
+        return Breakdown((f"{t.layer}: {t.operation}" if t.layer else t.operation, t) for t in rows)
 
     @property
     def compile_breakdown(self) -> dict[str, float]:
         """Seconds per stage and pass of compiling."""
-        found: dict[str, float] = {}
+        seconds: dict[str, float] = {}
         for event in self.recorder.events:
             if event.section == "compile":
-                found[event.name] = found.get(event.name, 0.0) + event.seconds
-        return found
+                seconds[event.name] = seconds.get(event.name, 0.0) + event.seconds
+        return seconds
 
     @property
     def calls(self) -> int:
@@ -127,10 +127,10 @@ class ProfileStats:
             parts.append("\n".join(columns(["compile", "ms"], rows)))
         if self.calls:
             stepped = sum(e.seconds for e in self.recorder.of("run", "operation"))
-            whole = sum(e.seconds for e in self.recorder.of("run", "call"))
+            total = sum(e.seconds for e in self.recorder.of("run", "call"))
             text = f"{self.calls} call{'s' * (self.calls != 1)}, median {1e3 * self.call_seconds:.3f} ms"
             if stepped:
-                text += f"; operation by operation {stepped / whole:.2f} times as long"
+                text += f"; operation by operation {stepped / total:.2f} times as long"
                 text += f"\n\n{self.execution_breakdown}"
             parts.append(text)
         return "\n\n".join(parts) or "nothing was recorded"
@@ -149,7 +149,7 @@ def profile(output: str | Path | None = None, *, stepped: bool = True, profiler:
     """Record every call of every compiled model inside the block.
 
     ``stepped=False`` times whole calls only. ``output`` is a file for the Chrome trace, written at the end.
-    ``profiler`` names one that a plugin brings, which then measures the block instead.
+    ``profiler`` names a plugin's profiler, which then measures the block instead.
     """
     if profiler is not None:
         with plugins.load_profiler(profiler)() as running:

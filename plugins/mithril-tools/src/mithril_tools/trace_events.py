@@ -1,4 +1,4 @@
-"""What was measured: events of two sections, compile and run, and their Chrome trace."""
+"""Recorded events of two sections, compile and run, and their Chrome trace."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Recorder:
         return [e for e in self.events if e.section == section and e.kind == kind]
 
     def chrome(self) -> dict[str, Any]:
-        """The events in Chrome's trace format: one process per section, one row per kind of event."""
+        """Return the events in Chrome's trace format: one process per section, one row per kind of event."""
         rows: list[dict[str, Any]] = [
             {"ph": "M", "name": "process_name", "pid": 1 + k, "tid": 0, "args": {"name": section}}
             for k, section in enumerate(SECTIONS)
@@ -68,7 +68,7 @@ class Recorder:
         return {"traceEvents": rows, "displayTimeUnit": "ms"}
 
     def write(self, path: str | os.PathLike[str] | None = None) -> None:
-        """The trace as a file that chrome://tracing and Perfetto open."""
+        """Write the trace to a file that chrome://tracing and Perfetto open."""
         target = path if path is not None else self.path
         if target is None:
             raise OptionError("there is no file to write the profile to", hint='recorder.write("profile.json")')

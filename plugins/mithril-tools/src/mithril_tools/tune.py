@@ -1,8 +1,8 @@
 """``ml.tune``: which options are fastest for this model, on these shapes, on this machine; measured, not guessed.
 
-One knob after the other is turned, each alternative against the best so far, in turns. A winner must be faster by more
-than the noise and give the same results. What was found is kept on disk and found again until something it depends
-on changes: the model, the shapes, the backend, a version, the machine. ``optimization_level="high"`` uses it, too.
+Options are varied in sequence; each alternative is interleaved with the best setting so far. A winner must be faster by
+more than the noise and give the same results. The result is cached on disk until something it depends on changes: the
+model, the shapes, the backend, a version, the machine. ``optimization_level="high"`` uses it, too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CHOICES: Mapping[str, Sequence[Any]] = {
 
 @dataclass
 class Tuned:
-    """What was found. ``options`` are for ``ml.compile``; print it for the table of what was tried."""
+    """The fastest ``options`` for ``ml.compile``; printing it shows the table of all trials."""
 
     options: dict[str, Any]
     seconds: float
@@ -57,8 +57,8 @@ class Tuned:
         return self.default_seconds / self.seconds
 
     def __str__(self) -> str:
-        chosen = ", ".join(f"{n}={v!r}" for n, v in self.options.items()) or "the defaults"
-        lines = [f"best: {chosen}; {1e3 * self.seconds:.3f} ms, {self.speedup:.2f} times as fast as the defaults"]
+        settings = ", ".join(f"{n}={v!r}" for n, v in self.options.items()) or "the defaults"
+        lines = [f"best: {settings}; {1e3 * self.seconds:.3f} ms, {self.speedup:.2f} times as fast as the defaults"]
         for knob, value, seconds, remark in self.tried:
             time = "-" if seconds is None else f"{1e3 * seconds:.3f} ms"
             lines.append(f"  {knob}={value!r}: {time}" + (f"  {remark}" if remark else ""))
@@ -80,30 +80,30 @@ def tune(
     """Measure options of ``ml.compile`` on sample ``inputs`` and keep the fastest that give the same results.
 
     ``choices`` maps an option to the values worth trying, the default first. ``gradients_of`` names a scalar output
-    whose gradients belong to what is timed. ``seconds`` is spent per knob. ``store=False`` measures anew.
+    whose gradients are timed, too. ``seconds`` is spent per option. ``store=False`` ignores the cache.
     """
     knobs = {n: tuple(v) for n, v in (CHOICES if choices is None else choices).items() if n not in options}
     settings = resolve(options)
-    made = make_backend(backend, settings)
-    arrays = {n: made.to_numpy(x) if made.is_array(x) else np.asarray(x) for n, x in inputs.items()}
+    instance = make_backend(backend, settings)
+    arrays = {n: instance.to_numpy(x) if instance.is_array(x) else np.asarray(x) for n, x in inputs.items()}
     options.setdefault("shapes", {n: list(a.shape) for n, a in arrays.items()})
-    kept = store
+    cache = store
     if not isinstance(store, Store) and store is not False:
-        kept = Store(settings["cache_dir"] if store is True else store)
-    key = _key(model, made, arrays, options, knobs, gradients_of) if isinstance(kept, Store) else None
-    known = kept.get(key) if isinstance(kept, Store) and key is not None else None
+        cache = Store(settings["cache_dir"] if store is True else store)
+    key = _key(model, instance, arrays, options, knobs, gradients_of) if isinstance(cache, Store) else None
+    entry = cache.get(key) if isinstance(cache, Store) and key is not None else None
     with searching():
-        if known is not None:
-            found = _read(known, knobs)
-            if found is not None:
-                found.compiled = compile_model(model, made, **{**options, **found.options})
-                return found
-        found = _search(model, made, arrays, options, knobs, gradients_of, seconds)
-    if isinstance(kept, Store) and key is not None:
-        kept.put(key, {"tuned": _written(found).encode()})
+        if entry is not None:
+            result = _read(entry, knobs)
+            if result is not None:
+                result.compiled = compile_model(model, instance, **{**options, **result.options})
+                return result
+        result = _search(model, instance, arrays, options, knobs, gradients_of, seconds)
+    if isinstance(cache, Store) and key is not None:
+        cache.put(key, {"tuned": _written(result).encode()})
         shapes = {n: a.shape for n, a in arrays.items()}
-        keep(kept, model, made, shapes, {n: resolve({**options, **found.options}).peek()[n] for n in knobs})
-    return found
+        keep(cache, model, instance, shapes, {n: resolve({**options, **result.options}).peek()[n] for n in knobs})
+    return result
 
 
 def _search(
@@ -115,7 +115,7 @@ def _search(
     gradients_of: str | None,
     seconds: float,
 ) -> Tuned:
-    """Turn one knob after the other, keeping what wins."""
+    """Vary the options in sequence and keep the winners."""
     best: dict[str, Any] = {}
     base = _Candidate(model, backend, arrays, options, gradients_of)
     current = base
@@ -141,7 +141,7 @@ def _search(
         if times[winner] < (1 - MARGIN) * times[None]:
             best[knob], current = values[winner], racing[winner]
     final = in_turns({"best": current.call, "default": base.call}, seconds=seconds)
-    if final["best"] > final["default"]:  # what won in single races lost the last one
+    if final["best"] > final["default"]:  # the winners of single comparisons lost the final one
         best, current = {}, base
         final["best"] = final["default"]
     return Tuned(best, final["best"], final["default"], tried, False, current.compiled)
@@ -150,30 +150,32 @@ def _search(
 class _Candidate:
     """The model compiled one way, and a call of it."""
 
-    def __init__(self, model: Model, backend: Any, arrays: Any, options: Mapping[str, Any], of: str | None) -> None:
+    def __init__(
+        self, model: Model, backend: Any, arrays: Any, options: Mapping[str, Any], gradients_of: str | None
+    ) -> None:
         self.compiled = compile_model(model, backend, **options)
         self.params = self.compiled.randomize_params(0, arrays)
         self.given = {n: self.compiled.backend.array(a) for n, a in arrays.items()}
-        self.of = of
+        self.of = gradients_of
 
     def call(self) -> Any:
-        made = self.compiled.evaluate(self.params, self.given, self.of, training=False)
-        self.compiled.backend.synchronize(made)
-        return made
+        results = self.compiled.evaluate(self.params, self.given, self.of, training=False)
+        self.compiled.backend.synchronize(results)
+        return results
 
     def results(self) -> dict[str, np.ndarray[Any, Any]]:
-        made = self.call()
-        parts = made if isinstance(made, tuple) else (made,)
+        results = self.call()
+        parts = results if isinstance(results, tuple) else (results,)
         to_numpy = self.compiled.backend.to_numpy
         return {f"{k}/{n}": to_numpy(v) for k, part in enumerate(parts) for n, v in part.items()}
 
     def differs(self, other: _Candidate) -> str:
-        """In what the results differ from another candidate's beyond the last places; empty where they agree."""
-        mine, theirs = self.results(), other.results()
+        """Describe how the results differ from another candidate's beyond rounding; empty if they agree."""
+        actual, theirs = self.results(), other.results()
         largest = max((float(np.abs(a).max()) for a in theirs.values() if a.size and a.dtype.kind == "f"), default=1.0)
         for name, expected in theirs.items():
             allowed = 10 * TOLERANCE.get(as_dtype(expected.dtype).name, 0.0)
-            error = relative_error(expected, mine[name])
+            error = relative_error(expected, actual[name])
             absolute = error * float(np.abs(expected).max(initial=0.0)) / (largest or 1.0)
             if min(error, absolute) > allowed:
                 return f"its results differ by {error:.2g} in '{name.partition('/')[2]}'"
@@ -181,22 +183,26 @@ class _Candidate:
 
 
 # -- keeping ------------------------------------------------------------------------------------------------------
-def _key(model: Any, backend: Any, arrays: Any, options: Any, knobs: Any, of: Any) -> str | None:
-    """Everything that the answer depends on; None where that cannot be told."""
-    own = {n: str(v) for n, v in vars(backend).items() if not n.startswith("_")}
+def _key(model: Any, backend: Any, arrays: Any, options: Any, knobs: Any, gradients_of: Any) -> str | None:
+    """Return a key of everything that the result depends on, or None if that cannot be determined."""
+    attributes = {n: str(v) for n, v in vars(backend).items() if not n.startswith("_")}
     shapes = [(n, a.dtype.name, a.shape) for n, a in arrays.items()]
     try:
         flat, kind = flatten(model), type(backend)
-        return fingerprint("tune", flat, kind, own, shapes, dict(options), dict(knobs), of, machine(), stamps(backend))
+        return fingerprint(
+            "tune", flat, kind, attributes, shapes, dict(options), dict(knobs), gradients_of, machine(), stamps(backend)
+        )
     except NoFingerprint:
         return None
 
 
-def _written(found: Tuned) -> str:
-    for name, value in found.options.items():
+def _written(tuned: Tuned) -> str:
+    for name, value in tuned.options.items():
         if not isinstance(value, (bool, int, float, str, dict, type(None))):
-            raise OptionError(f"tune: the choice {name}={value!r} cannot be kept", hint="store=False measures only")
-    return json.dumps({"options": found.options, "seconds": found.seconds, "default": found.default_seconds})
+            raise OptionError(
+                f"tune: cannot store the choice {name}={value!r}", hint="pass store=False to measure without storing"
+            )
+    return json.dumps({"options": tuned.options, "seconds": tuned.seconds, "default": tuned.default_seconds})
 
 
 def _read(parts: Mapping[str, bytes], knobs: Mapping[str, Sequence[Any]]) -> Tuned | None:

@@ -1,4 +1,4 @@
-"""What ``ml.tune`` found to be fastest for a model, kept for ``optimization_level="high"``."""
+"""On-disk cache of the options that ``ml.tune`` found fastest, read by ``optimization_level="high"``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _searching: ContextVar[bool] = ContextVar("searching", default=False)
 
 @contextmanager
 def searching() -> Iterator[None]:
-    """While options are measured, what was found before must not mix with them."""
+    """Ignore stored options while options are measured."""
     token = _searching.set(True)
     try:
         yield
@@ -35,40 +35,40 @@ def keep(store: Store, model: Any, backend: Any, shapes: Mapping[str, Any], opti
         store.put(key, {"options": json.dumps(dict(options), default=dict).encode()})
 
 
-def winners(model: Any, backend: Any, settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options that were found to be fastest, without those that the user has ``given`` otherwise.
+def winners(model: Any, backend: Any, settings: Mapping[str, Any], user_options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fastest known options, without those that the user has set.
 
-    Empty below level high, where shapes are open, and where nothing was ever measured.
+    Empty below level high, if shapes are open, or if nothing was measured.
     """
     if settings["optimization_level"] != "high" or _searching.get() or not settings["shapes"]:
         return {}
     key = _key(model, backend, settings["shapes"])
     parts = Store(settings["cache_dir"]).get(key) if key is not None else None
     try:
-        found = json.loads(parts["options"]) if parts is not None else {}
-        return {n: v for n, v in found.items() if n not in given or n == "optimization_level"}
+        options = json.loads(parts["options"]) if parts is not None else {}
+        return {n: v for n, v in options.items() if n not in user_options or n == "optimization_level"}
     except (ValueError, KeyError, AttributeError):
         return {}
 
 
 def machine() -> list[Any]:
-    """What makes times here unlike those elsewhere."""
+    """Return the facts about this machine that running times depend on."""
     return [platform.machine(), platform.processor(), platform.node(), os.cpu_count()]
 
 
 def stamps(backend: Any) -> list[str]:
-    """Versions of the core and of a backend, down to the files."""
+    """Return the versions of the core and of a backend, down to the files."""
     package = type(backend).__module__.partition(".")[0]
     return [__version__, package_stamp("mithril"), package_stamp(package)]
 
 
 def _key(model: Any, backend: Any, shapes: Mapping[str, Any]) -> str | None:
-    """Everything that the answer depends on; None where that cannot be told, or shapes are open."""
+    """Return a key of everything that the result depends on, or None if shapes are open or a part has no key."""
     sizes = {n: list(shape) for n, shape in sorted(shapes.items())}
     if not all(isinstance(size, int) for shape in sizes.values() for size in shape):
         return None
-    own = {n: str(v) for n, v in vars(backend).items() if not n.startswith("_")}
+    attributes = {n: str(v) for n, v in vars(backend).items() if not n.startswith("_")}
     try:
-        return fingerprint("winners", flatten(model), type(backend), own, sizes, machine(), stamps(backend))
+        return fingerprint("winners", flatten(model), type(backend), attributes, sizes, machine(), stamps(backend))
     except NoFingerprint:
         return None

@@ -12,37 +12,46 @@ from mithril.base.errors import MithrilError, closest
 
 # name: (where it lives, one line of help). A new command of the core is one row here.
 COMMANDS = {
-    "backends": ("mithril_tools.cli.listing:backends", "Backends: installed, usable, and how to get the others."),
+    "backends": (
+        "mithril_tools.cli.listing:backends",
+        "List backends: installed, usable, and how to install the others.",
+    ),
     "bench": ("mithril_tools.cli.bench:bench", "Time a model on installed backends, for one or several batch sizes."),
-    "cache": ("mithril_tools.cli.bench:cache", "What cache=True has kept on disk: info, clear."),
-    "calibrate": ("mithril_tools.cli.calibrate:calibrate", "Measure what estimates of running times are made from."),
-    "compile": ("mithril_tools.cli.models:compile_command", "Compile a model and print what was generated."),
+    "cache": ("mithril_tools.cli.bench:cache", "Show or clear the disk cache of cache=True."),
+    "calibrate": (
+        "mithril_tools.cli.calibrate:calibrate",
+        "Measure the samples that ml.estimate predicts running times from.",
+    ),
+    "compile": ("mithril_tools.cli.models:compile_command", "Compile MODEL and print the generated program."),
     "demo": (
         "mithril_tools.cli.demo:demo",
-        "One model on every installed backend: results compared, timings, a picture of the graph.",
+        "Run one model on every installed backend: compared results, timings, a picture of the graph.",
     ),
     "diff": (
         "mithril_tools.cli.models:diff_command",
-        "A model on several backends, or after each pass: the first operation that departs.",
+        "Run MODEL on several backends, or after each pass, and report the first op that differs.",
     ),
     "doctor": (
         "mithril_tools.cli.doctor:doctor",
-        "This machine: versions, devices, threads, and why a plugin did not load.",
+        "Report versions, devices, threads, and why a plugin did not load.",
     ),
     "explain": (
         "mithril_tools.cli.models:explain_command",
-        "What was decided while a model was compiled, and why a fusion did not fire.",
+        "Show the decisions of compiling MODEL, the effect of each pass, and why a fusion did not fire.",
     ),
     "new-plugin": (
         "mithril_tools.cli.new_plugin:new_plugin",
         "Write a complete distribution with tests: pass, backend, target, profiler or op.",
     ),
-    "options": ("mithril_tools.cli.listing:options", "Every keyword of ml.compile, with its owner."),
+    "options": ("mithril_tools.cli.listing:options", "List every keyword of ml.compile, with its owner."),
     "passes": (
         "mithril_tools.cli.listing:passes",
-        "Passes in the order in which they run, and the pipeline of each level.",
+        "List passes in the order in which they run, and the pipeline of each level.",
     ),
-    "plugins": ("mithril_tools.cli.listing:plugins", "Installed plugins: what they bring, and their state."),
+    "plugins": (
+        "mithril_tools.cli.listing:plugins",
+        "List the installed plugins, the things they provide, and their state.",
+    ),
 }
 
 
@@ -75,8 +84,8 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if self.get_command(ctx, name) is None:
-            near = closest(name, self.list_commands(ctx))
-            hint = f"did you mean '{near[0]}'?" if near else "`mithril --help` lists all commands."
+            suggestions = closest(name, self.list_commands(ctx))
+            hint = f"did you mean '{suggestions[0]}'?" if suggestions else "`mithril --help` lists all commands."
             raise click.UsageError(f"unknown command '{name}'; {hint}", ctx)
         return super().resolve_command(ctx, args)
 
@@ -102,15 +111,15 @@ class Commands(click.Group):
 @click.version_option(__version__, prog_name="mithril")
 @click.option("--disable-plugins", metavar="NAMES", default="", help="Plugins to leave out: a,b or * for all of them.")
 def main(disable_plugins: str) -> None:
-    """A model is written once as a graph; everything that happens to it afterwards is a plugin."""
+    """Compile, run and inspect mithril models; every backend, pass and tool is a plugin."""
     from mithril import plugins
 
     plugins.reserve("mithril_commands", COMMANDS)
     if disable_plugins:
         plugins.reload(disable=disable_plugins.split(","))
-        asked = {word.strip().lower() for word in disable_plugins.split(",")}
+        names = {word.strip().lower() for word in disable_plugins.split(",")}
         for name in plugins.default.loader.unknown_disabled():
-            if name in asked:  # not those of MITHRIL_DISABLE_PLUGINS, which serves several environments
-                near = closest(name, [n for p in plugins.found() for n in (p.name, p.distribution)])
-                hint = f"did you mean '{near[0]}'?" if near else "`mithril plugins` lists all plugins."
+            if name in names:  # not those of MITHRIL_DISABLE_PLUGINS, which serves several environments
+                suggestions = closest(name, [n for p in plugins.found() for n in (p.name, p.distribution)])
+                hint = f"did you mean '{suggestions[0]}'?" if suggestions else "`mithril plugins` lists all plugins."
                 raise click.UsageError(f"--disable-plugins: no plugin is named '{name}'; {hint}")

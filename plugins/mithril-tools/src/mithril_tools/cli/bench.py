@@ -39,9 +39,9 @@ def bench(
     import mithril as ml
     from mithril.backend.memory_plan import human
 
-    given = compile_options(**options)
-    made = load_model(model)
-    inputs = random_inputs(made, given, 0)
+    settings = compile_options(**options)
+    instance = load_model(model)
+    inputs = random_inputs(instance, settings, 0)
     names = [n for n in backends.split(",") if n] or sorted(plugins.backends(), key=lambda n: (n != "numpy", n))
     if not names:
         raise PluginError("no backend is installed", hint="pip install mithril-numpy")
@@ -49,9 +49,9 @@ def bench(
     config = ml.BenchmarkConfig(warmup_iterations=warmup, benchmark_iterations=iterations)
     rows, data, tables = [], [], []
     for name in names:
-        compiled = ml.compile(made, name, **given)
-        found = ml.run_benchmark(compiled, inputs, config, batch_sizes=sizes or None)
-        for batch, result in found.items() if sizes else [(found.batch_size, found)]:
+        compiled = ml.compile(instance, name, **settings)
+        report = ml.run_benchmark(compiled, inputs, config, batch_sizes=sizes or None)
+        for batch, result in report.items() if sizes else [(report.batch_size, report)]:
             rows.append(
                 {
                     "backend": name,
@@ -97,7 +97,7 @@ def _sizes(text: str) -> list[int]:
 @click.option("--dir", "folder", type=click.Path(file_okay=False, path_type=Path), help="The cache_dir that was used.")
 @json_option
 def cache(action: str, folder: Path | None, as_json: bool) -> None:
-    """What cache=True has kept on disk: info, clear."""
+    """Show or clear the disk cache of cache=True."""
     from mithril.backend.memory_plan import human
     from mithril.base.disk_cache import Store
 

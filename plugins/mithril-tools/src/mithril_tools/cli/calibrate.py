@@ -24,10 +24,10 @@ COLUMNS = ("backend", "samples", "products", "other", "apart", "took")
 @click.option("--dir", "folder", type=click.Path(file_okay=False, path_type=Path), help="Keep the results here.")
 @json_option
 def calibrate(backends: str, rounds: int, folder: Path | None, as_json: bool) -> None:
-    """Measure what estimates of running times are made from.
+    """Measure the samples that ml.estimate predicts running times from.
 
-    Small models of every common kind run, and copies of their operations. The results are kept, and ml.estimate uses
-    them until the machine or a version changes.
+    Small models of every common kind run, and copies of their operations. The results are stored and stay valid until
+    the machine or a version changes.
     """
     import mithril as ml
     from mithril.base.tables import si

@@ -1,8 +1,8 @@
 """``mithril backends --coverage NAME``: which operations a backend lowers, and which it runs by their bodies.
 
 A backend must lower the primitives to pass the kit; composites without a lowering are decomposed, and some backends run
-primitives of plugins by their references on NumPy. The list is derived from the
-operations' declarations and from what the backend answers, so that there is no second list to keep.
+primitives of plugins by their references on NumPy. The list is derived from the operations' declarations and the
+backend's own answers, so that no second list has to be maintained.
 """
 
 from __future__ import annotations

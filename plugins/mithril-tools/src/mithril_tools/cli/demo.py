@@ -29,7 +29,7 @@ CALLS = 20
 
 
 def model() -> Model:
-    """A small residual network on images: convolutions, batch norm, a skip connection, pooling, a classifier."""
+    """Build a small residual network for images: convolutions, batch norm, a skip connection, pooling, a classifier."""
     from mithril.models import Add, BatchNorm2d, Conv2d, GlobalAvgPool2d, Linear, Model, Relu
 
     net = Model()
@@ -46,7 +46,7 @@ def model() -> Model:
 
 @dataclass
 class Run:
-    """What one backend did with the model."""
+    """The result of one backend."""
 
     backend: str
     graph: Graph | None = None
@@ -107,7 +107,7 @@ def _median(call: Any) -> float:
 
 
 def _difference(left: Arrays, right: Arrays) -> float:
-    """The largest difference, relative to the largest element of the array it stands in."""
+    """Return the largest difference, relative to the largest element of its array."""
     worst = 0.0
     for name, array in right.items():
         scale = max(float(abs(array).max(initial=0.0)), 1e-30)
@@ -121,9 +121,9 @@ def compare(runs: Sequence[Run]) -> Run | None:
     if not worked:
         return None
     reference = next((r for r in worked if r.backend == "numpy"), worked[0])
-    for each in worked:
-        each.output_difference = _difference(each.outputs, reference.outputs)
-        each.gradient_difference = _difference(each.gradients, reference.gradients)
+    for run in worked:
+        run.output_difference = _difference(run.outputs, reference.outputs)
+        run.gradient_difference = _difference(run.gradients, reference.gradients)
     return reference
 
 
@@ -161,7 +161,7 @@ COLUMNS = (
 )
 @json_option
 def demo(backends: str, as_json: bool) -> None:
-    """One model on every installed backend: results compared, timings, a picture of the graph."""
+    """Run one model on every installed backend: compared results, timings, a picture of the graph."""
     names = [name for name in backends.split(",") if name] or sorted(
         plugins.backends(), key=lambda n: (n != "numpy", n)
     )
@@ -200,5 +200,5 @@ def _report(runs: Sequence[Run], reference: Run | None, out: Any) -> None:
         if done.error:
             out.print(f"\n[bold]{done.backend}[/bold]\n{escape(done.error)}")
     if reference is not None:
-        same = sum(done.agrees for done in runs)
-        out.print(f"\n{same} of {len(runs)} backends agree within {TOLERANCE:g} of the largest element.")
+        num_equal = sum(done.agrees for done in runs)
+        out.print(f"\n{num_equal} of {len(runs)} backends agree within {TOLERANCE:g} of the largest element.")

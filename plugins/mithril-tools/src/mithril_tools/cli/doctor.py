@@ -23,7 +23,7 @@ SWITCHES = ("MITHRIL_DISABLE_PLUGINS", "MITHRIL_STRICT_PLUGINS")
 
 
 def environment() -> dict[str, str]:
-    """Versions, processor, and the variables that change how fast or with what mithril runs."""
+    """Report versions, CPU, and the environment variables that affect mithril."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     facts = {
         "mithril-core": __version__,
@@ -50,7 +50,7 @@ def _processor() -> str:
 
 
 def examine(entry: Registered[BackendSpec]) -> dict[str, str]:
-    """One backend: its framework's version, whether it loads and how long that takes, and what it says of itself."""
+    """Report one backend: its framework's version, whether and how fast it loads, and its own diagnosis."""
     facts = {"distribution": entry.origin}
     brought_by = packages_distributions()
     for module in entry.spec.requires:
@@ -67,7 +67,7 @@ def examine(entry: Registered[BackendSpec]) -> dict[str, str]:
     except MithrilError as error:
         facts["state"] = "failed"
         facts["why"] = str(error)
-    except Exception as error:  # whatever a framework throws at somebody who asks about its devices is an answer
+    except Exception as error:  # a framework may raise anything when its devices are queried
         facts["state"] = "failed"
         facts["why"] = f"{type(error).__name__}: {error}"
     return facts
@@ -76,13 +76,13 @@ def examine(entry: Registered[BackendSpec]) -> dict[str, str]:
 @click.command()
 @json_option
 def doctor(as_json: bool) -> None:
-    """This machine: versions, devices, threads, and why a plugin did not load."""
-    found = plugins.all()
+    """Report versions, devices, threads, and why a plugin did not load."""
+    installed = plugins.all()
     report: dict[str, Any] = {
         "environment": environment(),
         "backends": {name: examine(entry) for name, entry in plugins.backends().items()},
         "hardware": [{"name": f.spec.name, "why": f.spec.why, "by": f.origin} for f in plugins.detect_targets()],
-        "problems": list(dict.fromkeys(str(problem.error()) for plugin in found for problem in plugin.problems)),
+        "problems": list(dict.fromkeys(str(problem.error()) for plugin in installed for problem in plugin.problems)),
     }
     if as_json:
         print_json(report)

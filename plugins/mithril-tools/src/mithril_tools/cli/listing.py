@@ -1,4 +1,4 @@
-"""``mithril plugins``, ``backends``, ``passes`` and ``options``: what is installed, as tables or JSON."""
+"""``mithril plugins``, ``backends``, ``passes`` and ``options``: the installed ones, as tables or JSON."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 @click.command()
 @json_option
 def plugins(as_json: bool) -> None:
-    """Installed plugins: what they bring, and their state.
+    """List the installed plugins, the things they provide, and their state.
 
     A backend is registered until its framework is imported; `mithril doctor` imports it.
     """
-    declared.registry()  # two owners of one option come to light here
-    found = installed.all()
-    provides: dict[int, dict[str, list[str]]] = {id(plugin): {} for plugin in found}
+    declared.registry()  # detects two owners of one option
+    entries = installed.all()
+    provides: dict[int, dict[str, list[str]]] = {id(plugin): {} for plugin in entries}
     for kind, name, plugin in installed.provided():
         provides[id(plugin)].setdefault(kind, []).append(name)
     if as_json:
-        print_json([_plugin_data(plugin, provides[id(plugin)]) for plugin in found])
+        print_json([_plugin_data(plugin, provides[id(plugin)]) for plugin in entries])
         return
     out = console()
-    if not found:
+    if not entries:
         out.print("No plugins are installed. A backend to begin with: pip install mithril-numpy")
         return
     rows = [
@@ -48,10 +48,10 @@ def plugins(as_json: bool) -> None:
             "version": plugin.version,
             "state": _state(plugin, provides[id(plugin)]),
         }
-        for plugin in found
+        for plugin in entries
     ]
     show(rows, ["name", "kind", "distribution", "version", "state"], out)
-    for problem in dict.fromkeys(problem for plugin in found for problem in plugin.problems):
+    for problem in dict.fromkeys(problem for plugin in entries for problem in plugin.problems):
         if problem.state != "disabled":
             out.print(f"\n{escape(str(problem.error()))}")
 
@@ -71,7 +71,7 @@ def _plugin_data(plugin: Plugin, provides: dict[str, list[str]]) -> dict[str, An
 
 
 def _state(plugin: Plugin, provides: dict[str, list[str]]) -> str:
-    """The plugin's state; ``registered`` where a backend's own module, and its framework, are not imported yet."""
+    """Return the plugin's state: ``registered`` if the module of its backend, and its framework, are not imported."""
     specs = [installed.backends()[name].spec for name in provides.get("backend", ())]
     if plugin.state != "loaded" or not specs:
         return plugin.state
@@ -99,7 +99,7 @@ def _kinds(provides: dict[str, list[str]]) -> str:
 @click.option("--coverage", metavar="NAME", help="How this backend runs each operation: lowered, by its body, missing.")
 @json_option
 def backends(coverage: str | None, as_json: bool) -> None:
-    """Backends: installed, usable, and how to get the others."""
+    """List backends: installed, usable, and how to install the others."""
     if coverage is not None:
         _coverage(coverage, as_json)
         return
@@ -115,8 +115,8 @@ def backends(coverage: str | None, as_json: bool) -> None:
                 "summary": entry.spec.summary,
             }
         )
-    have = {row["name"] for row in rows}
-    absent = {name: home for name, home in pip_hints.BACKENDS.items() if name not in have}
+    listed = {row["name"] for row in rows}
+    absent = {name: home for name, home in pip_hints.BACKENDS.items() if name not in listed}
     for name, home in absent.items():
         if not installed.default.loader.named(home):
             rows.append({"name": name, "class": "", "distribution": "", "state": f"pip install {home}", "summary": ""})
@@ -143,7 +143,7 @@ def _coverage(name: str, as_json: bool) -> None:
 @click.command()
 @json_option
 def passes(as_json: bool) -> None:
-    """Passes in the order in which they run, and the pipeline of each level."""
+    """List passes in the order in which they run, and the pipeline of each level."""
     entries = _in_order(installed.passes())
     rows = [
         {
@@ -175,25 +175,25 @@ def passes(as_json: bool) -> None:
 
 
 def _in_order(entries: Mapping[str, Registered[PassSpec]]) -> list[Registered[PassSpec]]:
-    """As the pass manager would run them all."""
+    """Return all passes in the order of the pass manager."""
     from mithril.passes.manager import Pass, ordered
 
-    placed = []
+    stand_ins = []
     for name, entry in entries.items():
         place = installed.pass_placement(name)
-        placed.append(Pass(name, _unused, entry.spec.stage, entry.spec.level, place.before, place.after))
-    return [entries[one.name] for one in ordered(placed)]
+        stand_ins.append(Pass(name, _unused, entry.spec.stage, entry.spec.level, place.before, place.after))
+    return [entries[one.name] for one in ordered(stand_ins)]
 
 
 def _unused(graph: Graph) -> Graph:
-    """Stands for a pass whose place alone matters: listing loads no pass."""
+    """Return the graph: a placeholder for a pass that is ordered, not run."""
     return graph
 
 
 @click.command()
 @json_option
 def options(as_json: bool) -> None:
-    """Every keyword of ml.compile, with its owner."""
+    """List every keyword of ml.compile, with its owner."""
     rows = declared.rows()
     if as_json:
         print_json(rows)

@@ -16,37 +16,41 @@ from mithril.base.errors import InputError, MithrilError, ModelError, ShapeError
 
 
 def load_model(place: str) -> Any:
-    """The model, layer or function without arguments that makes one."""
+    """Import a model, a layer, or a function without arguments that returns one."""
     module_name, separator, name = place.rpartition(":")
     if not separator:
         raise ModelError(f"'{place}' names no model", hint="write file.py:name or package.module:name")
     module = _reporting(module_name, lambda: _module(module_name))
     if not hasattr(module, name):
-        near = closest(name, [n for n in vars(module) if not n.startswith("_")], 1)
-        raise ModelError(f"'{module_name}' has no '{name}'", hint=f"did you mean '{near[0]}'?" if near else None)
-    found = getattr(module, name)
+        suggestions = closest(name, [n for n in vars(module) if not n.startswith("_")], 1)
+        raise ModelError(
+            f"'{module_name}' has no '{name}'", hint=f"did you mean '{suggestions[0]}'?" if suggestions else None
+        )
+    member = getattr(module, name)
     from mithril.models import Layer, Model
 
-    is_maker = callable(found) and not isinstance(found, (Model, Layer))
-    made = _reporting(place, found) if is_maker else found
-    if not isinstance(made, (Model, Layer)):
+    is_maker = callable(member) and not isinstance(member, (Model, Layer))
+    model = _reporting(place, member) if is_maker else member
+    if not isinstance(model, (Model, Layer)):
         raise ModelError(
-            f"'{place}' is a {type(made).__name__}, no model", hint="name a model, or a function making one"
+            f"'{place}' is a {type(model).__name__}, no model", hint="name a model, or a function making one"
         )
-    return made
+    return model
 
 
 def _reporting(name: str, run: Callable[[], Any]) -> Any:
-    """Run code of the user's: its exceptions become an error that names the line, in place of a traceback."""
+    """Run the user's code; turn its exceptions into an error that names the line."""
     try:
         return run()
     except MithrilError:
         raise
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
-        at = [f"at {frames[-1].filename}:{frames[-1].lineno}"] if len(frames) > 2 else []
+        location = [f"at {frames[-1].filename}:{frames[-1].lineno}"] if len(frames) > 2 else []
         hint = "write file.py:name or package.module:name" if isinstance(error, ImportError) else None
-        raise ModelError(f"'{name}' cannot be loaded: {type(error).__name__}: {error}", facts=at, hint=hint) from error
+        raise ModelError(
+            f"'{name}' cannot be loaded: {type(error).__name__}: {error}", facts=location, hint=hint
+        ) from error
 
 
 def _module(name: str) -> Any:
@@ -66,18 +70,18 @@ def _module(name: str) -> Any:
     return module
 
 
-def _pairs(given: tuple[str, ...], what: str) -> dict[str, str]:
+def _pairs(words: tuple[str, ...], label: str) -> dict[str, str]:
     out = {}
-    for text in given:
+    for text in words:
         name, separator, value = text.partition("=")
         if not separator or not name:
-            raise InputError(f"--{what} {text}: expected NAME=VALUE", hint=f"--{what} input=2,3")
+            raise InputError(f"--{label} {text}: expected NAME=VALUE", hint=f"--{label} input=2,3")
         out[name] = value
     return out
 
 
-def _shapes(given: tuple[str, ...]) -> dict[str, list[Any]]:
-    pairs = _pairs(given, "shape").items()
+def _shapes(words: tuple[str, ...]) -> dict[str, list[Any]]:
+    pairs = _pairs(words, "shape").items()
     return {
         name: [_size(part, f"{name}={sizes}") for part in sizes.split(",")] if sizes else [] for name, sizes in pairs
     }
@@ -97,7 +101,7 @@ def _size(text: str, shape: str) -> Any:
 
 
 def model_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that every command with a model takes."""
+    """Add the options that every command with a model takes."""
     for option in (
         click.argument("model"),
         click.option(
@@ -128,13 +132,13 @@ def compile_options(shapes: tuple[str, ...], types: tuple[str, ...], level: str,
 @click.option("--out", type=click.Path(dir_okay=False), help="Write the generated source there instead of printing it.")
 @click.option("--summary", is_flag=True, help="Print the table of layers instead of the source.")
 def compile_command(model: str, backend: str, out: str | None, summary: bool, **options: Any) -> None:
-    """Compile MODEL and print what was generated."""
+    """Compile MODEL and print the generated program."""
     import mithril as ml
 
-    given = compile_options(**options)
+    settings = compile_options(**options)
     if out:
-        given["file_path"] = out
-    compiled = ml.compile(load_model(model), backend, **given)
+        settings["file_path"] = out
+    compiled = ml.compile(load_model(model), backend, **settings)
     if not compiled.programs:
         raise InputError(f"the interface is {compiled.interface!r}", hint="give all shapes: --shape NAME=2,3")
     if summary:
@@ -150,7 +154,7 @@ def compile_command(model: str, backend: str, out: str | None, summary: bool, **
 @click.option("--backend", default="numpy", show_default=True, help="Backend to compile for.")
 @click.option("--rule", "rule_name", help="Say of one rule or pass why it did not fire.")
 def explain_command(model: str, backend: str, rule_name: str | None, **options: Any) -> None:
-    """What was decided while MODEL was compiled, what each pass did, and why a fusion did not fire."""
+    """Show the decisions of compiling MODEL, the effect of each pass, and why a fusion did not fire."""
     import mithril as ml
 
     compiled = ml.compile(load_model(model), backend, **compile_options(**options))
@@ -165,18 +169,20 @@ def explain_command(model: str, backend: str, rule_name: str | None, **options: 
         click.echo("\n".join([f"{name}: " + ("" if lines else "nowhere to begin"), *dict.fromkeys(lines)]))
 
 
-def _rules(compiled: Any, wanted: str) -> list[Any]:
-    """The rules of that name, or of the pass of that name."""
+def _rules(compiled: Any, name: str) -> list[Any]:
+    """Return the rules with this name, or those of the pass with this name."""
     from mithril.rewrite import RuleSet
 
     runs = [getattr(p.run, "rule_set", p.run) for p in compiled.pipeline.passes]  # functions name the rules they apply
     sets = [run for run in runs if isinstance(run, RuleSet)]
-    found = [r for s in sets for r in s.rules if wanted in (r.name, s.name)]
-    if not found:
+    matches = [r for s in sets for r in s.rules if name in (r.name, s.name)]
+    if not matches:
         names = sorted({n for s in sets for n in (s.name, *(r.name for r in s.rules))})
-        near = closest(wanted, names, 3)
-        raise InputError(f"no pass or rule is named '{wanted}'", facts=[f"closest: {', '.join(near or names[:8])}"])
-    return found
+        suggestions = closest(name, names, 3)
+        raise InputError(
+            f"no pass or rule is named '{name}'", facts=[f"closest: {', '.join(suggestions or names[:8])}"]
+        )
+    return matches
 
 
 @click.command("diff")
@@ -186,27 +192,33 @@ def _rules(compiled: Any, wanted: str) -> list[Any]:
 @click.option("--seed", default=0, show_default=True, help="Seed of the parameters and the inputs.")
 @click.option("--reproducer", type=click.Path(file_okay=False), help="Folder for the first operation that departs.")
 def diff_command(model: str, backends: str, across: Any, seed: int, reproducer: str | None, **options: Any) -> None:
-    """Run MODEL on several backends, or after each pass, and find the first operation that departs."""
+    """Run MODEL on several backends, or after each pass, and report the first op that differs."""
     import mithril as ml
     from mithril import plugins
 
-    given = compile_options(**options)
-    made = load_model(model)
-    chosen = [name for name in backends.split(",") if name] or sorted(
+    settings = compile_options(**options)
+    instance = load_model(model)
+    names = [name for name in backends.split(",") if name] or sorted(
         plugins.backends(), key=lambda n: (n != "numpy", n)
     )
     if across == "passes":
-        chosen = chosen[:1]
+        names = names[:1]
     report = ml.diff(
-        made, chosen, random_inputs(made, given, seed), seed=seed, across=across, reproducer=reproducer, **given
+        instance,
+        names,
+        random_inputs(instance, settings, seed),
+        seed=seed,
+        across=across,
+        reproducer=reproducer,
+        **settings,
     )
     click.echo(str(report))
     if not report:
         raise SystemExit(1)
 
 
-def random_inputs(model: Any, given: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Random arrays for the inputs, of the shapes given or declared; unknown sizes become small ones."""
+def random_inputs(model: Any, overrides: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Draw random arrays for the inputs, of the given or declared shapes; unknown sizes become small ones."""
     import numpy as np
 
     from mithril.base.dims import substitute, symbols
@@ -215,9 +227,9 @@ def random_inputs(model: Any, given: dict[str, Any], seed: int) -> dict[str, Any
     from mithril.compiler.input_types import TRAINING_FLAG, input_specs, probe_types
     from mithril.plugins.option_table import resolve
 
-    source = source_of(model, outputs=None, inference=given["inference"])
+    source = source_of(model, outputs=None, inference=overrides["inference"])
     try:
-        types = probe_types(input_specs(source, resolve(given)), source, float32)
+        types = probe_types(input_specs(source, resolve(overrides)), source, float32)
     except ShapeError as error:
         raise InputError(error.what, facts=error.facts, hint="--shape NAME=2,3 for each input") from None
     rng = np.random.default_rng(seed)
@@ -227,11 +239,11 @@ def random_inputs(model: Any, given: dict[str, Any], seed: int) -> dict[str, Any
     for name, t in types.items():
         if name == TRAINING_FLAG:
             continue
-        whole = [int(substitute(n, sizes)) for n in t.shape]
+        shape = [int(substitute(n, sizes)) for n in t.shape]
         if t.dtype.is_float:
-            out[name] = rng.standard_normal(whole).astype(t.dtype.numpy)
+            out[name] = rng.standard_normal(shape).astype(t.dtype.numpy)
         elif t.dtype.is_bool:
-            out[name] = rng.random(whole) < 0.5
+            out[name] = rng.random(shape) < 0.5
         else:
-            out[name] = rng.integers(0, 4, whole).astype(t.dtype.numpy)
+            out[name] = rng.integers(0, 4, shape).astype(t.dtype.numpy)
     return out

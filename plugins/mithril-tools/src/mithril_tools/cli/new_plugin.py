@@ -49,7 +49,7 @@ KINDS = {
 
 
 def facts(kind: str, name: str) -> dict[str, Any]:
-    """Everything the templates of ``kind`` may mention."""
+    """Return the variables of the templates of ``kind``."""
     ident = name.replace("-", "_")
     if keyword.iskeyword(ident):
         ident += "_"
@@ -73,7 +73,7 @@ def facts(kind: str, name: str) -> dict[str, Any]:
 
 
 def render(kind: str, words: dict[str, Any]) -> dict[str, str]:
-    """Path inside the distribution -> text of the file."""
+    """Return the text of each generated file by its path inside the distribution."""
     import jinja2
 
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
@@ -96,7 +96,7 @@ def taken(ident: str) -> bool:
 
 
 def owner(distribution: str, name: str) -> str | None:
-    """The distribution of mithril, or the installed plugin, that has the name of a new one."""
+    """Return the mithril distribution or installed plugin that already has this name, or None."""
     from mithril import plugins
     from mithril.plugins import pip_hints
 

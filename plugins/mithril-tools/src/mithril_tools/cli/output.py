@@ -29,11 +29,11 @@ _STYLES = {
 
 
 def console() -> Console:
-    """A console as wide as the terminal, and wide enough not to cut words where there is none."""
-    made = Console(highlight=False)
-    if not made.is_terminal and "COLUMNS" not in os.environ:
-        made = Console(highlight=False, width=160)
-    return made
+    """Return a console as wide as the terminal, or wide enough for unbroken lines without one."""
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = Console(highlight=False, width=160)
+    return console
 
 
 def print_json(data: Any) -> None:

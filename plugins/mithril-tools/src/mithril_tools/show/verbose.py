@@ -1,4 +1,4 @@
-"""``verbose=True``: each stage with its time, each pass with what it did to the number of operations."""
+"""``verbose=True``: each stage with its time, each pass with the operations before and after it."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class Verbose:
             self._print(f"failed after {1e3 * self.seconds:.1f} ms: {type(error).__name__}", "red")
             return
         programs = len(result.programs)
-        what = f"{programs} program{'s' * (programs != 1)}" if programs else "programs follow at the first call"
-        self._print(f"done in {1e3 * self.seconds:.1f} ms: {what}", "bold")
+        summary = f"{programs} program{'s' * (programs != 1)}" if programs else "programs follow at the first call"
+        self._print(f"done in {1e3 * self.seconds:.1f} ms: {summary}", "bold")
         for decision in self.context.decisions:
             self._print(f"  {decision}", "yellow")
 

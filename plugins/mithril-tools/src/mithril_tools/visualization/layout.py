@@ -25,7 +25,7 @@ class Box:
 
 @dataclass
 class Placed:
-    """The whole picture: its size, and the points of every edge in the order given."""
+    """A finished layout: its size, and the points of every edge in input order."""
 
     width: float
     height: float
@@ -33,7 +33,7 @@ class Placed:
 
 
 def place(boxes: Sequence[Box], edges: Sequence[tuple[int, int]]) -> Placed:
-    """Give every box its place. Edges go from lower to higher index, as graphs define before they use."""
+    """Compute the position of every box. Edges go from lower to higher index, as graphs define before they use."""
     for a, b in sorted(edges, key=lambda e: e[1]):
         boxes[b].rank = max(boxes[b].rank, boxes[a].rank + 1)
     _pull_down(boxes, edges)
@@ -60,7 +60,7 @@ def place(boxes: Sequence[Box], edges: Sequence[tuple[int, int]]) -> Placed:
 
 
 def _pull_down(boxes: Sequence[Box], edges: Sequence[tuple[int, int]]) -> None:
-    """Boxes without predecessors stand just above their first reader, not all in the top row."""
+    """Move boxes without predecessors directly above their first user instead of the top row."""
     readers: dict[int, int] = {}
     has_source = {b for _, b in edges}
     for a, b in edges:
@@ -71,7 +71,7 @@ def _pull_down(boxes: Sequence[Box], edges: Sequence[tuple[int, int]]) -> None:
 
 
 def _chain(a: Box, b: Box, ranks: list[list[Box]]) -> list[Box]:
-    """The two ends of an edge and a bend in every rank between."""
+    """Return the two ends of an edge and a bend in every rank between."""
     chain = [a]
     for rank in range(a.rank + 1, b.rank):
         bend = Box(0.0, 0.0, rank)
@@ -85,27 +85,29 @@ def _chain(a: Box, b: Box, ranks: list[list[Box]]) -> list[Box]:
 
 
 def _order(ranks: list[list[Box]]) -> None:
-    """Sort each rank by the mean position of its neighbours, downwards and upwards in turns."""
+    """Sort each rank by the mean position of its neighbors, alternating downwards and upwards."""
     for sweep in range(SWEEPS):
         down = sweep % 2 == 0
         for rank in ranks if down else reversed(ranks):
-            at = {id(b): k for r in ranks for k, b in enumerate(r)} if len(ranks) < 40 else _near(rank)
+            positions = {id(b): k for r in ranks for k, b in enumerate(r)} if len(ranks) < 40 else _near(rank)
             keys = {}
             for k, box in enumerate(rank):
-                near = box.above if down else box.below
-                keys[id(box)] = sum(at.get(id(n), k) for n in near) / len(near) if near else float(k)
+                neighbors = box.above if down else box.below
+                keys[id(box)] = (
+                    sum(positions.get(id(n), k) for n in neighbors) / len(neighbors) if neighbors else float(k)
+                )
             rank.sort(key=lambda b: keys[id(b)])
 
 
 def _near(rank: list[Box]) -> dict[int, int]:
-    """Positions of what stands beside a rank: tall pictures would look at everything for each rank otherwise."""
-    neighbours = {id(n): n for b in rank for n in (*b.above, *b.below)}
-    ordered = sorted(neighbours.values(), key=lambda n: n.x)
+    """Return the positions in the adjacent ranks only: all ranks would be too slow for tall pictures."""
+    adjacent = {id(n): n for b in rank for n in (*b.above, *b.below)}
+    ordered = sorted(adjacent.values(), key=lambda n: n.x)
     return {id(n): k for k, n in enumerate(ordered)}
 
 
 def _columns(ranks: list[list[Box]]) -> None:
-    """Side by side without overlap, each as near to the middle of its neighbours as the order allows."""
+    """Place boxes without overlap, each as close to the center of its neighbors as the order allows."""
     for rank in ranks:
         x = 0.0
         for box in rank:
@@ -117,13 +119,13 @@ def _columns(ranks: list[list[Box]]) -> None:
         for rank in ranks if sweep % 2 == 0 else reversed(ranks):
             wish = []
             for box in rank:
-                near = box.above if sweep % 2 == 0 else box.below
-                wish.append(sum(n.x for n in near) / len(near) if near else box.x)
+                neighbors = box.above if sweep % 2 == 0 else box.below
+                wish.append(sum(n.x for n in neighbors) / len(neighbors) if neighbors else box.x)
             _settle(rank, wish)
 
 
 def _settle(rank: list[Box], wish: list[float]) -> None:
-    """Positions nearest to the wishes that keep order and distance: from the left, and from the right, their mean."""
+    """Set positions near the targets that keep order and distance: the mean of a left and a right sweep."""
     from_left, low = [], float("-inf")
     for box, x in zip(rank, wish, strict=True):
         low = max(x, low + box.width / 2) if low > float("-inf") else x

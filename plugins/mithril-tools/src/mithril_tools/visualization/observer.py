@@ -18,17 +18,17 @@ FORMATS = ("svg", "html", "dot")
 
 def draw(context: CompileContext, graph: Graph) -> str:
     """Write the picture, and say where it is."""
-    given: Mapping[str, Any] = context.options["viz_options"]
-    form = str(given.get("format", "svg"))
+    style: Mapping[str, Any] = context.options["viz_options"]
+    form = str(style.get("format", "svg"))
     if form not in FORMATS:
-        what, facts, hint = unknown("picture format", form, FORMATS)
-        raise OptionError(what, facts=facts, hint=hint)
-    path = given.get("output_path") or f"{graph.name}.{form}"
+        message, facts, hint = unknown("picture format", form, FORMATS)
+        raise OptionError(message, facts=facts, hint=hint)
+    path = style.get("output_path") or f"{graph.name}.{form}"
     look = Look(
-        show_shapes=bool(given.get("show_shapes", True)),
-        show_types=bool(given.get("show_types", True)),
-        show_memory=bool(given.get("show_memory", False)),
-        depth=given.get("depth"),
+        show_shapes=bool(style.get("show_shapes", True)),
+        show_types=bool(style.get("show_types", True)),
+        show_memory=bool(style.get("show_memory", False)),
+        depth=style.get("depth"),
     )
     text = {"svg": lambda: svg(graph, look), "html": lambda: html(graph, look), "dot": lambda: to_dot(graph)}[form]()
     files.write(path, text + "\n", "viz_options: output_path")

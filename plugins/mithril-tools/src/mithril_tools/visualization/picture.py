@@ -24,7 +24,7 @@ COLOURS = {"input": "#e8f0fe", "param": "#f3f3f3", "state": "#fdf3d8", "output":
 
 @dataclass(frozen=True)
 class Look:
-    """What is written on the boxes. ``depth`` draws layers down to that level as one box each."""
+    """Drawing style of the boxes. ``depth`` draws layers down to that level as one box each."""
 
     show_shapes: bool = True
     show_types: bool = True
@@ -35,7 +35,7 @@ class Look:
 
 @dataclass(eq=False)
 class Item:
-    """A box before it has a place: what it stands for, and the values it makes."""
+    """A box before layout: the thing it represents, and the values it produces and uses."""
 
     key: str
     lines: list[str]
@@ -45,7 +45,7 @@ class Item:
 
 
 def svg(graph: Graph, look: Look | None = None, under: str = "") -> str:
-    """The picture; ``under`` a layer's path only that layer's inside."""
+    """Draw the graph; with ``under``, only the body of the layer with that path."""
     look = look or Look()
     items = _items(graph, look, under)
     maker = {id(v): k for k, item in enumerate(items) for v in item.makes}
@@ -56,15 +56,15 @@ def svg(graph: Graph, look: Look | None = None, under: str = "") -> str:
             if source is not None and source != k:
                 edges[min(source, k), max(source, k)] = None
     boxes = [Box(max(len(line) for line in item.lines) * CHARACTER + 18, len(item.lines) * LINE + 10) for item in items]
-    placed = place(boxes, list(edges))
-    size = f'width="{placed.width:.0f}" height="{placed.height:.0f}"'
-    view = f'viewBox="0 0 {placed.width:.0f} {placed.height:.0f}"'
+    layout = place(boxes, list(edges))
+    size = f'width="{layout.width:.0f}" height="{layout.height:.0f}"'
+    view = f'viewBox="0 0 {layout.width:.0f} {layout.height:.0f}"'
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} {view} font-family="monospace" font-size="11">',
         f"<title>{escape(visible(under or graph.name))}</title>",
         ARROW,
     ]
-    parts += map(_edge, placed.routes)
+    parts += map(_edge, layout.routes)
     for item, box in zip(items, boxes, strict=True):
         parts.append(_box(item, box))
     return "\n".join([*parts, "</svg>"])
@@ -94,7 +94,7 @@ def _box(item: Item, box: Box) -> str:
 
 
 def _type_lines(values: Sequence[Value], look: Look) -> list[str]:
-    """``float32 [8, 10]`` of what a box gives."""
+    """Describe the results of a box, such as ``float32 [8, 10]``."""
     lines = []
     for value in values:
         parts = [value.dtype.name] if look.show_types else []
@@ -129,10 +129,12 @@ def _items(graph: Graph, look: Look, under: str) -> list[Item]:
         item.reads += [v for v in node.operands if v is not None]
     for path, item in groups.items():
         if not path.startswith("#"):
-            inside = [n for n in nodes if _inside(n.origin.path, path)]
-            item.lines += _layer_lines(inside, params, look)
-            outside = {v for n in nodes if not _inside(n.origin.path, path) for v in n.operands} | set(graph.outputs)
-            item.lines += _type_lines([v for v in item.makes if v in outside], look)
+            body = [n for n in nodes if _inside(n.origin.path, path)]
+            item.lines += _layer_lines(body, params, look)
+            external_uses = {v for n in nodes if not _inside(n.origin.path, path) for v in n.operands} | set(
+                graph.outputs
+            )
+            item.lines += _type_lines([v for v in item.makes if v in external_uses], look)
     items = _in_order(items)
     if not under:
         for name, value in zip(graph.output_names, graph.outputs, strict=True):
@@ -141,11 +143,11 @@ def _items(graph: Graph, look: Look, under: str) -> list[Item]:
 
 
 def _in_order(items: list[Item]) -> list[Item]:
-    """Every group after what it reads. A layer used twice may stand in a circle: there the given order counts."""
+    """Sort groups topologically. A layer used twice may be part of a cycle: there the input order counts."""
     maker = {id(v): k for k, item in enumerate(items) for v in item.makes}
     needs = [{maker[id(v)] for v in item.reads if id(v) in maker} - {k} for k, item in enumerate(items)]
     out: list[Item] = []
-    state = [0] * len(items)  # 1 while what it needs is being placed, 2 when it is placed
+    state = [0] * len(items)  # 1 while its dependencies are being sorted, 2 when it is sorted
     for first in range(len(items)):
         stack = [first]
         while stack:
@@ -170,9 +172,9 @@ def _operation(node: Node, look: Look, params: Mapping[Value, str]) -> Item:
     lines = [node.op.name if activation == "none" else f"{node.op.name}, {activation}"]
     if node.origin.path:
         lines.append(node.origin.path)
-    named = [params[v].rpartition(".")[2] for v in node.operands if v is not None and v in params]
-    if named:
-        lines.append(", ".join(named))
+    labels = [params[v].rpartition(".")[2] for v in node.operands if v is not None and v in params]
+    if labels:
+        lines.append(", ".join(labels))
     lines += _type_lines(node.results, look)
     if look.show_memory and is_static(node.result.shape):
         lines.append(human(sum(nbytes(v.type) for v in node.results)))
@@ -188,9 +190,9 @@ def _layer(path: str, look: Look) -> Item:
 
 def _layer_lines(nodes: list[Node], params: Mapping[Value, str], look: Look) -> list[str]:
     lines = [f"{len(nodes)} operation{'s' * (len(nodes) != 1)}"]
-    own: dict[Any, None] = dict.fromkeys(v for n in nodes for v in n.operands if v is not None and v in params)
-    if own and all(is_static(v.shape) for v in own):
-        lines.append(f"parameters {human(sum(nbytes(v.type) for v in own))}")
+    weights: dict[Any, None] = dict.fromkeys(v for n in nodes for v in n.operands if v is not None and v in params)
+    if weights and all(is_static(v.shape) for v in weights):
+        lines.append(f"parameters {human(sum(nbytes(v.type) for v in weights))}")
     if look.show_memory and all(is_static(v.shape) for n in nodes for v in n.results):
         lines.append(f"values {human(sum(nbytes(v.type) for n in nodes for v in n.results))}")
     return lines
