@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -498,9 +499,18 @@ def test_pytorch_exports_state_to_telephones(tmp_path):
 
 
 def test_pytorch_on_a_gpu_says_that_it_writes_no_c_for_telephones(monkeypatch):
-    monkeypatch.setattr(ml.TorchBackend, "families", lambda self: ("gpu", "nvidia"))
+    on_gpu = replace(ml.TorchBackend().capabilities, family="cuda", families=("gpu", "nvidia"))
+    monkeypatch.setattr(ml.TorchBackend, "capabilities", on_gpu)
     compiled = ml.compile(perceptron(), ml.TorchBackend(), shapes=SHAPES, mobile_options={"arch": "arm64-v8a"})
     assert "nothing on backend 'torch' reads the option mobile_options" in str(compiled.decisions)
+
+
+def test_no_file_of_a_format_that_is_for_other_backends(tmp_path):
+    compiled = ml.compile(perceptron(), ml.NumpyBackend(), shapes=SHAPES)
+    for path, format, remedy in ((tmp_path, "c", "'c'"), (tmp_path / "model.pte", "executorch", "'torch'")):
+        with pytest.raises(MithrilError, match=f"'{format}' cannot be written for backend 'numpy'") as failed:
+            compiled.export(path)
+        assert f"compile the model for backend {remedy}" in str(failed.value)
 
 
 def test_no_folder_of_c_for_telephones_that_were_not_named(tmp_path):

@@ -173,6 +173,80 @@ def test_core_imports_no_plugin():
         assert not plugins, f"{module} imports {plugins}"
 
 
+KNOWN = json.loads((CORE / "plugins" / "known.json").read_text())
+BACKENDS = {name for entry in KNOWN.values() for name in entry.get("backends", ())}
+FIRST_PARTY = BACKENDS | KNOWN.keys()
+OTHER_MEANINGS = {  # of such words in the core
+    ("mithril.backend.codegen.emit", "numpy"): "a module that generated code may import",
+    ("mithril.runtime.weight_files", "numpy"): "the kind of arrays that a library is asked for",
+}
+
+
+def test_core_names_no_backend_and_no_distribution():
+    """Docstrings and messages are longer than a name."""
+    named = {
+        (module, node.value)
+        for module, path in CORE_MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in FIRST_PARTY
+    }
+    assert named == OTHER_MEANINGS.keys()
+
+
+def compared_names(tree: ast.AST) -> list[str]:
+    """Return comparisons of, look-ups by, and lists of the names of backends; capabilities say the same of all."""
+    found = []
+    keywords = [k for node in ast.walk(tree) if isinstance(node, ast.Call) for k in node.keywords]
+    declared = {id(k.value) for k in keywords if k.arg == "backends"}
+    for node in ast.walk(tree):
+        parts: list[ast.expr] = []
+        if isinstance(node, ast.Compare):
+            parts = [node.left, *node.comparators]
+        elif isinstance(node, ast.Subscript):
+            parts = [node.slice]
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("startswith", "endswith"):
+            parts = [node.func.value]
+        elif isinstance(node, ast.Match):
+            parts = [node.subject]
+        elements = getattr(node, "elts", getattr(node, "keys", [])) if id(node) not in declared else []
+        listed = {e.value for e in elements if isinstance(e, ast.Constant) and isinstance(e.value, str)}
+        if len(listed & BACKENDS) > 1 or any(_is_backend_name(part) for part in parts):
+            found.append(ast.unparse(node))
+    return found
+
+
+def _is_backend_name(node: ast.expr) -> bool:
+    """Whether this is ``backend.name``, ``self.backend.name``, ``compiled.backend.name`` and the like."""
+    if not isinstance(node, ast.Attribute) or node.attr != "name":
+        return False
+    owner = getattr(node.value, "attr", getattr(node.value, "id", ""))
+    return owner == "backend" or owner.endswith("_backend")
+
+
+SOURCES = [CORE, *(PROJECT / "plugins").glob("*/src/*")]
+
+
+@pytest.mark.parametrize("path", sorted(SOURCES), ids=lambda p: p.name)
+def test_nobody_compares_names_of_backends(path):
+    found = {str(file.relative_to(path)): compared_names(ast.parse(file.read_text())) for file in path.rglob("*.py")}
+    assert not {file: names for file, names in found.items() if names}
+
+
+def test_comparisons_of_names_are_found():
+    code = """
+if compiled.backend.name != "torch": pass
+if self.backend.name in FAST: pass
+table[backend.name]
+backend.name.startswith("tp")
+match backend.name:
+    case "c": pass
+print(f"built for {backend.name}"); names = [backend.name]
+FAST = ("numpy", "jax")
+FileFormat("zip", backends=("numpy", "jax"))
+"""
+    assert len(compared_names(ast.parse(code))) == 6
+
+
 FRAMEWORKS = {"numpy", "jax", "jaxlib", "torch", "mlx", "tvm", "ggml", "gguf", "ml_dtypes"}
 ENTRY_MODULES = [p for p in (PROJECT / "plugins").glob("*/src/*/*.py") if p.name in ("plugin.py", "__init__.py")]
 

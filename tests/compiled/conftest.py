@@ -19,4 +19,4 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture
 def rows(backend):
     """The first size of a shape: a word, where one program of this backend serves several sizes."""
-    return "B" if plugins.backend_class(backend).symbolic else 3
+    return "B" if plugins.backend_class(backend)().capabilities.symbolic else 3

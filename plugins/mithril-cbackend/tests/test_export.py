@@ -355,7 +355,7 @@ def test_weights_must_be_known(tmp_path):
 
 
 def test_other_backends_do_not_export(tmp_path):
-    backend = SimpleNamespace(name="numpy", families=lambda: ("cpu",))
+    backend = SimpleNamespace(name="numpy", capabilities=SimpleNamespace(families=("cpu",)))
     other = SimpleNamespace(programs=[SimpleNamespace(executable=object())], backend=backend)
     with pytest.raises(MithrilError, match="backend 'numpy' does not export C"):
         mithril_cbackend.export(other, tmp_path)

@@ -6,11 +6,12 @@ import tracemalloc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
 from mithril.backend import memory_plan
+from mithril.backend.capabilities import Capabilities
 from mithril.backend.checked_calls import CheckedType
 from mithril.backend.forking import started
 from mithril.base.decisions import Decisions
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from mithril.plugins.plugin_lowering import PluginLowering
 
 PRECISIONS = ("float32", "float16", "bfloat16")
-
-
-Preferences = Mapping[str, Mapping[str, Sequence[str]]]
 
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {
@@ -154,15 +152,8 @@ class Backend(metaclass=CheckedType):
     name: ClassVar[str] = ""
     dtypes: ClassVar[frozenset[DType]] = frozenset(ALL)
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
-    symbolic: ClassVar[bool] = True  # whether one executable serves several sizes
     passes: tuple[str, ...] = ()  # those that it was made to run, besides the level's and the options'
-    memory: ClassVar[Literal["arena", "frees", "library"]] = "frees"  # who places values: a plan, nobody, a compiler
-    estimate_error: ClassVar[str] = "not measured"  # of memory estimates against measurements, on ten models
-    frees: ClassVar[bool] = True  # whether a value that nobody reads any more is freed within a call
-    recompiles: ClassVar[bool] = False  # whether each new size is compiled anew, which takes long
     unforkable: ClassVar[str] = ""  # its framework, if that does not go on running in a forked process
-    # By device and operation: much faster variants there (names of mithril_passes.op_variants).
-    preferences: ClassVar[Preferences] = MappingProxyType({})
 
     def __init__(self, *, device: str | None = None, dtype: Any = None, precision: str | None = None) -> None:
         self.check_fork()
@@ -186,7 +177,7 @@ class Backend(metaclass=CheckedType):
     def _device(self, device: str | None) -> str:
         if device is None:
             return self.devices[0]
-        if device.split(":")[0] not in self.devices:
+        if device.partition(":")[0] not in self.devices:
             what, facts, hint = unknown(f"device of backend '{self.name}'", device, self.devices)
             raise BackendError(what, facts=facts, hint=hint)
         return device
@@ -195,14 +186,30 @@ class Backend(metaclass=CheckedType):
         """The same backend computing in another precision."""
         return type(self)(device=self.device, precision=precision)
 
-    @property
-    def prefers(self) -> Mapping[str, Sequence[str]]:
-        """The preferences on this backend's device."""
-        return self.preferences.get(self.device.split(":")[0], {})
+    @classmethod
+    def names(cls) -> frozenset[str]:
+        """Return its name and those of its bases: options and file formats for any of these are for it."""
+        return frozenset(getattr(base, "name", "") for base in cls.__mro__) - {""}
 
-    def families(self) -> tuple[str, ...]:
-        """Kinds of hardware targets that this backend, on its device, can be compiled for."""
-        return (self.device.split(":")[0],)
+    @property
+    def capabilities(self) -> Capabilities:
+        """Claims of this backend, on its device; subclasses ``replace`` fields of these."""
+        family = self.device.partition(":")[0]
+        return Capabilities(family=family, families=(family,))
+
+    def branches(self, options: BuildOptions) -> bool:
+        """Whether an ``if`` of a program built with these options runs one side only, as cheaply as it can."""
+        return False
+
+    def identity(self) -> tuple[Any, ...]:
+        """Everything about this backend that may change a program, for keys of caches: its class and public fields."""
+        public = ((name, str(value)) for name, value in sorted(vars(self).items()) if not name.startswith("_"))
+        return (f"{type(self).__module__}.{type(self).__qualname__}", *public)
+
+    @classmethod
+    def diagnose(cls) -> Mapping[str, str]:
+        """Facts for ``mithril doctor``: devices, threads, advice."""
+        return {}
 
     def require(self, dtype: DType) -> None:
         """Raise where the backend does not have a dtype."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import numpy as np
 
 from mithril import plugins
 from mithril.backend.base import Backend, BuildOptions
+from mithril.backend.capabilities import Capabilities
 from mithril.backend.codegen.emit import emit, render
 from mithril.backend.codegen.lowering_table import Lowerings
 from mithril.backend.codegen.source import Source, from_template, transformed
@@ -81,6 +83,10 @@ class SourceBackend(Backend):
             extra = plugins.lowerings(self.name)
             made = self._made_tables[key] = base.extend(extra) if extra else base
         return made
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, keeps="source")
 
     def is_view(self, node: Node) -> bool:
         row = self.table().find(node)

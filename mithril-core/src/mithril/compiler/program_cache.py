@@ -78,14 +78,13 @@ class ProgramCache:
     def _fingerprint(self, source: Source, passes: Sequence[Any]) -> str | None:
         settings: Any = self.context.options
         chosen = {name: value for name, value in settings.peek().items() if name not in BESIDE}
-        own = {n: str(v) for n, v in vars(self.backend).items() if not n.startswith("_")}
         try:
             return fingerprint(
                 source,
                 chosen,
                 self._input_files(),
                 type(self.backend),
-                own,
+                self.backend.identity(),
                 list(passes),
                 self.context.target,
                 self.context.level,

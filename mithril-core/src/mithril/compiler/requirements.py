@@ -20,6 +20,7 @@ from mithril.runtime.signature import InputSpec
 
 WITHOUT_ARENA = {
     "frees": "has no arena: it frees each value after its last use",
+    "holds": "has no arena: it holds values until a call ends",
     "library": "has no arena of its own: its compiler plans memory",
 }
 
@@ -106,10 +107,9 @@ def note_planning(settings: Mapping[str, Any], backend: Backend, decisions: Deci
     chosen = settings["memory_planning"]
     if not isinstance(chosen, bool):
         find_strategy(chosen)
-    if chosen is not True and backend.memory != "arena":
-        decisions.record(
-            "ignored", f"memory_planning={chosen!r}: backend '{backend.name}' {WITHOUT_ARENA[backend.memory]}"
-        )
+    memory = backend.capabilities.memory
+    if chosen is not True and memory != "arena":
+        decisions.record("ignored", f"memory_planning={chosen!r}: backend '{backend.name}' {WITHOUT_ARENA[memory]}")
 
 
 FILES = ("file_path", "dump_graph", "visualize", "save_intermediates", "profile_output", "cache")

@@ -99,8 +99,7 @@ def compile(model: Any, backend: Backend | type[Backend] | str, **options: Unpac
 def _names(backend: Backend, settings: Settings) -> set[str]:
     """Return the names of a backend and of those in ``backend_map``, with the names of their base classes."""
     guests = [plugins.backend_class(g) if isinstance(g, str) else g for g in settings.peek()["backend_map"].values()]
-    classes = [one if isinstance(one, type) else type(one) for one in (backend, *guests)]
-    return {getattr(base, "name", "") for kind in classes for base in kind.__mro__}
+    return {name for one in (backend, *guests) for name in one.names()}
 
 
 def make_backend(backend: Backend | type[Backend] | str, settings: Settings) -> Backend:
@@ -188,7 +187,7 @@ class Compiler:
     def _prepare(self, compiled: CompiledModel) -> None:
         """The first program, where enough is known to make it now."""
         types = known_types(self.specs, self.backend.dtype)
-        if types is None or not (self.backend.symbolic or all(t.is_static for t in types.values())):
+        if types is None or not (self.backend.capabilities.symbolic or all(t.is_static for t in types.values())):
             note_deferred(self.settings, self.decisions)
             if self.settings["static_shapes"]:
                 name, spec = next((n, s) for n, s in self.specs.items() if s.shape is None or not is_static(s.shape))
@@ -251,7 +250,7 @@ class Compiler:
     def buckets(self, training: bool) -> Buckets | None:
         """The sizes that batches are rounded up to, where hints bound them and the backend compiles for each."""
         if training not in self._buckets:
-            wanted = self.backend.recompiles and "input_batch_size_range" in self.settings["hints"]
+            wanted = self.backend.capabilities.recompiles and "input_batch_size_range" in self.settings["hints"]
             if wanted and self.settings["optimize_for"] == "latency":
                 self.decisions.record("choice", "optimize_for='latency': each batch size gets a program of its own")
                 wanted = False
@@ -394,7 +393,6 @@ class Compiler:
         ``native`` (outputs with cotangents, inputs to differentiate by) leaves gradients to the backend's framework.
         """
         options = BuildOptions(self.settings, inference=self.inference, decisions=self.decisions)
-
         others = {name: make_backend(b, self.settings) for name, b in self.settings["backend_map"].items()}
         if others and native is not None:
             raise OptionError("autodiff='native' differentiates on one backend only, and backend_map names others")
@@ -457,7 +455,7 @@ class Compiler:
         if name is None:
             return None
         target = plugins.target(name).spec
-        families = self.backend.families()
+        families = self.backend.capabilities.families
         if target.family not in families:
             raise BackendError(
                 f"target_hardware='{name}' contradicts the backend's device",

@@ -227,7 +227,8 @@ class FileFormat:
     """Files of models: ``compiled.export(path)`` calls what ``saves`` names, ``ml.load(path)`` what ``loads`` names.
 
     ``saves(compiled, path, **options)`` gives what it wishes; ``loads(path, **options)`` a compiled model. A format
-    without ``suffixes`` is a folder, and is chosen by name.
+    without ``suffixes`` is a folder, and is chosen by name. It writes models of the ``backends`` that it names, of any
+    where it names none.
     """
 
     name: str
@@ -235,6 +236,7 @@ class FileFormat:
     saves: str | None = None
     loads: str | None = None
     summary: str = ""
+    backends: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_name(self, self.name)

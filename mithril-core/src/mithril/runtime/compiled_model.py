@@ -91,8 +91,8 @@ class CompiledModel:
         self.name = name
         self._specs = dict(specs)
         self.compiler = compiler
-        limit = options.get("max_programs", DEFAULT)
-        self._programs = Programs(limit, decisions, sizes=backend.symbolic and backend.recompiles)
+        limit, claims = options.get("max_programs", DEFAULT), backend.capabilities
+        self._programs = Programs(limit, decisions, sizes=claims.symbolic and claims.recompiles)
         self._quick: Quick = never
         self._seen: tuple[Any, Any, Any] = (None, None, None)  # the last call that could have been quick
         self._fast_gradients: FastGradients | None = None
@@ -302,11 +302,12 @@ class CompiledModel:
         self._check_declared(settled, actual)
         concrete = {n: TensorType(t.dtype, actual[n].shape) for n, t in settled.items()}
         buckets = self.compiler.buckets(kind.training) if not kind.of else None
-        types = settled if self.backend.symbolic else concrete if buckets is None else buckets.rounded(concrete)
+        symbolic = self.backend.capabilities.symbolic
+        types = settled if symbolic else concrete if buckets is None else buckets.rounded(concrete)
         program = self._make(Request(tuple(types.items()), kind, binding, self._baked if binding else {}))
         runs = program.checked or program.executable
         program.bucketed = None if buckets is None else Bucketed(runs, buckets, self.backend)
-        if self.backend.symbolic:
+        if symbolic:
             check_shapes(program.interface.guards, types, {n: t.shape for n, t in actual.items()})  # type: ignore[misc]
         self.compiler.check_call(program, {n: t.shape for n, t in concrete.items()})  # type: ignore[misc]
         self._programs.remember(key, (program, concrete))
@@ -315,7 +316,7 @@ class CompiledModel:
     def _check_declared(self, settled: Mapping[str, TensorType], actual: Mapping[str, TensorType]) -> None:
         """Given shapes against declared ones, before anything is compiled for them."""
         guards: Sequence[Any] = ()
-        if not self.backend.symbolic and not all(t.is_static for t in settled.values()):
+        if not self.backend.capabilities.symbolic and not all(t.is_static for t in settled.values()):
             # What is compiled for exact sizes has no guards; sizes must fit nevertheless as on other backends.
             with suppress(MithrilError):  # a model that only exact sizes decide
                 guards = self.compiler.probe(settled).guards

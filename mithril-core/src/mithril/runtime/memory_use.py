@@ -57,13 +57,13 @@ def memory_use(
         totals["state"],
         workspace,
         source,
-        backend.estimate_error,
+        backend.capabilities.estimate_error,
     )
 
 
 def alive(graph: Graph, backend: Backend, sizes: Mapping[str, int] | None = None) -> int:
     """Return the most bytes of values, results and working memory at any step."""
-    if not backend.frees:
+    if backend.capabilities.memory == "holds":
         buffers = lifetimes(graph, sizes, in_place=backend.overwrites, views=views_of(graph, backend).__contains__)
         return sum(b.size for b in buffers) + sum(_working(node, backend, sizes) for node in graph.nodes)
     steps = len(graph.nodes)

@@ -6,8 +6,9 @@ import os
 from typing import Any
 
 from mithril import plugins
+from mithril.backend.base import Backend
 from mithril.backend.checked_calls import check_call, checked
-from mithril.base.errors import InputError
+from mithril.base.errors import InputError, UnsupportedError
 from mithril.runtime.compiled import Compiled
 
 
@@ -30,18 +31,25 @@ def export(compiled: Compiled, path: str | os.PathLike[str], *, format: str | No
     """Write a compiled model; a folder in its backend's own format, or else in the only format of folders."""
     text = os.fspath(path)
     if format is None and _is_folder(text):
-        format = _folder_format(compiled.backend.name)
+        format = _folder_format(compiled.backend)
     name = plugins.format_of(text, format)
+    if name.spec.backends and not compiled.backend.names() & set(name.spec.backends):
+        raise UnsupportedError(
+            f"files of the format '{name.spec.name}' cannot be written for backend '{compiled.backend.name}'",
+            facts=[f"offered by {name.origin} for: {', '.join(name.spec.backends)}"],
+            hint=f"compile the model for backend '{name.spec.backends[0]}'",
+        )
     function = plugins.load_format(name, "saves")
     check_call(f"format '{name}'", function, (compiled, path), options, {})
     return function(compiled, path, **options)
 
 
-def _folder_format(backend: str) -> str | None:
+def _folder_format(backend: Backend) -> str | None:
     """Return the name of the format that folders are written in, or None if none or several could be meant."""
-    formats = plugins.formats()
-    folders = [name for name, entry in formats.items() if not entry.spec.suffixes]
-    return backend if backend in formats else folders[0] if len(folders) == 1 else None
+    folders = {name: set(entry.spec.backends) for name, entry in plugins.formats().items() if not entry.spec.suffixes}
+    own = [name for name, backends in folders.items() if backends & backend.names()]
+    meant = own or list(folders)
+    return meant[0] if len(meant) == 1 else None
 
 
 def _is_folder(path: str) -> bool:

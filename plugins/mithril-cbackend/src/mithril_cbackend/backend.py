@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from os import PathLike
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from mithril.backend.arrays import as_numpy
 from mithril.backend.base import Backend, BuildOptions
+from mithril.backend.capabilities import Capabilities
 from mithril.base.dims import is_static
 from mithril.base.dtypes import ALL, DType, dtype as as_dtype
 from mithril.base.errors import OptionError, ShapeError, UnsupportedError
@@ -29,10 +31,7 @@ class CBackend(Backend):
     """
 
     name = "c"
-    memory = "arena"
     dtypes: ClassVar[frozenset[DType]] = frozenset(ALL)
-    symbolic = False
-    recompiles = True
 
     def __init__(
         self,
@@ -71,8 +70,22 @@ class CBackend(Backend):
 
         return not fusion.is_lowered(node) and fusion.runs_on_host(node)
 
-    def families(self) -> tuple[str, ...]:
-        return ("cpu", "mobile")
+    @property
+    def capabilities(self) -> Capabilities:
+        from mithril_cbackend.bundle import toolchains
+
+        return replace(
+            super().capabilities,
+            families=("cpu", "mobile"),
+            symbolic=False,
+            recompiles=True,
+            keeps="nothing" if toolchains.HOST.compiler() is None else "binary",
+            threads=True,
+            memory="arena",
+        )
+
+    def branches(self, options: BuildOptions) -> bool:
+        return True
 
     def build(self, graph: Graph, options: BuildOptions | None = None) -> Any:
         from mithril_cbackend.program import compile_graph

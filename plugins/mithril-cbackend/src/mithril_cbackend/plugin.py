@@ -63,5 +63,6 @@ def mithril_formats() -> Sequence[FileFormat]:
             "c",
             saves="mithril_cbackend.bundle.c_export:export",
             summary="a folder of C that needs no Python and no TVM",
+            backends=("c", "torch"),
         )
     ]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from mithril.backend.arrays import as_numpy
-from mithril.backend.base import Backend, BuildOptions, Preferences
+from mithril.backend.base import Backend, BuildOptions
+from mithril.backend.capabilities import Capabilities, Form
 from mithril.backend.memory_plan import parse_bytes
 from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import OptionError
 from mithril.ir import Graph, Node
 from mithril.ir.lazy_graph import Deferred
+from mithril.ops import conv_input_grad, conv_weight_grad
 from mithril.plugins.plugin_lowering import PluginLowering
 from mithril_ggml import lowering
 from mithril_ggml.library.library import features
@@ -31,14 +34,7 @@ class GGMLBackend(Backend):
     """
 
     name = "ggml"
-    memory = "arena"
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
-    preferences: ClassVar[Preferences] = {
-        "cpu": {
-            "conv_input_grad": ("depthwise-shifts",),
-            "conv_weight_grad": ("depthwise-shifts",),
-        }
-    }
 
     def __init__(
         self,
@@ -64,6 +60,18 @@ class GGMLBackend(Backend):
     def store(self) -> Store:
         """What was quantized so far, shared by all programs."""
         return self._store
+
+    @property
+    def capabilities(self) -> Capabilities:
+        shifted = (Form.DEPTHWISE_SHIFTS,)
+        return replace(
+            super().capabilities,
+            checks_indices=True,
+            keeps="graph",
+            threads=True,
+            memory="arena",
+            prefers={conv_input_grad: shifted, conv_weight_grad: shifted},
+        )
 
     # -- building ----------------------------------------------------------------------------------------------------
     def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import jax
@@ -12,13 +13,15 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mithril.backend.arrays import as_numpy
-from mithril.backend.base import BuildOptions, Preferences
+from mithril.backend.base import BuildOptions
+from mithril.backend.capabilities import Capabilities, Form
 from mithril.backend.codegen import Lowerings
 from mithril.backend.codegen.source import Source
 from mithril.backend.source_backend import Forward, SourceBackend, SourceExecutable
 from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import BackendError, OptionError
 from mithril.ir import Graph, iterate
+from mithril.ops import conv, conv_input_grad, conv_weight_grad, linear
 from mithril_jax import process_config
 from mithril_jax.execution import analysis, described, read, runner
 from mithril_jax.lowering import table, unrolled
@@ -39,19 +42,9 @@ class JaxBackend(SourceBackend):
     """
 
     name = "jax"
-    memory = "library"
     devices = ("cpu", "gpu", "cuda", "tpu")
-    recompiles = True
     unforkable = "JAX"
     tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table, "native": own}
-    preferences: ClassVar[Preferences] = {
-        "cpu": {
-            "linear": ("matvec",),
-            "conv": ("pointwise-matmul", "depthwise-shifts"),
-            "conv_input_grad": ("pointwise-matmul", "depthwise-shifts"),
-            "conv_weight_grad": ("pointwise-matmul", "depthwise-shifts"),
-        }
-    }
 
     def __init__(
         self,
@@ -102,9 +95,28 @@ class JaxBackend(SourceBackend):
                 hint="install the JAX build for that hardware, or choose another device",
             ) from None
 
-    def families(self) -> tuple[str, ...]:
-        platform = self.device.split(":")[0]
-        return ("gpu", "nvidia") if platform in ("gpu", "cuda") else (platform,)
+    @property
+    def capabilities(self) -> Capabilities:
+        own = super().capabilities
+        nvidia = own.family in ("gpu", "cuda")
+        shifted = (Form.POINTWISE_MATMUL, Form.DEPTHWISE_SHIFTS)
+        on_cpu = {linear: (Form.MATVEC,)} | dict.fromkeys((conv, conv_input_grad, conv_weight_grad), shifted)
+        return replace(
+            own,
+            families=("gpu", "nvidia") if nvidia else own.families,
+            recompiles=True,
+            donates=True,
+            autodiff="native",
+            memory="library",
+            prefers=on_cpu if own.family == "cpu" else {},
+        )
+
+    def branches(self, options: BuildOptions) -> bool:
+        return True
+
+    def identity(self) -> tuple[Any, ...]:
+        mesh = None if self.mesh is None else (dict(self.mesh.shape), [str(d) for d in self.mesh.devices.flat])
+        return (*super().identity(), str(mesh))
 
     @classmethod
     def diagnose(cls) -> dict[str, str]:

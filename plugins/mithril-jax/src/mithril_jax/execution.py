@@ -422,12 +422,12 @@ def _getter(names: tuple[str, ...]) -> Callable[[Mapping[str, Any]], tuple[Any, 
 
 
 def _taken(graph: Graph, wanted: Sequence[int], params: Sequence[str], inputs: Sequence[str]) -> tuple[int, ...]:
-    """Places of the flat arguments that can become results: one of the same type for each."""
+    """Places of the flat arguments that can become results, one of the same type for each: asked for, or donated."""
     free: list[TensorType] = [v.type for v in graph.outputs]
-    types = {i.name: i.type for i in graph.arguments}
+    by_name = {i.name: i for i in graph.arguments}
     taken = []
-    for k, name in enumerate((*params, *inputs)):
-        if (0 if k < len(params) else 1) in wanted and types[name] in free:
-            free.remove(types[name])
+    for k, i in enumerate(by_name[name] for name in (*params, *inputs)):
+        if ((0 if k < len(params) else 1) in wanted or i.tags.get("donated")) and i.type in free:
+            free.remove(i.type)
             taken.append(k)
     return tuple(taken)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import ml_dtypes
@@ -10,13 +11,15 @@ import numpy as np
 
 from mithril.backend import memory_plan
 from mithril.backend.arrays import as_numpy
-from mithril.backend.base import BuildOptions, Preferences
+from mithril.backend.base import BuildOptions
+from mithril.backend.capabilities import Capabilities, Form
 from mithril.backend.codegen import Lowerings
 from mithril.backend.memory_plan import columns
 from mithril.backend.source_backend import Forward, SourceBackend
 from mithril.base.dtypes import ALL, DType, dtype as as_dtype
 from mithril.base.errors import BackendError
 from mithril.ir import Graph, Node, iterate
+from mithril.ops import conv, conv_input_grad, conv_weight_grad, linear
 from mithril_mlx import native_kernels  # noqa: F401  # adds its rows to the table
 from mithril_mlx.execution import runner
 from mithril_mlx.lowering import table
@@ -28,18 +31,8 @@ class MlxBackend(SourceBackend):
     """Arrays are MLX's. On Apple silicon they live on the GPU, elsewhere on the CPU."""
 
     name = "mlx"
-    estimate_error = "50 % under to 151 % over what was measured"
-    frees = False  # all operations are begun before the first has ended
     devices = ("cpu", "gpu")
     unforkable = "MLX"
-    preferences: ClassVar[Preferences] = {
-        "cpu": {
-            "linear": ("matvec",),
-            "conv": ("pointwise-matmul", "depthwise-shifts"),
-            "conv_input_grad": ("pointwise-matmul", "depthwise-shifts"),
-            "conv_weight_grad": ("pointwise-matmul", "depthwise-shifts"),
-        }
-    }
     # MLX stores float64 but computes exp, sin, convolutions and more of it in float32's precision only.
     dtypes: ClassVar[frozenset[DType]] = frozenset(d for d in ALL if d.name != "float64")
     tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table, "native": own}
@@ -60,8 +53,24 @@ class MlxBackend(SourceBackend):
                 hint="MLX computes on GPUs of Apple silicon, and of NVIDIA with its CUDA build",
             )
 
-    def families(self) -> tuple[str, ...]:
-        return ("gpu", "apple") if self.device == "gpu" else ("cpu",)
+    @property
+    def capabilities(self) -> Capabilities:
+        own = super().capabilities
+        shifted = (Form.POINTWISE_MATMUL, Form.DEPTHWISE_SHIFTS)
+        on_cpu = {linear: (Form.MATVEC,)} | dict.fromkeys((conv, conv_input_grad, conv_weight_grad), shifted)
+        return replace(
+            own,
+            families=("gpu", "apple") if own.family == "gpu" else own.families,
+            autodiff="native",
+            threads=own.family == "cpu" and BLAS.threads() is not None,
+            memory="holds",  # all operations are begun before the first has ended
+            estimate_error="50 % under to 151 % over what was measured",
+            prefers=on_cpu if own.family == "cpu" else {},
+        )
+
+    def branches(self, options: BuildOptions) -> bool:
+        """Not as mx.compile has it, which takes programs without branches only."""
+        return self.device == "cpu" and not options.jit
 
     @classmethod
     def diagnose(cls) -> dict[str, str]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from mithril.backend.arrays import as_numpy
-from mithril.backend.base import BuildOptions, Preferences
+from mithril.backend.base import BuildOptions
+from mithril.backend.capabilities import Capabilities, Form
 from mithril.backend.codegen import Lowerings
 from mithril.backend.memory_plan import columns, nbytes
 from mithril.backend.source_backend import Forward, SourceBackend
 from mithril.base.dtypes import dtype as as_dtype
 from mithril.ir import Graph, Node
+from mithril.ops import conv, conv_input_grad
 from mithril_numpy.blas import facts, limited, openblas
 from mithril_numpy.lowering import table
 
@@ -22,14 +25,21 @@ class NumpyBackend(SourceBackend):
     """Arrays are NumPy's; there is nothing to compile, and every operation runs when its line is reached."""
 
     name = "numpy"
-    estimate_error = "49 % under to 0 % over what was measured"
     tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table}
-    preferences: ClassVar[Preferences] = {
-        "cpu": {
-            "conv": ("pointwise-matmul",),
-            "conv_input_grad": ("pointwise-matmul", "depthwise-shifts"),
-        }
-    }
+
+    @property
+    def capabilities(self) -> Capabilities:
+        forms = (Form.POINTWISE_MATMUL,)
+        return replace(
+            super().capabilities,
+            donates=True,
+            threads=openblas() is not None,
+            estimate_error="49 % under to 0 % over what was measured",
+            prefers={conv: forms, conv_input_grad: (*forms, Form.DEPTHWISE_SHIFTS)},
+        )
+
+    def branches(self, options: BuildOptions) -> bool:
+        return True
 
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
         """The function itself, without NumPy's warnings: inf and nan are results like any other."""

@@ -32,7 +32,7 @@ MOST = 64  # operations that one compilation measures; the largest first
 def kernel_choice(graph: Graph, context: PassContext) -> Graph:
     """Measure other ways to compute the large operations and take those that are faster here."""
     backend = context.backend
-    if not isinstance(backend, Backend) or not at_home(context):
+    if not isinstance(backend, Backend) or not (backend.capabilities.local and at_home(context)):
         return graph
     store = Store(context.option("cache_dir"))
     groups: dict[str, list[Node]] = {}
@@ -65,19 +65,18 @@ def _size(node: Node) -> int:
 def _key(node: Node, backend: Backend) -> str:
     """All that the answer depends on."""
     types = [None if v is None else str(v.type) for v in node.operands]
-    own = {n: str(v) for n, v in vars(backend).items() if not n.startswith("_")}
     package = type(backend).__module__.partition(".")[0]
     machine = [platform.machine(), platform.node(), os.cpu_count(), os.environ.get("OMP_NUM_THREADS")]
     versions = [package_stamp(p) for p in ("mithril", "mithril_passes", package)]
     names = [w.name for w in ways(node)]
     return fingerprint(
-        "kernel", node.op.name, dict(node.attributes), types, names, backend.name, own, machine, versions
+        "kernel", node.op.name, dict(node.attributes), types, names, backend.identity(), machine, versions
     )
 
 
 def _choice(key: str, node: Node, backend: Backend, store: Store, context: PassContext) -> Way | None:
     """The way that is faster than the operation's own; None where none is."""
-    candidates = {w.name: w for w in ways(node)}
+    candidates: dict[str, Way] = {w.name: w for w in ways(node)}
     known = _read(store.get(key))
     times = known if known is not None else measured(node, candidates.values(), backend, context)
     if known is None:

@@ -1,6 +1,6 @@
 """Other ways to compute an operation. Which is fastest depends on the backend, the sizes and the machine.
 
-A backend names those that it always gains from (``Backend.prefers``); the others are measured, where the user asks.
+Those that a backend always gains from are in ``Capabilities.prefers``; the others are measured, where the user asks.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from itertools import product
 from typing import Any
 
 from mithril import Node, Value
+from mithril.backend.capabilities import Form
 from mithril.base.dims import is_static
 from mithril.ops import add, dot, linear, matmul, mul, pad, reshape, stack, sum as total, transpose
 from mithril_passes.epilogue_fusion import ACTIVATIONS
@@ -24,7 +25,7 @@ TAPS = 32  # of a kernel for each channel: with more, sums of shifted images are
 class Way:
     """``make(node, *operands)`` writes what the node computes, where ``applies(node)``."""
 
-    name: str
+    name: Form
     applies: Callable[[Node], bool]
     make: Callable[..., Any]
 
@@ -32,7 +33,7 @@ class Way:
 WAYS: dict[str, list[Way]] = {}  # by operation
 
 
-def way(name: str, *ops: str, when: Callable[[Node], bool]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def way(name: Form, *ops: str, when: Callable[[Node], bool]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: one more way to compute ``ops``."""
 
     def add_it(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,19 +68,19 @@ def _finished(node: Node, y: Value, b: Value | None) -> Any:
     return y if name == "none" else ACTIVATIONS[name](y)
 
 
-@way("matvec", "linear", when=lambda node: math.prod(_shape(node, 0)[:-1]) == 1)
+@way(Form.MATVEC, "linear", when=lambda node: math.prod(_shape(node, 0)[:-1]) == 1)
 def _matvec(node: Node, x: Value, w: Value, b: Value | None) -> Any:
     """One row: the matrix times a vector."""
     y = _finished(node, matmul(w, reshape(x, shape=(w.shape[1],))), b)
     return reshape(y, shape=node.result.shape)
 
 
-@way("transposed-weight", "linear", when=lambda node: True)
+@way(Form.TRANSPOSED_WEIGHT, "linear", when=lambda node: True)
 def _product(node: Node, x: Value, w: Value, b: Value | None) -> Any:
     return _finished(node, matmul(x, transpose(w, perm=(1, 0))), b)
 
 
-@way("flat-linear", "linear", when=lambda node: len(_shape(node, 0)) > 2)
+@way(Form.FLAT_LINEAR, "linear", when=lambda node: len(_shape(node, 0)) > 2)
 def _flat(node: Node, x: Value, w: Value, b: Value | None) -> Any:
     """All rows as one matrix."""
     rows = reshape(x, shape=(math.prod(x.shape[:-1]), x.shape[-1]))
@@ -91,7 +92,7 @@ def _narrow(node: Node) -> bool:
     return len(a) >= 2 and len(b) >= 2 and is_static(a[-1:]) and a[-1] <= NARROW and _wide(node)
 
 
-@way("outer-products", "matmul", when=_narrow)
+@way(Form.OUTER_PRODUCTS, "matmul", when=_narrow)
 def _outer(node: Node, a: Value, b: Value) -> Any:
     return _sum(mul(a[..., k : k + 1], b[..., k : k + 1, :]) for k in range(a.shape[-1]))
 
@@ -104,7 +105,7 @@ def _sum(terms: Iterator[Value]) -> Any:
 
 
 # -- composites ---------------------------------------------------------------------------------------------------
-@way("written-out", "attention", "softmax", "log_softmax", "layer_norm", "rms_norm", "gelu", when=lambda node: True)
+@way(Form.WRITTEN_OUT, "attention", "softmax", "log_softmax", "layer_norm", "rms_norm", "gelu", when=lambda node: True)
 def _written_out(node: Node, *operands: Value | None) -> Any:
     """The parts of a composite, for the backend to fuse as it likes."""
     composite: Any = node.op
@@ -126,7 +127,7 @@ def _columns(x: Value) -> Any:
     return reshape(x, shape=(x.shape[0], x.shape[1], math.prod(x.shape[2:])))
 
 
-@way("pointwise-matmul", "conv", when=_pointwise)
+@way(Form.POINTWISE_MATMUL, "conv", when=_pointwise)
 def _by_matmul(node: Node, x: Value, w: Value) -> Any:
     stride = node.attributes["stride"]
     if any(s != 1 for s in stride):
@@ -135,13 +136,13 @@ def _by_matmul(node: Node, x: Value, w: Value) -> Any:
     return reshape(y, shape=node.result.shape)
 
 
-@way("pointwise-matmul", "conv_input_grad", when=_unstrided)
+@way(Form.POINTWISE_MATMUL, "conv_input_grad", when=_unstrided)
 def _input_by_matmul(node: Node, g: Value, w: Value) -> Any:
     y = matmul(transpose(reshape(w, shape=w.shape[:2]), perm=(1, 0)), _columns(g))
     return reshape(y, shape=node.result.shape)
 
 
-@way("pointwise-matmul", "conv_weight_grad", when=_unstrided)
+@way(Form.POINTWISE_MATMUL, "conv_weight_grad", when=_unstrided)
 def _weight_by_matmul(node: Node, x: Value, g: Value) -> Any:
     return reshape(dot(_columns(g), _columns(x), contract_a=(0, 2), contract_b=(0, 2)), shape=node.result.shape)
 
@@ -179,7 +180,7 @@ def _tap(w: Value, place: Any) -> Any:
     return reshape(w[(slice(None), 0, *place)], shape=(1, w.shape[0], *[1] * len(place)))
 
 
-@way("depthwise-shifts", "conv", when=_depthwise)
+@way(Form.DEPTHWISE_SHIFTS, "conv", when=_depthwise)
 def _by_shifts(node: Node, x: Value, w: Value) -> Any:
     """The sum of shifted images, each times one element of the kernels."""
     a, counts = node.attributes, node.result.shape[2:]
@@ -190,7 +191,7 @@ def _by_shifts(node: Node, x: Value, w: Value) -> Any:
     )
 
 
-@way("depthwise-shifts", "conv_input_grad", when=_depthwise_unstrided)
+@way(Form.DEPTHWISE_SHIFTS, "conv_input_grad", when=_depthwise_unstrided)
 def _input_by_shifts(node: Node, g: Value, w: Value) -> Any:
     a, kernel, counts = node.attributes, w.shape[2:], node.result.shape[2:]
     reach = [(k - 1) * d for k, d in zip(kernel, a["dilation"], strict=True)]
@@ -206,7 +207,7 @@ def _input_by_shifts(node: Node, g: Value, w: Value) -> Any:
     )
 
 
-@way("depthwise-shifts", "conv_weight_grad", when=_depthwise)
+@way(Form.DEPTHWISE_SHIFTS, "conv_weight_grad", when=_depthwise)
 def _weight_by_shifts(node: Node, x: Value, g: Value) -> Any:
     a, shape = node.attributes, node.result.shape
     image, axes = _padded(x, a["padding"]), (0, *range(2, len(shape)))

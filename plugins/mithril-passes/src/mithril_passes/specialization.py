@@ -10,15 +10,15 @@ from mithril_passes.op_variants import ways
 
 @pass_(name="specialise-operations", stage="specialise", level="medium", after=("linear-activation",), exact=False)
 def specialise_operations(graph: Graph, context: PassContext) -> Graph:
-    """One-row products, one-pixel and per-channel convolutions in the form that ``Backend.prefers``."""
+    """One-row products, one-pixel and per-channel convolutions in the form that the backend prefers."""
     if context.backend is None or not at_home(context):
         return graph
-    preferred = context.backend.prefers
+    preferred = context.backend.capabilities.prefers
     editor: Editor | None = None
     for node in graph.nodes:
-        if node.op.name not in preferred or node.tags.get("backend") is not None:
+        if node.op not in preferred or node.tags.get("backend") is not None:
             continue
-        chosen = next((w for w in ways(node) if w.name in preferred[node.op.name]), None)
+        chosen = next((w for w in ways(node) if w.name in preferred[node.op]), None)
         if chosen is not None:
             editor = editor or graph.edit()
             current = editor.producer(node.result) or node  # it reads what took its operands' places
@@ -30,5 +30,4 @@ def specialise_operations(graph: Graph, context: PassContext) -> Graph:
 
 def at_home(context: PassContext) -> bool:
     """Whether the program is for the backend's own device, which preferences and measurements speak of."""
-    family = getattr(context.target, "family", None)
-    return family is None or family == context.backend.device.split(":")[0]
+    return context.target is None or context.target.family == context.backend.capabilities.family

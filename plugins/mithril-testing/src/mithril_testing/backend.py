@@ -236,7 +236,7 @@ class BackendConformance(ProgramChecks, ConstantsConformance):
         def action() -> None:
             graph = symbolic_graph(case)
             assert graph is not None
-            if not self.make().symbolic:
+            if not self.make().capabilities.symbolic:
                 with pytest.raises(MithrilError):
                     self.run(graph, case.inputs())
                 return

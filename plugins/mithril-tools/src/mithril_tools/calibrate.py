@@ -221,8 +221,7 @@ def _store(store: Store | str | os.PathLike[str] | bool) -> Store | None:
 
 
 def _key(backend: Backend) -> str:
-    settings = {n: str(v) for n, v in vars(backend).items() if not n.startswith("_")}
-    return fingerprint("cost model", backend.name, settings, machine(), stamps(backend))
+    return fingerprint("cost model", backend.identity(), machine(), stamps(backend))
 
 
 def _written(model: CostModel) -> bytes:

@@ -185,12 +185,11 @@ class _Candidate:
 # -- keeping ------------------------------------------------------------------------------------------------------
 def _key(model: Any, backend: Any, arrays: Any, options: Any, knobs: Any, gradients_of: Any) -> str | None:
     """Return a key of everything that the result depends on, or None if that cannot be determined."""
-    attributes = {n: str(v) for n, v in vars(backend).items() if not n.startswith("_")}
     shapes = [(n, a.dtype.name, a.shape) for n, a in arrays.items()]
     try:
-        flat, kind = flatten(model), type(backend)
+        flat, own = flatten(model), (type(backend), backend.identity())
         return fingerprint(
-            "tune", flat, kind, attributes, shapes, dict(options), dict(knobs), gradients_of, machine(), stamps(backend)
+            "tune", flat, own, shapes, dict(options), dict(knobs), gradients_of, machine(), stamps(backend)
         )
     except NoFingerprint:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import ml_dtypes
@@ -10,13 +11,15 @@ import numpy as np
 import torch
 
 from mithril.backend.arrays import as_numpy
-from mithril.backend.base import BuildOptions, Preferences
+from mithril.backend.base import BuildOptions
+from mithril.backend.capabilities import Capabilities, Form
 from mithril.backend.codegen import Lowerings
 from mithril.backend.memory_plan import nbytes
 from mithril.backend.source_backend import Forward, SourceBackend, SourceExecutable
 from mithril.base.dtypes import ALL, DType, dtype as as_dtype
 from mithril.base.errors import BackendError
 from mithril.ir import Graph, Node, iterate
+from mithril.ops import conv_input_grad, conv_weight_grad
 from mithril_torch.autograd import Differentiated
 from mithril_torch.execution import read, runner
 from mithril_torch.fusion import native_kernels  # noqa: F401  # add their rows to the table
@@ -40,13 +43,9 @@ class TorchBackend(SourceBackend):
     """
 
     name = "torch"
-    estimate_error = "49 % under to 17 % over what was measured"
     devices = ("cpu", "cuda", "mps")
     dtypes: ClassVar[frozenset[DType]] = frozenset(d for d in ALL if d.name not in MISSING)
     tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table, "native": own}
-    preferences: ClassVar[Preferences] = {
-        "cpu": {"conv_input_grad": ("pointwise-matmul",), "conv_weight_grad": ("pointwise-matmul",)}
-    }
 
     def __init__(
         self,
@@ -65,7 +64,6 @@ class TorchBackend(SourceBackend):
         self.enable_amp = enable_amp
         self.passes = ("mixed-precision",) if enable_amp else ()
         self.device_mesh = None if device_mesh is None else program.shape_of(device_mesh)
-        self.symbolic = self.device_mesh is None  # type: ignore[misc]  # parts of a batch want numbers
 
     def with_precision(self, precision: str) -> TorchBackend:
         return type(self)(
@@ -87,10 +85,26 @@ class TorchBackend(SourceBackend):
                 hint="install the PyTorch build for that hardware, or choose another device",
             ) from None
 
-    def families(self) -> tuple[str, ...]:
-        kind = self.torch_device.type
+    @property
+    def capabilities(self) -> Capabilities:
         families = {"cuda": ("gpu", "nvidia"), "mps": ("apple",), "cpu": ("cpu", "mobile")}  # mobile: as .pte files
-        return families.get(kind, (kind,))
+        own = super().capabilities
+        forms = (Form.POINTWISE_MATMUL,)
+        return replace(
+            own,
+            families=families.get(own.family, own.families),
+            symbolic=self.device_mesh is None,  # parts of a batch want numbers
+            autodiff="native",
+            threads=True,
+            estimate_error="49 % under to 17 % over what was measured",
+            prefers={conv_input_grad: forms, conv_weight_grad: forms} if own.family == "cpu" else {},
+        )
+
+    def branches(self, options: BuildOptions) -> bool:
+        """Not as torch.compile or a capture has it, which take programs without branches only."""
+        settings = options.settings
+        captured = settings.get("torch_fx") or dict(settings.get("torch_options", {})).get("graph_mode")
+        return not (options.jit or settings.get("torch_dynamo") or captured)
 
     # -- building ----------------------------------------------------------------------------------------------------
     def build(self, graph: Graph, options: BuildOptions | None = None) -> SourceExecutable:
@@ -110,7 +124,7 @@ class TorchBackend(SourceBackend):
         if options.semantics == "native":
             for name in sorted({node.op.name for node, _ in iterate(graph)} & set(DIFFERENT)):
                 options.decisions.record("choice", f"'{name}' as PyTorch has it: {DIFFERENT[name]}")
-        if "mobile" in self.families() and (telephone := options.settings.get("mobile_options")):
+        if "mobile" in self.capabilities.families and (telephone := options.settings.get("mobile_options")):
             what = f"calls in this process are PyTorch's; compiled.export(folder) writes C for {dict(telephone)}"
             options.decisions.record("choice", what)
         running = read(options, self.torch_device, cudnn_benchmark=self.cudnn_benchmark, enable_amp=self.enable_amp)

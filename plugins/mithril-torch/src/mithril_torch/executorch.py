@@ -70,11 +70,6 @@ def export(
     """
     if find_spec("executorch") is None:
         raise BackendError("writing .pte files needs ExecuTorch", hint="pip install executorch")
-    if compiled.backend.name != "torch":
-        raise InputError(
-            f"this model was compiled for '{compiled.backend.name}', and ExecuTorch reads what PyTorch captures",
-            hint='compile it with the backend "torch"',
-        )
     if delegate not in DELEGATES:
         raise OptionError(f"delegate='{delegate}' is not known", facts=['accepted: None, "xnnpack"'])
     graph, forward = _inference(compiled)

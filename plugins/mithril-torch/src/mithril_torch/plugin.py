@@ -60,5 +60,6 @@ def mithril_formats() -> Sequence[FileFormat]:
             suffixes=(".pte",),
             saves="mithril_torch.executorch:export",
             summary="a program for ExecuTorch on telephones, where executorch is installed",
+            backends=("torch",),
         )
     ]

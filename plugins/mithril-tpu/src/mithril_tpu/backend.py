@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 from mithril import plugins
-from mithril.backend.base import BuildOptions, Preferences
+from mithril.backend.base import BuildOptions
+from mithril.backend.capabilities import Capabilities
 from mithril.backend.source_backend import Forward, SourceExecutable
 from mithril.ir import Graph, Input, Value, iterate
 from mithril.plugins.hookspecs import HardwareTarget
 from mithril_jax.backend import JaxBackend
 from mithril_parallel.mesh import DATA, MODEL, Mesh
 from mithril_parallel.placing.strategy import Choice, choose
-from mithril_parallel.xla_model.program import PREFERENCES
+from mithril_parallel.xla_model.program import PREFERS
 from mithril_targets.tpu import generation
 from mithril_tpu import options as asked
 from mithril_tpu.aot import gpus, stages, topology
@@ -29,9 +31,7 @@ class AheadBackend(JaxBackend):
     Arrays stay where the JAX backend has them; programs are compiled for the target, which this machine need not have.
     """
 
-    symbolic: ClassVar[bool] = False  # a program for given devices and splits wants numbers
     devices = ("cpu", "tpu")  # type: ignore[assignment]  # fewer than its base has
-    preferences: ClassVar[Preferences] = PREFERENCES  # those of plans
     stage = 0  # of a pipeline
     waits = False  # whether programs are compiled when they are first used, not when they are built
 
@@ -56,7 +56,20 @@ class AheadBackend(JaxBackend):
             settings=settings,
         )
 
-    def families(self) -> tuple[str, ...]:
+    @property
+    def capabilities(self) -> Capabilities:
+        own = super().capabilities
+        return replace(
+            own,
+            families=self._families(),
+            local=own.family != "cpu" or (self.settings is not None and asked.read(self.settings).simulate),
+            symbolic=False,  # a program for given devices and splits wants numbers
+            donates=False,
+            keeps="nothing",
+            prefers=PREFERS if own.family == "cpu" else {},  # those of plans
+        )
+
+    def _families(self) -> tuple[str, ...]:
         """That of the target. The core asks this first of all, so what is wrong with the options is said at once."""
         if self.settings is None:
             return ("tpu",)

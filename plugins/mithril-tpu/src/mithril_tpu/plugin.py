@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -44,13 +45,13 @@ def mithril_compile_begin(context: CompileContext) -> None:
     The check of the target against the backend's device comes after this; every other backend fails it, and says so.
     """
     name = context.options["target_hardware"]
-    family = _family(name) if name is not None and context.backend.name == "jax" else None
-    if family not in ("tpu", "nvidia") or (family in context.backend.families() and family == "nvidia"):
+    family = _family(name) if name is not None and "mithril_jax.backend" in sys.modules else None
+    if family not in ("tpu", "nvidia") or (family in context.backend.capabilities.families and family == "nvidia"):
         return
     from mithril_jax.backend import JaxBackend
     from mithril_tpu.backend import AheadBackend
 
-    if type(context.backend) is JaxBackend and context.backend.device.split(":")[0] in AheadBackend.devices:
+    if type(context.backend) is JaxBackend and context.backend.capabilities.family in AheadBackend.devices:
         context.backend = AheadBackend.in_place_of(context.backend, context.options)
 
 

@@ -144,7 +144,7 @@ def program_of(compiled: CompiledModel) -> Executable:
     executable = compiled.programs[-1].executable
     if isinstance(executable, Executable):
         return executable
-    if "mobile" in compiled.backend.families() and purpose(compiled.options).arch is not None:
+    if "mobile" in compiled.backend.capabilities.families and purpose(compiled.options).arch is not None:
         return for_telephone(compiled)
     raise UnsupportedError(
         f"backend '{compiled.backend.name}' does not export C", hint="compile the model for backend 'c'"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import ChainMap, Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from mithril.backend.base import BuildOptions
 from mithril.backend.codegen.source import Source
 from mithril.backend.source_backend import SourceExecutable
 from mithril.base.errors import BackendError, OptionError
-from mithril.ir import Graph
+from mithril.ir import Graph, Input
 from mithril_jax.mesh import mesh_execution
 
 AXIS = "pipeline"
@@ -75,7 +76,9 @@ def build(build_stage: BuildStage, graph: Graph, options: BuildOptions, parts: l
     programs = []
     for number, task in enumerate(made.tasks):
         later = made.tasks[number + 1 :] if task.once else made.tasks
-        programs.append(build_stage(parts[task.stage], task.graph, _inner(options, task, later)))
+        read_later = {i.name for other in later for i in other.graph.with_role("param")}
+        part = _keeping(task.graph, read_later)
+        programs.append(build_stage(parts[task.stage], part, _inner(options, part, read_later)))
     shares = ", ".join(f"{share:.0%}" for share in made.shares)
     options.decisions.record(
         "choice", f"{made.stages} pipeline stages with {shares} of the work, {made.chunks} chunk(s) of the batch"
@@ -86,12 +89,20 @@ def build(build_stage: BuildStage, graph: Graph, options: BuildOptions, parts: l
     return executable
 
 
-def _inner(options: BuildOptions, task: Any, later: list[Any]) -> BuildOptions:
-    """Options for the program of a task, to which parameters are given over only where no other reads them after it."""
+def _keeping(graph: Graph, names: set[str]) -> Graph:
+    """The graph of a task, to which parameters are given over only where no other task reads them after it."""
+
+    def kept(i: Input) -> Input:
+        return replace(i, tags={**i.tags, "donated": False}) if i.name in names and i.tags.get("donated") else i
+
+    return graph.replaced(inputs=tuple(map(kept, graph.inputs)))
+
+
+def _inner(options: BuildOptions, graph: Graph, read_later: set[str]) -> BuildOptions:
+    """Options for the program of a task, which may not donate parameters that others read after it."""
     fully = options.settings.get("parallelism") == "fsdp"
     changed: dict[str, Any] = {"parallelism": "fsdp" if fully else None}  # within each stage
-    params = {i.name for i in task.graph.with_role("param")}
-    if any(params & {i.name for i in other.graph.with_role("param")} for other in later):
+    if read_later & {i.name for i in graph.with_role("param")}:
         changed["jit_options"] = {n: x for n, x in options.jit_options.items() if n != "donate_argnums"}
         given = dict(options.settings.get("jax_options", {}))
         changed["jax_options"] = {n: x for n, x in given.items() if n != "donate_argnums"}

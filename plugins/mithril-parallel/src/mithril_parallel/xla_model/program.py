@@ -6,25 +6,22 @@ time takes its preferences from here, so that a plan is about the program that i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from mithril import ops
 from mithril.backend.arrays import as_numpy
-from mithril.backend.base import Backend, BuildOptions, Preferences
+from mithril.backend.base import Backend, BuildOptions
+from mithril.backend.capabilities import Capabilities, Form, Prefers
 from mithril.base.errors import BackendError
 from mithril.ir import Graph, Node
 
-PREFERENCES: Preferences = {
-    "cpu": {
-        "linear": ("matvec",),
-        "conv": ("pointwise-matmul", "depthwise-shifts"),
-        "conv_input_grad": ("pointwise-matmul", "depthwise-shifts"),
-        "conv_weight_grad": ("pointwise-matmul", "depthwise-shifts"),
-    }
-}
+SHIFTED = (Form.POINTWISE_MATMUL, Form.DEPTHWISE_SHIFTS)
+PREFERS: Prefers = {ops.linear: (Form.MATVEC,)} | dict.fromkeys(
+    (ops.conv, ops.conv_input_grad, ops.conv_weight_grad), SHIFTED
+)
 COMPOSITES = frozenset({ops.isfinite, ops.isinf, ops.log2, ops.rsqrt, ops.square, ops.tan})  # XLA has them
 
 
@@ -47,13 +44,15 @@ class XlaGraphs(Backend):
     """Builds nothing but graphs; arrays are NumPy's."""
 
     name = "xla"
-    memory = "library"
-    symbolic: ClassVar[bool] = False
-    recompiles: ClassVar[bool] = True
-    preferences: ClassVar[Preferences] = PREFERENCES
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(
+            super().capabilities, local=False, symbolic=False, recompiles=True, memory="library", prefers=PREFERS
+        )
 
     def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
-        return not node.op.composite or node.op in COMPOSITES  # type: ignore[attr-defined]
+        return not node.op.composite or node.op in COMPOSITES
 
     def build(self, graph: Graph, options: BuildOptions | None = None) -> Described:
         return Described(graph)

@@ -61,9 +61,7 @@ def examine(entry: Registered[BackendSpec]) -> dict[str, str]:
         backend = plugins.backend_class(entry.spec.name)
         facts["state"] = "ready"
         facts["loading took"] = f"{time.perf_counter() - start:.2f} s"
-        diagnose = getattr(backend, "diagnose", None)  # optional classmethod: devices, threads, advice
-        if diagnose is not None:
-            facts.update({str(key): str(value) for key, value in diagnose().items()})
+        facts.update({str(key): str(value) for key, value in backend.diagnose().items()})
     except MithrilError as error:
         facts["state"] = "failed"
         facts["why"] = str(error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,6 @@ from mithril.base.tensor_type import TensorType
 from mithril.compiler.steps import Compiler
 from mithril.ir import Graph, Node, Value
 from mithril.passes.manager import PassManager
-from mithril.plugins.option_table import Settings
 from mithril.runtime.bounds import Bound, Room, with_bounds
 from mithril.runtime.compiled_model import CompiledModel
 from mithril.runtime.index_checks import GivenIndices, given_indices
@@ -39,8 +37,6 @@ from mithril_train.step.step_config import Recipe
 
 Converters = tuple[tuple[str, Callable[[Any], Any]], ...]
 FLAG = "is_training"
-BRANCHING = ("numpy", "jax", "torch", "mlx", "c")  # backends whose programs can branch
-DONATING = ("jax", "tpu")  # backends whose compiler writes results over arguments, where they are told which
 
 
 @dataclass(frozen=True)
@@ -111,7 +107,7 @@ class Engine:
             )
         if self.compiler.settings["autodiff"] == "native":
             self.decisions.record("ignored", "autodiff='native': a training step differentiates the graph")
-        if self.compiler.settings["checks"] and self.backend.name != "ggml":
+        if self.compiler.settings["checks"] and not self.backend.capabilities.checks_indices:
             said = "a training step looks at labels and tokens of NumPy batches, not at indices that it computes"
             self.decisions.record("ignored", f"checks=True: {said}")
         self.arrays: dict[str, Any] = {}  # everything carried, by name
@@ -338,14 +334,10 @@ class Engine:
     def _branches(self) -> bool:
         """Whether leaving an update out by an ``if`` is cheaper than selecting every value.
 
-        Measured: on a processor it is, wherever the program that is run can branch at all (torch.compile and
-        mlx.compile cannot); on a GPU it would wait for the device.
+        Measured: on a processor it is, wherever the program branches; on a GPU it would wait for the device.
         """
-        settings, name = self.compiler.settings, self.backend.name
-        if self.backend.device.split(":")[0] != "cpu" or name not in BRANCHING:
-            return False
-        compiled = settings["jit"] or settings.get("torch_dynamo") or settings.get("torch_fx")
-        return name in ("numpy", "jax", "c") or not compiled
+        on_cpu = self.backend.capabilities.family == "cpu"
+        return on_cpu and self.backend.branches(BuildOptions(self.compiler.settings))
 
     def _passes(self, graph: Graph, *, first: bool) -> Graph:
         """The pipeline on forward and backward; then on the whole step what cleans and what plans memory.
@@ -361,14 +353,8 @@ class Engine:
         return PassManager(chosen, check=manager.check).run(graph, context, runner=plugins.run_pass)[0]
 
     def _build(self, graph: Graph) -> Executable:
-        """The executable, with what it carries on given over to it where the backend can use that."""
-        compiler = self.compiler
-        if self.backend.name in DONATING and compiler.settings["jit"] is not False:
-            settings = compiler.settings
-            options = {**settings["jit_options"], "donate_argnums": (0,)}
-            compiler = copy.copy(compiler)
-            compiler.settings = Settings({**settings.peek(), "jit_options": options}, settings.given)
-        made: Executable = compiler.build(self._shared(graph))
+        """The executable, to which everything that it carries on is given over."""
+        made: Executable = self.compiler.build(self._shared(graph))
         return made
 
     def _shared(self, graph: Graph) -> Graph:

@@ -42,7 +42,7 @@ def compiled_model(
 def prepare(compiled: CompiledModel, engine: Engine) -> None:
     """Compile the first program of a trained model: for any size of batch if the backend and the model allow it."""
     types = engine.inputs
-    if engine.backend.symbolic:
+    if engine.backend.capabilities.symbolic:
         size = next((t.shape[0] for t in types.values() if t.shape), None)
         batch = Dim("batch")
         opened = {
