@@ -30,7 +30,7 @@ MARK = "<!-- from here on written by docs/render.py -->"
 
 
 def hooks() -> str:
-    """Every hook: its signature, what it is for, its example; then the descriptors."""
+    """Render every hook with its signature, purpose and example; then the descriptors."""
     from mithril.plugins import hookspecs
     from mithril.plugins.loader import HOOKS, WRAPPABLE
 
@@ -61,7 +61,7 @@ def _declaration(cls: type) -> str:
 
 
 def commands() -> str:
-    """The help text of each command of mithril's own distributions."""
+    """Render the help text of each command of mithril's own distributions."""
     import click
 
     from mithril import plugins
@@ -73,13 +73,15 @@ def commands() -> str:
         context = click.Context(command, info_name=name, parent=group, max_content_width=100, terminal_width=100)
         return command.get_help(context)
 
-    found = {name: cli._load(loads) for name, (loads, _) in cli.COMMANDS.items()}
-    found |= {name: plugins.load_command(name) for name, e in plugins.commands().items() if e.plugin.first_party}
-    return "\n\n".join(f"## `mithril {n}`\n\n```\n{help_of(n, command)}\n```" for n, command in sorted(found.items()))
+    commands = {name: cli._load(loads) for name, (loads, _) in cli.COMMANDS.items()}
+    commands |= {name: plugins.load_command(name) for name, e in plugins.commands().items() if e.plugin.first_party}
+    return "\n\n".join(
+        f"## `mithril {n}`\n\n```\n{help_of(n, command)}\n```" for n, command in sorted(commands.items())
+    )
 
 
 def options() -> str:
-    """A table of options per owner, for the owners that are installed."""
+    """Render a table of options per installed owner."""
     from mithril.plugins.option_table import rows
 
     owners: dict[str, list[str]] = {}
@@ -97,7 +99,7 @@ PAGES = {"plugins.md": hooks, "cli.md": commands, "options.md": options}
 
 
 def page(name: str) -> tuple[Path, str, str]:
-    """A page's path, its text as it stands, and as it should be."""
+    """Return the path of a page, its current text, and its generated text."""
     path = DOCS / name
     text = path.read_text()
     begin, mark, _ = text.partition(MARK)
@@ -107,7 +109,7 @@ def page(name: str) -> tuple[Path, str, str]:
 
 
 def stub() -> tuple[Path, str, str]:
-    """The stub of the public face: its path, its text as it stands, and as it should be."""
+    """Return the path of the stub of the public face, its current text, and its generated text."""
     from mithril_tools.stubs import face_stub
 
     path = DOCS.parent / "mithril-core/src/mithril/__init__.pyi"
@@ -116,11 +118,11 @@ def stub() -> tuple[Path, str, str]:
 
 def main() -> int:
     stale = []
-    for name, (path, text, wanted) in {**{name: page(name) for name in PAGES}, "__init__.pyi": stub()}.items():
-        if text != wanted:
+    for name, (path, text, expected) in {**{name: page(name) for name in PAGES}, "__init__.pyi": stub()}.items():
+        if text != expected:
             stale.append(name)
             if "--check" not in sys.argv:
-                path.write_text(wanted)
+                path.write_text(expected)
     if stale:
         print(("stale: " if "--check" in sys.argv else "written: ") + ", ".join(stale))
     return 1 if stale and "--check" in sys.argv else 0
