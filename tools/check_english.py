@@ -43,7 +43,8 @@ BANNED = r"""
     newest -> latest ;; comes? to (an end|rest|light) -> terminates, converges, is found ;; as good as -> equivalent to
     looked (at|into) -> inspected ;; asked for -> requested ;; (let|lets) go -> release ;; telephones? -> phone
     (makes?|made|becomes?) of (?!this|these|it\b) -> computed from, composed of ;; counted (from|anew) -> relative to
-    (?<!by )(handed|hands?) (on|over|out|in) -> pass, return ;; held (to|against) -> checked against ;; dear -> expensive
+    (?<!by )(handed|hands?) (on|over|out|in) -> pass, return ;; held (to|against) -> checked against
+    dear -> expensive
     as (it is|they are|it was|they were|it comes|they come)(?=[.,;:)]|$) -> unchanged, as is ;; kin -> and similar
     (product|sum|mean|reduction|take|max) of nothing -> of an empty array ;; goes? on (with|as) -> continue
     laid (out )?(with|as|side|flat|in) -> stored, arranged ;; turned (round|around|in|as) -> transposed, byte-swapped"""
