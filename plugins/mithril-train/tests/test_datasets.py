@@ -98,7 +98,7 @@ class Frame:
     iloc = None
 
 
-@pytest.mark.parametrize(("data", "message"), [(Frame(), "to_numpy"), ("abc", "np.load"), (3, "is no dataset")])
+@pytest.mark.parametrize(("data", "message"), [(Frame(), "to_numpy"), ("abc", "np.load"), (3, "is not a dataset")])
 def test_data_that_cannot_be_read_are_named(data, message):
     with pytest.raises(InputError, match=message):
         ml.DataLoader(data)

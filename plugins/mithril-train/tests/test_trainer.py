@@ -296,7 +296,7 @@ def test_a_checkpoint_that_does_not_fit(tmp_path):
     with pytest.raises(InputError, match="do not fit"):
         other.begin((X[:16], Y[:16]))
     made.compiled.save(tmp_path / "b.safetensors")
-    with pytest.raises(InputError, match="no checkpoint of a training"):
+    with pytest.raises(InputError, match="is not a training checkpoint"):
         made.load(tmp_path / "b.safetensors")
 
 

@@ -34,11 +34,11 @@ def search(
     seed: int = 0,
     study: Any = None,
 ) -> Found:
-    """Train what ``make(trial)`` gives, again and again, and keep the best by ``monitor`` in its last epoch.
+    """Train ``make(trial)`` repeatedly and keep the best trial by ``monitor`` in its last epoch.
 
     ``make`` asks the trial for settings: ``ml.Adam(trial.suggest_float("rate", 1e-4, 1e-1, log=True))``. ``loader`` may
     be a function of the trial as well, for batch sizes. A trial that is worse than the median of those before at the
-    same epoch is ended early. One seed gives one search. ``study`` goes on with a search of Optuna's own.
+    same epoch is ended early. A seed determines the search. ``study`` continues an existing Optuna study.
     """
     optuna = _optuna()
     if trials < 1:

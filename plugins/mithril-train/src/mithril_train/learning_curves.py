@@ -14,7 +14,7 @@ from mithril.base.quoting import visible
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 400, 64, 16, 40, 48
 COLOURS = ("#3366cc", "#dc3912", "#109618", "#ff9900", "#990099", "#0099c6", "#444444")
-DASHES = ("", "6 3", "2 2", "8 3 2 3")  # curves that lie on each other stay visible
+DASHES = ("", "6 3", "2 2", "8 3 2 3")  # coinciding curves stay visible
 Curve = Sequence[float]
 
 
@@ -28,7 +28,7 @@ def curves(
     log: bool = False,
 ) -> Path:
     """Draw each named curve: its values, or a pair of places and values. ``log`` for a logarithmic height."""
-    points = {name: _points(given, log) for name, given in values.items()}
+    points = {name: _points(curve, log) for name, curve in values.items()}
     every = [p for line in points.values() for p in line]
     if not every:
         raise ValueError("there is nothing to draw")
@@ -57,15 +57,15 @@ def curves(
     return files.write(path, "\n".join(parts), "picture")
 
 
-def _points(given: Any, log: bool) -> list[tuple[float, float]]:
-    """Places and heights; what is not finite, or has no logarithm, is left out."""
-    pair = isinstance(given, tuple) and len(given) == 2 and not isinstance(given[0], (int, float))
-    places, heights = given if pair else (range(1, len(given) + 1), given)
-    found = []
+def _points(curve: Any, log: bool) -> list[tuple[float, float]]:
+    """Return the points of a curve without those that are not finite or have no logarithm."""
+    pair = isinstance(curve, tuple) and len(curve) == 2 and not isinstance(curve[0], (int, float))
+    places, heights = curve if pair else (range(1, len(curve) + 1), curve)
+    points = []
     for a, b in zip(places, heights, strict=True):
         if math.isfinite(b) and (not log or b > 0):
-            found.append((float(a), math.log10(b) if log else float(b)))
-    return found
+            points.append((float(a), math.log10(b) if log else float(b)))
+    return points
 
 
 class _Axis:
@@ -92,8 +92,8 @@ class _Axis:
         """Logarithms of powers of ten and, where those are few, of their doubles and fives."""
         powers = range(math.floor(self.low), math.ceil(self.high) + 1)
         digits = (1, 2, 5) if self.high - self.low < 3 else (1,)
-        found = [k + math.log10(d) for k in powers for d in digits]
-        return [v for v in found if self.low <= v <= self.high]
+        exponents = [k + math.log10(d) for k in powers for d in digits]
+        return [v for v in exponents if self.low <= v <= self.high]
 
 
 def _grid(across: _Axis, up: _Axis, log: bool) -> list[str]:

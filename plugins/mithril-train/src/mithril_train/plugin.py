@@ -1,4 +1,4 @@
-"""What mithril-train adds to mithril; importing this module imports no framework."""
+"""Plugin of mithril-train; importing this module imports no framework."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def mithril_exports() -> Sequence[Export]:
 
 @hookimpl
 def mithril_passes() -> Sequence[PassSpec]:
-    """Training for eight bits, where it is asked for."""
+    """Return the pass of quantization-aware training."""
     return [
         PassSpec(
             "quantization-aware",
@@ -52,7 +52,7 @@ def mithril_passes() -> Sequence[PassSpec]:
 
 @hookimpl
 def mithril_options() -> Sequence[Option]:
-    """The keyword that asks for it."""
+    """Return the option of quantization-aware training."""
     return [
         Option(
             "quantization_aware",

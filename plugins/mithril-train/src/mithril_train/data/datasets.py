@@ -1,4 +1,4 @@
-"""What a loader can read: arrays, map-style datasets, iterables; one interface over them."""
+"""Data sources of a loader: arrays, map-style datasets and iterables behind one interface."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Source:
     length: int | None = None
 
     def fetch(self, indices: np.ndarray[Any, Any]) -> Any:
-        """The batch of these samples, already collated."""
+        """Return the collated batch of these samples."""
         raise TypeError("this dataset has no random access")
 
     def samples(self) -> Iterator[Any]:
@@ -116,7 +116,7 @@ def as_source(dataset: Any, collate: Any = None) -> Source:
     if hasattr(dataset, "__iter__") or callable(dataset):
         return Streamed(dataset)
     raise InputError(
-        f"a {type(dataset).__name__} is no dataset",
+        f"a {type(dataset).__name__} is not a dataset",
         facts=["accepted: arrays (dict or tuple), objects with [] and len(), iterables, generator functions"],
     )
 

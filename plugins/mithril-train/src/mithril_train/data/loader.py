@@ -22,8 +22,8 @@ class DataLoader(metaclass=CheckedType):
     ``dataset``: arrays (a dictionary or tuple of them), an object with ``[]`` and ``len``, an iterable or a generator
     function. ``shuffle`` gives an order that depends on ``seed`` and the epoch only. ``num_workers`` threads (or
     processes with ``worker="process"``) make up to ``prefetch_factor`` batches each ahead of time. ``pin_memory``
-    copies batches to page-locked memory where torch with CUDA is there. Each ``iter`` begins an epoch, except after
-    ``load_state_dict`` of a state taken between two batches, which goes on with the next.
+    copies batches to page-locked memory if torch with CUDA is installed. Each ``iter`` starts an epoch, except after
+    ``load_state_dict`` of a state saved between two batches: it continues with the next batch.
     """
 
     argument_hints: ClassVar = {
@@ -95,15 +95,15 @@ class DataLoader(metaclass=CheckedType):
     # -- batches ------------------------------------------------------------------------------------------------------
     def __iter__(self) -> Generator[Any, None, None]:
         self._position, self._start = self._start, 0
-        made = self._stream() if self.source.length is None else self._indexed()
-        for batch in made:
+        batches_of_epoch = self._stream() if self.source.length is None else self._indexed()
+        for batch in batches_of_epoch:
             self._position += 1
             yield self.pin(batch) if self.pin else batch
         self.epoch += 1
         self._position = 0
 
     def once(self) -> Iterator[Any]:
-        """All batches of the current epoch without going on to the next: for evaluating."""
+        """Yield all batches of the current epoch without advancing to the next one, for evaluation."""
         place = self.epoch, self._position, self._start
         self._start = 0
         try:
@@ -112,7 +112,7 @@ class DataLoader(metaclass=CheckedType):
             self.epoch, self._position, self._start = place
 
     def order(self, epoch: int | None = None) -> np.ndarray[Any, Any]:
-        """The indices of an epoch in the order they are read."""
+        """Return the indices of an epoch in the order in which they are read."""
         if self.sampler is not None:
             return self._sampled(list(self.sampler), self.source.length or 0)
         n = self.source.length or 0
@@ -135,12 +135,12 @@ class DataLoader(metaclass=CheckedType):
             yield from ahead(tasks, self.source.fetch, self.num_workers, depth)
         else:
             pool, self._pool = self._pool or ProcessPool(self.source.fetch, self.num_workers), None
-            whole = False
+            complete = False
             try:
                 yield from pool.ahead(tasks, depth)
-                whole = True
+                complete = True
             finally:
-                if whole and self._pool is None:
+                if complete and self._pool is None:
                     self._pool = pool  # starting processes takes long: the next epoch has them
                 else:
                     pool.close()
@@ -159,7 +159,7 @@ class DataLoader(metaclass=CheckedType):
         assert isinstance(self.source, Streamed) or self.source.length is None
         samples = self.source.samples()
         for _ in islice(samples, self._position * self.batch_size):
-            pass  # resumed: what was read before is read over
+            pass  # resumed: skip the samples that were read before
 
         def groups() -> Iterator[list[Any]]:
             while rows := list(islice(samples, self.batch_size)):
@@ -173,7 +173,7 @@ class DataLoader(metaclass=CheckedType):
 
 
 def _pinner() -> Callable[[Any], Any] | None:
-    """A function that page-locks a batch, where there is a GPU to copy it to."""
+    """Return a function that page-locks a batch, or None without a GPU."""
     try:
         import torch
     except ImportError:

@@ -11,7 +11,7 @@ _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 def permutation(n: int, seed: int, epoch: int = 0) -> np.ndarray[Any, Any]:
-    """A shuffled ``arange(n)``: indices sorted by a 64-bit hash of (seed, epoch, index).
+    """Return a shuffled ``arange(n)``: indices sorted by a 64-bit hash of (seed, epoch, index).
 
     NumPy's generators may change their streams between versions; this formula does not.
     """
@@ -23,7 +23,7 @@ def permutation(n: int, seed: int, epoch: int = 0) -> np.ndarray[Any, Any]:
 
 
 def _hash(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A bijective mix of 64-bit words, so that different indices never share a key."""
+    """Mix 64-bit words bijectively, so that different indices never share a key."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * _MIX[0]
     x = (x ^ (x >> np.uint64(27))) * _MIX[1]
@@ -34,8 +34,8 @@ def _hash(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def batches(order: Any, size: int, drop_last: bool, start: int = 0) -> Iterator[Any]:
     """Slices of an order, from the ``start``-th batch on."""
     n = len(order)
-    whole = n // size if drop_last else -(-n // size)
-    for k in range(start, whole):
+    num_batches = n // size if drop_last else -(-n // size)
+    for k in range(start, num_batches):
         yield order[k * size : (k + 1) * size]
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from mithril.base.errors import MithrilError
 
 POLL = 0.5  # seconds between looks at whether the workers still live
-PATIENCE = 5.0  # seconds for a worker to finish what it is doing
+PATIENCE = 5.0  # seconds for a worker to finish its current batch
 
 
 class WorkerError(MithrilError):
@@ -86,7 +86,7 @@ class ProcessPool:
         self.links: list[Any] = []
         self.processes: list[Any] = []
         for k in range(workers):
-            ours, theirs = context.Pipe()
+            parent_end, theirs = context.Pipe()
             process = context.Process(
                 target=_serve, args=(theirs, fetch, os.getpid(), self.stop), daemon=True, name=f"loader-{k}"
             )
@@ -99,24 +99,24 @@ class ProcessPool:
                     hint="define its class and functions at the top of a module, or use worker='thread'",
                 ) from None
             theirs.close()
-            self.links.append(ours)
+            self.links.append(parent_end)
             self.processes.append(process)
 
     def ahead(self, tasks: Iterator[Any], depth: int) -> Iterator[Any]:
         """Batches in order; task k goes to worker k modulo the number of workers."""
-        sent = received = 0
+        num_sent = received = 0
         exhausted = False
         count = len(self.links)
         while True:
-            while not exhausted and sent - received < depth:
+            while not exhausted and num_sent - received < depth:
                 try:
                     task = next(tasks)
                 except StopIteration:
                     exhausted = True
                     break
-                self._send(sent % count, task)
-                sent += 1
-            if received == sent:
+                self._send(num_sent % count, task)
+                num_sent += 1
+            if received == num_sent:
                 return
             yield self._receive(received % count)
             received += 1
@@ -150,7 +150,7 @@ class ProcessPool:
         )
 
     def close(self) -> None:
-        """End all workers and free what they had ready."""
+        """Stop all workers and free their finished batches."""
         self.stop.set()
         for link in self.links:
             with suppress(OSError):
@@ -168,7 +168,7 @@ class ProcessPool:
 
 
 def _drain(link: Any) -> None:
-    """Free batches that nobody will take."""
+    """Free batches that will not be consumed."""
     with suppress(EOFError, OSError):
         while link.poll(0):
             kind, value = link.recv()
@@ -189,20 +189,20 @@ def _serve(link: Any, fetch: Callable[[Any], Any], parent: int, stop: Any) -> No
         if task is None or stop.is_set():
             return
         try:
-            made = "value", pack(fetch(task))
+            reply = "value", pack(fetch(task))
         except BaseException:
-            made = "error", traceback.format_exc()
+            reply = "error", traceback.format_exc()
         try:
-            link.send(made)
+            link.send(reply)
         except OSError:
-            return  # nobody waits for it
+            return  # the parent has gone
 
 
 SHARED = 1 << 14  # bytes; smaller arrays travel through the pipe
 
 
 def pack(batch: Any) -> Any:
-    """The batch with its large arrays in shared memory."""
+    """Move the large arrays of the batch to shared memory."""
     if isinstance(batch, dict):
         return {k: pack(v) for k, v in batch.items()}
     if isinstance(batch, tuple):
@@ -217,7 +217,7 @@ def pack(batch: Any) -> Any:
 
 
 def unpack(packed: Any) -> Any:
-    """The batch back, as arrays of this process; the shared blocks are freed."""
+    """Restore the batch as arrays of this process and free the shared blocks."""
     if isinstance(packed, dict):
         return {k: unpack(v) for k, v in packed.items()}
     if isinstance(packed, tuple):
@@ -233,7 +233,7 @@ def unpack(packed: Any) -> Any:
 
 
 class _Handle:
-    """Where an array stands in shared memory."""
+    """Location of an array in shared memory."""
 
     def __init__(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.name, self.shape, self.dtype = name, shape, dtype

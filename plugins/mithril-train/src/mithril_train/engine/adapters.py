@@ -1,4 +1,4 @@
-"""Loaders of other libraries: what epochs, order and place mean to each of them."""
+"""Adapters for loaders of other libraries: epochs, order and position of each of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Loader:
         self._skip = 0
 
     def batches(self) -> Generator[Any, None, None]:
-        """The rest of the epoch."""
+        """Yield the remaining batches of the epoch."""
         self.prepare()
         skip, self._skip = self._skip, 0
         for batch in islice(iter(self.loader), skip, None):
@@ -28,7 +28,7 @@ class Loader:
         self.epoch, self.position = self.epoch + 1, 0
 
     def plain(self) -> Iterator[Any]:
-        """All batches once, for evaluating: the loader's own place stays where it is."""
+        """Yield all batches once, for evaluation: the position of the loader does not change."""
         return iter(self.loader)
 
     def prepare(self) -> None:
@@ -87,9 +87,9 @@ class Torch(Loader):
         super().__init__(loader, seed)
         import torch
 
-        own = loader.generator is None and getattr(loader.sampler, "generator", None) is None
-        self.generator = torch.Generator() if own else loader.generator or loader.sampler.generator
-        if own and hasattr(loader.sampler, "generator"):
+        uses_global_generator = loader.generator is None and getattr(loader.sampler, "generator", None) is None
+        self.generator = torch.Generator() if uses_global_generator else loader.generator or loader.sampler.generator
+        if uses_global_generator and hasattr(loader.sampler, "generator"):
             loader.sampler.generator = self.generator
 
     def prepare(self) -> None:
@@ -128,7 +128,7 @@ class Grain(Loader):
 
 
 def as_loader(loader: Iterable[Any], seed: int) -> Loader:
-    """The adapter for whatever was given."""
+    """Return the adapter for a loader of any kind."""
     if isinstance(loader, Loader):
         return loader
     if isinstance(loader, DataLoader):
@@ -144,6 +144,6 @@ def as_loader(loader: Iterable[Any], seed: int) -> Loader:
     if iter(loader) is loader:
         raise InputError(
             "an iterator can be read only once, so that it has no epochs",
-            hint="give what it was made from: a list, a loader, ml.DataLoader(generator_function)",
+            hint="pass its source instead: a list, a loader, ml.DataLoader(generator_function)",
         )
     return Loader(loader, seed)

@@ -57,7 +57,7 @@ def _array(name: str, x: Any) -> Any:
         raise InputError(f"the rows of column '{name}' have different lengths", hint="pad them to one length") from None
     if array.dtype.kind not in "biuf":
         raise InputError(
-            f"column '{name}' of the batch is no array of numbers",
+            f"column '{name}' of the batch is not an array of numbers",
             facts=[f"got {type(x).__name__} of {array.dtype}"],
             hint="leave it out with DataLoader(collate=...)",
         )
@@ -67,7 +67,7 @@ def _array(name: str, x: Any) -> Any:
 
 
 def rows(batch: Mapping[str, Any]) -> int:
-    """How many samples a batch holds."""
+    """Return the number of samples in a batch."""
     for x in batch.values():
         if len(x.shape):
             return int(x.shape[0])

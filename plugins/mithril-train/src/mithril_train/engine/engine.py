@@ -41,7 +41,7 @@ FLAG = "is_training"
 
 @dataclass(frozen=True)
 class Step:
-    """The executables for batches of one set of shapes, and how a batch is brought into them."""
+    """The executables for batches of one set of shapes, and the conversions of their columns."""
 
     graph: Graph  # of the whole step, after the passes
     run: Executable  # a whole step
@@ -66,11 +66,11 @@ class Evaluation:
 
 
 def _hold(indices: Iterable[GivenIndices], batch: Mapping[str, Any]) -> None:
-    """Raise where labels or tokens lie outside of what they index; what lies on a device is not fetched for that."""
-    for given in indices:
-        column = _in_main_memory(batch[given.name])
+    """Raise if labels or tokens are out of range; arrays on a device are not fetched for this check."""
+    for index_input in indices:
+        column = _in_main_memory(batch[index_input.name])
         if column is not None:
-            given.hold(column)
+            index_input.hold(column)
 
 
 def _in_main_memory(x: Any) -> np.ndarray[Any, Any] | None:
@@ -108,8 +108,8 @@ class Engine:
         if self.compiler.settings["autodiff"] == "native":
             self.decisions.record("ignored", "autodiff='native': a training step differentiates the graph")
         if self.compiler.settings["checks"] and not self.backend.capabilities.checks_indices:
-            said = "a training step looks at labels and tokens of NumPy batches, not at indices that it computes"
-            self.decisions.record("ignored", f"checks=True: {said}")
+            message = "a training step looks at labels and tokens of NumPy batches, not at indices that it computes"
+            self.decisions.record("ignored", f"checks=True: {message}")
         self.arrays: dict[str, Any] = {}  # everything carried, by name
         self.inputs: dict[str, TensorType] = {}  # of the model, as last traced
         self.parameters: tuple[str, ...] = ()
@@ -118,25 +118,25 @@ class Engine:
         self.extra: dict[str, Carried] = {}
         self._steps: dict[Any, Step] = {}
         self._evaluations: dict[Any, Evaluation] = {}
-        self._traced: tuple[Any, Graph, Graph] | None = None  # the last, which is often asked for again
+        self._traced: tuple[Any, Graph, Graph] | None = None  # the last one, which is often requested again
         self._rates: dict[str, tuple[float, Any]] = {}
 
     # -- running -----------------------------------------------------------------------------------------------------
     def step(self, batch: Mapping[str, Any], rates: Mapping[str, float], *, last: bool = True) -> dict[str, Any]:
-        """One step, or with ``last=False`` one batch of several that make a step. Gives what the step reports."""
-        made = self.prepare(batch)
-        _hold(made.indices, batch)
-        inputs = {n: convert(batch[n]) for n, convert in made.convert}
-        inputs.update(made.fixed)
+        """Run one step, or with ``last=False`` one batch of an accumulated step; return its reports."""
+        step = self.prepare(batch)
+        _hold(step.indices, batch)
+        inputs = {n: convert(batch[n]) for n, convert in step.convert}
+        inputs.update(step.fixed)
         if last:
             inputs.update(self._rate_arrays(rates))
-            results = made.run(self.arrays, inputs)
+            results = step.run(self.arrays, inputs)
         else:
-            assert made.add is not None
-            results = made.add(self.arrays, inputs)
-        reports = {n: results.pop(n) for n in made.reports if n in results}
+            assert step.add is not None
+            results = step.add(self.arrays, inputs)
+        reports = {n: results.pop(n) for n in step.reports if n in results}
         self.arrays = results
-        self._hold_bounds(made.bounds, reports)
+        self._hold_bounds(step.bounds, reports)
         return reports
 
     def _hold_bounds(self, bounds: Iterable[Bound | Room], results: dict[str, Any]) -> None:
@@ -147,27 +147,27 @@ class Engine:
     def evaluate(self, batch: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Loss and metrics of a batch."""
         key = signature(batch)
-        made = self._evaluations.get(key) or self._new_evaluation(key, batch)
-        _hold(made.indices, batch)
-        inputs = {n: convert(batch[n]) for n, convert in made.convert}
-        inputs.update(made.fixed)
+        evaluation = self._evaluations.get(key) or self._new_evaluation(key, batch)
+        _hold(evaluation.indices, batch)
+        inputs = {n: convert(batch[n]) for n, convert in evaluation.convert}
+        inputs.update(evaluation.fixed)
         inputs.update({n: self.arrays[n] for n in self.states})
-        results = dict(made.run(self.live(parameters), inputs))
-        self._hold_bounds(made.bounds, results)
+        results = dict(evaluation.run(self.live(parameters), inputs))
+        self._hold_bounds(evaluation.bounds, results)
         return results
 
     def live(self, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The parameters as they are now; they may be overwritten by the next step."""
-        given = parameters or {}
-        return {n: given.get(n, self.arrays[n]) for n in self.parameters}
+        """Return the current parameters; the next step may overwrite them."""
+        parameter_values = parameters or {}
+        return {n: parameter_values.get(n, self.arrays[n]) for n in self.parameters}
 
     def _rate_arrays(self, rates: Mapping[str, float]) -> dict[str, Any]:
         out = {}
         for name, rate in rates.items():
-            known = self._rates.get(name)
-            if known is None or known[0] != rate:
-                known = self._rates[name] = (rate, self.backend.array(np.float32(rate)))
-            out[name] = known[1]
+            cached_rate = self._rates.get(name)
+            if cached_rate is None or cached_rate[0] != rate:
+                cached_rate = self._rates[name] = (rate, self.backend.array(np.float32(rate)))
+            out[name] = cached_rate[1]
         return out
 
     def as_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,12 +176,12 @@ class Engine:
         return {n: self._converter(n, t.dtype)(batch[n]) for n, t in inputs.items() if n in batch}
 
     def prepare(self, batch: Mapping[str, Any]) -> Step:
-        """The executables for such batches, made now."""
+        """Compile the executables for such batches now."""
         key = signature(batch)
         return self._steps.get(key) or self._new_step(key, batch)
 
     # -- what is carried ---------------------------------------------------------------------------------------------
-    def begin(self, traced: Graph, seed: int, given: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    def begin(self, traced: Graph, seed: int, initial_values: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         """Fresh arrays for everything carried, those in ``given`` and ``state`` instead of drawn ones."""
         params, states = traced.with_role("param"), traced.with_role("state")
         self.parameters = tuple(i.name for i in params)
@@ -189,12 +189,12 @@ class Engine:
         self.recipe.check_patterns(parameter_names(traced))
         self.trained = trained_names(traced, self.recipe)
         self.extra = carried(traced, self.recipe, self.trained)
-        _expect_names("parameter", self.parameters, given)
+        _expect_names("parameter", self.parameters, initial_values)
         _expect_names("state", self.states, state)
-        drawn_names = [n for n in self.parameters if given and n not in given]
+        drawn_names = [n for n in self.parameters if initial_values and n not in initial_values]
         if drawn_names:
             self.decisions.record("choice", f"not among params, drawn from the seed: {', '.join(drawn_names)}")
-        arrays = {n: self.own(x) for n, x in {**given, **state}.items()}
+        arrays = {n: self.own(x) for n, x in {**initial_values, **state}.items()}
         drawn = self.compiler.initial([i for i in (*params, *states) if i.name not in arrays], seed)
         arrays.update({n: self.own(x) for n, x in drawn.items()})
         for i in (*params, *states):
@@ -202,8 +202,8 @@ class Engine:
                 raise InputError(
                     f"'{i.name}' has shape {list(arrays[i.name].shape)}, expected {list(i.type.shape)}",
                 )
-        for name, made in self.extra.items():
-            arrays[name] = self.own(np.full(made.type.shape, made.initial, made.type.dtype.numpy))
+        for name, entry in self.extra.items():
+            arrays[name] = self.own(np.full(entry.type.shape, entry.initial, entry.type.dtype.numpy))
         if self.recipe.ema is not None:
             for name in self.trained:
                 kind = self.extra[ema_name(name)].type.dtype.numpy
@@ -229,11 +229,11 @@ class Engine:
         return self.backend.to_numpy(x) if self.backend.is_array(x) else to_numpy(x)
 
     def to_numpy(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Everything carried, copied."""
+        """Return copies of all carried arrays."""
         return {n: np.array(self.backend.to_numpy(x)) for n, x in self.arrays.items()}
 
     def restore(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Put back what ``to_numpy`` gave. Everything must fit."""
+        """Restore the arrays of ``to_numpy``. Names and shapes must match."""
         missing_or_unknown("tensor of the checkpoint", self.arrays, tensors)
         for name, x in self.arrays.items():
             if tuple(x.shape) != tensors[name].shape:
@@ -242,15 +242,15 @@ class Engine:
                 )
         self.arrays = {n: self.own(tensors[n]) for n in self.arrays}
 
-    # -- making executables ------------------------------------------------------------------------------------------
+    # -- building executables ----------------------------------------------------------------------------------------
     def types(self, batch: Mapping[str, Any], *, training: bool) -> tuple[dict[str, TensorType], dict[str, TensorType]]:
-        """Types of the model's inputs among the batch, and of the whole batch, with the dtypes it is converted to."""
+        """Return the types of the model's inputs in the batch and of all columns, after dtype conversion."""
         specs: Mapping[str, InputSpec] = self.compiler.specs
         actual = {n: array_type(n, x) for n, x in batch.items()}
         columns = {}
         for name, t in actual.items():
-            settled = settle(specs.get(name, InputSpec(name)), t, self.backend.dtype)
-            columns[name] = TensorType(settled.dtype, t.shape)
+            resolved = settle(specs.get(name, InputSpec(name)), t, self.backend.dtype)
+            columns[name] = TensorType(resolved.dtype, t.shape)
         inputs = {n: t for n, t in columns.items() if n in specs}
         if FLAG in specs:
             inputs.setdefault(FLAG, array_type(FLAG, np.asarray(training)))
@@ -267,7 +267,7 @@ class Engine:
         return inputs, columns
 
     def traced(self, batch: Mapping[str, Any], *, training: bool) -> tuple[Graph, Graph, dict[str, TensorType]]:
-        """The model's graph, the same with loss and metrics, and the types of the batch."""
+        """Return the model's graph, the same with loss and metrics, and the types of the batch."""
         inputs, columns = self.types(batch, training=training)
         self.inputs = inputs
         key = (training, tuple(columns.items()))
@@ -284,7 +284,7 @@ class Engine:
         return self._traced[1], self._traced[2], columns
 
     def differentiated(self, forward: Graph) -> Graph:
-        """Forward and backward, before the passes."""
+        """Return the graph of the forward and backward part, before the passes."""
         fused, _ = self.compiler.optimize(forward, only="fuse", then_gradients=True)
         return with_gradients(fused, self.recipe, self.trained)
 
@@ -296,7 +296,7 @@ class Engine:
         add = None
         if self.recipe.accumulate > 1:
             add = self._build(self._passes(with_update(inner, self.recipe, self.trained, last=False), first=False))
-        made = Step(
+        step = Step(
             graph,
             self._build(graph),
             add,
@@ -306,21 +306,22 @@ class Engine:
             given_indices(measured),
             tuple(bounds),
         )
-        self._steps[key] = made
+        self._steps[key] = step
         if len(self._steps) > 1:
             shapes = ", ".join(f"{n}: {t}" for n, t in columns.items())
             self.decisions.record("specialised", f"training step {len(self._steps)} for {shapes}")
-        return made
+        return step
 
     def _new_evaluation(self, key: Any, batch: Mapping[str, Any]) -> Evaluation:
         _, measured, columns = self.traced(batch, training=False)
-        whole, bounds = with_bounds(measured)
-        kept = [k for k, n in enumerate(whole.output_names) if not n.startswith("state/")]
-        graph = whole.replaced(
-            outputs=tuple(whole.outputs[k] for k in kept), output_names=tuple(whole.output_names[k] for k in kept)
+        bounded, bounds = with_bounds(measured)
+        output_indices = [k for k, n in enumerate(bounded.output_names) if not n.startswith("state/")]
+        graph = bounded.replaced(
+            outputs=tuple(bounded.outputs[k] for k in output_indices),
+            output_names=tuple(bounded.output_names[k] for k in output_indices),
         )
         graph, _ = self.compiler.optimize(graph)
-        made = Evaluation(
+        evaluation = Evaluation(
             graph,
             self.compiler.build(graph),
             self._converters(graph, columns),
@@ -328,8 +329,8 @@ class Engine:
             given_indices(measured),
             tuple(bounds),
         )
-        self._evaluations[key] = made
-        return made
+        self._evaluations[key] = evaluation
+        return evaluation
 
     def _branches(self) -> bool:
         """Whether leaving an update out by an ``if`` is cheaper than selecting every value.
@@ -340,25 +341,25 @@ class Engine:
         return on_cpu and self.backend.branches(BuildOptions(self.compiler.settings))
 
     def _passes(self, graph: Graph, *, first: bool) -> Graph:
-        """The pipeline on forward and backward; then on the whole step what cleans and what plans memory.
+        """Run the pipeline on forward and backward, then cleanup and memory passes on the full step.
 
-        The update is kept from the passes that choose dtypes: parameters and moments stay as exact as they are stored.
+        Passes that choose dtypes do not see the update: parameters and moments keep their storage precision.
         """
         manager, context = self.compiler.pipeline()
         late = ("final",)
         if first:
-            chosen = [p for p in manager.passes if p.stage not in late]
+            passes = [p for p in manager.passes if p.stage not in late]
         else:
-            chosen = [p for p in manager.passes if p.stage in ("clean", "canonical", *late)]
-        return PassManager(chosen, check=manager.check).run(graph, context, runner=plugins.run_pass)[0]
+            passes = [p for p in manager.passes if p.stage in ("clean", "canonical", *late)]
+        return PassManager(passes, check=manager.check).run(graph, context, runner=plugins.run_pass)[0]
 
     def _build(self, graph: Graph) -> Executable:
-        """The executable, to which everything that it carries on is given over."""
-        made: Executable = self.compiler.build(self._shared(graph))
-        return made
+        """Build the executable, which receives ownership of all carried arrays."""
+        executable: Executable = self.compiler.build(self._shared(graph))
+        return executable
 
     def _shared(self, graph: Graph) -> Graph:
-        """The graph in operations of the backend, without what comes twice: a loss and its gradient have much alike."""
+        """Decompose the graph for the backend and merge duplicates: a loss and its gradient share much."""
         if self.compiler.settings["backend_map"]:
             return graph  # each part is written out for a backend of its own
         options = BuildOptions(self.compiler.settings, decisions=self.decisions)
@@ -366,8 +367,8 @@ class Engine:
         phases = {v: node.tags["phase"] for node in lowered.nodes if "phase" in node.tags for v in node.results}
         lowered = lowered.replaced(nodes=tuple(without_phase(node) for node in lowered.nodes))
         manager, context = self.compiler.pipeline()
-        chosen = [p for p in manager.passes if p.stage == "clean"]
-        cleaned = PassManager(chosen, check=manager.check).run(lowered, context, runner=plugins.run_pass)[0]
+        cleanup = [p for p in manager.passes if p.stage == "clean"]
+        cleaned = PassManager(cleanup, check=manager.check).run(lowered, context, runner=plugins.run_pass)[0]
         return cleaned.replaced(nodes=tuple(with_phase(node, phases) for node in cleaned.nodes))
 
     def _fixed(self, graph: Graph, batch: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
@@ -376,50 +377,50 @@ class Engine:
         return {FLAG: self.backend.array(np.asarray(training))}
 
     def _converters(self, graph: Graph, columns: Mapping[str, TensorType]) -> Converters:
-        """For every column that the graph reads, what brings it to the backend."""
+        """Return the conversion to the backend of every column that the graph uses."""
         read = {i.name for i in graph.arguments}
         return tuple((n, self._converter(n, t.dtype)) for n, t in columns.items() if n in read)
 
-    def _converter(self, name: str, wanted: DType) -> Callable[[Any], Any]:
-        backend, native, decisions = self.backend, self.backend.native_dtype(wanted), self.decisions
+    def _converter(self, name: str, target_dtype: DType) -> Callable[[Any], Any]:
+        backend, native, decisions = self.backend, self.backend.native_dtype(target_dtype), self.decisions
 
         def convert(x: Any) -> Any:
             if backend.is_array(x) and x.dtype == native:
                 return x
             array = x if isinstance(x, np.ndarray) else as_numpy(name, to_numpy(x) if hasattr(x, "dtype") else x)
-            if array.dtype.kind == "f" and wanted.is_float:
-                array = array.astype(wanted.numpy, copy=False)
-            return backend.array(adapt(name, array, wanted, decisions))
+            if array.dtype.kind == "f" and target_dtype.is_float:
+                array = array.astype(target_dtype.numpy, copy=False)
+            return backend.array(adapt(name, array, target_dtype, decisions))
 
         return convert
 
 
 def compiler_of(compiled: CompiledModel) -> Compiler:
-    """What made the model, which can make the step as well."""
+    """Return the compiler of the model, which also compiles the step."""
     if not isinstance(compiled.compiler, Compiler):
         raise OptionError(
-            "this model cannot be trained: what it was compiled from is not there",
+            "cannot train this model: its logical model is not available",
             hint="compile the logical model with ml.compile",
         )
     return compiled.compiler
 
 
 def without_phase(node: Node) -> Node:
-    """The node as if it were of no part of the step, so that equal ones of several parts are found."""
+    """Remove the phase of the node, so that CSE merges equal nodes of different phases."""
     if "phase" not in node.tags:
         return node
     return node.replaced(tags={n: tag for n, tag in node.tags.items() if n != "phase"})
 
 
 def with_phase(node: Node, phases: Mapping[Value, Any]) -> Node:
-    """The node with its part of the step, by which stages of a pipeline are cut."""
+    """Restore the phase of the node, by which pipeline stages are partitioned."""
     phase = next((phases[v] for v in node.results if v in phases), None)
     return node if phase is None else node.replaced(tags={**node.tags, "phase": phase})
 
 
 def signature(batch: Mapping[str, Any]) -> Any:
-    """What decides which executable a batch needs."""
+    """Return the key of the executable that a batch needs."""
     try:
         return tuple([(n, x.shape, x.dtype) for n, x in batch.items()])
     except AttributeError:
-        raise BackendError("a batch must be made of arrays") from None
+        raise BackendError("a batch must consist of arrays") from None

@@ -1,4 +1,4 @@
-"""Where the first value that is not finite comes from: the step run once more, every value looked at."""
+"""Locates the first value that is not finite: runs the step again and inspects every value."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ class NotFiniteError(MithrilError):
 
 
 def not_finite(engine: Engine, batch: Mapping[str, Any], step: int) -> NotFiniteError:
-    """The error for a step that was not finite; everything carried is still as it was before that step."""
+    """Return the error for a step that was not finite; the carried arrays are those from before that step."""
     arrays = {n: engine.backend.to_numpy(engine.arrays[n]) for n in (*engine.parameters, *engine.states)}
-    for kind, given in (("the batch", batch), ("the parameters", arrays)):
-        bad = next((n for n, x in given.items() if not _finite(engine, x)), None)
+    for kind, source in (("the batch", batch), ("the parameters", arrays)):
+        bad = next((n for n, x in source.items() if not _finite(engine, x)), None)
         if bad is not None:
             hint = "clean the data" if kind == "the batch" else "it, or its gradient in an earlier step, is too large"
             return NotFiniteError(
-                f"step {step}: '{bad}' of {kind} is not finite", facts=_counts(engine, given[bad]), hint=hint
+                f"step {step}: '{bad}' of {kind} is not finite", facts=_counts(engine, source[bad]), hint=hint
             )
     _, forward, columns = engine.traced(batch, training=True)
     graph = engine.differentiated(forward)
-    found = _first_bad(engine, graph, batch, columns)
+    culprit = _first_bad(engine, graph, batch, columns)
     hint = "a smaller learning_rate, clip_norm=1.0, or loss_scale='dynamic' in 16 bits"
-    if found is None:
+    if culprit is None:
         return NotFiniteError(
             f"step {step}: the norm of all gradients is not finite",
             facts=["every gradient alone is finite, the sum of their squares is not"],
             hint=hint,
         )
-    node, operands = found
+    node, operands = culprit
     phase = "the gradient of " if node.tags.get("phase") == "backward" else ""
-    where = f"layer '{node.origin.path}'" if node.origin.path else "the loss"
+    location = f"layer '{node.origin.path}'" if node.origin.path else "the loss"
     return NotFiniteError(
-        f"step {step}: {phase}{where} is not finite",
+        f"step {step}: {phase}{location} is not finite",
         facts=[
             f"first bad value: %{node.result.name} = {node.op.name}, {node.result.type}",
             *(f"it reads {line}" for line in operands),
@@ -67,7 +67,7 @@ def _counts(engine: Engine, x: Any) -> list[str]:
 def _first_bad(
     engine: Engine, graph: Graph, batch: Mapping[str, Any], columns: Mapping[str, Any]
 ) -> tuple[Node, list[str]] | None:
-    """The first node in order with a value that is not finite, and the range of what it reads."""
+    """Return the first node with a value that is not finite, and the range of its operands."""
     builder = continued(graph)
     watched: list[Node] = []
     with builder:
@@ -86,15 +86,15 @@ def _first_bad(
     run = engine.compiler.build(checked)
     inputs = {n: engine._converter(n, t.dtype)(batch[n]) for n, t in columns.items()}
     inputs.update(engine._fixed(checked, batch, training=True))
-    known = {i.name for i in checked.with_role("state")}
-    inputs.update({n: x for n, x in engine.arrays.items() if n in known})
-    made = run(engine.live(), inputs)
+    states = {i.name for i in checked.with_role("state")}
+    inputs.update({n: x for n, x in engine.arrays.items() if n in states})
+    outputs = run(engine.live(), inputs)
     read = engine.backend.to_numpy
     for k, node in enumerate(watched):
-        if not bool(read(made[f"ok/{k}"])):
+        if not bool(read(outputs[f"ok/{k}"])):
             lines = []
             for v in dict.fromkeys(v for v in node.operands if v is not None and v.dtype.is_float):
-                size = made.get(f"size/{v.name}")
+                size = outputs.get(f"size/{v.name}")
                 if size is not None:
                     lines.append(f"%{v.name}, {v.type}, up to {float(read(size)):.3g}")
             return node, lines

@@ -1,4 +1,4 @@
-"""What can be told about training while it runs, and may stop it: callbacks with a method for each moment."""
+"""Callbacks: observe a running training and can stop it, with one method per event."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ Array = np.ndarray[Any, Any]
 class Callback(metaclass=CheckedType):
     """Base of all callbacks; each method does nothing until it is overridden.
 
-    ``step_end`` gets a report whose values are read from the device when they are looked at; looking at every step
-    makes the device wait. ``trainer`` is the ``Trainer``; an override may annotate it as that, or as ``Training``.
+    ``step_end`` gets a report whose values are fetched from the device on access; access in every step makes the
+    device wait. ``trainer`` is the ``Trainer``; an override may annotate it as that, or as ``Training``.
     """
 
     def begin(self, trainer: Any) -> None:
@@ -40,32 +40,32 @@ class Callback(metaclass=CheckedType):
         """Before the first batch of an epoch; epochs count from 1."""
 
     def step_end(self, trainer: Any, report: Report) -> None:
-        """After a step of the optimizer."""
+        """Handle the end of an optimizer step."""
 
     def epoch_end(self, trainer: Any, row: Row) -> None:
-        """After an epoch and its validation; the row holds the means, those of validation under ``val_...``."""
+        """Handle the end of an epoch and its validation; the row holds means, those of validation as ``val_...``."""
 
     def end(self, trainer: Any) -> None:
-        """After the last epoch, or when an error ends the training."""
+        """Handle the end of training, by its last epoch or an error."""
 
     def __repr__(self) -> str:
         shown = {n: x for n, x in vars(self).items() if not n.startswith("_") and isinstance(x, (str, int, float))}
         return f"{type(self).__name__}({', '.join(f'{n}={x!r}' for n, x in shown.items())})"
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint should keep (as JSON)."""
+        """Return the state that a checkpoint stores (as JSON)."""
         return {}
 
     def tensors(self) -> dict[str, Array]:
-        """Arrays that a checkpoint should keep."""
+        """Return the arrays that a checkpoint stores."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Array]) -> None:
-        """Put both back."""
+        """Restore both."""
 
 
 def better(mode: str, monitor: str) -> str:
-    """``min`` or ``max``, chosen by the name where nobody says."""
+    """Return ``min`` or ``max``; ``auto`` decides by the name of the metric."""
     if mode != "auto":
         return mode
     return "max" if any(word in monitor for word in ("accuracy", "precision", "recall", "f1", "r2", "auc")) else "min"
@@ -133,9 +133,9 @@ class EarlyStopping(Callback):
 
 
 class Checkpoint(Callback):
-    """Save everything needed to go on into ``folder``: at the end of epochs, and ``every`` so many steps.
+    """Save everything needed to resume into ``folder``: at the end of epochs, and ``every`` n-th step.
 
-    The newest ``keep`` stay. With ``monitor`` the best epoch is also kept as ``best.safetensors``.
+    The latest ``keep`` files remain. With ``monitor`` the best epoch is also kept as ``best.safetensors``.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Checkpoint(Callback):
         self.best = float(state["best"])
 
     def latest(self) -> Path | None:
-        """The newest checkpoint there is, for ``fit(resume=...)``."""
+        """Return the latest checkpoint, for ``fit(resume=...)``, or None."""
         return checkpoint.latest(self.folder)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file with everything carried, and beside it in the header how far training was."""
+"""Checkpoints: one safetensors file with all carried arrays, and the progress of training in its header."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from mithril.runtime.weight_files import load_file
 FORMAT = "mithril-training-1"
 
 
-def write(path: str | os.PathLike[str], tensors: Mapping[str, np.ndarray[Any, Any]], about: Mapping[str, Any]) -> Path:
-    """Write a checkpoint, whole or not at all: a kill or a power cut leaves the old file as it was."""
+def write(
+    path: str | os.PathLike[str], tensors: Mapping[str, np.ndarray[Any, Any]], progress: Mapping[str, Any]
+) -> Path:
+    """Write a checkpoint atomically: a kill or a power cut leaves the old file unchanged."""
     from safetensors.numpy import save_file
 
     target = Path(path)
     with files.parts(target, "checkpoint") as folder:
         part = folder / "part"
-        header = {"format": FORMAT, "about": json.dumps(about)}
+        header = {"format": FORMAT, "about": json.dumps(progress)}
         save_file({n: np.array(a, order="C") for n, a in tensors.items()}, part, header)
         with open(part, "rb+") as file:
             os.fsync(file.fileno())
@@ -46,7 +48,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
-    """The tensors and how far training was."""
+    """Read the tensors and the progress of training."""
     from safetensors import safe_open
 
     tensors = load_file(path)
@@ -54,7 +56,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray[Any, Any]],
         header = file.metadata() or {}
     if header.get("format") != FORMAT:
         raise InputError(
-            f"'{os.fspath(path)}' is no checkpoint of a training",
+            f"'{os.fspath(path)}' is not a training checkpoint",
             facts=[f"its format is {header.get('format', 'not said')}, expected {FORMAT}"],
             hint="compiled.load(path) reads files of parameters alone",
         )
@@ -62,12 +64,12 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray[Any, Any]],
 
 
 def tidy(folder: str | os.PathLike[str]) -> None:
-    """Remove what kills in the middle of writing have left behind."""
+    """Remove partial files that killed processes left behind."""
     for part in Path(folder).glob(".*.safetensors.*.part"):
         part.unlink(missing_ok=True)
 
 
 def latest(folder: str | os.PathLike[str]) -> Path | None:
-    """The newest checkpoint in a folder, by the step in its name."""
-    found = sorted(Path(folder).glob("step-*.safetensors"), key=lambda p: int(p.stem.split("-")[1]))
-    return found[-1] if found else None
+    """Return the latest checkpoint in a directory, by the step in its name, or None."""
+    paths = sorted(Path(folder).glob("step-*.safetensors"), key=lambda p: int(p.stem.split("-")[1]))
+    return paths[-1] if paths else None

@@ -1,4 +1,4 @@
-"""What training told: a row per epoch, the loss of every step."""
+"""Training history: a row per epoch, the loss of every step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class History:
 
 
 def line(row: Mapping[str, Any]) -> str:
-    """A row as text."""
+    """Format a row."""
     return "  ".join(f"{name} {_number(value)}" for name, value in row.items())
 
 

@@ -17,13 +17,13 @@ class Progress:
     """Says nothing."""
 
     def epoch(self, epoch: int, epochs: int, count: int | None, done: int) -> None:
-        """An epoch begins."""
+        """Handle the start of an epoch."""
 
     def step(self, report: Any) -> None:
-        """A batch is done."""
+        """Handle the end of a batch."""
 
     def row(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
-        """An epoch is done."""
+        """Handle the end of an epoch."""
 
     def close(self) -> None:
         """Training is over."""
@@ -48,8 +48,8 @@ class Lines(Progress):
         now = time.monotonic()
         if now - self.said >= QUIET:
             self.said = now
-            of = f"/{self.count}" if self.count else ""
-            print(f"{self.head}  batch {self.done}{of}  loss {report['loss']:.4g}", file=self.out, flush=True)
+            total = f"/{self.count}" if self.count else ""
+            print(f"{self.head}  batch {self.done}{total}  loss {report['loss']:.4g}", file=self.out, flush=True)
 
     def row(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
         seconds = time.monotonic() - self.begun
@@ -96,9 +96,9 @@ class Bar(Progress):
         self.rich.stop()
 
 
-def make_progress(wanted: bool | None) -> Progress:
-    """A bar where a person looks on and rich is there, else lines; nothing where ``wanted`` is False."""
-    if wanted is False:
+def make_progress(setting: bool | None) -> Progress:
+    """Return a progress bar on a terminal with rich installed, else plain lines; nothing if ``setting`` is False."""
+    if setting is False:
         return Progress()
     if sys.stderr.isatty():
         try:

@@ -31,7 +31,7 @@ from mithril_train.step.loss_binding import as_measure, as_metrics
 from mithril_train.step.step import FINITE, STATISTIC, ema_name, rate_name
 from mithril_train.step.step_config import LossScale, Recipe
 
-WINDOW = 8  # steps that may run before somebody looks whether all of them were finite
+WINDOW = 8  # steps that may run before their losses are checked for nan and infinity
 
 
 class Trainer(metaclass=CheckedType):
@@ -46,7 +46,7 @@ class Trainer(metaclass=CheckedType):
     size of batches; a function is averaged over the samples, which is right for means only.
 
     ``clip_norm`` bounds the norm of all gradients together, ``clip_value`` each element. ``frozen``: patterns of
-    parameters that stay as they are. ``ema``: decay of a moving average of the parameters, which evaluation can use.
+    parameters that are not updated. ``ema``: decay of a moving average of the parameters, which evaluation can use.
     ``loss_scale``: a number or ``"dynamic"``, for float16. ``detect_nan`` stops at the first step that is not finite
     and names the layer. ``params`` and ``state`` are arrays to begin with; parameters that are not among them come from
     ``seed``. Frozen parameters do not train; the running statistics of a frozen batch norm still follow the data.
@@ -122,9 +122,9 @@ class Trainer(metaclass=CheckedType):
     def _arguments(self) -> list[str]:
         return [*inspect.signature(type(self).__init__).parameters][1:]
 
-    def _loss(self, given: Any) -> Any:
+    def _loss(self, loss: Any) -> Any:
         outputs = set(compiler_of(self.compiled).source.outputs)
-        return given if given is None or (isinstance(given, str) and given in outputs) else as_measure(given)
+        return loss if loss is None or (isinstance(loss, str) and loss in outputs) else as_measure(loss)
 
     # -- one step ----------------------------------------------------------------------------------------------------
     def step(self, batch: Any) -> Report:
@@ -173,7 +173,7 @@ class Trainer(metaclass=CheckedType):
                 raise not_finite(self.engine, batch, step)
 
     def read(self, value: Any) -> float:
-        """A scalar of the backend as a number."""
+        """Convert a scalar of the backend to a float."""
         return float(self.to_numpy(value))
 
     def to_numpy(self, value: Any) -> np.ndarray[Any, Any]:
@@ -203,7 +203,7 @@ class Trainer(metaclass=CheckedType):
     ) -> History:
         """Train for ``epochs`` more epochs and return the history.
 
-        ``resume`` continues a ``fit`` that was interrupted, from a checkpoint or from the newest one in a folder; then
+        ``resume`` continues a ``fit`` that was interrupted, from a checkpoint or the latest one in a directory; then
         ``epochs`` counts those that this ``fit`` finished before. The result is bit for bit that without the
         interruption. ``resume="auto"`` looks in the folder of the callback ``Checkpoint`` and starts from the seed if
         there is no checkpoint yet, so that one command starts and restarts a training.
@@ -298,27 +298,27 @@ class Trainer(metaclass=CheckedType):
     def _settle(self, totals: Totals) -> None:
         self.history.steps += [row["loss"] for row in totals.settle()]
 
-    def stop(self, why: str = "asked to") -> None:
+    def stop(self, reason: str = "requested") -> None:
         """End training after this step."""
-        self.stopped = why
+        self.stopped = reason
 
     # -- using the model ---------------------------------------------------------------------------------------------
     @checked()
     def evaluate(self, loader: Any, *, ema: bool = False) -> dict[str, float]:
-        """Loss and metrics of all samples; ``ema`` measures the averaged parameters."""
+        """Compute loss and metrics of all samples; ``ema`` evaluates the averaged parameters."""
         totals = Totals(self.recipe.metrics, self.to_numpy)
-        chosen = self.averaged if ema else None
-        for given in _batches(loader):
-            batch = self._columns(given)
+        parameters = self.averaged if ema else None
+        for item in _batches(loader):
+            batch = self._columns(item)
             if not self.engine.arrays:
                 self.begin(batch)
-            made = self.engine.evaluate(batch, chosen)
-            totals.add(made, rows(batch))
+            reports = self.engine.evaluate(batch, parameters)
+            totals.add(reports, rows(batch))
             if len(totals.pending) >= 4 * WINDOW:
                 totals.settle()
         row = totals.row()
         if not row:
-            raise InputError("there is nothing to evaluate: the loader gave no batch")
+            raise InputError("nothing to evaluate: the loader yielded no batch")
         return row
 
     @checked()
@@ -327,19 +327,21 @@ class Trainer(metaclass=CheckedType):
 
         A batch is an array, a list of rows, or a tuple or dictionary of columns; targets among them are not read.
         """
-        found: list[dict[str, np.ndarray[Any, Any]]] = []
+        chunks: list[dict[str, np.ndarray[Any, Any]]] = []
         for batch in _batches(inputs):
             columns = self._columns(batch)
             if not self.engine.arrays:
                 raise InputError("nothing is trained yet", hint="trainer.fit(loader) first, or trainer.begin(batch)")
             params = self.engine.live(self.averaged if ema else None)
             state = {n: self.engine.arrays[n] for n in self.engine.states}
-            made = self.compiled.evaluate(params, self.engine.as_inputs(columns), state=state, training=False)[0]
-            found.append({n: np.array(self.engine.backend.to_numpy(x)) for n, x in made.items()})
-        if not found:
-            raise InputError("there is nothing to predict: the loader gave no batch")
-        joined = {n: np.concatenate([f[n] for f in found]) if len(found) > 1 else found[0][n] for n in found[0]}
-        return next(iter(joined.values())) if len(joined) == 1 else joined
+            outputs = self.compiled.evaluate(params, self.engine.as_inputs(columns), state=state, training=False)[0]
+            chunks.append({n: np.array(self.engine.backend.to_numpy(x)) for n, x in outputs.items()})
+        if not chunks:
+            raise InputError("nothing to predict: the loader yielded no batch")
+        predictions = {
+            n: np.concatenate([f[n] for f in chunks]) if len(chunks) > 1 else chunks[0][n] for n in chunks[0]
+        }
+        return next(iter(predictions.values())) if len(predictions) == 1 else predictions
 
     @property
     def optimizer(self) -> Optimizer:
@@ -382,7 +384,7 @@ class Trainer(metaclass=CheckedType):
         return {n: self._like(self.engine.arrays[ema_name(n)], n) for n in self.engine.trained}
 
     def _like(self, average: Any, name: str) -> Any:
-        """An average in the dtype of its parameter."""
+        """Cast an average to the dtype of its parameter."""
         parameter = self.engine.arrays[name]
         if average.dtype == parameter.dtype:
             return average
@@ -437,7 +439,7 @@ class Trainer(metaclass=CheckedType):
                 tensors.update(self._totals.tensors())
         for k, watcher in enumerate(self._callbacks):
             tensors.update({f"callback/{k}/{n}": x for n, x in watcher.tensors().items()})
-        about = {
+        progress = {
             "epoch": self.epoch,
             "first_epoch": self.first_epoch,
             "learning_rate": self._rate if isinstance(self._rate, (int, float)) else None,
@@ -450,43 +452,43 @@ class Trainer(metaclass=CheckedType):
             "callbacks": [[type(c).__name__, c.state_dict()] for c in self._callbacks],
             "optimizer": repr(self.recipe.optimizer),
         }
-        checkpoint.write(path, tensors, about)
+        checkpoint.write(path, tensors, progress)
 
     @checked()
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Go back to a checkpoint."""
-        tensors, about = checkpoint.read(path)
-        if about["optimizer"] != repr(self.recipe.optimizer):
+        """Load a checkpoint."""
+        tensors, progress = checkpoint.read(path)
+        if progress["optimizer"] != repr(self.recipe.optimizer):
             self.engine.decisions.record(
                 "choice",
-                f"the checkpoint was made with {about['optimizer']}, training goes on with this one's settings",
+                f"the checkpoint was made with {progress['optimizer']}, training continues with the current settings",
             )
-        self.epoch, self.steps, self._micro = about["epoch"], about["steps"], about["micro"]
-        self.first_epoch = about.get("first_epoch", 0)
-        if about.get("learning_rate") is not None:
-            self.learning_rate = about["learning_rate"]
-        self.history = History(about["rows"], about["losses"])
+        self.epoch, self.steps, self._micro = progress["epoch"], progress["steps"], progress["micro"]
+        self.first_epoch = progress.get("first_epoch", 0)
+        if progress.get("learning_rate") is not None:
+            self.learning_rate = progress["learning_rate"]
+        self.history = History(progress["rows"], progress["losses"])
         statistics = {n: tensors.pop(n) for n in list(tensors) if n.startswith(STATISTIC)}
-        self._loader_state = about["loader"]
-        self._partial = (about["partial"], statistics) if about["partial"] is not None else None
+        self._loader_state = progress["loader"]
+        self._partial = (progress["partial"], statistics) if progress["partial"] is not None else None
         self._window = []
-        self._restore_callbacks(about["callbacks"], tensors)
+        self._restore_callbacks(progress["callbacks"], tensors)
         if self.engine.arrays:
             self.engine.restore(tensors)
         else:
             self._pending = tensors
 
     def _restore_callbacks(self, saved: Sequence[tuple[str, Any]], tensors: dict[str, np.ndarray[Any, Any]]) -> None:
-        """Each gets the state of its kind, in order; taken out of ``tensors`` with it."""
+        """Give each callback the saved state of its class, in order; remove its arrays from ``tensors``."""
         waiting = list(self._callbacks)
         for k, (kind, state) in enumerate(saved):
             head = f"callback/{k}/"
-            kept = {n.removeprefix(head): tensors.pop(n) for n in list(tensors) if n.startswith(head)}
+            arrays = {n.removeprefix(head): tensors.pop(n) for n in list(tensors) if n.startswith(head)}
             watcher = next((w for w in waiting if type(w).__name__ == kind), None)
             if watcher is not None:
                 waiting.remove(watcher)
-                watcher.load_state_dict(state, kept)
-            elif state or kept:
+                watcher.load_state_dict(state, arrays)
+            elif state or arrays:
                 self.engine.decisions.record("ignored", f"the checkpoint's state of {kind}: there is no such callback")
 
     def _resume(self, path: str | os.PathLike[str]) -> None:
@@ -496,18 +498,18 @@ class Trainer(metaclass=CheckedType):
                 raise OptionError(
                     "resume='auto' requires a Checkpoint", hint='fit(..., callbacks=[ml.Checkpoint("run")])'
                 )
-            newest = next((found for folder in folders if (found := checkpoint.latest(folder))), None)
+            newest = next((latest for folder in folders if (latest := checkpoint.latest(folder))), None)
             if newest is not None:
                 self.load(newest)
             return
-        chosen = checkpoint.latest(path) if os.path.isdir(path) else path
-        if chosen is None or not os.path.exists(chosen):
-            state = "is empty of checkpoints" if chosen is None else "does not exist"
+        checkpoint_path = checkpoint.latest(path) if os.path.isdir(path) else path
+        if checkpoint_path is None or not os.path.exists(checkpoint_path):
+            state = "is empty of checkpoints" if checkpoint_path is None else "does not exist"
             raise InputError(
                 f"cannot resume: '{os.fspath(path)}' {state}",
                 hint="fit(..., resume='auto', callbacks=[ml.Checkpoint('run')]) starts from the seed the first time",
             )
-        self.load(chosen)
+        self.load(checkpoint_path)
 
     def __repr__(self) -> str:
         return (
@@ -516,13 +518,13 @@ class Trainer(metaclass=CheckedType):
         )
 
     def summary(self) -> str:
-        """The step in a few lines: how many operations it is, what it carries."""
-        made = next(iter(self.engine._steps.values()), None)
-        if made is None:
+        """Summarize the step: its number of operations and the arrays it carries."""
+        step = next(iter(self.engine._steps.values()), None)
+        if step is None:
             return "no step yet: trainer.begin(batch) makes it"
         size = sum(x.size * x.dtype.itemsize for x in self.engine.to_numpy().values())
         return (
-            f"one executable on {self.engine.backend.name}: {len(made.graph.nodes)} operations, "
+            f"one executable on {self.engine.backend.name}: {len(step.graph.nodes)} operations, "
             f"{len(self.engine.trained)} parameters trained, {size / 1e6:.3g} MB carried"
         )
 
@@ -531,7 +533,7 @@ _CALLBACKS_READ: type[Training] = Trainer  # mypy sees here whether a trainer ha
 
 
 def _batches(loader: Any) -> Iterable[Any]:
-    """A loader's batches; a single batch is a loader of one."""
+    """Return the batches of a loader; a single batch counts as a loader of one."""
     return [loader] if is_batch(loader) else as_loader(loader, 0).plain()
 
 

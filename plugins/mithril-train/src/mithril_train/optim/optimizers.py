@@ -72,7 +72,7 @@ class Optimizer(metaclass=CheckedType):
                 raise OptionError(f"{type(self).__name__}: {name}={value} must be at least 0 and less than 1")
 
     def group_of(self, name: str) -> str:
-        """The pattern of the group a parameter belongs to; empty where it belongs to none."""
+        """Return the pattern of a parameter's group, or an empty string."""
         return next((pattern for pattern in self.groups if matches(name, pattern)), "")
 
     def in_group(self, pattern: str) -> Optimizer:
@@ -81,21 +81,23 @@ class Optimizer(metaclass=CheckedType):
         return type(self)(**{**settings, **self.groups[pattern]}) if pattern else self
 
     def rates(self, step: int) -> dict[str, float]:
-        """The learning rates at a step: the common one under the empty name, those of groups under their patterns."""
-        own = {"": self.learning_rate}  # type: ignore[attr-defined]
-        own.update((p, changes["learning_rate"]) for p, changes in self.groups.items() if "learning_rate" in changes)
-        return {pattern: as_schedule(rate)(step) for pattern, rate in own.items()}
+        """Return the learning rates at a step by group pattern; the common one has the empty name."""
+        group_rates = {"": self.learning_rate}  # type: ignore[attr-defined]
+        group_rates.update(
+            (p, changes["learning_rate"]) for p, changes in self.groups.items() if "learning_rate" in changes
+        )
+        return {pattern: as_schedule(rate)(step) for pattern, rate in group_rates.items()}
 
     def slots(self, parameter: TensorType) -> Wanted:
-        """What is kept between steps for a parameter."""
+        """Return the initial optimizer state of a parameter, by slot name."""
         return {}
 
     def scalars(self, t: Any, rate: Any) -> Scalars:
-        """What is the same for all parameters of a group, from the step's number (float32, counted from 1) and rate."""
+        """Return the scalars that a group shares, computed from the step (float32, starting at 1) and the rate."""
         return {"rate": rate}
 
     def update(self, p: Any, g: Any, slots: Slots, s: Scalars) -> tuple[Any, Slots]:
-        """The new parameter and slots."""
+        """Return the new parameter and slots."""
         raise TypeError(f"{type(self).__name__} has no update rule")
 
     def _decayed(self, p: Any, g: Any) -> Any:
@@ -121,7 +123,7 @@ def rest(beta: float, t: Any) -> Any:
 
 
 def toward(average: Any, x: Any, share: Any) -> Any:
-    """A moving average that goes a share of the way to x; in this form one new buffer is enough."""
+    """Move the average toward x by a fraction; this form needs only one new buffer."""
     return (x - average) * share + average
 
 
@@ -166,7 +168,7 @@ class Adam(Optimizer):
         return self._adam(p, self._decayed(p, g), slots, s)
 
     def scalars(self, t: Any, rate: Any) -> Scalars:
-        """Both bias corrections, moved from the moments to the size of the step and to eps: one multiplication less."""
+        """Apply both bias corrections to the step size and eps instead of the moments: one multiplication less."""
         root = sqrt(rest(self.beta2, t)) if self.beta2 else 1.0
         return {"rate": rate, "size": rate / rest(self.beta1, t) * root, "eps": root * self.eps}
 

@@ -15,7 +15,7 @@ Rate = Annotated[float, Least(0)]
 
 
 class Schedule(metaclass=CheckedType):
-    """``schedule(step)``: the learning rate of a step, counted from 0."""
+    """``schedule(step)``: the learning rate of a step; the first step is 0."""
 
     def __call__(self, step: int) -> float:
         raise TypeError(f"{type(self).__name__} does not say what its rate is")
@@ -85,7 +85,7 @@ class OneCycle(Schedule):
 
     def __post_init__(self) -> None:
         if not 0.0 < self.warm < 1.0:
-            raise OptionError(f"OneCycle: warm={self.warm} is no share between 0 and 1")
+            raise OptionError(f"OneCycle: expected warm between 0 and 1, got {self.warm}")
 
     def __call__(self, step: int) -> float:
         start, last = self.rate / self.start_factor, self.steps - 1
@@ -96,12 +96,12 @@ class OneCycle(Schedule):
 
 
 def _between(a: float, b: float, share: float) -> float:
-    """From a (share 0) to b (share 1) along half a cosine."""
+    """Interpolate from a (share 0) to b (share 1) along half a cosine."""
     return b + (a - b) * 0.5 * (1.0 + math.cos(math.pi * share))
 
 
 def as_schedule(rate: Schedule | float | Callable[[int], float]) -> Schedule:
-    """A number is a constant rate; any function of the step is a schedule."""
+    """Convert a number (constant rate) or a function of the step to a schedule."""
     if isinstance(rate, Schedule):
         return rate
     if isinstance(rate, (int, float)) and not isinstance(rate, bool) and rate >= 0:
@@ -109,7 +109,7 @@ def as_schedule(rate: Schedule | float | Callable[[int], float]) -> Schedule:
     if callable(rate):
         return _Function(rate)
     raise OptionError(
-        f"learning_rate={rate!r} is no learning rate",
+        f"learning_rate={rate!r} is not a learning rate",
         facts=["accepted: a number of at least 0, a schedule, a function of the step"],
     )
 

@@ -25,15 +25,15 @@ class Measure:
     metric: Metric | None = None  # with statistics that are merged over batches; otherwise values are averaged
 
     def __call__(self, outputs: Mapping[str, Value], columns: Mapping[str, Value], inputs: Sequence[str]) -> Value:
-        """The measured scalar. ``columns`` is the whole batch, ``inputs`` the names among it that the model reads."""
-        made = self.function(*self._operands(outputs, columns, inputs))
-        if not isinstance(made, Value):
-            raise OptionError(f"'{self.name}' gave {type(made).__name__}, expected a value of the graph")
-        if made.shape != ():
+        """Compute the scalar. ``columns`` is the full batch, ``inputs`` the columns that the model uses."""
+        measured = self.function(*self._operands(outputs, columns, inputs))
+        if not isinstance(measured, Value):
+            raise OptionError(f"'{self.name}' gave {type(measured).__name__}, expected a value of the graph")
+        if measured.shape != ():
             raise OptionError(
-                f"'{self.name}' is {made.type}, not a scalar", hint="reduce it with ops.mean(x) or ops.sum(x)"
+                f"'{self.name}' is {measured.type}, not a scalar", hint="reduce it with ops.mean(x) or ops.sum(x)"
             )
-        return made
+        return measured
 
     def statistics(
         self, outputs: Mapping[str, Value], columns: Mapping[str, Value], inputs: Sequence[str]
@@ -66,14 +66,14 @@ class Measure:
     def _operands(
         self, outputs: Mapping[str, Value], columns: Mapping[str, Value], inputs: Sequence[str]
     ) -> list[Value]:
-        known = {**columns, **outputs}
-        if all(name in known for name in self.wants):
-            return [known[name] for name in self.wants]
+        available = {**columns, **outputs}
+        if all(name in available for name in self.wants):
+            return [available[name] for name in self.wants]
         targets = [name for name in columns if name not in inputs]
         if len(self.wants) == 2 and len(outputs) == 1 and len(targets) == 1:
             return [next(iter(outputs.values())), columns[targets[0]]]
         facts = [f"outputs: {', '.join(outputs)}", f"batch: {', '.join(columns)}"]
-        if len(self.wants) == 2 and len(outputs) == 1 and not any(name in known for name in self.wants):
+        if len(self.wants) == 2 and len(outputs) == 1 and not any(name in available for name in self.wants):
             if not targets:
                 message = "the batch has no target: the model reads all of its columns"
                 raise OptionError(f"'{self.name}': {message}", facts=facts, hint="batches of (inputs, target)")
@@ -84,8 +84,8 @@ class Measure:
                 facts=facts,
                 hint=f"drop columns, or name those that the loss reads: def loss({names}): ...",
             )
-        missing = next(name for name in self.wants if name not in known)
-        suggestions = closest(missing, known, 1)
+        missing = next(name for name in self.wants if name not in available)
+        suggestions = closest(missing, available, 1)
         raise OptionError(
             f"'{self.name}' reads '{missing}', which is neither an output of the model nor in the batch",
             facts=facts,
@@ -137,37 +137,37 @@ def _loss(word: str) -> Any:
         return operation(f"{word}_loss")
 
 
-def as_measure(given: Any, name: str = "") -> Measure:
-    """A measure from an operation or its name, a layer such as ``ml.models.Accuracy()``, or a function."""
-    if isinstance(given, Measure):
-        return given
-    if isinstance(given, str):
-        word = SHORT.get(given, given)
+def as_measure(source: Any, name: str = "") -> Measure:
+    """Convert an operation or its name, a layer such as ``ml.models.Accuracy()``, or a function to a measure."""
+    if isinstance(source, Measure):
+        return source
+    if isinstance(source, str):
+        word = SHORT.get(source, source)
         if word in METRICS:
-            return as_measure(METRICS[word](), name or given)
+            return as_measure(METRICS[word](), name or source)
         try:
-            return as_measure(_loss(word), name or given)
+            return as_measure(_loss(word), name or source)
         except OperationError:
-            what, facts, hint = unknown("loss or metric", given, [*losses(), *METRICS])
-            if given in THRESHOLDED:
-                hint = f"metrics=ml.models.{THRESHOLDED[given]}(threshold=0.5) for probabilities, 0.0 for logits"
-            raise OptionError(what, facts=facts, hint=hint) from None
-    if isinstance(given, Layer):
-        metric = given if isinstance(given, Metric) else None
-        return Measure(name or type(given).__name__, tuple(given.inputs), _built(given), metric)
-    operands = getattr(given, "operands", None)
-    if operands is not None and callable(given):
-        optional: frozenset[str] = getattr(given, "optional", frozenset())
-        return Measure(name or given.name, tuple(o for o in operands if o not in optional), given)
-    if callable(given):
-        wanted = [
+            message, facts, hint = unknown("loss or metric", source, [*losses(), *METRICS])
+            if source in THRESHOLDED:
+                hint = f"metrics=ml.models.{THRESHOLDED[source]}(threshold=0.5) for probabilities, 0.0 for logits"
+            raise OptionError(message, facts=facts, hint=hint) from None
+    if isinstance(source, Layer):
+        metric = source if isinstance(source, Metric) else None
+        return Measure(name or type(source).__name__, tuple(source.inputs), _built(source), metric)
+    operands = getattr(source, "operands", None)
+    if operands is not None and callable(source):
+        optional: frozenset[str] = getattr(source, "optional", frozenset())
+        return Measure(name or source.name, tuple(o for o in operands if o not in optional), source)
+    if callable(source):
+        layer_inputs = [
             p.name
-            for p in inspect.signature(given).parameters.values()
+            for p in inspect.signature(source).parameters.values()
             if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         ]
-        return Measure(name or getattr(given, "__name__", type(given).__name__), tuple(wanted), given)
+        return Measure(name or getattr(source, "__name__", type(source).__name__), tuple(layer_inputs), source)
     raise OptionError(
-        f"'{given!r}' is no loss or metric",
+        f"'{source!r}' is not a loss or metric",
         facts=["accepted: a function of values, an operation or its name, a layer without parameters"],
     )
 
@@ -182,26 +182,26 @@ def _built(layer: Layer) -> Callable[..., Any]:
     return run
 
 
-def as_metrics(given: Any) -> dict[str, Measure]:
-    """Metrics by name: from a mapping, a list, or a single one."""
-    if given is None:
+def as_metrics(metrics: Any) -> dict[str, Measure]:
+    """Return metrics by name, from a mapping, a list, or a single one."""
+    if metrics is None:
         return {}
-    if isinstance(given, Mapping):
-        return {name: as_measure(m, name) for name, m in given.items()}
-    many = given if isinstance(given, (list, tuple)) else [given]
-    made = [as_measure(m, _short(m)) for m in many]
-    names = [m.name for m in made]
+    if isinstance(metrics, Mapping):
+        return {name: as_measure(m, name) for name, m in metrics.items()}
+    many = metrics if isinstance(metrics, (list, tuple)) else [metrics]
+    measures = [as_measure(m, _short(m)) for m in many]
+    names = [m.name for m in measures]
     if len(set(names)) != len(names):
         raise OptionError(
             f"two metrics are named '{next(n for n in names if names.count(n) > 1)}'",
             hint="give them names: metrics={'a': ..., 'b': ...}",
         )
-    return {m.name: m for m in made}
+    return {m.name: m for m in measures}
 
 
-def _short(given: Any) -> str:
-    if isinstance(given, Layer):
+def _short(metric: Any) -> str:
+    if isinstance(metric, Layer):
         from mithril.models.language.connection import snake_case
 
-        return snake_case(type(given).__name__)
+        return snake_case(type(metric).__name__)
     return ""

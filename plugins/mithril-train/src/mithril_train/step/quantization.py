@@ -1,8 +1,8 @@
 """Training for eight bits: linear layers compute with the rounding that int8 kernels will have.
 
 The grid is that of ggml's ``q8_0``: blocks of 32 numbers along the axis that is summed over, each with one scale (its
-largest magnitude by 127, kept in 16 bits), for weights and for what they are multiplied with. Gradients pass straight
-through the rounding, so that the weights learn to live with it; the trained parameters then deploy to
+largest magnitude by 127, kept in 16 bits), for weights and their activations. Gradients use the straight-through
+estimator, so that the weights adapt to the rounding; the trained parameters then deploy to
 ``ml.GGMLBackend(quantize="q8_0")`` with the accuracy that training showed.
 """
 
@@ -21,7 +21,7 @@ TAG = "quantized"
 
 @dataclass(frozen=True)
 class Grid:
-    """``quantization_aware=``: how coarse, in which blocks, and which layers stay as they are."""
+    """``quantization_aware=``: the number of bits, the block size, and the excluded layers."""
 
     bits: int = 8
     block: int = 32
@@ -29,23 +29,23 @@ class Grid:
     keep: tuple[str, ...] = ()
 
     @staticmethod
-    def of(given: Any) -> Grid:
-        if not isinstance(given, Mapping):
+    def of(setting: Any) -> Grid:
+        if not isinstance(setting, Mapping):
             return Grid()
-        values = dict(given)
+        values = dict(setting)
         keep = values.get("keep", ())
         values["keep"] = (keep,) if isinstance(keep, str) else tuple(keep)
-        made = Grid(**values)
-        if not 2 <= made.bits <= 16 or made.block < 1:
-            raise OptionError(f"quantization_aware: {made.bits} bits in blocks of {made.block} make no grid")
-        return made
+        grid = Grid(**values)
+        if not 2 <= grid.bits <= 16 or grid.block < 1:
+            raise OptionError(f"quantization_aware: {grid.bits} bits in blocks of {grid.block} make no grid")
+        return grid
 
     def keeps(self, path: str) -> bool:
         return any(matches(path, pattern) for pattern in self.keep)
 
 
 def quantization_aware(graph: Graph, context: PassContext) -> Graph:
-    """The graph whose linear layers read weights and inputs rounded to the grid."""
+    """Round weights and inputs of linear layers to the grid."""
     grid = Grid.of(context.option("quantization_aware", False))
     params = {i.value for i in graph.with_role("param")}
     editor = graph.edit()
@@ -59,7 +59,9 @@ def quantization_aware(graph: Graph, context: PassContext) -> Graph:
         if grid.keeps(path):
             continue
         if not isinstance(size, int) or size % grid.block:
-            context.record("choice", f"'{path}' is not trained for {grid.bits} bits: {size} is no multiple of a block")
+            context.record(
+                "choice", f"'{path}' is not trained for {grid.bits} bits: {size} is not a multiple of the block size"
+            )
             editor.replace_node(node, _marked(node, node.operands))
             continue
         with editor.before(node):
@@ -77,7 +79,7 @@ def _wanted(node: Node, params: set[Value]) -> bool:
 
 
 def _marked(node: Node, operands: tuple[Value | None, ...]) -> Node:
-    """The pass runs before the backward part is made and once more after it: what is done is not done twice."""
+    """Tag the node as processed: the pass runs before and after the backward part is built."""
     return node.replaced(operands=operands, tags={**node.tags, TAG: True})
 
 
@@ -88,5 +90,5 @@ def on_grid(x: Value, grid: Grid) -> Value:
     largest = float((1 << (grid.bits - 1)) - 1)
     scale = ops.cast(ops.cast(top * (1.0 / largest), dtype="float16"), dtype=x.dtype)
     scale = ops.where(ops.greater(scale, 0.0), scale, 1.0)  # a block of zeros stays one
-    made = ops.fake_quantize(blocks, scale, bits=grid.bits, axis=0)
-    return ops.reshape(made, shape=x.shape)  # type: ignore[no-any-return]
+    rounded = ops.fake_quantize(blocks, scale, bits=grid.bits, axis=0)
+    return ops.reshape(rounded, shape=x.shape)  # type: ignore[no-any-return]

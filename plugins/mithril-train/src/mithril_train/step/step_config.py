@@ -1,4 +1,4 @@
-"""What a step does besides the model itself: the choices a trainer was made with."""
+"""Configuration of a training step: the settings of a trainer."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class LossScale:
     factor: float = 2.0
 
     @staticmethod
-    def of(given: LossScale | float | str | None) -> LossScale | None:
-        if given is None or isinstance(given, LossScale):
-            return given
-        if given == "dynamic":
+    def of(setting: LossScale | float | str | None) -> LossScale | None:
+        if setting is None or isinstance(setting, LossScale):
+            return setting
+        if setting == "dynamic":
             return LossScale()
-        if isinstance(given, (int, float)) and not isinstance(given, bool) and given > 0:
-            return LossScale(float(given), dynamic=False)
-        raise OptionError(f"loss_scale={given!r} is neither a positive number nor 'dynamic'")
+        if isinstance(setting, (int, float)) and not isinstance(setting, bool) and setting > 0:
+            return LossScale(float(setting), dynamic=False)
+        raise OptionError(f"loss_scale={setting!r} is neither a positive number nor 'dynamic'")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Recipe:
     metrics: Mapping[str, Measure] = field(default_factory=dict)
     clip_norm: float | None = None
     clip_value: float | None = None
-    frozen: tuple[str, ...] = ()  # patterns of parameters that stay as they are
+    frozen: tuple[str, ...] = ()  # patterns of parameters that are not updated
     ema: float | None = None  # decay of the moving average of parameters
     loss_scale: LossScale | None = None
     detect_nan: bool = True
@@ -61,7 +61,7 @@ class Recipe:
 
     @property
     def guarded(self) -> bool:
-        """Whether a step with gradients that are not finite leaves everything as it was."""
+        """Whether a step with gradients that are not finite changes nothing."""
         return self.detect_nan or (self.loss_scale is not None and self.loss_scale.dynamic)
 
     @property
@@ -76,10 +76,10 @@ class Recipe:
         for pattern in self.optimizer.groups:
             require_match("groups", "parameter", pattern, parameters)
             if all(self.optimizer.group_of(name) != pattern for name in parameters):
-                taken = next(self.optimizer.group_of(n) for n in parameters if matches(n, pattern))
+                group = next(self.optimizer.group_of(n) for n in parameters if matches(n, pattern))
                 raise OptionError(
-                    f"'{pattern}' in groups has no effect: all of its parameters are in the group '{taken}' before it",
-                    hint=f"write '{pattern}' before '{taken}': the first pattern that matches counts",
+                    f"'{pattern}' in groups has no effect: all of its parameters are in the group '{group}' before it",
+                    hint=f"write '{pattern}' before '{group}': the first pattern that matches counts",
                 )
 
     def trains(self, name: str) -> bool:
