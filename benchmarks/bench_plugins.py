@@ -93,8 +93,7 @@ def starting() -> dict[str, float]:
 def hook_calls(calls: int = 20_000) -> dict[str, float]:
     """Microseconds per call, in rounds that take turns."""
     from mithril import hookimpl
-    from mithril.plugins import Plugins
-    from mithril.plugins.hookspecs import CompileContext
+    from mithril.plugins import CompileContext, Plugins
 
     class Wrapping:
         @hookimpl(wrapper=True)

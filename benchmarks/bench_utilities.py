@@ -18,7 +18,7 @@ from interleaved import interleaved
 import mithril as ml
 from mithril.base.interleaved_timing import in_turns
 from mithril.compiler.steps import make_backend
-from mithril.plugins.option_table import resolve
+from mithril.plugins import resolve_options
 from mithril_mlx import (
     MlxAutoTuner,
     MlxBatchOptimizer,
@@ -234,7 +234,7 @@ def estimates(*backends):
     }  # fmt: skip
     for backend in backends or ("mlx", "numpy"):
         start, graphs = time.perf_counter(), corpus()
-        backend_instance = make_backend(backend, resolve({}))
+        backend_instance = make_backend(backend, resolve_options({}))
         everything = measure(
             backend_instance, {**graphs, **models}, rounds=10
         )  # together: the machine is as busy for all of them

@@ -31,12 +31,12 @@ MARK = "<!-- from here on written by docs/render.py -->"
 
 def hooks() -> str:
     """Render every hook with its signature, purpose and example; then the descriptors."""
-    from mithril.plugins import hookspecs
+    from mithril.plugins import hooks, specs
     from mithril.plugins.loader import HOOKS, WRAPPABLE
 
     parts = []
     for name in HOOKS:
-        function = getattr(hookspecs, name)
+        function = getattr(hooks, name)
         words, example = _split(inspect.getdoc(function) or "")
         note = "\n\nMay be wrapped with `@hookimpl(wrapper=True)`." if name in WRAPPABLE else ""
         signature = str(inspect.signature(function)).replace("'", "")
@@ -45,7 +45,7 @@ def hooks() -> str:
         )
     parts.append("## Descriptors\n\nAll are importable from `mithril`.")
     for name in DESCRIPTORS:
-        parts.append(f"### `{name}`\n\n```python\n{_declaration(getattr(hookspecs, name))}\n```")
+        parts.append(f"### `{name}`\n\n```python\n{_declaration(getattr(specs, name))}\n```")
     return "\n\n".join(parts)
 
 
@@ -82,10 +82,10 @@ def commands() -> str:
 
 def options() -> str:
     """Render a table of options per installed owner."""
-    from mithril.plugins.option_table import rows
+    from mithril.plugins import option_rows
 
     owners: dict[str, list[str]] = {}
-    for row in rows():
+    for row in option_rows():
         default = row["default"].replace("|", "\\|")
         aliases = f" Also: {', '.join(f'`{alias}`' for alias in row['aliases'])}." if row["aliases"] else ""
         line = f"| `{row['name']}` | {row['type']} | `{default}` | {row['help']}{aliases} |"

@@ -16,8 +16,8 @@ import pytest
 import mithril as ml
 import mithril.models as layers
 from mithril.base.errors import MithrilError
+from mithril.compiler.options import mithril_options as core_options
 from mithril.models import Linear, Model
-from mithril.plugins.option_table import core_options
 
 SECONDS = 30
 FAST, ALL = 250, 2000

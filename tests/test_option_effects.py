@@ -15,7 +15,7 @@ import pytest
 
 import mithril as ml
 from mithril.models import Add, BatchNorm1d, Dropout, Linear, Model, Relu
-from mithril.plugins import option_table
+from mithril.plugins import option_rows
 
 BACKENDS = ("numpy", "torch", "jax", "mlx", "c", "ggml")
 X = np.random.default_rng(0).standard_normal((32, 16)).astype(np.float32)
@@ -263,7 +263,7 @@ ELSEWHERE = {
 
 def test_every_option_has_a_row():
     rows = {name for options, _ in ROWS for name in options} | ELSEWHERE.keys()
-    first_party = {r["name"] for r in option_table.rows() if r["owner"].startswith("mithril-")}
+    first_party = {r["name"] for r in option_rows() if r["owner"].startswith("mithril-")}
     assert first_party - rows == set()
     assert rows - first_party == set()
 

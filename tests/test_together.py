@@ -12,7 +12,7 @@ import pytest
 
 import mithril
 from mithril import plugins
-from mithril.plugins import option_table, pip_hints
+from mithril.plugins import option_registry, pip_hints
 from mithril_tools.known import known_text
 
 PROJECT = Path(__file__).parents[1]
@@ -30,7 +30,7 @@ LOADERS = {
 
 
 def test_nothing_is_wrong_with_any_plugin():
-    option_table.registry()
+    option_registry()
     assert {plugin.name: [str(p.error()) for p in plugin.problems] for plugin in plugins.all() if plugin.problems} == {}
 
 

@@ -9,16 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from mithril.passes import manager
-from mithril.plugins import hookspecs
-from mithril.plugins.loader import HOOKS
+from mithril.plugins import HOOKS, hooks, specs
 
 TESTS = Path(__file__).parent
 
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_no_parameter_has_a_default(hook):
-    signature = inspect.signature(getattr(hookspecs, hook))
+    signature = inspect.signature(getattr(hooks, hook))
     assert all(p.default is p.empty for p in signature.parameters.values())
     assert all(p.annotation is not p.empty for p in signature.parameters.values())
 
@@ -26,7 +24,7 @@ def test_no_parameter_has_a_default(hook):
 @pytest.mark.parametrize("hook", HOOKS)
 def test_example_runs_and_fits_the_hook(hook, site):
     """The example of the docstring is a plugin: it defines the hook, and the loader accepts it."""
-    function = getattr(hookspecs, hook)
+    function = getattr(hooks, hook)
     (test,) = doctest.DocTestFinder(recurse=False).find(function, hook, globs={})
     assert test.examples, f"{hook} has no example"
     runner = doctest.DocTestRunner(verbose=False)
@@ -45,12 +43,11 @@ def test_hook_is_tested(hook):
     assert hook in text or f"{hook.removeprefix('mithril_')}=" in text
 
 
-def specs():
-    members = vars(hookspecs).values()
-    return [m for m in members if dataclasses.is_dataclass(m) and m is not hookspecs.CompileContext]
+def descriptors():
+    return [m for m in vars(specs).values() if dataclasses.is_dataclass(m) and m is not specs.CompileContext]
 
 
-@pytest.mark.parametrize("spec", specs(), ids=lambda s: s.__name__)
+@pytest.mark.parametrize("spec", descriptors(), ids=lambda s: s.__name__)
 def test_descriptors_are_frozen_and_small(spec):
     assert spec.__dataclass_params__.frozen
     assert "__slots__" in vars(spec)
@@ -79,10 +76,4 @@ def test_descriptors_are_frozen_and_small(spec):
 )
 def test_descriptors_refuse_nonsense(spec, arguments):
     with pytest.raises(ValueError, match=spec):
-        getattr(hookspecs, spec)(*arguments)
-
-
-def test_stages_and_levels_are_those_of_the_pass_manager():
-    """Written twice, because a plugin's light module must not import the floor of passes."""
-    assert hookspecs.STAGES == manager.STAGES
-    assert ("none", *hookspecs.LEVELS) == manager.LEVELS
+        getattr(specs, spec)(*arguments)

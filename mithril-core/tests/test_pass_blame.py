@@ -11,7 +11,7 @@ from mithril.base.errors import PassError, RewriteError, VerificationError
 from mithril.ir import Builder, Node, Value
 from mithril.ir.verify import verify
 from mithril.passes.manager import PassManager, as_pass, pass_
-from mithril.plugins.hookspecs import hookimpl
+from mithril.plugins import hookimpl
 from mithril.rewrite import RuleSet, rule
 
 HERE = Path(__file__).name

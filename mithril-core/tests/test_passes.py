@@ -9,10 +9,10 @@ import pytest
 
 import mithril as ml
 from mithril.base.errors import PassError
+from mithril.base.levels import STAGES
 from mithril.ir import Builder
 from mithril.ops import add, exp, mul
 from mithril.passes.manager import (
-    STAGES,
     Pass,
     PassContext,
     PassManager,

@@ -18,7 +18,7 @@ from mithril.ir import iterate
 from mithril.ir.evaluate import evaluate
 from mithril.models import Model, Relu
 from mithril.passes.manager import Pass, PassManager, pass_
-from mithril.plugins import option_table
+from mithril.plugins import option_registry
 from mithril.plugins.loader import PluginWarning
 
 PASSES = """
@@ -276,7 +276,7 @@ def test_option_of_a_first_party_distribution_stays(site, installed):
     site.install("mithril-passes", OPTION.format(default=1))
     site.install("aaa-kit", OPTION.format(default=2), entry="aaa")
     installed()
-    assert option_table.registry().by_name["tiling"].owner == "mithril-passes"
+    assert option_registry().by_name["tiling"].owner == "mithril-passes"
     assert "option 'tiling' of aaa-kit 1.0 is not used" in str(quiet(tiling=3).decisions)
     assert not compiled().decisions.of("ignored")
 

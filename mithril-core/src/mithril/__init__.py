@@ -43,7 +43,7 @@ _HOME = {
     "ir": ("Builder", "Graph", "Node", "Origin", "Value"),
     "ir.parse": ("parse",),
     "ir.verify": ("verify",),
-    "plugins.hookspecs": (
+    "plugins.specs": (
         "BackendSpec",
         "Command",
         "CompileContext",
@@ -58,8 +58,8 @@ _HOME = {
         "PassSpec",
         "PipelineDraft",
         "ProfilerSpec",
-        "hookimpl",
     ),
+    "plugins.hooks": ("hookimpl",),
     "models": ("Connection", "IOKey", "Model"),
     "ir.declare": ("composite", "op"),
     "passes.manager": ("Pass", "PassManager", "pass_"),
@@ -131,3 +131,4 @@ def __dir__() -> list[str]:
 
 registry.sources[:] = [_declare_core_operations, _declare_plugin_operation]
 registry.face_names = _core_names
+registry.core_plugin = "mithril.compiler.options"

@@ -117,7 +117,7 @@ def test_long_names_and_odd_values(tmp_path):
     from mithril.base.registry import operation as op
     from mithril.compiler.steps import make_backend
     from mithril.ir import Builder
-    from mithril.plugins.option_table import resolve
+    from mithril.plugins import resolve_options
     from mithril.runtime.compiled_model import CompiledModel
     from mithril.runtime.signature import InputSpec
     from mithril_ggml.gguf.load import GraphCompiler
@@ -150,7 +150,7 @@ def test_long_names_and_odd_values(tmp_path):
         table = b.constant(rng.standard_normal((20, 3)).astype(np.float32))
         outputs["y"] = x + op("sum")(table, axis=0)
     graph = b.build(outputs)
-    settings = resolve({"inference": True})
+    settings = resolve_options({"inference": True})
     backend = make_backend("ggml", settings)
     compiler = GraphCompiler(graph, backend, settings)
     specs = {"x": InputSpec("x", (2, 3), as_dtype("float32"), "", True)}

@@ -18,6 +18,8 @@ _operations: dict[str, Any] = {}
 sources: list[Callable[[str | None], object]] = []
 # The core's own names on the public face, which plugins cannot take; filled by the face.
 face_names: Callable[[], Iterable[str]] = tuple
+# Module of the built-in plugin, which declares the core's own options; filled by the face.
+core_plugin = ""
 # Indexing of symbolic tensors, ``x[index]``; filled by ``mithril.ops.slicing``.
 indexing: Callable[[Any, Any], Any] | None = None
 

@@ -17,7 +17,7 @@ from mithril import plugins
 from mithril.base.dtypes import DType
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Input
-from mithril.plugins.hookspecs import FrontendSpec
+from mithril.plugins import FrontendSpec
 
 # The core's own frontends; a model of no known kind goes to the first, which says what is accepted.
 CORE = (

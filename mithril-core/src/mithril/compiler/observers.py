@@ -13,7 +13,7 @@ from mithril.ir import Graph
 from mithril.runtime.watching import Watcher
 
 if TYPE_CHECKING:
-    from mithril.plugins.hookspecs import CompileContext
+    from mithril.plugins import CompileContext
 
 
 class Observer(Protocol):

@@ -7,10 +7,9 @@ from typing import Any
 
 from mithril import plugins
 from mithril.base.errors import OptionError, PassError, unknown
-from mithril.passes.manager import LEVELS, STAGES, Pass, PassManager, as_pass
-from mithril.plugins import option_table
-from mithril.plugins.hookspecs import CompileContext, PipelineDraft
-from mithril.plugins.loader import PluginWarning
+from mithril.base.levels import LEVELS, STAGES
+from mithril.passes.manager import Pass, PassManager, as_pass, placement_of
+from mithril.plugins import CompileContext, PipelineDraft, PluginWarning, option_registry
 
 CHECKS = {"none": "none", "structure": "structure", "numeric": "numeric"}
 
@@ -94,7 +93,7 @@ def record_clashes(context: CompileContext) -> None:
     settings: Any = context.options
     tables = {"mithril_backends": context.backend.name, "mithril_targets": settings["target_hardware"]}
     texts = [plugins.clash_text(hook, name) for hook, name in tables.items() if name]
-    for text in (*texts, *option_table.registry().contested(settings.given)):
+    for text in (*texts, *option_registry().contested(settings.given)):
         if text:
             record_fault(context, text)
 
@@ -161,8 +160,15 @@ def installed(name: str) -> Pass:
     """An installed pass, placed as its descriptor says."""
     found = plugins.pass_spec(name)
     spec, place = found.spec, plugins.pass_placement(name)
+    loaded = plugins.load_pass(name)
+    if repeated := placement_of(loaded):
+        raise PassError(
+            f"pass '{spec.name}' of {found.origin} is placed twice: by its PassSpec, and by {', '.join(repeated)}",
+            facts=[f"loaded from: {spec.loads}"],
+            hint=f"report it to the authors of {found.plugin.distribution}: only the PassSpec places an installed pass",
+        )
     return as_pass(
-        plugins.load_pass(name),
+        loaded,
         name=spec.name,
         stage=spec.stage,
         level=spec.level,

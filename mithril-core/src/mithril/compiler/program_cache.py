@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mithril import plugins
@@ -32,34 +33,13 @@ from mithril.ir import Graph, to_text
 from mithril.ir.lazy_graph import Deferred
 from mithril.ir.parse import parse
 from mithril.passes.manager import PassRecord, PipelineReport
+from mithril.plugins import declared_options
 from mithril.runtime.bounds import KINDS
 from mithril.runtime.index_checks import Checked
 from mithril.runtime.program import Interface, Program, Request
 
 if TYPE_CHECKING:
-    from mithril.plugins.hookspecs import CompileContext
-
-# Options that change what is shown or kept, not what is made.
-BESIDE = frozenset(
-    {
-        "cache",
-        "cache_dir",
-        "dump_format",
-        "dump_graph",
-        "file_path",
-        "intermediate_dir",
-        "max_programs",
-        "profile",
-        "profile_output",
-        "save_intermediates",
-        "timeout",
-        "trace_shapes",
-        "verbose",
-        "visualize",
-        "viz_options",
-    }
-)
-SHOW_GRAPHS = ("dump_graph", "save_intermediates", "trace_shapes", "visualize")  # need every step to be done
+    from mithril.plugins import CompileContext
 
 
 class ProgramCache:
@@ -71,13 +51,15 @@ class ProgramCache:
         self.backend: Any = context.backend
         self.decisions = context.decisions
         self.store = Store(options["cache_dir"])
-        self.reads = not any(options[o] for o in SHOW_GRAPHS if o in options)
+        self.declared = declared_options()
+        self.reads = not any(options[option.name] for option in self.declared if option.needs_steps)
         self._base = self._fingerprint(source, passes)
         self._options = BuildOptions(options, inference=source.inference, decisions=self.decisions)
 
     def _fingerprint(self, source: Source, passes: Sequence[Any]) -> str | None:
         settings: Any = self.context.options
-        chosen = {name: value for name, value in settings.peek().items() if name not in BESIDE}
+        values = settings.peek()
+        chosen = {option.name: values[option.name] for option in self.declared if option.affects == "program"}
         try:
             return fingerprint(
                 source,
@@ -94,13 +76,16 @@ class ProgramCache:
             self.decisions.record("ignored", f"cache: {what} has no fingerprint, so nothing is kept")
             return None
 
-    def _input_files(self) -> Mapping[str, str]:
-        """The texts of the files that options name as input: an edited file makes another program."""
-        path = self.context.options["template_path"]
+    def _input_files(self) -> list[Any]:
+        """Return the contents of the files that options name as input: an edited file makes another program."""
+        options = self.context.options
+        paths = [options[option.name] for option in self.declared if option.file]
+        contents = [Path(path).read_bytes() for path in paths if path is not None]
+        path = options["template_path"]
         texts = template_texts(path) if path is not None else {}
         if texts is None:
             raise NoFingerprint(f"the template '{path}', which includes others by names that it computes,")
-        return texts
+        return [contents, texts]
 
     def key(self, request: Request) -> str | None:
         """Of one program; None where it cannot be kept."""

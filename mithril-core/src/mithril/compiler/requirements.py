@@ -15,7 +15,7 @@ from mithril.base.errors import GradientError, OptionError, ShapeError
 from mithril.base.patterns import require_match
 from mithril.compiler.partition import TAG
 from mithril.ir import Graph, Node, iterate
-from mithril.plugins.hookspecs import HardwareTarget, Option
+from mithril.plugins import HardwareTarget, Option
 from mithril.runtime.signature import InputSpec
 
 WITHOUT_ARENA = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,8 +49,7 @@ from mithril.compiler.requirements import (
 from mithril.ir import Graph, Input, verify
 from mithril.ir.lazy_graph import Deferred
 from mithril.passes.manager import PassContext, PassManager, PipelineReport
-from mithril.plugins.hookspecs import CompileContext, HardwareTarget
-from mithril.plugins.option_table import CompileOptions, Settings, declared, fitted, resolve
+from mithril.plugins import CompileContext, HardwareTarget, Settings, declared_options, fitted, resolve_options
 from mithril.runtime.batch_buckets import Buckets, find_buckets
 from mithril.runtime.bounds import with_bounds
 from mithril.runtime.compiled_model import CompiledModel
@@ -62,24 +61,24 @@ Names = tuple[str, ...]
 
 
 @checked()
-def compile(model: Any, backend: Backend | type[Backend] | str, **options: Unpack[CompileOptions]) -> CompiledModel:
+def compile(model: Any, backend: Backend | type[Backend] | str, **options: Any) -> CompiledModel:
     """Compile ``model`` for ``backend`` (an instance, a class or a name such as ``"jax"``).
 
     `mithril options` lists the keywords and who owns them. Where the shapes of the inputs are known, compilation
     happens now; otherwise at the first call, once per signature.
     """
-    settings = resolve(options)
+    settings = resolve_options(options)
     made = make_backend(backend, settings)
     decisions = Decisions(strict=settings["strict"])
     own, foreign = fitted(options, _names(made, settings))
     if foreign:
-        settings = resolve(own)
+        settings = resolve_options(own)
         for keyword, readers in foreign.items():
             what = f"nothing on backend '{made.name}' reads the option {keyword}, which is for: {readers}"
             decisions.record("ignored", what)
     for origin, advice in plugins.advise(model, made, settings, options):
         own |= advice
-        settings = resolve(own)
+        settings = resolve_options(own)
         made = make_backend(backend, settings)
         decisions.record("choice", f"as {origin} found: {', '.join(f'{n}={v!r}' for n, v in advice.items())}")
     context = CompileContext(model, made, settings, optimization_level(settings), None, decisions)
@@ -283,7 +282,7 @@ class Compiler:
         self._typed = True
         if request.kind.of:
             check_trainable(self.settings["trainable"], traced)
-        check_layers(self.settings.peek(), declared(), traced, self.source.layers)
+        check_layers(self.settings.peek(), declared_options(), traced, self.source.layers)
         note_graph(traced, self.settings, self.decisions)
         self._stage("types", traced)
         kind = request.kind

@@ -15,12 +15,11 @@ import numpy as np
 from mithril.base.decisions import Decisions
 from mithril.base.dims import symbols
 from mithril.base.errors import MithrilError, PassError, VerificationError, unknown
+from mithril.base.levels import PASS_LEVELS, STAGES
 from mithril.ir import Graph, verify
 from mithril.ir.attribute_text import attribute_text, parse_attributes
 from mithril.ir.verify import Snapshot
 
-STAGES = ("clean", "canonical", "fuse", "specialise", "precision", "layout", "memory", "final")
-LEVELS = ("none", "low", "medium", "high")
 Runner = Callable[[Any, Graph, Any, Callable[..., Graph]], Graph]
 
 
@@ -61,13 +60,14 @@ class Pass:
     keeps_interface: bool = True  # whether inputs and outputs stay as they are
     origin: str = ""  # distribution, or the user's file and line
     trusted: bool = False  # whether its own tests show that it leaves its input alone: not checked at each run
+    rules: Any = None  # the RuleSet that it applies, for `mithril explain --rule`
 
     def __post_init__(self) -> None:
         if self.stage not in STAGES:
             what, facts, hint = unknown(f"stage of pass '{self.name}'", self.stage, STAGES)
             raise PassError(what, facts=facts, hint=hint)
-        if self.level is not None and self.level not in LEVELS:
-            what, facts, hint = unknown(f"level of pass '{self.name}'", str(self.level), LEVELS)
+        if self.level is not None and self.level not in PASS_LEVELS:
+            what, facts, hint = unknown(f"level of pass '{self.name}'", str(self.level), PASS_LEVELS)
             raise PassError(what, facts=facts, hint=hint or "level=None runs the pass only where a user names it")
 
     def __call__(self, graph: Graph, context: PassContext | None = None) -> Graph:
@@ -106,6 +106,7 @@ def pass_(
     exact: bool = True,
     tolerance: float = 1e-4,
     keeps_interface: bool = True,
+    rules: Any = None,
 ) -> Callable[[Callable[..., Graph]], Pass]: ...
 
 
@@ -121,10 +122,12 @@ def pass_(
     exact: bool = True,
     tolerance: float = 1e-4,
     keeps_interface: bool = True,
+    rules: Any = None,
 ) -> Any:
     """Decorator: a function ``graph -> graph`` (or ``(graph, context) -> graph``) as a pass.
 
     ``exact=False`` says that results may differ in the last places, or by ``tolerance`` of the largest element.
+    Of a pass that a plugin installs, stage, level, before, after and version stand in its ``PassSpec`` only.
     """
 
     def declare(run: Callable[..., Graph]) -> Pass:
@@ -141,6 +144,7 @@ def pass_(
             tolerance,
             keeps_interface,
             _place(run),
+            rules=rules,
         )
 
     return declare if function is None else declare(function)
@@ -173,6 +177,7 @@ def as_pass(given: Any, **placing: Any) -> Pass:
         )  # a rule's before and after are functions
         known = {n: getattr(given, n) for n in words if hasattr(given, n) and not callable(getattr(given, n))}
         known["keeps_interface"] = getattr(given, "keeps_interface", True)
+        known["rules"] = given if hasattr(given, "rules") else None
         made = Pass(str(name).replace("_", "-"), given, origin=_place(given), **known)
     else:
         raise PassError(
@@ -183,6 +188,19 @@ def as_pass(given: Any, **placing: Any) -> Pass:
         return made
     values = {f.name: placing.get(f.name, getattr(made, f.name)) for f in fields(Pass)}
     return Pass(**values)
+
+
+PLACEMENT = ("stage", "level", "before", "after", "version")
+
+
+def placement_of(given: Any) -> list[str]:
+    """Return the words by which a pass places itself, as ``stage='fuse'``; defaults are none."""
+    if isinstance(given, Pass):
+        defaults = {f.name: f.default for f in fields(Pass)}
+        said = {name: getattr(given, name) for name in PLACEMENT if getattr(given, name) != defaults[name]}
+    else:
+        said = {name: getattr(given, name) for name in PLACEMENT if hasattr(given, name)}
+    return [f"{name}={value!r}" for name, value in said.items() if not callable(value)]
 
 
 # -- text ---------------------------------------------------------------------------------------------------------

@@ -19,15 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+from mithril.base import registry
 from mithril.base.errors import PluginError, closest
 from mithril.base.version import __version__
-from mithril.plugins import hookspecs, pip_hints
+from mithril.plugins import hooks, pip_hints
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
 GROUP = "mithril"
-HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("mithril_"))
+CORE = "core"  # name of the built-in plugin
+HOOKS = tuple(name for name in vars(hooks) if name.startswith("mithril_"))
 SLOW = 5.0  # seconds of importing one plugin after which it is named
 WRAPPABLE = ("mithril_run_pass", "mithril_build")
 
@@ -67,6 +69,7 @@ class Plugin:
     version: str
     module: str  # what the entry point names
     requires: tuple[str, ...] = ()
+    is_core: bool = False  # the built-in plugin, which answers for the core itself
     loaded: Any = None
     problems: list[Problem] = field(default_factory=list)
 
@@ -78,7 +81,7 @@ class Plugin:
     @property
     def first_party(self) -> bool:
         """Whether an installed distribution of this project provides it: names it claims belong to it."""
-        return bool(self.version) and normalized(self.distribution) in pip_hints.DISTRIBUTIONS
+        return self.is_core or (bool(self.version) and normalized(self.distribution) in pip_hints.DISTRIBUTIONS)
 
     @property
     def state(self) -> str:
@@ -100,7 +103,7 @@ class Manager(pluggy.PluginManager):
 
     def __init__(self) -> None:
         super().__init__(GROUP)
-        self.add_hookspecs(hookspecs)
+        self.add_hookspecs(hooks)
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
         options = super().parse_hookimpl_opts(plugin, name)
@@ -279,6 +282,7 @@ class Loader:
         self.strict = os.environ.get("MITHRIL_STRICT_PLUGINS", "") not in ("", "0") if strict is None else strict
         self.manager = Manager()
         self.lock = threading.RLock()
+        self.core = Plugin(CORE, "mithril-core", __version__, registry.core_plugin, is_core=True)
         self._plugins: list[Plugin] | None = None
         self._complete = False
 
@@ -295,7 +299,7 @@ class Loader:
             return self._plugins
 
     def _find_clashes(self) -> None:
-        enabled: dict[str, list[Plugin]] = {}
+        enabled: dict[str, list[Plugin]] = {CORE: [self.core]}
         for plugin in self._plugins or ():
             if not plugin.problems:
                 enabled.setdefault(plugin.name, []).append(plugin)
@@ -391,16 +395,20 @@ class Loader:
         """Import every plugin that can be; those that are loaded, sorted by name."""
         with self.lock:
             if not self._complete:
-                for plugin in self.plugins:
+                for plugin in self._everything():
                     self.load(plugin)
                 self._sort_manager()
                 self._complete = True
             return [plugin for plugin in self.plugins if plugin.loaded is not None]
 
+    def _everything(self) -> list[Plugin]:
+        """The installed plugins and, where the core has one, the built-in one."""
+        return [*([self.core] if self.core.module else []), *self.plugins]
+
     def _sort_manager(self) -> None:
         """Register anew in one order: what was asked for first must not decide in which order hooks are called."""
         self.manager = Manager()
-        loaded = [plugin for plugin in self._plugins or () if plugin.loaded is not None]
+        loaded = [plugin for plugin in self._everything() if plugin.loaded is not None]
         for plugin in reversed(loaded):  # pluggy calls the last registered first
             self.manager.register(plugin.loaded, plugin.name)
 
@@ -426,7 +434,7 @@ class Loader:
 
     def implementations(self, hook: str) -> list[tuple[Plugin, Callable[..., Any]]]:
         """The loaded plugins that implement ``hook``, by name, each with a function that takes the hook's keywords."""
-        by_name = {plugin.name: plugin for plugin in self.plugins if plugin.loaded is not None}
+        by_name = {plugin.name: plugin for plugin in self._everything() if plugin.loaded is not None}
         found = [(by_name[i.plugin_name], _caller(i)) for i in getattr(self.manager.hook, hook).get_hookimpls()]
         return sorted(found, key=lambda pair: pair[0].name)
 
@@ -465,7 +473,7 @@ def _signature_problem(plugin: Plugin, module: Any, cause: Exception) -> Problem
     for name in HOOKS:
         function = getattr(module, name, None)
         if inspect.isroutine(function):
-            accepted = list(inspect.signature(getattr(hookspecs, name)).parameters)
+            accepted = list(inspect.signature(getattr(hooks, name)).parameters)
             given = [p for p in inspect.signature(function).parameters if p != "self"]
             if set(given) - set(accepted):
                 wrong.append(f"{name}({', '.join(given)}); it may take: {', '.join(accepted) or 'nothing'}")

@@ -1,168 +1,20 @@
-"""Every keyword of ``ml.compile``: the core's own, joined with those that plugins declare; checked before use.
-
-``CompileOptions`` is what editors see. The core's table below takes its types from there; a test holds the rest of it
-equal to what the project's plugins declare.
-"""
+"""Every keyword of ``ml.compile``, as its owner declares it by ``mithril_options``; checked before use."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_type_hints
+from typing import Any
 
-from mithril import plugins
-from mithril.base.annotations import Least, Positive, describe, mismatch
-from mithril.base.dims import Dim
+from mithril.base.annotations import describe, mismatch
 from mithril.base.errors import OptionError, closest, unknown
-from mithril.plugins.hookspecs import Option
+from mithril.plugins.host import Plugins, default
 from mithril.plugins.loader import Plugin, Problem
 from mithril.plugins.pip_hints import option_owner
-
-if TYPE_CHECKING:
-    from mithril.plugins import Plugins, Registered
-
-Path = str | os.PathLike[str]
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
-
-
-class CompileOptions(TypedDict, total=False):
-    """Keywords of ``ml.compile`` with their types, for editors and type checkers (`mithril options` explains them)."""
-
-    autodiff: Literal["graph", "native"]
-    backend_map: Mapping[str, Any]
-    cache: bool
-    cache_dir: Path | None
-    checks: bool
-    code_transformers: Sequence[Callable[[str], str]]
-    constants: Mapping[str, Any]
-    custom_passes: Sequence[Any]
-    dynamic_control_flow: bool
-    file_path: Path | None
-    graph_optimization: bool
-    hints: Mapping[str, Any]
-    inference: bool
-    jit: bool | None
-    jit_options: Mapping[str, Any]
-    max_memory_gb: float | str | None
-    memory_planning: bool | str | Callable[..., Any]
-    max_programs: Positive
-    num_threads: Positive | None
-    optimization_level: Literal["none", "low", "medium", "high"]
-    optimizations: Mapping[str, bool]
-    optimize_for: Literal["throughput", "latency"] | None
-    outputs: Sequence[str] | None
-    precision: Literal["float32", "float16", "bfloat16"] | None
-    seed: int | None
-    semantics: Literal["portable", "native"]
-    shapes: Mapping[str, Sequence[int | str | Dim | None]]
-    static_inference: bool
-    static_shapes: bool
-    static_types: bool
-    strict: bool
-    target_hardware: str | None
-    template_path: Path | None
-    timeout: Annotated[float, Least(0, open=True)] | None
-    trainable: Sequence[str] | None
-    types: Mapping[str, Any]
-    verify: Literal["none", "structure", "numeric"]
-    # mithril-passes
-    checkpoint_segments: Positive | None
-    gradient_checkpointing: bool
-    mixed_precision: bool | Mapping[str, Any]
-    # mithril-tools
-    dump_format: Literal["dot", "json", "text"]
-    dump_graph: Path | None
-    intermediate_dir: Path | None
-    profile: bool
-    profile_output: Path | None
-    save_intermediates: bool
-    trace_shapes: bool
-    verbose: bool
-    visualize: bool
-    viz_options: Mapping[str, Any]
-    # mithril-jax
-    jax_options: Mapping[str, Any]
-    pjit: bool
-    vectorize: bool
-    xla_optimization_level: int | None
-    # mithril-torch
-    torch_dynamo: bool
-    torch_fx: bool
-    torch_options: Mapping[str, Any]
-    # mithril-cbackend
-    cpu_options: Mapping[str, Any]
-    mobile_options: Mapping[str, Any]
-    # mithril-train
-    quantization_aware: bool | Mapping[str, Any]
-    # mithril-parallel
-    parallelism: Literal["data", "fsdp", "model", "pipeline"] | None
-    pipeline_chunks: int | None
-    pipeline_schedule: Literal["1f1b", "gpipe"]
-    pipeline_stages: int | None
-    tensor_split_dims: Mapping[str, int]
-    # mithril-tpu
-    tpu_options: Mapping[str, Any]
-    tpu_replicas: int | None
-
-
-# name: (default, help, *aliases). The types stand in CompileOptions.
-_CORE: dict[str, tuple[Any, ...]] = {
-    "autodiff": ("graph", "Gradients as a graph that passes see, or by the backend's own autograd."),
-    "backend_map": (
-        _NOTHING,
-        "Sub-models to run elsewhere: the name set with set_attribute('backend', name) -> backend.",
-    ),
-    "cache": (False, "Keep what was compiled on disk and use it again."),
-    "cache_dir": (None, "Folder of the cache; None is the user's cache folder."),
-    "checks": (False, "Raise where an index lies outside of what it indexes; else it is moved to the nearest inside."),
-    "code_transformers": ((), "Functions code -> code, applied to the generated source in order."),
-    "constants": (_NOTHING, "Inputs whose values are fixed now: name -> array."),
-    "custom_passes": ((), "Functions graph -> graph, pass objects, or names of installed passes."),
-    "dynamic_control_flow": (True, "False: every branch and loop must resolve at compile time."),
-    "file_path": (None, "Write the generated source to this file; with gradients to net.grad.py beside net.py."),
-    "graph_optimization": (False, "True: at least optimization_level 'medium'."),
-    "hints": (_NOTHING, "Expectations of the inputs."),
-    "inference": (False, "No gradients; dropout off, batch norm with its running statistics."),
-    "jit": (None, "Compile with the backend's just-in-time compiler; None is the backend's best choice."),
-    "jit_options": (_NOTHING, "Options of the backend's just-in-time compiler."),
-    "max_memory_gb": (None, "Refuse programs and calls that need more: 8, '8GB', '512MiB'."),
-    "memory_planning": (
-        True,
-        "Plan of the arena: 'smallest' (True), 'greedy', 'best_fit', 'apart' (False), 'module:function', a function.",
-        "optimizations.memory_planning",
-    ),
-    "max_programs": (64, "Programs kept for calls of different shapes; the least recently used goes first."),
-    "num_threads": (None, "Threads the backend may use; None leaves its own default.", "cpu_options.num_threads"),
-    "optimization_level": ("medium", "Which passes run; see `mithril passes`."),
-    "optimizations": (_NOTHING, "Single passes switched on or off on top of the level: {'fusion': False}."),
-    "optimize_for": (
-        None,
-        "Throughput joins products of one operand; latency leaves them apart and rounds no batches up.",
-        "hints.inference_priority",
-    ),
-    "outputs": (None, "Names of the values to return; None is what the model declares."),
-    "precision": (None, "Dtype of the parameters and the computation; None keeps the model's."),
-    "seed": (None, "Seed of the parameters and of random operations."),
-    "semantics": ("portable", "One meaning on all backends, or the backend's own where it is faster."),
-    "shapes": (_NOTHING, "Shapes of inputs; per axis a size, a name, None for any size, or a Dim with bounds."),
-    "static_inference": (False, "Inference with parameters, shapes and memory fixed now."),
-    "static_shapes": (False, "An error where a shape stays symbolic."),
-    "static_types": (False, "An error where a dtype would be promoted."),
-    "strict": (False, "Whatever would only be noted in compiled.decisions is an error."),
-    "target_hardware": (None, "Hardware to compile for; see `mithril plugins`."),
-    "template_path": (None, "Jinja2 template to write the source with."),
-    "timeout": (None, "Seconds after which compiling gives up."),
-    "trainable": (None, "Names or patterns of the inputs to differentiate by; None is all parameters."),
-    "types": (_NOTHING, "Dtypes of inputs: name -> dtype."),
-    "verify": ("structure", "What is checked after each pass: nothing, the graph, or its values too."),
-}
-
-
-# Options that take a dictionary whose keys are the same on every backend: key -> type.
-_KEYS: Mapping[str, Mapping[str, Any]] = {"hints": {"input_batch_size_range": Sequence[int]}}
+from mithril.plugins.specs import Option
+from mithril.plugins.tables import Registered, name_owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,15 +23,6 @@ class Declared:
 
     option: Option
     owner: str
-
-
-@cache
-def core_options() -> tuple[Option, ...]:
-    """The options that the core itself honours."""
-    types = get_type_hints(CompileOptions, include_extras=True)
-    return tuple(
-        Option(name, types[name], row[0], row[1], tuple(row[2:]), _KEYS.get(name, {})) for name, row in _CORE.items()
-    )
 
 
 class Settings(Mapping[str, Any]):
@@ -221,32 +64,28 @@ def _with_keys(keyword: str, value: Any) -> str:
     return f"{keyword} ({', '.join(map(str, value))})" if isinstance(value, Mapping) and value else keyword
 
 
-class Registry:
-    """All declared options, by name; built from the core's table and one answer of the plugins."""
+class OptionRegistry:
+    """All declared options, by name: those of the core and of plugins."""
 
     def __init__(self, source: Plugins | None = None) -> None:
-        self._source = source or plugins.default
+        self._source = source or default
         self.by_name: dict[str, Declared] = {}
         self.aliases: dict[str, str] = {}  # other keyword, or "group.key" -> name
         self.clashes: dict[str, tuple[str, ...]] = {}
-        for option in core_options():
-            self._declare(option, "mithril-core")
         self.losers: dict[str, str] = {}  # option -> who else declares it, to be recorded where it is used
         answers = self._source.options()
         claims: dict[str, list[Registered[Option]]] = {}
         for answer in answers:
             for word in _words(answer.spec):
                 claims.setdefault(word, []).append(answer)
-        core = {word for option in core_options() for word in _words(option)}
-        owners = {word: None if word in core else plugins.name_owner(word, rivals) for word, rivals in claims.items()}
+        owners = {word: name_owner(word, rivals) for word, rivals in claims.items()}
         for answer in answers:
             contested = next((w for w in _words(answer.spec) if owners[w] is not answer), None)
             if contested is None:
                 self._declare(answer.spec, answer.plugin.distribution)
                 continue
-            origins = ["mithril-core"] if contested in core else []
-            origins += sorted({rival.origin for rival in claims[contested]})
-            if contested in core or owners[contested] is not None:
+            origins = sorted({rival.origin for rival in claims[contested]})
+            if owners[contested] is not None:
                 self.losers[contested] = answer.origin
             else:
                 self.clashes.setdefault(answer.spec.name, tuple(origins))
@@ -427,30 +266,35 @@ def _plain(default: Any) -> str:
 
 
 @lru_cache(maxsize=1)
-def _registry(generation: object) -> Registry:
-    return Registry()
+def _registry(generation: object) -> OptionRegistry:
+    return OptionRegistry()
 
 
-def registry() -> Registry:
-    """The options of this process; rebuilt when plugins were reloaded."""
-    return _registry(plugins.generation())
+def option_registry() -> OptionRegistry:
+    """Return the options of this process; made anew when plugins were reloaded."""
+    return _registry(default.generation())
 
 
-def resolve(given: Mapping[str, Any]) -> Settings:
+def resolve_options(given: Mapping[str, Any]) -> Settings:
     """Check what a user gave to ``ml.compile`` and fill in the defaults."""
-    return registry().resolve(given)
+    return option_registry().resolve(given)
+
+
+def default_settings() -> dict[str, Any]:
+    """Return the default of every option."""
+    return option_registry().resolve({}).peek()
 
 
 def fitted(given: Mapping[str, Any], backends: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Split what a user gave into options for these backends, and keywords for others only."""
-    return registry().fitted(given, backends)
+    return option_registry().fitted(given, backends)
 
 
-def declared() -> list[Option]:
+def declared_options() -> list[Option]:
     """Return the options of this process."""
-    return [one.option for one in registry().by_name.values()]
+    return [one.option for one in option_registry().by_name.values()]
 
 
-def rows() -> list[dict[str, Any]]:
+def option_rows() -> list[dict[str, Any]]:
     """All options for listings."""
-    return registry().rows()
+    return option_registry().rows()

@@ -314,14 +314,12 @@ def _faithful(names: Iterable[str]) -> RuleSet:
 BEFORE_GRADIENTS, FAITHFUL = _faithful(EQUAL_GRADIENTS), _faithful(EQUAL_VALUES)
 
 
-@pass_(name="operator-fusion", stage="fuse", level="medium", exact=False)
+@pass_(name="operator-fusion", exact=False, rules=RULES)
 def operator_fusion(graph: Graph, context: PassContext) -> Graph:
     """Raise parts written out to the composites they are, as far as the level allows."""
     if context.level == "high":
         return RULES(graph)
     return BEFORE_GRADIENTS(graph) if context.gradients_follow else FAITHFUL(graph)
 
-
-operator_fusion.run.rule_set = RULES  # type: ignore[attr-defined]  # for `mithril explain --rule`
 
 __all__ = ["RULES", "operator_fusion"]

@@ -12,7 +12,7 @@ from mithril.ops import concat, linear, split
 ROWS = 16  # of the operand: with fewer, copying the weights together costs more than one call saves
 
 
-@pass_(name="sibling-products", stage="specialise", level="high", exact=False)
+@pass_(name="sibling-products", exact=False)
 def sibling_products(graph: Graph) -> Graph:
     """Merge ``linear`` nodes that read the same value: queries, keys and values of an attention, say."""
     groups: dict[tuple[Value, bool, object], list[Node]] = {}

@@ -28,7 +28,7 @@ SMALL = 1 << 14  # elements read and multiplied: below, calling costs more than 
 MOST = 64  # operations that one compilation measures; the largest first
 
 
-@pass_(name="kernel-choice", stage="specialise", level="high", after=("specialise-operations",), exact=False)
+@pass_(name="kernel-choice", exact=False)
 def kernel_choice(graph: Graph, context: PassContext) -> Graph:
     """Measure other ways to compute the large operations and take those that are faster here."""
     backend = context.backend

@@ -23,7 +23,7 @@ from mithril.passes.manager import PassContext
 SMALL = ("bfloat16", "float16")
 
 
-@pass_(name="mixed-precision", stage="precision", level=None, exact=False, tolerance=0.1)
+@pass_(name="mixed-precision", exact=False, tolerance=0.1)
 def mixed_precision(graph: Graph, context: PassContext) -> Graph:
     """Return the graph with casts to the dtype of each operation's kind. Values that are not float32 are left alone."""
     policy = Policy.of(context)

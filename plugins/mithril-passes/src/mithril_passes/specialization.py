@@ -8,7 +8,7 @@ from mithril.passes.manager import PassContext
 from mithril_passes.op_variants import ways
 
 
-@pass_(name="specialise-operations", stage="specialise", level="medium", after=("linear-activation",), exact=False)
+@pass_(name="specialise-operations", exact=False)
 def specialise_operations(graph: Graph, context: PassContext) -> Graph:
     """One-row products, one-pixel and per-channel convolutions in the form that the backend prefers."""
     if context.backend is None or not at_home(context):

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from mithril import plugins
 from mithril.base.dtypes import dtype as as_dtype
-from mithril.plugins.hookspecs import HardwareTarget
+from mithril.plugins import HardwareTarget
 
 
 class TargetConformance:

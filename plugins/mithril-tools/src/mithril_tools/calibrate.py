@@ -24,7 +24,7 @@ from mithril.base.errors import InputError
 from mithril.base.fingerprint import fingerprint
 from mithril.compiler.steps import compile as compile_model, make_backend
 from mithril.ir import Graph
-from mithril.plugins.option_table import resolve
+from mithril.plugins import resolve_options
 from mithril.runtime.compiled_model import CompiledModel
 from mithril_tools.calibration_models import Case, corpus
 from mithril_tools.cost_model import PLAIN, CostModel, Estimate, Sample
@@ -67,7 +67,7 @@ def calibrate(
 
     Takes half a minute; minutes where every operation has to be compiled by itself.
     """
-    instance = make_backend(backend, resolve({}))
+    instance = make_backend(backend, resolve_options({}))
     model = fitted(measure(instance, corpus(), rounds, progress))
     target_store = _store(store)
     if target_store is not None:
@@ -80,7 +80,7 @@ def calibration(
 ) -> CostModel | None:
     """Return the cost model that ``calibrate`` stored for this backend, versions and machine, or None."""
     source_store = _store(store)
-    parts = source_store.get(_key(make_backend(backend, resolve({})))) if source_store is not None else None
+    parts = source_store.get(_key(make_backend(backend, resolve_options({})))) if source_store is not None else None
     return _read(parts["cost_model"]) if parts is not None and "cost_model" in parts else None
 
 

@@ -1,12 +1,13 @@
 """Entries of ``known.json``: the names that a distribution provides, read from the installed plugins.
 
 The core prints pip lines from that file; ``python -m mithril_tools.known`` rewrites it in an environment where every
-distribution of the project is installed.
+distribution of the project is installed. A new one is named once: ``python -m mithril_tools.known mithril-new``.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -41,13 +42,13 @@ def entry(distribution: str) -> dict[str, list[str]]:
     return {kind: listed for kind, listed in names.items() if listed}
 
 
-def known_text() -> str:
-    """Return the text of ``known.json`` for the distributions of the project."""
-    return json.dumps({name: entry(name) for name in sorted(pip_hints.DISTRIBUTIONS)}, indent=1) + "\n"
+def known_text(more: Iterable[str] = ()) -> str:
+    """Return the text of ``known.json`` for the distributions of the project and those in ``more``."""
+    return json.dumps({name: entry(name) for name in sorted({*pip_hints.DISTRIBUTIONS, *more})}, indent=1) + "\n"
 
 
 def main() -> None:
-    Path(pip_hints.__file__).with_name("known.json").write_text(known_text(), encoding="utf-8")
+    Path(pip_hints.__file__).with_name("known.json").write_text(known_text(sys.argv[1:]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -45,15 +45,48 @@ def mithril_exports() -> Sequence[Export]:
 def mithril_options() -> Sequence[Option]:
     """Options that show what a compilation does."""
     return [
-        Option("dump_format", Literal["dot", "json", "text"], "text", "Format of the files that dump_graph writes."),
-        Option("dump_graph", Path | None, None, "Folder for the graph after each pass, one numbered file each."),
-        Option("intermediate_dir", Path | None, None, "Folder for what save_intermediates writes."),
-        Option("profile", bool, False, "Record the time of each compile stage and of each operation."),
-        Option("profile_output", Path | None, None, "Write the recorded profile to this file, as Chrome-trace JSON."),
-        Option("save_intermediates", bool, False, "Keep the graph of every stage, and named values at run time."),
-        Option("trace_shapes", bool, False, "Show how each operation's shape was derived."),
-        Option("verbose", bool, False, "Show stages, passes and times while compiling."),
-        Option("visualize", bool, False, "Draw the optimized graph into a file."),
+        Option(
+            "dump_format",
+            Literal["dot", "json", "text"],
+            "text",
+            "Format of the files that dump_graph writes.",
+            affects="shown",
+        ),
+        Option(
+            "dump_graph",
+            Path | None,
+            None,
+            "Folder for the graph after each pass, one numbered file each.",
+            affects="shown",
+            needs_steps=True,
+        ),
+        Option("intermediate_dir", Path | None, None, "Folder for what save_intermediates writes.", affects="shown"),
+        Option("profile", bool, False, "Record the time of each compile stage and of each operation.", affects="shown"),
+        Option(
+            "profile_output",
+            Path | None,
+            None,
+            "Write the recorded profile to this file, as Chrome-trace JSON.",
+            affects="shown",
+        ),
+        Option(
+            "save_intermediates",
+            bool,
+            False,
+            "Keep the graph of every stage, and named values at run time.",
+            affects="shown",
+            needs_steps=True,
+        ),
+        Option(
+            "trace_shapes",
+            bool,
+            False,
+            "Show how each operation's shape was derived.",
+            affects="shown",
+            needs_steps=True,
+        ),
+        Option("verbose", bool, False, "Show stages, passes and times while compiling.", affects="shown"),
+        Option("visualize", bool, False, "Draw the optimized graph into a file.", affects="shown", needs_steps=True),
         Option(
             "viz_options",
             Mapping[str, Any],
@@ -67,6 +100,7 @@ def mithril_options() -> Sequence[Option]:
                 "show_memory": bool,
                 "depth": int | None,
             },
+            affects="shown",
         ),
     ]
 

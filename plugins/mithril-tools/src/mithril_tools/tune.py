@@ -21,10 +21,10 @@ from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import MithrilError, OptionError
 from mithril.base.fingerprint import NoFingerprint, fingerprint
 from mithril.base.interleaved_timing import in_turns
+from mithril.base.levels import LEVELS
 from mithril.compiler.steps import compile as compile_model, make_backend
 from mithril.models.language.flatten import flatten
-from mithril.passes.manager import LEVELS
-from mithril.plugins.option_table import resolve
+from mithril.plugins import resolve_options
 from mithril_tools.diff import TOLERANCE, relative_error
 from mithril_tools.tuning_cache import keep, machine, searching, stamps
 
@@ -83,7 +83,7 @@ def tune(
     whose gradients are timed, too. ``seconds`` is spent per option. ``store=False`` ignores the cache.
     """
     knobs = {n: tuple(v) for n, v in (CHOICES if choices is None else choices).items() if n not in options}
-    settings = resolve(options)
+    settings = resolve_options(options)
     instance = make_backend(backend, settings)
     arrays = {n: instance.to_numpy(x) if instance.is_array(x) else np.asarray(x) for n, x in inputs.items()}
     options.setdefault("shapes", {n: list(a.shape) for n, a in arrays.items()})
@@ -102,7 +102,9 @@ def tune(
     if isinstance(cache, Store) and key is not None:
         cache.put(key, {"tuned": _written(result).encode()})
         shapes = {n: a.shape for n, a in arrays.items()}
-        keep(cache, model, instance, shapes, {n: resolve({**options, **result.options}).peek()[n] for n in knobs})
+        keep(
+            cache, model, instance, shapes, {n: resolve_options({**options, **result.options}).peek()[n] for n in knobs}
+        )
     return result
 
 
@@ -123,7 +125,7 @@ def _search(
     for knob, values in knobs.items():
         racing: dict[int, _Candidate] = {}  # by position among the values, which need not be hashable
         for k, value in enumerate(values):
-            if value == resolve({**options, **best}).peek().get(knob):
+            if value == resolve_options({**options, **best}).peek().get(knob):
                 continue
             try:
                 racing[k] = _Candidate(model, backend, arrays, {**options, **best, knob: value}, gradients_of)

@@ -12,7 +12,7 @@ from mithril.backend.base import BuildOptions
 from mithril.backend.capabilities import Capabilities
 from mithril.backend.source_backend import Forward, SourceExecutable
 from mithril.ir import Graph, Input, Value, iterate
-from mithril.plugins.hookspecs import HardwareTarget
+from mithril.plugins import HardwareTarget
 from mithril_jax.backend import JaxBackend
 from mithril_parallel.mesh import DATA, MODEL, Mesh
 from mithril_parallel.placing.strategy import Choice, choose

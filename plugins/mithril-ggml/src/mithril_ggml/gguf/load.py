@@ -16,7 +16,7 @@ from mithril.compiler.steps import make_backend
 from mithril.ir import Graph, Input, parse
 from mithril.ir.lazy_graph import Deferred
 from mithril.passes.manager import PassContext, PassManager
-from mithril.plugins.option_table import resolve
+from mithril.plugins import resolve_options
 from mithril.runtime.compiled_model import CompiledModel
 from mithril.runtime.initializers import initialise
 from mithril.runtime.program import Interface, Program, Request
@@ -46,7 +46,7 @@ def load_gguf(
     """
     file = read_gguf(path, mapped=mapped)
     graph = _graph(file)
-    settings = resolve({"inference": True, **options})
+    settings = resolve_options({"inference": True, **options})
     chosen: Backend = GGMLBackend() if backend is None else make_backend(backend, settings)
     values = _values(file, graph)
     if isinstance(chosen, GGMLBackend):

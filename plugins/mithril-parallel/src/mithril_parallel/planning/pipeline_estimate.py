@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mithril.ir import Graph
-from mithril.plugins.hookspecs import HardwareTarget
+from mithril.plugins import HardwareTarget
 from mithril_parallel.mesh import Mesh
 from mithril_parallel.placing.propagate import propagate
 from mithril_parallel.placing.strategy import LINK, choose

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mithril import plugins
 from mithril.base.errors import InputError, OptionError, UnsupportedError, unknown
 from mithril.ir import Graph
-from mithril.plugins.hookspecs import HardwareTarget
+from mithril.plugins import HardwareTarget
 from mithril.runtime.program import Kind, Request
 from mithril_parallel.mesh import DATA, MODEL, Mesh
 from mithril_parallel.placing.propagate import propagate

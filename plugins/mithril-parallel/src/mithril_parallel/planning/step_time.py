@@ -7,7 +7,7 @@ from math import log2, prod
 
 from mithril.ir import Node, Value
 from mithril.ir.traits import is_product, is_windowed_product
-from mithril.plugins.hookspecs import HardwareTarget
+from mithril.plugins import HardwareTarget
 from mithril_parallel.mesh import Mesh, Split, whole
 from mithril_parallel.placing.propagate import Exchange, Placed
 from mithril_parallel.placing.rules import passage

@@ -27,6 +27,10 @@ COMMANDS = {
         "mithril_tools.cli.demo:demo",
         "Run one model on every installed backend: compared results, timings, a picture of the graph.",
     ),
+    "describe": (
+        "mithril_tools.cli.describe:describe",
+        "Print the names that an installed distribution provides, as an entry of known.json.",
+    ),
     "diff": (
         "mithril_tools.cli.models:diff_command",
         "Run MODEL on several backends, or after each pass, and report the first op that differs.",
@@ -51,6 +55,10 @@ COMMANDS = {
     "plugins": (
         "mithril_tools.cli.listing:plugins",
         "List the installed plugins, the things they provide, and their state.",
+    ),
+    "stubs": (
+        "mithril_tools.cli.describe:stubs",
+        "Write type stubs of the public face with the names and options of every installed plugin.",
     ),
 }
 

@@ -14,8 +14,7 @@ from rich.markup import escape
 
 from mithril import __version__, plugins
 from mithril.base.errors import MithrilError
-from mithril.plugins import Registered
-from mithril.plugins.hookspecs import BackendSpec
+from mithril.plugins import BackendSpec, Registered
 from mithril_tools.cli.output import console, json_option, print_json, show
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "XLA_FLAGS")

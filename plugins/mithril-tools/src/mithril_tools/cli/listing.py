@@ -12,9 +12,8 @@ import click
 from rich.markup import escape
 
 from mithril import plugins as installed
-from mithril.plugins import Registered, hookspecs, option_table as declared, pip_hints
-from mithril.plugins.hookspecs import PassSpec
-from mithril.plugins.loader import Plugin
+from mithril.base.levels import PASS_LEVELS
+from mithril.plugins import PassSpec, Plugin, Registered, option_registry, option_rows, pip_hints
 from mithril_tools.cli.output import console, json_option, print_json, show
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ def plugins(as_json: bool) -> None:
 
     A backend is registered until its framework is imported; `mithril doctor` imports it.
     """
-    declared.registry()  # detects two owners of one option
+    option_registry()  # detects two owners of one option
     entries = installed.all()
     provides: dict[int, dict[str, list[str]]] = {id(plugin): {} for plugin in entries}
     for kind, name, plugin in installed.provided():
@@ -156,7 +155,7 @@ def passes(as_json: bool) -> None:
         }
         for entry in entries
     ]
-    levels = hookspecs.LEVELS
+    levels = PASS_LEVELS
     pipelines = {
         level: [e.spec.name for e in entries if e.spec.level and levels.index(e.spec.level) <= levels.index(level)]
         for level in levels
@@ -194,7 +193,7 @@ def _unused(graph: Graph) -> Graph:
 @json_option
 def options(as_json: bool) -> None:
     """List every keyword of ml.compile, with its owner."""
-    rows = declared.rows()
+    rows = option_rows()
     if as_json:
         print_json(rows)
         return

@@ -60,7 +60,7 @@ def _module(name: str) -> Any:
         return importlib.import_module(name)
     if not path.is_file():
         raise ModelError(f"there is no file '{path}'")
-    sys.path.insert(0, str(path.parent.resolve()))
+    sys.path.insert(0, str(path.parent.resolve_options()))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -171,10 +171,7 @@ def explain_command(model: str, backend: str, rule_name: str | None, **options: 
 
 def _rules(compiled: Any, name: str) -> list[Any]:
     """Return the rules with this name, or those of the pass with this name."""
-    from mithril.rewrite import RuleSet
-
-    runs = [getattr(p.run, "rule_set", p.run) for p in compiled.pipeline.passes]  # functions name the rules they apply
-    sets = [run for run in runs if isinstance(run, RuleSet)]
+    sets = [p.rules for p in compiled.pipeline.passes if p.rules is not None]
     matches = [r for s in sets for r in s.rules if name in (r.name, s.name)]
     if not matches:
         names = sorted({n for s in sets for n in (s.name, *(r.name for r in s.rules))})
@@ -225,11 +222,11 @@ def random_inputs(model: Any, overrides: dict[str, Any], seed: int) -> dict[str,
     from mithril.base.dtypes import float32
     from mithril.compiler.frontend import source_of
     from mithril.compiler.input_types import TRAINING_FLAG, input_specs, probe_types
-    from mithril.plugins.option_table import resolve
+    from mithril.plugins import resolve_options
 
     source = source_of(model, outputs=None, inference=overrides["inference"])
     try:
-        types = probe_types(input_specs(source, resolve(overrides)), source, float32)
+        types = probe_types(input_specs(source, resolve_options(overrides)), source, float32)
     except ShapeError as error:
         raise InputError(error.what, facts=error.facts, hint="--shape NAME=2,3 for each input") from None
     rng = np.random.default_rng(seed)

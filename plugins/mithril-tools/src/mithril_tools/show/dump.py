@@ -12,7 +12,7 @@ from mithril.ir import Graph, to_text
 from mithril.ir.formats import to_dot, to_json
 
 if TYPE_CHECKING:
-    from mithril.plugins.hookspecs import CompileContext
+    from mithril.plugins import CompileContext
 
 FORMATS: dict[str, tuple[str, Callable[[Graph], str]]] = {
     "text": ("txt", to_text),

@@ -9,7 +9,7 @@ from mithril.base import files
 from mithril.ir import Graph, to_text
 
 if TYPE_CHECKING:
-    from mithril.plugins.hookspecs import CompileContext
+    from mithril.plugins import CompileContext
 
 
 class Intermediates:

@@ -11,7 +11,7 @@ from mithril.ir import Graph, Node
 from mithril.ir.attribute_text import attribute_text
 
 if TYPE_CHECKING:
-    from mithril.plugins.hookspecs import CompileContext
+    from mithril.plugins import CompileContext
 
 
 class ShapeTrace:

@@ -8,7 +8,7 @@ from mithril.ir import Graph
 from mithril_tools.trace_events import Recorder
 
 if TYPE_CHECKING:
-    from mithril.plugins.hookspecs import CompileContext
+    from mithril.plugins import CompileContext
 
 
 class Timing:

@@ -10,7 +10,7 @@ from rich.text import Text
 from mithril.ir import Graph
 
 if TYPE_CHECKING:
-    from mithril.plugins.hookspecs import CompileContext
+    from mithril.plugins import CompileContext
 
 STEPS = {
     "flatten": "nested models become one list of layers",

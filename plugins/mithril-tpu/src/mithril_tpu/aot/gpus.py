@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Any
 
 from mithril.base.errors import BackendError
-from mithril.plugins.hookspecs import HardwareTarget
+from mithril.plugins import HardwareTarget
 
 KIB = 1 << 10
 MIB = 1 << 20

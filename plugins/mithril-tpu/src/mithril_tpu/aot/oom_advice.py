@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mithril.base.errors import MithrilError
 from mithril.ir import Graph
-from mithril.plugins.hookspecs import HardwareTarget
+from mithril.plugins import HardwareTarget
 from mithril_parallel.mesh import DATA, MODEL, Mesh
 from mithril_parallel.placing.propagate import propagate
 from mithril_parallel.placing.strategy import choose

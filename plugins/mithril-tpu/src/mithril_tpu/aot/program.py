@@ -22,7 +22,7 @@ from mithril.base import files
 from mithril.base.errors import BackendError, MemoryLimitError
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Input
-from mithril.plugins.hookspecs import HardwareTarget
+from mithril.plugins import HardwareTarget
 from mithril_parallel.mesh import Split, whole
 from mithril_parallel.placing.rules import sizes
 from mithril_parallel.placing.strategy import Choice

@@ -10,7 +10,7 @@ from mithril.base.errors import MithrilError, OptionError, ShapeError, closest
 from mithril.base.tensor_type import TensorType
 from mithril.compiler.steps import compile as compile_model
 from mithril.models import Layer
-from mithril.plugins.option_table import registry
+from mithril.plugins import option_registry
 from mithril.runtime.compiled_model import CompiledModel
 from mithril_train.engine.engine import Engine
 
@@ -28,7 +28,7 @@ def compiled_model(
         raise OptionError(f"'{model!r}' is not a model", hint="give a model or a compiled model")
     if backend is None:
         raise OptionError("a logical model needs a backend", hint='Trainer(model, optimizer, backend="jax")')
-    table = registry()
+    table = option_registry()
     for name in options:
         if name not in table.by_name and name not in table.aliases:
             suggestions = closest(name, [*arguments, *table.by_name], 1)

@@ -1,0 +1,34 @@
+"""Names that a room of the core exports, each imported from the file that holds it when it is first used."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+Homes = Mapping[str, tuple[str, ...]]
+
+
+def lazy_exports(package: str, homes: Homes) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__all__``, ``__getattr__`` and ``__dir__`` of a package whose names live in the modules of ``homes``.
+
+    A home is a module below the package, or ``"module:object"`` where the names are attributes of that object.
+    """
+    home_of = {name: home for home, names in homes.items() for name in names}
+
+    def getattr_(name: str) -> Any:
+        home = home_of.get(name)
+        if home is None:
+            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+        module, _, holder = home.partition(":")
+        try:
+            value: Any = import_module(f"{package}.{module}")
+        except AttributeError as error:  # `from package import name` would take it for a name that is absent
+            raise ImportError(f"{package}.{module} failed: {error}") from error
+        for part in (holder, name) if holder else (name,):
+            value = getattr(value, part)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return sorted(home_of), getattr_, lambda: sorted({*vars(sys.modules[package]), *home_of})

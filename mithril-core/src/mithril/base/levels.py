@@ -1,0 +1,5 @@
+"""Where passes stand: the stages of a pipeline in running order, and optimization levels."""
+
+STAGES = ("clean", "canonical", "fuse", "specialise", "precision", "layout", "memory", "final")
+LEVELS = ("none", "low", "medium", "high")
+PASS_LEVELS = LEVELS[1:]  # the lowest level that includes a pass

@@ -1,0 +1,180 @@
+"""Hooks that are called while a model compiles: those that decide (passes, executables) and those that observe."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from mithril.base.errors import OptionError, PluginError
+from mithril.plugins.hooks import hookimpl
+from mithril.plugins.loader import Loader, Plugin, PluginWarning
+from mithril.plugins.specs import CompileContext, HardwareTarget, PipelineDraft
+from mithril.plugins.tables import answer_problem
+
+if TYPE_CHECKING:
+    from mithril.ir import Graph
+
+Runner = Callable[[Any, "Graph", Any], "Graph"]
+
+
+class LastAnswers:
+    """The core's own answers to the two deciding hooks: last in line, doing what the caller handed in."""
+
+    def __init__(self) -> None:
+        self.calls = threading.local()
+
+    @hookimpl(trylast=True)
+    def mithril_run_pass(self, pass_: Any, graph: Graph, context: Any) -> Any:
+        return self._call(pass_, graph, context)
+
+    @hookimpl(trylast=True)
+    def mithril_build(self, graph: Graph, backend: Any, target: HardwareTarget | None) -> Any:
+        return self._call(graph, backend, target)
+
+    def _call(self, *arguments: Any) -> Any:
+        return self.calls.stack[-1](*arguments)
+
+
+class HookCalls:
+    """Calls of deciding and observing hooks, with errors that name the plugin at fault."""
+
+    loader: Loader
+    _hooks: dict[str, Any]
+    _last: LastAnswers
+
+    def run_pass(self, pass_: Any, graph: Graph, context: Any, last: Runner) -> Graph:
+        """The graph after ``pass_``: ``last(pass_, graph, context)``, inside whatever plugins wrap around it."""
+        hook = self._hooks.get("mithril_run_pass", self)
+        if hook is self:
+            hook = self._decider("mithril_run_pass")
+        if hook is None:
+            return last(pass_, graph, context)
+        result: Graph = self._decide(hook, last, pass_=pass_, graph=graph, context=context)
+        return result
+
+    def build(
+        self, graph: Graph, backend: Any, target: HardwareTarget | None, last: Callable[[Graph, Any, Any], Any]
+    ) -> Any:
+        """The executable for ``graph``: ``last(graph, backend, target)``, inside whatever plugins wrap around it."""
+        hook = self._hooks.get("mithril_build", self)
+        if hook is self:
+            hook = self._decider("mithril_build")
+        if hook is None:
+            return last(graph, backend, target)
+        return self._decide(hook, last, graph=graph, backend=backend, target=target)
+
+    def _decider(self, name: str) -> Any:
+        with self.loader.lock:
+            self.loader.load_all()
+            manager = self.loader.manager
+            hook = getattr(manager.hook, name)
+            if hook.get_hookimpls() and not manager.is_registered(self._last):
+                manager.register(self._last, "mithril-core")
+            self._hooks[name] = hook if hook.get_hookimpls() else None
+            return self._hooks[name]
+
+    def deciders(self) -> list[str]:
+        """Hook and origin of each plugin that takes part in running passes or in building executables."""
+        hooks = ("mithril_run_pass", "mithril_build")
+        self.loader.load_all()
+        return [f"{hook} of {plugin.origin}" for hook in hooks for plugin, _ in self.loader.implementations(hook)]
+
+    def _decide(self, hook: Any, last: Callable[..., Any], **given: Any) -> Any:
+        stack = self._last.calls.__dict__.setdefault("stack", [])
+        stack.append(last)
+        try:
+            return hook(**given)
+        except Exception as error:
+            plugin = self._culprit(hook, error)
+            if plugin is None:
+                raise
+            raise _decider_error(plugin, hook.name, error) from error
+        finally:
+            stack.pop()
+
+    def _culprit(self, hook: Any, error: BaseException) -> Plugin | None:
+        """The plugin whose implementation of ``hook`` the error came out of; None where it was the pass or backend."""
+        codes = {i.function.__code__: i.plugin_name for i in hook.get_hookimpls() if hasattr(i.function, "__code__")}
+        trace, name = error.__traceback__, None
+        while trace is not None:
+            name = codes.get(trace.tb_frame.f_code, name)
+            trace = trace.tb_next
+        return next((plugin for plugin in self.loader.plugins if plugin.name == name), None)
+
+    def advise(
+        self, model: Any, backend: Any, options: Mapping[str, Any], given: Mapping[str, Any]
+    ) -> list[tuple[str, dict[str, Any]]]:
+        """Return the options that plugins advise for a model, with the origin of each advice."""
+        advice = self._observe("mithril_advise", model=model, backend=backend, options=options, given=given)
+        return [(plugin.origin, dict(answer)) for plugin, answer in advice if answer]
+
+    def observers(self, context: CompileContext) -> list[Any]:
+        """Return the observers of a compilation."""
+        return [one for _, answer in self._observe("mithril_observers", context=context) for one in answer or ()]
+
+    def compile_begin(self, context: CompileContext) -> None:
+        """Tell observers that a compile begins."""
+        self._observe("mithril_compile_begin", context=context)
+
+    def compile_stage(self, context: CompileContext, stage: str, graph: Graph | None) -> None:
+        """Tell observers that a stage has ended."""
+        self._observe("mithril_compile_stage", context=context, stage=stage, graph=graph)
+
+    def compile_end(self, context: CompileContext, result: Any, error: BaseException | None) -> None:
+        """Tell observers how the compile ended."""
+        self._observe("mithril_compile_end", context=context, result=result, error=error)
+
+    def _observe(self, hook: str, **given: Any) -> list[tuple[Plugin, Any]]:
+        """Call every implementation of a hook; an error of one is reported and stops nothing."""
+        answers = []
+        observers = self._hooks.get(hook)
+        if observers is None:
+            self.loader.load_all()
+            observers = self._hooks[hook] = self.loader.implementations(hook)
+        for plugin, implementation in observers:
+            try:
+                answers.append((plugin, implementation(**given)))
+            except (TimeoutError, OptionError):
+                raise  # the compile's own time limit, which may strike anywhere; what the user asked for is wrong
+            except Exception as cause:
+                problem = answer_problem(plugin, hook, cause)
+                self.loader.problem(plugin, problem)
+                warnings.warn(str(problem.error()), PluginWarning, stacklevel=3)
+        return answers
+
+    def amend_pipeline(self, draft: PipelineDraft, target: HardwareTarget | None, level: str) -> PipelineDraft:
+        """Collect what plugins want changed into ``draft``; contradictions are errors that name both plugins."""
+        self.loader.load_all()
+        said: dict[str, tuple[Plugin, str]] = {}  # pass -> who spoke of its fate, and what they said
+        for plugin, implementation in self.loader.implementations("mithril_amend_pipeline"):
+            own = PipelineDraft(draft.names)
+            try:
+                implementation(draft=own, target=target, level=level)
+            except Exception as cause:
+                raise _decider_error(plugin, "mithril_amend_pipeline", cause) from cause
+            fates = dict.fromkeys(own.removed, "leave it out") | {
+                name: f"run '{by}' instead" for name, by in own.replaced.items()
+            }
+            for name, fate in fates.items():
+                other, other_fate = said.setdefault(name, (plugin, fate))
+                if other_fate != fate:
+                    raise PluginError(
+                        f"two plugins disagree about the pass '{name}'",
+                        facts=[f"{other.origin}: {other_fate}", f"{plugin.origin}: {fate}"],
+                        hint=f"set MITHRIL_DISABLE_PLUGINS={plugin.name} to leave one of them out",
+                    )
+            verbs = {"add": own.added, "leave out": own.removed}
+            changes = [f"{verb} '{name}'" for verb, names in verbs.items() for name in names]
+            changes += [f"run '{by}' for '{name}'" for name, by in own.replaced.items()]
+            if changes:
+                draft.changes.append(f"passes amended by {plugin.origin}: {', '.join(changes)}")
+            draft.added += [name for name in own.added if name not in draft.added]
+            draft.removed += [name for name in own.removed if name not in draft.removed]
+            draft.replaced |= own.replaced
+        return draft
+
+
+def _decider_error(plugin: Plugin, hook: str, cause: Exception) -> PluginError:
+    return answer_problem(plugin, hook, cause).error()

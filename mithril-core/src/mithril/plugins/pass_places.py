@@ -1,0 +1,52 @@
+"""Where installed passes stand: ``before`` and ``after`` resolved against the other installed passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mithril.base.errors import closest
+from mithril.base.levels import STAGES
+from mithril.plugins.loader import Problem
+from mithril.plugins.specs import PassSpec
+from mithril.plugins.tables import Registered, Table
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """``before`` and ``after`` of an installed pass, by real names; ``faults`` describe the names that mean nothing."""
+
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    faults: tuple[Problem, ...]
+
+
+def placement(entry: Registered[PassSpec], table: Table[PassSpec]) -> Placement:
+    """Resolve the names in ``before`` and ``after`` of a pass against the installed passes."""
+    names: dict[str, list[str]] = {"before": [], "after": []}
+    faults = []
+    for field, resolved in names.items():
+        for word in getattr(entry.spec, field):
+            name = table.aliases.get(word, word)
+            other = table.entries.get(name)
+            if other is not None and other.spec.stage == entry.spec.stage:
+                resolved.append(name)
+            elif name not in table.clashes:
+                faults.append(_placement_problem(entry, field, word, other, table))
+    return Placement(tuple(names["before"]), tuple(names["after"]), tuple(faults))
+
+
+def _placement_problem(
+    entry: Registered[PassSpec], field: str, word: str, other: Registered[PassSpec] | None, table: Table[PassSpec]
+) -> Problem:
+    spec = entry.spec
+    if other is None:
+        near = closest(word, [*table.entries, *table.aliases])
+        reason, hint = "no installed pass has that name", f"did the author mean '{near[0]}'? " if near else ""
+    else:
+        reason, hint = f"that pass runs in stage '{other.spec.stage}', not in '{spec.stage}'", ""
+    return Problem(
+        "broken",
+        f"pass '{spec.name}' of {entry.origin} says {field}='{word}': {reason}",
+        (f"stages, in order: {', '.join(STAGES)}",) if other is not None else (),
+        f"{hint}report it to the authors of {entry.plugin.distribution}",
+    )

@@ -1,0 +1,51 @@
+"""``mithril describe`` and ``mithril stubs``: the names of installed distributions, for data files and type checkers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from mithril import plugins
+from mithril.base.errors import PluginError, closest
+from mithril_tools.cli.output import console, json_option, print_json, show
+
+
+@click.command()
+@click.argument("distribution")
+@json_option
+def describe(distribution: str, as_json: bool) -> None:
+    """Print the names that DISTRIBUTION provides; with --json as an entry of the core's known.json.
+
+    Names in that file print the pip line where the distribution is absent.
+    """
+    from mithril_tools.known import entry
+
+    installed = sorted({plugin.distribution for plugin in plugins.found()})
+    if distribution not in installed:
+        near = closest(distribution, installed)
+        raise PluginError(
+            f"no plugin of a distribution '{distribution}' is installed",
+            facts=[f"installed: {', '.join(installed) or 'none'}"],
+            hint=f"did you mean '{near[0]}'?" if near else f"pip install {distribution}",
+        )
+    names = entry(distribution)
+    if as_json:
+        print_json({distribution: names})
+        return
+    show([{"kind": kind, "names": ", ".join(some)} for kind, some in names.items()], ["kind", "names"], console())
+
+
+@click.command()
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+def stubs(folder: Path) -> None:
+    """Write FOLDER/mithril/__init__.pyi: the public face with the names and options of every installed plugin.
+
+    pyright reads the folder typings/ by itself; mypy where mypy_path names the folder.
+    """
+    from mithril_tools.stubs import installed_stub
+
+    path = folder / "mithril" / "__init__.pyi"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(installed_stub(), encoding="utf-8")
+    click.echo(f"written: {path}")
