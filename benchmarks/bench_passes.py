@@ -24,7 +24,7 @@ from mithril.compiler.pass_pipeline import installed
 from mithril.ir import Builder, Graph
 from mithril.models import Model, TransformerEncoderLayer
 from mithril.ops import add, layer_norm, linear, mul, relu, tanh
-from mithril.passes.manager import PassContext, PassManager
+from mithril.passes import PassContext, PassManager
 
 SWITCHED = ("operator-fusion", "linear-activation", "simplify", "common-subexpression", "constant-folding")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from mithril import ops, plugins
 from mithril.ir import Builder, Value
-from mithril.passes.manager import PassContext
+from mithril.passes import PassContext
 from mithril_passes.kernel_selection import OWN, measured
 from mithril_passes.op_variants import ways
 

@@ -108,17 +108,23 @@ def page(name: str) -> tuple[Path, str, str]:
     return path, text, f"{begin}{MARK}\n\n{PAGES[name]()}\n"
 
 
-def stub() -> tuple[Path, str, str]:
-    """Return the path of the stub of the public face, its current text, and its generated text."""
-    from mithril_tools.stubs import face_stub
+def stubs() -> dict[str, tuple[Path, str, str]]:
+    """Return path, present text and expected text of the stubs of the public face and of the rooms."""
+    from mithril_tools.stubs import face_stub, room_stub
 
-    path = DOCS.parent / "mithril-core/src/mithril/__init__.pyi"
-    return path, path.read_text(), face_stub()
+    core = DOCS.parent / "mithril-core/src/mithril"
+    rooms = sorted(path.parent.name for path in core.glob("*/__init__.py") if "lazy_exports(" in path.read_text())
+    texts = {core / "__init__.pyi": face_stub()}
+    texts |= {core / room / "__init__.pyi": room_stub(f"mithril.{room}") for room in rooms}
+    return {
+        str(path.relative_to(core.parent)): (path, path.read_text() if path.exists() else "", text)
+        for path, text in texts.items()
+    }
 
 
 def main() -> int:
     stale = []
-    for name, (path, text, expected) in {**{name: page(name) for name in PAGES}, "__init__.pyi": stub()}.items():
+    for name, (path, text, expected) in {**{name: page(name) for name in PAGES}, **stubs()}.items():
         if text != expected:
             stale.append(name)
             if "--check" not in sys.argv:

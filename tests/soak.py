@@ -15,7 +15,7 @@ from collections import Counter
 import numpy as np
 
 from mithril import plugins
-from mithril.passes.manager import random_arguments
+from mithril.passes import random_arguments
 from mithril_testing.levels import LEVELS, REFERENCE, Levels, special_arguments
 from mithril_testing.random_graphs import SMALL, WIDE, random_graph
 

@@ -10,7 +10,7 @@ from mithril import ops, plugins
 from mithril.base.errors import PassError, RewriteError, VerificationError
 from mithril.ir import Builder, Node, Value
 from mithril.ir.verify import verify
-from mithril.passes.manager import PassManager, as_pass, pass_
+from mithril.passes import PassManager, as_pass, pass_
 from mithril.plugins import hookimpl
 from mithril.rewrite import RuleSet, rule
 

@@ -12,7 +12,7 @@ from mithril.base.errors import PassError
 from mithril.base.levels import STAGES
 from mithril.ir import Builder
 from mithril.ops import add, exp, mul
-from mithril.passes.manager import (
+from mithril.passes import (
     Pass,
     PassContext,
     PassManager,

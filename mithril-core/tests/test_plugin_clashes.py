@@ -17,7 +17,7 @@ from mithril.base.errors import PassError, StrictError
 from mithril.ir import iterate
 from mithril.ir.evaluate import evaluate
 from mithril.models import Model, Relu
-from mithril.passes.manager import Pass, PassManager, pass_
+from mithril.passes import Pass, PassManager, pass_
 from mithril.plugins import option_registry
 from mithril.plugins.loader import PluginWarning
 

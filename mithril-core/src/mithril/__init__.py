@@ -62,7 +62,7 @@ _HOME = {
     "plugins.hooks": ("hookimpl",),
     "models": ("Connection", "IOKey", "Model"),
     "ir.declare": ("composite", "op"),
-    "passes.manager": ("Pass", "PassManager", "pass_"),
+    "passes": ("Pass", "PassManager", "pass_"),
     "rewrite": ("Rule", "RuleSet", "rule"),
     "backend.base": ("Backend",),
     "runtime.model_files": ("load",),

@@ -73,7 +73,7 @@ from mithril.models import (
     IOKey as IOKey,
     Model as Model,
 )
-from mithril.passes.manager import (
+from mithril.passes import (
     Pass as Pass,
     PassManager as PassManager,
     pass_ as pass_,
@@ -116,6 +116,16 @@ from mithril_mlx.utilities.profiler import MlxProfiler as MlxProfiler
 from mithril_mlx.utilities.tensor_cache import MlxTensorCache as MlxTensorCache
 from mithril_mlx.utilities.tuner import MlxAutoTuner as MlxAutoTuner
 from mithril_numpy.backend import NumpyBackend as NumpyBackend
+from mithril_parallel.planning.plan import plan as plan
+from mithril_parallel.sharding.api import (
+    placement as placement,
+    shard as shard,
+)
+from mithril_parallel.sharding.checkpoint import (
+    load_sharded as load_sharded,
+    save_sharded as save_sharded,
+)
+from mithril_parallel.sharding.pipeline_schedule import staged as staged
 from mithril_tools.batching import (
     find_batch_size as find_batch_size,
     process_in_batches as process_in_batches,
@@ -132,16 +142,6 @@ from mithril_tools.diff import diff as diff
 from mithril_tools.profile import profile as profile
 from mithril_tools.tune import tune as tune
 from mithril_torch.backend import TorchBackend as TorchBackend
-from mithril_tpu.planning.plan import plan as plan
-from mithril_tpu.sharding.api import (
-    placement as placement,
-    shard as shard,
-)
-from mithril_tpu.sharding.checkpoint import (
-    load_sharded as load_sharded,
-    save_sharded as save_sharded,
-)
-from mithril_tpu.sharding.pipeline_schedule import staged as staged
 from mithril_train.data.loader import DataLoader as DataLoader
 from mithril_train.hyperparameter_search import search as search
 from mithril_train.loop.callbacks import (

@@ -14,7 +14,7 @@ from mithril.ir import Builder, verify
 from mithril.ir.evaluate import evaluate
 from mithril.models import Dropout, Model, TransformerEncoderLayer
 from mithril.ops import exp, matmul, sum, tanh
-from mithril.passes.manager import PassContext, random_arguments
+from mithril.passes import PassContext, random_arguments
 from mithril_passes.checkpointing import gradient_checkpointing, halves
 from mithril_passes.cleanup import common_subexpression, dead_code_elimination
 

@@ -15,7 +15,7 @@ from mithril.backend.base import BuildOptions
 from mithril.ir import Builder
 from mithril.ir.evaluate import evaluate
 from mithril.models import Conv2d, Linear, Model
-from mithril.passes.manager import PassContext, random_arguments
+from mithril.passes import PassContext, random_arguments
 from mithril_numpy.backend import NumpyBackend
 from mithril_passes import kernel_selection
 from mithril_passes.kernel_selection import kernel_choice

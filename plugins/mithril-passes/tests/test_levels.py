@@ -9,7 +9,7 @@ import pytest
 
 from mithril.base.registry import operations
 from mithril.ir import Builder
-from mithril.passes.manager import random_arguments
+from mithril.passes import random_arguments
 from mithril_numpy.backend import NumpyBackend
 from mithril_passes import composite_matching
 from mithril_testing.cases import backend_cases

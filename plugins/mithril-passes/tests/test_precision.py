@@ -9,7 +9,7 @@ import mithril as ml
 from mithril.ir import Builder, verify
 from mithril.models import Embedding, Linear, Model, MSELoss, Relu, TransformerEncoderLayer
 from mithril.ops import exp, linear, matmul, relu, softmax, sum
-from mithril.passes.manager import PassContext, PassManager
+from mithril.passes import PassContext, PassManager
 from mithril_passes.mixed_precision import mixed_precision
 
 X = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)

@@ -14,7 +14,7 @@ from mithril.base.tensor_type import TensorType
 from mithril.ir import Builder, verify
 from mithril.ir.evaluate import evaluate
 from mithril.models import Linear, Model, Relu
-from mithril.passes.manager import random_arguments
+from mithril.passes import random_arguments
 from mithril_numpy.backend import NumpyBackend
 from mithril_passes import batch_norm, composite_matching, epilogue_fusion, simplify
 from mithril_testing import PassConformance, RuleConformance

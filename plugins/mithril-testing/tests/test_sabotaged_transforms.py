@@ -9,7 +9,7 @@ import pytest
 
 from mithril import Builder, ops, rule
 from mithril.base.errors import PassError, RewriteError
-from mithril.passes.manager import pass_
+from mithril.passes import pass_
 from mithril.rewrite.rules import RuleSet
 from mithril_testing import PassConformance, RuleConformance
 

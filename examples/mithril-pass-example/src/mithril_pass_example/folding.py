@@ -8,7 +8,7 @@ import mithril as ml
 from mithril import Graph, Node, Value
 from mithril.base.dims import is_static, numel
 from mithril.ir.editor import Editor
-from mithril.passes.manager import PassContext
+from mithril.passes import PassContext
 
 
 @ml.pass_(name="example-fold-batch-norm", stage="fuse", level="high", exact=False)

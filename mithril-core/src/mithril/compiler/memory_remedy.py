@@ -11,7 +11,7 @@ from mithril.backend.memory_plan import human, nbytes
 from mithril.base.dims import numel, substitute
 from mithril.base.errors import MemoryLimitError
 from mithril.ir import Graph
-from mithril.passes.manager import PassContext
+from mithril.passes import PassContext
 from mithril.runtime.memory_use import MemoryUse, memory_use
 
 CHECKPOINTING = "gradient-checkpointing"

@@ -8,7 +8,7 @@ from typing import Any
 from mithril import plugins
 from mithril.base.errors import OptionError, PassError, unknown
 from mithril.base.levels import LEVELS, STAGES
-from mithril.passes.manager import Pass, PassManager, as_pass, placement_of
+from mithril.passes import Pass, PassManager, as_pass, placement_of
 from mithril.plugins import CompileContext, PipelineDraft, PluginWarning, option_registry
 
 CHECKS = {"none": "none", "structure": "structure", "numeric": "numeric"}

@@ -32,7 +32,7 @@ from mithril.compiler.frontend import Source
 from mithril.ir import Graph, to_text
 from mithril.ir.lazy_graph import Deferred
 from mithril.ir.parse import parse
-from mithril.passes.manager import PassRecord, PipelineReport
+from mithril.passes import PassRecord, PipelineReport
 from mithril.plugins import declared_options
 from mithril.runtime.bounds import KINDS
 from mithril.runtime.index_checks import Checked

@@ -48,7 +48,7 @@ from mithril.compiler.requirements import (
 )
 from mithril.ir import Graph, Input, verify
 from mithril.ir.lazy_graph import Deferred
-from mithril.passes.manager import PassContext, PassManager, PipelineReport
+from mithril.passes import PassContext, PassManager, PipelineReport
 from mithril.plugins import CompileContext, HardwareTarget, Settings, declared_options, fitted, resolve_options
 from mithril.runtime.batch_buckets import Buckets, find_buckets
 from mithril.runtime.bounds import with_bounds

@@ -1,5 +1,11 @@
 """Passes: declaration, order, and the pass manager."""
 
-from mithril.passes.manager import Pass, PassManager, pass_
+from mithril.base.lazy_exports import lazy_exports
 
-__all__ = ["Pass", "PassManager", "pass_"]
+HOMES = {
+    "declare": ("Pass", "PassContext", "as_pass", "pass_", "pass_text", "placement_of"),
+    "manager": ("PassManager", "PassRecord", "PipelineReport"),
+    "numeric": ("random_arguments",),
+    "order": ("ordered", "parse_pipeline", "pipeline_text"),
+}
+__all__, __getattr__, __dir__ = lazy_exports(__name__, HOMES)

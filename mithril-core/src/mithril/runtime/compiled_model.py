@@ -39,7 +39,7 @@ from mithril.runtime.watching import Watcher, measured, watchers
 
 if TYPE_CHECKING:
     from mithril.backend.base import Backend
-    from mithril.passes.manager import PassContext, PassManager
+    from mithril.passes import PassContext, PassManager
     from mithril.runtime.memory_report import MemoryReport
 
 Arrays = Mapping[str, Any]

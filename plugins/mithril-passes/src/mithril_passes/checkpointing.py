@@ -15,7 +15,7 @@ from mithril import Graph, Node, Value
 from mithril.backend.memory_plan import nbytes
 from mithril.base.dims import symbols
 from mithril.base.registry import operation
-from mithril.passes.manager import PassContext
+from mithril.passes import PassContext
 
 UNKNOWN = 64  # what an unknown size counts as when cuts are weighed
 REMAT = {"phase": "recomputed"}

@@ -9,7 +9,7 @@ import numpy as np
 
 from mithril.base.dims import is_static, numel
 from mithril.ir import Builder, Graph, Input, Node, Value, attributes_key, structural_hash
-from mithril.passes.manager import PassContext
+from mithril.passes import PassContext
 
 NO_CONTEXT = PassContext()
 BACKWARD = ("phase", "backward")  # a tag that keeps nothing apart: gradients may use what the forward part computed

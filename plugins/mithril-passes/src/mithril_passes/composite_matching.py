@@ -39,7 +39,7 @@ from mithril.ops import (
     transpose,
     var,
 )
-from mithril.passes.manager import PassContext, pass_
+from mithril.passes import PassContext, pass_
 from mithril.rewrite import Rule, RuleSet, rule
 
 

@@ -17,7 +17,7 @@ from mithril.base.fingerprint import fingerprint, package_stamp
 from mithril.base.interleaved_timing import in_turns
 from mithril.ir import Builder
 from mithril.ir.editor import Editor
-from mithril.passes.manager import PassContext, random_arguments
+from mithril.passes import PassContext, random_arguments
 from mithril_passes.op_variants import Way, is_measurable, ways
 from mithril_passes.specialization import at_home
 

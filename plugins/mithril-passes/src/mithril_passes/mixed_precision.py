@@ -18,7 +18,7 @@ from mithril import Builder, Graph, Node, OptionError, Value, dtype as as_dtype,
 from mithril.base.errors import unknown
 from mithril.base.registry import operation
 from mithril.ir.traits import precision
-from mithril.passes.manager import PassContext
+from mithril.passes import PassContext
 
 SMALL = ("bfloat16", "float16")
 

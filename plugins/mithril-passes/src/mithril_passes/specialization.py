@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mithril import Graph, pass_
 from mithril.ir.editor import Editor
-from mithril.passes.manager import PassContext
+from mithril.passes import PassContext
 from mithril_passes.op_variants import ways
 
 

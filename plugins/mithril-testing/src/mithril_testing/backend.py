@@ -22,7 +22,7 @@ from mithril.ir.core import Op
 from mithril.ir.decompose import decompose
 from mithril.ir.evaluate import evaluate
 from mithril.ir.samples import Arr
-from mithril.passes.manager import random_arguments
+from mithril.passes import random_arguments
 from mithril_testing import xfail
 from mithril_testing.cases import Case, backend_cases, differentiable, gradient_graph, symbolic_graph
 from mithril_testing.compare import assert_close, tolerance

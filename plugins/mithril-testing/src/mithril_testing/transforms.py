@@ -14,7 +14,7 @@ from mithril.base.tensor_type import TensorType
 from mithril.compiler.pass_pipeline import installed
 from mithril.ir import Graph, parse, same, verify
 from mithril.ir.evaluate import evaluate
-from mithril.passes.manager import Pass, PassContext, PassManager, as_pass, random_arguments
+from mithril.passes import Pass, PassContext, PassManager, as_pass, random_arguments
 from mithril_testing import xfail
 from mithril_testing.compare import assert_close, tolerance
 from mithril_testing.sample_arrays import special_array

@@ -7,7 +7,7 @@ from typing import Any
 
 from mithril.backend.base import Backend, BuildOptions
 from mithril.ir import Graph, Input, Node, Value
-from mithril.passes.manager import random_arguments
+from mithril.passes import random_arguments
 from mithril_tools.cost_model import Sample, kind_of, logarithms, size_of, worked
 
 MOST = 8  # copies in one program

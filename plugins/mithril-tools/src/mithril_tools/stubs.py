@@ -1,10 +1,11 @@
-"""Type stubs of the public face for editors and type checkers: the core's names, and those that plugins bring."""
+"""Type stubs for editors and type checkers: of the rooms of the core, and of the public face with plugins' names."""
 
 from __future__ import annotations
 
 import types
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import mithril
@@ -27,6 +28,25 @@ def installed_stub() -> str:
     return _stub("`mithril stubs`", lambda distribution: True)
 
 
+def room_stub(package: str) -> str:
+    """Return the text of ``__init__.pyi`` of a room, whose names are imported when they are first used."""
+    room = import_module(package)
+    imports: Imports = defaultdict(set)
+    assigned = []
+    for home, names in room.HOMES.items():
+        module, _, holder = home.partition(":")
+        if holder:
+            assigned += [f"{name} = {holder}.{name}" for name in names]
+        else:
+            imports[f"{package}.{module}"] |= {f"{name} as {name}" for name in names}
+    documentation = f'"""{(room.__doc__ or "").strip()}"""'
+    return "\n".join([documentation, "", *_import_lines(imports), "", *sorted(assigned)]).rstrip() + "\n"
+
+
+def _import_lines(imports: Imports) -> list[str]:
+    return [f"from {module} import {_listed(names)}" for module, names in sorted(imports.items()) if names]
+
+
 def _stub(command: str, includes: Callable[[str], bool]) -> str:
     imports: Imports = defaultdict(set)
     for module, names in mithril._HOME.items():
@@ -39,7 +59,7 @@ def _stub(command: str, includes: Callable[[str], bool]) -> str:
     options = [f"    {o.name}: {annotation_text(o.type, imports)}" for o in sorted(declared, key=_name)]
     imports["typing"] |= {"Any", "TypedDict", "Unpack"}
     parts = [
-        *(f"from {module} import {_listed(names)}" for module, names in sorted(imports.items()) if names),
+        *_import_lines(imports),
         "",
         *filter(None, assigned),
         "class CompileOptions(TypedDict, total=False):",

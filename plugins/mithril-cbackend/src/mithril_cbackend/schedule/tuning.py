@@ -17,7 +17,7 @@ from mithril.base.dtypes import float32
 from mithril.base.fingerprint import fingerprint, package_stamp
 from mithril.base.interleaved_timing import in_turns
 from mithril.ir import Builder, Graph, Input, Node, Value, iterate
-from mithril.passes.manager import random_arguments
+from mithril.passes import random_arguments
 from mithril_cbackend.compile_target import Purpose
 from mithril_cbackend.graph.fusion import known_elements
 from mithril_cbackend.lowering.conv import direct_convolution

@@ -15,7 +15,7 @@ from mithril.base.tensor_type import TensorType
 from mithril.compiler.steps import make_backend
 from mithril.ir import Graph, Input, parse
 from mithril.ir.lazy_graph import Deferred
-from mithril.passes.manager import PassContext, PassManager
+from mithril.passes import PassContext, PassManager
 from mithril.plugins import resolve_options
 from mithril.runtime.compiled_model import CompiledModel
 from mithril.runtime.initializers import initialise

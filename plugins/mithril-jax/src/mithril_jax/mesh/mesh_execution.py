@@ -144,7 +144,7 @@ class Shares:
         found, left = choose(graph, {"model": self.mesh.shape["model"]})
         for name, why in left.items():
             self.decisions.record("choice", f"'{name}' is whole on every device: {why}")
-        return found  # type: ignore[no-any-return]
+        return found
 
     def _fully(self, i: Input, spec: PartitionSpec) -> PartitionSpec:
         """Split over ``data`` as well, along the longest axis that is still whole."""

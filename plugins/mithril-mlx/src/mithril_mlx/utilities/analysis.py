@@ -13,7 +13,7 @@ from mithril.backend.memory_plan import MemoryPlan, human, nbytes, plan
 from mithril.base.cpu_stopwatch import Lap, Stopwatch, typical
 from mithril.base.errors import InputError
 from mithril.ir import Graph
-from mithril.passes.manager import random_arguments
+from mithril.passes import random_arguments
 from mithril.runtime.interpreter import Stepped
 from mithril_mlx.backend import MlxBackend
 from mithril_mlx.function_import import import_function

@@ -11,7 +11,7 @@ from mithril.backend.base import BuildOptions
 from mithril.backend.memory_plan import nbytes
 from mithril.base.interleaved_timing import in_turns
 from mithril.ir import Builder, Graph, Node, Value
-from mithril.passes.manager import random_arguments
+from mithril.passes import random_arguments
 from mithril.rewrite import Rule, RuleSet
 from mithril_mlx.backend import MlxBackend
 from mithril_mlx.mlx_loader import mx

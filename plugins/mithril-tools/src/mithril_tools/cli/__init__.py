@@ -29,7 +29,7 @@ COMMANDS = {
     ),
     "describe": (
         "mithril_tools.cli.describe:describe",
-        "Print the names that an installed distribution provides, as an entry of known.json.",
+        "List the names that an installed DISTRIBUTION provides.",
     ),
     "diff": (
         "mithril_tools.cli.models:diff_command",
@@ -58,7 +58,7 @@ COMMANDS = {
     ),
     "stubs": (
         "mithril_tools.cli.describe:stubs",
-        "Write type stubs of the public face with the names and options of every installed plugin.",
+        "Write type stubs of the public face, with the names and options of every installed plugin.",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""``mithril describe`` and ``mithril stubs``: the names of installed distributions, for data files and type checkers."""
+"""``mithril describe`` and ``mithril stubs``: names that distributions provide, as data and as types."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from mithril_tools.cli.output import console, json_option, print_json, show
 @click.argument("distribution")
 @json_option
 def describe(distribution: str, as_json: bool) -> None:
-    """Print the names that DISTRIBUTION provides; with --json as an entry of the core's known.json.
+    """List the names that an installed DISTRIBUTION provides.
 
-    Names in that file print the pip line where the distribution is absent.
+    With --json they are an entry of the core's known.json, whose names print the pip line where they are absent.
     """
     from mithril_tools.known import entry
 
@@ -39,9 +39,10 @@ def describe(distribution: str, as_json: bool) -> None:
 @click.command()
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 def stubs(folder: Path) -> None:
-    """Write FOLDER/mithril/__init__.pyi: the public face with the names and options of every installed plugin.
+    """Write type stubs of the public face, with the names and options of every installed plugin.
 
-    pyright reads the folder typings/ by itself; mypy where mypy_path names the folder.
+    The file is FOLDER/mithril/__init__.pyi. pyright reads the folder typings/ by itself;
+    mypy does where mypy_path names the folder.
     """
     from mithril_tools.stubs import installed_stub
 

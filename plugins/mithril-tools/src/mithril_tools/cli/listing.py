@@ -175,7 +175,7 @@ def passes(as_json: bool) -> None:
 
 def _in_order(entries: Mapping[str, Registered[PassSpec]]) -> list[Registered[PassSpec]]:
     """Return all passes in the order of the pass manager."""
-    from mithril.passes.manager import Pass, ordered
+    from mithril.passes import Pass, ordered
 
     stand_ins = []
     for name, entry in entries.items():

@@ -60,7 +60,7 @@ def _module(name: str) -> Any:
         return importlib.import_module(name)
     if not path.is_file():
         raise ModelError(f"there is no file '{path}'")
-    sys.path.insert(0, str(path.parent.resolve_options()))
+    sys.path.insert(0, str(path.parent.resolve()))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

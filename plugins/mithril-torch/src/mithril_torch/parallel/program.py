@@ -141,17 +141,18 @@ def spec_of(backend: MeshBackend, graph: Graph, options: BuildOptions, mesh: tup
     """The programs of all processes as text and numbers."""
     settings = options.settings
     axes = dict(zip(AXES[:2], mesh[:2], strict=True))
-    ways = {"splits": dict(settings.get("tensor_split_dims", {})), "fsdp": settings.get("parallelism") == "fsdp"}
+    splits, fsdp = dict(settings.get("tensor_split_dims", {})), settings.get("parallelism") == "fsdp"
     chunks = settings.get("pipeline_chunks") or 1
     if mesh[2] == 1 and chunks == 1:
-        made, left = ml.shard(graph, axes, **ways)
+        made, left = ml.shard(graph, axes, splits=splits, fsdp=fsdp)
         for name, why in left.items():
             options.decisions.record("choice", f"'{name}' is whole on every device: {why}")
         staged: Any = None
         tasks: tuple[TaskText, ...] = (_text(backend, made.graph, options),)
         steps: tuple[tuple[int, int | None], ...] = ((0, 0),)
     else:
-        staged = ml.staged(graph, mesh[2], chunks, settings.get("pipeline_schedule") or "1f1b", axes=axes, **ways)
+        schedule = settings.get("pipeline_schedule") or "1f1b"
+        staged = ml.staged(graph, mesh[2], chunks, schedule, axes=axes, splits=splits, fsdp=fsdp)
         made = staged.sharded
         tasks = tuple(
             replace(_text(backend, t.graph, options, t.takes), stage=t.stage, sums=t.sums, once=t.once)

@@ -16,7 +16,7 @@ from mithril.base.errors import BackendError, InputError, OptionError, closest, 
 from mithril.base.tensor_type import TensorType
 from mithril.compiler.steps import Compiler
 from mithril.ir import Graph, Node, Value
-from mithril.passes.manager import PassManager
+from mithril.passes import PassManager
 from mithril.runtime.bounds import Bound, Room, with_bounds
 from mithril.runtime.compiled_model import CompiledModel
 from mithril.runtime.index_checks import GivenIndices, given_indices

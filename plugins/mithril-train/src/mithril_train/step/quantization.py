@@ -14,7 +14,7 @@ from typing import Any
 
 from mithril import Graph, Node, OptionError, Value, ops
 from mithril.base.patterns import matches
-from mithril.passes.manager import PassContext
+from mithril.passes import PassContext
 
 TAG = "quantized"
 

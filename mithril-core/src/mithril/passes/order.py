@@ -1,0 +1,100 @@
+"""Passes in running order, and pipelines as text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from mithril.base.errors import PassError
+from mithril.base.levels import STAGES
+from mithril.ir.attribute_text import parse_attributes
+from mithril.passes.declare import Pass, as_pass, pass_text
+
+_ITEM = re.compile(r"\s*([\w.\-]+)\s*(?:\{([^{}]*)\})?\s*(?:,|$)")
+
+
+def pipeline_text(passes: Iterable[Pass]) -> str:
+    return ", ".join(map(pass_text, passes))
+
+
+def parse_pipeline(text: str, lookup: Callable[[str], Any]) -> list[Pass]:
+    """The passes that ``pipeline_text`` shows; ``lookup`` gives the function or class of a name."""
+    out, at = [], 0
+    while at < len(text):
+        match = _ITEM.match(text, at)
+        if not match or match.end() == at:
+            raise PassError(
+                f"cannot read the pipeline at '{text[at : at + 30].strip()}'", hint="it looks like a, b{option=1}, c"
+            )
+        made = lookup(match[1])
+        if match[2]:
+            options = parse_attributes(re.sub(r"([\w\-]+)=", lambda m: m[1].replace("-", "_") + "=", match[2]), {})
+            try:
+                made = made(**options)
+            except TypeError as error:
+                raise PassError(f"pass '{match[1]}' does not take these options: {error}") from None
+        out.append(as_pass(made, name=match[1]))
+        at = match.end()
+    return out
+
+
+def ordered(passes: Sequence[Pass]) -> list[Pass]:
+    """By stage, then so that ``before`` and ``after`` hold, else as given."""
+    names = [p.name for p in passes]
+    if len(set(names)) != len(names):
+        twice = next(n for n in names if names.count(n) > 1)
+        raise PassError(f"the pass '{twice}' is there twice", hint="give one of them another name=")
+    stages = {p.name: p.stage for p in passes}
+    for p in passes:
+        for name in (*p.before, *p.after):
+            if stages.get(name, p.stage) != p.stage:
+                raise PassError(
+                    f"pass '{p.name}' names '{name}' in before= or after=, which runs in stage '{stages[name]}'",
+                    facts=[f"'{p.name}' runs in stage '{p.stage}'", f"stages, in order: {', '.join(STAGES)}"],
+                    hint="before= and after= order passes of one stage; choose another stage= instead",
+                )
+    out: list[Pass] = []
+    for stage in STAGES:
+        out += _sorted([p for p in passes if p.stage == stage])
+    return out
+
+
+def _sorted(passes: list[Pass]) -> list[Pass]:
+    here = {p.name: p for p in passes}
+    earlier = {p.name: [n for n in p.after if n in here] for p in passes}
+    for p in passes:
+        for name in p.before:
+            if name in here:
+                earlier[name].append(p.name)
+    out: list[Pass] = []
+    done: set[str] = set()
+    waiting = list(here)
+    while waiting:
+        ready = next((n for n in waiting if all(e in done for e in earlier[n])), None)
+        if ready is None:
+            circle = _circle(earlier, waiting)
+            raise PassError(
+                "passes wait for each other in a circle: " + " -> ".join(circle),
+                facts=[_placing(here[name]) for name in dict.fromkeys(circle)],
+                hint=f"leave one of them out: optimizations={{'{circle[0]}': False}}",
+            )
+        waiting.remove(ready)
+        done.add(ready)
+        out.append(here[ready])
+    return out
+
+
+def _placing(one: Pass) -> str:
+    """One line for a circle: the pass, its distribution, and its placement."""
+    words = [f"{field}={', '.join(getattr(one, field))}" for field in ("before", "after") if getattr(one, field)]
+    return f"'{one.name}'" + (f" of {one.origin}" if one.origin else "") + f": {'; '.join(words) or 'no placement'}"
+
+
+def _circle(earlier: Mapping[str, list[str]], waiting: list[str]) -> list[str]:
+    path = [waiting[0]]
+    while True:
+        following = next(n for n in earlier[path[-1]] if n in waiting)
+        if following in path:
+            return [*path[path.index(following) :], following][::-1]
+        path.append(following)

@@ -1,0 +1,100 @@
+"""What installed plugins offer: hooks, descriptors, loading, tables of names.
+
+``from mithril import plugins; plugins.backends()``. Nobody else touches pluggy. Listing names imports light plugin
+modules only; asking for one backend imports the module of that plugin and no other."""
+
+from mithril.plugins.hooks import hookimpl as hookimpl
+from mithril.plugins.host import (
+    Plugins as Plugins,
+    default as default,
+)
+from mithril.plugins.loader import (
+    HOOKS as HOOKS,
+    Plugin as Plugin,
+    PluginWarning as PluginWarning,
+    Problem as Problem,
+    WRAPPABLE as WRAPPABLE,
+)
+from mithril.plugins.option_table import (
+    OptionRegistry as OptionRegistry,
+    Settings as Settings,
+    declared_options as declared_options,
+    default_settings as default_settings,
+    fitted as fitted,
+    option_registry as option_registry,
+    option_rows as option_rows,
+    resolve_options as resolve_options,
+)
+from mithril.plugins.plugin_lowering import (
+    PluginLowering as PluginLowering,
+    applicable as applicable,
+)
+from mithril.plugins.specs import (
+    BackendSpec as BackendSpec,
+    Command as Command,
+    CompileContext as CompileContext,
+    Export as Export,
+    FileFormat as FileFormat,
+    Found as Found,
+    FrontendSpec as FrontendSpec,
+    HardwareTarget as HardwareTarget,
+    Lowering as Lowering,
+    OpsSpec as OpsSpec,
+    Option as Option,
+    PassSpec as PassSpec,
+    PipelineDraft as PipelineDraft,
+    ProfilerSpec as ProfilerSpec,
+)
+from mithril.plugins.tables import (
+    Registered as Registered,
+    Table as Table,
+    name_owner as name_owner,
+)
+
+advise = default.advise
+all = default.all
+amend_pipeline = default.amend_pipeline
+backend = default.backend
+backend_class = default.backend_class
+backends = default.backends
+build = default.build
+clash_text = default.clash_text
+commands = default.commands
+compile_begin = default.compile_begin
+compile_end = default.compile_end
+compile_stage = default.compile_stage
+deciders = default.deciders
+detect_targets = default.detect_targets
+export = default.export
+exports = default.exports
+extension = default.extension
+extensions = default.extensions
+format_of = default.format_of
+formats = default.formats
+found = default.found
+frontends = default.frontends
+generation = default.generation
+import_op = default.import_op
+load_command = default.load_command
+load_format = default.load_format
+load_frontend = default.load_frontend
+load_pass = default.load_pass
+load_profiler = default.load_profiler
+lowerings = default.lowerings
+observers = default.observers
+op_names = default.op_names
+options = default.options
+pass_aliases = default.pass_aliases
+pass_placement = default.pass_placement
+pass_spec = default.pass_spec
+pass_table = default.pass_table
+passes = default.passes
+profilers = default.profilers
+provided = default.provided
+register = default.register
+reload = default.reload
+reserve = default.reserve
+run_pass = default.run_pass
+target = default.target
+targets = default.targets
+unregister = default.unregister
