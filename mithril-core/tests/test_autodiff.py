@@ -102,7 +102,9 @@ def test_forward_nodes_are_shared_and_backward_ones_follow():
     n = len(graph.nodes)
     assert all(a is b for a, b in zip(made.nodes[:n], graph.nodes))
     assert made.output_names == ("y", "grad/w")
-    assert [(i.name, i.role) for i in made.inputs] == [("x", "input"), ("w", "param"), ("grad/y", "input")]
+    assert [(r.role, r.of) for r in made.results] == [("output", ""), ("gradient", "w")]
+    assert made.with_role("cotangent")[0].of == "y"
+    assert [(i.name, i.role) for i in made.inputs] == [("x", "input"), ("w", "param"), ("grad/y", "cotangent")]
     assert str(made.input("grad/y").type) == "f32[B, 2]" and str(made.outputs[1].type) == "f32[3, 2]"
     assert all(node.tags["phase"] == "backward" for node in made.nodes[n:])
     assert all(node.origin == origin and node.tags["keep"] == "float32" for node in made.nodes[n:])

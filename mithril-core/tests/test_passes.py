@@ -10,7 +10,7 @@ import pytest
 import mithril as ml
 from mithril.base.errors import PassError
 from mithril.base.levels import STAGES
-from mithril.ir import Builder
+from mithril.ir import Builder, Output
 from mithril.ops import add, exp, mul
 from mithril.passes import (
     Pass,
@@ -160,7 +160,7 @@ def test_a_pass_that_makes_an_unsound_graph():
 
 def test_a_pass_that_changes_the_interface():
     def renamed(given):
-        return given.replaced(output_names=("z",))
+        return given.replaced(results=(Output(given.outputs[0], "z"),))
 
     text = fault(renamed)
     assert "changed the graph's inputs or outputs" in text and "keeps_interface=False" in text

@@ -9,7 +9,21 @@ from mithril.base.dims import Dim
 from mithril.base.dtypes import float32
 from mithril.base.errors import GraphError, OperationError, VerificationError
 from mithril.base.tensor_type import TensorType
-from mithril.ir import Builder, Graph, Input, Node, Origin, Value, iterate, operation, same, structural_hash, verify
+from mithril.ir import (
+    Builder,
+    Graph,
+    Input,
+    Node,
+    Origin,
+    Output,
+    Value,
+    as_results,
+    iterate,
+    operation,
+    same,
+    structural_hash,
+    verify,
+)
 from mithril.ops import cond, exp, neg, relu, sum
 
 
@@ -179,7 +193,7 @@ def test_wrong_result_type():
     node = graph.nodes[1]
     wrong = node.replaced(results=(Value("relu", TensorType(float32, (9,))),))
     with pytest.raises(VerificationError, match=r"%relu says f32\[9\], but 'relu' gives f32\[2, 4\]"):
-        verify(broken(graph, nodes=(graph.nodes[0], wrong), outputs=(wrong.result,), output_names=("y",)))
+        verify(broken(graph, nodes=(graph.nodes[0], wrong), results=(Output(wrong.result, "y"),)))
 
 
 def test_operands_that_do_not_fit():
@@ -193,21 +207,21 @@ def test_operands_that_do_not_fit():
 def test_outputs_must_exist_and_be_named_apart():
     graph = small()
     with pytest.raises(VerificationError, match="which nothing defines"):
-        verify(broken(graph, outputs=(Value("q", TensorType(float32, ())),), output_names=("y",)))
+        verify(broken(graph, results=(Output(Value("q", TensorType(float32, ())), "y"),)))
     with pytest.raises(VerificationError, match="name of its own"):
-        verify(broken(graph, outputs=graph.outputs * 2, output_names=("y", "y")))
+        verify(broken(graph, results=graph.results * 2))
 
 
 def test_inputs_must_be_sound():
     x = Value("x", TensorType(float32, (2,)))
     with pytest.raises(VerificationError, match="unknown role 'weight'"):
-        verify(Graph((Input(x, "weight"),), (), (x,)))
+        verify(Graph((Input(x, "weight"),), (), as_results(x)))
     with pytest.raises(VerificationError, match="constants, and only they, have data"):
-        verify(Graph((Input(x, "constant"),), (), (x,)))
+        verify(Graph((Input(x, "constant"),), (), as_results(x)))
     with pytest.raises(VerificationError, match=r"holds float64\[3\] but says it is f32\[2\]"):
-        verify(Graph((Input(x, "constant", np.zeros(3)),), (), (x,)))
+        verify(Graph((Input(x, "constant", np.zeros(3)),), (), as_results(x)))
     with pytest.raises(VerificationError, match="two inputs are named 'x'"):
-        verify(Graph((Input(x), Input(Value("x", x.type))), (), (x,)))
+        verify(Graph((Input(x), Input(Value("x", x.type))), (), as_results(x)))
 
 
 def test_what_is_wrong_inside_a_region_is_found():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mithril.autodiff import gradients
+from mithril.ir import Output
 from mithril_testing.cases import Case
 from mithril_testing.differences import check_gradients, cotangents, float_inputs, float_outputs
 from mithril_testing.operation import in_float64
@@ -34,8 +35,7 @@ def test_second_order(name):
     outputs, wrt = float_outputs(graph), float_inputs(graph)
     backward = gradients(graph, outputs, wrt)
     first = backward.replaced(
-        outputs=tuple(v for n, v in zip(backward.output_names, backward.outputs) if n == f"grad/{wrt[0]}"),
-        output_names=("s",),
+        results=tuple(Output(r.value, "s") for r in backward.results_of("gradient") if r.of == wrt[0]),
     )
     arguments = {**case.inputs(), **cotangents(graph, outputs)}
     check_gradients(first, {i.name: arguments[i.name] for i in first.arguments})

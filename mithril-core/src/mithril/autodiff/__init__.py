@@ -1,9 +1,9 @@
 """Gradients: reverse mode, from a graph to a graph that computes the outputs and the gradients.
 
 The forward nodes stay the very same (a ``scan`` additionally keeps what its gradient needs); backward nodes follow
-them, each with the origin of the node it belongs to and the tag ``phase="backward"``. New inputs ``grad/<output>`` are
-the cotangents, new outputs ``grad/<input>`` the gradients; where a name is taken, as it is in gradients of gradients,
-``grad/`` is put before it once more.
+them, each with the origin of the node it belongs to and the tag ``phase="backward"``. New inputs of the role
+``cotangent`` belong to the outputs, new results of the role ``gradient`` to the inputs. Where a name is taken, as it is
+in gradients of gradients, the name of that name is tried.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mithril.autodiff import regions  # noqa: F401  (enters the gradients of control flow)
-from mithril.autodiff.reverse import PREFIX, differentiate
+from mithril.autodiff.reverse import differentiate
 from mithril.base.errors import GradientError, unknown
 from mithril.base.registry import operation
-from mithril.ir import Graph, Input, Node, Value
+from mithril.ir import Graph, Input, Node, Output, Value, cotangent_name, result_name
 
 
 def gradients(graph: Graph, of: Iterable[str] | None = None, wrt: Iterable[str] | None = None) -> Graph:
@@ -47,24 +47,26 @@ def value_and_gradients(graph: Graph, loss: str | None = None, wrt: Iterable[str
 
 def _with_gradients(graph: Graph, chosen: dict[str, Value], targets: Sequence[Input]) -> Graph:
     taken = {i.name for i in graph.inputs}
-    names = [_free(name, taken) for name in chosen]
+    names = [_free(cotangent_name(name), taken) for name in chosen]
     made = differentiate(graph, list(zip(names, chosen.values(), strict=True)), [i.value for i in targets])
+    of = dict(zip(made.given, chosen, strict=True))
     taken = set(graph.output_names)
-    found = [_free(i.name, taken) for i in targets]
+    found = [
+        Output(v, _free(result_name("gradient", i.name), taken), "gradient", i.name)
+        for i, v in zip(targets, made.found, strict=True)
+    ]
     return Graph(
-        made.inputs,
+        tuple(Input(i.value, "cotangent", of=of[i.value]) if i.value in of else i for i in made.inputs),
         (*made.forward, *made.backward),
-        (*made.outputs, *made.found),
-        (*graph.output_names, *found),
+        (*graph.carrying(made.outputs), *found),
         graph.name,
         made.guards,
     )
 
 
 def _free(name: str, taken: set[str]) -> str:
-    name = PREFIX + name
     while name in taken:
-        name = PREFIX + name
+        name = result_name("gradient", name)
     taken.add(name)
     return name
 
@@ -99,4 +101,4 @@ def _inputs(graph: Graph, wrt: Iterable[str] | None) -> list[Input]:
     return chosen
 
 
-__all__ = ["PREFIX", "gradients", "value_and_gradients"]
+__all__ = ["gradients", "value_and_gradients"]

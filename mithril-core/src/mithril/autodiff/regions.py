@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from mithril.autodiff.reverse import PREFIX, Derivative, Reverse, depending, differentiate, living
+from mithril.autodiff.reverse import Derivative, Reverse, depending, differentiate, living
 from mithril.base.errors import GradientError
 from mithril.base.registry import operation
 from mithril.base.tensor_type import TensorType
-from mithril.ir import Builder, Graph, Input, Node, Value
+from mithril.ir import Builder, Graph, Input, Node, Value, as_results, cotangent_name
 from mithril.ir.traits import is_cheap
 from mithril.ops.control_flow import cond, if_op, scan, scan_op, while_op
 
@@ -21,7 +21,7 @@ Pairs = Iterator[tuple[Value, Value]]
 
 
 def _differentiate(reverse: Reverse, region: Graph, of: Sequence[Value], wrt: Sequence[Value]) -> Derivative:
-    made = differentiate(region, [(PREFIX + v.name, v) for v in of], wrt)
+    made = differentiate(region, [(cotangent_name(v.name), v) for v in of], wrt)
     reverse.builder.guards.update(dict.fromkeys(made.guards))
     return made
 
@@ -52,8 +52,8 @@ def _region(
             else n
             for n in nodes
         ]
-    values = tuple(fresh.get(v, v) for v in outputs.values())
-    return Graph(tuple(inputs), tuple(nodes), values, tuple(outputs), name)
+    inside = {output: fresh.get(v, v) for output, v in outputs.items()}
+    return Graph(tuple(inputs), tuple(nodes), as_results(inside), name)
 
 
 def _constants(made: Derivative) -> list[Input]:

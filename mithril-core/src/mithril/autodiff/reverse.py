@@ -11,11 +11,10 @@ from mithril.base.errors import GradientError, MithrilError
 from mithril.base.guards import Guard, collect_guards
 from mithril.base.registry import operation
 from mithril.base.tensor_type import TensorType
-from mithril.ir import NOWHERE, Builder, Graph, Input, Node, Op, Value, iterate
+from mithril.ir import NOWHERE, Builder, Graph, Input, Node, Op, Value, iterate, result_name
 from mithril.ir.decompose import decompose
 from mithril.ir.type_rules import broadcast
 
-PREFIX = "grad/"
 BACKWARD = {"phase": "backward"}
 
 
@@ -79,6 +78,8 @@ class Reverse:
         self.active = depending(graph, wrt)
         self.cotangents: dict[Value, list[Value]] = {}
         self.exchanged: dict[Node, Sequence[Node]] = {}  # forward nodes that must keep more than they did
+        # Values that have their names: those of the graph, cotangents, sums that were named before.
+        self.named = {i.value for i in graph.inputs} | {v for node in graph.nodes for v in node.results}
         self.builder = Builder(graph.name)
         self.builder.inputs = list(graph.inputs)
         self.builder.guards = dict.fromkeys(graph.guards)
@@ -96,6 +97,7 @@ class Reverse:
                 cotangent = Value(builder.unique(name), value.type)
                 cotangents.append(Input(cotangent))
                 given.append(cotangent)
+                self.named.add(cotangent)
                 if value in self.active:
                     self.cotangents.setdefault(value, []).append(cotangent)
             for node in reversed(self.graph.nodes):
@@ -173,8 +175,9 @@ class Reverse:
         while len(parts) > 1:
             parts = [add(*parts[k : k + 2]) if k + 1 < len(parts) else parts[k] for k in range(0, len(parts), 2)]
         self.cotangents[value] = parts
-        if not parts[0].name.startswith(PREFIX) and parts[0] not in self.active:
-            parts[0].name = self.builder.unique(PREFIX + value.name)
+        if parts[0] not in self.named:
+            self.named.add(parts[0])
+            parts[0].name = self.builder.unique(result_name("gradient", value.name))
         return parts[0]
 
 

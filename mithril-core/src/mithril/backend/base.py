@@ -111,7 +111,7 @@ class BuildOptions:
         if self.file_path is None:
             return None
         path = Path(self.file_path)
-        if not gradients and not any(name.startswith("grad/") for name in graph.output_names):
+        if not gradients and not graph.results_of("gradient"):
             return path
         path = path.with_suffix(f".grad{path.suffix}")
         self.decisions.record("choice", f"file_path: the program with gradients is written to '{path}'")
@@ -278,7 +278,7 @@ class Backend(metaclass=CheckedType):
     ) -> Executable:
         """The executable for a forward graph that its framework differentiates (``autodiff="native"``).
 
-        It takes ``grad/<output>`` for each name in ``of`` among its inputs, and gives ``grad/<input>`` for each in
+        It takes a cotangent for each name in ``of`` among its inputs, and gives a gradient for each in
         ``wrt``.
         """
         raise UnsupportedError(

@@ -158,7 +158,7 @@ class SourceBackend(Backend):
         return made
 
     def differentiated(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
-        """The generated function with gradients by the framework; its cotangents come as inputs ``grad/<output>``."""
+        """The generated function with gradients by the framework; its cotangents come by ``cotangent_name``."""
         raise UnsupportedError(
             f"backend '{self.name}' has no automatic differentiation of its own", hint='leave autodiff="graph"'
         )

@@ -38,15 +38,15 @@ class GraphSource:
         self.inference = inference
         self.layers: Sequence[str] = sorted({node.origin.path for node in graph.nodes})
         if outputs is not None:
-            by_name = dict(zip(graph.output_names, graph.outputs, strict=True))
+            by_name = {r.name: r for r in graph.results if r.role != "state"}
             for name in outputs:
                 if name not in by_name:
                     message, facts, hint = unknown("output of the graph", name, list(by_name))
                     raise ModelError(message, facts=facts, hint=hint)
-            graph = graph.replaced(outputs=tuple(by_name[n] for n in outputs), output_names=tuple(outputs))
+            graph = graph.replaced(results=(*(by_name[n] for n in outputs), *graph.results_of("state")))
         self._graph = graph
-        self.inputs = [Declared(i) for i in graph.with_role("input")]
-        self.outputs: Sequence[str] = [n for n in graph.output_names if not n.startswith("state/")]
+        self.inputs = [Declared(i) for i in graph.with_role("input", "cotangent")]
+        self.outputs: Sequence[str] = [r.name for r in graph.results if r.role != "state"]
 
     def __fingerprint__(self) -> tuple[Any, ...]:
         return (self._graph,)
@@ -58,7 +58,7 @@ class GraphSource:
     def graph(self, types: Mapping[str, TensorType], request: TraceRequest) -> Graph:
         """Return the graph at the sizes of ``types``, its constant inputs replaced by their values."""
         graph = self._graph
-        declared = {i.name: i.type for i in graph.with_role("input")}
+        declared = {i.name: i.type for i in graph.with_role("input", "cotangent")}
         for name, t in types.items():
             if t.dtype is not declared[name].dtype:
                 raise DTypeError(
@@ -84,9 +84,9 @@ def _with_constants(graph: Graph, constants: Mapping[str, Any]) -> Graph:
     with Builder(graph.name) as builder:
         arguments = [
             builder.constant(np.asarray(constants[i.name]), i.type.dtype, name=i.name)
-            if i.role == "input" and i.name in constants
-            else builder.input(i.name, i.type.shape, i.type.dtype, i.role, tags=i.tags)
+            if i.role in ("input", "cotangent") and i.name in constants
+            else builder.input(i.name, i.type.shape, i.type.dtype, i.role, tags=i.tags, of=i.of)
             for i in graph.arguments
         ]
         results = builder.inline(graph, arguments)
-    return builder.build(dict(zip(graph.output_names, results, strict=True)))
+    return builder.build(graph.carrying(results))

@@ -37,7 +37,7 @@ def remedy(
 
 def _batch_that_fits(graph: Graph, use: MemoryUse, limit: int, sizes: Mapping[str, int]) -> int | None:
     """Return the largest first axis of the inputs that fits, if all but the parameters grow with it."""
-    heads = {i.type.shape[0] for i in graph.with_role("input") if i.type.shape and not i.name.startswith("grad/")}
+    heads = {i.type.shape[0] for i in graph.with_role("input") if i.type.shape}
     if len(heads) != 1:
         return None
     batch = int(numel((substitute(heads.pop(), sizes),)))

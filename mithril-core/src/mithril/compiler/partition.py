@@ -13,7 +13,7 @@ from typing import Any
 
 from mithril.backend.base import Backend, Executable
 from mithril.base.errors import OptionError, unknown
-from mithril.ir import Graph, Input, Node, Value
+from mithril.ir import Graph, Input, Node, Output, Value
 
 Build = Callable[[Graph, Backend], Executable]
 TAG = "backend"
@@ -112,7 +112,8 @@ class Partitioned:
         made = [v for n in run for v in n.results if v in wanted]
         names = tuple(f"r{k}" for k in range(len(made)))
         title = f"{self.graph.name}_{backend.name}"
-        graph = Graph(inputs, (*scalars, *run), tuple(made), names, title, self.graph.guards)
+        results = tuple(Output(v, name) for name, v in zip(names, made, strict=True))
+        graph = Graph(inputs, (*scalars, *run), results, title, self.graph.guards)
         executable = build(graph, backend)
         given = tuple((i.name, i.value) for i in inputs if i.role != "constant")
         return Piece(backend, executable, given, tuple(zip(names, made, strict=True)))

@@ -12,7 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import asdict, astuple
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ from mithril.passes import PassRecord, PipelineReport
 from mithril.plugins import declared_options
 from mithril.runtime.bounds import KINDS
 from mithril.runtime.index_checks import Checked
-from mithril.runtime.program import Interface, Program, Request
+from mithril.runtime.program import Interface, Program, Request, Results
 
 if TYPE_CHECKING:
     from mithril.plugins import CompileContext
@@ -118,7 +118,7 @@ class ProgramCache:
         report: PipelineReport | None = program.report
         interface = program.interface
         about = {
-            "names": list(program.names),
+            "results": asdict(program.results),
             "bounds": [[type(b).__name__, *astuple(b)] for b in (program.checked.checks if program.checked else ())],
             "params": _rows(interface.params),
             "states": _rows(interface.states),
@@ -162,12 +162,17 @@ class ProgramCache:
             Deferred(parts["graph"].decode()),
             interface,
             executable,
-            tuple(about["names"]),
+            _results(about["results"]),
             PipelineReport([PassRecord(*row) for row in about["report"]]),
         )
         if bounds := [KINDS[kind](*fields) for kind, *fields in about["bounds"]]:
             program.checked = Checked(executable, bounds, program.types, self.backend)
         return program
+
+
+def _results(about: Mapping[str, Any]) -> Results:
+    pairs = {role: tuple((of, name) for of, name in about[role]) for role in ("gradients", "states")}
+    return Results(tuple(about["outputs"]), **pairs)
 
 
 def _rows(types: Mapping[str, TensorType]) -> list[list[Any]]:
@@ -184,7 +189,7 @@ def _types(rows: Sequence[Any], limits: Mapping[str, tuple[int, int | None]]) ->
 
 def _only_guards(graph: Graph) -> Graph:
     """What is assumed of sizes, with the inputs that these are sizes of."""
-    return Graph(graph.with_role("input"), (), (), (), "guards", graph.guards)
+    return Graph(graph.with_role("input", "cotangent"), (), (), "guards", graph.guards)
 
 
 def new_decisions(decisions: Decisions, before: int) -> list[Decision]:

@@ -7,7 +7,7 @@ two happen once per model; the others once per program, that is per set of input
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -46,7 +46,7 @@ from mithril.compiler.requirements import (
     require_no_promotion,
     require_static,
 )
-from mithril.ir import Graph, Input, verify
+from mithril.ir import Graph, Input, Output, result, verify
 from mithril.ir.lazy_graph import Deferred
 from mithril.passes import PassContext, PassManager, PipelineReport
 from mithril.plugins import CompileContext, HardwareTarget, Settings, declared_options, fitted, resolve_options
@@ -55,7 +55,7 @@ from mithril.runtime.bounds import with_bounds
 from mithril.runtime.compiled_model import CompiledModel
 from mithril.runtime.index_checks import Checked, with_checks
 from mithril.runtime.memory_use import largest_sizes, memory_use
-from mithril.runtime.program import Interface, Program, Request
+from mithril.runtime.program import Interface, Program, Request, Results
 
 Names = tuple[str, ...]
 
@@ -127,7 +127,7 @@ class _Optimized(NamedTuple):
 
     traced: Graph
     graph: Graph
-    names: Names
+    results: Results
     wrt: Names
     native: bool  # whether gradients are left to the backend's framework
     report: PipelineReport
@@ -222,7 +222,7 @@ class Compiler:
         self._report_unused()
         interface = Interface.of(made.traced, made.graph)
         program = Program(
-            request, Deferred(made.traced), Deferred(made.graph), interface, executable, made.names, made.report
+            request, Deferred(made.traced), Deferred(made.graph), interface, executable, made.results, made.report
         )
         if made.checks:
             program.checked = Checked(executable, made.checks, program.types, self.backend)
@@ -287,21 +287,24 @@ class Compiler:
         self._stage("types", traced)
         kind = request.kind
         graph, checks = self._with_checks(traced)
-        names = traced.output_names
+        found: Sequence[Output] = ()
         wrt = kind.wrt if kind.wrt is not None else self._differentiated(traced) if kind.of else ()
         native = self.settings["autodiff"] == "native" and bool(kind.of)
         if kind.of:
-            names = (*names, *(f"grad/{name}" for name in wrt))
-            if not native:
+            if native:
+                found = [result("gradient", name, traced.input(name).value) for name in wrt]
+            else:
                 # Fusion first: a composite's own gradient is better than that of its parts.
-                graph = gradients(self.optimize(graph, only="fuse", then_gradients=True)[0], kind.of, wrt)
+                before = self.optimize(graph, only="fuse", then_gradients=True)[0]
+                graph = gradients(before, kind.of, wrt)
+                found = graph.results[len(before.results) :]
                 self._stage("gradients", graph)
         graph, report = self.optimize(graph, then_gradients=native)
         self._stage("optimize", graph)
         note_target_memory(graph, self.context.target, self.decisions)
         if native:
             require_derived_gradients(graph)
-        return _Optimized(traced, graph, names, wrt, native, report, checks)
+        return _Optimized(traced, graph, Results.of(traced, found), wrt, native, report, checks)
 
     def _with_checks(self, traced: Graph) -> tuple[Graph, list[Any]]:
         """The graph with results to look at: whether loops were cut off, and indices where ``checks=True``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from mithril.base.errors import GraphError, MithrilError
 from mithril.base.guards import Guard, collect_guards
 from mithril.base.registry import operation
 from mithril.base.tensor_type import TensorType
-from mithril.ir.core import NOWHERE, Attributes, Graph, Input, Node, Op, Origin, Value
+from mithril.ir.core import NOWHERE, Attributes, Graph, Input, Node, Op, Origin, Output, Value, as_results
 
 
 class _Current(threading.local):
@@ -88,9 +88,10 @@ class Builder:
         role: str = "input",
         data: np.ndarray[Any, Any] | None = None,
         tags: Attributes | None = None,
+        of: str = "",
     ) -> Value:
         value = Value(self.unique(name), TensorType(as_dtype(dtype), tuple(shape)))
-        self.inputs.append(Input(value, role, data, tags or {}))
+        self.inputs.append(Input(value, role, data, tags or {}, of))
         return value
 
     def param(self, name: str, shape: Sequence[Size], dtype: Any = "float32", **tags: Any) -> Value:
@@ -136,9 +137,9 @@ class Builder:
         for guard in guards:
             self.guards[guard] = None
         stem = name or op.name.rsplit(".", 1)[-1]
-        results = tuple(Value(self.unique(stem), t) for t in types)
-        self.nodes.append(Node(op, tuple(operands), attributes, results, tuple(regions), self.origin, self.tags))
-        return results
+        made = tuple(Value(self.unique(stem), t) for t in types)
+        self.nodes.append(Node(op, tuple(operands), attributes, made, tuple(regions), self.origin, self.tags))
+        return made
 
     def inline(self, graph: Graph, arguments: Sequence[Value | None]) -> tuple[Value, ...]:
         """Copy another graph's nodes in, its (non-constant) inputs bound to ``arguments``; its outputs here.
@@ -158,23 +159,18 @@ class Builder:
             if node.op.name == "constant":
                 mapping[node.result] = self.constant(node.attributes["value"], node.attributes["dtype"])
                 continue
-            results = tuple(Value(self.unique(v.name), v.type) for v in node.results)
-            mapping.update(zip(node.results, results, strict=True))
+            made = tuple(Value(self.unique(v.name), v.type) for v in node.results)
+            mapping.update(zip(node.results, made, strict=True))
             operands = tuple(mapping[v] for v in node.operands)
             origin = node.origin if node.origin != NOWHERE else self.origin
             self.nodes.append(
-                Node(node.op, operands, node.attributes, results, node.regions, origin, node.tags or self.tags)
+                Node(node.op, operands, node.attributes, made, node.regions, origin, node.tags or self.tags)
             )
         return tuple(mapping[v] for v in graph.outputs)  # type: ignore[misc]
 
-    def build(self, outputs: Value | Sequence[Value] | Mapping[str, Value]) -> Graph:
-        """The finished graph. ``outputs`` as a mapping names them."""
-        if isinstance(outputs, Mapping):
-            names, values = tuple(outputs), tuple(outputs.values())
-        else:
-            values = (outputs,) if isinstance(outputs, Value) else tuple(outputs)
-            names = ()
-        return Graph(tuple(self.inputs), tuple(self.nodes), values, names, self.name, tuple(self.guards))
+    def build(self, outputs: Value | Iterable[Value | Output] | Mapping[str, Value]) -> Graph:
+        """The finished graph. ``outputs`` as a mapping names them; an ``Output`` says its role too."""
+        return Graph(tuple(self.inputs), tuple(self.nodes), as_results(outputs), self.name, tuple(self.guards))
 
 
 def is_building() -> bool:

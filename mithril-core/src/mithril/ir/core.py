@@ -25,7 +25,7 @@ from mithril.ir.axes_notation import parse_axes, resolve
 from mithril.ir.declaration import Declaration, limits_of
 
 Attributes = Mapping[str, Any]
-ROLES = ("input", "param", "state", "constant")
+ROLES = ("input", "param", "state", "constant", "cotangent")
 
 
 class Origin(NamedTuple):
@@ -277,6 +277,7 @@ class Input:
     role: str = "input"
     data: np.ndarray[Any, Any] | None = None  # the elements of a constant
     tags: Attributes = field(default_factory=dict)  # e.g. init="xavier_uniform" of a parameter
+    of: str = ""  # the output that a cotangent belongs to
 
     @property
     def name(self) -> str:
@@ -288,24 +289,43 @@ class Input:
 
 
 @dataclass(frozen=True, eq=False)
+class Output:
+    """A value that a graph gives, and what it is to the model. Names are unique and for people: roles tell."""
+
+    value: Value
+    name: str
+    role: str = "output"
+    of: str = ""  # the input, the output or the check that it belongs to
+
+    @property
+    def type(self) -> TensorType:
+        return self.value.type
+
+
+@dataclass(frozen=True, eq=False)
 class Graph:
-    """Inputs with roles, nodes in an order that defines before it uses, named outputs."""
+    """Inputs with roles, nodes in an order that defines before it uses, results with names and roles."""
 
     inputs: tuple[Input, ...]
     nodes: tuple[Node, ...]
-    outputs: tuple[Value, ...]
-    output_names: tuple[str, ...] = ()
+    results: tuple[Output, ...]
     name: str = "forward"
     guards: tuple[Guard, ...] = ()
     # Filled by the modules that know how: ``ir.text`` and ``ir.editor``.
     _printer: ClassVar[Callable[..., str]]
     _editor: ClassVar[Callable[[Graph], Any]]
 
-    def __post_init__(self) -> None:
-        if not self.output_names:
-            object.__setattr__(self, "output_names", tuple(v.name for v in self.outputs))
-
     # -- look-ups, made once when first asked for -----------------------------------------------------------------
+    @cached_property
+    def outputs(self) -> tuple[Value, ...]:
+        """The values of the results."""
+        return tuple(r.value for r in self.results)
+
+    @cached_property
+    def output_names(self) -> tuple[str, ...]:
+        """The names of the results."""
+        return tuple(r.name for r in self.results)
+
     @cached_property
     def producers(self) -> dict[Value, Node]:
         """The node that makes a value; inputs have none."""
@@ -338,6 +358,14 @@ class Graph:
         """The inputs of some roles, in order."""
         return tuple(i for i in self.inputs if i.role in roles)
 
+    def results_of(self, *roles: str) -> tuple[Output, ...]:
+        """The results of some roles, in order."""
+        return tuple(r for r in self.results if r.role in roles)
+
+    def carrying(self, outputs: Iterable[Value]) -> tuple[Output, ...]:
+        """The results with other values, in order."""
+        return tuple(Output(v, r.name, r.role, r.of) for r, v in zip(self.results, outputs, strict=True))
+
     @property
     def arguments(self) -> tuple[Input, ...]:
         """The inputs a caller binds: all but constants."""
@@ -351,10 +379,10 @@ class Graph:
 
     # -- new graphs from this one ---------------------------------------------------------------------------------
     def replaced(self, **changes: Any) -> Graph:
-        """This graph with some fields changed."""
-        names = ("inputs", "nodes", "outputs", "output_names", "name", "guards")
-        if "outputs" in changes and "output_names" not in changes and len(changes["outputs"]) != len(self.outputs):
-            changes["output_names"] = ()
+        """This graph with some fields changed; ``outputs`` are other values of the same results."""
+        if "outputs" in changes:
+            changes["results"] = self.carrying(changes.pop("outputs"))
+        names = ("inputs", "nodes", "results", "name", "guards")
         return Graph(**{n: changes.get(n, getattr(self, n)) for n in names})
 
     def edit(self) -> Any:
@@ -374,6 +402,15 @@ class Graph:
         import html
 
         return f"<details><summary>{html.escape(repr(self))}</summary><pre>{html.escape(str(self))}</pre></details>"
+
+
+def as_results(outputs: Value | Mapping[str, Value] | Iterable[Value | Output]) -> tuple[Output, ...]:
+    """Results of a graph: the outputs of a mapping by its names, values by their own; others as they are."""
+    if isinstance(outputs, Value):
+        return (Output(outputs, outputs.name),)
+    if isinstance(outputs, Mapping):
+        return tuple(Output(v, name) for name, v in outputs.items())
+    return tuple(Output(v, v.name) if isinstance(v, Value) else v for v in outputs)
 
 
 def iterate(graph: Graph) -> Iterable[tuple[Node, Graph]]:

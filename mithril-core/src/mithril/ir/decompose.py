@@ -73,8 +73,7 @@ def _decompose(graph: Graph, lowers: Lowers, missing: dict[str, list[Node]]) -> 
     return Graph(
         tuple(builder.inputs),
         tuple(builder.nodes),
-        tuple(_final(v, replaced) for v in graph.outputs),
-        graph.output_names,
+        graph.carrying(_final(v, replaced) for v in graph.outputs),
         graph.name,
         tuple(builder.guards),
     )

@@ -144,8 +144,7 @@ class Editor:
         return Graph(
             tuple(self.inputs),
             tuple(self.nodes()),
-            tuple(self.outputs),
-            self.graph.output_names,
+            self.graph.carrying(self.outputs),
             self.graph.name,
             tuple(self.guards),
         )

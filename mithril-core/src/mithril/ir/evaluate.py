@@ -92,7 +92,7 @@ def at_sizes(graph: Graph, sizes: Mapping[str, Size]) -> Graph:
         )
         for node in graph.nodes
     )
-    return Graph(inputs, nodes, tuple(known[v] for v in graph.outputs), graph.output_names, graph.name)
+    return Graph(inputs, nodes, graph.carrying(known[v] for v in graph.outputs), graph.name)
 
 
 def _concrete(node: Node, sizes: Mapping[str, Size]) -> Mapping[str, Any]:

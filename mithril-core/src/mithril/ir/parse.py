@@ -18,20 +18,22 @@ from mithril.base.guards import Guard
 from mithril.base.registry import operation
 from mithril.base.tensor_type import TensorType
 from mithril.ir.attribute_text import parse_attributes
-from mithril.ir.core import NOWHERE, Graph, Input, Node, Origin, Value
+from mithril.ir.core import NOWHERE, Graph, Input, Node, Origin, Output, Value
+from mithril.ir.result_names import PREFIXES, named_before_roles, result_name
 from mithril.ir.verify import verify
 
 _NAME = r'(?:"(?:[^"\\]|\\.)*"|[^\s"]+)'  # in quotes, or without spaces
 _HEAD = re.compile(rf"graph ({_NAME}) \{{$")
 _DIM = re.compile(r"dim (\w+) in (\d+)\.\.(\d+|any)$")
 _INPUT = re.compile(
-    rf"(input|param|state|constant) %({_NAME}): (\w+)\[([^\]]*)\]"
+    rf"(input|param|state|constant|cotangent)(?:\(({_NAME})\))? %({_NAME}): (\w+)\[([^\]]*)\]"
     r"(?: = (base64:\S*|\[[^\]]*\]))?(?: \{(.*)\})?$"
 )
 _GUARD = re.compile(r"guard (.+) (==|<=|divides) (.+?)(?:  # (.*))?$")
 _ORIGIN = re.compile(r'^ *(?P<path>"(?:[^"\\]|\\.)*"|.*?)(?: ?@ (?P<file>.+):(?P<line>\d+))?$')
 _RESULT = re.compile(rf"%({_NAME}): (\w+)\[([^\]]*)\]")
 _OUTPUT = re.compile(rf"({_NAME})=%({_NAME})$")
+_RESULT_OF = re.compile(rf"({'|'.join(PREFIXES)})\(({_NAME}?)\)(?: ({_NAME}))?=%({_NAME})$")
 _OPNAME = re.compile(r" = ([\w.]+)\(")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 MAX_LINES = 5_000_000
@@ -92,13 +94,13 @@ class _Reader:
                     self._dim(line, limits)
                 elif line.startswith("guard "):
                     guards.append(self._guard(line, limits))
-                elif line.startswith(("input ", "param ", "state ", "constant ")):
+                elif line.startswith(("input ", "param ", "state ", "constant ", "cotangent(")):
                     inputs.append(self._input(line, limits, self_values))
                 elif line.startswith("return"):
-                    names, outputs = self._outputs(line, self_values)
+                    results = self._results(line, self_values, {i.name for i in inputs if i.role == "state"})
                     if self.next() != "}":
                         raise self.error("expected '}' after return")
-                    return Graph(tuple(inputs), tuple(nodes), outputs, names, name, tuple(guards))
+                    return Graph(tuple(inputs), tuple(nodes), results, name, tuple(guards))
                 else:
                     nodes.append(self._node(line, limits, self_values, depth))
             except ParseError as error:
@@ -123,12 +125,12 @@ class _Reader:
         match = _INPUT.match(line)
         if not match:
             raise self.error("cannot read this input", line)
-        role, name, dtype, shape, data, tags = match.groups()
+        role, of, name, dtype, shape, data, tags = match.groups()
         value = self._define(name, TensorType(as_dtype(dtype), self._shape(shape, limits)), values)
         array = None if data is None else self._data(data, value.type)
         if (array is None) == (role == "constant"):
             raise self.error("constants, and only they, have data", line)
-        return Input(value, role, array, parse_attributes(tags or "", limits))
+        return Input(value, role, array, parse_attributes(tags or "", limits), _unquoted(of or ""))
 
     def _shape(self, text: str, limits: dict[str, tuple[int, int | None]]) -> Shape:
         return tuple(parse_dim(part, limits) for part in _split(text)) if text.strip() else ()
@@ -156,15 +158,18 @@ class _Reader:
         array.setflags(write=False)
         return array
 
-    def _outputs(self, line: str, values: dict[str, Value]) -> tuple[tuple[str, ...], tuple[Value, ...]]:
-        names, outputs = [], []
+    def _results(self, line: str, values: dict[str, Value], states: set[str]) -> tuple[Output, ...]:
+        made = []
         for part in _split(line[len("return") :]):
-            match = _OUTPUT.match(part.strip())
-            if not match:
-                raise self.error("expected 'return NAME=%VALUE, ...'", line)
-            names.append(_unquoted(match[1]))
-            outputs.append(values[_unquoted(match[2])])
-        return tuple(names), tuple(outputs)
+            if match := _RESULT_OF.match(part.strip()):
+                role, of = match[1], _unquoted(match[2])
+                name = result_name(role, of) if match[3] is None else _unquoted(match[3])
+                made.append(Output(values[_unquoted(match[4])], name, role, of))
+            elif match := _OUTPUT.match(part.strip()):
+                made.append(named_before_roles(_unquoted(match[1]), values[_unquoted(match[2])], states))
+            else:
+                raise self.error("expected 'return NAME=%VALUE, gradient(INPUT)=%VALUE, ...'", line)
+        return tuple(made)
 
     def _node(self, line: str, limits: Any, values: dict[str, Value], depth: int) -> Node:
         text, origin = _origin(line)

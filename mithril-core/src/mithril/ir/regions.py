@@ -12,7 +12,7 @@ from mithril.base.dtypes import DType
 from mithril.base.errors import OperationError
 from mithril.base.tensor_type import TensorType
 from mithril.ir.builder import Builder
-from mithril.ir.core import Attributes, Graph, Input, Op, Value
+from mithril.ir.core import Attributes, Graph, Input, Op, Value, as_results
 
 
 class Region(Builder):
@@ -50,7 +50,7 @@ class Region(Builder):
         """The region as a graph that takes what was bound, then these captured values."""
         inputs = (*self.inputs, *(Input(self.local(v)) for v in captured))
         self.outer.guards.update(self.guards)  # the symbols are those of the whole graph, where guards are checked
-        return Graph(inputs, tuple(self.nodes), tuple(outputs.values()), tuple(outputs), self.name)
+        return Graph(inputs, tuple(self.nodes), as_results(outputs), self.name)
 
     # -- what a builder does, with values from outside ---------------------------------------------------------------
     def input(
@@ -61,8 +61,9 @@ class Region(Builder):
         role: str = "input",
         data: np.ndarray[Any, Any] | None = None,
         tags: Attributes | None = None,
+        of: str = "",
     ) -> Value:
-        return self.local(self.outer.input(name, shape, dtype, role, data, tags))
+        return self.local(self.outer.input(name, shape, dtype, role, data, tags, of))
 
     def emit(
         self,
@@ -73,9 +74,9 @@ class Region(Builder):
         name: str | None = None,
     ) -> tuple[Value, ...]:
         inside = [None if v is None else self.local(v) for v in operands]
-        results = super().emit(op, inside, attributes, regions, name)
-        self._own.update(results)
-        return results
+        made = super().emit(op, inside, attributes, regions, name)
+        self._own.update(made)
+        return made
 
     def inline(self, graph: Graph, arguments: Sequence[Value | None]) -> tuple[Value, ...]:
         start = len(self.nodes)

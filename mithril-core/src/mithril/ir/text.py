@@ -13,7 +13,8 @@ import numpy as np
 from mithril.base.dims import symbols
 from mithril.base.quoting import quoted, visible
 from mithril.ir.attribute_text import attribute_text, attributes_text
-from mithril.ir.core import Graph, Input, Node, Value
+from mithril.ir.core import Graph, Input, Node, Output, Value
+from mithril.ir.result_names import result_name
 
 PLAIN = re.compile(r"[\w./'-]+")  # names that stand without quotes
 SMALL = 16  # constants of at most so many elements are written as numbers
@@ -96,13 +97,13 @@ class _Printer:
             )
         for node in graph.nodes:
             lines += self.node(node, inner)
-        outputs = zip(graph.output_names, graph.outputs, strict=True)
-        lines.append(inner + "return " + ", ".join(f"{name_text(name)}={self.name(v)}" for name, v in outputs))
+        lines.append(inner + "return " + ", ".join(f"{result_text(r)}={self.name(r.value)}" for r in graph.results))
         lines.append(indent + "}")
         return lines
 
     def _input(self, i: Input) -> str:
-        text = f"{i.role} {self.name(i.value)}: {i.type}"
+        of = f"({name_text(i.of)})" if i.of else ""
+        text = f"{i.role}{of} {self.name(i.value)}: {i.type}"
         if i.data is not None:
             text += " = " + array_text(i.data)
         return text + tags_text(i.tags)
@@ -131,6 +132,14 @@ class _Printer:
 def name_text(name: str) -> str:
     """A name as it stands, in quotes where it has other characters than names usually have."""
     return name if PLAIN.fullmatch(name) else quoted(name)
+
+
+def result_text(r: Output) -> str:
+    """``y``, ``gradient(w)``; with the name behind it where that is not the usual one."""
+    if r.role == "output" and not r.of:
+        return name_text(r.name)
+    name = "" if r.name == result_name(r.role, r.of) else " " + name_text(r.name)
+    return f"{r.role}({name_text(r.of)}){name}"
 
 
 def tags_text(tags: Mapping[str, Any]) -> str:

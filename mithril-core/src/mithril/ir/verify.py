@@ -8,6 +8,7 @@ from typing import Any
 from mithril.base.errors import MithrilError, VerificationError, unknown
 from mithril.base.guards import collect_guards
 from mithril.ir.core import ROLES, Graph, Node, Op, Value, iterate
+from mithril.ir.result_names import PREFIXES
 from mithril.ir.text import window
 
 
@@ -53,10 +54,14 @@ def _verify_one(graph: Graph, trusted: set[int]) -> None:
             if result in defined:
                 raise _broken(graph, node, f"%{result.name} is defined twice")
             defined.add(result)
-    for name, value in zip(graph.output_names, graph.outputs, strict=False):
-        if value not in defined:
-            raise VerificationError(f"output '{name}' is %{value.name}, which nothing defines")
-    if len(graph.output_names) != len(graph.outputs) or len(set(graph.output_names)) != len(graph.outputs):
+    for r in graph.results:
+        if r.value not in defined:
+            raise VerificationError(f"output '{r.name}' is %{r.value.name}, which nothing defines")
+        if r.role not in PREFIXES:
+            raise VerificationError(
+                f"result '{r.name}' has the unknown role '{r.role}'", facts=[f"known: {', '.join(PREFIXES)}"]
+            )
+    if len(set(graph.output_names)) != len(graph.results):
         raise VerificationError(
             "every output needs a name of its own", facts=[f"names: {', '.join(graph.output_names)}"]
         )
@@ -110,7 +115,7 @@ def _broken(graph: Graph, node: Node, what: str, *facts: str) -> VerificationErr
 
 
 FIELDS = ("op", "operands", "results", "regions")
-PARTS = ("inputs", "nodes", "outputs", "output_names")
+PARTS = ("inputs", "nodes", "results")
 
 
 class Snapshot:

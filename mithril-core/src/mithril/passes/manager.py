@@ -147,7 +147,7 @@ def _who(one: Pass, done: Sequence[str]) -> list[str]:
 def _same_interface(one: Pass, before: Graph, after: Graph, done: Sequence[str]) -> None:
     def shape_of(graph: Graph) -> tuple[Any, ...]:
         inputs = sorted((i.name, i.role, str(i.type)) for i in graph.arguments)
-        return inputs, [(n, str(v.type)) for n, v in zip(graph.output_names, graph.outputs, strict=True)]
+        return inputs, [(r.name, r.role, r.of, str(r.type)) for r in graph.results]
 
     if shape_of(before) != shape_of(after):
         (old_in, old_out), (new_in, new_out) = shape_of(before), shape_of(after)

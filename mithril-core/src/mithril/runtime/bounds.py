@@ -16,10 +16,9 @@ import numpy as np
 from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import InputError
 from mithril.base.tensor_type import TensorType
-from mithril.ir import Builder, Graph, Input, Node, Value, iterate
+from mithril.ir import Builder, Graph, Input, Node, Output, Value, iterate, result
 from mithril.ops.control_flow import BOUNDED, PLACES
 
-PREFIX = "check/bound/"
 FLAG = TensorType(as_dtype("int32"), ())
 STATES = {"while": "states", "scan": "carries"}  # the attribute that counts the values of a round
 
@@ -79,17 +78,16 @@ def with_bounds(graph: Graph) -> tuple[Graph, list[Bound | Room]]:
         return graph, []
     marked, flags = _marked(graph)
     bounds: list[Bound | Room] = []
-    extra: dict[str, Value] = {}
+    extra: list[Output] = []
     for node, flag in flags:
-        name = f"{PREFIX}{len(bounds)}"
+        extra.append(result("check", f"bound/{len(bounds)}", flag))
+        name = extra[-1].name
         if BOUNDED in node.tags:
             bounds.append(Bound(name, node.tags[BOUNDED], node.attributes["max_trips"], str(node.origin)))
         else:
             size, _, owner = node.tags[PLACES].partition(" ")
             bounds.append(Room(name, owner, int(size), str(node.origin)))
-        extra[name] = flag
-    outputs, names = (*marked.outputs, *extra.values()), (*marked.output_names, *extra)
-    return marked.replaced(outputs=outputs, output_names=names), bounds
+    return marked.replaced(results=(*marked.results, *extra)), bounds
 
 
 def _marked(graph: Graph) -> tuple[Graph, list[tuple[Node, Value]]]:
@@ -178,7 +176,6 @@ def _with_flag(region: Graph, place: int | None) -> Graph:
     changed = editor.freeze()
     widened: Graph = changed.replaced(
         inputs=(*inputs, *changed.inputs[len(marked.inputs) :]),
-        outputs=(*changed.outputs[:where], flag, *changed.outputs[where:]),
-        output_names=(*changed.output_names[:where], "cut_off", *changed.output_names[where:]),
+        results=(*changed.results[:where], Output(flag, "cut_off"), *changed.results[where:]),
     )
     return widened

@@ -8,7 +8,7 @@ from typing import Any
 
 from mithril.backend.base import BuildOptions
 from mithril.base.errors import InputError, unknown
-from mithril.ir import Graph, Input, Value
+from mithril.ir import Graph, Input, Output, Value
 from mithril.runtime.compiled import Compiled
 from mithril.runtime.weight_files import save_file
 
@@ -55,4 +55,5 @@ def until(graph: Graph, values: Collection[Value], names: Collection[str]) -> Gr
             kept.append(node)
             needed.update(v for v in node.operands if v is not None)
     inputs: tuple[Input, ...] = tuple(i for i in graph.inputs if i.value in needed)
-    return Graph(inputs, tuple(reversed(kept)), tuple(values), tuple(names), graph.name, graph.guards)
+    results = tuple(Output(v, name) for name, v in zip(names, values, strict=True))
+    return Graph(inputs, tuple(reversed(kept)), results, graph.name, graph.guards)

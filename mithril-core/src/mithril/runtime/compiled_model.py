@@ -21,7 +21,7 @@ from mithril.base.decisions import Decisions
 from mithril.base.dtypes import DType
 from mithril.base.errors import InputError, MithrilError, ShapeError, UnsupportedError, unknown
 from mithril.base.tensor_type import TensorType
-from mithril.ir import Graph, Input
+from mithril.ir import Graph, Input, cotangent_name
 from mithril.runtime import weight_files
 from mithril.runtime.batch_buckets import Bucketed, Buckets
 from mithril.runtime.program import FastGradients, Kind, Program, Request
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from mithril.runtime.memory_report import MemoryReport
 
 Arrays = Mapping[str, Any]
-STATE, GRAD = "state/", "grad/"
 
 
 class Compiler(Protocol):
@@ -223,7 +222,7 @@ class CompiledModel:
         results = self._run(program, checked, call)
         plain = state is None and not program.interface.states and not self.watchers
         if plain and self._is_native(arrays, inputs) and checked is params and isinstance(params, dict):
-            same = isinstance(cotangents, Mapping) and all(call[GRAD + n] is cotangents[n] for n in of)
+            same = isinstance(cotangents, Mapping) and all(call[cotangent_name(n)] is cotangents[n] for n in of)
             if of and same and (wrt is None or isinstance(wrt, tuple)):
                 self._fast_gradients = FastGradients(program, params, arrays, cotangents, training, wrt)
             elif not of and not train:
@@ -264,15 +263,14 @@ class CompiledModel:
         return made if buckets is None else buckets.cut(self.backend, made, buckets.rows(inputs))
 
     def _split(self, results: Mapping[str, Any], of: tuple[str, ...], state: Arrays | None, program: Program) -> Any:
-        if not of and state is None and not program.interface.states:
+        names = program.results
+        if state is None and names.only_outputs:
             return results
-        names = program.names  # in their order, which not every backend's dictionaries keep
-        parts: list[Any] = [{n: results[n] for n in names if not n.startswith((STATE, GRAD))}]
+        parts: list[Any] = [{n: results[n] for n in names.outputs}]  # in order: not every backend keeps it
         if of:
-            parts.append({n[len(GRAD) :]: results[n] for n in names if n.startswith(GRAD)})
+            parts.append({input: results[n] for input, n in names.gradients})
         if state is not None:
-            new = {n[len(STATE) :]: results[n] for n in names if n.startswith(STATE)}
-            parts.append({**state, **new})
+            parts.append({**state, **{own: results[n] for own, n in names.states}})
         return parts[0] if len(parts) == 1 else tuple(parts)
 
     # -- inputs ------------------------------------------------------------------------------------------------------
@@ -527,7 +525,7 @@ class CompiledModel:
     def _output_names(self, given: Mapping[str, Any], training: bool) -> list[str]:
         if self._types is None:
             self._program(given, Kind(training))
-        return [n for n in self.interface.output_names if not n.startswith(STATE)]
+        return [r.name for r in self.interface.results if r.role != "state"]
 
     def _cotangents(
         self, program: Program, given: Any, of: tuple[str, ...], arrays: Mapping[str, Any]
@@ -546,7 +544,7 @@ class CompiledModel:
                         facts=[f"shape {list(shape)}"],
                         hint=f"output_gradients={{'{name}': array of that shape}}",
                     )
-                out[GRAD + name] = self.backend.array(np.full(shape, scale, expected.dtype.numpy))
+                out[cotangent_name(name)] = self.backend.array(np.full(shape, scale, expected.dtype.numpy))
                 continue
             x = given[name] if isinstance(given, Mapping) else given
             found = array_type(f"output_gradients['{name}']", x)
@@ -554,7 +552,7 @@ class CompiledModel:
                 raise InputError(
                     f"the gradient of output '{name}' has shape {list(found.shape)}, expected {list(shape)}",
                 )
-            out[GRAD + name] = self._convert(f"output_gradients['{name}']", x, expected)
+            out[cotangent_name(name)] = self._convert(f"output_gradients['{name}']", x, expected)
         return out
 
     # -- what is known -----------------------------------------------------------------------------------------------
@@ -598,8 +596,7 @@ class CompiledModel:
         for node in graph.nodes:
             stem = node.op.name.rpartition(".")[2]
             found.update((v.name, v.type) for v in node.results if v.name.rstrip("0123456789_") != stem)
-        pairs = zip(graph.output_names, graph.outputs, strict=True)
-        found.update((n, v.type) for n, v in pairs if not n.startswith(STATE))
+        found.update((r.name, r.type) for r in graph.results if r.role != "state")
         return found
 
     def __getattr__(self, name: str) -> Any:
@@ -624,8 +621,7 @@ class CompiledModel:
         if known or not self.programs:
             return known[-1] if known else None
         newest = self.programs[-1].request
-        outputs = tuple(n for n, t in self.programs[-1].interface.outputs.items() if t.dtype.is_float)
-        of = tuple(n for n in outputs if not n.startswith(STATE))
+        of = tuple(n for n, t in self.programs[-1].interface.outputs.items() if t.dtype.is_float)
         return self._make(Request(newest.types, Kind(True, of) if gradients else Kind()))
 
     @property

@@ -14,10 +14,8 @@ import numpy as np
 
 from mithril.base.dims import Size, numel, substitute, symbols
 from mithril.base.errors import InputError
-from mithril.ir import Graph, Node, Value, iterate
+from mithril.ir import Graph, Node, Output, Value, iterate, result
 from mithril.ir.traits import is_unchanged
-
-PREFIX = "check/"
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ def with_checks(graph: Graph) -> tuple[Graph, list[Check], bool]:
 
     editor = graph.edit()
     checks: list[Check] = []
-    extra: dict[str, Value] = {}
+    extra: list[Output] = []
     for node in graph.nodes:
         for lookup in lookups(node):
             with editor.before(node):
@@ -76,18 +74,15 @@ def with_checks(graph: Graph) -> tuple[Graph, list[Check], bool]:
                 # With a zero among them, which is always inside, so that there is something even in an empty batch.
                 flat = ops.reshape(indices, shape=(numel(indices.shape),))
                 some = ops.concat(flat, ops.full(shape=(1,), value=0, dtype=flat.dtype), axis=0)
-                names = f"{PREFIX}{len(checks)}/low", f"{PREFIX}{len(checks)}/high"
-                extra |= {names[0]: ops.min(some), names[1]: ops.max(some)}
-            checks.append(Check(*names, lookup.size, node.op.name, str(node.origin), lookup.negative))
+                low = result("check", f"{len(checks)}/low", ops.min(some))
+                high = result("check", f"{len(checks)}/high", ops.max(some))
+                extra += [low, high]
+            checks.append(Check(low.name, high.name, lookup.size, node.op.name, str(node.origin), lookup.negative))
     inside = any(True for node in graph.nodes for region in node.regions for n, _ in iterate(region) if any(lookups(n)))
     if not checks:
         return graph, checks, inside
     made = editor.freeze()
-    return (
-        made.replaced(outputs=(*made.outputs, *extra.values()), output_names=(*made.output_names, *extra)),
-        checks,
-        inside,
-    )
+    return made.replaced(results=(*made.results, *extra)), checks, inside
 
 
 @dataclass(frozen=True)

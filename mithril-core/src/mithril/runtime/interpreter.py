@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mithril.backend.base import Backend
-from mithril.ir import Graph, Input, Node, Value, attributes_key, structural_hash
+from mithril.ir import Graph, Input, Node, Output, Value, attributes_key, structural_hash
 
 Watch = Callable[[Node, float, float], None]
 
@@ -73,8 +73,7 @@ class Stepped:
         graph = Graph(
             tuple(Input(v) for v in inner.values()),
             (*before, made),
-            node.results,
-            tuple(f"r{k}" for k in range(len(node.results))),
+            tuple(Output(v, f"r{k}") for k, v in enumerate(node.results)),
             node.op.name,
         )
         return self.backend.build_step(graph)

@@ -129,13 +129,12 @@ def report(graph: Graph, backend: Backend, use: MemoryUse, sizes: Mapping[str, i
         if i.role == "param":
             row(i.name.rpartition(".")[0]).parameters += size
         elif i.role == "state":
-            row(i.name.removeprefix("state/").rpartition(".")[0]).state += size
+            row(i.name.rpartition(".")[0]).state += size
     gradients = 0
-    for name, value in zip(graph.output_names, graph.outputs, strict=True):
-        if name.startswith("grad/"):
-            size = nbytes(value.type, sizes)
-            gradients += size
-            row(name.removeprefix("grad/").rpartition(".")[0]).gradients += size
+    for r in graph.results_of("gradient"):
+        size = nbytes(r.type, sizes)
+        gradients += size
+        row(r.of.rpartition(".")[0]).gradients += size
     values = {v.name: nbytes(v.type, sizes) for n in own for v in n.results}
     values |= {i.name: nbytes(i.type, sizes) for i in graph.inputs}
     return MemoryReport(

@@ -46,13 +46,13 @@ def memory_use(
     graph: Graph, backend: Backend, sizes: Mapping[str, int] | None = None, executable: Any = None
 ) -> MemoryUse:
     """Return the memory of a decomposed graph; with its executable, the exact figure where the backend has one."""
-    totals = dict.fromkeys(("input", "param", "constant", "state"), 0)
+    totals = dict.fromkeys(("input", "param", "constant", "state", "cotangent"), 0)
     for i in graph.inputs:
         totals[i.role] += nbytes(i.type, sizes)
     exact = backend.exact_memory(executable, sizes or {}) if executable is not None else None
     workspace, source = exact if exact is not None else (alive(graph, backend, sizes), "estimate")
     return MemoryUse(
-        totals["input"],
+        totals["input"] + totals["cotangent"],
         totals["param"] + totals["constant"],
         totals["state"],
         workspace,

@@ -8,7 +8,7 @@ from typing import Any
 
 from mithril.base.guards import Guard
 from mithril.base.tensor_type import TensorType
-from mithril.ir import Graph
+from mithril.ir import Graph, Output, cotangent_name
 from mithril.ir.lazy_graph import Deferred
 from mithril.runtime.batch_buckets import Bucketed
 from mithril.runtime.index_checks import Checked
@@ -39,7 +39,7 @@ class Interface:
 
     params: Mapping[str, TensorType]
     states: Mapping[str, TensorType]
-    outputs: Mapping[str, TensorType]
+    outputs: Mapping[str, TensorType]  # without the new states
     guards: tuple[Guard, ...]
 
     def all(self) -> Iterable[TensorType]:
@@ -51,9 +51,31 @@ class Interface:
         return Interface(
             {i.name: i.type for i in graph.with_role("param")},
             {i.name: i.type for i in graph.with_role("state")},
-            {n: v.type for n, v in zip(traced.output_names, traced.outputs, strict=True)},
+            {r.name: r.type for r in traced.results if r.role != "state"},
             traced.guards,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Names of a program's results by what they are to the caller, in order."""
+
+    outputs: tuple[str, ...]
+    gradients: tuple[tuple[str, str], ...] = ()  # the input, and the name of the result
+    states: tuple[tuple[str, str], ...] = ()  # the state, and the name of the result
+
+    @staticmethod
+    def of(traced: Graph, gradients: Iterable[Output] = ()) -> Results:
+        """Of a model's graph, and of the gradients that were asked for besides."""
+        return Results(
+            tuple(r.name for r in traced.results if r.role != "state"),
+            tuple((r.of, r.name) for r in gradients),
+            tuple((r.of, r.name) for r in traced.results_of("state")),
+        )
+
+    @property
+    def only_outputs(self) -> bool:
+        return not self.gradients and not self.states
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -65,7 +87,7 @@ class Program:
     after: Deferred  # and after the passes
     interface: Interface
     executable: Any
-    names: tuple[str, ...]  # of the results, in order
+    results: Results
     report: Any = None  # of the passes
     timed: bool = False  # whether a profile has run it before
     checked: Checked | None = None  # the executable where checks=True
@@ -134,10 +156,9 @@ class FastGradients:
     ) -> None:
         self.call = program.call
         self.params, self.inputs, self.slopes = Kinds(params), Kinds(inputs), Kinds(slopes)
-        self.names = tuple((name, f"grad/{name}") for name in slopes)
+        self.names = tuple((name, cotangent_name(name)) for name in slopes)
         self.training, self.wrt = training, wrt
-        self.outputs = tuple(n for n in program.names if not n.startswith("grad/"))
-        self.gradients = tuple((n.removeprefix("grad/"), n) for n in program.names if n.startswith("grad/"))
+        self.outputs, self.gradients = program.results.outputs, program.results.gradients
 
     def accepts(self, params: Any, inputs: Any, slopes: Any, training: bool | None, wrt: Any) -> bool:
         """Whether arrays of these kinds were checked before."""

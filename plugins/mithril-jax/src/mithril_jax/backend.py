@@ -20,7 +20,7 @@ from mithril.backend.codegen.source import Source
 from mithril.backend.source_backend import Forward, SourceBackend, SourceExecutable
 from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import BackendError, OptionError
-from mithril.ir import Graph, iterate
+from mithril.ir import Graph, cotangent_name, iterate, result_name
 from mithril.ops import conv, conv_input_grad, conv_weight_grad, linear
 from mithril_jax import process_config
 from mithril_jax.execution import analysis, described, read, runner
@@ -281,7 +281,7 @@ def _only_dlpack(data: Any) -> bool:
 
 
 class Differentiated:
-    """A generated function with gradients by JAX; cotangents come as inputs ``grad/<output>``."""
+    """A generated function with gradients by JAX; cotangents come as further inputs."""
 
     def __init__(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> None:
         self.forward, self.of, self.wrt = forward, of, wrt
@@ -296,5 +296,5 @@ class Differentiated:
 
         wanted = {name: params[name] if name in params else inputs[name] for name in self.wrt}
         _, pull, made = jax.vjp(outputs, wanted, has_aux=True)
-        (found,) = pull({name: inputs[f"grad/{name}"] for name in self.of})
-        return {**made, **{f"grad/{name}": found[name] for name in self.wrt}}
+        (found,) = pull({name: inputs[cotangent_name(name)] for name in self.of})
+        return {**made, **{result_name("gradient", name): found[name] for name in self.wrt}}

@@ -21,7 +21,7 @@ from mithril.base.decisions import Decisions
 from mithril.base.dims import substitute
 from mithril.base.errors import InputError, OptionError, unknown
 from mithril.base.tensor_type import TensorType
-from mithril.ir import Graph, Input, Value, iterate
+from mithril.ir import Graph, Input, Value, cotangent_name, iterate, result
 from mithril_jax import process_config
 from mithril_jax.compilation_cache import Kept
 from mithril_jax.mesh import mesh_execution
@@ -229,12 +229,9 @@ def _unroll(given: Any) -> None:
 def described(graph: Graph, of: Sequence[str], wrt: Sequence[str]) -> Graph:
     """The names and types of a program that JAX differentiates: cotangents come in, gradients come out."""
     outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
-    cotangents = tuple(Input(Value(f"grad/{name}", outputs[name].type)) for name in of)
-    return graph.replaced(
-        inputs=graph.inputs + cotangents,
-        outputs=graph.outputs + tuple(graph.input(name).value for name in wrt),
-        output_names=graph.output_names + tuple(f"grad/{name}" for name in wrt),
-    )
+    cotangents = tuple(Input(Value(cotangent_name(n), outputs[n].type), "cotangent", of=n) for n in of)
+    gradients = tuple(result("gradient", name, graph.input(name).value) for name in wrt)
+    return graph.replaced(inputs=graph.inputs + cotangents, results=graph.results + gradients)
 
 
 def runner(
@@ -312,7 +309,7 @@ class Jitted:
         if donated:
             arguments["donate_argnums"] = donated
         if shares is not None:
-            arguments["out_shardings"] = shares.results(graph.output_names)
+            arguments["out_shardings"] = shares.results(graph.results)
         self.jitted = jax.jit(self._flat, **arguments)
         self._run = self.jitted if kept is None else self._run_kept
 

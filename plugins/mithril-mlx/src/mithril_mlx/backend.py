@@ -18,7 +18,7 @@ from mithril.backend.memory_plan import columns
 from mithril.backend.source_backend import Forward, SourceBackend
 from mithril.base.dtypes import ALL, DType, dtype as as_dtype
 from mithril.base.errors import BackendError
-from mithril.ir import Graph, Node, iterate
+from mithril.ir import Graph, Node, cotangent_name, iterate, result_name
 from mithril.ops import conv, conv_input_grad, conv_weight_grad, linear
 from mithril_mlx import native_kernels  # noqa: F401  # adds its rows to the table
 from mithril_mlx.execution import runner
@@ -109,9 +109,9 @@ class MlxBackend(SourceBackend):
                 return [made[name] for name in of]
 
             arguments = [params[n] if n in params else inputs[n] for n in wrt]
-            values, found = mx.vjp(outputs, arguments, [inputs[f"grad/{name}"] for name in of])
+            values, found = mx.vjp(outputs, arguments, [inputs[cotangent_name(n)] for n in of])
             made.update(zip(of, values, strict=True))
-            return {**made, **{f"grad/{name}": g for name, g in zip(wrt, found, strict=True)}}
+            return {**made, **{result_name("gradient", n): g for n, g in zip(wrt, found, strict=True)}}
 
         return with_gradients
 

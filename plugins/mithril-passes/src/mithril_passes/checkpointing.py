@@ -39,7 +39,7 @@ def gradient_checkpointing(graph: Graph, context: PassContext) -> Graph:
 
 def halves(graph: Graph) -> tuple[list[Node], list[Node]]:
     """The nodes that need no gradient, and those that are or follow the backward part."""
-    later = {i.value for i in graph.inputs if i.name.startswith("grad/")}
+    later = {i.value for i in graph.with_role("cotangent")}
     forward: list[Node] = []
     backward: list[Node] = []
     for node in graph.nodes:
@@ -119,7 +119,7 @@ class Recompute:
         self.kept = self._kept()
         self.pending = set(self.backward)
         self.late: set[Value | None] = {v for v, k in self.made.items() if self.segment[k] == self.last}
-        self.late.update(i.value for i in graph.inputs if i.name.startswith("grad/"))  # and all that depends on these
+        self.late.update(i.value for i in graph.with_role("cotangent"))  # and all that depends on these
         self.copies: dict[Value, Value] = {}
         self.barriers: dict[tuple[Value, int], Value] = {}
         self.out: list[Node] = []
@@ -192,7 +192,7 @@ class Recompute:
         """Return a cotangent that exists only when the reader's turn has come: a transposed weight exists at once."""
         own = [v for v in reader.operands if v is not None and v in self.late and v not in self.made]
         before = [v for n in reversed(self.out) for v in n.results if v in self.late]
-        cotangents = [i.value for i in self.graph.inputs if i.name.startswith("grad/")]
+        cotangents = [i.value for i in self.graph.with_role("cotangent")]
         awaited = [v for v in dict.fromkeys([*own, *before, *cotangents]) if self._is_awaited(v)]
         return [v for v in awaited if not self._is_turned(v)][:1] or awaited[:1]
 

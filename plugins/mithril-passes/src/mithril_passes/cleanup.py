@@ -47,7 +47,7 @@ def common_subexpression(graph: Graph) -> Graph:
     if not same:
         return graph
     outputs = tuple(same.get(v, v) for v in graph.outputs)
-    return graph.replaced(nodes=tuple(nodes), outputs=outputs, output_names=graph.output_names)
+    return graph.replaced(nodes=tuple(nodes), outputs=outputs)
 
 
 def _key(node: Node) -> Any:
@@ -152,7 +152,6 @@ def _substituted(graph: Graph, nodes: list[Node], inputs: list[Input], replaced:
         inputs=(*graph.inputs, *inputs),
         nodes=tuple(swap(n) for n in nodes),
         outputs=tuple(replaced.get(v, v) for v in graph.outputs),
-        output_names=graph.output_names,
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from mithril.autodiff import gradients
 from mithril.base.dtypes import float64
-from mithril.ir import Graph
+from mithril.ir import Graph, cotangent_name, result_name
 from mithril.ir.evaluate import evaluate
 
 Array = np.ndarray[Any, Any]
@@ -28,7 +28,7 @@ def check_gradients(graph: Graph, inputs: Mapping[str, Array]) -> None:
     def loss(changed: Mapping[str, Array]) -> float:
         with np.errstate(all="ignore"):
             results = evaluate(graph, {**inputs, **changed})
-            return sum(float((results[n] * weights[f"grad/{n}"]).sum()) for n in outputs)
+            return sum(float((results[n] * weights[cotangent_name(n)]).sum()) for n in outputs)
 
     def slope(directions: Mapping[str, Array]) -> float:
         up = {n: inputs[n] + STEP * d for n, d in directions.items()}
@@ -36,7 +36,7 @@ def check_gradients(graph: Graph, inputs: Mapping[str, Array]) -> None:
         return (loss(up) - loss(down)) / (2 * STEP)
 
     for name in wrt:
-        gradient = computed[f"grad/{name}"]
+        gradient = computed[result_name("gradient", name)]
         assert gradient.shape == inputs[name].shape, f"the gradient for '{name}' has shape {list(gradient.shape)}"
         for index in _places(inputs[name]):
             direction: Array = np.zeros_like(inputs[name])
@@ -46,7 +46,7 @@ def check_gradients(graph: Graph, inputs: Mapping[str, Array]) -> None:
     rng = np.random.default_rng(2)
     for _ in range(DIRECTIONS):
         directions: dict[str, Array] = {n: np.asarray(rng.uniform(-1, 1, inputs[n].shape)) for n in wrt}
-        parts = [computed[f"grad/{n}"] * d for n, d in directions.items()]
+        parts = [computed[result_name("gradient", n)] * d for n, d in directions.items()]
         size = max(1.0, sum(float(np.abs(p).sum()) for p in parts))
         _compare("the slope along a random direction", sum(float(p.sum()) for p in parts), slope(directions), size)
 
@@ -78,7 +78,7 @@ def cotangents(graph: Graph, outputs: Sequence[str], seed: int = 0) -> dict[str,
     """Draw random weights for the outputs, so that no two elements count alike."""
     rng = np.random.default_rng(seed)
     types = dict(zip(graph.output_names, graph.outputs, strict=True))
-    return {f"grad/{n}": rng.uniform(0.5, 1.5, types[n].shape) for n in outputs}
+    return {cotangent_name(n): rng.uniform(0.5, 1.5, types[n].shape) for n in outputs}
 
 
 def _places(x: Array) -> list[tuple[Any, ...]]:

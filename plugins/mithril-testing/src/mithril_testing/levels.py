@@ -10,7 +10,7 @@ import numpy as np
 from mithril.autodiff import gradients
 from mithril.base.dtypes import DType, dtype as as_dtype
 from mithril.compiler.steps import compile
-from mithril.ir import Builder, Graph, Value
+from mithril.ir import Builder, Graph, Value, result_name
 from mithril.ir.evaluate import evaluate
 from mithril.models.language.layer import Layer
 from mithril.models.language.model import Model
@@ -68,7 +68,7 @@ class Levels:
         return self._compiled[level]
 
     def results(self, level: str, arguments: Arrays, *, gradient: bool) -> dict[str, np.ndarray[Any, Any]]:
-        """Outputs by name, and gradients as ``grad/<input>``; level ``reference`` is the references' own."""
+        """Outputs by name, and gradients by ``result_name``; level ``reference`` is the references' own."""
         if level == REFERENCE:
             return self._evaluated(arguments, gradient)
         compiled = self.compiled(level)
@@ -78,7 +78,7 @@ class Levels:
         else:
             cotangents = {o: cotangent(o, t) for o, t in self.of.items()}
             outputs, slopes = compiled.evaluate({}, inputs, output_gradients=cotangents, wrt=self.wrt)
-        results = {**outputs, **{f"grad/{n}": g for n, g in slopes.items()}}
+        results = {**outputs, **{result_name("gradient", n): g for n, g in slopes.items()}}
         return {n: self.backend.to_numpy(a) for n, a in results.items()}
 
     def _evaluated(self, arguments: Arrays, gradient: bool) -> dict[str, np.ndarray[Any, Any]]:
@@ -91,7 +91,7 @@ class Levels:
         given = [i.name for i in backward.arguments if i.name not in self.names]
         cotangents = {n: cotangent(o, self.of[o]) for n, o in zip(given, of.values(), strict=True)}
         results = evaluate(backward, {**arguments, **cotangents})
-        renamed |= {f"grad/{n}": f"grad/{self.names[n]}" for n in wrt}
+        renamed |= {result_name("gradient", n): result_name("gradient", self.names[n]) for n in wrt}
         return {renamed[n]: a for n, a in results.items()}
 
     def differences(

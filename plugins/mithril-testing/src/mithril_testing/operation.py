@@ -16,7 +16,7 @@ from mithril.base.dims import Dim, substitute
 from mithril.base.dtypes import DType, dtype as as_dtype, float64
 from mithril.base.errors import MithrilError
 from mithril.base.tensor_type import TensorType
-from mithril.ir import Graph
+from mithril.ir import Graph, Output
 from mithril.ir.builder import computing
 from mithril.ir.core import Op
 from mithril.ir.decompose import decompose
@@ -197,8 +197,7 @@ def called(case: Case) -> tuple[list[Any], dict[str, Any]]:
     operands = list(dict.fromkeys(v for v in node.operands if v is not None))
     needed = graph.replaced(
         nodes=graph.nodes[: graph.nodes.index(node)],
-        outputs=tuple(operands),
-        output_names=tuple(f"o{k}" for k in range(len(operands))),
+        results=tuple(Output(v, f"o{k}") for k, v in enumerate(operands)),
     )
     values = dict(zip(needed.outputs, evaluate(needed, case.inputs()).values(), strict=True))
     return [None if v is None else values[v] for v in node.operands], dict(node.attributes)

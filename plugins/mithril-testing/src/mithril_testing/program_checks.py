@@ -14,7 +14,7 @@ from mithril.autodiff.reverse import living
 from mithril.backend.base import Backend
 from mithril.base.dtypes import bool_, dtype as as_dtype, float32
 from mithril.base.errors import UnsupportedError
-from mithril.ir import Graph, Value
+from mithril.ir import Graph, Value, as_results
 from mithril.ir.decompose import decompose
 from mithril_testing import programs
 from mithril_testing.running import Arrays, Program, backwards
@@ -252,7 +252,7 @@ def _part(graph: Graph, results: Mapping[str, Value]) -> Graph:
     nodes = tuple(living(graph.nodes, list(results.values())))
     read = {v for node in nodes for v in node.operands} | set(results.values())
     inputs = tuple(i for i in graph.inputs if i.value in read)
-    return graph.replaced(inputs=inputs, nodes=nodes, outputs=tuple(results.values()), output_names=tuple(results))
+    return graph.replaced(inputs=inputs, nodes=nodes, results=as_results(results))
 
 
 def overwritten(array: Any, backend: Backend) -> bool:

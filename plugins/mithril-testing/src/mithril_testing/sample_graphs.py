@@ -9,7 +9,7 @@ import numpy as np
 
 from mithril.base.dims import Dim
 from mithril.base.registry import operation as op
-from mithril.ir import Builder, Graph
+from mithril.ir import Builder, Graph, Output, result
 from mithril.ir.core import Op
 from mithril.ops import cond, scan
 from mithril_testing.cases import Case, differentiable, gradient_graph
@@ -106,7 +106,7 @@ def _random() -> Graph:
         x, key = b.input("x", (4, 4)), b.input("key", (2,), "uint32", "state")
         first, second = op("fold_in")(key, 1), op("fold_in")(key, 2)
         y = op("dropout")(x, first, p=0.5) + op("dropout")(x, second, p=0.5)
-    return b.build({"y": y, "state/key": second})
+    return b.build((Output(y, "y"), result("state", "key", second)))
 
 
 def _control() -> Graph:

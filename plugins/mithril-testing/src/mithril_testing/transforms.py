@@ -12,7 +12,7 @@ from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import MithrilError, PassError, RewriteError
 from mithril.base.tensor_type import TensorType
 from mithril.compiler.pass_pipeline import installed
-from mithril.ir import Graph, parse, same, verify
+from mithril.ir import Graph, as_results, parse, same, verify
 from mithril.ir.evaluate import evaluate
 from mithril.passes import Pass, PassContext, PassManager, as_pass, random_arguments
 from mithril_testing import xfail
@@ -197,7 +197,7 @@ class RuleConformance:
 def largest_value(graph: Graph, arguments: Mapping[str, Any]) -> float:
     """Return the largest finite size among a graph's values: what rounding inside of it is relative to."""
     values = [v for node in graph.nodes for v in node.results if v.dtype.is_float]
-    every = graph.replaced(outputs=tuple(values), output_names=tuple(v.name for v in values))
+    every = graph.replaced(results=as_results(values))
     arrays = [np.abs(np.asarray(x, np.float64)) for x in evaluate(every, arguments).values()]
     return max((float(np.max(x[np.isfinite(x)], initial=0.0)) for x in arrays), default=0.0)
 

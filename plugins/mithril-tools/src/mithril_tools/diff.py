@@ -17,7 +17,7 @@ from mithril.base.decisions import Decisions
 from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import InputError, OptionError
 from mithril.compiler.steps import compile as compile_model
-from mithril.ir import Graph, Node, Value, to_text
+from mithril.ir import Graph, Node, Output, Value, to_text
 from mithril.ir.evaluate import evaluate
 from mithril.runtime.capture import until
 from mithril.runtime.compiled_model import CompiledModel
@@ -164,7 +164,7 @@ def _alone(graph: Graph, node: Node) -> Graph:
 
     operands = dict.fromkeys(v for v in node.operands if v is not None)
     inputs = tuple(graph.input_of[v] if v in graph.input_of else Input(v) for v in operands)
-    return Graph(inputs, (node,), node.results, tuple(f"v{k}" for k in range(len(node.results))), node.op.name)
+    return Graph(inputs, (node,), tuple(Output(v, f"v{k}") for k, v in enumerate(node.results)), node.op.name)
 
 
 def _operands(graph: Graph, node: Node, arguments: Arrays, backend: Backend) -> Arrays:

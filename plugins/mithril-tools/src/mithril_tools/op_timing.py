@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mithril.backend.base import Backend, BuildOptions
-from mithril.ir import Graph, Input, Node, Value
+from mithril.ir import Graph, Input, Node, Value, as_results
 from mithril.passes import random_arguments
 from mithril_tools.cost_model import Sample, kind_of, logarithms, size_of, worked
 
@@ -68,4 +68,4 @@ def copied(node: Node, scalars: Mapping[Value, Node], count: int) -> Graph:
         operands = tuple(None if v is None else fresh.get(v, v) for v in node.operands)
         nodes.append(node.replaced(operands=operands, results=results))
         outputs += results
-    return Graph(tuple(inputs), tuple(nodes), tuple(outputs), tuple(v.name for v in outputs), node.op.name)
+    return Graph(tuple(inputs), tuple(nodes), as_results(outputs), node.op.name)

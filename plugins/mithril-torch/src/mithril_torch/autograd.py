@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from mithril.backend.source_backend import Forward
+from mithril.ir import cotangent_name, result_name
 
 
 class Differentiated:
-    """A generated function, compiled or not, with its gradients; cotangents come as inputs ``grad/<output>``."""
+    """A generated function, compiled or not, with its gradients; cotangents come as further inputs."""
 
     def __init__(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> None:
         self.forward, self.of, self.wrt = forward, of, wrt
@@ -26,10 +27,10 @@ class Differentiated:
             found = torch.autograd.grad(
                 [made[name] for name in self.of],
                 list(wanted.values()),
-                [inputs[f"grad/{name}"] for name in self.of],
+                [inputs[cotangent_name(name)] for name in self.of],
                 allow_unused=True,
             )
         outputs = {name: x.detach() for name, x in made.items()}
         for name, x, gradient in zip(self.wrt, wanted.values(), found, strict=True):
-            outputs[f"grad/{name}"] = torch.zeros_like(x) if gradient is None else gradient
+            outputs[result_name("gradient", name)] = torch.zeros_like(x) if gradient is None else gradient
         return outputs

@@ -45,7 +45,7 @@ class _Program(torch.nn.Module):  # type: ignore[misc]
         self.params = {i.name: f"weight_{k}" for k, i in enumerate(graph.with_role("param"))}
         self.states = {i.name: f"state_{k}" for k, i in enumerate(graph.with_role("state"))}
         self.inputs = tuple(i.name for i in graph.with_role("input"))
-        self.outputs = tuple(n for n in graph.output_names if not n.startswith("state/"))
+        self.outputs = tuple(r.name for r in graph.results if r.role != "state")
         for name, buffer in {**self.params, **self.states}.items():
             self.register_buffer(buffer, weights[name].detach())
 

@@ -11,7 +11,7 @@ from mithril import plugins
 from mithril.backend.base import BuildOptions
 from mithril.backend.capabilities import Capabilities
 from mithril.backend.source_backend import Forward, SourceExecutable
-from mithril.ir import Graph, Input, Value, iterate
+from mithril.ir import Graph, Input, Value, cotangent_name, iterate
 from mithril.plugins import HardwareTarget
 from mithril_jax.backend import JaxBackend
 from mithril_parallel.mesh import DATA, MODEL, Mesh
@@ -104,7 +104,7 @@ class AheadBackend(JaxBackend):
     ) -> SourceExecutable:
         # The cotangents are arguments of the differentiated function, so the graph that describes it has them too.
         outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
-        cotangents = tuple(Input(Value(f"grad/{name}", outputs[name].type)) for name in of)
+        cotangents = tuple(Input(Value(cotangent_name(n), outputs[n].type), "cotangent", of=n) for n in of)
         return super().build_with_gradients(graph.replaced(inputs=graph.inputs + cotangents), of, wrt, options)
 
     def dump(self, executable: Any) -> dict[str, bytes] | None:

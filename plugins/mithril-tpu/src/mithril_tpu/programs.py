@@ -83,7 +83,7 @@ def training_program(compiled: CompiledModel, of: str | Sequence[str], update: U
         ahead_of(compiled)
     types = compiled.programs[0].request.types
     names = (of,) if isinstance(of, str) else tuple(of)
-    known = [n for n in compiled.interface.output_names if not n.startswith("state/")]
+    known = [r.name for r in compiled.interface.results_of("output")]
     for name in names:
         if name not in known:
             what, facts, hint = unknown("output", name, known)
@@ -104,12 +104,12 @@ def _waiting(backend: AheadBackend) -> Iterator[None]:
 
 
 def _with_update(program: AheadProgram, update: Update) -> AheadProgram:
-    forward = program.forward
+    forward, of = program.forward, program.gradients
+    names = {i.name: f"param/{i.name}" for i in program.graph.with_role("param")}
 
     def step(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         made = forward(params, inputs)
-        gradients = {n.removeprefix("grad/"): g for n, g in made.items() if n.startswith("grad/")}
-        new = update(params, gradients)
+        new = update(params, {of[n]: g for n, g in made.items() if n in of})
         if set(new) != set(params):
             raise InputError(
                 "the update of a training program must give every parameter anew, and nothing else",
@@ -120,11 +120,11 @@ def _with_update(program: AheadProgram, update: Update) -> AheadProgram:
                 hint="lambda params, gradients: {n: params[n] - 0.1 * gradients[n] for n in params}",
             )
         return {
-            **{n: x for n, x in made.items() if not n.startswith("grad/")},
-            **{f"param/{n}": x for n, x in new.items()},
+            **{n: x for n, x in made.items() if n not in of},
+            **{names[n]: x for n, x in new.items()},
         }
 
-    return program.derived(step, donate=True)
+    return program.derived(step, donate=True, like={name: n for n, name in names.items()})
 
 
 def _some(names: set[str]) -> str:

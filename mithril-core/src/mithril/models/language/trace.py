@@ -13,7 +13,7 @@ from mithril.base.errors import DTypeError, ModelError, ShapeError, closest
 from mithril.base.guards import assume
 from mithril.base.patterns import matches
 from mithril.base.tensor_type import TensorType
-from mithril.ir import Builder, Graph, Value
+from mithril.ir import Builder, Graph, Value, as_results
 from mithril.models.language.connection import NO_DEFAULT, IOKey
 from mithril.models.language.flatten import TRAINING_FLAG, FlatModel, Leaf, flatten
 from mithril.models.language.model import Model
@@ -45,11 +45,11 @@ def trace_model(
             slots[decl.slot] = _input(builder, decl, types, constants, trainable)
         outputs = run_flat(context, flat, slots)
         named = {name: context.as_value(value) for name, value in outputs.items()}
-        clash = next((n for n in named if n.startswith("state/")), None)
+        carried = context.finish()
+        clash = next((r.name for r in carried if r.name in named), None)
         if clash is not None:
-            raise ModelError(f"an output cannot be named '{clash}'", hint="state/... names the model's state")
-        named |= context.finish()
-    return builder.build(named)
+            raise ModelError(f"an output cannot be named '{clash}'", hint="that is the name of the model's state")
+    return builder.build((*as_results(named), *carried))
 
 
 class _Frozen(dict[str, bool]):

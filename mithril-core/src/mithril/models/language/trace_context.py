@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from mithril.base.dims import Shape, equal, is_static
 from mithril.base.dtypes import DEFAULT_FLOAT, DType, dtype as as_dtype
 from mithril.base.errors import MithrilError, ModelError, ShapeError
-from mithril.ir import Builder, Origin, Value
+from mithril.ir import Builder, Origin, Output, Value, result
 from mithril.models.language.connection import IOKey
 from mithril.models.language.source_location import Place
 
@@ -245,13 +245,13 @@ class Context:
         made: Value = fold_in(self.states[RNG], self.draws)
         return made
 
-    def finish(self) -> dict[str, Value]:
-        """The outputs that carry state on: updated states, and the next random key where one was used."""
+    def finish(self) -> list[Output]:
+        """The results that carry state on: updated states, and the next random key where one was used."""
         if self.draws:
             from mithril.ops import fold_in
 
             self.updated[RNG] = fold_in(self.states[RNG], 0)
-        return {f"state/{name}": value for name, value in self.updated.items()}
+        return [result("state", name, value) for name, value in self.updated.items()]
 
 
 def _located(error: MithrilError) -> bool:

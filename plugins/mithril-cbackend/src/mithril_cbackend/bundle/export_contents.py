@@ -14,7 +14,6 @@ from mithril_cbackend.program.executable import Executable
 from mithril_cbackend.tir.c_names import unique
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
-STATE = "state/"
 
 
 class Contents:
@@ -65,13 +64,12 @@ class Contents:
 
 def passed_on(graph: Graph) -> dict[str, str]:
     """The results that take the place of inputs at the next run, by the inputs' names."""
-    results = dict(zip(graph.output_names, graph.outputs, strict=True))
-    found = {}
-    for i in graph.with_role("state", "param"):
-        name = STATE + i.name if i.role == "state" else i.name
-        if name in results and results[name].type == i.type:
-            found[i.name] = name
-    return found
+    carried = {r.of: r for r in graph.results_of("state")}
+    return {
+        i.name: carried[i.name].name
+        for i in graph.with_role("state", "param")
+        if i.name in carried and carried[i.name].type == i.type
+    }
 
 
 def up(size: int) -> int:

@@ -19,7 +19,7 @@ from mithril.passes import PassContext, PassManager
 from mithril.plugins import resolve_options
 from mithril.runtime.compiled_model import CompiledModel
 from mithril.runtime.initializers import initialise
-from mithril.runtime.program import Interface, Program, Request
+from mithril.runtime.program import Interface, Program, Request, Results
 from mithril.runtime.signature import InputSpec
 from mithril_ggml.backend import GGMLBackend
 from mithril_ggml.gguf.export import FORMAT
@@ -85,7 +85,7 @@ class GraphCompiler:
         executable = self.backend.build(self.lowered(request), self._options())
         graph = Deferred(self.graph)
         interface = Interface.of(self.graph, self.graph)
-        return Program(request, graph, graph, interface, executable, self.graph.output_names)
+        return Program(request, graph, graph, interface, executable, Results.of(self.graph))
 
     def check_call(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Files carry no limit."""

@@ -79,7 +79,7 @@ def sized(graph: Graph, sizes: Mapping[str, int]) -> Graph:
         inputs.append(type(i)(new[i.value], i.role, i.data, i.tags))
     nodes = [_node(node, sizes, new) for node in graph.nodes]
     outputs = tuple(new[v] for v in graph.outputs)
-    return Graph(tuple(inputs), tuple(nodes), outputs, graph.output_names, graph.name)
+    return Graph(tuple(inputs), tuple(nodes), graph.carrying(outputs), graph.name)
 
 
 def _node(node: Node, sizes: Mapping[str, int], new: dict[Value, Value]) -> Node:

@@ -51,7 +51,7 @@ class Packing:
     @classmethod
     def of(cls, graph: Graph, recipe: Recipe, store: Store, decisions: Decisions) -> Packing | None:
         """What the recipe says for the weights of a graph; None for one with gradients."""
-        if any(name.startswith("grad/") for name in graph.output_names):
+        if graph.results_of("gradient"):
             decisions.record("choice", "weights are not quantized in programs with gradients")
             return None
         return _found(graph, {i.value: i for i in graph.with_role("param", "constant")}, recipe, store, decisions)

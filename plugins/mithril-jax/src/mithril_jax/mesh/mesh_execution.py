@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import mithril as ml
 from mithril.base.decisions import Decisions
 from mithril.base.errors import BackendError, OptionError
-from mithril.ir import Graph, Input
+from mithril.ir import Graph, Input, Output
 from mithril_jax import process_config
 
 AXES = ("data", "model", "pipeline")
@@ -190,14 +190,11 @@ class Shares:
     def sharding(self, name: str) -> NamedSharding:
         return NamedSharding(self.mesh, self.specs[name])
 
-    def results(self, names: Iterable[str]) -> tuple[NamedSharding | None, ...]:
+    def results(self, results: Iterable[Output]) -> tuple[NamedSharding | None, ...]:
         """Gradients are split like what they are of, new parameters and state like the old; XLA chooses for others."""
-        kept = []
-        for name in names:
-            argument = name.removeprefix("grad/")
-            like = argument in self.specs and (argument != name or name in self.carried)
-            kept.append(self.sharding(argument) if like else None)
-        return tuple(kept)
+        return tuple(
+            self.sharding(r.of) if r.role in ("gradient", "state") and r.of in self.specs else None for r in results
+        )
 
     def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Parameters where the program wants them."""

@@ -127,7 +127,7 @@ class Piped:
         self.made = made
         self.calls: list[Any] = [program.call for program in programs]
         self.names = graph.output_names
-        self.owners = {n: n.removeprefix("grad/") for n in self.names if n.startswith("grad/")}
+        self.owners = {r.name: r.of for r in graph.results_of("gradient")}
         self.params = [tuple(i.name for i in task.graph.with_role("param")) for task in made.tasks]
         self.inputs = [tuple(i.name for i in task.graph.arguments if i.role != "param") for task in made.tasks]
         self.readers = Counter(source for task in made.tasks if not task.once for source in task.takes.values())

@@ -36,7 +36,7 @@ def mapped(forward: Forward, graph: Graph, decisions: Decisions) -> Forward:
 
 def _batch(graph: Graph) -> Dim | None:
     """The leading size that inputs have in common, where it is symbolic."""
-    sizes = [i.type.shape[0] for i in graph.arguments if i.role == "input" and i.type.shape]
+    sizes = [i.type.shape[0] for i in graph.with_role("input", "cotangent") if i.type.shape]
     found = [n for n in sizes if isinstance(n, Dim)]
     if not found or any(n != found[0] for n in found):
         return None
@@ -52,7 +52,8 @@ class Mapped:
         self.forward = forward
         self.graph = graph
         self.size = size
-        self.rows = {i.name for i in graph.arguments if i.role == "input" and i.type.shape and i.type.shape[0] == size}
+        batched = [i for i in graph.with_role("input", "cotangent") if i.type.shape]
+        self.rows = {i.name for i in batched if i.type.shape[0] == size}
         types = zip(graph.output_names, graph.outputs, strict=True)
         self.side = {n: bool(v.type.shape) and _mentions(v.type.shape[0], size) for n, v in types}
 

@@ -10,7 +10,7 @@ from mithril import plugins
 from mithril.backend.base import BuildOptions
 from mithril.backend.memory_plan import nbytes
 from mithril.base.interleaved_timing import in_turns
-from mithril.ir import Builder, Graph, Node, Value
+from mithril.ir import Builder, Graph, Node, Output, Value
 from mithril.passes import random_arguments
 from mithril.rewrite import Rule, RuleSet
 from mithril_mlx.backend import MlxBackend
@@ -181,7 +181,7 @@ def part_of(nodes: Sequence[Node]) -> Graph:
             operands = tuple(None if v is None else names.get(v, v) for v in node.operands)
             copies.append(node.replaced(operands=operands))
         builder.nodes.extend(copies)
-    return Graph(tuple(builder.inputs), tuple(builder.nodes), (nodes[-1].result,), ("result",), "part")
+    return Graph(tuple(builder.inputs), tuple(builder.nodes), (Output(nodes[-1].result, "result"),), "part")
 
 
 def fusing_rules() -> list[Rule]:

@@ -80,7 +80,7 @@ def _batch(graph: Graph, choice: Choice, wanted: Mapping[str, int], chunked: boo
     if parts == 1:
         return
     axis = wanted.get(ACTIVATIONS, 0)
-    inputs = [i for i in graph.with_role("input") if i.value.ndim > axis and not i.name.startswith("grad/")]
+    inputs = [i for i in graph.with_role("input") if i.value.ndim > axis]
     own = [i for i in inputs if not i.name.startswith(LINK)]  # what stages hand on need not have the batch in front
     inputs = own or [i for i in inputs if sizes(i.value)[axis] % parts == 0]
     lengths = [sizes(i.value)[axis] for i in inputs]
@@ -197,7 +197,7 @@ class _Pairs:
         self.placed = Placed(self.mesh)
         for i in graph.inputs:
             self.placed.splits[i.value] = choice.of(i.name, i.value.ndim)
-        self.given = {i.value for i in graph.with_role("input", "state")}
+        self.given = {i.value for i in graph.with_role("input", "cotangent", "state")}
 
     def run(self) -> None:
         for at, node in enumerate(self.nodes):
@@ -365,7 +365,7 @@ def _fully(graph: Graph, choice: Choice) -> None:
 # -- what follows from the rest -------------------------------------------------------------------------------------
 def _follow(graph: Graph, choice: Choice) -> None:
     """Cotangents are split like the outputs they belong to."""
-    cotangents = [i for i in graph.with_role("input") if i.name.startswith("grad/")]
+    cotangents = graph.with_role("cotangent")
     if not cotangents:
         return
     placed = Placed(choice.mesh)
@@ -375,6 +375,6 @@ def _follow(graph: Graph, choice: Choice) -> None:
         step(placed, node)
     outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
     for i in cotangents:
-        value = outputs.get(i.name.removeprefix("grad/"))
+        value = outputs.get(i.of)
         if value is not None and value in placed.splits and i.value.ndim == value.ndim:
             choice.splits[i.name] = placed.splits[value]

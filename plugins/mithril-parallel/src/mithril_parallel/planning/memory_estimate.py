@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 
-from mithril.ir import Node, Value
+from mithril.ir import Node, Output, Value
 from mithril.ir.traits import is_unchanged
 from mithril_parallel.mesh import DATA, base
 from mithril_parallel.placing.propagate import Placed
@@ -46,10 +46,10 @@ def needs(fused: Fused, placed: Placed, *, tiled: bool, updates: bool = False, s
     size = sizer(fused, placed, tiled=tiled)
     parameters = sum(size(i.value) for i in graph.with_role("param"))
     arguments = sum(size(i.value) for i in graph.arguments) + slots * parameters
-    results = {v: n for n, v in zip(graph.output_names, graph.outputs, strict=True)}
+    results = {r.value: r for r in graph.results}
     outputs = sum(size(v) for v in results) + slots * parameters
-    gradients = sum(size(v) for v, name in results.items() if name.startswith("grad/"))
-    state = sum(size(v) for v, name in results.items() if name.startswith("state/"))
+    gradients = sum(size(v) for v, r in results.items() if r.role == "gradient")
+    state = sum(size(v) for v, r in results.items() if r.role == "state")
     aliased = (gradients + slots * parameters if updates else 0) + (state if updates else 0)
     alive = _gathered(fused, placed) + (copies(fused, placed, images(graph)) if tiled else [])
     return Needs(arguments, outputs, aliased, _temporaries(fused, placed, results, size, alive))
@@ -110,14 +110,15 @@ def _read(root: Value, fused: Fused) -> Iterator[int]:
 def _temporaries(
     fused: Fused,
     placed: Placed,
-    results: dict[Value, str],
+    results: dict[Value, Output],
     size: Callable[[Value], int],
     alive: list[tuple[int, int, int]],
 ) -> int:
-    summed = {v for v, axis in placed.summed if axis == DATA and results.get(v, "").startswith("grad/")}
+    gradients = {v: r.of for v, r in results.items() if r.role == "gradient"}
+    summed = {v for v, axis in placed.summed if axis == DATA and v in gradients}
     end = len(fused.graph.nodes)
     split = {i.name for i in fused.graph.with_role("param") if DATA in map(base, filter(None, placed.splits[i.value]))}
-    scattered = {v for v in summed if results[v].removeprefix("grad/") in split}  # as soon as it is made
+    scattered = {v for v in summed if gradients[v] in split}  # as soon as it is made
     widened = {v for v in summed if v.dtype.is_float and v.dtype.bits == 16}
     change = [0] * (end + 2)
     for kernel in fused.kernels:

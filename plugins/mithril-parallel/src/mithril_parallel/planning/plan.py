@@ -201,7 +201,7 @@ def _graph(model: Model, of: tuple[str, ...], options: Mapping[str, Any]) -> Gra
         )
     program = compiled.programs[0]
     if of:
-        known = [n for n in compiled.interface.output_names if not n.startswith("state/")]
+        known = [r.name for r in compiled.interface.results_of("output")]
         for name in of:
             if name not in known:
                 what, facts, hint = unknown("output", name, known)

@@ -61,10 +61,9 @@ def in_chunks(graph: Graph, chunks: int) -> Sharded:
 
 def _like_inputs(graph: Graph, splits: Mapping[str, Split]) -> dict[str, Split]:
     """Splits of the outputs that are gradients or new values of an input."""
-    types = {i.name: i.type for i in graph.arguments}
-    found = {}
-    for name, value in zip(graph.output_names, graph.outputs, strict=True):
-        for source in (name, name.removeprefix("grad/"), name.removeprefix("state/")):
-            if source in types and types[source] == value.type and not source.startswith("grad/"):
-                found[name] = splits.get(source, (None,) * value.ndim)
-    return found
+    types = {i.name: i.type for i in graph.arguments if i.role != "cotangent"}
+    return {
+        r.name: splits.get(r.of, (None,) * r.value.ndim)
+        for r in graph.results_of("gradient", "state")
+        if types.get(r.of) == r.type
+    }

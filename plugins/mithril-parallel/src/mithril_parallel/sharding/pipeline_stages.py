@@ -8,12 +8,12 @@ done once after all chunks (an optimizer's update, above all) goes to the stage 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import prod
 
 from mithril.base.errors import OptionError
-from mithril.ir import Graph, Input, Node, Value
+from mithril.ir import Graph, Input, Node, Output, Value
 from mithril.ir.traits import is_permutation, is_source
 from mithril_parallel.placing.rules import sizes
 from mithril_parallel.placing.strategy import LINK, forward_nodes
@@ -283,5 +283,7 @@ class _Cutting:
         stage, kind, turn = self.order[number]
         out = {**self.leaving[number], **self.outputs[number]}
         name = f"{kind}_{stage}" if not turn else f"{kind}_{stage}_{turn}"
-        graph = Graph(tuple(inputs.values()), tuple(nodes), tuple(out.values()), tuple(out), name)
+        own = {r.name: r for r in self.graph.results}
+        results = tuple(replace(own[n], value=v) if n in own else Output(v, n) for n, v in out.items())
+        graph = Graph(tuple(inputs.values()), tuple(nodes), results, name)
         return Task(stage, kind == "backward", graph, takes, frozenset(self.summed[number]), kind == "once")

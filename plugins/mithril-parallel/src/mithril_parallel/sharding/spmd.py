@@ -14,7 +14,7 @@ from mithril.base.dtypes import int32
 from mithril.base.errors import OperationError, UnsupportedError
 from mithril.base.registry import operation
 from mithril.base.tensor_type import TensorType
-from mithril.ir import Builder, Graph, Input, Node, Value
+from mithril.ir import Builder, Graph, Input, Node, Output, Value, as_results
 from mithril.ir.core import NOWHERE
 from mithril.ir.traits import linear_in
 from mithril_parallel.mesh import BLOCKS, Mesh, Split, base, blocks, whole
@@ -107,8 +107,7 @@ class _Walk:
         made = Graph(
             tuple(self.builder.inputs),
             tuple(self.builder.nodes),
-            tuple(values),
-            self.graph.output_names,
+            self.graph.carrying(values),
             self.graph.name,
             tuple(self.builder.guards),
         )
@@ -445,7 +444,7 @@ class _Walk:
         self._emit(node.replaced(regions=regions), [*operands, *places], Local(tuple(needs), tuple(gives)))
 
     def _branch(self, region: Graph, have: Sequence[Split], gives: Sequence[Split]) -> Sharded:
-        numbered = region.replaced(output_names=tuple(map(str, range(len(region.outputs)))))
+        numbered = _numbered(region)
         names = {i.name: s for i, s in zip(region.arguments, have, strict=True)}
         wanted = {str(k): s for k, s in enumerate(gives)}
         return _Walk(numbered, self.mesh, self.turns, inside=True).run(names, wanted)
@@ -493,7 +492,7 @@ class _Walk:
         collected: set[int],
         leaving: Sequence[Split] = (),
     ) -> Sharded:
-        numbered = body.replaced(output_names=tuple(map(str, range(len(body.outputs)))))
+        numbered = _numbered(body)
         walk = _Walk(numbered, self.mesh, self.turns, inside=True)
         walk.collecting = {body.arguments[k].value for k in collected}
         given = [*entering, *(s[1:] for s in steps), *rest]
@@ -547,7 +546,12 @@ def _joined(value: Value, k: int) -> Value:
 
 def _with_body(graph: Graph, stage: Builder, results: Sequence[Value]) -> Graph:
     """The graph with a composite's body beside it, to look up producers and readers of its values in."""
-    return Graph((*graph.inputs, *stage.inputs), (*graph.nodes, *stage.nodes), (*graph.outputs, *results))
+    return Graph((*graph.inputs, *stage.inputs), (*graph.nodes, *stage.nodes), (*graph.results, *as_results(results)))
+
+
+def _numbered(region: Graph) -> Graph:
+    """The region with its results named by their places."""
+    return region.replaced(results=tuple(Output(v, str(k)) for k, v in enumerate(region.outputs)))
 
 
 __all__ = ["INDEX", "Part", "Sharded", "cut"]

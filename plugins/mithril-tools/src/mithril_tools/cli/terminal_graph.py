@@ -17,7 +17,7 @@ def draw(graph: Graph) -> list[Text]:
     outputs = set(graph.outputs)
     lines = []
     for source in graph.inputs:
-        if source.role in ("input", "state"):
+        if source.role in ("input", "cotangent", "state"):
             lane = _open(lanes, source.value)
             lines.append(_line(_row(lanes, lane, [], []), source.role, str(source.type), source.name))
     for k, node in enumerate(graph.nodes):

@@ -115,7 +115,9 @@ def _items(graph: Graph, look: Look, under: str) -> list[Item]:
     params = {i.value: i.name for i in graph.with_role("param")}
     items: list[Item] = []
     if not under:
-        items += [_input(i.name, i.value, i.role, look) for i in graph.inputs if i.role in ("input", "state")]
+        items += [
+            _input(i.name, i.value, i.role, look) for i in graph.inputs if i.role in ("input", "cotangent", "state")
+        ]
     groups: dict[str, Item] = {}
     for k, node in enumerate(nodes):
         path = _cut(node.origin.path, level) if level is not None else ""

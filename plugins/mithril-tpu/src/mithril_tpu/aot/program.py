@@ -21,7 +21,7 @@ from jax.sharding import Mesh as JaxMesh, NamedSharding, PartitionSpec
 from mithril.base import files
 from mithril.base.errors import BackendError, MemoryLimitError
 from mithril.base.tensor_type import TensorType
-from mithril.ir import Graph, Input
+from mithril.ir import Graph, Input, result_name
 from mithril.plugins import HardwareTarget
 from mithril_parallel.mesh import Split, whole
 from mithril_parallel.placing.rules import sizes
@@ -57,6 +57,7 @@ class AheadProgram:
         exact: bool = True,
         donate: bool = False,
         remedy: Callable[[float, float], str | None] | None = None,
+        like: Mapping[str, str] | None = None,
     ) -> None:
         self.forward = forward
         self.graph = graph
@@ -71,9 +72,13 @@ class AheadProgram:
         self._effort = effort
         self._remedy = remedy
         self.seconds: dict[str, float] = {}
+        native = {result_name("gradient", n): n for n in getattr(forward, "wrt", ())}  # JAX differentiates it
+        self.gradients = {**{r.name: r.of for r in graph.results_of("gradient")}, **native}  # the inputs, by result
+        states = {r.name: r.of for r in graph.results_of("state")}
+        self._like = {**states, **self.gradients, **(like or {})}
 
-    def derived(self, forward: Forward, *, donate: bool = False) -> AheadProgram:
-        """Another function of the same arguments on the same devices."""
+    def derived(self, forward: Forward, *, donate: bool = False, like: Mapping[str, str] | None = None) -> AheadProgram:
+        """Another function of the same arguments on the same devices; some results are split ``like`` arguments."""
         return AheadProgram(
             forward,
             self.graph,
@@ -86,6 +91,7 @@ class AheadProgram:
             exact=self.exact,
             donate=donate,
             remedy=self._remedy,
+            like=like,
         )
 
     # -- making ------------------------------------------------------------------------------------------------------
@@ -155,12 +161,10 @@ class AheadProgram:
 
     def _result_sharding(self, name: str) -> NamedSharding | None:
         """A gradient is split like what it is the gradient of, new state and parameters like the old; others freely."""
-        argument = name.removeprefix("grad/").removeprefix("param/")
-        split = self.choice.splits.get(argument if argument != name else name)
-        if argument != name or name.startswith("state/"):
-            for i in self.graph.arguments:
-                if i.name == argument:
-                    return self.sharding(split or whole(len(i.type.shape)))
+        argument = self._like.get(name)
+        for i in self.graph.arguments:
+            if i.name == argument:
+                return self.sharding(self.choice.splits.get(i.name) or whole(len(i.type.shape)))
         return None
 
     def _compile(self, lowered: Any) -> Any:

@@ -15,7 +15,7 @@ from mithril.base.dtypes import DType
 from mithril.base.errors import BackendError, InputError, OptionError, closest, unknown
 from mithril.base.tensor_type import TensorType
 from mithril.compiler.steps import Compiler
-from mithril.ir import Graph, Node, Value
+from mithril.ir import Graph, Node, Output, Value
 from mithril.passes import PassManager
 from mithril.runtime.bounds import Bound, Room, with_bounds
 from mithril.runtime.compiled_model import CompiledModel
@@ -23,8 +23,8 @@ from mithril.runtime.index_checks import GivenIndices, given_indices
 from mithril.runtime.signature import InputSpec, adapt, array_type, as_numpy, missing_or_unknown, settle
 from mithril_train.step.broadcasts import broadcasts
 from mithril_train.step.step import (
-    REPORTED,
     Carried,
+    Reports,
     carried,
     ema_name,
     parameter_names,
@@ -47,7 +47,7 @@ class Step:
     run: Executable  # a whole step
     add: Executable | None  # adds gradients up, where several batches make a step
     convert: Converters
-    reports: tuple[str, ...]
+    reports: tuple[Output, ...]
     fixed: Mapping[str, Any]  # further inputs that are always the same
     indices: tuple[GivenIndices, ...]  # columns of the batch that index something
     bounds: tuple[Bound | Room, ...]  # results that say whether a loop was cut off
@@ -122,7 +122,7 @@ class Engine:
         self._rates: dict[str, tuple[float, Any]] = {}
 
     # -- running -----------------------------------------------------------------------------------------------------
-    def step(self, batch: Mapping[str, Any], rates: Mapping[str, float], *, last: bool = True) -> dict[str, Any]:
+    def step(self, batch: Mapping[str, Any], rates: Mapping[str, float], *, last: bool = True) -> Reports:
         """Run one step, or with ``last=False`` one batch of an accumulated step; return its reports."""
         step = self.prepare(batch)
         _hold(step.indices, batch)
@@ -134,9 +134,20 @@ class Engine:
         else:
             assert step.add is not None
             results = step.add(self.arrays, inputs)
-        reports = {n: results.pop(n) for n in step.reports if n in results}
+        flags = {n: results.pop(n) for bound in step.bounds for n in bound.names}
+        reports = self._reports(step.reports, results)
         self.arrays = results
-        self._hold_bounds(step.bounds, reports)
+        self._hold_bounds(step.bounds, flags)
+        return reports
+
+    def _reports(self, outputs: Iterable[Output], results: dict[str, Any]) -> Reports:
+        """Take reports out of the results. A step that only adds gradients up has fewer."""
+        reports = Reports({}, {})
+        for r in outputs:
+            if r.name in results:
+                measure = self.recipe.metrics.get(r.of)
+                merged = measure is not None and measure.metric is not None
+                (reports.statistics if merged else reports.values)[r.name if merged else r.of] = results.pop(r.name)
         return reports
 
     def _hold_bounds(self, bounds: Iterable[Bound | Room], results: dict[str, Any]) -> None:
@@ -144,7 +155,7 @@ class Engine:
         for bound in bounds:
             bound.hold([self.backend.to_numpy(results.pop(name)) for name in bound.names], {})
 
-    def evaluate(self, batch: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def evaluate(self, batch: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> Reports:
         """Loss and metrics of a batch."""
         key = signature(batch)
         evaluation = self._evaluations.get(key) or self._new_evaluation(key, batch)
@@ -154,7 +165,7 @@ class Engine:
         inputs.update({n: self.arrays[n] for n in self.states})
         results = dict(evaluation.run(self.live(parameters), inputs))
         self._hold_bounds(evaluation.bounds, results)
-        return results
+        return self._reports(evaluation.graph.results_of("report"), results)
 
     def live(self, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the current parameters; the next step may overwrite them."""
@@ -301,7 +312,7 @@ class Engine:
             self._build(graph),
             add,
             self._converters(graph, columns),
-            tuple(n for n in graph.output_names if n.startswith(REPORTED)),
+            graph.results_of("report"),
             self._fixed(graph, batch, training=True),
             given_indices(measured),
             tuple(bounds),
@@ -315,11 +326,7 @@ class Engine:
     def _new_evaluation(self, key: Any, batch: Mapping[str, Any]) -> Evaluation:
         _, measured, columns = self.traced(batch, training=False)
         bounded, bounds = with_bounds(measured)
-        output_indices = [k for k, n in enumerate(bounded.output_names) if not n.startswith("state/")]
-        graph = bounded.replaced(
-            outputs=tuple(bounded.outputs[k] for k in output_indices),
-            output_names=tuple(bounded.output_names[k] for k in output_indices),
-        )
+        graph = bounded.replaced(results=tuple(r for r in bounded.results if r.role != "state"))
         graph, _ = self.compiler.optimize(graph)
         evaluation = Evaluation(
             graph,

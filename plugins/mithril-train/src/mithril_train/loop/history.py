@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mithril_train.step.loss_binding import Measure
-from mithril_train.step.step import REPORT, statistic_name
+from mithril_train.step.step import Reports, statistic_name
 
 Row = dict[str, float]
 
@@ -64,24 +64,24 @@ class Totals:
     def __init__(self, measures: Mapping[str, Measure], read: Any) -> None:
         self.metrics = {name: m for name, m in measures.items() if m.metric is not None}
         self.read = read  # device array -> NumPy array
-        self.pending: list[tuple[Mapping[str, Any], int]] = []
+        self.pending: list[tuple[Reports, int]] = []
         self.sums: dict[str, float] = {}
         self.weights: dict[str, float] = {}
         self.statistics: dict[str, Tensors] = {}
 
-    def add(self, values: Mapping[str, Any], size: int) -> None:
-        """Add the report of a step, under the names of the graph."""
-        self.pending.append((values, size))
+    def add(self, reports: Reports, size: int) -> None:
+        """Add the reports of a step."""
+        self.pending.append((reports, size))
 
     def settle(self) -> list[dict[str, float]]:
         """Read all pending reports; return the averaged values of each batch."""
         rows = []
-        for values, size in self.pending:
-            row = {n.removeprefix(REPORT): float(self.read(x)) for n, x in values.items() if n.startswith(REPORT)}
+        for reports, size in self.pending:
+            row = {n: float(self.read(x)) for n, x in reports.values.items()}
             for n, x in row.items():
                 self.sums[n] = self.sums.get(n, 0.0) + x * size
                 self.weights[n] = self.weights.get(n, 0.0) + size
-            for name, statistics in statistics_of(self.metrics, values, self.read).items():
+            for name, statistics in statistics_of(self.metrics, reports.statistics, self.read).items():
                 old = self.statistics.get(name)
                 merge = self.metrics[name].metric.merge  # type: ignore[union-attr]
                 self.statistics[name] = statistics if old is None else dict(merge(old, statistics))

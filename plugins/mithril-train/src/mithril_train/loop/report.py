@@ -10,7 +10,7 @@ import numpy as np
 
 from mithril_train.loop.history import statistics_of
 from mithril_train.step.loss_binding import Measure
-from mithril_train.step.step import REPORT, rate_name
+from mithril_train.step.step import Reports, rate_name
 
 
 class Report(Mapping[str, float]):
@@ -18,7 +18,7 @@ class Report(Mapping[str, float]):
 
     def __init__(
         self,
-        values: Mapping[str, Any],
+        reports: Reports,
         metrics: Mapping[str, Measure],
         *,
         step: int,
@@ -26,7 +26,7 @@ class Report(Mapping[str, float]):
         read: Callable[[Any], np.ndarray[Any, Any]],
         check_finite: Callable[[], None],
     ) -> None:
-        self.raw = values  # by their names in the graph
+        self.reports = reports
         self.step, self.rates = step, rates
         self._metrics = {n: m for n, m in metrics.items() if m.metric is not None}
         self._read, self._check_finite = read, check_finite
@@ -39,15 +39,15 @@ class Report(Mapping[str, float]):
     @property
     def values_on_device(self) -> dict[str, Any]:
         """The loss, and averaged metrics, as arrays of the backend, without waiting for them."""
-        return {n.removeprefix(REPORT): x for n, x in self.raw.items() if n.startswith(REPORT)}
+        return dict(self.reports.values)
 
     def __getitem__(self, name: str) -> float:
         if name in self._metrics:
-            statistics = statistics_of({name: self._metrics[name]}, self.raw, self._read)
+            statistics = statistics_of({name: self._metrics[name]}, self.reports.statistics, self._read)
             return self._metrics[name].result(statistics[name])
         if name not in list(self):
             raise KeyError(f"'{name}'; reported: {', '.join(self)}")
-        value = float(self._read(self.raw[REPORT + name]))
+        value = float(self._read(self.reports.values[name]))
         if not math.isfinite(value):
             self._check_finite()
         return value

@@ -138,8 +138,8 @@ class Trainer(metaclass=CheckedType):
         if last is None:
             last = self._micro + 1 >= recipe.accumulate
         rates = {rate_name(p): r for p, r in recipe.optimizer.rates(self.steps).items()}
-        values = engine.step(batch, rates, last=last)
-        finite = values.pop(FINITE, None)
+        reports = engine.step(batch, rates, last=last)
+        finite = reports.values.pop(FINITE, None)
         if recipe.stops and finite is not None:
             self._window.append((batch, finite, self.steps))
             if len(self._window) >= WINDOW:
@@ -147,7 +147,7 @@ class Trainer(metaclass=CheckedType):
         self._micro = 0 if last else self._micro + 1
         self.steps += last
         return Report(
-            values,
+            reports,
             recipe.metrics,
             step=self.steps,
             rates=rates,
@@ -251,7 +251,7 @@ class Trainer(metaclass=CheckedType):
         try:
             for batch, ends in self._grouped(source, batches):
                 report = self._step(batch, last=ends)
-                totals.add(report.raw, rows(batch))
+                totals.add(report.reports, rows(batch))
                 if len(totals.pending) >= 4 * WINDOW:
                     self._settle(totals)
                 bar.step(report)

@@ -2,7 +2,7 @@
 
 What a step carries on (parameters, the model's state, the optimizer's slots and counters) are inputs of the role
 ``param`` and outputs of the same names, tagged ``donated``: a backend may write the new ones over the old. The batch
-and the learning rates are inputs of the role ``input``. What a step tells are outputs ``report/...``.
+and the learning rates are inputs of the role ``input``. What a step tells are results of the role ``report``.
 """
 
 from __future__ import annotations
@@ -10,29 +10,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from mithril import ops
 from mithril.autodiff import value_and_gradients
 from mithril.base.dtypes import bool_, float32, int32
 from mithril.base.errors import GradientError, OptionError, unknown
 from mithril.base.tensor_type import TensorType
-from mithril.ir import Builder, Graph, Input, Value
-from mithril.runtime.bounds import PREFIX as BOUND
+from mithril.ir import Builder, Graph, Input, Output, Value, result, result_name
 from mithril_train.optim.optimizers import Scalars, toward
 from mithril_train.step.step_config import Recipe
 
-REPORT, RATE = "report/", "learning_rate"
+RATE = "learning_rate"
 STATISTIC = "statistic/"  # of metrics that are merged over batches
-REPORTED = (REPORT, STATISTIC, BOUND)
-LOSS, FINITE, NORM = REPORT + "loss", REPORT + "finite", REPORT + "gradient_norm"
+FINITE = "finite"
+LOSS, NORM = (result_name("report", name) for name in ("loss", "gradient_norm"))
+SCALED = "training/scaled_loss"
 STEP, COUNT = "training/step", "training/accumulated"
 SCALE, GOOD = "training/loss_scale", "training/good_steps"
 SOUND = "training/finite"  # carried: whether all steps so far were finite
-GRAD = "grad/"
 UPDATE = {"phase": "update"}
 
 Update = Callable[[], dict[str, Value]]  # writes operations, gives new values by name
+
+
+class Reports(NamedTuple):
+    """Results that a step reports, as arrays of the backend."""
+
+    values: dict[str, Any]  # the loss, averaged metrics, and whether all was finite
+    statistics: dict[str, Any]  # of metrics that are merged over batches, by ``statistic_name``
 
 
 @dataclass(frozen=True)
@@ -80,26 +86,24 @@ def continued(graph: Graph) -> Builder:
 
 
 def with_loss(traced: Graph, columns: Mapping[str, TensorType], recipe: Recipe) -> Graph:
-    """The model's graph with loss and metrics as outputs ``report/...`` beside its state; its own outputs go.
+    """The model's graph with loss and metrics as reports beside its state; its own outputs go.
 
     ``columns`` are the types of the batch; those that the model does not read become further inputs.
     """
-    outputs = dict(zip(traced.output_names, traced.outputs, strict=True))
-    state = {n: v for n, v in outputs.items() if n.startswith("state/")}
-    outputs = {n: v for n, v in outputs.items() if n not in state}
+    outputs = {r.name: r.value for r in traced.results if r.role != "state"}
     builder = continued(traced)
     read = {i.name: i.value for i in traced.with_role("input")}
     with builder:
         batch = {n: read[n] if n in read else builder.input(n, t.shape, t.dtype) for n, t in columns.items()}
         with builder.at(builder.origin, {"phase": "loss"}):
-            named = {LOSS: _loss(recipe, outputs, batch, read)}
+            reports = [result("report", "loss", _loss(recipe, outputs, batch, read))]
             for name, measure in recipe.metrics.items():
                 if measure.metric is None:
-                    named[REPORT + name] = measure(outputs, batch, list(read))
+                    reports.append(result("report", name, measure(outputs, batch, list(read))))
                     continue
                 statistics = measure.statistics(outputs, batch, list(read))
-                named |= {statistic_name(name, n): v for n, v in statistics.items()}
-    return builder.build({**named, **state})
+                reports += [Output(v, statistic_name(name, n), "report", name) for n, v in statistics.items()]
+    return builder.build((*reports, *traced.results_of("state")))
 
 
 def _loss(recipe: Recipe, outputs: Mapping[str, Value], batch: Mapping[str, Value], read: Mapping[str, Value]) -> Value:
@@ -142,21 +146,16 @@ def trained_names(graph: Graph, recipe: Recipe) -> tuple[str, ...]:
 
 
 def with_gradients(graph: Graph, recipe: Recipe, trained: Iterable[str]) -> Graph:
-    """The graph with outputs ``grad/<parameter>``, of the scaled loss where there is a loss scale."""
+    """The graph with the gradients of parameters, of the scaled loss where there is a loss scale."""
     scaled = graph
     if recipe.loss_scale is not None:
         builder = continued(graph)
         with builder, builder.at(builder.origin, {"phase": "loss"}):
             scale = builder.input(SCALE, (), float32, "state")
-            loss = dict(zip(graph.output_names, graph.outputs, strict=True))[LOSS]
-            scaled = builder.build(
-                {**dict(zip(graph.output_names, graph.outputs, strict=True)), REPORT + "scaled": loss * scale}
-            )
-    made = value_and_gradients(scaled, REPORT + "scaled" if scaled is not graph else LOSS, trained)
-    kept = [k for k, n in enumerate(made.output_names) if n != REPORT + "scaled"]
-    return made.replaced(
-        outputs=tuple(made.outputs[k] for k in kept), output_names=tuple(made.output_names[k] for k in kept)
-    )
+            loss = next(r.value for r in graph.results if r.name == LOSS)
+            scaled = builder.build((*graph.results, Output(loss * scale, SCALED)))
+    made = value_and_gradients(scaled, SCALED if scaled is not graph else LOSS, trained)
+    return made.replaced(results=tuple(r for r in made.results if r.name != SCALED))
 
 
 # -- update ----------------------------------------------------------------------------------------------------------
@@ -202,7 +201,8 @@ class _Update:
 
     def __init__(self, graph: Graph, recipe: Recipe, trained: tuple[str, ...], last: bool, branch: bool) -> None:
         self.graph, self.recipe, self.trained, self.last, self.branch = graph, recipe, trained, last, branch
-        self.outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
+        self.gradients = {r.of: r.value for r in graph.results_of("gradient")}
+        self.state = {r.of: r.value for r in graph.results_of("state")}
         self.builder = continued(graph)
         known = {i.name: i.value for i in graph.arguments}
         self.parameters = {name: known[name] for name in trained}
@@ -218,12 +218,10 @@ class _Update:
     def run(self) -> Graph:
         builder, recipe = self.builder, self.recipe
         with builder, builder.at(builder.origin, UPDATE):
-            gradients = {n: self._float(self.outputs[GRAD + n]) for n in self.trained}
-            reports = {n: v for n, v in self.outputs.items() if n.startswith(REPORTED)}
+            gradients = {n: self._float(self.gradients[n]) for n in self.trained}
+            reports = {r.name: r for r in self.graph.results_of("report", "check")}
             if not self.last:
-                self.new.update(
-                    {n.removeprefix("state/"): v for n, v in self.outputs.items() if n.startswith("state/")}
-                )
+                self.new.update(self.state)
             if recipe.accumulate > 1:
                 gradients = self._accumulated(gradients)
             if self.last:
@@ -233,19 +231,21 @@ class _Update:
                     gradients = {n: ops.clip(g, low=-limit, high=limit) for n, g in gradients.items()}
                 found = gradients
                 if recipe.clip_norm is not None:
-                    reports[NORM] = norm = global_norm(gradients.values())
+                    norm = global_norm(gradients.values())
+                    reports[NORM] = result("report", "gradient_norm", norm)
                     share = ops.minimum(recipe.clip_norm / (norm + 1e-6), 1.0)
                     gradients = {n: g * self._as(share, g) for n, g in gradients.items()}
                 updates = self._updates(gradients)
                 if recipe.guarded:
-                    reports[FINITE] = good = self._sound(reports, found)
-                    self._guarded(self._ended(good, reports), updates)
+                    good = self._sound(reports, found)
+                    reports[FINITE] = result("report", FINITE, good)
+                    self._guarded(self._ended(good), updates)
                     self._rescale(good)
                 else:
                     for update in updates:
                         self.new.update(update())
-            outputs = {name: self.new.get(name, value) for name, value in self.old.items()}
-        made = builder.build({**outputs, **reports})
+            carried = [Output(self.new.get(name, v), name, "state", name) for name, v in self.old.items()]
+        made = builder.build((*carried, *reports.values()))
         return made.replaced(inputs=tuple(self._role(i) for i in made.inputs), name="step" if self.last else "sum")
 
     def _role(self, i: Input) -> Input:
@@ -290,9 +290,8 @@ class _Update:
         scalars: dict[str, Scalars] = {}
         for group in dict.fromkeys(map(optimizer.group_of, self.parameters)):
             scalars[group] = optimizer.in_group(group).scalars(t, rates[group if group in rates else ""])
-        state = {n.removeprefix("state/"): v for n, v in self.outputs.items() if n.startswith("state/")}
         each = [partial(self._update, n, g, scalars[optimizer.group_of(n)]) for n, g in gradients.items()]
-        return [lambda: {**state, STEP: step}, *each]
+        return [lambda: {**self.state, STEP: step}, *each]
 
     def _update(self, name: str, gradient: Value, scalars: Scalars) -> dict[str, Value]:
         """One parameter, and what is kept for it."""
@@ -307,7 +306,7 @@ class _Update:
         new[name] = ops.cast(made, dtype=p.dtype) if made.dtype is not p.dtype else made
         return new
 
-    def _sound(self, reports: Mapping[str, Value], gradients: Mapping[str, Value]) -> Value:
+    def _sound(self, reports: Mapping[str, Output], gradients: Mapping[str, Value]) -> Value:
         """Whether loss and gradients are finite.
 
         A cotangent that is not finite shows in the gradient of its layer's bias, so that looking at gradients of one
@@ -315,9 +314,9 @@ class _Update:
         """
         dynamic = self.recipe.loss_scale is not None and self.recipe.loss_scale.dynamic
         short = [g for g in gradients.values() if len(g.shape) < 2]
-        total = reports[LOSS]
+        total: Any = reports[LOSS].value
         if NORM in reports:
-            total = total + reports[NORM]
+            total = total + reports[NORM].value
         else:
             for g in gradients.values() if dynamic or not short else short:
                 total = total + self._as(ops.sum(g), total)
@@ -326,11 +325,10 @@ class _Update:
             good = self.new[SOUND] = ops.logical_and(good, self.old[SOUND])
         return good
 
-    def _ended(self, good: Value, reports: Mapping[str, Value]) -> Value:
+    def _ended(self, good: Value) -> Value:
         """Whether all loops ended too: the call raises where one did not, and leaves everything as it was."""
-        for name, cut_off in reports.items():
-            if name.startswith(BOUND):
-                good = ops.logical_and(good, ops.equal(cut_off, 0))
+        for cut_off in self.graph.results_of("check"):
+            good = ops.logical_and(good, ops.equal(cut_off.value, 0))
         return good
 
     def _guarded(self, good: Value, updates: list[Update]) -> None:
