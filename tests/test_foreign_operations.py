@@ -421,14 +421,14 @@ from mithril_cbackend.lowering.element import elementwise
 
 
 def template(kernel, name, machine):
-    import mithril_cbackend.tir.expr as t
+    from mithril_cbackend import tir as t
     source, target = kernel.inputs[0], kernel.outputs[0]
     import math
     size = math.prod(source.shape)
     code = t.Code()
     x, y = t.pointer("x", "float32", size), t.pointer("y", "float32", size)
     with code.loop("i", size) as i:
-        code.store(y[1], i, t.binary("mul", t.load(x[1], i), t.const(4.0, "float32")))
+        code.store(y[1], i, t.load(x[1], i) * 4.0)
     return t.Function(t.function(name, [x, y], code.finish()), frozenset(), 1)
 
 LOWERINGS = {"c": [("acme_sinc", "acme_lowerings:template")]}

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril_cbackend.bundle.c_printer import body_text, prelude, slot_names
 from mithril_cbackend.graph.call_layout import aligned
+from mithril_cbackend.program.c_printer import body_text, prelude, slot_names
 from mithril_cbackend.program.executable import Executable
 from mithril_cbackend.program.program import Program
 

@@ -8,7 +8,7 @@ import pytest
 
 import mithril as ml
 from mithril.models import Linear, Model, Relu
-from mithril_cbackend.bundle import toolchains
+from mithril_cbackend import toolchains
 from mithril_cbackend.graph.call_layout import Layout
 from mithril_cbackend.program import compile_graph, program_cache
 

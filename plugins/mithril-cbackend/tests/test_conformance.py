@@ -3,7 +3,7 @@
 import pytest
 
 from mithril_cbackend.graph.call_layout import RUN
-from mithril_cbackend.tir import expr
+from mithril_cbackend.tir import machine_code
 from mithril_testing import BackendConformance
 
 
@@ -15,4 +15,4 @@ class TestC(BackendConformance):
     def _text_alone(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
         """What compares texts needs no machine code, which takes ten times as long."""
         if request.function.__name__ == "test_same_source_twice":
-            monkeypatch.setattr(expr, "compiled", lambda *_: {RUN: None})
+            monkeypatch.setattr(machine_code, "compiled", lambda *_: {RUN: None})

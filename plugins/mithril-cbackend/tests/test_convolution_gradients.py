@@ -13,7 +13,7 @@ from mithril_cbackend.compile_target import Purpose
 from mithril_cbackend.lowering.element import kernel_builder
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import compile_graph
-from mithril_cbackend.tir import expr
+from mithril_cbackend.tir import machine_code
 
 RNG = np.random.default_rng(0)
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -47,7 +47,7 @@ def _threads_share_small_work(monkeypatch: pytest.MonkeyPatch) -> None:
 def check(function: Any, arrays: Arrays, **options: Any) -> None:
     with Builder() as b:
         made = function(*(b.input(n, a.shape) for n, a in arrays.items()))
-    machine = Machine(expr.host_cpu(), **{"threads": 1, **options})
+    machine = Machine(machine_code.host_cpu(), **{"threads": 1, **options})
     found = np.array(compile_graph.compiled(b.build({"y": made}), machine, Purpose())({}, arrays)["y"])
     expected = np.asarray(function(*arrays.values()))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * float(np.abs(expected).max()))

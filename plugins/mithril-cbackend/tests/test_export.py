@@ -29,13 +29,13 @@ from mithril.models import (
     Relu,
     While,
 )
+from mithril_cbackend import toolchains
 from mithril_cbackend.backend import CBackend
-from mithril_cbackend.bundle import toolchains
 from mithril_cbackend.compile_target import Purpose
 from mithril_cbackend.graph import fusion
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import compile_graph
-from mithril_cbackend.tir import expr
+from mithril_cbackend.tir import machine_code
 
 RNG = np.random.default_rng(0)
 
@@ -290,7 +290,7 @@ def test_products_read_int8_weights_where_they_are(tmp_path, rows):
     for quantization in (None, "int8"):
         folder = tmp_path / str(quantization)
         executable = compile_graph.compiled(
-            graph, Machine(expr.host_cpu(), 1, 16), Purpose("x86_64", "linux", quantization=quantization)
+            graph, Machine(machine_code.host_cpu(), 1, 16), Purpose("x86_64", "linux", quantization=quantization)
         )
         exported = mithril_cbackend.export_program(executable, folder, params, library=None)
         arenas[quantization] = exported.contents.arena_bytes

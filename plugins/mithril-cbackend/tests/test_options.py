@@ -10,7 +10,7 @@ from mithril.base.errors import BackendError, MithrilError, OptionError
 from mithril.models import Linear, Model, Tanh
 from mithril_cbackend.lowering.element import elementwise
 from mithril_cbackend.program import compile_graph
-from mithril_cbackend.tir import expr
+from mithril_cbackend.tir import machine_code
 
 X = np.random.default_rng(0).standard_normal((64, 256)).astype(np.float32)
 
@@ -61,7 +61,7 @@ def test_more_threads_than_there_are_is_said(monkeypatch):
 
 
 def test_another_processor_of_the_same_kind():
-    older = [n for n in ("x86-64-v2", "cortex-a53") if n in expr.cpu_names()]
+    older = [n for n in ("x86-64-v2", "cortex-a53") if n in machine_code.cpu_names()]
     made = compiled(cpu_options={"cpu": older[0]})
     assert machine(made).cpu == older[0]
     made.evaluate(made.randomize_params(), {"input": X})
@@ -73,18 +73,18 @@ def test_a_processor_that_nobody_knows():
 
 
 def test_code_that_this_computer_cannot_run_is_refused(monkeypatch):
-    monkeypatch.setattr(expr, "lacking", lambda cpu: ["amx-tile", "avx512fp16"])
+    monkeypatch.setattr(machine_code, "missing_features", lambda cpu: ["amx-tile", "avx512fp16"])
     with pytest.raises(OptionError) as error:
-        compiled(cpu_options={"cpu": expr.host_cpu()})
+        compiled(cpu_options={"cpu": machine_code.host_cpu()})
     assert str(error.value) == (
-        f"this computer cannot run code for the processor '{expr.host_cpu()}'\n"
-        f"  it is a '{expr.host_cpu()}' and lacks: amx-tile, avx512fp16\n"
+        f"this computer cannot run code for the processor '{machine_code.host_cpu()}'\n"
+        f"  it is a '{machine_code.host_cpu()}' and lacks: amx-tile, avx512fp16\n"
         "hint: leave cpu out of cpu_options; compiled.export(folder) writes C for other computers"
     )
 
 
 def test_this_computer_lacks_nothing_of_its_own():
-    assert expr.lacking(expr.host_cpu()) == []
+    assert machine_code.missing_features(machine_code.host_cpu()) == []
 
 
 @pytest.mark.parametrize(("given", "message"), [({"threads": 2}, "'threads'"), ({"vector_bytes": 12}, "cannot be 12")])
@@ -94,12 +94,12 @@ def test_other_keys_and_values_are_refused(given, message):
 
 
 def test_a_failing_pass_of_tvm_is_said_with_the_layer(monkeypatch):
-    def fails(functions, entries, cpu, threads, real=expr.compiled):
+    def fails(functions, entries, cpu, threads, real=machine_code.compiled):
         if any("tanh" in name for name in functions):
             raise BackendError("TVM could not make machine code: a pass failed")
         return real(functions, entries, cpu, threads)
 
-    monkeypatch.setattr(expr, "compiled", fails)
+    monkeypatch.setattr(machine_code, "compiled", fails)
     model = Model()
     line = inspect.currentframe().f_lineno + 1
     model += Tanh(name="t")

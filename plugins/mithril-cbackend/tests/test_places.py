@@ -23,7 +23,7 @@ from mithril_cbackend.backend import CBackend
 from mithril_cbackend.compile_target import Purpose
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import compile_graph, program as programs
-from mithril_cbackend.tir import expr
+from mithril_cbackend.tir import machine_code
 from mithril_testing.compare import assert_close, tolerance
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -113,7 +113,7 @@ class Programs:
 @pytest.mark.parametrize(("vector_bytes", "shapes"), [(64, SHAPES), (16, SHAPES[1:3]), (4, SHAPES[1:3])])
 def test_every_family_on_every_shape(vector_bytes: int, shapes: Sequence[tuple[int, ...]], tmp_path: Any) -> None:
     cases = Programs(shapes).cases
-    machine = Machine(expr.host_cpu(), 1, vector_bytes)
+    machine = Machine(machine_code.host_cpu(), 1, vector_bytes)
     printed = [programs.write(graph, machine, smallest) for graph, _, _ in cases.values()]
     library = in_c.library(tmp_path / "places.so", printed, machine.lanes())
     for k, (name, (graph, arrays, expected)) in enumerate(cases.items()):

@@ -13,7 +13,7 @@ from mithril_cbackend.compile_target import Purpose
 from mithril_cbackend.lowering.element import kernel_builder
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import compile_graph
-from mithril_cbackend.tir import expr
+from mithril_cbackend.tir import machine_code
 
 RNG = np.random.default_rng(0)
 WINDOWS: dict[str, dict[str, Any]] = {
@@ -31,7 +31,7 @@ def run(function: Any, x: np.ndarray[Any, Any], **machine: Any) -> np.ndarray[An
     with Builder() as b:
         made = function(b.input("x", x.shape, x.dtype.name))
     graph = b.build({"y": made})
-    program = compile_graph.compiled(graph, Machine(expr.host_cpu(), **{"threads": 1, **machine}), Purpose())
+    program = compile_graph.compiled(graph, Machine(machine_code.host_cpu(), **{"threads": 1, **machine}), Purpose())
     return np.array(program({}, {"x": x})["y"])
 
 

@@ -12,16 +12,17 @@ import pytest
 from mithril.base.dtypes import dtype as as_dtype
 from mithril.ir import Builder, Graph, Input
 from mithril.ops import cast, dot, matmul, maximum, transpose
+from mithril_cbackend import tir
 from mithril_cbackend.compile_target import Purpose
 from mithril_cbackend.lowering.element import kernel_builder
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.lowering.matmul.matmul import plan_of, schedules
 from mithril_cbackend.lowering.matmul.matmul_form import product_of
 from mithril_cbackend.program import compile_graph, program as programs
-from mithril_cbackend.tir import expr
+from mithril_cbackend.tir import machine_code
 
 RNG = np.random.default_rng(0)
-BASE = Machine(expr.host_cpu(), 1)
+BASE = Machine(machine_code.host_cpu(), 1)
 SMALL = replace(BASE, cache=1 << 13)  # so small a second cache that sums of a hundred terms come in parts
 Array = np.ndarray[Any, Any]
 
@@ -104,7 +105,7 @@ def test_threads_wait_for_each_other_once() -> None:
         arrays = dict(zip("xw", operands(layout, 64, 2000, 128), strict=True))
         program = programs.write(graph_of(LAYOUTS[layout], arrays), replace(SMALL, threads=2))
         (function,) = (program.functions[n] for n in program.kernels)
-        assert expr.text(function.made).count("T.parallel(") == 1
+        assert tir.text(function.made).count("T.parallel(") == 1
 
 
 def test_sums_wait_in_a_result_or_beside_it() -> None:

@@ -35,7 +35,7 @@ from mithril_cbackend.lowering.element import kernel_builder
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import compile_graph, program as programs
 from mithril_cbackend.program.executable import Executable
-from mithril_cbackend.tir import expr
+from mithril_cbackend.tir import machine_code
 
 RNG = np.random.default_rng(0)
 
@@ -67,7 +67,7 @@ def check(
     function: Any, arrays: dict[str, np.ndarray[Any, Any]], *, known: tuple[str, ...] = (), **machine: Any
 ) -> None:
     graph = graph_of(function, arrays, known)
-    made = run(graph, arrays, Machine(expr.host_cpu(), **{"threads": 1, **machine}))
+    made = run(graph, arrays, Machine(machine_code.host_cpu(), **{"threads": 1, **machine}))
     expected = np.asarray(function(*arrays.values()))
     np.testing.assert_allclose(made, expected, rtol=2e-5, atol=2e-5 * float(np.abs(expected).max()))
 
@@ -109,7 +109,7 @@ def test_threads_share_the_rows_of_a_single_panel() -> None:
 def test_a_known_operand_is_packed_once() -> None:
     w = random(64, 96)
     graph = graph_of(matmul, {"x": random(16, 64), "w": w}, ("w",))
-    program = programs.write(graph, Machine(expr.host_cpu(), 1))
+    program = programs.write(graph, Machine(machine_code.host_cpu(), 1))
     (packed,) = program.constants.values()
     assert packed.size == w.size
     assert sorted(packed.tolist()) == sorted(w.reshape(-1).tolist())
@@ -178,7 +178,7 @@ def test_what_follows_a_convolution_may_read_its_image() -> None:
 
 # -- rows ---------------------------------------------------------------------------------------------------------
 def kernels_of(function: Any, arrays: dict[str, np.ndarray[Any, Any]]) -> list[str]:
-    program = programs.write(graph_of(function, arrays), Machine(expr.host_cpu(), 1))
+    program = programs.write(graph_of(function, arrays), Machine(machine_code.host_cpu(), 1))
     return [k.kind for k in program.kernels.values()]
 
 
@@ -219,7 +219,7 @@ def test_special_values_in_rows() -> None:
     x = random(4, 40)
     x[0, 3], x[1, 5], x[2] = np.nan, np.inf, -np.inf
     graph = graph_of(softmax, {"x": x})
-    made = run(graph, {"x": x}, Machine(expr.host_cpu(), 1))
+    made = run(graph, {"x": x}, Machine(machine_code.host_cpu(), 1))
     with np.errstate(invalid="ignore"):
         np.testing.assert_allclose(made, np.asarray(softmax(x)), rtol=1e-5)
 
@@ -276,9 +276,9 @@ def test_kernels_are_called_not_inlined() -> None:
         return x
 
     graph = graph_of(layers, {"x": random(8, 16), "w": random(16, 16)})
-    machine = Machine(expr.host_cpu(), 1)
+    machine = Machine(machine_code.host_cpu(), 1)
     program = programs.write(graph, machine)
     functions = {n: f.made for n, f in program.functions.items()} | {programs.DRIVE: program.driver}
-    built = expr.compiled(functions, {}, machine.cpu, 1)
+    built = machine_code.compiled(functions, {}, machine.cpu, 1)
     (name,) = program.kernels
-    assert len(re.findall(rf"call [^\n]*@{name}\(", expr.listing(built, "ll"))) == 30
+    assert len(re.findall(rf"call [^\n]*@{name}\(", machine_code.listing(built, "ll"))) == 30

@@ -25,7 +25,7 @@ from mithril_cbackend.lowering.matmul import matmul, matmul_form
 from mithril_cbackend.program import compile_graph
 from mithril_cbackend.schedule import offline_tuning, tuning
 from mithril_cbackend.schedule.schedules import Schedules
-from mithril_cbackend.tir import expr
+from mithril_cbackend.tir import machine_code
 from mithril_tools.cli import main
 
 RNG = np.random.default_rng(0)
@@ -50,7 +50,7 @@ def two(function: Any, *arrays: np.ndarray[Any, Any]) -> Graph:
 def test_every_schedule_of_a_product_is_right() -> None:
     x, w = random(37, 50), random(50, 70)
     graph = two(product, x, w)
-    machine = Machine(expr.host_cpu(), 1)
+    machine = Machine(machine_code.host_cpu(), 1)
     (node,) = graph.nodes
     found = matmul.schedules(node, machine)
     assert "8x32" in found
@@ -64,7 +64,7 @@ def test_every_schedule_of_a_convolution_is_right() -> None:
     x, w = random(2, 16, 6, 6), random(24, 16, 3, 3)
     how = {"stride": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1), "groups": 1}
     graph = two(lambda x, w: conv(x, w, **how), x, w)
-    machine = Machine(expr.host_cpu(), 1)
+    machine = Machine(machine_code.host_cpu(), 1)
     (node,) = graph.nodes
     found = direct_convolution.schedules(node, machine)
     assert len(found) > 3 and direct_convolution.DIRECT in found
@@ -99,7 +99,7 @@ def schedules_of(made: Any) -> Any:
 def choices() -> list[str]:
     """What the templates have for this product."""
     graph = two(product, random(64, 128), random(128, 256))
-    return matmul.schedules(graph.nodes[0], Machine(expr.host_cpu(), 1, vector_bytes()))
+    return matmul.schedules(graph.nodes[0], Machine(machine_code.host_cpu(), 1, vector_bytes()))
 
 
 NAME = "64x256x128"
@@ -132,7 +132,7 @@ def test_level_high_measures_once_and_keeps_what_won(tmp_path: Path, asked: list
 def test_the_fastest_is_measured() -> None:
     x, w = random(128, 256), random(256, 256)
     (operation,) = tuning.operations(two(product, x, w)).values()
-    machine = Machine(expr.host_cpu(), 1)
+    machine = Machine(machine_code.host_cpu(), 1)
     assert tuning.fastest(operation, machine, compile_graph.compiled) in (tuning.DEFAULT, *operation.choices(machine))
 
 

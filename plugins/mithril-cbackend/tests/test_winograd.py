@@ -19,7 +19,7 @@ from mithril_cbackend.lowering.conv import direct_convolution, winograd
 from mithril_cbackend.lowering.element import kernel_builder
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import compile_graph, program
-from mithril_cbackend.tir import expr
+from mithril_cbackend.tir import machine_code
 
 RNG = np.random.default_rng(0)
 DENSE = {"stride": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1), "groups": 1}
@@ -46,7 +46,7 @@ def run(graph: Graph, arrays: Arrays, machine: Machine) -> np.ndarray[Any, Any]:
 def ways(function: Any, arrays: Arrays, known: tuple[str, ...] = (), **machine: Any) -> dict[str, np.ndarray[Any, Any]]:
     """The result of every plan of Winograd."""
     graph = graph_of(function, arrays, known)
-    usual = Machine(expr.host_cpu(), **{"threads": 1, **machine})
+    usual = Machine(machine_code.host_cpu(), **{"threads": 1, **machine})
     node = next(n for n in graph.nodes if n.op.name.startswith("conv"))
     names = [str(p) for p in winograd.plans(node, usual)]
     assert names
@@ -107,7 +107,7 @@ def test_the_gradient_of_the_image() -> None:
 
 
 def test_it_is_chosen_where_there_are_channels_enough() -> None:
-    machine = Machine(expr.host_cpu(), 1)
+    machine = Machine(machine_code.host_cpu(), 1)
 
     def chosen(channels: int, size: int) -> Any:
         arrays = {"x": random(1, channels, size, size), "w": random(channels, channels, 3, 3)}
@@ -125,7 +125,7 @@ def test_no_less_exact_than_sums_of_products() -> None:
     plain = graph_of(lambda x, w: conv(x, w, **DENSE), arrays)
     node = plain.nodes[0]
     schedule = {direct_convolution.signature(node): direct_convolution.DIRECT}
-    direct = np.abs(run(plain, arrays, Machine(expr.host_cpu(), 1, 64, schedule)) - exact).max()
+    direct = np.abs(run(plain, arrays, Machine(machine_code.host_cpu(), 1, 64, schedule)) - exact).max()
     for found in ways(lambda x, w: conv(x, w, **DENSE), arrays).values():
         assert np.abs(found - exact).max() <= direct
 

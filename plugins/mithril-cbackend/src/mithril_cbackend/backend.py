@@ -72,7 +72,7 @@ class CBackend(Backend):
 
     @property
     def capabilities(self) -> Capabilities:
-        from mithril_cbackend.bundle import toolchains
+        from mithril_cbackend import toolchains
 
         return replace(
             super().capabilities,
@@ -88,11 +88,11 @@ class CBackend(Backend):
         return True
 
     def build(self, graph: Graph, options: BuildOptions | None = None) -> Any:
-        from mithril_cbackend.program import compile_graph
+        from mithril_cbackend.build import build
 
         self.check(graph)
         require_static(graph)
-        return compile_graph.build(graph, options or BuildOptions(), self.schedules, self.num_threads)
+        return build(graph, options or BuildOptions(), self.schedules, self.num_threads)
 
     def dump(self, executable: Any) -> Mapping[str, bytes] | None:
         from mithril_cbackend.program import program_cache
@@ -125,11 +125,11 @@ class CBackend(Backend):
     @classmethod
     def diagnose(cls) -> Mapping[str, str]:
         """For ``mithril doctor``."""
-        from mithril_cbackend.bundle import toolchains
-        from mithril_cbackend.tir import expr
+        from mithril_cbackend import toolchains
+        from mithril_cbackend.tir import machine_code
 
         compiler = toolchains.HOST.compiler() or "none found: no shared libraries, no cache"
-        return {"processor": expr.host_cpu(), "threads": str(processors()), "C compiler": compiler}
+        return {"processor": machine_code.host_cpu(), "threads": str(processors()), "C compiler": compiler}
 
 
 def require_static(graph: Graph) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mithril import plugins
 from mithril.base.errors import OptionError, unknown
-from mithril_cbackend.bundle.toolchains import ALWAYS, FAST, FOREIGN, HOST, SMALL, Toolchain
+from mithril_cbackend.toolchains import ALWAYS, FAST, FOREIGN, HOST, SMALL, Toolchain
 
 PLATFORMS = ("android", "linux")
 ARCHITECTURES = {"arm64-v8a": "mobile_arm64", "armeabi-v7a": "mobile_armv7", "x86_64": "mobile_x86_64"}

@@ -17,14 +17,15 @@ import numpy as np
 import mithril as ml
 from mithril.base.errors import InputError, UnsupportedError
 from mithril.runtime.compiled_model import CompiledModel
-from mithril_cbackend.bundle import export_files, toolchains
+from mithril_cbackend import toolchains
+from mithril_cbackend.bundle import export_files
 from mithril_cbackend.bundle.export_contents import Contents
 from mithril_cbackend.bundle.makefiles import cmake, makefile
+from mithril_cbackend.c_names import is_model_name
 from mithril_cbackend.compile_target import purpose
 from mithril_cbackend.graph.int8_weights import quantized
 from mithril_cbackend.program import compile_graph
 from mithril_cbackend.program.executable import Executable
-from mithril_cbackend.tir.c_names import is_model_name
 
 EMBEDDED = 8 << 20  # bytes of weights that are written as a C array unless one is asked for
 

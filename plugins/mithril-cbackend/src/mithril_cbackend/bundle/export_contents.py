@@ -9,9 +9,9 @@ import numpy as np
 
 from mithril.backend.memory_plan import ALIGNMENT, nbytes
 from mithril.ir import Graph
+from mithril_cbackend.c_names import unique
 from mithril_cbackend.graph.call_layout import packed
 from mithril_cbackend.program.executable import Executable
-from mithril_cbackend.tir.c_names import unique
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 

@@ -11,9 +11,9 @@ import numpy as np
 from mithril import __version__
 from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.quoting import c_quoted, c_visible
-from mithril_cbackend.bundle.c_printer import TYPES, body_text, prelude, slot_names
 from mithril_cbackend.bundle.export_contents import Contents
 from mithril_cbackend.graph.call_layout import ARENA
+from mithril_cbackend.program.c_printer import TYPES, body_text, prelude, slot_names
 
 ARGUMENTS = {**TYPES, "bool": "uint8_t", "bfloat16": "uint16_t"}  # how elements are handed over
 

@@ -16,14 +16,13 @@ from mithril.base.dtypes import dtype as as_dtype, int32
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Node, Value
 from mithril.ir.traits import is_expensive
-from mithril_cbackend.graph import attention_match
-from mithril_cbackend.graph.attention_match import Attention
 from mithril_cbackend.graph.foreign import is_primitive, plugin_lowering, plugin_template
-from mithril_cbackend.graph.kernel import Kernel, Template
-from mithril_cbackend.lowering.attention import attention
+from mithril_cbackend.lowering.attention import attention, attention_match
+from mithril_cbackend.lowering.attention.attention_match import Attention
 from mithril_cbackend.lowering.conv import direct_convolution
 from mithril_cbackend.lowering.element import elementwise, scatter, vectorization
 from mithril_cbackend.lowering.element.element_reader import RULES, operand, shape_of
+from mithril_cbackend.lowering.element.kernel import Kernel, Template
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.lowering.element.views import view
 from mithril_cbackend.lowering.matmul import matmul, matmul_form

@@ -12,18 +12,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from mithril.ir import Graph
+from mithril_cbackend import tir as t
 from mithril_cbackend.graph.call_layout import CALL, RUN, Layout
 from mithril_cbackend.lowering.element.element_reader import shape_of
 from mithril_cbackend.program.numpy_abi import CLASS, DATA, DIMENSIONS, DTYPE, FLAGS, IN_C_ORDER, RANK, SIZE
 from mithril_cbackend.program.program import DRIVE
-from mithril_cbackend.tir import expr as t
 
 
 def entries(graph: Graph, layout: Layout) -> Mapping[str, Any]:
     """By name; ``call`` only where there are few arrays, since each of them takes its time there, too."""
     table = t.number("table")
     code = t.Code()
-    code.call(DRIVE, t.pointing(table))
+    code.call(DRIVE, t.int_to_pointer(table))
     code.leave(0)
     made = {RUN: t.entry(RUN, [table], code.finish())}
     if layout.callable:
@@ -37,24 +37,24 @@ def call(graph: Graph, layout: Layout) -> Any:
     objects = [t.number(f"input{k}") for k in range(len(layout.inputs))]
     results = [t.number(f"result{k}") for k in range(len(layout.results))]
     code = t.Code()
-    table = code.view("table", "int64", t.pointing(address), layout.slots + layout.expected)
+    table = code.view("table", "int64", t.int_to_pointer(address), layout.slots + layout.expected)
     for k, ((name, slot), x) in enumerate(zip(layout.inputs, objects, strict=True)):
         shape = shapes[name]
-        words = code.view("words", "int64", t.pointing(x), SIZE // 8)
+        words = code.view("words", "int64", t.int_to_pointer(x), SIZE // 8)
         refuse(code, word(words, CLASS), t.load(table, layout.slots))
         refuse(code, word(words, DTYPE), t.load(table, layout.slots + 1 + k))
-        halves = code.view("halves", "int32", t.pointing(x), SIZE // 4)
+        halves = code.view("halves", "int32", t.int_to_pointer(x), SIZE // 4)
         refuse(code, t.load(halves, RANK // 4), t.const(len(shape), "int32"))
-        flag = t.bitwise("and", t.load(halves, FLAGS // 4), t.const(IN_C_ORDER, "int32"))
+        flag = t.load(halves, FLAGS // 4) & t.const(IN_C_ORDER, "int32")
         refuse(code, flag, t.const(IN_C_ORDER, "int32"))
         if shape:
-            sizes = code.view("sizes", "int64", t.pointing(word(words, DIMENSIONS)), len(shape))
+            sizes = code.view("sizes", "int64", t.int_to_pointer(word(words, DIMENSIONS)), len(shape))
             for axis, size in enumerate(shape):
                 refuse(code, t.load(sizes, axis), t.const(size, "int64"))
         code.store(table, slot, word(words, DATA))
     for (_, slot, _, _), y in zip(layout.results, results, strict=True):
         code.store(table, slot, y)
-    code.call(DRIVE, t.pointing(address))
+    code.call(DRIVE, t.int_to_pointer(address))
     code.leave(0)
     return t.entry(CALL, [address, *objects, *results], code.finish())
 
@@ -65,5 +65,5 @@ def word(words: t.Buffer, offset: int) -> t.Expr:
 
 def refuse(code: t.Code, found: t.Expr, wanted: t.Expr) -> None:
     """Answer 1 where these differ."""
-    with code.when(t.binary("ne", found, wanted)):
+    with code.when(t.not_equal(found, wanted)):
         code.leave(1)

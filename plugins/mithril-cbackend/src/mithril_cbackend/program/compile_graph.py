@@ -12,15 +12,13 @@ from mithril.base.errors import BackendError, OptionError, UnsupportedError, unk
 from mithril.ir import Graph
 from mithril.ir.decompose import decompose
 from mithril.ir.lazy_graph import Deferred
-from mithril_cbackend.compile_target import VECTOR_BYTES, Purpose, purpose
+from mithril_cbackend.compile_target import VECTOR_BYTES, Purpose
 from mithril_cbackend.cpu_info import processors, second_cache, vector_bytes
 from mithril_cbackend.graph import fusion
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import call_entry, kernel_errors, program as programs
 from mithril_cbackend.program.executable import Executable, Written, rewritten
-from mithril_cbackend.schedule import tuning
-from mithril_cbackend.schedule.schedules import Schedules
-from mithril_cbackend.tir import expr
+from mithril_cbackend.tir import machine_code
 
 
 def machine(options: BuildOptions, chosen: Purpose, num_threads: int | None = None) -> Machine:
@@ -39,34 +37,24 @@ def machine(options: BuildOptions, chosen: Purpose, num_threads: int | None = No
     cpu = given.get("cpu")
     if cpu is not None:
         check_cpu(cpu)
-    made = Machine(cpu or expr.host_cpu(), int(threads), int(width), fuse=options.fuses, plan=options.memory_plan)
+    made = Machine(
+        cpu or machine_code.host_cpu(), int(threads), int(width), fuse=options.fuses, plan=options.memory_plan
+    )
     return replace(made, cache=second_cache()) if chosen.arch is None else made
 
 
 def check_cpu(cpu: Any) -> None:
     """Raise where machine code for a processor could not run here: it would end the process."""
-    if cpu not in expr.cpu_names():
-        what, facts, hint = unknown("processor in cpu_options", str(cpu), expr.cpu_names())
+    if cpu not in machine_code.cpu_names():
+        what, facts, hint = unknown("processor in cpu_options", str(cpu), machine_code.cpu_names())
         raise OptionError(what, facts=facts[:1], hint=hint)
-    lacking = expr.lacking(cpu)
-    if lacking:
+    missing = machine_code.missing_features(cpu)
+    if missing:
         raise OptionError(
             f"this computer cannot run code for the processor '{cpu}'",
-            facts=[f"it is a '{expr.host_cpu()}' and lacks: {', '.join(lacking)}"],
+            facts=[f"it is a '{machine_code.host_cpu()}' and lacks: {', '.join(missing)}"],
             hint="leave cpu out of cpu_options; compiled.export(folder) writes C for other computers",
         )
-
-
-def build(graph: Graph, options: BuildOptions, schedules: Schedules, num_threads: int | None = None) -> Executable:
-    options.refuse("c", ("template_path", "code_transformers"), "machine code is made of loops, not of a text")
-    chosen = purpose(options.settings)
-    if chosen.arch is not None:
-        what = f"calls in this process run on its own processor; compiled.export(folder) is for {chosen.arch}"
-        options.decisions.record("choice", what)
-    made_for = machine(options, chosen, num_threads)
-    executable = compiled(graph, tuning.scheduled(graph, made_for, options, schedules, compiled), chosen)
-    write_source(executable, graph, options)
-    return executable
 
 
 def write_source(executable: Executable, graph: Graph, options: BuildOptions) -> None:
@@ -88,12 +76,12 @@ def compiled(graph: Graph, chosen: Machine, meant: Purpose) -> Executable:
     if programs.elements(program) >= 1 << 31:
         raise UnsupportedError("a value of this graph has more than 2**31 elements")
     if chosen.threads > 1:
-        expr.set_threads(chosen.threads)
+        machine_code.set_threads(chosen.threads)
     functions: dict[str, Any] = {n: f.made for n, f in program.functions.items()}
     functions[programs.DRIVE] = program.driver
     layout = program.layout(graph)
     try:
-        built = expr.compiled(functions, call_entry.entries(graph, layout), chosen.cpu, chosen.threads)
+        built = machine_code.compiled(functions, call_entry.entries(graph, layout), chosen.cpu, chosen.threads)
     except BackendError as error:
         raise (culprit(program, chosen) or error) from error.__cause__
     made = Written(program, chosen)
@@ -107,7 +95,7 @@ def culprit(program: programs.Program, chosen: Machine) -> BackendError | None:
     helpers = {n: f.made for n, f in program.functions.items() if n not in program.kernels}
     for name, kernel in program.kernels.items():
         try:
-            expr.compiled({**helpers, name: program.functions[name].made}, {}, chosen.cpu, chosen.threads)
+            machine_code.compiled({**helpers, name: program.functions[name].made}, {}, chosen.cpu, chosen.threads)
         except BackendError as error:
             return kernel_errors.failed(kernel, str(error).splitlines()[0])
     return None

@@ -149,7 +149,7 @@ class Executable:
     @property
     def source(self) -> str:
         """The kernels and the driver, as readable C."""
-        from mithril_cbackend.bundle.c_printer import module_text
+        from mithril_cbackend.program.c_printer import module_text
 
         return module_text(self.program, self.machine.lanes())
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mithril.base.errors import BackendError, MithrilError
-from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend.lowering.element.kernel import Kernel
 
 REPORT = "this is a fault of mithril-cbackend: please report it with str(compiled.graph)"
 

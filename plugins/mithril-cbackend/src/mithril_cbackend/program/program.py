@@ -16,14 +16,14 @@ from mithril.backend import memory_plan
 from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Node, Value, iterate
+from mithril_cbackend import tir as t
 from mithril_cbackend.graph.call_layout import ARENA, Layout
 from mithril_cbackend.graph.fusion import Grouped, Step, group
-from mithril_cbackend.graph.kernel import Kernel
 from mithril_cbackend.lowering.element.element_reader import shape_of
+from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program.host_steps import CALLER, HostStep
 from mithril_cbackend.program.kernel_errors import blaming
-from mithril_cbackend.tir import expr as t
 
 DRIVE = "drive"
 
@@ -39,7 +39,7 @@ class Place:
     def address(self, table: t.Buffer) -> t.Expr:
         if self.moved is None:
             return t.address(table, self.slot, self.offset)
-        return t.moved(table, self.slot, t.binary("add", self.moved, t.const(self.offset, "int64")))
+        return t.address(table, self.slot, self.moved + t.const(self.offset, "int64"))
 
     def at(self, offset: int) -> Place:
         return replace(self, offset=self.offset + offset)
@@ -271,7 +271,7 @@ class Writer:
         A copy of it in the table would not be seen: LLVM is told that only the driver's own statements write there.
         """
         condition = self.code.view("condition", "uint8", place.address(self.table[1]))
-        return t.binary("ne", t.load(condition, 0), t.const(0, "uint8"))
+        return t.not_equal(t.load(condition, 0), t.const(0, "uint8"))
 
 
 def choose(
@@ -318,13 +318,13 @@ def loop(
     table, trip = writer.table[1], writer.slot() if trips is not None else 0
     if trips is not None:
         code.store(table, trip, t.const(0, "int64"))
-        condition = t.binary("and", condition, t.binary("lt", t.load(table, trip), t.const(trips, "int64")))
+        condition = condition & (t.load(table, trip) < t.const(trips, "int64"))
     with code.block() as body:
         writer.drive(regions[1], now, after, arena)
         advance(writer, states, after, results)
         writer.drive(regions[0], now, [holds], arena)
         if trips is not None:
-            code.store(table, trip, t.binary("add", t.load(table, trip), t.const(1, "int64")))
+            code.store(table, trip, t.load(table, trip) + t.const(1, "int64"))
     code.repeat(condition, body)
 
 
@@ -341,14 +341,14 @@ def scan(
     after, rest = pending(states, room)
     body = regions[0]
     with writer.code.loop("step", length) as step:
-        at = t.isub(length - 1, step) if a["reverse"] else step
+        at = length - 1 - step if a["reverse"] else step
 
         def row(place: Place, v: Value) -> Place:
             size = memory_plan.nbytes(v.type)
             if size == 0 or isinstance(at, int):
                 return place.at(size * at if isinstance(at, int) else 0)
-            moved = t.binary("mul", t.cast(t.index(at), "int64"), t.const(size, "int64"))
-            return replace(place, moved=moved if place.moved is None else t.binary("add", place.moved, moved))
+            moved = t.cast(t.index(at), "int64") * t.const(size, "int64")
+            return replace(place, moved=moved if place.moved is None else place.moved + moved)
 
         inputs = body.graph.arguments
         elements = [row(given[carries + k], inputs[carries + k].value) for k in range(sequences)]
@@ -366,12 +366,12 @@ def host_call(
     code, table = writer.code, writer.table[1]
     words = code.view("words", "int64", room.address(table), len(given) + len(results))
     for k, place in enumerate((*given, *results)):
-        code.store(words, k, place.address(table).args[0])
+        code.store(words, k, t.pointer_to_int(place.address(table)))
     slot = writer.slot()
     writer.constants[slot] = np.array([step.address], np.int64)
     function = code.view("function", "int64", Place(slot).address(table))
     one = t.const(1, "int64")
-    code.call(CALLER, room.address(table), room.address(table), one, one, t.pointing(t.load(function, 0)))
+    code.call(CALLER, room.address(table), room.address(table), one, one, t.int_to_pointer(t.load(function, 0)))
 
 
 CONTROL = {"if": choose, "while": loop, "scan": scan}

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from mithril.backend.base import BuildOptions
 from mithril.ir.lazy_graph import Deferred
-from mithril_cbackend.bundle.toolchains import HOST
+from mithril_cbackend import module_loader
 from mithril_cbackend.compile_target import purpose
 from mithril_cbackend.graph.call_layout import Layout
-from mithril_cbackend.program import module_loader
 from mithril_cbackend.program.executable import Executable, Written
+from mithril_cbackend.toolchains import HOST
 
 
 def dump(executable: Executable) -> dict[str, bytes] | None:

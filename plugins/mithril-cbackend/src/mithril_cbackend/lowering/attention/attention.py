@@ -13,10 +13,10 @@ from typing import Any
 from mithril.base.dtypes import float32
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Value
-from mithril_cbackend.graph.attention_match import attention_of
-from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend.lowering.attention.attention_match import attention_of
 from mithril_cbackend.lowering.attention.blocked_attention import Blocks, Sizes
 from mithril_cbackend.lowering.attention.decode_attention import InPlace
+from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 
 

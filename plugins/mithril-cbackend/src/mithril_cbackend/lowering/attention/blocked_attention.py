@@ -8,18 +8,18 @@ from typing import Any
 
 from mithril.base.dtypes import float32
 from mithril.ir import Value
-from mithril_cbackend.graph.attention_match import Attention, last_seen
-from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend import tir as t
+from mithril_cbackend.lowering.attention.attention_match import Attention, last_seen
 from mithril_cbackend.lowering.element import vector_math
 from mithril_cbackend.lowering.element.element_reader import Index, clamped, operand, shape_of
 from mithril_cbackend.lowering.element.elementwise import inner_loop
+from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Machine
 from mithril_cbackend.lowering.element.vectorization import vectorisable
 from mithril_cbackend.lowering.element.views import placed, view
 from mithril_cbackend.lowering.matmul import naive_contractions
 from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, copy_panel, count, multiply, tile_for
 from mithril_cbackend.lowering.rows import reductions
-from mithril_cbackend.tir import expr as t
 
 BLOCK = 32  # queries
 SCORES = 1 << 15  # elements of a block's scores, about: they share the second cache with keys and values
@@ -108,16 +108,16 @@ class Blocks:
         parts = threads if heads % threads and blocks >= threads else 1  # heads that cannot be dealt out evenly are cut
         with frame.share("head", heads * parts, work) as (worker, item):
             *head, part = self.reader.split(item, (*s.heads, parts))
-            start = t.imul(worker, sum(self.parts.values()))
+            start = worker * sum(self.parts.values())
             self.at: dict[str, Any] = {}
             for name, elements in self.parts.items():
-                self.at[name], start = start, t.iadd(start, elements)
+                self.at[name], start = start, start + elements
             self.prepare(tuple(head))
             with self.reader.nest("", s.sharing) as sharing:
                 lead = (*head, *sharing)
-                mine = blocks // parts if blocks % parts == 0 else t.idiv(t.isub(blocks + parts - 1, part), parts)
+                mine = blocks // parts if blocks % parts == 0 else (blocks + parts - 1 - part) // parts
                 with self.reader.loop("block", mine) as k:
-                    first = t.imul(t.iadd(t.imul(k, parts), part), s.block)
+                    first = (k * parts + part) * s.block
                     self.block(lead, self.reader.position(first), s.block)
                 if s.queries % s.block:
                     self.last_block(lead, part, parts)
@@ -129,7 +129,7 @@ class Blocks:
         if parts == 1:
             self.block(lead, s.queries - rest, rest)
             return
-        mine = t.binary("eq", t.index(part), t.index(parts - 1))
+        mine = t.equal(t.index(part), parts - 1)
         with self.code.when(mine), self.reader.loop("last", 1):
             self.block(lead, s.queries - rest, rest)
 
@@ -143,7 +143,7 @@ class Blocks:
         *steps, row, column = found[1]
         start: Any = 0
         for i, step in zip(naive_contractions.batch_position(head, shape_of(value)[:-2]), steps, strict=True):
-            start = t.iadd(start, t.imul(i, step))
+            start = start + i * step
         return Matrix(buffer, start, row, column)
 
     def panels(self, value: Value, head: Index, part: str, rows: int, columns: int, tile: Tile) -> None:
@@ -152,11 +152,11 @@ class Blocks:
         lead = naive_contractions.batch_position(head, shape_of(value)[:-2])
 
         def copy(number: Any, width: int) -> None:
-            first = t.imul(number, tile.columns)
-            panel = Matrix(self.buffer, t.iadd(self.at[part], t.imul(number, size)), tile.columns, 1)
+            first = number * tile.columns
+            panel = Matrix(self.buffer, self.at[part] + number * size, tile.columns, 1)
 
             def element(i: Any, j: Any) -> t.Expr:
-                return self.reader.at(value, (*lead, i, t.iadd(first, j)))
+                return self.reader.at(value, (*lead, i, first + j))
 
             matrix = None if stored is None else stored.from_column(first)
             copy_panel(self.frame, element, matrix, rows, width, panel)
@@ -175,7 +175,7 @@ class Blocks:
 
     # -- a block of queries ---------------------------------------------------------------------------------------
     def block(self, lead: Index, first: Any, rows: int) -> None:
-        panels = self.panels_seen(lead, t.iadd(first, rows - 1))
+        panels = self.panels_seen(lead, first + (rows - 1))
         self.copy_queries(lead, first, rows)
         self.hide_behind_last_key(rows)
         self.score(lead, first, rows, panels)
@@ -187,7 +187,7 @@ class Blocks:
         s = self.sizes
         if s.row > s.keys:
             with self.reader.loop("row", rows) as row, self.reader.loop("j", s.row - s.keys) as j:
-                at = t.iadd(t.iadd(self.at["scores"], t.imul(row, s.row)), t.iadd(j, s.keys))
+                at = self.at["scores"] + row * s.row + (j + s.keys)
                 self.code.store(self.buffer, at, t.const(-math.inf, "float32"))
 
     def panels_seen(self, lead: Index, query: Any) -> Any:
@@ -197,12 +197,12 @@ class Blocks:
         panels: Any = total
         for value, more in self.seen:
             keys = self.reader.broadcast(value, (*lead, query, 0))
-            last = clamped(self.reader, t.iadd(keys, more - 1), 0, s.keys - 1)
-            here = self.reader.position(t.iadd(t.idiv(last, columns), 1))
+            last = clamped(self.reader, keys + (more - 1), 0, s.keys - 1)
+            here = self.reader.position(last // columns + 1)
             if isinstance(panels, int):
                 panels = here
             else:
-                panels = self.reader.position(t.select(t.binary("lt", here, panels), here, panels))
+                panels = self.reader.position(t.select(here < panels, here, panels))
         return panels
 
     def copy_queries(self, lead: Index, first: Any, rows: int) -> None:
@@ -211,8 +211,8 @@ class Blocks:
         with self.reader.loop("row", rows) as row:
 
             def copy(at: Index) -> None:
-                there = (*naive_contractions.batch_position(lead, shape[:-2]), t.iadd(first, row), at[-1])
-                to = t.iadd(t.iadd(self.at["query"], t.imul(row, inner)), at[-1])
+                there = (*naive_contractions.batch_position(lead, shape[:-2]), first + row, at[-1])
+                to = self.at["query"] + row * inner + at[-1]
                 self.code.store(self.buffer, to, self.reader.at(self.query, there))
 
             inner_loop(self.frame, (), inner, vectors, copy)
@@ -231,17 +231,17 @@ class Blocks:
         s, tile, made = self.sizes, self.sizes.keys_tile, self.found.first.result
 
         def left(row: Any, k: Any) -> t.Expr:
-            return t.load(self.buffer, t.iadd(t.iadd(self.at["query"], t.imul(row, s.inner)), k))
+            return t.load(self.buffer, self.at["query"] + row * s.inner + k)
 
         def one(number: Any, width: int) -> None:
-            begin = t.imul(number, tile.columns)
-            panel = Matrix(self.buffer, t.iadd(self.at["keys"], t.imul(begin, s.inner)), tile.columns, 1)
+            begin = number * tile.columns
+            panel = Matrix(self.buffer, self.at["keys"] + begin * s.inner, tile.columns, 1)
 
             def emit(row: Any, column: Any, element: t.Expr) -> None:
-                key = t.iadd(begin, column)
-                at = (*lead, t.iadd(first, row), key)
+                key = begin + column
+                at = (*lead, first + row, key)
                 self.reader.give(made, at, self.code.let(element, made.name))
-                to = t.iadd(t.iadd(self.at["scores"], t.imul(row, s.row)), key)
+                to = self.at["scores"] + row * s.row + key
                 self.code.store(self.buffer, to, self.reader.at(self.found.scores, at))
 
             multiply(self.frame, rows, (s.inner,), tile, left, panel, width, emit, self.vector)
@@ -255,10 +255,10 @@ class Blocks:
                 one(whole, rest)
             return
         if whole:
-            least = t.select(t.binary("lt", panels, t.index(whole)), panels, t.index(whole))
+            least = t.select(panels < whole, panels, t.index(whole))
             with self.reader.loop("panel", self.reader.position(least)) as number:
                 one(number, tile.columns)
-        with self.code.when(t.binary("gt", panels, t.index(whole))), self.reader.loop("last", 1):
+        with self.code.when(panels > whole), self.reader.loop("last", 1):
             one(whole, rest)
 
     def weigh(self, rows: int, panels: Any) -> None:
@@ -266,28 +266,28 @@ class Blocks:
         for first, times, together in ((0, rows // TOGETHER, TOGETHER), (rows - rows % TOGETHER, rows % TOGETHER, 1)):
             if times:
                 with self.reader.loop("row", times) as k:
-                    begin = t.iadd(t.imul(k, together), first)
-                    self.weigh_rows([t.iadd(begin, n) for n in range(together)], panels)
+                    begin = k * together + first
+                    self.weigh_rows([begin + n for n in range(together)], panels)
 
     def weigh_rows(self, rows: list[Any], panels: Any) -> None:
         """Some rows side by side, so that one need not wait for another's sum."""
         code, reader, buffer, row = self.code, self.reader, self.buffer, self.sizes.row
-        starts = [reader.position(t.iadd(self.at["scores"], t.imul(k, row))) for k in rows]
+        starts = [reader.position(self.at["scores"] + k * row) for k in rows]
 
         def larger(best: t.Expr, at: Any, which: int) -> t.Expr:
             return reductions.fold(code, "max", best, t.load(buffer, at), float32)
 
         def more(total: t.Expr, at: Any, which: int) -> t.Expr:
-            score = code.let(t.binary("sub", t.load(buffer, at), largest[which]), "score")
+            score = code.let(t.load(buffer, at) - largest[which], "score")
             weight = code.let(vector_math.exp_of_negative(code, score), "weight")
             code.store(buffer, at, weight)
-            return t.binary("add", total, weight)
+            return total + weight
 
         largest = self.folded("max", starts, panels, larger)
         sums = self.folded("sum", starts, panels, more)
         for k, total in zip(rows, sums, strict=True):
-            factor = t.binary("div", t.const(1.0, "float32"), total)
-            code.store(buffer, t.iadd(self.at["factors"], k), factor)
+            factor = t.const(1.0, "float32") / total
+            code.store(buffer, self.at["factors"] + k, factor)
 
     def folded(self, op: str, starts: list[Any], panels: Any, take: Any) -> list[t.Expr]:
         """A fold along rows of scores that start here and there."""
@@ -300,8 +300,8 @@ class Blocks:
             for which, (start, total) in enumerate(zip(starts, totals, strict=True)):
                 for v in range(columns // self.lanes):
                     with reader.loop("j", self.lanes, t.VECTORIZED) as j:
-                        slot = t.iadd(j, v * self.lanes)
-                        at = t.iadd(t.iadd(start, t.imul(number, columns)), slot)
+                        slot = j + v * self.lanes
+                        at = start + number * columns + slot
                         code.store(total, slot, take(t.load(total, slot), at, which))
         made = [reductions.gathered(self.frame, op, total, columns, float32, 0) for total in totals]
         return [code.let(x, op) for x in made]
@@ -313,22 +313,22 @@ class Blocks:
         strides = placed(self.chain, self.found.second.result)
         assert strides is not None
         *steps, row_step, column_step = strides
-        start = t.imul(first, row_step)
+        start = first * row_step
         for i, step in zip(lead, steps, strict=True):
-            start = t.iadd(start, t.imul(i, step))
+            start = start + i * step
         result = Matrix(self.frame.outputs[self.frame.kernel.outputs[0]], start, row_step, column_step)
 
         def left(row: Any, k: Any) -> t.Expr:
-            return t.load(self.buffer, t.iadd(t.iadd(self.at["scores"], t.imul(row, s.row)), k))
+            return t.load(self.buffer, self.at["scores"] + row * s.row + k)
 
         def one(number: Any, width: int) -> None:
-            begin = t.imul(number, tile.columns)
+            begin = number * tile.columns
             panel = self.panel_of_values(lead, begin)
 
             def emit(row: Any, column: Any, element: t.Expr) -> None:
-                factor = t.load(self.buffer, t.iadd(self.at["factors"], row))
-                made = t.binary("mul", element, factor)
-                self.code.store(result.buffer, result.at(row, t.iadd(begin, column)), made)
+                factor = t.load(self.buffer, self.at["factors"] + row)
+                made = element * factor
+                self.code.store(result.buffer, result.at(row, begin + column), made)
 
             multiply(self.frame, rows, (keys,), tile, left, panel, width, emit, column_step == 1)
 
@@ -341,7 +341,7 @@ class Blocks:
 
     def panel_of_values(self, lead: Index, begin: Any) -> Matrix:
         """The panel that starts with a column."""
-        start = t.iadd(self.at["values"], t.imul(begin, self.sizes.keys))
+        start = self.at["values"] + begin * self.sizes.keys
         return Matrix(self.buffer, start, self.sizes.values_tile.columns, 1)
 
     def keys_in(self, panels: Any) -> Any:
@@ -349,5 +349,5 @@ class Blocks:
         s, columns = self.sizes, self.sizes.keys_tile.columns
         if isinstance(panels, int):
             return s.keys
-        keys = self.reader.position(t.imul(panels, columns))
+        keys = self.reader.position(panels * columns)
         return keys if s.row == s.keys else clamped(self.reader, keys, 0, s.keys)

@@ -6,12 +6,14 @@ these is turned, so that its rows add up to the scores.
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import add
 from typing import Any
 
+from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.attention.blocked_attention import Blocks
 from mithril_cbackend.lowering.element.element_reader import Index, clamped
 from mithril_cbackend.lowering.matmul.microkernel import Matrix
-from mithril_cbackend.tir import expr as t
 
 
 class InPlace(Blocks):
@@ -29,9 +31,9 @@ class InPlace(Blocks):
         s, lanes = self.sizes, self.lanes
         keys = self.matrix(self.keys, lead)
         assert keys is not None
-        groups = t.imul(panels, s.keys_tile.columns // lanes)
+        groups = panels * (s.keys_tile.columns // lanes)
         with self.reader.loop("group", groups) as group:
-            begin = t.imul(group, lanes)
+            begin = group * lanes
             if s.row != s.keys:  # the last group begins earlier rather than ending too late
                 begin = clamped(self.reader, begin, 0, s.keys - lanes)
             for row in range(rows):
@@ -41,23 +43,20 @@ class InPlace(Blocks):
         s, lanes, code, reader, made = self.sizes, self.lanes, self.code, self.reader, self.found.first.result
         products, turned = (code.alloc(name, lanes * lanes, "float32") for name in ("products", "turned"))
         with reader.loop("key", lanes) as key, reader.loop("j", lanes, t.VECTORIZED) as j:
-            total = None
-            for k in range(0, s.inner, lanes):
-                query = t.load(self.buffer, t.iadd(t.iadd(self.at["query"], row * s.inner + k), j))
-                product = t.binary("mul", query, keys.element(t.iadd(j, k), t.iadd(begin, key)))
-                total = product if total is None else t.binary("add", total, product)
-            code.store(products, t.iadd(t.imul(key, lanes), j), total)
-        code.turn(lanes, products, 0, lanes, turned, 0, lanes)
+            parts = [
+                t.load(self.buffer, self.at["query"] + (row * s.inner + k) + j) * keys.element(j + k, begin + key)
+                for k in range(0, s.inner, lanes)
+            ]
+            code.store(products, key * lanes + j, reduce(add, parts))
+        code.transpose(lanes, products, 0, lanes, turned, 0, lanes)
         sums = code.alloc("sums", lanes, "float32")
         with reader.loop("j", lanes, t.VECTORIZED) as j:
-            parts = [t.load(turned, t.iadd(j, k * lanes)) for k in range(lanes)]
+            parts = [t.load(turned, j + k * lanes) for k in range(lanes)]
             while len(parts) > 1:
-                parts = [t.binary("add", a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+                parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
             code.store(sums, j, parts[0])
         with reader.loop("j", lanes, t.VECTORIZED if self.vector else t.SERIAL) as j:
-            key = t.iadd(begin, j)
-            at = (*lead, t.iadd(first, row), key)
+            key = begin + j
+            at = (*lead, first + row, key)
             reader.give(made, at, code.let(t.load(sums, j), made.name))
-            code.store(
-                self.buffer, t.iadd(t.iadd(self.at["scores"], row * s.row), key), reader.at(self.found.scores, at)
-            )
+            code.store(self.buffer, self.at["scores"] + row * s.row + key, reader.at(self.found.scores, at))

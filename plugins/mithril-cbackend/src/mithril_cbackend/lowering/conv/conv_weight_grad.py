@@ -14,11 +14,11 @@ from typing import Any
 from mithril.base.dtypes import float32
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Node, Value
+from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad, slack
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Machine
 from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, copy_panel, count, multiply, tile_for
-from mithril_cbackend.tir import expr as t
 
 SUMS = 25  # vectors of sums that registers hold beside the rest
 HELD = 320  # pixels whose cotangents, of a panel of channels, stay in the first cache
@@ -104,11 +104,11 @@ class Products:
                 continue
             with frame.share("turn", p.groups * panels * p.batch, work) as (_, item):
                 group, number, image = self.reader.split(item, (p.groups, panels, p.batch))
-                self.turn(group, t.iadd(number, first), image, width)
+                self.turn(group, number + first, image, width)
             parts = self.parts(panels, work)
             with frame.share("panel", p.groups * panels * parts, work) as (_, item):
                 group, number, part = self.reader.split(item, (p.groups, panels, parts))
-                self.panel(group, t.iadd(number, first), t.imul(part, p.depth // parts), p.depth // parts, width)
+                self.panel(group, number + first, part * (p.depth // parts), p.depth // parts, width)
 
     def parts(self, panels: int, work: int) -> int:
         """Into how many parts the windows are cut, so that there is one for every thread."""
@@ -119,22 +119,22 @@ class Products:
     def cotangents(self, group: Any, number: Any, image: Any, pixel: Any = 0) -> Matrix:
         """Of one image from a pixel on, a panel of channels: pixels by channels."""
         p, columns = self.plan, self.tile.columns
-        panel = t.iadd(t.imul(group, p.panels(self.frame.machine)), number)
-        start = t.imul(t.iadd(t.imul(t.iadd(t.imul(panel, p.batch), image), p.pixels), pixel), columns)
+        panel = group * p.panels(self.frame.machine) + number
+        start = ((panel * p.batch + image) * p.pixels + pixel) * columns
         return Matrix(self.turned, start, columns, 1)
 
     def turn(self, group: Any, number: Any, image: Any, width: int) -> None:
         p = self.plan
-        channel = t.iadd(t.imul(group, p.made), t.imul(number, self.tile.columns))
-        start = t.imul(t.iadd(t.imul(image, p.groups * p.made), channel), p.pixels)
+        channel = group * p.made + number * self.tile.columns
+        start = (image * (p.groups * p.made) + channel) * p.pixels
         given = Matrix(self.reader.buffers[self.g], start, 1, p.pixels)
         copy_panel(self.frame, given.element, given, p.pixels, width, self.cotangents(group, number, image))
 
     def panel(self, group: Any, number: Any, first: Any, depth: int, width: int) -> None:
         """The gradients of a panel of channels: summed up for each slab of each image, then turned back."""
         p, reader, columns = self.plan, self.reader, self.tile.columns
-        panel = t.iadd(t.imul(group, p.panels(self.frame.machine)), number)
-        sums = Matrix(self.sums, t.imul(t.iadd(t.imul(panel, p.depth), first), columns), columns, 1)
+        panel = group * p.panels(self.frame.machine) + number
+        sums = Matrix(self.sums, (panel * p.depth + first) * columns, columns, 1)
         several = p.batch * p.slabs > 1
         if several:
             with reader.loop("i", depth) as i, reader.loop("j", columns) as j:
@@ -142,19 +142,19 @@ class Products:
 
         def add(row: Any, column: Any, element: t.Expr) -> None:
             at = sums.at(row, column)
-            self.code.store(self.sums, at, t.binary("add", t.load(self.sums, at), element) if several else element)
+            self.code.store(self.sums, at, t.load(self.sums, at) + element if several else element)
 
         with reader.loop("image", p.batch) as image, reader.loop("slab", p.slabs) as slab:
-            start = t.imul(t.iadd(t.imul(image, p.groups), group), p.inner)
+            start = (image * p.groups + group) * p.inner
 
             def window(row: Any, *pixel: Any) -> t.Expr:
-                channel, *element = reader.split(t.iadd(first, row), (p.inner, *p.layout.kernel))
-                base = t.iadd(t.imul(t.iadd(start, channel), p.layout.channel), p.layout.offset(tuple(element)))
-                place = p.layout.rows((t.iadd(t.imul(slab, p.rows), pixel[0]), *pixel[1:]))
-                return self.code.let(t.load(self.padded, t.iadd(base, place)), "x")
+                channel, *element = reader.split(first + row, (p.inner, *p.layout.kernel))
+                base = (start + channel) * p.layout.channel + p.layout.offset(tuple(element))
+                place = p.layout.rows((slab * p.rows + pixel[0], *pixel[1:]))
+                return self.code.let(t.load(self.padded, base + place), "x")
 
             rest = math.prod(p.layout.result[1:])
-            given = self.cotangents(group, number, image, t.imul(slab, p.rows * rest))
+            given = self.cotangents(group, number, image, slab * (p.rows * rest))
             inner = (p.rows, *p.layout.result[1:])
             multiply(self.frame, depth, inner, self.tile, window, given, width, add, True)
         self.store(group, number, first, sums, depth, width)
@@ -163,16 +163,18 @@ class Products:
         """The sums of a panel, where the gradients of its channels lie: squares turned, the rest one by one."""
         p, reader, lanes = self.plan, self.reader, self.lanes
         (made,) = self.frame.kernel.outputs
-        channel = t.iadd(t.imul(group, p.made), t.imul(number, self.tile.columns))
-        target = Matrix(self.frame.outputs[made], t.iadd(t.imul(channel, p.depth), first), p.depth, 1)
+        channel = group * p.made + number * self.tile.columns
+        target = Matrix(self.frame.outputs[made], channel * p.depth + first, p.depth, 1)
         high, wide = (n // lanes * lanes if lanes > 1 else 0 for n in (width, depth))
         if high and wide:
             with reader.loop("r", high // lanes) as r, reader.loop("s", wide // lanes) as s:
-                i, j = t.imul(r, lanes), t.imul(s, lanes)
-                self.code.turn(lanes, self.sums, sums.at(j, i), sums.row, target.buffer, target.at(i, j), target.row)
+                i, j = r * lanes, s * lanes
+                self.code.transpose(
+                    lanes, self.sums, sums.at(j, i), sums.row, target.buffer, target.at(i, j), target.row
+                )
         for begin, end, left, right in ((0, high, wide, depth), (high, width, 0, depth)):
             with reader.loop("i", end - begin) as i, reader.loop("j", right - left) as j:
-                row, column = t.iadd(i, begin), t.iadd(j, left)
+                row, column = i + begin, j + left
                 self.code.store(target.buffer, target.at(row, column), sums.element(column, row))
 
 
@@ -197,7 +199,7 @@ class Dots:
         with reader.loop("block", math.prod(whole), frame.parallel(work)) as block:
             group, r, c = reader.split(block, whole)
             with reader.several("abc", p.layout.kernel, each) as places:
-                self.block(group, t.imul(r, high), t.imul(c, wide), high, wide, places)
+                self.block(group, r * high, c * wide, high, wide, places)
 
     def block(self, group: Any, first: Any, column: Any, high: int, wide: int, places: list[Index]) -> None:
         p, reader, code, lanes = self.plan, self.reader, self.code, self.lanes
@@ -205,38 +207,38 @@ class Dots:
         total = code.alloc("total", len(cells) * lanes, "float32")
         for k in range(len(cells)):
             with reader.loop("j", lanes, t.VECTORIZED) as j:
-                code.store(total, t.iadd(j, k * lanes), t.const(0, "float32"))
+                code.store(total, j + k * lanes, t.const(0, "float32"))
         with reader.loop("image", p.batch) as image, reader.loop("p", self.steps) as step:
-            lead = t.iadd(t.imul(t.iadd(t.imul(image, p.groups), group), p.made), first)
-            start = t.iadd(t.imul(t.iadd(t.imul(image, p.groups), group), p.inner), column)
+            lead = (image * p.groups + group) * p.made + first
+            start = (image * p.groups + group) * p.inner + column
             with reader.loop("j", lanes, t.VECTORIZED) as j:
-                pixel = t.iadd(t.imul(step, lanes), j)
-                rows = [t.iadd(t.imul(t.iadd(lead, r), self.steps * lanes), pixel) for r in range(high)]
+                pixel = step * lanes + j
+                rows = [(lead + r) * (self.steps * lanes) + pixel for r in range(high)]
                 given = [code.let(t.load(self.weighted, row), "g") for row in rows]
                 for k, (r, c, at) in enumerate(cells):
-                    base = t.iadd(t.imul(t.iadd(start, c), p.layout.channel), p.layout.offset(at))
-                    product = t.binary("mul", given[r], t.load(self.padded, t.iadd(base, pixel)))
-                    here = t.iadd(j, k * lanes)
-                    code.store(total, here, t.binary("add", t.load(total, here), product))
+                    base = (start + c) * p.layout.channel + p.layout.offset(at)
+                    product = given[r] * t.load(self.padded, base + pixel)
+                    here = j + k * lanes
+                    code.store(total, here, t.load(total, here) + product)
         (made,) = self.frame.kernel.outputs
         for k, (r, c, at) in enumerate(cells):
             with reader.loop("l", lanes - 1) as lane:
-                other = t.load(total, t.iadd(t.iadd(lane, 1), k * lanes))
-                code.store(total, k * lanes, t.binary("add", t.load(total, k * lanes), other))
-            channel = t.iadd(t.iadd(t.imul(group, p.made), first), r)
-            self.frame.write(made, (channel, t.iadd(column, c), *at), t.load(total, k * lanes))
+                other = t.load(total, lane + 1 + k * lanes)
+                code.store(total, k * lanes, t.load(total, k * lanes) + other)
+            channel = group * p.made + first + r
+            self.frame.write(made, (channel, column + c, *at), t.load(total, k * lanes))
 
     def lay_rows(self) -> None:
         """The cotangent's pixels at the flat positions that the padded image uses, zeros between rows."""
         p, reader, code = self.plan, self.reader, self.code
         length, channels = self.steps * self.lanes, p.groups * p.made
         with reader.loop("c", p.batch * channels, self.frame.parallel(p.batch * channels * length)) as c:
-            base = t.imul(c, length)
+            base = c * length
             with reader.loop("i", length) as i:
-                code.store(self.weighted, t.iadd(base, i), t.const(0, "float32"))
+                code.store(self.weighted, base + i, t.const(0, "float32"))
             at = reader.split(c, (p.batch, channels))
             with reader.nest("yxz", p.layout.result) as inner:
-                code.store(self.weighted, t.iadd(base, p.layout.rows(inner)), reader.at(self.g, (*at, *inner)))
+                code.store(self.weighted, base + p.layout.rows(inner), reader.at(self.g, (*at, *inner)))
 
 
 def divisor(count: int) -> int:

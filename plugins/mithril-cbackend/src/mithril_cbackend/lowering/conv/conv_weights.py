@@ -12,10 +12,10 @@ from typing import Any
 from mithril.base.dtypes import float32
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Node, Value
+from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.matmul.microkernel import Matrix, copy_panel, count
-from mithril_cbackend.tir import expr as t
 
 
 def reading(size: int) -> float:
@@ -52,28 +52,28 @@ def turn(frame: Frame) -> None:
 
     with reader.loop("k", given, frame.parallel(given * made * elements)) as k:
         group, within = reader.split(k, (groups, given // groups))
-        first = t.imul(t.imul(k, made), elements)
+        first = k * made * elements
 
         def place(channel: Any, element: Any) -> Any:
             panel, lane = reader.split(channel, (panels, columns))
-            row = t.iadd(t.imul(t.iadd(t.imul(group, panels), panel), given // groups), within)
-            row = t.iadd(t.imul(row, elements), t.isub(elements - 1, element))
-            return t.iadd(t.imul(row, columns), lane)
+            row = (group * panels + panel) * (given // groups) + within
+            row = row * elements + (elements - 1 - element)
+            return row * columns + lane
 
         with reader.loop("v", squares) as v:
-            channel = t.imul(v, lanes)
+            channel = v * lanes
             for begin in range(0, elements, lanes) if squares else ():
                 square = code.alloc("square", lanes * lanes, "float32")
-                start = t.iadd(t.iadd(first, t.imul(channel, elements)), begin)
-                code.turn(lanes, source, start, elements, square, 0, lanes)
+                start = first + channel * elements + begin
+                code.transpose(lanes, source, start, elements, square, 0, lanes)
                 for e in range(min(lanes, elements - begin)):
                     at = place(channel, begin + e)
                     with reader.loop("j", lanes, t.VECTORIZED) as j:
-                        code.store(target, t.iadd(at, j), t.load(square, t.iadd(e * lanes, j)))
+                        code.store(target, at + j, t.load(square, e * lanes + j))
         left = made - squares * lanes
         with reader.nest("ec", (elements, left)) as (e, c):
-            channel = t.iadd(squares * lanes, c)
-            code.store(target, place(channel, e), t.load(source, t.iadd(t.iadd(first, t.imul(channel, elements)), e)))
+            channel = squares * lanes + c
+            code.store(target, place(channel, e), t.load(source, first + channel * elements + e))
 
 
 class Kernels:
@@ -96,22 +96,22 @@ class Kernels:
         """An element: forward by number, to the image by channel and element, the last one first."""
         if self.forward:
             buffer = self.frame.reader.buffers[operand(self.frame.kernel.anchor, 1)]
-            return t.load(buffer, t.iadd(t.imul(t.iadd(t.imul(group, self.made), channel), self.depth), at[0]))
+            return t.load(buffer, (group * self.made + channel) * self.depth + at[0])
         return self.turned(group, channel, *at)
 
     def turned(self, group: Any, channel: Any, given: Any, element: Any) -> t.Expr:
         """An element where ``turn`` has laid it."""
         elements = math.prod(shape_of(operand(self.frame.kernel.anchor, 1))[2:])
         panel, lane = self.frame.reader.split(channel, (count(self.made, self.columns), self.columns))
-        row = t.iadd(t.imul(t.iadd(t.imul(group, count(self.made, self.columns)), panel), self.channels), given)
-        row = t.iadd(t.imul(row, elements), element)
-        return t.load(self.frame.outputs[self.frame.kernel.scratch[-1]], t.iadd(t.imul(row, self.columns), lane))
+        row = (group * count(self.made, self.columns) + panel) * self.channels + given
+        row = row * elements + element
+        return t.load(self.frame.outputs[self.frame.kernel.scratch[-1]], row * self.columns + lane)
 
     def panel(self, group: Any, first: Any, width: int, spare: Matrix) -> Matrix:
         """The columns of ``width`` channels, the first of a panel: as they have been turned, or copied."""
         if not self.forward and self.all and spare.row == self.columns:
-            start = t.iadd(t.imul(group, count(self.made, self.columns) * self.columns), first)
-            return Matrix(self.frame.outputs[self.frame.kernel.scratch[-1]], t.imul(start, self.depth), spare.row, 1)
+            start = group * (count(self.made, self.columns) * self.columns) + first
+            return Matrix(self.frame.outputs[self.frame.kernel.scratch[-1]], start * self.depth, spare.row, 1)
         self.copy(group, first, width, spare)
         return spare
 
@@ -120,11 +120,11 @@ class Kernels:
         reader, matrix = self.frame.reader, None
         if self.forward:
             buffer = reader.buffers[operand(self.frame.kernel.anchor, 1)]
-            start = t.imul(t.iadd(t.imul(group, self.made), first), self.depth)
+            start = (group * self.made + first) * self.depth
             matrix = Matrix(buffer, start, 1, self.depth)
 
         def element(k: Any, j: Any) -> t.Expr:
             at = (k,) if self.forward else reader.split(k, self.inner)
-            return self.weight(group, t.iadd(first, j), *at)
+            return self.weight(group, first + j, *at)
 
         copy_panel(self.frame, element, matrix, self.depth, width, panel)

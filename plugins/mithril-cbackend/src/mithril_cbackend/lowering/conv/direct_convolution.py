@@ -16,16 +16,16 @@ from mithril.base.dtypes import float32
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Node, Value
 from mithril.ir.attribute_text import attributes_text
-from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv import conv_weight_grad, im2col, strided_conv_grad, winograd
 from mithril_cbackend.lowering.conv.conv_weights import turn, turning
 from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad, pad_channel, slack
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
+from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Machine
 from mithril_cbackend.lowering.element.vectorization import vectorisable
 from mithril_cbackend.lowering.matmul import naive_contractions
 from mithril_cbackend.lowering.matmul.microkernel import count
-from mithril_cbackend.tir import expr as t
 
 Dense = im2col.Plan | winograd.Plan
 Plan = Dense | strided_conv_grad.Plan
@@ -201,43 +201,43 @@ def convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
 
     with frame.share("block", batch * groups * blocks, work) as (worker, item):
         image, block = reader.split(item, (batch, groups * blocks))
-        group = reader.position(t.idiv(block, blocks)) if groups > 1 else 0
-        first = t.imul(group, inner)
+        group = reader.position(block // blocks) if groups > 1 else 0
+        first = group * inner
         if apart:
             with reader.loop("c", inner) as c:
-                base = t.imul(t.iadd(t.imul(worker, inner), c), layout.channel)
-                pad_channel(frame, layout, x, padded, (image, t.iadd(first, c)), base)
-        lead = t.imul(worker, inner) if apart else t.iadd(t.imul(image, channels), first)
-        first = code.let(t.index(t.imul(lead, layout.channel)), "first")
+                base = (worker * inner + c) * layout.channel
+                pad_channel(frame, layout, x, padded, (image, first + c), base)
+        lead = worker * inner if apart else image * channels + first
+        first = code.let(t.index(lead * layout.channel), "first")
         length = pixels * width
-        begin = t.imul(worker, rows * length)
+        begin = worker * (rows * length)
         with reader.loop("tile", pixels) as tile:
-            pixel = t.imul(tile, width)
+            pixel = tile * width
             total = code.alloc("total", rows * width, "float32")
             slots = [(r, v, (r * (width // lanes) + v) * lanes) for r in range(rows) for v in range(width // lanes)]
             for _, _, slot in slots:
                 with reader.loop("j", lanes, t.VECTORIZED) as j:
-                    code.store(total, t.iadd(j, slot), t.const(0, "float32"))
+                    code.store(total, j + slot, t.const(0, "float32"))
             with reader.loop("c", inner) as c:
-                image_at = t.iadd(t.iadd(first, t.imul(c, layout.channel)), pixel)
-                kernel_at = t.imul(t.iadd(t.imul(block, inner), c), elements * rows)
+                image_at = first + c * layout.channel + pixel
+                kernel_at = (block * inner + c) * (elements * rows)
                 with reader.several("abc", layout.kernel) as places:
                     for at in places:
                         e = reader.flat(at, layout.kernel)
                         offset = code.let(t.index(layout.offset(at)), "offset")
-                        there_at = t.iadd(kernel_at, t.imul(e, rows))
-                        factors = [code.let(t.load(kernels, t.iadd(there_at, r)), "w") for r in range(rows)]
+                        there_at = kernel_at + e * rows
+                        factors = [code.let(t.load(kernels, there_at + r), "w") for r in range(rows)]
                         for r, v, slot in slots:
                             with reader.loop("j", lanes, t.VECTORIZED) as j:
-                                there = t.iadd(t.iadd(image_at, offset), t.iadd(j, v * lanes))
-                                product = t.binary("mul", factors[r], t.load(padded, there))
-                                here = t.iadd(j, slot)
-                                code.store(total, here, t.binary("add", t.load(total, here), product))
+                                there = image_at + offset + (j + v * lanes)
+                                product = factors[r] * t.load(padded, there)
+                                here = j + slot
+                                code.store(total, here, t.load(total, here) + product)
             for r, v, slot in slots:
-                row = t.iadd(begin, r * length)
+                row = begin + r * length
                 with reader.loop("j", lanes, t.VECTORIZED) as j:
-                    there = t.iadd(t.iadd(row, pixel), t.iadd(j, v * lanes))
-                    code.store(tiles, there, t.load(total, t.iadd(j, slot)))
+                    there = row + pixel + (j + v * lanes)
+                    code.store(tiles, there, t.load(total, j + slot))
         _emit_block(frame, node, layout, image, block, rows, tiles, begin, length)
     return frame.finish()
 
@@ -252,18 +252,16 @@ def _order_kernels(
     count = math.prod(sizes)
     made = blocks * rows
     with reader.loop("block", groups * blocks) as block, reader.loop("c", inner) as c, reader.loop("r", rows) as r:
-        group = reader.position(t.idiv(block, blocks)) if groups > 1 else 0
-        within = reader.position(t.isub(block, t.imul(group, blocks)) if groups > 1 else block)
-        row = t.iadd(t.imul(within, rows), r)
+        group = reader.position(block // blocks) if groups > 1 else 0
+        within = reader.position(block - group * blocks if groups > 1 else block)
+        row = within * rows + r
         with reader.nest("abc", sizes) as at:
-            target = t.iadd(
-                t.imul(t.iadd(t.imul(t.iadd(t.imul(block, inner), c), count), reader.flat(at, sizes)), rows), r
-            )
+            target = ((block * inner + c) * count + reader.flat(at, sizes)) * rows + r
             if backward:  # the channels exchanged, the kernel turned around
-                turned = tuple(t.isub(n - 1, i) for i, n in zip(at, sizes, strict=True))
-                source = (t.iadd(t.imul(group, inner), c), row, *turned)
+                turned = tuple(n - 1 - i for i, n in zip(at, sizes, strict=True))
+                source = (group * inner + c, row, *turned)
             else:
-                source = (t.iadd(t.imul(group, made), row), c, *at)
+                source = (group * made + row, c, *at)
             code.store(kernels, target, reader.at(w, source))
 
 
@@ -276,20 +274,20 @@ def _emit_block(
     *outer, inner = layout.result
     whole = inner // lanes if vectorisable(follow) else 0
     with reader.loop("r", rows) as r:
-        channel = t.iadd(t.imul(block, rows), r)
-        base = t.iadd(begin, t.imul(r, length))
+        channel = block * rows + r
+        base = begin + r * length
 
         def one(before: Index, place: Any) -> None:
-            at = t.iadd(base, layout.rows((*before, place)))
+            at = base + layout.rows((*before, place))
             frame.emit((image, channel, *before, place), t.load(tiles, at))
 
         with reader.nest("yx", outer) as before:
             if whole:
                 with reader.loop("v", whole) as v, reader.loop("j", lanes, t.VECTORIZED) as j:
-                    one(before, t.iadd(t.imul(v, lanes), j))
+                    one(before, v * lanes + j)
             if inner - whole * lanes:
                 with reader.loop("k", inner - whole * lanes) as k:
-                    one(before, t.iadd(k, whole * lanes))
+                    one(before, k + whole * lanes)
 
 
 # -- the gradient of the kernel -----------------------------------------------------------------------------------

@@ -16,15 +16,15 @@ import numpy as np
 from mithril.base.dtypes import float32
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Node, Value
-from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv.conv_weights import Kernels, reading
 from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad, slack
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.elementwise import aligned_values, merge, merged
+from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Machine
 from mithril_cbackend.lowering.element.vectorization import vectorisable
 from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, copy_panel, count, multiply, pack, tile_for
-from mithril_cbackend.tir import expr as t
 
 HELD = 1 << 18  # elements of columns that stay in the second cache beside the kernels
 
@@ -181,10 +181,10 @@ class Columns:
         with frame.share("slab", items * parts, work) as (worker, item):
             whole = (p.batch // p.images, p.groups, p.slabs, parts)
             image, group, slab, part = reader.split(item, whole)
-            image = t.imul(image, p.images)
+            image = image * p.images
             if not p.straight:
                 self.lay(worker, image, group, slab)
-            first = t.imul(part, p.made // parts)
+            first = part * (p.made // parts)
             multiplied = self.channels if p.by_channel else self.pixels
             multiplied(worker, image, group, slab, first, p.made // parts)
 
@@ -199,52 +199,52 @@ class Columns:
         Whole vectors are copied; what they have too much is written over by the next row.
         """
         p, reader, code = self.plan, self.reader, self.code
-        layout, base = p.layout, t.imul(worker, p.depth * self.length)
+        layout, base = p.layout, worker * (p.depth * self.length)
         *outer, run = layout.result if len(layout.result) > 1 else (1, p.rows)
         between = (p.rows, *outer[1:]) if len(layout.result) > 1 else ()
         with reader.loop("c", p.inner) as c, reader.loop("d", p.images) as d:
-            channel = t.iadd(t.imul(t.iadd(image, d), p.groups * p.inner), t.iadd(t.imul(group, p.inner), c))
-            source = t.imul(channel, layout.channel)
+            channel = (image + d) * (p.groups * p.inner) + (group * p.inner + c)
+            source = channel * layout.channel
             with reader.nest("abc", layout.kernel) as at:
-                row = t.iadd(t.imul(c, p.elements), reader.flat(at, layout.kernel))
-                row = t.iadd(t.iadd(base, t.imul(row, self.length)), t.imul(d, p.pixels // p.images))
-                offset = code.let(t.index(t.iadd(source, layout.offset(at))), "offset")
+                row = c * p.elements + reader.flat(at, layout.kernel)
+                row = base + row * self.length + d * (p.pixels // p.images)
+                offset = code.let(t.index(source + layout.offset(at)), "offset")
                 with reader.nest("yz", between) as y:
-                    start = (t.iadd(t.imul(slab, p.rows), y[0]), *y[1:], 0) if y else (t.imul(slab, p.rows),)
-                    there = t.iadd(offset, layout.rows(start))
-                    here = t.iadd(row, t.imul(reader.flat(y, between), run))
+                    start = (slab * p.rows + y[0], *y[1:], 0) if y else (slab * p.rows,)
+                    there = offset + layout.rows(start)
+                    here = row + reader.flat(y, between) * run
                     with reader.loop("v", count(run, self.lanes)) as v, reader.loop("j", self.lanes, t.VECTORIZED) as j:
-                        i = t.iadd(t.imul(v, self.lanes), j)
-                        code.store(self.columns, t.iadd(here, i), t.load(self.padded, t.iadd(there, i)))
+                        i = v * self.lanes + j
+                        code.store(self.columns, here + i, t.load(self.padded, there + i))
 
     def source(self, worker: Any, image: Any, group: Any, slab: Any) -> Matrix:
         """The columns of a slab, as the image itself has them or as they were laid."""
         p = self.plan
         if not p.straight:
-            return Matrix(self.columns, t.imul(worker, p.depth * self.length), self.length, 1)
+            return Matrix(self.columns, worker * (p.depth * self.length), self.length, 1)
         size = math.prod(p.layout.result)
-        channel = t.imul(t.iadd(t.imul(image, p.groups), group), p.inner)
-        start = t.iadd(t.imul(channel, size), t.imul(slab, p.pixels // p.images))
+        channel = (image * p.groups + group) * p.inner
+        start = channel * size + slab * (p.pixels // p.images)
         return Matrix(self.reader.buffers[self.x], start, size, 1)
 
     def pixels(self, worker: Any, image: Any, group: Any, slab: Any, first: Any, made: int) -> None:
         """Pixels along the vectors."""
         p, source, columns = self.plan, self.source(worker, image, group, slab), self.tile.columns
-        begin = t.imul(slab, p.pixels)
+        begin = slab * p.pixels
 
         def left(row: Any, *at: Any) -> t.Expr:
-            return self.code.let(self.kernels.weight(group, t.iadd(first, row), *at), "w")
+            return self.code.let(self.kernels.weight(group, first + row, *at), "w")
 
         def block(number: Any, width: int) -> None:
-            panel = source.from_column(t.imul(number, columns))
+            panel = source.from_column(number * columns)
             if p.straight:
-                copied = Matrix(self.spare, t.imul(worker, p.depth * columns), columns, 1)
+                copied = Matrix(self.spare, worker * (p.depth * columns), columns, 1)
                 copy_panel(self.frame, panel.element, panel, p.depth, width, copied)
                 panel = copied
 
             def emit(row: Any, column: Any, element: t.Expr) -> None:
-                channel = t.iadd(t.imul(group, p.made), t.iadd(first, row))
-                pixel = t.iadd(begin, t.iadd(t.imul(number, columns), column))
+                channel = group * p.made + (first + row)
+                pixel = begin + (number * columns + column)
                 self.emit(image, channel, pixel, element)
 
             multiply(self.frame, made, self.kernels.inner, self.tile, left, panel, width, emit, self.vector)
@@ -270,19 +270,19 @@ class Columns:
             return self.code.let(source.element(self.reader.flat(at, self.kernels.inner), row), "x")
 
         def block(number: Any, width: int) -> None:
-            channel = t.iadd(first, t.imul(number, columns))
+            channel = first + number * columns
             if known is not None:
                 size = count(p.made, columns) * columns * p.depth
-                start = t.iadd(t.imul(group, size), t.imul(channel, p.depth))
+                start = group * size + channel * p.depth
                 panel = Matrix(self.reader.buffers[known[0]], start, columns, 1)
             else:
-                spare = Matrix(self.spare, t.imul(worker, columns * p.depth), columns, 1)
+                spare = Matrix(self.spare, worker * (columns * p.depth), columns, 1)
                 panel = self.kernels.panel(group, channel, width, spare)
 
             def emit(row: Any, column: Any, element: t.Expr) -> None:
                 d, pixel = self.reader.split(row, (p.images, each)) if p.images > 1 else (0, row)
-                where = t.iadd(t.imul(group, p.made), t.iadd(channel, column))
-                self.emit(t.iadd(image, d), where, t.iadd(t.imul(slab, each), pixel), element)
+                where = group * p.made + (channel + column)
+                self.emit(image + d, where, slab * each + pixel, element)
 
             multiply(self.frame, p.pixels, self.kernels.inner, self.tile, left, panel, width, emit, False)
 

@@ -12,9 +12,9 @@ from itertools import product as every
 from typing import Any
 
 from mithril.ir import Node, Value
+from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
 from mithril_cbackend.lowering.element.kernel_builder import Frame
-from mithril_cbackend.tir import expr as t
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,15 @@ class Layout:
         phase: Any = 0
         flat: Any = 0
         for k, d, s, n in zip(at, self.dilation, self.stride, self.sizes, strict=True):
-            phase = t.iadd(t.imul(phase, s), t.imod(t.imul(k, d), s))
-            flat = t.iadd(t.imul(flat, n), t.idiv(t.imul(k, d), s))
-        return t.iadd(t.imul(phase, math.prod(self.sizes)), flat)
+            phase = phase * s + k * d % s
+            flat = flat * n + k * d // s
+        return phase * math.prod(self.sizes) + flat
 
     def rows(self, at: Index) -> Any:
         """The flat position of a result's pixel."""
         total: Any = 0
         for i, n in zip(at, self.sizes, strict=True):
-            total = t.iadd(t.imul(total, n), i)
+            total = total * n + i
         return total
 
 
@@ -93,16 +93,16 @@ def pad(frame: Frame, layout: Layout, x: Value, padded: Any, channels: int, beyo
     code, reader = frame.code, frame.reader
     batch = shape_of(x)[0]
     with reader.loop("c", batch * channels, frame.parallel(batch * channels * layout.channel)) as c:
-        at = (t.idiv(c, channels), t.imod(c, channels))
-        pad_channel(frame, layout, x, padded, tuple(reader.position(k) for k in at), t.imul(c, layout.channel))
+        at = (c // channels, c % channels)
+        pad_channel(frame, layout, x, padded, tuple(reader.position(k) for k in at), c * layout.channel)
     with reader.loop("i", beyond) as i:
-        code.store(padded, t.iadd(i, batch * channels * layout.channel), t.const(0, "float32"))
+        code.store(padded, i + batch * channels * layout.channel, t.const(0, "float32"))
 
 
 def pad_channel(frame: Frame, layout: Layout, x: Value, padded: Any, at: Index, base: Any) -> None:
     """One channel of one image."""
     with frame.reader.loop("i", layout.channel) as i:
-        frame.code.store(padded, t.iadd(base, i), t.const(0, "float32"))
+        frame.code.store(padded, base + i, t.const(0, "float32"))
     for phase in every(*map(range, layout.stride)):
         _copy_phase(frame, layout, x, padded, at, base, phase)
 
@@ -129,14 +129,14 @@ def _copy_phase(
         number = number * s + p
 
     def source(inner: Index) -> Any:
-        within = tuple(t.iadd(t.imul(i, step), first) for i, step, first in zip(inner, steps, starts, strict=True))
+        within = tuple(i * step + first for i, step, first in zip(inner, steps, starts, strict=True))
         return reader.flat((*at, *within), shape_of(x))
 
     def target(inner: Index) -> Any:
         flat: Any = 0
         for i, jump, place, size in zip(inner, jumps, places, layout.sizes, strict=True):
-            flat = t.iadd(t.imul(flat, size), t.iadd(t.imul(i, jump), place))
-        return t.iadd(base, t.iadd(flat, number * math.prod(layout.sizes)))
+            flat = flat * size + (i * jump + place)
+        return base + (flat + number * math.prod(layout.sizes))
 
     with reader.nest("yxz", counts[:-1]) as row:
         if steps[-1] == 2 and jumps[-1] == 1 and 1 < frame.machine.lanes() <= counts[-1]:
@@ -152,11 +152,11 @@ def _every_second(frame: Frame, source: Any, start: Any, target: Any, to: Any, s
     chosen = [2 * k if 2 * k < lanes else 2 * k + 1 for k in range(lanes)]  # of two vectors that share an element
 
     def one(first: Any) -> None:
-        begin = t.iadd(start, t.imul(first, 2))
-        a, b = (t.load(source, t.vector(t.iadd(begin, k), lanes)) for k in (0, lanes - 1))
-        code.store(target, t.vector(t.iadd(to, first), lanes), t.shuffle(a, b, chosen))
+        begin = start + first * 2
+        a, b = (t.load(source, t.vector(begin + k, lanes)) for k in (0, lanes - 1))
+        code.store(target, t.vector(to + first, lanes), t.shuffle(a, b, chosen))
 
     with frame.reader.loop("v", size // lanes) as v:
-        one(t.imul(v, lanes))
+        one(v * lanes)
     if size % lanes:
         one(size - lanes)

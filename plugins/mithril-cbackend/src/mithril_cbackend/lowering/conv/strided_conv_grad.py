@@ -14,12 +14,12 @@ from typing import Any
 from mithril.base.dtypes import float32
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Node, Value
+from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv import im2col
 from mithril_cbackend.lowering.conv.conv_weights import Kernels
 from mithril_cbackend.lowering.conv.padding import Layout
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
-from mithril_cbackend.tir import expr as t
 
 FEW = 4  # channels of a group
 
@@ -65,7 +65,7 @@ class Phase:
     plan: im2col.Plan | None
 
     def pixel(self, at: Index) -> Index:
-        return tuple(t.iadd(t.imul(i, s), a.first) for i, s, a in zip(at, self.stride, self.axes, strict=True))
+        return tuple(i * s + a.first for i, s, a in zip(at, self.stride, self.axes, strict=True))
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -121,9 +121,9 @@ class Elements(Kernels):
     def weight(self, group: Any, channel: Any, *at: Any) -> t.Expr:
         reader = self.frame.reader
         place = reader.split(at[1], tuple(a.count for a in self.axes))
-        element = tuple(t.isub(a.last, t.imul(i, a.step)) for i, a in zip(place, self.axes, strict=True))
+        element = tuple(a.last - i * a.step for i, a in zip(place, self.axes, strict=True))
         last = math.prod(self.shape) - 1
-        return self.turned(group, channel, at[0], t.isub(last, reader.flat(element, self.shape)))
+        return self.turned(group, channel, at[0], last - reader.flat(element, self.shape))
 
 
 def plan_of(node: Node, machine: Machine) -> Plan | None:

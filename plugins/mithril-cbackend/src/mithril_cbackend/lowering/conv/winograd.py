@@ -18,6 +18,7 @@ import numpy as np
 from mithril.base.dtypes import float32
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Node, Value
+from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv.conv_weights import Kernels, reading
 from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
@@ -25,7 +26,6 @@ from mithril_cbackend.lowering.element.elementwise import aligned_values, inner_
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Machine
 from mithril_cbackend.lowering.element.vectorization import vectorisable
 from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, count, multiply, pack, tile_for
-from mithril_cbackend.tir import expr as t
 
 SIDE = 4  # of a tile of the image
 POINTS = SIDE * SIDE
@@ -182,13 +182,13 @@ class Winograd:
         parts = threads if p.blocks < threads and p.made % (threads * columns) == 0 else 1
         with frame.share("block", p.blocks * parts, work) as (worker, item):
             image, slab, part = self.reader.split(item, (p.batch // p.images, p.grid[0] // p.rows, parts))
-            image = t.imul(image, p.images)
+            image = image * p.images
             self.image_transformed(worker, image, slab)
             whole, rest = divmod(p.made // parts, columns)
-            first = t.imul(part, whole)
+            first = part * whole
             if whole:
                 with self.reader.loop("panel", whole) as k:
-                    self.panel(worker, image, slab, t.iadd(first, k), columns)
+                    self.panel(worker, image, slab, first + k, columns)
             if rest:
                 self.panel(worker, image, slab, whole, rest)
 
@@ -201,27 +201,27 @@ class Winograd:
             if not panels or not width:
                 continue
             with self.frame.share("panel", panels, work) as (worker, number):
-                number = t.iadd(number, first)
-                spare = Matrix(self.spare, t.imul(worker, source.depth * columns), columns, 1)
-                panel = source.panel(0, t.imul(number, columns), width, spare)
+                number = number + first
+                spare = Matrix(self.spare, worker * (source.depth * columns), columns, 1)
+                panel = source.panel(0, number * columns, width, spare)
                 with self.reader.loop("c", p.inner) as c, self.reader.loop("v", count(width, self.lanes)) as v:
-                    self.kernel_transformed(panel, number, c, t.imul(v, self.lanes))
+                    self.kernel_transformed(panel, number, c, v * self.lanes)
 
     def kernel_transformed(self, panel: Matrix, number: Any, c: Any, lane: Any) -> None:
         p, columns = self.plan, self.tile.columns
         half = t.const(0.5, "float32")
 
         def four(a: t.Expr, b: t.Expr, c: t.Expr) -> Numbers:
-            outer, middle = self.name(t.binary("mul", add(a, c), half)), self.name(t.binary("mul", b, half))
-            return [a, self.name(add(outer, middle)), self.name(sub(outer, middle)), c]
+            outer, middle = self.name((a + c) * half), self.name(b * half)
+            return [a, self.name(outer + middle), self.name(outer - middle), c]
 
         with self.reader.loop("j", self.lanes, t.VECTORIZED) as j:
-            lane = t.iadd(lane, j)
-            first = t.imul(c, 9)
-            given = [[self.name(panel.element(t.iadd(first, 3 * i + k), lane)) for k in range(3)] for i in range(3)]
+            lane = lane + j
+            first = c * 9
+            given = [[self.name(panel.element(first + (3 * i + k), lane)) for k in range(3)] for i in range(3)]
             for k, x in enumerate(twice(four, given)):
-                row = t.iadd(t.imul(t.iadd(t.imul(number, POINTS), k), p.inner), c)
-                self.code.store(self.kernels, t.iadd(t.imul(row, columns), lane), x)
+                row = (number * POINTS + k) * p.inner + c
+                self.code.store(self.kernels, row * columns + lane, x)
 
     # -- pixels ---------------------------------------------------------------------------------------------------
     def image_transformed(self, worker: Any, image: Any, slab: Any) -> None:
@@ -229,29 +229,27 @@ class Winograd:
         p, reader, lanes = self.plan, self.reader, self.lanes
         width, across, point = p.padded.sizes[1], p.grid[1], p.point(self.machine)
         with reader.loop("c", p.inner) as c, reader.loop("d", p.images) as d, reader.loop("r", p.rows) as r:
-            channel = t.iadd(t.imul(t.iadd(image, d), p.inner), c)
-            first = t.iadd(t.imul(channel, p.padded.channel), t.imul(t.iadd(t.imul(slab, p.rows), r), 2 * width))
-            row = t.iadd(t.imul(worker, POINTS * point), t.imul(c, p.length(self.machine)))
-            row = t.iadd(row, t.imul(t.iadd(t.imul(d, p.rows), r), across))
+            channel = (image + d) * p.inner + c
+            first = channel * p.padded.channel + (slab * p.rows + r) * (2 * width)
+            row = worker * (POINTS * point) + c * p.length(self.machine)
+            row = row + (d * p.rows + r) * across
             with reader.loop("v", count(across, lanes)) as v:
                 given = self.code.alloc("given", POINTS * lanes, "float32")
                 for i in range(SIDE):
-                    line = t.iadd(t.iadd(first, i * width), t.imul(v, 2 * lanes))
+                    line = first + i * width + v * (2 * lanes)
                     for k in (0, 2):
-                        a, b = (t.load(self.padded, t.vector(t.iadd(line, k + n), lanes)) for n in (0, lanes))
+                        a, b = (t.load(self.padded, t.vector(line + (k + n), lanes)) for n in (0, lanes))
                         for odd in (0, 1):
                             every_second = t.shuffle(a, b, range(odd, 2 * lanes, 2))
                             self.code.store(given, t.vector((i * SIDE + k + odd) * lanes, lanes), every_second)
                 with reader.loop("j", lanes, t.VECTORIZED) as j:
-                    tile = [
-                        [t.load(given, t.iadd((i * SIDE + k) * lanes, j)) for k in range(SIDE)] for i in range(SIDE)
-                    ]
+                    tile = [[t.load(given, (i * SIDE + k) * lanes + j) for k in range(SIDE)] for i in range(SIDE)]
                     for k, x in enumerate(twice(self.spread, tile)):
-                        there = t.iadd(t.iadd(row, k * point), t.iadd(t.imul(v, lanes), j))
+                        there = row + k * point + (v * lanes + j)
                         self.code.store(self.transformed, there, x)
 
     def spread(self, a: t.Expr, b: t.Expr, c: t.Expr, d: t.Expr) -> Numbers:
-        return [self.name(x) for x in (sub(a, c), add(b, c), sub(c, b), sub(b, d))]
+        return [self.name(x) for x in (a - c, b + c, c - b, b - d)]
 
     # -- products -------------------------------------------------------------------------------------------------
     def panel(self, worker: Any, image: Any, slab: Any, number: Any, width: int) -> None:
@@ -259,24 +257,24 @@ class Winograd:
         p, reader, columns = self.plan, self.reader, self.tile.columns
         point, product = p.point(self.machine), p.product(self.machine)
         with reader.loop("point", POINTS) as k:
-            first = t.iadd(t.imul(worker, POINTS * point), t.imul(k, point))
+            first = worker * (POINTS * point) + k * point
             tiles = Matrix(self.transformed, first, p.length(self.machine), 1)
-            start = t.imul(t.iadd(t.imul(number, POINTS), k), p.inner * columns)
-            target = t.iadd(t.imul(worker, POINTS * product), t.imul(k, product))
+            start = (number * POINTS + k) * (p.inner * columns)
+            target = worker * (POINTS * product) + k * product
 
             def left(row: Any, c: Any, tiles: Matrix = tiles) -> t.Expr:
                 return self.code.let(tiles.element(c, row), "x")
 
             def keep(row: Any, column: Any, element: t.Expr, target: Any = target) -> None:
-                self.code.store(self.products, t.iadd(target, t.iadd(t.imul(row, columns), column)), element)
+                self.code.store(self.products, target + (row * columns + column), element)
 
             panel = Matrix(self.kernels, start, columns, 1)
             multiply(self.frame, p.tiles, (p.inner,), self.tile, left, panel, width, keep, True)
         whole, rest = divmod(width, self.lanes)
-        first = t.imul(number, columns)
+        first = number * columns
         if whole:
             with reader.loop("v", whole) as v:
-                self.results(worker, image, slab, first, t.imul(v, self.lanes), self.lanes)
+                self.results(worker, image, slab, first, v * self.lanes, self.lanes)
         if rest:
             self.results(worker, image, slab, first, whole * self.lanes, rest)
 
@@ -284,30 +282,30 @@ class Winograd:
         """A vector of channels: tiles transformed back to pixels, and what follows the convolution."""
         p, reader, lanes = self.plan, self.reader, self.lanes
         size = p.squares(self.machine) * lanes
-        base = t.imul(worker, 2 * lanes * size)
+        base = worker * (2 * lanes * size)
         with reader.loop("d", p.images) as d:
-            self.pixels(worker, t.imul(d, p.rows * p.grid[1]), lane, base)
+            self.pixels(worker, d * (p.rows * p.grid[1]), lane, base)
             with reader.loop("s", p.squares(self.machine)) as s:
-                here = t.iadd(base, t.imul(s, lanes * lanes))
-                there = t.iadd(base, t.iadd(t.imul(s, lanes), lanes * size))
-                self.code.turn(lanes, self.lines, here, lanes, self.lines, there, size)
+                here = base + s * (lanes * lanes)
+                there = base + (s * lanes + lanes * size)
+                self.code.transpose(lanes, self.lines, here, lanes, self.lines, there, size)
             height, width = p.layout.result
             odd = height % 2
             with reader.loop("r", channels) as r:
-                line = t.iadd(base, t.imul(t.iadd(r, lanes), size))
-                channel = t.iadd(first, t.iadd(lane, r))
+                line = base + (r + lanes) * size
+                channel = first + (lane + r)
 
                 def emit(begin: int, end: int, line: Any = line, channel: Any = channel) -> None:
                     def one(i: Any) -> None:
-                        pixel = t.iadd(t.imul(slab, p.pixels), t.iadd(i, begin))
-                        element = t.load(self.lines, t.iadd(line, t.iadd(i, begin)))
-                        self.frame.emit((t.iadd(image, d), channel, pixel), element)
+                        pixel = slab * p.pixels + (i + begin)
+                        element = t.load(self.lines, line + (i + begin))
+                        self.frame.emit((image + d, channel, pixel), element)
 
                     inner_loop(self.frame, (), end - begin, lanes if self.vector else 0, lambda at: one(*at))
 
                 emit(0, p.pixels - odd * width)
                 if odd and not isinstance(slab, int):  # only the last block lacks its last row
-                    with self.code.when(t.binary("lt", slab, t.index(p.grid[0] // p.rows - 1))):
+                    with self.code.when(slab < p.grid[0] // p.rows - 1):
                         emit(p.pixels - width, p.pixels)
 
     def pixels(self, worker: Any, tile: Any, lane: Any, base: Any) -> None:
@@ -319,35 +317,24 @@ class Winograd:
         width, across, product = p.layout.result[1], p.grid[1], p.product(self.machine)
 
         def two(a: t.Expr, b: t.Expr, c: t.Expr, d: t.Expr) -> Numbers:
-            return [self.name(add(self.name(add(a, b)), c)), self.name(sub(self.name(sub(b, c)), d))]
+            return [self.name(self.name(a + b) + c), self.name(self.name(b - c) - d)]
 
         with self.reader.loop("y", p.rows) as y, self.reader.loop("x", across) as x:
-            column = t.isub(across - 1, x)
-            row = t.iadd(tile, t.iadd(t.imul(y, across), column))
-            source = t.iadd(t.imul(worker, POINTS * product), t.iadd(t.imul(row, columns), lane))
-            target = t.iadd(t.imul(y, 2 * width), t.imul(column, 2))
+            column = across - 1 - x
+            row = tile + (y * across + column)
+            source = worker * (POINTS * product) + (row * columns + lane)
+            target = y * (2 * width) + column * 2
             with self.reader.loop("j", lanes, t.VECTORIZED) as j:
                 given = [
-                    [
-                        self.name(t.load(self.products, t.iadd(t.iadd(source, (i * SIDE + k) * product), j)))
-                        for k in range(SIDE)
-                    ]
+                    [self.name(t.load(self.products, source + (i * SIDE + k) * product + j)) for k in range(SIDE)]
                     for i in range(SIDE)
                 ]
                 for k, made in enumerate(twice(two, given)):
-                    pixel = t.iadd(target, k // 2 * width + k % 2)
-                    self.code.store(self.lines, t.iadd(base, t.iadd(t.imul(pixel, lanes), j)), made)
+                    pixel = target + (k // 2 * width + k % 2)
+                    self.code.store(self.lines, base + (pixel * lanes + j), made)
 
     def name(self, x: t.Expr) -> t.Expr:
         return self.code.let(x)
-
-
-def add(a: t.Expr, b: t.Expr) -> t.Expr:
-    return t.binary("add", a, b)
-
-
-def sub(a: t.Expr, b: t.Expr) -> t.Expr:
-    return t.binary("sub", a, b)
 
 
 def twice(line: Callable[..., Numbers], square: Sequence[Numbers]) -> Numbers:

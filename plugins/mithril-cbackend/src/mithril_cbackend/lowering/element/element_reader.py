@@ -14,9 +14,9 @@ from typing import Any
 
 from mithril.base.registry import Registry
 from mithril.ir import Node, Value
+from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import scalar_ops
 from mithril_cbackend.lowering.element.storage_dtypes import computed, load, rounded
-from mithril_cbackend.tir import expr as t
 
 Index = tuple[Any, ...]
 Rule = Callable[["Reader", Node, Index], t.Expr]
@@ -105,9 +105,10 @@ class Reader:
     def at(self, value: Value, at: Index) -> t.Expr:
         """The element of a value at a position."""
         key = self.key(value, at)
-        for known in reversed(self.given):
-            if key in known:
-                return known[key]
+        for elements in reversed(self.given):
+            element: t.Expr | None = elements.get(key)
+            if element is not None:
+                return element
         buffer = self.buffers.get(value)
         if buffer is not None:
             made = load(buffer, self.flat(at, self.shape(value)), value.dtype)
@@ -122,7 +123,7 @@ class Reader:
         """The number of a position in row-major order."""
         total: Any = 0
         for k, (i, n) in enumerate(zip(at, shape, strict=True)):
-            total = t.iadd(t.imul(total, n) if k else 0, 0 if isinstance(n, int) and n == 1 else i)
+            total = (total * n if k else 0) + (0 if isinstance(n, int) and n == 1 else i)
         return total
 
     def split(self, flat: Any, shape: Sequence[int]) -> Index:
@@ -131,8 +132,8 @@ class Reader:
         stride = math.prod(shape)
         for k, n in enumerate(shape):
             stride //= n
-            i = t.idiv(self.position(flat), stride)
-            out.append(self.position(t.imod(i, n) if k and n != 1 else (i if n != 1 else 0)))
+            i = self.position(flat) // stride
+            out.append(self.position(i % n if k and n != 1 else (i if n != 1 else 0)))
         return tuple(out)
 
     def position(self, at: Any) -> Any:
@@ -241,7 +242,7 @@ def _slice(reader: Reader, node: Node, at: Index) -> t.Expr:
     a = node.attributes
     for start, stop, step, axis in zip(a["starts"], a["stops"], a["steps"], a["axes"], strict=True):
         first = slice(int(start), int(stop), step).indices(shape_of(x)[axis])[0]
-        found[axis] = reader.position(t.iadd(t.imul(at[axis], step), first))
+        found[axis] = reader.position(at[axis] * step + first)
     return reader.at(x, tuple(found))
 
 
@@ -250,7 +251,7 @@ def _flip(reader: Reader, node: Node, at: Index) -> t.Expr:
     shape, axes = shape_of(operand(node)), node.attributes["axis"]
     return reader.at(
         operand(node),
-        tuple(reader.position(t.isub(shape[k] - 1, i)) if k in axes else i for k, i in enumerate(at)),
+        tuple(reader.position(shape[k] - 1 - i) if k in axes else i for k, i in enumerate(at)),
     )
 
 
@@ -259,21 +260,22 @@ def clamped(reader: Reader, at: Any, low: int, high: int) -> Any:
     if isinstance(at, int):
         return min(max(at, low), high)
     at = reader.position(at)
-    at = reader.position(t.select(t.binary("lt", at, t.index(low)), t.index(low), at))
-    return reader.position(t.select(t.binary("gt", at, t.index(high)), t.index(high), at))
+    at = reader.position(t.select(at < low, t.index(low), at))
+    return reader.position(t.select(at > high, t.index(high), at))
 
 
 def between(at: Any, low: int, high: int) -> t.Expr:
     """Whether low <= at < high."""
     if isinstance(at, int):
         return t.const(low <= at < high, "bool")
-    return t.binary("and", t.binary("ge", at, t.index(low)), t.binary("lt", at, t.index(high)))
+    position: t.Expr = at
+    return (position >= low) & (position < high)
 
 
 def conjunction(conditions: list[t.Expr]) -> t.Expr:
     made = t.const(True, "bool")
     for k, condition in enumerate(conditions):
-        made = condition if k == 0 else t.binary("and", made, condition)
+        made = condition if k == 0 else made & condition
     return made
 
 
@@ -285,10 +287,10 @@ def _pad(reader: Reader, node: Node, at: Index) -> t.Expr:
         if before == 0 and after == 0:
             found.append(i)
             continue
-        moved = reader.position(t.isub(i, int(before)))
+        moved = reader.position(i - int(before))
         inside.append(between(moved, 0, n))
         kept = clamped(reader, moved, 0, n - 1)
-        found.append(reader.position(t.isub(t.imul(kept, 2), moved)) if mode == "reflect" else kept)
+        found.append(reader.position(kept * 2 - moved) if mode == "reflect" else kept)
     fill = _constant(reader, node, at)
     if 0 in shape:
         return fill
@@ -305,9 +307,9 @@ def _concat(reader: Reader, node: Node, at: Index) -> t.Expr:
         end += n
         if 0 in shape_of(x):
             continue
-        place = clamped(reader, t.isub(at[axis], start), 0, n - 1)
+        place = clamped(reader, at[axis] - start, 0, n - 1)
         element = reader.at(x, (*at[:axis], place, *at[axis + 1 :]))
-        here = t.binary("ge", t.index(at[axis]), t.index(start))
+        here = t.index(at[axis]) >= start
         made = element if made is None else reader.code.let(t.select(here, element, made), "joined")
     assert made is not None
     return made
@@ -315,7 +317,7 @@ def _concat(reader: Reader, node: Node, at: Index) -> t.Expr:
 
 @rule("tril", "triu")
 def _triangle(reader: Reader, node: Node, at: Index) -> t.Expr:
-    edge = t.index(t.iadd(at[-2], int(node.attributes["k"])))
+    edge = t.index(at[-2] + int(node.attributes["k"]))
     kept = t.binary("le" if node.op.name == "tril" else "ge", t.index(at[-1]), edge)
     zero = t.const(0, computed(node.result.dtype))
     return t.select(kept, reader.at(operand(node), at), zero)
@@ -329,13 +331,13 @@ def position_in(reader: Reader, positions: Value, at: Index, size: int) -> Any:
     if dtype.kind == "uint":
         if dtype.limits[1] >= size:
             limit = t.const(size - 1, dtype.name)
-            found = t.select(t.binary("gt", found, limit), limit, found)
+            found = t.select(found > limit, limit, found)
         return reader.code.let(t.cast(found, "int32"), "at")
     found = reader.code.let(t.cast(found, wide), "at")
     zero, count = t.const(0, wide), t.const(size, wide)
-    found = reader.code.let(t.select(t.binary("lt", found, zero), t.binary("add", found, count), found), "at")
+    found = reader.code.let(t.select(found < zero, found + count, found), "at")
     last = t.const(size - 1, wide)
-    found = t.select(t.binary("lt", found, zero), zero, t.select(t.binary("gt", found, last), last, found))
+    found = t.select(found < zero, zero, t.select(found > last, last, found))
     return reader.code.let(t.cast(found, "int32"), "at")
 
 
@@ -374,12 +376,12 @@ def window_starts(reader: Reader, starts: Value, shape: Sequence[int], sizes: Se
         start = reader.at(starts, (k,))
         if dtype.name == "uint64":
             limit = t.const(n, "uint64")
-            start = t.select(t.binary("gt", start, limit), limit, start)
+            start = t.select(start > limit, limit, start)
         start = reader.code.let(t.cast(start, wide), "start")
         zero, last = t.const(0, wide), t.const(n - size, wide)
-        wrapped = t.binary("add", start, t.const(n, wide))
-        start = reader.code.let(t.select(t.binary("lt", start, zero), wrapped, start), "start")
-        start = t.select(t.binary("lt", start, zero), zero, t.select(t.binary("gt", start, last), last, start))
+        wrapped = start + t.const(n, wide)
+        start = reader.code.let(t.select(start < zero, wrapped, start), "start")
+        start = t.select(start < zero, zero, t.select(start > last, last, start))
         found.append(reader.code.let(t.cast(start, "int32"), "start"))
     return found
 
@@ -388,7 +390,7 @@ def window_starts(reader: Reader, starts: Value, shape: Sequence[int], sizes: Se
 def _dynamic_slice(reader: Reader, node: Node, at: Index) -> t.Expr:
     x, starts = operand(node), operand(node, 1)
     begin = window_starts(reader, starts, shape_of(x), shape_of(node.result))
-    return reader.at(x, tuple(reader.position(t.iadd(b, i)) for b, i in zip(begin, at, strict=True)))
+    return reader.at(x, tuple(reader.position(b + i) for b, i in zip(begin, at, strict=True)))
 
 
 @rule("dynamic_update_slice")
@@ -399,7 +401,7 @@ def _dynamic_update_slice(reader: Reader, node: Node, at: Index) -> t.Expr:
     begin = window_starts(reader, starts, shape_of(x), shape_of(update))
     inside, places = [], []
     for b, i, n in zip(begin, at, shape_of(update), strict=True):
-        place = reader.position(t.isub(i, b))
+        place = reader.position(i - b)
         inside.append(between(place, 0, n))
         places.append(clamped(reader, place, 0, n - 1))
     return t.select(conjunction(inside), reader.at(update, tuple(places)), reader.at(x, at))
@@ -411,7 +413,7 @@ ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 def _sum(a: t.Expr, b: t.Expr) -> t.Expr:
     """Modulo 2**32."""
-    return t.cast(t.binary("add", t.cast(a, "uint64"), t.cast(b, "uint64")), "uint32")
+    return t.cast(t.cast(a, "uint64") + t.cast(b, "uint64"), "uint32")
 
 
 def threefry(reader: Reader, key: Value, high: t.Expr, low: t.Expr) -> tuple[t.Expr, t.Expr]:
@@ -419,14 +421,14 @@ def threefry(reader: Reader, key: Value, high: t.Expr, low: t.Expr) -> tuple[t.E
     let = reader.code.let
     k0, k1 = reader.at(key, (0,)), reader.at(key, (1,))
     parity = t.const(0x1BD11BDA, "uint32")
-    keys = (k0, k1, let(t.bitwise("xor", t.bitwise("xor", k0, k1), parity), "k2"))
+    keys = (k0, k1, let(k0 ^ k1 ^ parity, "k2"))
     x0, x1 = let(_sum(high, keys[0]), "x0"), let(_sum(low, keys[1]), "x1")
     for block in range(5):
         for r in ROTATIONS[block % 2]:
             x0 = let(_sum(x0, x1), "x0")
-            up = t.bitwise("shl", x1, t.const(r, "uint32"))
-            x1 = t.bitwise("or", up, t.bitwise("shr", x1, t.const(32 - r, "uint32")))
-            x1 = let(t.bitwise("xor", x1, x0), "x1")
+            up = x1 << t.const(r, "uint32")
+            x1 = up | x1 >> t.const(32 - r, "uint32")
+            x1 = let(x1 ^ x0, "x1")
         x0 = let(_sum(x0, keys[(block + 1) % 3]), "x0")
         x1 = let(_sum(_sum(x1, keys[(block + 2) % 3]), t.const(block + 1, "uint32")), "x1")
     return x0, x1
@@ -436,13 +438,13 @@ def threefry(reader: Reader, key: Value, high: t.Expr, low: t.Expr) -> tuple[t.E
 def _random_bits(reader: Reader, node: Node, at: Index) -> t.Expr:
     number = t.cast(t.index(reader.flat(at, shape_of(node.result))), "uint32")
     a, b = threefry(reader, operand(node), t.const(0, "uint32"), number)
-    return t.bitwise("xor", a, b)
+    return a ^ b
 
 
 @rule("split_key")
 def _split_key(reader: Reader, node: Node, at: Index) -> t.Expr:
     a, b = threefry(reader, operand(node), t.const(0, "uint32"), t.cast(t.index(at[0]), "uint32"))
-    return t.select(t.binary("eq", t.index(at[1]), t.index(0)), a, b)
+    return t.select(t.equal(t.index(at[1]), 0), a, b)
 
 
 @rule("fold_in")
@@ -450,4 +452,4 @@ def _fold_in(reader: Reader, node: Node, at: Index) -> t.Expr:
     data = operand(node, 1)
     word = scalar_ops.convert(reader.code, reader.at(data, ()), data.dtype, data.dtype)
     a, b = threefry(reader, operand(node), t.const(0, "uint32"), t.cast(word, "uint32"))
-    return t.select(t.binary("eq", t.index(at[0]), t.index(0)), a, b)
+    return t.select(t.equal(t.index(at[0]), 0), a, b)

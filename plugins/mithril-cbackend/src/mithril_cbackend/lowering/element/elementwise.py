@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mithril.ir import Node, Value
-from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, shape_of
+from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.element.transpose import turned, turns
 from mithril_cbackend.lowering.element.vectorization import PLAIN, vectorisable
-from mithril_cbackend.tir import expr as t
 
 
 def aligned_values(kernel: Kernel) -> list[Value] | None:
@@ -113,10 +113,10 @@ def over_elements(frame: Frame, results: Sequence[Value], extents: Sequence[int]
         return
     if len(outer) == 0 and whole:  # one long row: its chunks are shared among threads
         with frame.reader.loop("i", whole, frame.parallel(work)) as i, frame.reader.loop("j", lanes, t.VECTORIZED) as j:
-            body((frame.reader.position(t.iadd(t.imul(i, lanes), j)),))
+            body((frame.reader.position(i * lanes + j),))
         if inner % lanes:
             with frame.reader.loop("k", inner % lanes) as k:
-                body((frame.reader.position(t.iadd(k, whole * lanes)),))
+                body((frame.reader.position(k + whole * lanes),))
         return
     with frame.reader.nest("", outer, frame.kinds(outer, work)) as at:
         inner_loop(frame, at, inner, lanes if vectors else 0, body)
@@ -127,8 +127,8 @@ def inner_loop(frame: Frame, at: Index, inner: int, lanes: int, body: Any) -> No
     whole = inner // lanes if lanes else 0
     if whole:
         with frame.reader.loop("i", whole) as i, frame.reader.loop("j", lanes, t.VECTORIZED) as j:
-            body((*at, frame.reader.position(t.iadd(t.imul(i, lanes), j))))
+            body((*at, frame.reader.position(i * lanes + j)))
     rest = inner - whole * lanes
     if rest:
         with frame.reader.loop("k", rest) as k:
-            body((*at, frame.reader.position(t.iadd(k, whole * lanes))) if whole else (*at, k))
+            body((*at, frame.reader.position(k + whole * lanes)) if whole else (*at, k))

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mithril.ir import Value
-from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, Reader, shape_of
+from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.storage_dtypes import load, store, stored
-from mithril_cbackend.tir import expr as t
 
 PARALLEL_WORK = 1 << 18  # below so many element operations, starting threads costs more than it gains
 PRODUCTS = 8  # multiplications and additions of tiles that take as long as one element operation
@@ -72,9 +72,9 @@ class Frame:
         workers = self.workers(work, items)
         with self.reader.loop("worker", workers, t.PARALLEL) as worker:
             whole, rest = divmod(items, workers)
-            mine: Any = whole if rest == 0 else t.idiv(t.isub(items + workers - 1, worker), workers)
+            mine: Any = whole if rest == 0 else (items + workers - 1 - worker) // workers
             with self.reader.loop(name, mine) as i:
-                yield worker, t.iadd(t.imul(i, workers), worker)
+                yield worker, i * workers + worker
 
     def write(self, value: Value, at: Index, element: t.Expr) -> None:
         """Store an element of a result."""

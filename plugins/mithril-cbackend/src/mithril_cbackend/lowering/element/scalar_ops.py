@@ -8,9 +8,9 @@ from typing import Any
 from mithril.base.dtypes import DType, dtype as as_dtype
 from mithril.base.registry import Registry
 from mithril.ops.elementwise import CENTRAL, TAIL
+from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import vector_math as m
 from mithril_cbackend.lowering.element.storage_dtypes import computed
-from mithril_cbackend.tir import expr as t
 
 # A rule gets the code being written, the operands, the dtype of the first operand, and the attributes.
 Rule = Callable[..., t.Expr]
@@ -55,13 +55,13 @@ for _name in ("add", "sub", "mul"):
 
 @rule("div")
 def _div(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
-    return t.binary("div", a, b)
+    return a / b
 
 
 @rule("neg")
 def _neg(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     if dtype.is_float:
-        return t.binary("mul", x, one(dtype, -1.0))
+        return x * one(dtype, -1.0)
     return _wrapping("sub", one(dtype, 0), x, dtype)
 
 
@@ -71,16 +71,16 @@ def _abs(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
         return t.intrinsic("abs", x)
     if dtype.kind == "uint":
         return x
-    return t.select(t.binary("lt", x, one(dtype, 0)), _neg(code, x, dtype), x)
+    return t.select(x < one(dtype, 0), _neg(code, x, dtype), x)
 
 
 @rule("sign")
 def _sign(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
-    up = t.binary("gt", x, one(dtype, 0))
+    up = x > one(dtype, 0)
     if dtype.kind == "uint":
         return t.cast(up, dtype.name)
     neither = t.select(t.isnan(x), x, one(dtype, 0)) if dtype.is_float else one(dtype, 0)  # +0 of both zeros
-    return t.select(up, one(dtype, 1), t.select(t.binary("lt", x, one(dtype, 0)), one(dtype, -1), neither))
+    return t.select(up, one(dtype, 1), t.select(x < one(dtype, 0), one(dtype, -1), neither))
 
 
 @rule("maximum")
@@ -113,11 +113,11 @@ def _clip(code: t.Code, x: t.Expr, dtype: DType, *, low: float | None, high: flo
 
 def _truncated(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType) -> tuple[t.Expr, t.Expr, t.Expr]:
     """A divisor that traps nothing, the quotient towards zero and what it leaves."""
-    zero = t.binary("eq", b, one(dtype, 0))
-    bad = t.binary("or", zero, t.binary("eq", b, one(dtype, -1))) if dtype.kind == "int" else zero
+    zero = t.equal(b, one(dtype, 0))
+    bad = zero | t.equal(b, one(dtype, -1)) if dtype.kind == "int" else zero
     safe = code.let(t.select(bad, one(dtype, 1), b), "d")
-    quotient = code.let(t.binary("div", a, safe), "q")
-    return safe, quotient, code.let(t.binary("rem", a, safe), "r")
+    quotient = code.let(a / safe, "q")
+    return safe, quotient, code.let(a % safe, "r")
 
 
 @rule("floordiv")
@@ -128,11 +128,11 @@ def _floordiv(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.E
     safe, quotient, rest = _truncated(code, a, b, dtype)
     if dtype.kind == "int":
         zero = one(dtype, 0)
-        apart = _differ(t.binary("lt", rest, zero), t.binary("lt", safe, zero))
-        down = t.binary("and", t.binary("ne", rest, zero), apart)
-        quotient = t.binary("sub", quotient, t.cast(down, dtype.name))
-        quotient = t.select(t.binary("eq", b, one(dtype, -1)), _neg(code, a, dtype), quotient)
-    return t.select(t.binary("eq", b, one(dtype, 0)), one(dtype, 0), quotient)
+        apart = (rest < zero) ^ (safe < zero)
+        down = t.not_equal(rest, zero) & apart
+        quotient = quotient - t.cast(down, dtype.name)
+        quotient = t.select(t.equal(b, one(dtype, -1)), _neg(code, a, dtype), quotient)
+    return t.select(t.equal(b, one(dtype, 0)), one(dtype, 0), quotient)
 
 
 @rule("mod")
@@ -140,32 +140,32 @@ def _mod(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     a, b = code.let(a), code.let(b)
     if dtype.is_float:
         return _divmod(code, a, b, dtype)[1]
-    safe, _, rest = _truncated(code, a, b, dtype)
+    safe, _quotient, rest = _truncated(code, a, b, dtype)
     if dtype.kind == "int":
         zero = one(dtype, 0)
-        apart = _differ(t.binary("lt", rest, zero), t.binary("lt", safe, zero))
-        wrong = t.binary("and", t.binary("ne", rest, zero), apart)
-        rest = t.select(wrong, t.binary("add", rest, safe), rest)
-        rest = t.select(t.binary("eq", b, one(dtype, -1)), zero, rest)
-    return t.select(t.binary("eq", b, one(dtype, 0)), one(dtype, 0), rest)
+        apart = (rest < zero) ^ (safe < zero)
+        wrong = t.not_equal(rest, zero) & apart
+        rest = t.select(wrong, rest + safe, rest)
+        rest = t.select(t.equal(b, one(dtype, -1)), zero, rest)
+    return t.select(t.equal(b, one(dtype, 0)), one(dtype, 0), rest)
 
 
 def _divmod(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType) -> tuple[t.Expr, t.Expr]:
     """Quotient towards minus infinity and remainder with the divisor's sign, as Python has them."""
     zero = one(dtype, 0.0)
     rest = code.let(t.libm("fmod", a, b), "r")
-    quotient = code.let(t.binary("div", t.binary("sub", a, rest), b), "q")
-    apart = _differ(t.binary("lt", b, zero), t.binary("lt", rest, zero))
-    wrong = code.let(t.binary("and", t.binary("ne", rest, zero), apart))
+    quotient = code.let((a - rest) / b, "q")
+    apart = (b < zero) ^ (rest < zero)
+    wrong = code.let(t.not_equal(rest, zero) & apart)
     signed_zero = t.libm("copysign", zero, b)
-    rest = t.select(t.binary("eq", rest, zero), signed_zero, t.select(wrong, t.binary("add", rest, b), rest))
-    quotient = code.let(t.select(wrong, t.binary("sub", quotient, one(dtype, 1.0)), quotient))
+    rest = t.select(t.equal(rest, zero), signed_zero, t.select(wrong, rest + b, rest))
+    quotient = code.let(t.select(wrong, quotient - one(dtype, 1.0), quotient))
     down = code.let(t.intrinsic("floor", quotient))
-    half = t.binary("gt", t.binary("sub", quotient, down), one(dtype, 0.5))
-    down = t.select(half, t.binary("add", down, one(dtype, 1.0)), down)
-    down = t.select(t.binary("eq", quotient, zero), t.libm("copysign", zero, t.binary("div", a, b)), down)
-    by_zero = t.binary("eq", b, zero)
-    return t.select(by_zero, t.binary("div", a, b), down), t.select(by_zero, t.libm("fmod", a, b), rest)
+    half = quotient - down > one(dtype, 0.5)
+    down = t.select(half, down + one(dtype, 1.0), down)
+    down = t.select(t.equal(quotient, zero), t.libm("copysign", zero, a / b), down)
+    by_zero = t.equal(b, zero)
+    return t.select(by_zero, a / b, down), t.select(by_zero, t.libm("fmod", a, b), rest)
 
 
 @rule("pow")
@@ -176,15 +176,15 @@ def _pow(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     zero, unit = one(dtype, 0), one(dtype, 1)
     base, left, made = a, b, unit
     for _step in range(dtype.bits - (dtype.kind == "int")):  # binary exponentiation, wrapping around
-        odd = t.binary("ne", t.bitwise("and", left, unit), zero)
+        odd = t.not_equal(left & unit, zero)
         made = code.let(t.select(odd, _wrapping("mul", made, base, dtype), made))
         base = code.let(_wrapping("mul", base, base, dtype))
-        left = code.let(t.bitwise("shr", left, unit))
+        left = code.let(left >> unit)
     if dtype.kind == "uint":
         return made
-    odd = t.binary("ne", t.bitwise("and", b, unit), zero)
-    negative = t.select(t.binary("eq", a, one(dtype, -1)), t.select(odd, one(dtype, -1), unit), zero)
-    return t.select(t.binary("lt", b, zero), t.select(t.binary("eq", a, unit), unit, negative), made)
+    odd = t.not_equal(b & unit, zero)
+    negative = t.select(t.equal(a, one(dtype, -1)), t.select(odd, one(dtype, -1), unit), zero)
+    return t.select(b < zero, t.select(t.equal(a, unit), unit, negative), made)
 
 
 # -- functions of floats ------------------------------------------------------------------------------------------
@@ -227,25 +227,25 @@ def _erfinv(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     def c(value: float) -> t.Expr:
         return one(kind, value)
 
-    squared = t.binary("mul", t.binary("mul", x, c(-1.0)), x)
-    w = code.let(t.binary("mul", RULES["log1p"](code, squared, kind), c(-1.0)), "w")
-    central = code.let(t.binary("sub", w, c(2.5)))
-    positive = t.select(t.binary("gt", w, c(0.0)), w, c(0.0))
-    tail = code.let(t.binary("sub", t.intrinsic("sqrt", positive), c(3.0)))
+    squared = x * c(-1.0) * x
+    w = code.let(RULES["log1p"](code, squared, kind) * c(-1.0), "w")
+    central = code.let(w - c(2.5))
+    positive = t.select(w > c(0.0), w, c(0.0))
+    tail = code.let(t.intrinsic("sqrt", positive) - c(3.0))
     inner, outer = c(CENTRAL[0]), c(TAIL[0])
     for a, b in zip(CENTRAL[1:], TAIL[1:], strict=True):
-        inner = t.binary("add", c(a), t.binary("mul", inner, central))
-        outer = t.binary("add", c(b), t.binary("mul", outer, tail))
-    y = code.let(t.binary("mul", t.select(t.binary("lt", w, c(5.0)), inner, outer), x), "y")
+        inner = c(a) + inner * central
+        outer = c(b) + outer * tail
+    y = code.let(t.select(w < c(5.0), inner, outer) * x, "y")
     if kind.bits == 64:
         for _step in range(2):
-            slope = t.libm("exp", t.binary("mul", t.binary("mul", y, c(-1.0)), y))
-            step = t.binary("div", t.binary("sub", t.libm("erf", y), x), t.binary("mul", c(1.1283791670955126), slope))
-            finite = t.binary("lt", t.intrinsic("abs", y), c(float("inf")))
-            y = code.let(t.binary("sub", y, t.select(finite, step, c(0.0))), "y")
-    edge = t.binary("eq", t.intrinsic("abs", x), c(1.0))
-    outside = t.binary("gt", t.intrinsic("abs", x), c(1.0))
-    y = t.select(edge, t.binary("mul", x, c(float("inf"))), y)
+            slope = t.libm("exp", y * c(-1.0) * y)
+            step = (t.libm("erf", y) - x) / (c(1.1283791670955126) * slope)
+            finite = t.intrinsic("abs", y) < c(float("inf"))
+            y = code.let(y - t.select(finite, step, c(0.0)), "y")
+    edge = t.equal(t.intrinsic("abs", x), c(1.0))
+    outside = t.intrinsic("abs", x) > c(1.0)
+    y = t.select(edge, x * c(float("inf")), y)
     return t.select(outside, c(float("nan")), t.select(t.isnan(x), x, y))
 
 
@@ -263,7 +263,7 @@ for _name, _sign_ in {
         if dtype.is_bool:
             a, b = t.cast(a, "uint8"), t.cast(b, "uint8")
         if _sign_ == "ne" and dtype.is_float:
-            return t.logical_not(t.binary("eq", a, b))  # TVM's != is false for nan
+            return ~t.equal(a, b)  # TVM's != is false for nan
         return t.binary(_sign_, a, b)
 
     RULES[_name] = _compare
@@ -281,48 +281,42 @@ def _where(code: t.Code, condition: t.Expr, a: t.Expr, b: t.Expr, dtype: DType, 
 
 @rule("logical_not")
 def _logical_not(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
-    return t.logical_not(x)
-
-
-def _differ(a: t.Expr, b: t.Expr) -> t.Expr:
-    return t.binary("ne", t.cast(a, "uint8"), t.cast(b, "uint8"))
+    return ~x
 
 
 @rule("logical_and")
 def _and(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
-    return t.binary("and", a, b)
+    return a & b
 
 
 @rule("logical_or")
 def _or(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
-    return t.binary("or", a, b)
+    return a | b
 
 
 @rule("logical_xor")
 def _xor(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
-    return _differ(a, b)
+    return a ^ b
 
 
 @rule("bitwise_not")
 def _bitwise_not(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
-    return t.logical_not(x) if dtype.is_bool else t.bitwise("not", x)
+    return ~x
 
 
 for _name in ("and", "or", "xor"):
 
     def _bits(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, _name: str = _name, **_: Any) -> t.Expr:
-        if not dtype.is_bool:
-            return t.bitwise(_name, a, b)
-        return _differ(a, b) if _name == "xor" else t.binary(_name, a, b)
+        return t.binary(_name, a, b)
 
     RULES[f"bitwise_{_name}"] = _bits
 
 
 def _within_width(code: t.Code, b: t.Expr, dtype: DType) -> tuple[t.Expr, t.Expr]:
     b = code.let(b)
-    inside = t.binary("lt", b, one(dtype, dtype.bits))
+    inside = b < one(dtype, dtype.bits)
     if dtype.kind == "int":
-        inside = t.binary("and", t.binary("ge", b, one(dtype, 0)), inside)
+        inside = (b >= one(dtype, 0)) & inside
     inside = code.let(inside)
     return inside, t.select(inside, b, one(dtype, 0))
 
@@ -331,7 +325,7 @@ def _within_width(code: t.Code, b: t.Expr, dtype: DType) -> tuple[t.Expr, t.Expr
 def _shift_left(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     inside, places = _within_width(code, b, dtype)
     free = f"uint{dtype.bits}"
-    moved = t.cast(t.bitwise("shl", t.cast(a, free), t.cast(places, free)), dtype.name)
+    moved = t.cast(t.cast(a, free) << t.cast(places, free), dtype.name)
     return t.select(inside, moved, one(dtype, 0))
 
 
@@ -339,8 +333,8 @@ def _shift_left(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t
 def _shift_right(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     a = code.let(a)
     inside, places = _within_width(code, b, dtype)
-    past = t.bitwise("shr", a, one(dtype, dtype.bits - 1)) if dtype.kind == "int" else one(dtype, 0)
-    return t.select(inside, t.bitwise("shr", a, places), past)
+    past = a >> one(dtype, dtype.bits - 1) if dtype.kind == "int" else one(dtype, 0)
+    return t.select(inside, a >> places, past)
 
 
 # -- casts --------------------------------------------------------------------------------------------------------
@@ -349,15 +343,15 @@ def convert(code: t.Code, x: t.Expr, source: DType, to: DType) -> t.Expr:
     if source is to:
         return x
     if to.is_bool:
-        return t.logical_not(t.binary("eq", x, one(source, 0)))
+        return ~t.equal(x, one(source, 0))
     if to.is_float or source.is_bool:
         return t.cast(x, computed(to))
     x = code.let(x)
     low, high = to.limits
     if source.is_float:
-        over = t.binary("ge", x, one(source, float(high)))
-        under = t.binary("le", x, one(source, float(low)))
-        outside = t.binary("or", t.binary("or", over, under), t.isnan(x))
+        over = x >= one(source, float(high))
+        under = x <= one(source, float(low))
+        outside = over | under | t.isnan(x)
         inside = t.cast(t.select(outside, one(source, 0.0), x), to.name)
         return t.select(over, one(to, high), t.select(under, one(to, low), inside))
     if low > source.limits[0]:

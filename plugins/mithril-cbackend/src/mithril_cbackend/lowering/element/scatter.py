@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import scalar_ops
 from mithril_cbackend.lowering.element.element_reader import operand, position_in, shape_of
+from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
-from mithril_cbackend.tir import expr as t
 
 
 def scatter(kernel: Kernel, name: str, machine: Machine) -> Any:
@@ -38,10 +38,10 @@ def scatter(kernel: Kernel, name: str, machine: Machine) -> Any:
         with reader.loop("u", math.prod(lead)) as u:
             place: Any = 0
             for k in range(depth):
-                place = t.iadd(t.imul(place, shape[k]), position_in(reader, indices, (u, k), shape[k]))
-            place = code.let(t.index(t.imul(place, row)), "place")
+                place = place * shape[k] + position_in(reader, indices, (u, k), shape[k])
+            place = code.let(t.index(place * row), "place")
             with reader.loop("e", row) as e:
-                flat, element = t.iadd(place, e), reader.at(updates, (u, e))
+                flat, element = place + e, reader.at(updates, (u, e))
                 if node.op.name == "scatter_nd_add":
                     known = (
                         t.load(frame.outputs[wide], flat) if wide is not None else frame.read_flat(node.result, flat)

@@ -7,7 +7,7 @@ changes no result.
 from __future__ import annotations
 
 from mithril.base.dtypes import DType, bfloat16, float16
-from mithril_cbackend.tir import expr as t
+from mithril_cbackend import tir as t
 
 
 def stored(dtype: DType) -> str:
@@ -23,9 +23,9 @@ def computed(dtype: DType) -> str:
 def unpacked(x: t.Expr, dtype: DType) -> t.Expr:
     """An element as it is computed with, from as it is stored."""
     if dtype.is_bool:
-        return t.binary("ne", x, t.const(0, "uint8"))
+        return t.not_equal(x, t.const(0, "uint8"))
     if dtype is bfloat16:
-        wide = t.bitwise("shl", t.cast(x, "uint32"), t.const(16, "uint32"))
+        wide = t.cast(x, "uint32") << t.const(16, "uint32")
         return t.bits(wide, "float32")
     return t.cast(x, computed(dtype))
 
@@ -35,7 +35,7 @@ def packed(code: t.Code, x: t.Expr, dtype: DType) -> t.Expr:
     if dtype.is_bool:
         return t.cast(x, "uint8")
     if dtype is bfloat16:
-        return t.cast(t.bitwise("shr", _to_bfloat16(code, x), t.const(16, "uint32")), "uint16")
+        return t.cast(_to_bfloat16(code, x) >> t.const(16, "uint32"), "uint16")
     return t.cast(x, stored(dtype))
 
 
@@ -44,10 +44,10 @@ def _to_bfloat16(code: t.Code, x: t.Expr) -> t.Expr:
     x = code.let(x)
     word = code.let(t.bits(x, "uint32"))
     one = t.const(1, "uint32")
-    odd = t.bitwise("and", t.bitwise("shr", word, t.const(16, "uint32")), one)
-    up = t.binary("add", t.binary("add", word, t.const(0x7FFF, "uint32")), odd)  # only nan would overflow
+    odd = word >> t.const(16, "uint32") & one
+    up = word + t.const(0x7FFF, "uint32") + odd  # only nan would overflow
     quiet = t.const(0x7FC00000, "uint32")
-    return t.bitwise("and", t.select(t.isnan(x), quiet, up), t.const(0xFFFF0000, "uint32"))
+    return t.select(t.isnan(x), quiet, up) & t.const(0xFFFF0000, "uint32")
 
 
 def rounded(code: t.Code, x: t.Expr, dtype: DType) -> t.Expr:

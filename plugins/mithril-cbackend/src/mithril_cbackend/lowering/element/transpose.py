@@ -10,11 +10,11 @@ from typing import Any
 
 from mithril.base.dtypes import float32
 from mithril.ir import Node
-from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
+from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Frame
 from mithril_cbackend.lowering.element.vectorization import vectorisable
-from mithril_cbackend.tir import expr as t
 
 
 def turns(kernel: Kernel, lanes: int) -> Node | None:
@@ -50,21 +50,21 @@ def turned(frame: Frame, node: Node) -> None:
     def place(where: list[Any], strides: list[int]) -> Any:
         total: Any = 0
         for p, step in zip(where, strides, strict=True):
-            total = t.iadd(total, t.imul(p, step))
+            total = total + p * step
         return total
 
     def square(where: list[Any]) -> None:
         to = place(where, steps)
         if stored is not None:
-            code.turn(lanes, stored, place(where, before), before[-1], target, to, steps[moved])
+            code.transpose(lanes, stored, place(where, before), before[-1], target, to, steps[moved])
             return
         held = code.alloc("square", lanes * lanes, "float32")
         with reader.loop("row", lanes) as row, reader.loop("lane", lanes, t.VECTORIZED) as lane:
             there = [*where]
-            there[moved], there[-1] = t.iadd(where[moved], lane), t.iadd(where[-1], row)
+            there[moved], there[-1] = where[moved] + lane, where[-1] + row
             element = reader.at(source, tuple(there[perm.index(k)] for k in range(rank)))
-            code.store(held, t.iadd(t.imul(row, lanes), lane), element)
-        code.turn(lanes, held, 0, lanes, target, to, steps[moved])
+            code.store(held, row * lanes + lane, element)
+        code.transpose(lanes, held, 0, lanes, target, to, steps[moved])
 
     def one(where: list[Any]) -> None:
         frame.write(node.result, tuple(where), reader.at(node.result, tuple(where)))
@@ -73,11 +73,11 @@ def turned(frame: Frame, node: Node) -> None:
     with frame.share("block", math.prod(lead) * down, math.prod(shape)) as (_, item):
         *outer, i = reader.split(item, (*lead, down))
         with reader.loop("j", across) as j:
-            square(at(outer, t.imul(i, lanes), t.imul(j, lanes)))
+            square(at(outer, i * lanes, j * lanes))
     for (first, high), (begin, wide) in (
         ((down * lanes, shape[moved] % lanes), (0, shape[-1])),
         ((0, down * lanes), (across * lanes, shape[-1] % lanes)),
     ):
         if high and wide:
             with reader.nest("", lead) as there, reader.loop("i", high) as i, reader.loop("j", wide) as j:
-                one(at(there, t.iadd(i, first), t.iadd(j, begin)))
+                one(at(there, i + first, j + begin))

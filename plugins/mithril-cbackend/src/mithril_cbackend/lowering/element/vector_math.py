@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mithril_cbackend.tir import expr as t
+from mithril_cbackend import tir as t
 
 INF = float("inf")
 
@@ -21,35 +21,19 @@ def i(value: int) -> t.Expr:
     return t.const(value, "int32")
 
 
-def add(a: t.Expr, b: t.Expr) -> t.Expr:
-    return t.binary("add", a, b)
-
-
-def sub(a: t.Expr, b: t.Expr) -> t.Expr:
-    return t.binary("sub", a, b)
-
-
-def mul(a: t.Expr, b: t.Expr) -> t.Expr:
-    return t.binary("mul", a, b)
-
-
-def div(a: t.Expr, b: t.Expr) -> t.Expr:
-    return t.binary("div", a, b)
-
-
 def polynomial(code: t.Code, x: t.Expr, factors: Sequence[float]) -> t.Expr:
     """By Horner's rule, highest power first."""
     total = f(factors[0])
     for factor in factors[1:]:
-        total = add(mul(total, x), f(factor))
+        total = total * x + factor
     return code.let(total, "p")
 
 
 def clamped(code: t.Code, x: t.Expr, low: float, high: float) -> t.Expr:
     """x kept in a range; nan becomes the upper end."""
-    x = t.select(t.binary("lt", x, f(high)), x, f(high))
+    x = t.select(x < high, x, f(high))
     x = code.let(x, "c")
-    return code.let(t.select(t.binary("gt", x, f(low)), x, f(low)), "c")
+    return code.let(t.select(x > low, x, f(low)), "c")
 
 
 EXP = (1.3814467e-3, 8.3687808e-3, 4.1668393e-2, 1.66665196e-1, 4.99999940e-1)
@@ -60,31 +44,31 @@ ROUNDING = 12582912.0  # added to a float of moderate size, it leaves the neares
 def exp(code: t.Code, x: t.Expr) -> t.Expr:
     """2**n times a polynomial on half a unit around 0; what would be subnormal is 0."""
     x = code.let(x, "x")
-    c = code.let(t.select(t.binary("lt", x, f(88.7228394)), x, f(88.7228394)), "c")
-    c = code.let(t.select(t.binary("gt", c, f(-87.3365479)), c, f(-87.3365479)), "c")
-    whole = code.let(add(mul(c, f(LOG2_E)), f(ROUNDING)), "k")
-    p = code.let(add(_exp_less_one(code, c, code.let(sub(whole, f(ROUNDING)), "n")), f(1.0)), "p")
-    exponent = t.bitwise("shl", t.bits(whole, "int32"), i(23))
-    made = t.bits(t.binary("add", t.bits(p, "int32"), exponent), "float32")
-    made = t.select(t.binary("lt", x, f(-87.3365479)), f(0.0), made)
-    made = t.select(t.binary("gt", x, f(88.7228394)), f(INF), made)
+    c = code.let(t.select(x < 88.7228394, x, f(88.7228394)), "c")
+    c = code.let(t.select(c > -87.3365479, c, f(-87.3365479)), "c")
+    whole = code.let(c * LOG2_E + ROUNDING, "k")
+    p = code.let(_exp_less_one(code, c, code.let(whole - ROUNDING, "n")) + 1.0, "p")
+    exponent = t.bits(whole, "int32") << i(23)
+    made = t.bits(t.bits(p, "int32") + exponent, "float32")
+    made = t.select(x < -87.3365479, f(0.0), made)
+    made = t.select(x > 88.7228394, f(INF), made)
     return t.select(t.isnan(x), x, made)
 
 
 def exp_of_negative(code: t.Code, x: t.Expr) -> t.Expr:
     """For what is at most 0, as softmax has it, with half as many instructions: 2**n is a float, from -88 on 0."""
     bias = ROUNDING + 127.0
-    c = code.let(t.select(t.binary("lt", x, f(-88.0)), f(-88.0), x), "c")  # nan stays
-    whole = code.let(add(mul(c, f(LOG2_E)), f(bias)), "k")
-    n = code.let(sub(whole, f(bias)), "n")
-    scale = code.let(t.bits(t.bitwise("shl", t.bits(whole, "int32"), i(23)), "float32"), "scale")
-    return add(mul(_exp_less_one(code, c, n), scale), scale)
+    c = code.let(t.select(x < -88.0, f(-88.0), x), "c")  # nan stays
+    whole = code.let(c * LOG2_E + bias, "k")
+    n = code.let(whole - bias, "n")
+    scale = code.let(t.bits(t.bits(whole, "int32") << i(23), "float32"), "scale")
+    return _exp_less_one(code, c, n) * scale + scale
 
 
 def _exp_less_one(code: t.Code, x: t.Expr, n: t.Expr) -> t.Expr:
     """exp(x - n log 2) - 1, for what is left on half a unit around 0."""
-    r = code.let(sub(sub(x, mul(n, f(0.693359375))), mul(n, f(-2.12194440e-4))), "r")
-    return add(mul(polynomial(code, r, EXP), mul(r, r)), r)
+    r = code.let(x - n * 0.693359375 - n * -2.12194440e-4, "r")
+    return polynomial(code, r, EXP) * (r * r) + r
 
 
 LOG = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
@@ -93,39 +77,39 @@ LOG = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4
 
 def log(code: t.Code, x: t.Expr) -> t.Expr:
     x = code.let(x, "x")
-    tiny = code.let(t.binary("lt", x, f(1.17549435e-38)), "tiny")
-    scaled = code.let(t.select(tiny, mul(x, f(8388608.0)), x), "s")
+    tiny = code.let(x < 1.17549435e-38, "tiny")
+    scaled = code.let(t.select(tiny, x * 8388608.0, x), "s")
     word = code.let(t.bits(scaled, "int32"), "w")
-    exponent = t.binary("sub", t.bitwise("shr", word, i(23)), t.select(tiny, i(126 + 23), i(126)))
-    mantissa = t.bitwise("or", t.bitwise("and", word, i(0x007FFFFF)), i(0x3F000000))
+    exponent = (word >> i(23)) - t.select(tiny, i(126 + 23), i(126))
+    mantissa = word & i(0x007FFFFF) | i(0x3F000000)
     m = code.let(t.bits(mantissa, "float32"), "m")  # in [0.5, 1)
-    low = code.let(t.binary("lt", m, f(0.707106781186547524)), "low")
-    e = code.let(t.cast(t.binary("sub", exponent, t.select(low, i(1), i(0))), "float32"), "e")
-    r = code.let(sub(t.select(low, add(m, m), m), f(1.0)), "r")
-    z = code.let(mul(r, r), "z")
-    y = mul(mul(polynomial(code, r, LOG), r), z)
-    y = sub(add(y, mul(e, f(-2.12194440e-4))), mul(z, f(0.5)))
-    y = add(add(r, y), mul(e, f(0.693359375)))
-    y = t.select(t.binary("gt", x, f(0.0)), y, t.select(t.binary("eq", x, f(0.0)), f(-INF), f(float("nan"))))
-    return t.select(t.binary("lt", x, f(INF)), y, x)  # infinity and nan are their own
+    low = code.let(m < 0.707106781186547524, "low")
+    e = code.let(t.cast(exponent - t.select(low, i(1), i(0)), "float32"), "e")
+    r = code.let(t.select(low, m + m, m) - 1.0, "r")
+    z = code.let(r * r, "z")
+    y = polynomial(code, r, LOG) * r * z
+    y = y + e * -2.12194440e-4 - z * 0.5
+    y = r + y + e * 0.693359375
+    y = t.select(x > 0.0, y, t.select(t.equal(x, 0.0), f(-INF), f(float("nan"))))
+    return t.select(x < INF, y, x)  # infinity and nan are their own
 
 
 def log1p(code: t.Code, x: t.Expr) -> t.Expr:
     x = code.let(x, "x")
-    u = code.let(add(x, f(1.0)), "u")
-    y = mul(log(code, u), div(x, sub(u, f(1.0))))
-    y = t.select(t.binary("eq", u, f(INF)), u, y)
-    return t.select(t.binary("eq", u, f(1.0)), x, y)
+    u = code.let(x + 1.0, "u")
+    y = log(code, u) * (x / (u - 1.0))
+    y = t.select(t.equal(u, INF), u, y)
+    return t.select(t.equal(u, 1.0), x, y)
 
 
 def expm1(code: t.Code, x: t.Expr) -> t.Expr:
     x = code.let(x, "x")
     u = code.let(exp(code, x), "u")
-    less = code.let(sub(u, f(1.0)), "l")
-    y = mul(less, div(x, log(code, u)))
-    far = t.binary("or", t.binary("gt", x, f(17.0)), t.binary("lt", x, f(-17.0)))
+    less = code.let(u - 1.0, "l")
+    y = less * (x / log(code, u))
+    far = (x > 17.0) | (x < -17.0)
     y = t.select(far, less, y)
-    return t.select(t.binary("eq", u, f(1.0)), x, t.select(t.isnan(x), x, y))
+    return t.select(t.equal(u, 1.0), x, t.select(t.isnan(x), x, y))
 
 
 TANH = (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
@@ -136,10 +120,10 @@ TANH_BELOW = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 
 def tanh(code: t.Code, x: t.Expr) -> t.Expr:
     x = code.let(x, "x")
     c = clamped(code, x, -7.90531110763549805, 7.90531110763549805)
-    z = code.let(mul(c, c), "z")
-    y = div(mul(c, polynomial(code, z, TANH)), polynomial(code, z, TANH_BELOW))
-    small = t.binary("lt", t.intrinsic("abs", x), f(0.0004))
-    return t.select(t.binary("or", small, t.isnan(x)), x, y)
+    z = code.let(c * c, "z")
+    y = c * polynomial(code, z, TANH) / polynomial(code, z, TANH_BELOW)
+    small = t.intrinsic("abs", x) < 0.0004
+    return t.select(small | t.isnan(x), x, y)
 
 
 ERF = (-2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05,
@@ -151,8 +135,8 @@ ERF_BELOW = (-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03
 def erf(code: t.Code, x: t.Expr) -> t.Expr:
     x = code.let(x, "x")
     c = clamped(code, x, -4.0, 4.0)
-    z = code.let(mul(c, c), "z")
-    y = div(mul(c, polynomial(code, z, ERF)), polynomial(code, z, ERF_BELOW))
+    z = code.let(c * c, "z")
+    y = c * polynomial(code, z, ERF) / polynomial(code, z, ERF_BELOW)
     return t.select(t.isnan(x), x, y)
 
 

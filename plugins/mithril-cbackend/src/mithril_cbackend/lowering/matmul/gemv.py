@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index
+from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.element.scalar_ops import RULES
 from mithril_cbackend.lowering.element.storage_dtypes import computed, rounded
 from mithril_cbackend.lowering.element.vectorization import vectorisable
 from mithril_cbackend.lowering.matmul.matmul_form import Product, stored
-from mithril_cbackend.tir import expr as t
 
 FEW = 8  # rows
 TOGETHER = 8  # rows of the right operand that are added at a time
@@ -83,27 +83,27 @@ def by_column(frame: Frame, product: Product) -> None:
     ):
         at = reader.split(m, product.batch)
         matrix, left = right.matrix(at, kind, reader), _left(frame, product, at)
-        column = t.imul(n, block)
+        column = n * block
         total = code.alloc("total", len(cells) * lanes, kind.name)
 
         def add(slot: int, lane: Any, i: int, c: int, k: Any) -> None:
-            place = t.iadd(slot * lanes, lane)
-            made = RULES["mul"](code, left(i, k), matrix.element(t.iadd(column, c), k), kind)
+            place = slot * lanes + lane
+            made = RULES["mul"](code, left(i, k), matrix.element(column + c, k), kind)
             code.store(total, place, RULES["add"](code, t.load(total, place), made, kind))
 
         for slot in range(len(cells)):
             with reader.loop("j", lanes, t.VECTORIZED) as j:
-                code.store(total, t.iadd(slot * lanes, j), t.const(0, kind.name))
+                code.store(total, slot * lanes + j, t.const(0, kind.name))
         with reader.loop("k", whole) as k:
             for slot, (i, c) in enumerate(cells):
                 with reader.loop("j", lanes, t.VECTORIZED) as j:
-                    add(slot, j, i, c, t.iadd(t.imul(k, lanes), j))
+                    add(slot, j, i, c, k * lanes + j)
         if rest:
             with reader.loop("r", rest) as r:
                 for slot, (i, c) in enumerate(cells):
-                    add(slot, 0, i, c, t.iadd(whole * lanes, r))
+                    add(slot, 0, i, c, whole * lanes + r)
         for slot, (i, c) in enumerate(cells):
-            emit(frame, product, at, i, t.iadd(column, c), _folded(frame, total, slot * lanes, lanes, product))
+            emit(frame, product, at, i, column + c, _folded(frame, total, slot * lanes, lanes, product))
 
 
 def _folded(frame: Frame, total: t.Buffer, first: int, lanes: int, product: Product) -> t.Expr:
@@ -111,8 +111,8 @@ def _folded(frame: Frame, total: t.Buffer, first: int, lanes: int, product: Prod
     while lanes > 1:
         lanes //= 2
         with frame.reader.loop("j", lanes, t.VECTORIZED if lanes > 1 else t.SERIAL) as j:
-            at = t.iadd(j, first)
-            other = t.load(total, t.iadd(at, lanes))
+            at = j + first
+            other = t.load(total, at + lanes)
             made = RULES["add"](frame.code, t.load(total, at), other, product.kind)
             frame.code.store(total, at, made)
     return t.load(total, first)
@@ -142,29 +142,29 @@ def _chunks(frame: Frame, product: Product, first: int, chunks: int, size: int) 
     work = product.work * size * chunks // product.n
     with frame.share("chunk", product.matrices * chunks, work) as (_, item):
         *at, chunk = reader.split(item, (*product.batch, chunks))
-        begin = t.iadd(first, t.imul(chunk, size))
+        begin = first + chunk * size
         matrix = right.matrix(tuple(at), kind, reader).turned().from_column(begin)
         left = _left(frame, product, tuple(at))
         total = code.alloc("total", product.m * pitch, kind.name)
 
         def add(k: Any, count: int) -> None:
             """So many rows, from ``k`` on."""
-            factors = [[code.let(left(i, t.iadd(k, u)), "a") for u in range(count)] for i in range(product.m)]
+            factors = [[code.let(left(i, k + u), "a") for u in range(count)] for i in range(product.m)]
             for start, vectors, width, how in pieces:
                 with reader.loop("v", vectors) as v, reader.loop("j", width, how) as j:
-                    column = t.iadd(t.iadd(t.imul(v, lanes), start), j)
+                    column = v * lanes + start + j
                     for i in range(product.m):
-                        made = t.load(total, t.iadd(i * pitch, column))
+                        made = t.load(total, i * pitch + column)
                         for u in range(count):
-                            b = matrix.element(t.iadd(k, u), column)
+                            b = matrix.element(k + u, column)
                             made = RULES["add"](code, made, RULES["mul"](code, factors[i][u], b, kind), kind)
-                        code.store(total, t.iadd(i * pitch, column), made)
+                        code.store(total, i * pitch + column, made)
 
         with reader.loop("v", product.m * pitch // lanes) as v, reader.loop("j", lanes, t.VECTORIZED) as j:
-            code.store(total, t.iadd(t.imul(v, lanes), j), t.const(0, kind.name))
+            code.store(total, v * lanes + j, t.const(0, kind.name))
         whole, rest = divmod(product.k, TOGETHER)
         with reader.loop("k", whole) as k:
-            add(t.imul(k, TOGETHER), TOGETHER)
+            add(k * TOGETHER, TOGETHER)
         if rest:
             with reader.loop("k", 1) as _:
                 add(whole * TOGETHER, rest)
@@ -172,5 +172,5 @@ def _chunks(frame: Frame, product: Product, first: int, chunks: int, size: int) 
             for start, count, width, how in pieces:
                 kept = how if vector and straight(product, frame.kernel) else t.SERIAL
                 with reader.loop("v", count) as v, reader.loop("j", width, kept) as j:
-                    column = t.iadd(t.iadd(t.imul(v, lanes), start), j)
-                    emit(frame, product, tuple(at), i, t.iadd(begin, column), t.load(total, t.iadd(i * pitch, column)))
+                    column = v * lanes + start + j
+                    emit(frame, product, tuple(at), i, begin + column, t.load(total, i * pitch + column))

@@ -16,8 +16,9 @@ import numpy as np
 
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Node, Value
-from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, shape_of
+from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.element.vectorization import vectorisable
 from mithril_cbackend.lowering.matmul import gemv, naive_contractions
@@ -33,7 +34,6 @@ from mithril_cbackend.lowering.matmul.microkernel import (
     tile_for,
     tiles,
 )
-from mithril_cbackend.tir import expr as t
 
 GROUP = 4  # panels that a tile of rows meets one after the other, where rows come from farther than the second cache
 STRIP = 64  # rows of the left operand that are copied at a time
@@ -202,7 +202,7 @@ class Tiles:
             return
         for first_row, blocks, rows in segments(p.m, plan.copied):
             with self.reader.loop("block", blocks) as block:
-                for loop in self.parts(at, t.iadd(first_row, t.imul(block, rows)), rows):
+                for loop in self.parts(at, first_row + block * rows, rows):
                     with loop as part:
                         part.copy_left()
                         for first, panels, width in segments(p.n, columns):
@@ -218,11 +218,11 @@ class Tiles:
             with self.reader.loop("part", parts) as i:
                 start: Any = first == 0
                 if start and parts > 1:
-                    start = t.binary("eq", i, t.index(0))
+                    start = t.equal(i, 0)
                 last: Any = first + parts * depth == k
                 if last and parts > 1:
-                    last = t.binary("eq", i, t.index(parts - 1))
-                yield Part(self, at, row, t.iadd(first, t.imul(i, depth)), rows, depth, start, last)
+                    last = t.equal(i, parts - 1)
+                yield Part(self, at, row, first + i * depth, rows, depth, start, last)
 
         return (over(*segment) for segment in segments(k, self.plan.depth))
 
@@ -237,13 +237,13 @@ class Tiles:
         shares = threads if uneven and rows % threads == 0 and rows // threads >= plan.tile.rows else 1
         with self.share("group", items * shares, work) as (worker, item):
             number, share = self.reader.split(item, (items, shares))
-            number = t.imul(number, group)
+            number = number * group
             here: Any = group
             if panels % group:
-                left = t.isub(panels, number)
-                here = t.select(t.binary("lt", left, t.index(group)), left, t.index(group))
+                left = panels - number
+                here = t.select(left < group, left, t.index(group))
             mine = rows // shares
-            yield Group(t.imul(worker, plan.group), t.iadd(number, first), here, width, t.imul(share, mine), mine)
+            yield Group(worker * plan.group, number + first, here, width, share * mine, mine)
 
 
 @dataclass(frozen=True)
@@ -282,43 +282,43 @@ class Part:
         copied = not self.in_place(width, group.rows)
         if copied:
             with s.reader.loop("panel", group.panels) as i:
-                self.copy_panel(t.iadd(group.number, i), t.iadd(group.place, i), width)
+                self.copy_panel(group.number + i, group.place + i, width)
         for loop, high in tiles(s.frame, group.rows, s.plan.tile):
             with loop as row, s.reader.loop("panel", group.panels) as i:
-                number = t.iadd(group.number, i)
-                panel = self.panel(t.iadd(group.place, i)) if copied else self.stored_panel(number, width)
+                number = group.number + i
+                panel = self.panel(group.place + i) if copied else self.stored_panel(number, width)
                 assert panel is not None
-                self.tile(t.iadd(group.row, row), high, number, panel, width)
+                self.tile(group.row + row, high, number, panel, width)
 
     # -- the left operand -----------------------------------------------------------------------------------------
     def copy_left(self) -> None:
         s = self.tiles
         for first, strips, rows in segments(self.rows, STRIP):
             with s.share("strip", strips, self.work // GROUP if strips > 1 else 0) as (_, strip):
-                self.copy_rows(t.iadd(first, t.imul(strip, STRIP)), rows)
+                self.copy_rows(first + strip * STRIP, rows)
 
     def copy_rows(self, first: Any, rows: int) -> None:
         s = self.tiles
-        row = t.iadd(self.row, first)
+        row = self.row + first
         matrix = None if s.left is None else s.left.matrix(self.at, s.product.kind, s.reader).part(row, self.begin)
 
         def element(i: Any, j: Any) -> t.Expr:
             if matrix is not None:
                 return matrix.element(i, j)
-            return s.product.left.element(s.reader, self.at, t.iadd(row, i), t.iadd(self.begin, j))
+            return s.product.left.element(s.reader, self.at, row + i, self.begin + j)
 
         copy_panel(s.frame, element, matrix, rows, self.depth, self.copy().part(first, 0))
 
     def copy(self) -> Matrix:
         s, pitch = self.tiles, self.tiles.plan.pitch
-        start = t.imul(s.worker or 0, s.plan.copied * pitch)
+        start = (s.worker or 0) * (s.plan.copied * pitch)
         return Matrix(s.scratch["rows"], start, pitch, 1, s.product.kind, s.product.kind)
 
     def left(self, row: Any, k: Any) -> t.Expr:
         s = self.tiles
         if s.plan.copied:
             return s.reader.code.let(self.copy().element(row, k))
-        row, k = t.iadd(self.row, row), t.iadd(self.begin, k)
+        row, k = self.row + row, self.begin + k
         if s.left is None:
             return s.product.left.element(s.reader, self.at, row, k)
         return s.reader.code.let(s.left.matrix(self.at, s.product.kind, s.reader).element(row, k))
@@ -339,42 +339,42 @@ class Part:
         p, kernel = s.product, s.frame.kernel
         if p.right.value in kernel.prepared:
             packed = kernel.prepared[p.right.value][0]
-            matrix = Matrix(s.reader.buffers[packed], t.imul(number, columns * p.k), columns, 1, packed.dtype, p.kind)
+            matrix = Matrix(s.reader.buffers[packed], number * (columns * p.k), columns, 1, packed.dtype, p.kind)
             return matrix.part(self.begin, 0)
         if s.right is None:
             return None
         matrix = s.right.matrix(self.at, p.kind, s.reader).turned()
-        return matrix.part(self.begin, t.imul(number, columns))
+        return matrix.part(self.begin, number * columns)
 
     def panel(self, place: Any) -> Matrix:
         """One that has been copied."""
         s, columns = self.tiles, self.tiles.plan.tile.columns
-        start = t.imul(place, columns * s.plan.depth)
+        start = place * (columns * s.plan.depth)
         return Matrix(s.scratch["panel"], start, columns, 1, s.product.kind, s.product.kind)
 
     def copy_panel(self, number: Any, place: Any, width: int) -> None:
         s = self.tiles
-        matrix, column = self.stored_panel(number, width), t.imul(number, s.plan.tile.columns)
+        matrix, column = self.stored_panel(number, width), number * s.plan.tile.columns
 
         def element(i: Any, j: Any) -> t.Expr:
             if matrix is not None:
                 return matrix.element(i, j)
-            return s.product.right.element(s.reader, self.at, t.iadd(column, j), t.iadd(self.begin, i))
+            return s.product.right.element(s.reader, self.at, column + j, self.begin + i)
 
         copy_panel(s.frame, element, matrix, self.depth, width, self.panel(place))
 
     # -- the result -----------------------------------------------------------------------------------------------
     def tile(self, row: Any, high: int, number: Any, panel: Matrix, width: int) -> None:
         s, p = self.tiles, self.tiles.product
-        column = t.imul(number, s.plan.tile.columns)
+        column = number * s.plan.tile.columns
 
         def emit(i: Any, j: Any, element: t.Expr) -> None:
-            gemv.emit(s.frame, p, self.at, t.iadd(self.row, i), t.iadd(column, j), element)
+            gemv.emit(s.frame, p, self.at, self.row + i, column + j, element)
 
         def waiting(i: Any, j: Any) -> tuple[t.Buffer, Any]:
             held = holds(s.frame.kernel, p)
             buffer = s.scratch["sums"] if held is None else s.frame.outputs[held]
-            return buffer, p.flat(s.reader, self.at, t.iadd(self.row, i), t.iadd(column, j))
+            return buffer, p.flat(s.reader, self.at, self.row + i, column + j)
 
         sums = None if self.depth == p.k else Sums(waiting, self.first, self.last)
         multiply_tile(s.frame, row, high, (self.depth,), self.left, panel, width, emit, s.vector, sums)

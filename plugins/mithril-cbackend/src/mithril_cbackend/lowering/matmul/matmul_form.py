@@ -6,15 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from mithril.base.dtypes import DType, float32, float64, int32, int64, uint32, uint64
 from mithril.ir import Node, Value
+from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, Reader, operand, shape_of
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS
 from mithril_cbackend.lowering.matmul.microkernel import Matrix
-from mithril_cbackend.tir import expr as t
 
 LEAST = 512  # multiplications; fewer are not worth a tile
 
@@ -75,11 +76,11 @@ class Product:
     def work(self) -> int:
         return self.matrices * self.m * self.n * self.k // PRODUCTS
 
-    def flat(self, reader: Reader, at: Index, row: t.Expr, column: t.Expr) -> t.Expr:
-        """The number of an element of the result."""
+    def flat(self, reader: Reader, at: Index, row: t.Expr, column: t.Expr) -> Any:
+        """Return the offset of an element of the result."""
         rows, columns = (self.n, self.m) if self.turned else (self.m, self.n)
         first, second = (column, row) if self.turned else (row, column)
-        return t.iadd(t.imul(t.iadd(t.imul(reader.flat(at, self.batch), rows), first), columns), second)
+        return (reader.flat(at, self.batch) * rows + first) * columns + second
 
     def position(self, reader: Reader, at: Index, row: t.Expr, column: t.Expr) -> Index:
         """The position of an element of the result."""
@@ -157,9 +158,9 @@ class Stored:
 
     def matrix(self, at: Index, kind: DType, reader: Reader) -> Matrix:
         """One of the matrices, its rows along what is free."""
-        start: t.Expr = 0
+        start: Any = 0
         for i, step in zip(at, self.batch, strict=True):
-            start = t.iadd(start, t.imul(i, step))
+            start = start + i * step
         return Matrix(reader.buffers[self.value], start, self.free, self.summed, self.value.dtype, kind)
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from mithril.base.dtypes import DType, float32
+from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import storage_dtypes
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.element.scalar_ops import RULES
-from mithril_cbackend.tir import expr as t
 
 Element = Callable[[Any, Any], t.Expr]  # row, column -> element
 Left = Callable[..., t.Expr]  # row, positions in what is summed over -> element
@@ -67,7 +67,7 @@ class Matrix:
     kind: DType = float32
 
     def at(self, i: Any, j: Any) -> Any:
-        return t.iadd(self.start, t.iadd(t.imul(i, self.row), t.imul(j, self.column)))
+        return self.start + (i * self.row + j * self.column)
 
     def part(self, i: Any, j: Any) -> Matrix:
         """What is below a row and right of a column, those included."""
@@ -97,16 +97,16 @@ def copy_panel(frame: Frame, element: Element, matrix: Matrix | None, k: int, wi
     if squares and whole:
         assert matrix is not None
         with reader.loop("s", squares) as s, reader.loop("v", whole // lanes) as v:
-            _turn_square(frame, matrix.part(t.imul(s, lanes), t.imul(v, lanes)), panel, t.imul(s, lanes), v)
+            _turn_square(frame, matrix.part(s * lanes, v * lanes), panel, s * lanes, v)
     if left and whole:
         kind = t.VECTORIZED if matrix is not None and matrix.column == 1 else t.SERIAL
         with reader.loop("k", left) as i, reader.loop("v", whole // lanes) as v, reader.loop("j", lanes, kind) as j:
-            one(t.iadd(i, squares * lanes), t.iadd(t.imul(v, lanes), j))
+            one(i + squares * lanes, v * lanes + j)
     if width > whole:
         with reader.loop("j", width - whole) as j, reader.loop("k", k) as i:
-            one(i, t.iadd(j, whole))
+            one(i, j + whole)
         with reader.loop("j", -width % lanes) as j, reader.loop("k", k) as i:
-            code.store(panel.buffer, panel.at(i, t.iadd(j, width)), t.const(0, panel.kind.name))
+            code.store(panel.buffer, panel.at(i, j + width), t.const(0, panel.kind.name))
 
 
 def _turn_square(frame: Frame, matrix: Matrix, panel: Matrix, row: Any, vector: Any) -> None:
@@ -116,8 +116,8 @@ def _turn_square(frame: Frame, matrix: Matrix, panel: Matrix, row: Any, vector: 
     if matrix.dtype is not float32:
         buffer, at, step = code.alloc("square", lanes * lanes, "float32"), 0, lanes
         with reader.loop("c", lanes) as c, reader.loop("j", lanes, t.VECTORIZED) as j:
-            code.store(buffer, t.iadd(t.imul(c, lanes), j), matrix.element(j, c))
-    code.turn(lanes, buffer, at, step, panel.buffer, panel.at(row, t.imul(vector, lanes)), panel.row)
+            code.store(buffer, c * lanes + j, matrix.element(j, c))
+    code.transpose(lanes, buffer, at, step, panel.buffer, panel.at(row, vector * lanes), panel.row)
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def tiles(frame: Frame, m: int, tile: Tile) -> Iterator[tuple[AbstractContextMan
     @contextmanager
     def over_whole() -> Iterator[Any]:
         with frame.reader.loop("tile", whole) as i:
-            yield t.imul(i, tile.rows)
+            yield i * tile.rows
 
     if whole:
         yield over_whole(), tile.rows
@@ -189,13 +189,13 @@ def multiply_tile(
     def clear() -> None:
         for _, _, slot in cells:
             with reader.loop("j", lanes, t.VECTORIZED) as j:
-                code.store(total, t.iadd(j, slot), t.const(0, kind.name))
+                code.store(total, j + slot, t.const(0, kind.name))
 
     def each(do: Callable[[Any, Any, Any], None], vector: bool) -> None:
         for i, v, slot in cells:
             size = min(lanes, width - v * lanes)
             with reader.loop("j", size, t.VECTORIZED if vector and size == lanes else t.SERIAL) as j:
-                do(t.iadd(row, i), t.iadd(j, v * lanes), t.iadd(j, slot))
+                do(row + i, j + v * lanes, j + slot)
 
     def resume(i: Any, j: Any, slot: Any) -> None:
         assert sums is not None
@@ -213,11 +213,11 @@ def multiply_tile(
     if sums is not None:
         reader.either(sums.first, clear, lambda: each(resume, True))
     with reader.nest("ke", inner) as k:
-        elements = [left(t.iadd(row, i), *k) for i in range(rows)]
+        elements = [left(row + i, *k) for i in range(rows)]
         for i, v, slot in cells:
             with reader.loop("j", lanes, t.VECTORIZED) as j:
-                b = panel.element(reader.flat(k, inner), t.iadd(j, v * lanes))
-                at = t.iadd(j, slot)
+                b = panel.element(reader.flat(k, inner), j + v * lanes)
+                at = j + slot
                 product = RULES["mul"](code, elements[i], b, kind)
                 code.store(total, at, RULES["add"](code, t.load(total, at), product, kind))
     if sums is None:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mithril.ir import Node, Value
-from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import scalar_ops
 from mithril_cbackend.lowering.element.element_reader import Index, conjunction, operand, shape_of
+from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import computed, rounded
 from mithril_cbackend.lowering.pool.pooling import place_in_window, windows_over
-from mithril_cbackend.tir import expr as t
 
 Terms = Callable[[Index, Index], tuple[t.Expr, t.Expr, list[t.Expr]]]
 
@@ -91,7 +91,7 @@ def dot(kernel: Kernel, name: str, machine: Machine) -> Any:
 def _group(node: Node, channel: Any, channels: int) -> Any:
     """Which group a channel is of."""
     groups = node.attributes["groups"]
-    return 0 if groups == 1 else t.idiv(channel, channels // groups)
+    return 0 if groups == 1 else channel // (channels // groups)
 
 
 def conv(kernel: Kernel, name: str, machine: Machine) -> Any:
@@ -102,9 +102,9 @@ def conv(kernel: Kernel, name: str, machine: Machine) -> Any:
     image, weights = shape_of(x), shape_of(w)
 
     def terms(at: Index, within: Index) -> Any:
-        first = t.imul(_group(node, at[1], weights[0]), weights[1])
+        first = _group(node, at[1], weights[0]) * weights[1]
         place, inside = place_in_window(frame, at[2:], within[1:], image[2:], a["stride"], a["padding"], a["dilation"])
-        element = frame.reader.at(x, (at[0], t.iadd(first, within[0]), *place))
+        element = frame.reader.at(x, (at[0], first + within[0], *place))
         return element, frame.reader.at(w, (at[1], *within)), inside
 
     return accumulate(frame, node.result, weights[1:], terms)
@@ -120,8 +120,8 @@ def conv_input_grad(kernel: Kernel, name: str, machine: Machine) -> Any:
 
     def terms(at: Index, within: Index) -> Any:
         group = _group(node, at[1], image[1])
-        channel = t.iadd(t.imul(group, per_group), within[0])
-        inner = t.isub(at[1], t.imul(group, weights[1]))
+        channel = group * per_group + within[0]
+        inner = at[1] - group * weights[1]
         place, there = windows_over(frame, at[2:], within[1:], made[2:], a["stride"], a["padding"], a["dilation"])
         element = frame.reader.at(g, (at[0], channel, *place))
         return element, frame.reader.at(w, (channel, inner, *within[1:])), there
@@ -137,9 +137,9 @@ def conv_weight_grad(kernel: Kernel, name: str, machine: Machine) -> Any:
     image, weights, made = shape_of(x), shape_of(node.result), shape_of(g)
 
     def terms(at: Index, within: Index) -> Any:
-        first = t.imul(_group(node, at[0], weights[0]), weights[1])
+        first = _group(node, at[0], weights[0]) * weights[1]
         place, inside = place_in_window(frame, within[1:], at[2:], image[2:], a["stride"], a["padding"], a["dilation"])
-        element = frame.reader.at(x, (within[0], t.iadd(first, at[1]), *place))
+        element = frame.reader.at(x, (within[0], first + at[1], *place))
         return element, frame.reader.at(g, (within[0], at[0], *within[1:])), inside
 
     return accumulate(frame, node.result, (made[0], *made[2:]), terms)

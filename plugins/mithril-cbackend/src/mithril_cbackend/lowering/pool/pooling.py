@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, between, clamped, conjunction, operand, shape_of
+from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import computed, rounded
 from mithril_cbackend.lowering.pool import row_pooling
 from mithril_cbackend.lowering.rows import reductions
-from mithril_cbackend.tir import expr as t
 
 
 def place_in_window(
@@ -22,7 +22,7 @@ def place_in_window(
     """Where an element of a window lies, moved inside the image, and the conditions that it lay there before."""
     found, inside = [], []
     for i, k, n, s, (before, after), d in zip(at, offset, shape, stride, padding, dilation, strict=True):
-        place = t.isub(t.iadd(t.imul(i, s), t.imul(k, d)), int(before))
+        place = i * s + k * d - int(before)
         if before or after:
             place = frame.reader.position(place)
             inside.append(between(place, 0, n))
@@ -62,10 +62,10 @@ def max_pool_positions(kernel: Kernel, name: str, machine: Machine) -> Any:
         with reader.nest("abcdef", a["kernel"]) as offset:
             place, inside = place_in_window(frame, at[2:], offset, shape[2:], a["stride"], a["padding"], a["dilation"])
             element, known = reader.at(x, (*at[:2], *place)), t.load(best, 0)
-            better = t.binary("or", t.binary("gt", element, known), t.binary("lt", t.load(number, 0), t.index(0)))
+            better = (element > known) | (t.load(number, 0) < 0)
             if dtype.is_float:
-                both = t.binary("and", t.isnan(element), t.logical_not(t.isnan(known)))
-                better = t.binary("or", better, both)
+                both = t.isnan(element) & ~t.isnan(known)
+                better = better | both
             with code.when(code.let(conjunction([better, *inside]), "better")):
                 code.store(best, 0, element)
                 code.store(number, 0, t.index(reader.flat(place, shape[2:])))
@@ -80,9 +80,9 @@ def _count(frame: Frame, at: Index, attributes: Any, spatial: Sequence[int]) -> 
         return t.const(math.prod(kernel), "float32")
     total: Any = 1
     for i, k, s, (before, _), n in zip(at, kernel, attributes["stride"], attributes["padding"], spatial, strict=True):
-        begin = t.isub(t.imul(i, s), int(before))
-        size = t.index(t.isub(clamped(frame.reader, t.iadd(begin, k), 0, n), clamped(frame.reader, begin, 0, n)))
-        total = size if isinstance(total, int) else t.binary("mul", total, size)
+        begin = i * s - int(before)
+        size = t.index(clamped(frame.reader, begin + k, 0, n) - clamped(frame.reader, begin, 0, n))
+        total = size if isinstance(total, int) else total * size
     return t.cast(t.index(total), "float32")
 
 
@@ -94,7 +94,7 @@ def average_pool(kernel: Kernel, name: str, machine: Machine) -> Any:
 
     def emit(at: Index, element: t.Expr) -> None:
         count = t.cast(_count(frame, at[2:], node.attributes, spatial), computed(dtype))
-        frame.write(node.result, at, rounded(frame.code, t.binary("div", element, count), dtype))
+        frame.write(node.result, at, rounded(frame.code, element / count, dtype))
 
     row_pooling.fold_windows(frame, "sum", partial(line_in_window, frame), emit)
     return frame.finish()
@@ -106,13 +106,13 @@ def windows_over(
     """The windows in which an element of the image has a given place, moved inside, and whether they exist."""
     found, there = [], []
     for i, k, n, s, (before, _), d in zip(at, offset, result, stride, padding, dilation, strict=True):
-        moved = t.isub(t.iadd(i, int(before)), t.imul(k, d))
+        moved = i + int(before) - k * d
         moved = frame.code.let(t.index(moved), "moved")
         place = moved
         if s != 1:
-            there.append(t.binary("eq", t.binary("rem", moved, t.index(s)), t.index(0)))
-            place = frame.code.let(t.binary("div", moved, t.index(s)), "place")
-            there.append(t.binary("ge", moved, t.index(0)))
+            there.append(t.equal(moved % t.index(s), 0))
+            place = frame.code.let(moved / t.index(s), "place")
+            there.append(moved >= 0)
         there.append(between(place, 0, n))
         found.append(clamped(frame.reader, place, 0, n - 1))
     return tuple(found), there
@@ -133,8 +133,8 @@ def average_pool_grad(kernel: Kernel, name: str, machine: Machine) -> Any:
                 ones = (1,) * len(offset)
                 place, there = windows_over(frame, at[2:], offset, shape_of(g)[2:], a["stride"], a["padding"], ones)
                 count = t.cast(_count(frame, place, a, shape[2:]), computed(dtype))
-                share = t.binary("div", reader.at(g, (*at[:2], *place)), count)
+                share = reader.at(g, (*at[:2], *place)) / count
                 share = t.select(conjunction(there), share, zero)
-                code.store(total, 0, t.binary("add", t.load(total, 0), share))
+                code.store(total, 0, t.load(total, 0) + share)
         frame.write(node.result, at, rounded(code, t.load(total, 0), dtype))
     return frame.finish()

@@ -15,10 +15,10 @@ from typing import Any
 from mithril.base.dtypes import dtype as as_dtype, float32
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Node, Value
+from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, conjunction, operand, shape_of
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.rows import reductions
-from mithril_cbackend.tir import expr as t
 
 Emit = Callable[[Index, t.Expr], None]
 
@@ -58,11 +58,11 @@ class Line:
 
     def place(self, k: Any) -> Any:
         """Where in the buffer the elements stand that windows have in place ``k``, one after the other."""
-        k = t.imul(k, self.dilation)
+        k = k * self.dilation
         if self.stride == 1:
             return k
-        part = t.iadd(self.length, t.imul(t.imod(k, self.stride), self.length // self.stride))
-        return t.iadd(part, t.idiv(k, self.stride))
+        part = self.length + k % self.stride * (self.length // self.stride)
+        return part + k // self.stride
 
 
 def scratch(node: Node, machine: Machine) -> list[Value]:
@@ -89,7 +89,7 @@ class Lines:
         result = shape_of(self.node.result)
         with self.frame.share("line", math.prod(result[:-1]), math.prod(result)) as (worker, item):
             at = self.reader.split(item, result[:-1])
-            start = t.imul(worker, self.line.size)
+            start = worker * self.line.size
             self.fold_lines(at, start)
             self.take_apart(start)
             self.fold_along(at, start, emit)
@@ -101,7 +101,7 @@ class Lines:
             times = (size - begin) // lanes
             if times:
                 with self.reader.loop("i", times) as i:
-                    yield t.iadd(t.imul(i, lanes), begin), lanes
+                    yield i * lanes + begin, lanes
             begin, lanes = begin + times * lanes, lanes // 2
 
     def fold_in(self, buffer: t.Buffer, at: Any, x: t.Expr) -> None:
@@ -113,7 +113,7 @@ class Lines:
         first = reductions.held(reductions.start(self.op, self.dtype))
         for begin, lanes in self.vectors(self.line.length):
             with self.reader.loop("j", lanes, t.VECTORIZED) as j:
-                self.code.store(self.buffer, t.iadd(start, t.iadd(begin, j)), first)
+                self.code.store(self.buffer, start + (begin + j), first)
         with self.reader.several("abcde", self.node.attributes["kernel"][:-1]) as offsets:
             for offset in offsets:
                 place, inside = self.window(at[2:], offset)
@@ -121,8 +121,8 @@ class Lines:
                 with there, self.reader.loop("line", 1):
                     for begin, lanes in self.vectors(self.line.image):
                         with self.reader.loop("j", lanes, t.VECTORIZED) as j:
-                            w = t.iadd(begin, j)
-                            to = t.iadd(start, t.iadd(w, self.line.before))
+                            w = begin + j
+                            to = start + (w + self.line.before)
                             self.fold_in(self.buffer, to, self.reader.at(self.x, (*at[:2], *place, w)))
 
     def take_apart(self, start: Any) -> None:
@@ -132,15 +132,15 @@ class Lines:
             return
         if s == 2 and self.dtype is float32 and lanes > 1:
             with self.reader.loop("v", length // (2 * lanes)) as v:
-                begin = t.iadd(start, t.imul(v, 2 * lanes))
-                a, b = (t.load(self.buffer, t.vector(t.iadd(begin, k), lanes)) for k in (0, lanes))
+                begin = start + v * (2 * lanes)
+                a, b = (t.load(self.buffer, t.vector(begin + k, lanes)) for k in (0, lanes))
                 for part in (0, 1):
-                    to = t.iadd(t.iadd(start, t.imul(v, lanes)), length + part * (length // 2))
+                    to = start + v * lanes + (length + part * (length // 2))
                     self.code.store(self.buffer, t.vector(to, lanes), t.shuffle(a, b, range(part, 2 * lanes, 2)))
             return
         with self.reader.loop("k", length // s) as k, self.reader.loop("part", s) as part:
-            to = t.iadd(t.iadd(start, k), t.iadd(t.imul(part, length // s), length))
-            self.code.store(self.buffer, to, t.load(self.buffer, t.iadd(start, t.iadd(t.imul(k, s), part))))
+            to = start + k + (part * (length // s) + length)
+            self.code.store(self.buffer, to, t.load(self.buffer, start + (k * s + part)))
 
     def fold_along(self, at: Index, start: Any, emit: Emit) -> None:
         code, reader, accumulator = self.code, self.reader, reductions.accumulator(self.dtype)
@@ -150,8 +150,8 @@ class Lines:
                 code.store(total, j, reductions.held(reductions.start(self.op, self.dtype)))
             with reader.several("k", [self.line.kernel]) as places:
                 for (k,) in places:
-                    first = t.iadd(start, t.iadd(begin, self.line.place(k)))
+                    first = start + (begin + self.line.place(k))
                     with reader.loop("j", lanes, t.VECTORIZED) as j:
-                        self.fold_in(total, j, reductions.read(self.buffer, t.iadd(first, j), self.dtype))
+                        self.fold_in(total, j, reductions.read(self.buffer, first + j, self.dtype))
             with reader.loop("j", lanes, t.VECTORIZED) as j:
-                emit((*at, t.iadd(begin, j)), reductions.read(total, j, self.dtype))
+                emit((*at, begin + j), reductions.read(total, j, self.dtype))

@@ -6,13 +6,13 @@ import math
 from typing import Any
 
 from mithril.base.dtypes import DType
-from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
+from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import rounded
 from mithril_cbackend.lowering.element.vectorization import vectorisable
 from mithril_cbackend.lowering.rows import reductions
-from mithril_cbackend.tir import expr as t
 
 
 def cumulative(kernel: Kernel, name: str, machine: Machine) -> Any:
@@ -30,8 +30,8 @@ def cumulative(kernel: Kernel, name: str, machine: Machine) -> Any:
         with reader.loop("j", width, kind) as j:
             code.store(total, j, reductions.start(op, dtype))
         with reader.loop("r", shape[axis]) as r, reader.loop("j", width, kind) as j:
-            place = t.isub(shape[axis] - 1, r) if node.attributes["reverse"] else r
-            full = {len(shape) - 1: reader.position(t.iadd(begin, j)), **at, axis: place}
+            place = shape[axis] - 1 - r if node.attributes["reverse"] else r
+            full = {len(shape) - 1: reader.position(begin + j), **at, axis: place}
             here = tuple(full[k] for k in range(len(shape)))
             before = code.let(t.load(total, j), "before")
             after = code.let(reductions.fold(code, op, before, reader.at(x, here), dtype), "after")
@@ -55,7 +55,7 @@ def comes_before(a: t.Expr, b: t.Expr, dtype: DType, descending: bool) -> t.Expr
     first = t.binary("gt" if descending else "lt", a, b)
     if not dtype.is_float:
         return first
-    return t.binary("or", first, t.binary("and", t.isnan(b), t.logical_not(t.isnan(a))))
+    return first | t.isnan(b) & ~t.isnan(a)
 
 
 def sorting(kernel: Kernel, name: str, machine: Machine) -> Any:
@@ -80,7 +80,7 @@ def sorting(kernel: Kernel, name: str, machine: Machine) -> Any:
             _merge(frame, scratch, source, target, 1 << k, n, lambda p, q: _before(frame, x, there, p, q, descending))
         sorted_at = n if passes % 2 else 0
         with reader.loop("i", n) as i:
-            place = code.let(t.load(scratch, t.iadd(i, sorted_at)), "place")
+            place = code.let(t.load(scratch, i + sorted_at), "place")
             frame.write(node.result, there(i), place if node.op.name == "argsort" else reader.at(x, there(place)))
     return frame.finish()
 
@@ -95,21 +95,21 @@ def _merge(frame: Frame, scratch: Any, source: int, target: int, width: int, n: 
     code, reader = frame.code, frame.reader
 
     def least(a: t.Expr, b: int) -> t.Expr:
-        return t.select(t.binary("lt", a, t.index(b)), a, t.index(b))
+        return t.select(a < b, a, t.index(b))
 
     with reader.loop("run", -(-n // (2 * width))) as run:
-        begin = code.let(t.index(t.imul(run, 2 * width)), "begin")
-        middle = code.let(least(t.iadd(begin, width), n), "middle")
-        end = code.let(least(t.iadd(begin, 2 * width), n), "end")
+        begin = code.let(t.index(run * (2 * width)), "begin")
+        middle = code.let(least(begin + width, n), "middle")
+        end = code.let(least(begin + 2 * width, n), "end")
         left, right = code.alloc("left", 1, "int32"), code.alloc("right", 1, "int32")
         code.store(left, 0, begin)
         code.store(right, 0, middle)
-        with reader.loop("k", t.isub(end, begin)) as k:
+        with reader.loop("k", end - begin) as k:
             i, j = code.let(t.load(left, 0), "i"), code.let(t.load(right, 0), "j")
-            p = code.let(t.load(scratch, t.iadd(least(i, n - 1), source)), "p")
-            q = code.let(t.load(scratch, t.iadd(least(j, n - 1), source)), "q")
-            stays = t.binary("or", t.binary("ge", j, end), t.logical_not(before(q, p)))
-            first = code.let(t.binary("and", t.binary("lt", i, middle), stays), "first")
-            code.store(scratch, t.iadd(t.iadd(begin, k), target), t.select(first, p, q))
-            code.store(left, 0, t.select(first, t.iadd(i, 1), i))
-            code.store(right, 0, t.select(first, j, t.iadd(j, 1)))
+            p = code.let(t.load(scratch, least(i, n - 1) + source), "p")
+            q = code.let(t.load(scratch, least(j, n - 1) + source), "q")
+            stays = (j >= end) | ~before(q, p)
+            first = code.let((i < middle) & stays, "first")
+            code.store(scratch, begin + k + target, t.select(first, p, q))
+            code.store(left, 0, t.select(first, i + 1, i))
+            code.store(right, 0, t.select(first, j, j + 1))

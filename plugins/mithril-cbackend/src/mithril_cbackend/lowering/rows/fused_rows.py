@@ -15,14 +15,14 @@ from mithril.base.dtypes import dtype as as_dtype, float32
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Node, Value
 from mithril.ir.traits import is_expensive
-from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import vector_math
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
+from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import computed
 from mithril_cbackend.lowering.element.vectorization import vectorisable
 from mithril_cbackend.lowering.rows import reductions
-from mithril_cbackend.tir import expr as t
 
 FOLDS = frozenset({"sum", "mean", "prod", "max", "min"})
 WAYS = 4  # accumulators side by side where a pass does little else than folding
@@ -130,12 +130,12 @@ class Rows:
         work = math.prod(self.shape) * len(self.frame.kernel.nodes)
         with self.frame.share("row", math.prod(lead), work) as (worker, row):
             at = self.reader.split(row, lead)
-            start = t.imul(worker, self.width)
+            start = worker * self.width
             for k in range(len(self.passes.folds)):
                 self.along(k, at, start)
 
     def reciprocal(self, value: Value, at: Index) -> t.Expr:
-        return self.code.let(t.binary("div", t.const(1.0, "float32"), self.reader.broadcast(value, (*at, 0))), "factor")
+        return self.code.let(t.const(1.0, "float32") / self.reader.broadcast(value, (*at, 0)), "factor")
 
     def dear(self, k: int) -> bool:
         """Whether a pass computes much per element, so that it never waits for its sums."""
@@ -154,18 +154,18 @@ class Rows:
             for way in range(ways):
                 with reader.loop("l", self.lanes, t.VECTORIZED) as lane:
                     first = reductions.start(node.op.name, operand(node).dtype)
-                    code.store(total, t.iadd(lane, way * self.lanes), first)
+                    code.store(total, lane + way * self.lanes, first)
 
         def element(i: Any, lane: Any) -> None:
             there = (*at, i)
             for v in known:
-                reader.give(v, there, code.let(t.load(self.buffers[v], t.iadd(start, i)), "kept"))
+                reader.give(v, there, code.let(t.load(self.buffers[v], start + i), "kept"))
             for node in shortcuts:
                 x = reader.broadcast(operand(node), there)
-                made = t.binary("mul", x, factors[node]) if node in factors else vector_math.exp_of_negative(code, x)
+                made = x * factors[node] if node in factors else vector_math.exp_of_negative(code, x)
                 reader.give(node.result, there, code.let(made, node.result.name))
             for v in self.passes.kept[k]:
-                code.store(self.buffers[v], t.iadd(start, i), reader.at(v, there))
+                code.store(self.buffers[v], start + i, reader.at(v, there))
             for node, total in zip(folds, totals, strict=True):
                 x, dtype = reader.at(operand(node), there), operand(node).dtype
                 code.store(total, lane, reductions.fold(code, node.op.name, t.load(total, lane), x, dtype))
@@ -173,16 +173,16 @@ class Rows:
                 for v in self.frame.kernel.outputs:
                     self.frame.write(v, there, reader.at(v, there))
 
-        for first, times, ways_here in ((0, whole // ways, ways), (whole - whole % ways, whole % ways, 1)):
+        for offset, times, ways_here in ((0, whole // ways, ways), (whole - whole % ways, whole % ways, 1)):
             if times:
                 with reader.loop("i", times) as i:
                     for way in range(ways_here):
                         with reader.loop("j", self.lanes, t.VECTORIZED) as j:
-                            vector = t.iadd(t.imul(i, ways_here), first + way)
-                            element(t.iadd(t.imul(vector, self.lanes), j), t.iadd(j, way * self.lanes))
+                            vector = i * ways_here + (offset + way)
+                            element(vector * self.lanes + j, j + way * self.lanes)
         if self.width - whole * self.lanes:
             with reader.loop("r", self.width - whole * self.lanes) as r:
-                element(t.iadd(r, whole * self.lanes), 0)
+                element(r + whole * self.lanes, 0)
         for node, total in zip(folds, totals, strict=True):
             made = reductions.gathered(
                 self.frame, node.op.name, total, ways * self.lanes, operand(node).dtype, self.width

@@ -8,13 +8,13 @@ from typing import Any
 
 from mithril.base.dtypes import DType
 from mithril.ir import Node, Value
-from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import scalar_ops
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
+from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import computed, rounded
 from mithril_cbackend.lowering.element.vectorization import vectorisable
-from mithril_cbackend.tir import expr as t
 
 Block = Callable[[dict[int, Any], Any, int, bool], None]  # positions, first element, how many, whether vectors
 FOLDS = ("sum", "mean", "prod", "max", "min", "any", "all")
@@ -43,7 +43,7 @@ def fold(code: t.Code, op: str, total: t.Expr, x: t.Expr, dtype: DType) -> t.Exp
 
 def finished(code: t.Code, op: str, total: t.Expr, dtype: DType, count: int) -> t.Expr:
     if op == "mean":
-        total = t.binary("div", total, t.const(count, computed(dtype)))
+        total = total / t.const(count, computed(dtype))
     return rounded(code, total, dtype)
 
 
@@ -53,12 +53,12 @@ def accumulator(dtype: DType) -> str:
 
 
 def held(x: t.Expr) -> t.Expr:
-    return t.cast(x, "uint8") if t.dtype_of(x) == "bool" else x
+    return t.cast(x, "uint8") if x.dtype == "bool" else x
 
 
 def read(buffer: t.Buffer, at: Any, dtype: DType) -> t.Expr:
     x = t.load(buffer, at)
-    return t.binary("ne", x, t.const(0, "uint8")) if dtype.is_bool else x
+    return t.not_equal(x, t.const(0, "uint8")) if dtype.is_bool else x
 
 
 def gathered(frame: Frame, op: str, total: Any, lanes: int, dtype: DType, count: int) -> t.Expr:
@@ -67,7 +67,7 @@ def gathered(frame: Frame, op: str, total: Any, lanes: int, dtype: DType, count:
     while lanes > 1:
         lanes //= 2
         with reader.loop("l", lanes, t.VECTORIZED) as lane:
-            other = code.let(read(total, t.iadd(lane, lanes), dtype))
+            other = code.let(read(total, lane + lanes, dtype))
             code.store(total, lane, held(fold(code, op, read(total, lane, dtype), other, dtype)))
     return finished(code, op, read(total, 0, dtype), dtype, count)
 
@@ -126,13 +126,13 @@ def _along(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tup
                         with reader.loop("i", times) as i:
                             for way in range(many):
                                 with reader.loop("j", lanes, t.VECTORIZED) as j:
-                                    vector = t.iadd(t.imul(i, many), first + way)
-                                    place = reader.position(t.iadd(t.imul(vector, lanes), j))
-                                    take(t.iadd(j, way * lanes), place, rest)
+                                    vector = i * many + (first + way)
+                                    place = reader.position(vector * lanes + j)
+                                    take(j + way * lanes, place, rest)
                 left = inner - whole * lanes
                 if left:
                     with reader.loop("k", left) as k:
-                        take(0, reader.position(t.iadd(k, whole * lanes)) if whole else k, rest)
+                        take(0, reader.position(k + whole * lanes) if whole else k, rest)
         made = gathered(frame, op, total, width, dtype, count)
         frame.emit(_kept(node, shape, axes, at), made)
 
@@ -152,11 +152,11 @@ def _across(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tu
         with reader.nest("", [shape[k] for k in axes]) as positions:
             there = {**at, **dict(zip(axes, positions, strict=True))}
             with reader.loop("j", width, kind) as j:
-                full = {**there, last: reader.position(t.iadd(begin, j))}
+                full = {**there, last: reader.position(begin + j)}
                 element = reader.at(x, tuple(full[k] for k in range(len(shape))))
                 code.store(total, j, held(fold(code, op, read(total, j, dtype), element, dtype)))
         with reader.loop("l", width, kind) as lane:
-            full = {**at, last: reader.position(t.iadd(begin, lane))}
+            full = {**at, last: reader.position(begin + lane)}
             made = finished(code, op, code.let(read(total, lane, dtype)), dtype, count)
             frame.emit(_kept(node, shape, axes, full), made)
 
@@ -179,11 +179,11 @@ def side_by_side(
         kind = frame.parallel(work) if math.prod(sizes) == 1 else t.SERIAL
         if blocks:
             with reader.loop("b", blocks, kind) as b:
-                block(at, t.imul(b, width), width, True)
+                block(at, b * width, width, True)
         left = inner - blocks * width
         if left:
             with reader.loop("b", left) as b:
-                block(at, t.iadd(b, blocks * width), 1, False)
+                block(at, b + blocks * width, 1, False)
 
 
 class Extreme:
@@ -209,14 +209,14 @@ class Extreme:
         better = t.binary(self.wins, element, known)
         if not self.dtype.is_float:
             return better
-        return t.binary("or", better, t.binary("and", t.isnan(element), t.logical_not(t.isnan(known))))
+        return better | t.isnan(element) & ~t.isnan(known)
 
     def join(self, lane: Any) -> None:
         """Lane 0 takes over what another has found: of equals, what comes first."""
         best, place = self.code.let(t.load(self.best, lane)), self.code.let(t.load(self.place, lane))
-        known, before = self.code.let(t.load(self.best, 0)), t.binary("lt", place, t.load(self.place, 0))
-        as_good = t.logical_not(self.beats(known, best))
-        self._keep(0, t.binary("or", self.beats(best, known), t.binary("and", as_good, before)), best, place)
+        known, before = self.code.let(t.load(self.best, 0)), place < t.load(self.place, 0)
+        as_good = ~self.beats(known, best)
+        self._keep(0, self.beats(best, known) | as_good & before, best, place)
 
     def _keep(self, lane: Any, better: t.Expr, element: t.Expr, place: Any) -> None:
         better = self.code.let(better, "better")
@@ -241,7 +241,7 @@ def _search_across(frame: Frame, node: Node, shape: tuple[int, ...], axis: int, 
         kind, found = t.VECTORIZED if vector else t.SERIAL, Extreme(frame, width)
 
         def element(r: Any, j: Any) -> t.Expr:
-            full = {**at, axis: r, last: reader.position(t.iadd(begin, j))}
+            full = {**at, axis: r, last: reader.position(begin + j)}
             return reader.at(x, tuple(full[k] for k in range(len(shape))))
 
         with reader.loop("j", width, kind) as j:
@@ -249,7 +249,7 @@ def _search_across(frame: Frame, node: Node, shape: tuple[int, ...], axis: int, 
         with reader.loop("r", shape[axis]) as r, reader.loop("j", width, kind) as j:
             found.consider(j, element(r, j), r)
         with reader.loop("j", width, kind) as j:
-            full = {**at, last: reader.position(t.iadd(begin, j))}
+            full = {**at, last: reader.position(begin + j)}
             frame.emit(_kept(node, shape, (axis,), full), t.load(found.place, j))
 
     side_by_side(frame, shape, (axis,), lanes, math.prod(shape), block)
@@ -264,13 +264,13 @@ def _search_along(frame: Frame, node: Node, shape: tuple[int, ...], axis: int, l
         with reader.loop("j", lanes, t.VECTORIZED) as j:
             found.begin(j, reader.at(x, (*at, j)), j)
         with reader.loop("i", whole) as i, reader.loop("j", lanes, t.VECTORIZED) as j:
-            place = reader.position(t.iadd(t.imul(i, lanes), j))
+            place = reader.position(i * lanes + j)
             found.consider(j, reader.at(x, (*at, place)), place)
         if lanes > 1:
             with reader.loop("l", lanes - 1) as lane:
-                found.join(t.iadd(lane, 1))
+                found.join(lane + 1)
         if shape[axis] % lanes:
             with reader.loop("r", shape[axis] % lanes) as r:
-                place = reader.position(t.iadd(r, whole * lanes))
+                place = reader.position(r + whole * lanes)
                 found.consider(0, reader.at(x, (*at, place)), place)
         frame.emit(_kept(node, shape, (axis,), dict(enumerate(at))), t.load(found.place, 0))

@@ -16,13 +16,14 @@ import numpy as np
 
 from mithril.base.quoting import c_visible
 from mithril.ir.attribute_text import attributes_text
+from mithril_cbackend import tir as t
+from mithril_cbackend.c_names import identifier
 from mithril_cbackend.graph.call_layout import ARENA
-from mithril_cbackend.graph.kernel import Kernel
+from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.program.program import Program
-from mithril_cbackend.tir import expr as t
-from mithril_cbackend.tir.c_names import identifier
+from mithril_cbackend.tir.expr import dtype_of, kind_of, mentions, pointed
+from mithril_cbackend.tir.tvm_api import nodes as n
 
-n = t.nodes
 TYPES = {
     "bool": "bool", "int8": "int8_t", "int16": "int16_t", "int32": "int32_t", "int64": "int64_t", "uint8": "uint8_t",
     "uint16": "uint16_t", "uint32": "uint32_t", "uint64": "uint64_t", "float16": "_Float16", "float32": "float",
@@ -96,7 +97,7 @@ class Printer:
         parameters = []
         for k, p in enumerate(self.function.made.params):
             if p.name not in declared:  # a number
-                parameters.append(f"{TYPES[t.dtype_of(p)]} {p.name}")
+                parameters.append(f"{TYPES[dtype_of(p)]} {p.name}")
                 continue
             const = "const " if k < self.function.read else ""
             parameters.append(f"{const}{TYPES[str(declared[p.name].dtype)]} *restrict {p.name}")
@@ -147,7 +148,7 @@ class Printer:
             if isinstance(s.value, n.Call):
                 self.line(self.expr(s.value) + ";")
         elif isinstance(s, n.Bind):  # of addresses only
-            self.line(f"const {TYPES[t.pointed(s.var)]} *{s.var.name} = {self.expr(s.value)};")
+            self.line(f"const {TYPES[pointed(s.var)]} *{s.var.name} = {self.expr(s.value)};")
         elif not isinstance(s, (n.DeclBuffer, n.Return)):
             raise TypeError(f"a statement that C has no words for: {type(s).__name__}")
 
@@ -206,7 +207,7 @@ class Printer:
         if isinstance(x, n.Load):
             if str(x.source.dtype) != "float32":
                 return None
-            if not t.mentions(x.indices[0], lane):
+            if not mentions(x.indices[0], lane):
                 return self.expr(x), False
             if x.source.name in self.function.names:
                 return None
@@ -229,7 +230,7 @@ class Printer:
         if isinstance(index, n.Var):
             return "0" if index.same_as(lane) else None
         if isinstance(index, n.Add):
-            a, b = t.mentions(index.a, lane), t.mentions(index.b, lane)
+            a, b = mentions(index.a, lane), mentions(index.b, lane)
             if a and not b:
                 first = self.start(index.a, lane)
                 return (
@@ -254,14 +255,14 @@ class Printer:
             sign, own = SIGNS[type(x)]
             left = OPERANDS.get(own, own)
             # a + (b + c) is another number than a + b + c, unless they are integers.
-            right = own if sign == "+" and "int" in t.dtype_of(x) else OPERANDS.get(own, own + 1)
+            right = own if sign == "+" and "int" in dtype_of(x) else OPERANDS.get(own, own + 1)
             return f"{self.expr(x.a, left)} {sign} {self.expr(x.b, right)}", own
         if isinstance(x, n.Var):
             return str(x.name), ATOM
         if isinstance(x, n.IntImm):
-            return integer(int(x.value), t.dtype_of(x)), ATOM
+            return integer(int(x.value), dtype_of(x)), ATOM
         if isinstance(x, n.FloatImm):
-            return number(float(x.value), t.dtype_of(x)), ATOM
+            return number(float(x.value), dtype_of(x)), ATOM
         if isinstance(x, n.Load):
             name = str(x.source.name)
             self.reading.add(name)
@@ -281,7 +282,7 @@ class Printer:
         if isinstance(x, n.Select):
             return self.chosen(x.condition, x.true_value, x.false_value), ATOM
         if isinstance(x, n.Cast):
-            return f"({TYPES[t.dtype_of(x)]}){self.expr(x.value, UNARY)}", UNARY
+            return f"({TYPES[dtype_of(x)]}){self.expr(x.value, UNARY)}", UNARY
         if isinstance(x, n.Shuffle):
             both = ", ".join(self.expr(v) for v in x.vectors)
             return f"SHUFFLE({both}, {', '.join(self.expr(k) for k in x.indices)})", ATOM
@@ -294,7 +295,7 @@ class Printer:
 
     def shifted(self, a: Any, b: Any) -> str:
         """To the left; C does not say what becomes of signed numbers."""
-        kind = TYPES[t.dtype_of(a)]
+        kind = TYPES[dtype_of(a)]
         text = f"({self.expr(a, UNARY)} << {self.expr(b, UNARY)})"
         return text if kind.startswith("u") else f"({kind})((u{kind}){text[1:]}"
 
@@ -316,11 +317,11 @@ class Printer:
             return f"&{self.expr(x.args[0], UNARY)}", UNARY
         if name == "reinterpret":
             return self.reinterpreted(x), ATOM
-        suffix = "f" if t.dtype_of(x) == "float32" else ""
+        suffix = "f" if dtype_of(x) == "float32" else ""
         return f"{name.removeprefix('llvm_')}{suffix}({self.expr(x.args[0])})", ATOM
 
     def reinterpreted(self, x: Any) -> str:
-        to, source = t.kind_of(x), t.dtype_of(x.args[0])
+        to, source = kind_of(x), dtype_of(x.args[0])
         inner = self.expr(x.args[0])
         if to == "handle":
             return f"at({inner})"

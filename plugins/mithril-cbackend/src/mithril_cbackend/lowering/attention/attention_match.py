@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from mithril.base.dtypes import float32, int32
 from mithril.ir import Graph, Node, Value
-from mithril_cbackend.graph.kernel import Kernel
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
+from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.vectorization import PLAIN
 from mithril_cbackend.lowering.element.views import placed
 

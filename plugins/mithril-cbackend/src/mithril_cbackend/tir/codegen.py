@@ -1,0 +1,228 @@
+"""Statements and functions of TIR: loops, named values, stores, calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from mithril_cbackend.c_names import is_taken
+from mithril_cbackend.tir.expr import Buffer, Expr, cast, index, load, not_equal, shuffle, vector
+from mithril_cbackend.tir.tvm_api import PointerType, PrimType, stmt, tirx, tvm
+
+Stmt = Any
+SERIAL, PARALLEL, VECTORIZED, UNROLLED = (stmt.ForKind(k) for k in range(4))
+
+
+class Code:
+    """Statements of one kernel while they are generated."""
+
+    def __init__(self) -> None:
+        self._open: list[list[Stmt]] = [[]]
+        self._names: dict[str, int] = {}
+        self.names: set[str] = set()  # arrays of ``let``, which are written once
+        self.helpers: dict[str, Function] = {}  # called functions by name
+        self._vector: tuple[Expr, int, list[Stmt]] | None = None  # the current vector loop, and the block around it
+
+    def name(self, stem: str) -> str:
+        """Return a name that is not used yet in this function."""
+        clean = "".join(c if c.isalnum() and c.isascii() else "_" for c in stem) or "v"
+        if clean[0].isdigit() or is_taken(clean):
+            clean = "v_" + clean
+        count = self._names.get(clean, 0)
+        self._names[clean] = count + 1
+        return clean if count == 0 else self.name(f"{clean}_{count}")
+
+    def emit(self, statement: Stmt) -> None:
+        self._open[-1].append(statement)
+
+    def is_named(self, x: Expr) -> bool:
+        """Whether a value is a number, a loop variable or a result of ``let``."""
+        node = x.node
+        if isinstance(node, tirx.NE):
+            node = node.a
+        elif isinstance(node, tirx.Cast):
+            node = node.value
+        if isinstance(node, tvm.ir.TensorLoad):
+            return node.source.name in self.names
+        return isinstance(node, (tirx.Var, tirx.IntImm, tirx.FloatImm))
+
+    def let(self, value: Expr, name: str = "t") -> Expr:
+        """Name a value that is used more than once."""
+        if self.is_named(value):
+            return value
+        # TVM's own bindings are unsuitable: its analysis substitutes them back, in exponential time, and fails on
+        # vectors of bools. It does not touch an array of one element (in vector loops, of one vector).
+        stored_dtype = "uint8" if value.dtype == "bool" else value.dtype
+        position: Any = 0
+        if self._vector is None:
+            buffer = self.alloc(name, 1, stored_dtype)
+        else:
+            position, lanes, enclosing = self._vector
+            buffer = self._local(name, lanes, stored_dtype)
+            enclosing.append(stmt.AllocBuffer(buffer))
+        self.names.add(buffer.name)
+        self.store(buffer, position, cast(value, stored_dtype))
+        element = load(buffer, position)
+        return not_equal(element, 0) if value.dtype == "bool" else element
+
+    def _local(self, name: str, size: int, dtype: str) -> Buffer:
+        return tirx.decl_buffer((index(size).node,), dtype, name=self.name(name), scope="local", layout=None)
+
+    def alloc(self, name: str, size: int, dtype: str) -> Buffer:
+        """Allocate a small local array, in registers or on the stack."""
+        buffer = self._local(name, size, dtype)
+        self.emit(stmt.AllocBuffer(buffer))
+        return buffer
+
+    def view(self, name: str, dtype: str, address: Expr, size: int = 1) -> Buffer:
+        """Return the elements that an address points at as a buffer."""
+        parameter, buffer = pointer(self.name(name), dtype, size)
+        self.emit(stmt.Bind(parameter, tirx.reinterpret(parameter.ty, address.node.args[0])))
+        self.emit(stmt.DeclBuffer(buffer, data=parameter))
+        return buffer
+
+    def store(self, buffer: Buffer, at: Any, value: Expr) -> None:
+        self.emit(stmt.BufferStore(buffer, value.node, [index(at).node]))
+
+    def call(self, function: str, *arguments: Expr) -> None:
+        self.emit(stmt.Evaluate(tirx.call_extern("int32", function, *[x.node for x in arguments])))
+
+    def transpose(
+        self, lanes: int, source: Buffer, at: Any, stride: Any, target: Buffer, target_at: Any, target_stride: Any
+    ) -> None:
+        """Transpose a float32 square of the vector length; strides lead from row to row of source and target."""
+        name = f"turn_{lanes}"
+        self.helpers[name] = _square_transpose(name, lanes)
+        addresses = [
+            Expr(tirx.call_intrin("handle", "tirx.address_of", load(b, i).node))
+            for b, i in ((source, at), (target, target_at))
+        ]
+        self.call(name, addresses[0], index(stride), addresses[1], index(target_stride))
+
+    @contextmanager
+    def block(self) -> Iterator[list[Stmt]]:
+        """Collect statements in a list of their own."""
+        statements: list[Stmt] = []
+        self._open.append(statements)
+        try:
+            yield statements
+        finally:
+            self._open.pop()
+
+    @contextmanager
+    def loop(self, name: str, extent: Any, kind: Any = SERIAL, **annotations: Any) -> Iterator[Any]:
+        """Write a loop: ``with code.loop("i", 8) as i``; a single iteration needs none, and ``i`` is 0."""
+        if isinstance(extent, int) and extent == 1:
+            yield 0
+            return
+        variable = Expr(tirx.Var(self.name(name), "int32"))
+        enclosing = self._vector
+        if kind == VECTORIZED:
+            self._vector = (variable, extent, self._open[-1])
+        with self.block() as body:
+            yield variable
+        self._vector = enclosing
+        if body:
+            bounds = index(0).node, index(extent).node
+            self.emit(stmt.For(variable.node, *bounds, kind, sequence(body), None, annotations or None))
+
+    @contextmanager
+    def when(self, condition: Expr) -> Iterator[None]:
+        with self.block() as body:
+            yield
+        self.emit(stmt.IfThenElse(condition.node, sequence(body), None))
+
+    def either(self, condition: Expr, yes: list[Stmt], no: list[Stmt]) -> None:
+        self.emit(stmt.IfThenElse(condition.node, sequence(yes), sequence(no)))
+
+    def repeat(self, condition: Expr, body: list[Stmt]) -> None:
+        self.emit(stmt.While(condition.node, sequence(body)))
+
+    def leave(self, value: int) -> None:
+        """Return a number."""
+        self.emit(stmt.Return(index(value).node))
+
+    def finish(self) -> Stmt:
+        (body,) = self._open
+        return sequence(body)
+
+
+def sequence(body: list[Stmt]) -> Stmt:
+    if not body:
+        return stmt.Evaluate(index(0).node)
+    return body[0] if len(body) == 1 else stmt.SeqStmt(body)
+
+
+# -- functions ----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Function:
+    """A function of TIR, and how the C printer writes it."""
+
+    made: Any
+    names: frozenset[str]  # arrays that are names of values
+    read: int  # number of leading parameters that are only read
+    helpers: Mapping[str, Function] = field(default_factory=dict)  # functions that it calls
+
+
+def pointer(name: str, dtype: str, size: int) -> tuple[Any, Buffer]:
+    """Return a pointer parameter and the buffer of `size` elements that it points at."""
+    parameter = tirx.Var(name, PointerType(PrimType(dtype)))
+    return parameter, tirx.decl_buffer((index(max(size, 1)).node,), dtype, name=name, layout=None)
+
+
+def function(name: str, parameters: Sequence[tuple[Any, Buffer]], body: Stmt) -> Any:
+    """Build a function of plain pointers that do not overlap."""
+    return _global([p for p, _ in parameters], parameters, body, name)
+
+
+def _global(parameters: Sequence[Any], pointers: Sequence[tuple[Any, Buffer]], body: Stmt, name: str) -> Any:
+    declarations = [stmt.DeclBuffer(buffer, data=parameter) for parameter, buffer in pointers]
+    # The result is 0: TVM turns a parallel loop into code that returns an error number.
+    statements = sequence([*declarations, body, stmt.Return(index(0).node)])
+    result = tirx.PrimFunc(list(parameters), statements, PrimType("int32"))
+    return (
+        result.with_attr("global_symbol", name).with_attr("tirx.noalias", True).with_attr("tirx.is_global_func", True)
+    )
+
+
+def entry(name: str, parameters: Sequence[Expr], body: Stmt) -> Any:
+    """Build a function of numbers that Python calls."""
+    result = tirx.PrimFunc([p.node for p in parameters], body, PrimType("int32"))
+    return result.with_attr("global_symbol", name).with_attr("tirx.is_entry_func", True)
+
+
+@cache
+def _square_transpose(name: str, lanes: int) -> Function:
+    """Transpose a square in registers: in each step, rows exchange every second block with the rows that far away."""
+    (source, rows), (target, columns) = pointer("source", "float32", 1 << 30), pointer("target", "float32", 1 << 30)
+    stride, target_stride = Expr(tirx.Var("stride", "int32")), Expr(tirx.Var("to_stride", "int32"))
+    code = Code()
+
+    def row(start: Any) -> Expr:
+        return vector(start, lanes)
+
+    square = code.alloc("held", lanes * lanes, "float32")
+    for i in range(lanes):
+        code.store(square, row(i * lanes), load(rows, row(index(i) * stride)))
+    step = 1
+    while step < lanes:
+        exchanged = code.alloc("held", lanes * lanes, "float32")
+        for i in (i for i in range(lanes) if not i & step):
+            a, b = (load(square, row(k * lanes)) for k in (i, i | step))
+            low = [k if not k & step else lanes + (k ^ step) for k in range(lanes)]
+            high = [lanes + k if k & step else k | step for k in range(lanes)]
+            code.store(exchanged, row(i * lanes), shuffle(a, b, low))
+            code.store(exchanged, row((i | step) * lanes), shuffle(a, b, high))
+        square, step = exchanged, 2 * step
+    for i in range(lanes):
+        code.store(columns, row(index(i) * target_stride), load(square, row(i * lanes)))
+    parameters = [source, stride.node, target, target_stride.node]
+    return Function(_global(parameters, [(source, rows), (target, columns)], code.finish(), name), frozenset(), 1)
+
+
+def text(function: Any) -> str:
+    """Return a function as TVM prints it."""
+    return str(function.script())

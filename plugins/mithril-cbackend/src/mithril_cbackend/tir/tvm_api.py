@@ -1,0 +1,51 @@
+"""Import of TVM, and the names of its node classes. TVM renames them between releases; only this room uses them."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+from mithril_cbackend.cpu_info import processors
+from mithril_cbackend.module_loader import without_torch
+
+
+def _import_tvm() -> Any:
+    os.environ.setdefault("TVM_NUM_THREADS", str(processors()))  # upper limit of TVM's thread pool
+    with without_torch():
+        import tvm
+        import tvm_ffi  # noqa: F401
+    return tvm
+
+
+tvm = _import_tvm()
+from tvm import tirx  # noqa: E402
+from tvm.ir import PointerType, PrimType  # noqa: E402
+from tvm.tirx import stmt  # noqa: E402
+
+nodes = SimpleNamespace(  # node classes that the C printer distinguishes
+    **{
+        n: getattr(tirx, n)
+        for n in [
+            "Add", "Sub", "Mul", "Div", "Mod", "EQ", "NE", "LT", "LE", "GT", "GE", "And", "Or", "Not", "Select",
+            "Cast", "LShift", "RShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot",
+        ]
+    },
+    **{
+        n: getattr(stmt, n)
+        for n in [
+            "Bind", "For", "While", "BufferStore", "AllocBuffer", "DeclBuffer", "IfThenElse", "SeqStmt",
+            "Evaluate", "Return",
+        ]
+    },
+    Var=tirx.Var,
+    Ramp=tirx.Ramp,
+    Shuffle=tirx.Shuffle,
+    IntImm=tirx.IntImm,
+    FloatImm=tirx.FloatImm,
+    StringImm=tvm.ir.StringImm if hasattr(tvm.ir, "StringImm") else tirx.StringImm,
+    Load=tvm.ir.TensorLoad,
+    Call=tvm.ir.Call,
+)  # fmt: skip
+
+__all__ = ["PointerType", "PrimType", "nodes", "stmt", "tirx", "tvm"]
