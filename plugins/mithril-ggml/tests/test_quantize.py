@@ -98,7 +98,7 @@ def test_packing_and_unpacking(name):
     assert relative(again, w) < ERRORS[name]
     if name not in ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q5_1", "q4_1", "iq4_xs", "iq4_nl"):
         np.testing.assert_allclose(np.asarray(pack(again, kind(name))), again, rtol=2e-3, atol=1e-6)
-    turned = pack(np.asarray(w.T, order="C"), kind(name), turned=True)
+    turned = pack(np.asarray(w.T, order="C"), kind(name), transposed=True)
     assert turned.shape == (512, 5)
     assert (np.asarray(turned).T == again).all()
     assert (unpack(packed.data, packed.kind, (5, 512)) == again).all()

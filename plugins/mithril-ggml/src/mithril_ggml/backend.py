@@ -58,7 +58,7 @@ class GGMLBackend(Backend):
 
     @property
     def store(self) -> Store:
-        """What was quantized so far, shared by all programs."""
+        """The packed weights so far, shared by all programs."""
         return self._store
 
     @property
@@ -85,8 +85,8 @@ class GGMLBackend(Backend):
 
     def build(self, graph: Graph, options: BuildOptions | None = None) -> GGMLExecutable | SizedExecutable:
         options = options or BuildOptions()
-        why = "programs are graphs of ggml, not a text; compiled.export('model.gguf') writes a file"
-        options.refuse(self.name, ("file_path", "template_path", "code_transformers"), why)
+        reason = "programs are graphs of ggml, not a text; compiled.export('model.gguf') writes a file"
+        options.refuse(self.name, ("file_path", "template_path", "code_transformers"), reason)
         self.check(graph)
         threads = _threads(options.num_threads) or self.num_threads or 1
         return build(
@@ -100,7 +100,7 @@ class GGMLBackend(Backend):
 
     # -- keeping programs --------------------------------------------------------------------------------------------
     def dump(self, executable: Any) -> dict[str, bytes]:
-        """The cache keeps the graph after the passes, from which a program is planned in milliseconds."""
+        """Return a marker: the cache stores the graph after the passes, which is planned in milliseconds."""
         return {"planned": b"again"}
 
     def revive(self, parts: Mapping[str, bytes], graph: Deferred, options: BuildOptions) -> Any:
@@ -130,22 +130,22 @@ class GGMLBackend(Backend):
 
     @classmethod
     def diagnose(cls) -> dict[str, str]:
-        """What this build of ggml can do, for ``mithril doctor``."""
+        """Return the features of this build of ggml, for ``mithril doctor``."""
         return features()
 
 
 def _bytes(limit: int | str | None) -> int | None:
     if limit is None:
         return None
-    found = parse_bytes(limit) if isinstance(limit, str) else limit
-    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+    num_bytes = parse_bytes(limit) if isinstance(limit, str) else limit
+    if isinstance(num_bytes, bool) or not isinstance(num_bytes, int) or num_bytes < 1:
         raise OptionError(
-            f"mem_size={limit!r} is no number of bytes", hint='write mem_size=512 * 2**20, or mem_size="512MiB"'
+            f"mem_size={limit!r} is not a number of bytes", hint='write mem_size=512 * 2**20, or mem_size="512MiB"'
         )
-    return found
+    return num_bytes
 
 
 def _threads(count: int | None) -> int | None:
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 512):
-        raise OptionError(f"num_threads={count!r} is no number of threads", facts=["accepted: 1 to 512"])
+        raise OptionError(f"num_threads={count!r} is not a valid number of threads", facts=["accepted: 1 to 512"])
     return count

@@ -1,4 +1,4 @@
-"""The operation that this distribution brings: weights of three values, for any backend; it imports no framework."""
+"""The operation of this distribution: ternary weights, for any backend; it imports no framework."""
 
 from __future__ import annotations
 

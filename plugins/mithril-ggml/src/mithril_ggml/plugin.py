@@ -1,4 +1,4 @@
-"""What mithril-ggml adds to mithril; importing this module imports no framework."""
+"""Plugin of mithril-ggml; importing this module imports no framework."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mithril import BackendSpec, Export, FileFormat, OpsSpec, hookimpl
 
 @hookimpl
 def mithril_backends() -> Sequence[BackendSpec]:
-    """The ggml backend."""
+    """Return the ggml backend."""
     return [
         BackendSpec(
             name="ggml",
@@ -43,7 +43,7 @@ def mithril_formats() -> Sequence[FileFormat]:
 
 @hookimpl
 def mithril_exports() -> Sequence[Export]:
-    """The layer of ternary weights, and what quantizing did."""
+    """Return the layer of ternary weights and the quantization report."""
     return [
         Export("TernaryLinear", "mithril_ggml.weights.ternary_layer:TernaryLinear"),
         Export("quantization_report", "mithril_ggml.weights.quantization_report:quantization_report"),

@@ -33,7 +33,7 @@ from mithril_ggml.weights.weight_packing import Packing
 InputTypes = tuple[tuple[str, TensorType], ...]
 FORMAT = 1
 ARCHITECTURE = "mithril"
-INLINE = 16  # constants of up to so many elements stay in the graph's text
+INLINE = 16  # elements up to which a constant stays in the text of the graph
 GENERAL = ("name", "author", "version", "description", "license", "license.name", "license.link", "url", "source.url")
 
 
@@ -50,10 +50,10 @@ def export_gguf(
 
     Parameters are the bound ones if none are given; ``quantize`` is as of ``GGMLBackend``, whose own choice counts
     where it is left out. ``metadata`` may have ``name``, ``author``, ``description``, ``license`` and such, which
-    become GGUF's ``general.*``, and keys of your own with a dot. Returns what had to be decided.
+    become GGUF's ``general.*``, and so do your own keys with a dot. Returns the decisions.
     """
-    chosen = params if params is not None else compiled.params
-    if chosen is None:
+    parameters = params if params is not None else compiled.params
+    if parameters is None:
         raise InputError(
             "there are no parameters to export",
             hint="compiled.export(path, params=params), or compiled.bind(params) before",
@@ -64,7 +64,7 @@ def export_gguf(
     decisions = Decisions()
     to_numpy = compiled.backend.to_numpy
     arrays = {
-        i.name: _array(i, (chosen if i.role == "param" else states), to_numpy)
+        i.name: _array(i, (parameters if i.role == "param" else states), to_numpy)
         for i in graph.with_role("param", "state")
     }
     packing = Packing.of(graph, recipe, getattr(compiled.backend, "store", None) or Store(), decisions)
@@ -76,16 +76,16 @@ def export_gguf(
 
 
 def inference_graph(compiled: Any) -> Graph:
-    """The graph for inference, of the newest program that leaves sizes open.
+    """Return the inference graph of the latest program with open sizes.
 
     Where there is none (the backend makes programs for exact sizes, or all were for training) it is made, with those
     sizes open that the user left so, if the model can do with that.
     """
     kinds = [(p, p.request.kind) for p in compiled.programs]
     graphs: list[Graph] = [p.graph for p, kind in reversed(kinds) if not kind.training and not kind.of]
-    found = next((g for g in graphs if any(not i.type.is_static for i in g.with_role("input"))), None)
-    if found is not None:
-        return found
+    open_graph = next((g for g in graphs if any(not i.type.is_static for i in g.with_role("input"))), None)
+    if open_graph is not None:
+        return open_graph
     types = _types(compiled)
     opened = _opened(compiled.specs, types)
     if opened != types:
@@ -95,21 +95,21 @@ def inference_graph(compiled: Any) -> Graph:
 
 
 def _opened(specs: Mapping[str, InputSpec], types: InputTypes) -> InputTypes:
-    """The types as the user gave them; where nothing was said of a shape, with any first size that all such have."""
+    """Return the declared types; inputs without a declared shape get one common symbolic leading size."""
     unsaid = {t.shape[0] for n, t in types if specs[n].shape is None and t.shape}
     batch = Dim("batch", 1)
 
     def opened(name: str, t: TensorType) -> TensorType:
-        said = specs[name].shape
-        if said is None:
-            said = (batch, *t.shape[1:]) if t.shape and len(unsaid) == 1 else t.shape
-        return TensorType(t.dtype, said)
+        declared_shape = specs[name].shape
+        if declared_shape is None:
+            declared_shape = (batch, *t.shape[1:]) if t.shape and len(unsaid) == 1 else t.shape
+        return TensorType(t.dtype, declared_shape)
 
     return tuple((n, opened(n, t)) for n, t in types)
 
 
 def _types(compiled: Any) -> InputTypes:
-    """Those of the inputs: of the newest program, or as the layers expect them where there is none."""
+    """Return the input types of the latest program, or those that the layers expect."""
     if compiled.programs:
         return compiled.programs[-1].request.types  # type: ignore[no-any-return]
     try:
@@ -122,7 +122,7 @@ def _types(compiled: Any) -> InputTypes:
 
 
 def _without_ternarize(graph: Graph, weights: set[Value]) -> Graph:
-    """The file holds what ``ternarize`` makes of these weights; making it once more would change it."""
+    """Remove ``ternarize``: the file stores its results, and applying it twice would change them."""
     editor = graph.edit()
     for node in graph.nodes:
         if node.op.name == "ternarize" and node.operands[0] in weights:
@@ -131,10 +131,10 @@ def _without_ternarize(graph: Graph, weights: set[Value]) -> Graph:
     return editor.freeze()  # type: ignore[no-any-return]
 
 
-def _array(i: Input, given: Mapping[str, Any], to_numpy: Any) -> Any:
-    if i.name not in given:
-        raise InputError(f"the {i.role} '{i.name}' is missing", facts=[f"given: {', '.join(list(given)[:20])}"])
-    x = given[i.name]
+def _array(i: Input, values: Mapping[str, Any], to_numpy: Any) -> Any:
+    if i.name not in values:
+        raise InputError(f"the {i.role} '{i.name}' is missing", facts=[f"given: {', '.join(list(values)[:20])}"])
+    x = values[i.name]
     if isinstance(x, PackedArray):
         return x
     array = to_numpy(x) if not isinstance(x, np.ndarray) else x
@@ -152,7 +152,7 @@ def _write(
     name: str,
     metadata: Mapping[str, Any],
 ) -> None:
-    """Beside the target first, so that there is never half a file."""
+    """Write the file atomically, next to the target first."""
     for text in (name, *(i.name for i in graph.inputs), *graph.output_names):
         if not storable(text):
             raise InputError(f"a GGUF file cannot hold the name {text!r}", hint="rename it: names are UTF-8 there")
@@ -169,16 +169,16 @@ def _write(
         writer.add_array("mithril.outputs", list(graph.output_names))
         writer.add_string("mithril.quantization", recipe)
         names = _Names()
-        turned = []
+        transposed_names = []
         for key, array in {**arrays, **constants}.items():
             if key in packed:
                 _add_packed(writer, names(key), packed[key])
-                turned += [key] if packed[key].turned else []
+                transposed_names += [key] if packed[key].transposed else []
             elif np.size(array):
                 _add_plain(writer, names(key), np.asarray(array), graph.input(key).type.dtype)
         writer.add_array("mithril.names", names.full)
         writer.add_array("mithril.tensors", names.short)
-        writer.add_array("mithril.turned", turned)
+        writer.add_array("mithril.turned", transposed_names)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -250,7 +250,7 @@ def _add_packed(writer: Any, name: str, packed: PackedArray) -> None:
 
 
 def _add_plain(writer: Any, name: str, array: Any, dtype: DType) -> None:
-    """As it is; what GGUF has no type for is stored by width. The graph says the true type and shape."""
+    """Store an array unchanged, or as bytes of equal width if GGUF lacks its dtype; the graph has dtype and shape."""
     flat = np.asarray(array, order="C")
     if not 1 <= flat.ndim <= 4:
         flat = flat.reshape(-1)

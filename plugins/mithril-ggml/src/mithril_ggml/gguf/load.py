@@ -38,7 +38,7 @@ def load_gguf(
     mapped: bool = True,
     **options: Any,
 ) -> CompiledModel:
-    """The model in a file that ``compiled.export`` wrote, with its parameters bound: call it with inputs.
+    """Load the model from a file that ``compiled.export`` wrote, with bound parameters: call it with inputs.
 
     Without ``backend`` it runs on GGML with the weights as they are in the file (``mapped``: read from the disk as they
     are needed; the file must then not be changed); on other backends they are unpacked. A file that is damaged, or
@@ -47,15 +47,15 @@ def load_gguf(
     file = read_gguf(path, mapped=mapped)
     graph = _graph(file)
     settings = resolve_options({"inference": True, **options})
-    chosen: Backend = GGMLBackend() if backend is None else make_backend(backend, settings)
+    runner: Backend = GGMLBackend() if backend is None else make_backend(backend, settings)
     values = _values(file, graph)
-    if isinstance(chosen, GGMLBackend):
+    if isinstance(runner, GGMLBackend):
         packed = {name: x.kind for name, x in values.items() if isinstance(x, PackedArray)}
-        chosen.recipe = Recipe(None, exact=packed)
-    compiler = GraphCompiler(graph, chosen, settings)
+        runner.recipe = Recipe(None, exact=packed)
+    compiler = GraphCompiler(graph, runner, settings)
     specs = {i.name: InputSpec(i.name, i.type.shape, i.type.dtype, "the file", True) for i in graph.with_role("input")}
     compiled = CompiledModel(
-        chosen,
+        runner,
         specs,
         compiler,
         decisions=compiler.decisions,
@@ -63,7 +63,7 @@ def load_gguf(
         name=str(file.metadata.get("general.name", "model")),
     )
     roles = {i.name: i.role for i in graph.arguments}
-    arrays = {name: chosen.array(x if chosen.is_array(x) else np.asarray(x)) for name, x in values.items()}
+    arrays = {name: runner.array(x if runner.is_array(x) else np.asarray(x)) for name, x in values.items()}
     params = {name: x for name, x in arrays.items() if roles[name] == "param"}
     state = {name: x for name, x in arrays.items() if roles[name] == "state"}
     return compiled.bind(params, state or None)
@@ -79,7 +79,7 @@ class GraphCompiler:
         self.decisions = Decisions(strict=settings["strict"])
 
     def specialise(self, request: Request) -> Program:
-        """The program; gradients are not in the file."""
+        """Return the program; the file contains no gradients."""
         if request.kind.of or request.kind.training:
             raise InputError("a model loaded from a file is for inference only: it has no gradients")
         executable = self.backend.build(self.lowered(request), self._options())
@@ -105,7 +105,7 @@ class GraphCompiler:
         return initialise(inputs, seed)
 
     def buckets(self, training: bool) -> None:
-        """Sizes are left as they come: the file says which may differ."""
+        """Return sizes unchanged: the file declares which are open."""
 
     def pipeline(self) -> tuple[PassManager, PassContext]:
         return PassManager([]), PassContext(backend=self.backend, options=self.settings, decisions=self.decisions)
@@ -113,7 +113,7 @@ class GraphCompiler:
 
 # -- what the file says -------------------------------------------------------------------------------------------
 def _graph(file: GGUFFile) -> Graph:
-    """The graph, verified: every type is what its operation gives."""
+    """Parse and verify the graph: every type must be the inferred one."""
     version = file.metadata.get("mithril.format")
     if version != FORMAT:
         raise InputError(
@@ -125,14 +125,14 @@ def _graph(file: GGUFFile) -> Graph:
         graph = read_graph(file.text("mithril.graph"))
     except InputError as error:
         raise error.with_facts(f"in '{file.path}'") from None
-    given = file.texts("mithril.inputs"), file.texts("mithril.outputs")
-    if given != ([i.name for i in graph.with_role("input")], list(graph.output_names)):
+    terminal_names = file.texts("mithril.inputs"), file.texts("mithril.outputs")
+    if terminal_names != ([i.name for i in graph.with_role("input")], list(graph.output_names)):
         raise InputError(f"'{file.path}': the names of inputs and outputs are not those of its graph")
     return graph
 
 
 def read_graph(text: str) -> Graph:
-    """The graph of a text from anywhere; whatever is wrong with it is an ``InputError``."""
+    """Parse a graph from an untrusted text; any defect raises ``InputError``."""
     if len(text) > MAX_TEXT:
         raise InputError(f"a graph of {len(text)} characters is too long")
     try:
@@ -144,20 +144,20 @@ def read_graph(text: str) -> Graph:
 
 
 def _values(file: GGUFFile, graph: Graph) -> dict[str, Any]:
-    """An array for each parameter and state: packed, or a view of the file."""
+    """Return an array for each parameter and state: packed, or a view of the file."""
     full, short = file.texts("mithril.names"), file.texts("mithril.tensors")
     if len(full) != len(short) or len(set(full)) != len(full):
         raise InputError(f"'{file.path}': the names of its tensors do not fit each other")
     tensors = {name: file.tensors.get(alias) for name, alias in zip(full, short)}
-    turned = set(file.texts("mithril.turned"))
-    wanted = graph.with_role("param", "state")
-    extra = set(tensors) - {i.name for i in wanted}
+    transposed_names = set(file.texts("mithril.turned"))
+    stored_inputs = graph.with_role("param", "state")
+    extra = set(tensors) - {i.name for i in stored_inputs}
     if extra:
         raise InputError(f"'{file.path}' has tensors that its graph does not know: {', '.join(sorted(extra)[:5])}")
-    return {i.name: _value(file, i, tensors.get(i.name), i.name in turned) for i in wanted}
+    return {i.name: _value(file, i, tensors.get(i.name), i.name in transposed_names) for i in stored_inputs}
 
 
-def _value(file: GGUFFile, i: Input, t: StoredTensor | None, turned: bool) -> Any:
+def _value(file: GGUFFile, i: Input, t: StoredTensor | None, is_transposed: bool) -> Any:
     if not i.type.is_static:
         raise InputError(f"'{file.path}': the {i.role} '{i.name}' has no fixed shape: {i.type}")
     shape: tuple[int, ...] = i.type.shape  # type: ignore[assignment]
@@ -165,17 +165,17 @@ def _value(file: GGUFFile, i: Input, t: StoredTensor | None, turned: bool) -> An
         return np.zeros(shape, i.type.dtype.numpy)
     if t is None:
         raise InputError(f"'{file.path}' lacks the tensor of '{i.name}'")
-    if t.code == stored(i.type.dtype) and not turned:
+    if t.code == stored(i.type.dtype) and not is_transposed:
         return _plain(file, i, t, shape)
     kind = by_code().get(t.code)
-    rows = tuple(reversed(shape)) if turned else shape
+    rows = tuple(reversed(shape)) if is_transposed else shape
     if kind is None or i.type.dtype.name != "float32" or len(shape) != 2 or t.shape != rows:
         raise InputError(
             f"'{file.path}': the tensor of '{i.name}' does not fit {i.type}",
-            facts=[f"it is {kind or t.code}{list(t.shape)}" + (", turned" if turned else "")],
+            facts=[f"it is {kind or t.code}{list(t.shape)}" + (", transposed" if is_transposed else "")],
         )
     data = t.data.reshape(rows[0], kind.row(rows[1]))
-    return PackedArray(data, kind, (shape[0], shape[1]), turned)
+    return PackedArray(data, kind, (shape[0], shape[1]), is_transposed)
 
 
 def _plain(file: GGUFFile, i: Input, t: StoredTensor, shape: tuple[int, ...]) -> Any:

@@ -38,25 +38,25 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """What a file holds."""
+    """Contents of a GGUF file."""
 
     path: str
     metadata: dict[str, Any]
     tensors: dict[str, StoredTensor]
 
     def text(self, key: str) -> str:
-        """A string of the metadata."""
-        found = self.metadata.get(key)
-        if not isinstance(found, str):
+        """Return a string of the metadata."""
+        value = self.metadata.get(key)
+        if not isinstance(value, str):
             raise InputError(f"'{self.path}' has no text '{key}'", hint="it was not written by mithril-ggml")
-        return found
+        return value
 
     def texts(self, key: str) -> list[str]:
-        """A list of strings of the metadata; empty lists are not stored."""
-        found = self.metadata.get(key, [])
-        if not isinstance(found, list) or not all(isinstance(x, str) for x in found):
-            raise InputError(f"'{self.path}': '{key}' is no list of texts")
-        return found
+        """Return a list of strings of the metadata; empty lists are not stored."""
+        values = self.metadata.get(key, [])
+        if not isinstance(values, list) or not all(isinstance(x, str) for x in values):
+            raise InputError(f"'{self.path}': '{key}' is not a list of strings")
+        return values
 
 
 class _Reader:
@@ -65,77 +65,77 @@ class _Reader:
         self.path = path
         self.at = 0
 
-    def error(self, what: str) -> InputError:
+    def error(self, message: str) -> InputError:
         return InputError(
-            f"'{self.path}' is damaged, or no GGUF file: {what}", facts=[f"at byte {self.at} of {self.data.size}"]
+            f"'{self.path}' is damaged, or no GGUF file: {message}", facts=[f"at byte {self.at} of {self.data.size}"]
         )
 
-    def bytes(self, count: int, what: str) -> bytes:
+    def bytes(self, count: int, field: str) -> bytes:
         if count < 0 or count > self.data.size - self.at:
-            raise self.error(f"it ends inside {what}")
-        made = self.data[self.at : self.at + count].tobytes()
+            raise self.error(f"it ends inside {field}")
+        content = self.data[self.at : self.at + count].tobytes()
         self.at += count
-        return made
+        return content
 
-    def number(self, form: str, what: str) -> Any:
-        return struct.unpack(form, self.bytes(struct.calcsize(form), what))[0]
+    def number(self, form: str, field: str) -> Any:
+        return struct.unpack(form, self.bytes(struct.calcsize(form), field))[0]
 
-    def text(self, what: str, limit: int | None = None) -> str:
-        length = self.number("<Q", f"the length of {what}")
+    def text(self, field: str, limit: int | None = None) -> str:
+        length = self.number("<Q", f"the length of {field}")
         if limit is not None and length > limit:
-            raise self.error(f"{what} is {length} bytes long, at most {limit} are allowed")
+            raise self.error(f"{field} is {length} bytes long, at most {limit} are allowed")
         try:
-            return self.bytes(length, what).decode("utf-8")
+            return self.bytes(length, field).decode("utf-8")
         except UnicodeDecodeError:
-            raise self.error(f"{what} is no UTF-8 text") from None
+            raise self.error(f"{field} is no UTF-8 text") from None
 
-    def value(self, kind: int, what: str, nested: bool = False) -> Any:
+    def value(self, kind: int, field: str, nested: bool = False) -> Any:
         if kind == STRING:
-            return self.text(what)
+            return self.text(field)
         if kind in _SCALARS:
-            return self.number(_SCALARS[kind], what)
+            return self.number(_SCALARS[kind], field)
         if kind == ARRAY and not nested:
-            return self.array(what)
-        raise self.error(f"{what} has the unknown type {kind}")
+            return self.array(field)
+        raise self.error(f"{field} has the unknown type {kind}")
 
-    def array(self, what: str) -> list[Any]:
-        kind = self.number("<I", f"the type of {what}")
-        count = self.number("<Q", f"the length of {what}")
+    def array(self, field: str) -> list[Any]:
+        kind = self.number("<I", f"the type of {field}")
+        count = self.number("<Q", f"the length of {field}")
         left = self.data.size - self.at
         if kind == STRING:
             if count > left // 8:
-                raise self.error(f"{what} has {count} elements, more than the file can hold")
-            return [self.text(f"an element of {what}") for _ in range(count)]
+                raise self.error(f"{field} has {count} elements, more than the file can hold")
+            return [self.text(f"an element of {field}") for _ in range(count)]
         if kind not in _SCALARS:
-            raise self.error(f"{what} has elements of the unknown type {kind}")
+            raise self.error(f"{field} has elements of the unknown type {kind}")
         size = struct.calcsize(_SCALARS[kind])
         if count > left // size:
-            raise self.error(f"{what} has {count} elements, more than the file can hold")
+            raise self.error(f"{field} has {count} elements, more than the file can hold")
         form = "u1" if kind == BOOL else _SCALARS[kind]
-        raw = np.frombuffer(self.bytes(count * size, what), dtype=np.dtype(form))
+        raw = np.frombuffer(self.bytes(count * size, field), dtype=np.dtype(form))
         return [bool(x) for x in raw] if kind == BOOL else raw.tolist()
 
     # -- the parts of a file -----------------------------------------------------------------------------------------
-    def count(self, what: str) -> int:
-        found = int(self.number("<Q", f"the number of {what}"))
-        if found > MAX_ENTRIES:
-            raise self.error(f"it claims to have {found} {what}")
-        return found
+    def count(self, field: str) -> int:
+        number = int(self.number("<Q", f"the number of {field}"))
+        if number > MAX_ENTRIES:
+            raise self.error(f"it claims to have {number} {field}")
+        return number
 
     def metadata(self, count: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        metadata: dict[str, Any] = {}
         for _ in range(count):
             key = self.text("a key", MAX_KEY)
-            if not key or key in found:
+            if not key or key in metadata:
                 raise self.error(f"the key '{key}' is empty or given twice")
-            found[key] = self.value(self.number("<I", f"the type of '{key}'"), f"'{key}'")
-        return found
+            metadata[key] = self.value(self.number("<I", f"the type of '{key}'"), f"'{key}'")
+        return metadata
 
     def infos(self, count: int) -> list[tuple[str, tuple[int, ...], int, int]]:
-        found: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
+        infos: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
         for _ in range(count):
             name = self.text("the name of a tensor", MAX_NAME)
-            if not name or name in found:
+            if not name or name in infos:
                 raise self.error(f"the tensor '{name}' has no name or is there twice")
             rank = self.number("<I", f"the rank of '{name}'")
             if not 1 <= rank <= 4:
@@ -147,12 +147,12 @@ class _Reader:
                 if not 0 < n <= MAX_ELEMENTS or elements > MAX_ELEMENTS:
                     raise self.error(f"tensor '{name}' has the sizes {list(sizes)}")
             code = self.number("<I", f"the type of '{name}'")
-            found[name] = (name, tuple(reversed(sizes)), code, self.number("<Q", f"the offset of '{name}'"))
-        return list(found.values())
+            infos[name] = (name, tuple(reversed(sizes)), code, self.number("<Q", f"the offset of '{name}'"))
+        return list(infos.values())
 
 
 def read_gguf(path: str | os.PathLike[str], *, mapped: bool = True) -> GGUFFile:
-    """A GGUF file. ``mapped`` leaves tensors on disk until they are read; the file must then stay as it is."""
+    """Read a GGUF file. ``mapped`` leaves tensors on disk until they are used; the file must then not change."""
     name = os.fspath(path)
     try:
         if not Path(name).is_file():
@@ -164,7 +164,7 @@ def read_gguf(path: str | os.PathLike[str], *, mapped: bool = True) -> GGUFFile:
         raise InputError(f"'{name}' cannot be read", facts=[str(error)]) from None
     reader = _Reader(np.asarray(data), name)
     if reader.bytes(4, "the header") != MAGIC:
-        raise InputError(f"'{name}' is no GGUF file: it does not begin with 'GGUF'")
+        raise InputError(f"'{name}' is not a GGUF file: it does not begin with 'GGUF'")
     version = reader.number("<I", "the header")
     if version not in VERSIONS:
         raise reader.error(f"version {version} is unknown, or the bytes are in another order")
@@ -177,25 +177,25 @@ def read_gguf(path: str | os.PathLike[str], *, mapped: bool = True) -> GGUFFile:
 def _tensors(
     reader: _Reader, metadata: dict[str, Any], infos: list[tuple[str, tuple[int, ...], int, int]]
 ) -> dict[str, StoredTensor]:
-    """The bytes of each tensor: inside the file, aligned, and of nobody else."""
+    """Return the byte range of each tensor: inside the file, aligned, without overlap."""
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 8 <= alignment <= 1 << 16 or alignment & (alignment - 1):
         raise reader.error(f"an alignment of {alignment!r}")
     begin = -(-reader.at // alignment) * alignment
     room = reader.data.size - begin
-    found: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     end = 0
     for name, shape, code, offset in sorted(infos, key=lambda row: row[3]):
         size = _bytes(reader, name, shape, code)
         if offset % alignment or offset < end or offset + size > room:
             raise reader.error(f"the bytes of tensor '{name}' lie outside of the file, or in another tensor")
         end = offset + size
-        found[name] = StoredTensor(name, shape, code, reader.data[begin + offset : begin + offset + size])
-    return found
+        tensors[name] = StoredTensor(name, shape, code, reader.data[begin + offset : begin + offset + size])
+    return tensors
 
 
 def _bytes(reader: _Reader, name: str, shape: tuple[int, ...], code: int) -> int:
-    """How many bytes a tensor of this type takes."""
+    """Return the number of bytes of a tensor of this type."""
     from mithril_ggml.library.quant_types import by_code
 
     elements = 1

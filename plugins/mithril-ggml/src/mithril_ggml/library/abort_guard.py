@@ -2,7 +2,7 @@
 
 A failed assertion in ggml ends the process. The only way out is not to return from the callback that it makes first:
 guarded calls run on a thread of their own, and where one fails, the thread is left standing in the callback for ever
-while the caller goes on with an error. That costs one thread and one half-built graph per failure, and nothing else.
+while the caller continues with an error. Each failure leaks one thread and one incomplete graph.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def guarded(work: Callable[[], Any]) -> Any:
-    """The result of ``work()``; what it raises is raised, and a failed assertion of ggml is a ``BackendError``."""
+    """Return the result of ``work()``; a failed assertion of ggml raises BackendError."""
     if _guard.worker is not None and threading.current_thread() is _guard.worker.thread:
         return work()
     with _guard.lock:
@@ -92,7 +92,7 @@ def _on_abort(message: bytes) -> None:
     worker = _guard.worker
     job = worker.current if worker is not None else None
     if job is None:
-        return  # nobody waits for an answer: let the process end with ggml's message
+        return  # no caller is waiting: let the process end with ggml's message
     job.error = _AssertionFailed(message.decode("utf-8", "replace").strip())
     job.done.set()
     threading.Event().wait()

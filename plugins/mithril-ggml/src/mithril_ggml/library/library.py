@@ -1,4 +1,4 @@
-"""The ggml library, made safe to use: repaired bindings, no back traces, no chatter, and what this build can do."""
+"""The ggml library with repaired bindings, without back traces and log output; features of this build."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CPU = ("sse3", "ssse3", "avx", "avx2", "f16c", "fma", "avx_vnni", "bmi2", "avx51
 
 
 def raw(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-    """A function of the library without the binding's conversions, which cost as much as a small graph."""
+    """Return a library function without the binding's conversions, which cost as much as a small graph."""
     address = ctypes.cast(getattr(ggml.lib, name), ctypes.c_void_p).value
     assert address is not None
     return ctypes.CFUNCTYPE(result, *arguments)(address)

@@ -1,4 +1,4 @@
-"""What tensors hold: dtypes and quantized types, their codes in ggml, and their sizes in bytes."""
+"""Storage types of tensors: dtypes and quantized types, their codes in ggml, and their sizes in bytes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Kind:
     bytes: int
 
     def row(self, elements: int) -> int:
-        """Bytes of a row of so many elements."""
+        """Return the bytes of a row of `elements`."""
         return elements // self.block * self.bytes
 
     def fits(self, elements: int) -> bool:
@@ -64,12 +64,12 @@ ALIASES = {"int8": "q8_0", "int4": "q4_0", "float16": "f16", "bfloat16": "bf16",
 
 @cache
 def kinds() -> dict[str, Kind]:
-    """All kinds by name, from the most exact to the smallest of each family."""
-    found = {}
+    """Return all types by name, from the most exact to the smallest of each family."""
+    types_by_name = {}
     for name in _NAMES:
         code = getattr(ggml, f"GGML_TYPE_{name.upper()}")
-        found[name] = Kind(name, code, ggml.ggml_blck_size(code), ggml.ggml_type_size(code))
-    return found
+        types_by_name[name] = Kind(name, code, ggml.ggml_blck_size(code), ggml.ggml_type_size(code))
+    return types_by_name
 
 
 @cache
@@ -78,16 +78,16 @@ def by_code() -> dict[int, Kind]:
 
 
 def kind(name: str) -> Kind:
-    """The kind of a name as users write it."""
+    """Return the type with a name or alias."""
     plain = name.lower() if isinstance(name, str) else str(name)
-    found = kinds().get(ALIASES.get(plain, plain))
-    if found is None:
-        what, facts, hint = unknown("quantization", str(name), [*kinds(), *ALIASES])
-        raise OptionError(what, facts=facts, hint=hint)
-    return found
+    quant_type = kinds().get(ALIASES.get(plain, plain))
+    if quant_type is None:
+        message, facts, hint = unknown("quantization", str(name), [*kinds(), *ALIASES])
+        raise OptionError(message, facts=facts, hint=hint)
+    return quant_type
 
 
-# What is tried where a row is no multiple of the block: ever smaller blocks of about the same size, then 16 bits.
+# Alternatives if a row is not a multiple of the block: smaller blocks with about as many bits, then 16 bits.
 _SMALLER = {
     "q6_k": "q8_0",
     "q5_k": "q5_0",
@@ -100,9 +100,9 @@ _SMALLER = {
 }
 
 
-def fitting(wanted: Kind, elements: int) -> Kind:
-    """The kind itself, or the next that can hold rows of so many elements."""
-    chosen = wanted
-    while not chosen.fits(elements):
-        chosen = kinds()[_SMALLER.get(chosen.name, "f16")]
-    return chosen
+def fitting(requested: Kind, elements: int) -> Kind:
+    """Return the requested type, or the next alternative whose block divides `elements`."""
+    candidate = requested
+    while not candidate.fits(elements):
+        candidate = kinds()[_SMALLER.get(candidate.name, "f16")]
+    return candidate

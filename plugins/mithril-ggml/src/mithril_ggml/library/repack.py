@@ -24,11 +24,11 @@ def buffer_type() -> int | None:
     """ggml's type of such buffers, where this build has it."""
     try:
         registry = ggml.ggml_backend_cpu_reg()
-        found = ggml.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
+        procedure = ggml.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
         device = ggml.ggml_backend_reg_dev_get(registry, 0)
     except (AttributeError, RuntimeError):
         return None
-    address = ctypes.cast(found, ctypes.c_void_p).value if found else None
+    address = ctypes.cast(procedure, ctypes.c_void_p).value if procedure else None
     if not address:
         return None
     types = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(address)(_pointer(device))
@@ -46,9 +46,9 @@ def _pointer(x: Any) -> int | None:
 
 @cache
 def _mark() -> int | None:
-    """A small buffer of the type: a tensor says by its buffer that it is interleaved."""
-    found = buffer_type()
-    return _pointer(ggml.ggml_backend_buft_alloc_buffer(found, 64)) if found is not None else None
+    """Allocate a small buffer of the type: the buffer of a tensor marks it as interleaved."""
+    kind = buffer_type()
+    return _pointer(ggml.ggml_backend_buft_alloc_buffer(kind, 64)) if kind is not None else None
 
 
 def prepare(tensor: Any) -> bool:
@@ -116,7 +116,9 @@ class Repacked:
         self.buffer: Any = None
         self.nbytes = packed.nbytes
         guarded(lambda: self._fill(packed))
-        self.spare = 0 if leave_to_the_disk(packed.data) else packed.nbytes  # bytes that lie in memory besides
+        self.spare = (
+            0 if leave_to_the_disk(packed.data) else packed.nbytes
+        )  # bytes in memory in addition to the interleaved rows
 
     def _fill(self, packed: Packed) -> None:
         rows, columns = packed.rows

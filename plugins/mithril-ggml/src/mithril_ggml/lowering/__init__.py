@@ -1,4 +1,4 @@
-"""How each operation becomes steps: a table by name; what has no row runs as its own NumPy declaration."""
+"""Lowering of operations to steps: a table by operation; operations without a row run their NumPy reference."""
 
 from __future__ import annotations
 

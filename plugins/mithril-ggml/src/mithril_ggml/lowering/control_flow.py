@@ -18,8 +18,8 @@ def _results(draft: Draft, node: Node) -> list[Tensor]:
     return [draft.like(v) for v in node.results]
 
 
-def _fill(outs: Sequence[Array], made: Sequence[Array]) -> None:
-    for out, value in zip(outs, made):
+def _fill(outs: Sequence[Array], results: Sequence[Array]) -> None:
+    for out, value in zip(outs, results):
         np.copyto(out, value)
 
 
@@ -29,8 +29,8 @@ def _if(draft: Draft, node: Node, *operands: Tensor) -> list[Tensor]:
     outs, count = _results(draft, node), len(operands)
 
     def run(*arrays: Array) -> None:
-        chosen = then if arrays[0] else other
-        _fill(arrays[count:], chosen(arrays[1:count]))
+        branch = then if arrays[0] else other
+        _fill(arrays[count:], branch(arrays[1:count]))
 
     draft.numpy("if", run, operands, outs)
     return outs
@@ -40,12 +40,12 @@ def _if(draft: Draft, node: Node, *operands: Tensor) -> list[Tensor]:
 def _while(draft: Draft, node: Node, *operands: Tensor) -> list[Tensor]:
     condition, body = (draft.settings.region(node, k) for k in range(2))
     outs, count = _results(draft, node), len(operands)
-    states, most = node.attributes["states"], node.attributes["max_trips"]
+    states, max_trips = node.attributes["states"], node.attributes["max_trips"]
 
     def run(*arrays: Array) -> None:
         current, rest = list(arrays[:states]), arrays[states:count]
         trips = 0
-        while (most is None or trips < most) and condition([*current, *rest])[0]:
+        while (max_trips is None or trips < max_trips) and condition([*current, *rest])[0]:
             current = body([*current, *rest])
             trips += 1
         _fill(arrays[count:], current)
@@ -67,9 +67,9 @@ def _scan(draft: Draft, node: Node, *operands: Tensor) -> list[Tensor]:
         stacked = arrays[count + carries :]
         for k in order:
             elements = [x[k] for x in arrays[carries : carries + sequences]]
-            made = body([*current, *elements, *rest])
-            current = made[:carries]
-            for out, value in zip(stacked, made[carries:]):
+            results = body([*current, *elements, *rest])
+            current = results[:carries]
+            for out, value in zip(stacked, results[carries:]):
                 out[k] = value
         _fill(arrays[count : count + carries], current)
 

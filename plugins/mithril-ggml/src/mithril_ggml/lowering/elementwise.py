@@ -15,8 +15,8 @@ from mithril_ggml.lowering.table import Array, by_declaration, dtype_of, is_inte
 from mithril_ggml.program.program_builder import DIMS, Draft
 from mithril_ggml.program.strided_tensor import Tensor, simplified
 
-# ggml calls the C library element by element for most functions. Beyond so many elements NumPy's vectors win, although
-# leaving ggml and coming back costs a microsecond; measured one by one.
+# ggml calls the C library element by element for most functions. Above this many elements NumPy's vector code wins,
+# although leaving and re-entering ggml costs a microsecond; measured per function.
 LIMITS = {"tanh": 160, "exp": 768, "log": 768, "sin": 768, "cos": 768, "sqrt": 1024, "sigmoid": 1024, "floor": 4096,
           "ceil": 4096, "trunc": 4096, "gelu": 4096, "neg": 1 << 14, "abs": 1 << 14}  # fmt: skip
 SCALAR = 2048  # where small loops that NumPy does at once begin to cost
@@ -109,11 +109,11 @@ UNARY: dict[str, Callable[..., Any]] = {
 
 
 def ufunc(draft: Draft, node: Node, *operands: Tensor) -> Tensor:
-    """NumPy's ufunc, into the result's place; of one operand in the order in which it lies in memory."""
+    """Call NumPy's ufunc with the result as ``out=``; a single operand is read in memory order."""
     if len(operands) == 1:
-        turned = operands[0].in_memory_order()
-        if turned is not None:
-            source, back = turned
+        reordered = operands[0].in_memory_order()
+        if reordered is not None:
+            source, back = reordered
             target = draft.new(source.shape, node.result.dtype)
             donors = [source] if source.dtype is target.dtype else []
             draft.numpy(node.op.name, UFUNCS[node.op.name], [source], [target], donors)
@@ -131,9 +131,9 @@ def _unary(draft: Draft, node: Node, x: Tensor) -> Tensor:
 
 
 def pointwise(draft: Draft, name: str, function: Callable[..., Any], x: Tensor) -> Tensor:
-    """A function of ggml of each element, on one row of all elements."""
-    turned = x.in_memory_order()
-    source, back = turned if turned is not None else (draft.dense(x), tuple(range(x.rank)))
+    """Apply a unary ggml function to one row of all elements."""
+    reordered = x.in_memory_order()
+    source, back = reordered if reordered is not None else (draft.dense(x), tuple(range(x.rank)))
     out = draft.new(source.shape)
     flat, target = source.reshaped((source.size,)), out.reshaped((source.size,))
     assert flat is not None
@@ -144,14 +144,14 @@ def pointwise(draft: Draft, name: str, function: Callable[..., Any], x: Tensor) 
 
 def _binary(draft: Draft, node: Node, a: Tensor, b: Tensor) -> Tensor:
     if is_single(node):
-        made = arithmetic(draft, node.op.name, a, b, tuple(node.result.shape))  # type: ignore[arg-type]
-        if made is not None:
-            return made
+        result = arithmetic(draft, node.op.name, a, b, tuple(node.result.shape))  # type: ignore[arg-type]
+        if result is not None:
+            return result
     return ufunc(draft, node, a, b)
 
 
 def arithmetic(draft: Draft, name: str, a: Tensor, b: Tensor, shape: tuple[int, ...]) -> Tensor | None:
-    """A node of ggml, where one operand has the result's shape and the other fits it; None where NumPy must do it."""
+    """Return a ggml node if one operand has the result's shape and the other broadcasts to it, or None (use NumPy)."""
     scaled = _by_number(draft, name, a, b)
     if scaled is not None:
         return scaled
@@ -179,7 +179,7 @@ def _plain(t: Tensor) -> bool:
 
 
 def _by_number(draft: Draft, name: str, a: Tensor, b: Tensor) -> Tensor | None:
-    """A product with or a sum with a number known now."""
+    """Return a product or sum with a constant scalar, or None."""
     if a.scalar is not None and a.size == 1 and name in ("add", "mul") and b.scalar is None:
         a, b = b, a
     if b.scalar is None or b.size != 1 or a.rank < b.rank or name == "div" or a.size <= 1:
@@ -222,7 +222,7 @@ def _where(draft: Draft, node: Node, condition: Tensor, a: Tensor, b: Tensor) ->
 
 
 def _choose_by_bits(condition: Array, a: Array, b: Array, out: Array, mask: Array) -> None:
-    """Without a branch per element, which mixed conditions make twenty times as slow."""
+    """Select without a branch per element: mispredicted branches are twenty times as slow."""
     bits, other = out.view(np.int32), b.view(np.int32)
     np.copyto(mask, condition.view(np.int8))
     np.negative(mask, mask)
@@ -300,7 +300,7 @@ ACTIVATIONS: dict[str, tuple[Callable[..., Any], Callable[[Array, Array], None] 
 
 
 def activated(draft: Draft, name: str, x: Tensor) -> Tensor:
-    """An activation, by the quicker of the two for so many elements."""
+    """Apply an activation with the faster library for this number of elements."""
     if name == "gelu_tanh":
         return _gelu_tanh(draft, x)
     if name == "relu":
@@ -316,7 +316,7 @@ def activated(draft: Draft, name: str, x: Tensor) -> Tensor:
 
 
 # erf(z) = tanh(z * R(z * z)) within 1.4e-7 in single precision: tanh is the quickest function that NumPy has, and
-# hides what the polynomial lacks where it saturates. The last coefficient is positive, so that it grows for ever.
+# hides the error of the polynomial at saturation. The last coefficient is positive, so that it grows monotonically.
 _R = (1.1283797054653841, 0.10276548153384829, -0.00018438400970581076, -0.000625719119454222,
       8.97123197665483e-05, -5.985624559282217e-06, 1.5895461290303546e-07)  # fmt: skip
 BLOCK = 1 << 15  # elements that stay in the first caches from pass to pass
@@ -340,7 +340,7 @@ def _erf_of(scale: float) -> Callable[[Array, Array, Array], None]:
 
 
 def _by_blocks(draft: Draft, name: str, x: Tensor, step: Callable[..., None], room: int) -> Tensor:
-    """A function of several passes, one block after the other."""
+    """Apply a function of several passes block by block."""
     source = draft.dense(x)
     out = draft.new(source.shape)
     flat, target = source.reshaped((source.size,)), out.reshaped((source.size,))
@@ -349,9 +349,9 @@ def _by_blocks(draft: Draft, name: str, x: Tensor, step: Callable[..., None], ro
     spare = draft.new((room, min(BLOCK, source.size)))
 
     def run(x: Array, out: Array, spare: Array) -> None:
-        for at in range(0, x.size, BLOCK):
-            part = x[at : at + BLOCK]
-            step(part, out[at : at + BLOCK], *spare[:, : part.size])
+        for start in range(0, x.size, BLOCK):
+            part = x[start : start + BLOCK]
+            step(part, out[start : start + BLOCK], *spare[:, : part.size])
 
     draft.numpy(name, run, [flat], [target, spare])
     return out

@@ -1,4 +1,4 @@
-"""Look-ups: indices are counted from the front and clamped before anything reads them."""
+"""Indexing: indices are made non-negative and clamped before use."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from mithril_ggml.program.strided_tensor import Tensor
 
 
 def check(draft: Draft, node: Node, indices: Tensor, *sizes: int) -> None:
-    """Where the user asks for checks: a step that raises for an index outside. Several sizes: of the last axis."""
+    """Add a step that raises for indices out of range, with ``checks=True``. Several sizes belong to the last axis."""
     if not draft.settings.checks:
         return
-    name, where = node.op.name, str(node.origin)
+    name, location = node.op.name, str(node.origin)
 
     def look(indices: Array) -> None:
         columns = [indices] if len(sizes) == 1 else [indices[..., k] for k in range(len(sizes))]
         for column, size in zip(columns, sizes):
             bad = (column >= size) | (column < -size)
             if bad.any():
-                at = tuple(int(k) for k in np.argwhere(bad)[0])
+                position = tuple(int(k) for k in np.argwhere(bad)[0])
                 raise InputError(
-                    f"index {column[at]} of '{name}' is outside of {size} elements",
-                    facts=[f"at position {list(at)} of the indices", where],
+                    f"index {column[position]} of '{name}' is outside of {size} elements",
+                    facts=[f"at position {list(position)} of the indices", location],
                 )
 
     draft.numpy("check", look, [indices], [])
@@ -40,9 +40,9 @@ WIDE = 4  # elements of a row from which rows are added, not elements
 
 
 def positions(indices: Array, size: int) -> Array:
-    """Negative indices count from the end; what lies outside is moved to the nearest inside."""
-    wide = np.minimum(indices, np.iinfo(np.int64).max).astype(np.int64) if indices.dtype == np.uint64 else indices
-    return np.clip(np.where(wide < 0, wide.astype(np.int64) + size, wide), 0, size - 1)
+    """Count negative indices from the end and clamp indices out of range."""
+    as_int64 = np.minimum(indices, np.iinfo(np.int64).max).astype(np.int64) if indices.dtype == np.uint64 else indices
+    return np.clip(np.where(as_int64 < 0, as_int64.astype(np.int64) + size, as_int64), 0, size - 1)
 
 
 @row("embedding", when=is_filled, packed=(1,))
@@ -72,16 +72,16 @@ def _looked_up(draft: Draft, node: Node, x: Tensor, indices: Tensor, packed: Ten
 
 def _rows_of(draft: Draft, table: Tensor, indices: Tensor, out: Tensor) -> Tensor:
     """Rows of a packed table, by ggml, which ends the process for an index outside: so they are clamped first."""
-    at = draft.new((indices.size,), int32)
+    row_indices = draft.new((indices.size,), int32)
     size = table.shape[0]
 
     def clamp(indices: Array, out: Array) -> None:
         out[...] = positions(indices, size).reshape(-1)
 
-    draft.numpy("positions", clamp, [indices], [at])
+    draft.numpy("positions", clamp, [indices], [row_indices])
     target = out.reshaped((indices.size, table.shape[1]))
     assert target is not None
-    draft.ggml("get_rows", ggml.ggml_get_rows, [table, at], target)
+    draft.ggml("get_rows", ggml.ggml_get_rows, [table, row_indices], target)
     return out
 
 
@@ -94,7 +94,7 @@ def _scatter_add(draft: Draft, node: Node, x: Tensor, indices: Tensor, updates: 
         return by_declaration(draft, node, x, indices, updates)[0]
     check(draft, node, indices, *sizes)
     count = indices.size // depth
-    at = draft.new((count,), int32)
+    row_indices = draft.new((count,), int32)
 
     def locate(indices: Array, out: Array) -> None:
         flat = indices.reshape(count, depth)
@@ -103,25 +103,25 @@ def _scatter_add(draft: Draft, node: Node, x: Tensor, indices: Tensor, updates: 
             row = row * sizes[k] + positions(flat[:, k], sizes[k])
         out[...] = row
 
-    draft.numpy("positions", locate, [indices], [at])
+    draft.numpy("positions", locate, [indices], [row_indices])
     rows = math.prod(sizes)
     out = draft.like(node.result)
     target = out.reshaped((rows, width))
     assert target is not None
     terms = draft.shaped(draft.dense(updates), (count, width))
     if width >= WIDE:
-        draft.ggml("get_rows_back", ggml.ggml_get_rows_back, [terms, at, target], target)
+        draft.ggml("get_rows_back", ggml.ggml_get_rows_back, [terms, row_indices, target], target)
         if x.scalar == 0.0:
             return out
         return combined(draft, "add", out, x)
 
-    def add(x: Array, at: Array, terms: Array, out: Array) -> None:
+    def add(x: Array, positions: Array, terms: Array, out: Array) -> None:
         np.copyto(out, x)
         flat = out.reshape(rows, width)
         for k in range(width):
-            np.add.at(flat[:, k], at, terms[:, k])
+            np.add.at(flat[:, k], positions, terms[:, k])
 
-    draft.numpy("scatter_nd_add", add, [x, at, terms], [out])
+    draft.numpy("scatter_nd_add", add, [x, row_indices, terms], [out])
     return out
 
 
@@ -142,7 +142,7 @@ def _at_places(draft: Draft, node: Node, x: Tensor, indices: Tensor, *updates: T
 
 @row("dynamic_update_slice", when=is_filled)
 def _dynamic_update(draft: Draft, node: Node, x: Tensor, update: Tensor, starts: Tensor) -> Tensor:
-    """In place where nobody reads the operand later."""
+    """Update slices in place if the operand has no later use."""
     out = draft.like(node.result)
 
     def write(x: Array, update: Array, starts: Array, out: Array) -> None:
@@ -166,6 +166,6 @@ def _dynamic_slice(draft: Draft, node: Node, x: Tensor, starts: Tensor) -> Tenso
 
 
 def _window(shape: tuple[int, ...], starts: Array, sizes: tuple[int, ...]) -> tuple[slice, ...]:
-    """A part at computed starts, moved inside."""
+    """Copy a slice at dynamic starts, clamped to be in bounds."""
     begin = [min(max(int(s) + (n if s < 0 else 0), 0), n - z) for s, n, z in zip(starts, shape, sizes)]
     return tuple(slice(b, b + z) for b, z in zip(begin, sizes))

@@ -1,4 +1,4 @@
-"""Softmax and normalisations over the last axis: single nodes of ggml."""
+"""Softmax and normalizations over the last axis: single nodes of ggml."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mithril_ggml.program.strided_tensor import Tensor
 
 
 def _over_last(attribute: str) -> Callable[[Node], bool]:
-    """The attribute names the last axis only."""
+    """Whether the attribute names the last axis only."""
 
     def when(node: Node) -> bool:
         x = node.operands[0]
@@ -26,7 +26,7 @@ def _over_last(attribute: str) -> Callable[[Node], bool]:
 
 
 def by_rows(draft: Draft, name: str, function: Callable[..., Any], x: Tensor) -> Tensor:
-    """A function of ggml of each row."""
+    """Apply a ggml function to each row."""
     source = draft.dense(x)
     out = draft.new(x.shape)
     flat = (x.size // x.shape[-1], x.shape[-1])
@@ -64,11 +64,11 @@ def _affine(draft: Draft, y: Tensor, scale: Tensor | None, bias: Tensor | None) 
 
 
 def combined(draft: Draft, name: str, a: Tensor, b: Tensor) -> Tensor:
-    """A sum or product with something that broadcasts to the first operand."""
-    made = arithmetic(draft, name, a, b, a.shape)
-    if made is None:
+    """Add or multiply an operand that broadcasts to the first one."""
+    result = arithmetic(draft, name, a, b, a.shape)
+    if result is None:
         import numpy as np
 
-        made = draft.new(a.shape)
-        draft.numpy(name, np.add if name == "add" else np.multiply, [a, b], [made], [a])
-    return made
+        result = draft.new(a.shape)
+        draft.numpy(name, np.add if name == "add" else np.multiply, [a, b], [result], [a])
+    return result

@@ -34,7 +34,7 @@ def _matmul(draft: Draft, node: Node, a: Tensor, b: Tensor) -> Tensor:
 
 
 def multiply(draft: Draft, a: Tensor, b: Tensor, out: Tensor) -> None:
-    """By NumPy, which hands matrices with unit stride in either axis to the BLAS as they are."""
+    """Multiply with NumPy, which passes matrices with unit stride in either axis to BLAS without a copy."""
     draft.numpy("matmul", _product, [_for_blas(draft, a), _for_blas(draft, b)], [out])
 
 
@@ -43,7 +43,7 @@ def _product(a: Array, b: Array, out: Array) -> None:
 
 
 def _for_blas(draft: Draft, t: Tensor) -> Tensor:
-    """A matrix of which one axis has unit stride; others NumPy multiplies element by element."""
+    """Return a matrix with unit stride in one axis; NumPy multiplies others element by element."""
     if t.rank < 2:
         return t
     unit = t.dtype.itemsize
@@ -53,7 +53,7 @@ def _for_blas(draft: Draft, t: Tensor) -> Tensor:
 
 
 def _suits_ggml(a: Tensor, b: Tensor) -> bool:
-    """One matrix whose columns lie in memory as rows, times few rows, or little work altogether."""
+    """Whether ggml's product is faster: one transposed matrix and few rows, or little work in total."""
     if b.rank != 2 or a.rank < 1 or not _flipped(b).dense:
         return False
     rows = a.size // a.shape[-1]
@@ -99,9 +99,11 @@ def _linear(draft: Draft, node: Node, x: Tensor, w: Tensor, b: Tensor | None) ->
 
 @row("dot", when=lambda node: is_filled(node) and dtype_of(node).is_float and dtype_of(node).bits > 16, packed=(0, 1))
 def _dot(draft: Draft, node: Node, a: Tensor, b: Tensor) -> Tensor:
-    """A general product as one batched product of matrices."""
-    at = node.attributes
-    contract_a, contract_b, batch_a, batch_b = (at[n] for n in ("contract_a", "contract_b", "batch_a", "batch_b"))
+    """Lower a general product to one batched matrix product."""
+    attributes = node.attributes
+    contract_a, contract_b, batch_a, batch_b = (
+        attributes[n] for n in ("contract_a", "contract_b", "batch_a", "batch_b")
+    )
     free_a = tuple(k for k in range(a.rank) if k not in contract_a + batch_a)
     free_b = tuple(k for k in range(b.rank) if k not in contract_b + batch_b)
     batch = tuple(a.shape[k] for k in batch_a)

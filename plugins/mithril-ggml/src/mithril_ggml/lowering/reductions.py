@@ -14,7 +14,7 @@ from mithril_ggml.program.program_builder import Draft
 from mithril_ggml.program.strided_tensor import Tensor
 
 LONG = 4096  # rows beyond it would gather too much rounding in a product with ones
-SMALL = 2048  # ggml adds one after the other, in double precision
+SMALL = 2048  # ggml adds sequentially, in double precision
 
 
 def _axes(node: Node) -> tuple[int, ...]:
@@ -22,7 +22,7 @@ def _axes(node: Node) -> tuple[int, ...]:
 
 
 def _last(x: Tensor, axes: tuple[int, ...]) -> int | None:
-    """How many elements are reduced, where they follow each other."""
+    """Return the number of reduced elements if they are contiguous, or None."""
     if not axes or axes != tuple(range(x.rank - len(axes), x.rank)):
         return None
     return math.prod(x.shape[k] for k in axes)

@@ -26,9 +26,9 @@ def _transpose(draft: Draft, node: Node, x: Tensor) -> Tensor:
 
 @row("broadcast_to")
 def _broadcast(draft: Draft, node: Node, x: Tensor) -> Tensor:
-    made = x.expanded(static(node.result))
-    made.scalar = x.scalar
-    return made
+    expanded = x.expanded(static(node.result))
+    expanded.scalar = x.scalar
+    return expanded
 
 
 @row("barrier")
@@ -52,7 +52,7 @@ def _flip(draft: Draft, node: Node, x: Tensor) -> Tensor:
 
 
 def _part(x: Tensor, index: tuple[slice, ...]) -> Tensor:
-    """What NumPy's slices mean, as offset and strides."""
+    """Convert slices to shape, offset and strides."""
     shape, strides, offset = [], [], 0
     for n, stride, part in zip(x.shape, x.strides, index):
         start, stop, step = part.indices(n)
@@ -69,17 +69,17 @@ def _part(x: Tensor, index: tuple[slice, ...]) -> Tensor:
 def _concat(draft: Draft, node: Node, *xs: Tensor) -> Tensor:
     out = draft.like(node.result)
     axis = node.attributes["axis"]
-    at = 0
+    offset = 0
     for x in xs:
-        index = tuple(slice(at, at + x.shape[k]) if k == axis else slice(None) for k in range(x.rank))
+        index = tuple(slice(offset, offset + x.shape[k]) if k == axis else slice(None) for k in range(x.rank))
         if x.size:
             draft.copy(x, _part(out, index))
-        at += x.shape[axis]
+        offset += x.shape[axis]
     return out
 
 
 def fixed(draft: Draft, node: Node, array: Any) -> Tensor:
-    """A value known now."""
+    """Lower a constant."""
     kind = node.result.dtype
     return draft.fixed(np.asarray(array, dtype=kind.numpy), kind, node.result.name)
 
@@ -92,9 +92,9 @@ def _constant(draft: Draft, node: Node) -> Tensor:
 @row("full")
 def _full(draft: Draft, node: Node) -> Tensor:
     one = fixed(draft, node, node.attributes["value"])
-    made = one.expanded(static(node.result))
-    made.scalar = one.scalar
-    return made
+    expanded = one.expanded(static(node.result))
+    expanded.scalar = one.scalar
+    return expanded
 
 
 @row("iota")
@@ -113,11 +113,11 @@ def _along(axis: int, shape: Sequence[int], line: Tensor) -> tuple[int, ...]:
 @row("pad", when=lambda node: node.attributes["mode"] == "constant")
 def _pad(draft: Draft, node: Node, x: Tensor) -> Tensor:
     out, value = draft.like(node.result), node.attributes["value"]
-    inside = tuple(slice(b, b + n) for n, (b, _) in zip(x.shape, node.attributes["widths"], strict=True))
+    interior = tuple(slice(b, b + n) for n, (b, _) in zip(x.shape, node.attributes["widths"], strict=True))
 
     def pad(x: Array, out: Array) -> None:
         out[...] = value
-        out[inside] = x
+        out[interior] = x
 
     draft.numpy("pad", pad, [x], [out])
     return out

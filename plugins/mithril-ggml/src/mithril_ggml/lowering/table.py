@@ -1,4 +1,4 @@
-"""The lowering table: rows by operation, each with a condition; the declaration itself for what has no row."""
+"""The lowering table: rows by operation, each with a condition; the reference for operations without a row."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def row(*names: str, when: When | None = None, packed: tuple[int, ...] = ()) -> 
 
 
 def lowers(node: Node) -> bool:
-    """Whether a node is run as it is: every primitive, and composites with a row."""
+    """Whether a node is not decomposed: every primitive, and composites with a row."""
     return not node.op.composite or plugin_lowering(node) is not None or _row(node) is not None
 
 
@@ -63,10 +63,10 @@ def has_row(node: Node) -> bool:
 
 
 def _row(node: Node) -> Row | None:
-    found = TABLE.get(node.op.name)
-    if found is None or (found[1] is not None and not found[1](node)):
+    row = TABLE.get(node.op.name)
+    if row is None or (row[1] is not None and not row[1](node)):
         return None
-    return found[0]
+    return row[0]
 
 
 def emit(draft: Draft, node: Node, operands: Sequence[Operand]) -> None:
@@ -74,10 +74,10 @@ def emit(draft: Draft, node: Node, operands: Sequence[Operand]) -> None:
     draft.node = node
     lowering = plugin_lowering(node)
     if lowering is not None:
-        made = by_plugin(lowering, draft, node, *operands)
+        emitted = by_plugin(lowering, draft, node, *operands)
     else:
-        made = (_row(node) or by_declaration)(draft, node, *operands)
-    results = (made,) if isinstance(made, Tensor) else tuple(made)
+        emitted = (_row(node) or by_declaration)(draft, node, *operands)
+    results = (emitted,) if isinstance(emitted, Tensor) else tuple(emitted)
     draft.values.update(zip(node.results, results, strict=True))
 
 
@@ -90,28 +90,28 @@ def reads_packed(node: Node, operand: int) -> bool:
 
 
 def by_plugin(lowering: PluginLowering, draft: Draft, node: Node, *operands: Operand) -> Any:
-    """The steps that a plugin's function writes, ``(draft, node, *operands)``, or a call of its kernel on arrays."""
+    """Emit the steps of a plugin's writer, ``(draft, node, *operands)``, or a call of its kernel on arrays."""
     label = lowering.label(node)
     if not lowering.is_writer("draft"):
         return on_host(draft, node, operands, host_function(node, lowering))
     with blamed(label):
-        made = lowering.target(draft, node, *operands)
+        results = lowering.target(draft, node, *operands)
     types = [(v.dtype, static(v)) for v in node.results]
-    check_results(label, types, (made,) if isinstance(made, Tensor) else made)
-    return made
+    check_results(label, types, (results,) if isinstance(results, Tensor) else results)
+    return results
 
 
 def on_host(
     draft: Draft, node: Node, operands: Sequence[Operand], function: Callable[..., tuple[Any, ...]]
 ) -> tuple[Tensor, ...]:
-    """One step that calls a function of NumPy arrays."""
+    """Emit one step that calls a function of NumPy arrays."""
     results = tuple(draft.like(v) for v in node.results)
     present = [t is not None for t in operands]
 
     def run(*arrays: Any) -> None:
         left = iter(arrays)
-        given = [next(left) if there else None for there in present]
-        for out, value in zip(left, function(*given), strict=True):
+        arguments = [next(left) if is_present else None for is_present in present]
+        for out, value in zip(left, function(*arguments), strict=True):
             out[...] = value
 
     read = [t if t is None else widened(draft, node, k, t) for k, t in enumerate(operands)]
@@ -120,12 +120,12 @@ def on_host(
 
 
 def by_declaration(draft: Draft, node: Node, *operands: Operand) -> tuple[Tensor, ...]:
-    """The NumPy function that declares the operation, on arrays in the arena."""
+    """Emit a call of the operation's NumPy reference on arrays in the arena."""
     if falls_back(node):
         return on_host(draft, node, operands, host_function(node, None))
     results = tuple(draft.like(v) for v in node.results)
-    given = [t is not None for t in operands]
-    function = declared(node.op, dict(node.attributes), given, len(node.op.results))
+    present = [t is not None for t in operands]
+    function = declared(node.op, dict(node.attributes), present, len(node.op.results))
     read = [t if t is None else widened(draft, node, k, t) for k, t in enumerate(operands)]
     draft.numpy(node.op.name, function, [t for t in read if t is not None], results)
     draft.settings.declared.add(node.op.name)
@@ -133,7 +133,7 @@ def by_declaration(draft: Draft, node: Node, *operands: Operand) -> tuple[Tensor
 
 
 def widened(draft: Draft, node: Node, k: int, operand: Tensor) -> Tensor:
-    """The floats of an operand that is packed; other operands as they are."""
+    """Unpack an operand if it is packed; return other operands unchanged."""
     packed = draft.settings.packed(node, k)
     if packed is None:
         return operand
@@ -144,14 +144,14 @@ def widened(draft: Draft, node: Node, k: int, operand: Tensor) -> Tensor:
     return out if reads_rows(node, k) == "rows" else out.transposed((1, 0))
 
 
-def declared(op: Op, attributes: dict[str, Any], given: Sequence[bool], count: int) -> Callable[..., None]:
-    """A step that calls the declaration and puts what it returns where it belongs."""
-    reference, present = op.reference, sum(given)
+def declared(op: Op, attributes: dict[str, Any], present_operands: Sequence[bool], count: int) -> Callable[..., None]:
+    """Return a function that calls the reference and copies its results to their buffers."""
+    reference, present = op.reference, sum(present_operands)
 
     def run(*arrays: Any) -> None:
         left = iter(arrays[:present])
-        made = reference(*[next(left) if there else None for there in given], **attributes)
-        for out, value in zip(arrays[present:], (made,) if count == 1 else made):
+        results = reference(*[next(left) if is_present else None for is_present in present_operands], **attributes)
+        for out, value in zip(arrays[present:], (results,) if count == 1 else results):
             out[...] = value
 
     return run
@@ -165,7 +165,7 @@ def dtype_of(node: Node, k: int = 0) -> DType:
 
 
 def is_single(node: Node) -> bool:
-    """All operands and results are float32, and none is empty."""
+    """Whether all operands and results are float32 and none is empty."""
     values = [*(v for v in node.operands if v is not None), *node.results]
     return all(v.dtype is float32 and not any(type(n) is int and n == 0 for n in v.shape) for v in values)
 

@@ -12,7 +12,7 @@ from mithril_ggml.program.strided_tensor import Tensor
 
 
 def ternary(w: Array, out: Array) -> None:
-    """The operation's meaning, without temporaries."""
+    """Compute the operation without temporaries."""
     np.absolute(w, out)
     s = np.maximum(np.float32(out.mean()), np.float32(EPS))
     np.divide(w, s, out)

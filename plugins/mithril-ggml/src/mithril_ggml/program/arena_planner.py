@@ -1,4 +1,4 @@
-"""Where in one arena each piece of memory stands: results take over dead operands, others reuse what is free."""
+"""Arena planner: results reuse the buffers of dead operands, other buffers reuse free space."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mithril_ggml.program.strided_tensor import Storage, Tensor
 
 @dataclass(frozen=True)
 class Plan:
-    """Bytes of a program: the arena, what it would be without reuse, and the most that is alive at once."""
+    """Bytes of a program: the arena, the arena without reuse, and the largest live set."""
 
     size: int
     total: int
@@ -28,7 +28,7 @@ def plan(draft: Draft, outputs: Sequence[Tensor], staged: Sequence[Tensor], stra
     for t in staged:
         t.storage.start = 0
         t.storage.end = max(t.storage.end, 0)
-    in_place = sum(_take_over(step, at) for at, step in enumerate(draft.steps))
+    in_place = sum(_take_over(step, index) for index, step in enumerate(draft.steps))
     alive = [s for s in draft.storages if s.role == "planned" and s.merged is None and s.start >= 0 and s.size]
     buffers = [Buffer([], _aligned(s.size), s.start, s.end) for s in alive]
     find_strategy(strategy)(buffers)
@@ -46,20 +46,20 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _take_over(step: Step, at: int) -> bool:
-    """Let the result have the memory of an operand that nobody reads later."""
+def _take_over(step: Step, index: int) -> bool:
+    """Store the result in the buffer of an operand without later uses; return whether that succeeded."""
     if not step.donors or len(step.writes) != 1:
         return False
     result = step.writes[0]
-    own = result.storage
-    if own.role != "planned" or own.start != at or own.merged is not None or not result.whole:
+    storage = result.storage
+    if storage.role != "planned" or storage.start != index or storage.merged is not None or not result.whole:
         return False
     for donor in step.donors:
         root = donor.storage.root
-        fits = root.role == "planned" and root is not own and root.end == at and root.size == own.size
+        fits = root.role == "planned" and root is not storage and root.end == index and root.size == storage.size
         if fits and donor.whole and _only_view(donor, step, root):
-            own.merged = root
-            root.end = own.end
+            storage.merged = root
+            root.end = storage.end
             return True
     return False
 

@@ -1,4 +1,4 @@
-"""Programs for sizes that are only known at the call: one is planned per set of sizes, and the newest are kept."""
+"""Programs with dynamic sizes: one is planned per set of sizes, and the latest ones are cached."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def is_static(graph: Graph) -> bool:
 
 
 def sized(graph: Graph, sizes: Mapping[str, int]) -> Graph:
-    """The graph with numbers for its symbols, regions included; all types are inferred, and so checked, again."""
+    """Substitute numbers for the symbols of a graph and its regions; infer, and so check, all types again."""
     new: dict[Value, Value] = {}
     inputs = []
     for i in graph.inputs:
@@ -86,9 +86,9 @@ def _node(node: Node, sizes: Mapping[str, int], new: dict[Value, Value]) -> Node
     operands = tuple(None if v is None else new[v] for v in node.operands)
     attributes = {name: _numbers(value, sizes) for name, value in node.attributes.items()}
     regions = tuple(sized(region, sizes) for region in node.regions)
-    given = [None if v is None else v.type for v in operands]
-    attributes = node.op.canonical(given, attributes)
-    types = node.op.infer(given, attributes, regions)
+    operand_types = [None if v is None else v.type for v in operands]
+    attributes = node.op.canonical(operand_types, attributes)
+    types = node.op.infer(operand_types, attributes, regions)
     for value, t in zip(node.results, types, strict=True):
         if not t.is_static:
             raise BackendError(f"the size of '{value.name}' does not follow from the inputs: {t}")

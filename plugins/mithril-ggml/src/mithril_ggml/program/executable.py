@@ -27,15 +27,15 @@ from mithril_ggml.program.result_buffers import Result
 from mithril_ggml.program.strided_tensor import Storage, Tensor
 from mithril_ggml.weights.packed_weights import outdated
 
-STAGED = 1 << 15  # inputs up to so many bytes are copied into the arena, others are read where they are
+STAGED = 1 << 15  # bytes up to which inputs are copied into the arena; larger ones are read in place
 Array = np.ndarray[Any, Any]
 _UNBOUND = object()
-_SPARE = 1  # tensors that one function of ggml may make besides its result
+_SPARE = 1  # tensors that a ggml function may create in addition to its result
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that a program needs, known before any of them is asked for."""
+    """Bytes that a program needs, known before allocation."""
 
     arena: int
     work: int  # scratch of ggml
@@ -72,7 +72,9 @@ class Segment:
         for step in self.steps:
             self._node(step)
         if ggml.ggml_graph_n_nodes(self.graph) != len(self.steps):
-            raise BackendError("ggml made other nodes than were asked for", hint="please report this graph")
+            raise BackendError(
+                "ggml built unexpected nodes (mithril bug)", hint="please report it with str(compiled.graph)"
+            )
         self.plan = ggml.ggml_graph_plan(self.graph, threads, None)
         self.arguments = (
             ctypes.c_void_p(ctypes.cast(self.graph, ctypes.c_void_p).value),
@@ -81,25 +83,25 @@ class Segment:
 
     def _node(self, step: Step) -> None:
         (result,) = step.writes
-        made = step.run(self.context, *[self.header(t) for t in step.reads])
-        found = made.contents
-        shape = tuple(found.ne[k] for k in range(4))
-        if math.prod(shape) != result.size or found.type != _code(result):
+        tensor = step.run(self.context, *[self.header(t) for t in step.reads])
+        node = tensor.contents
+        shape = tuple(node.ne[k] for k in range(4))
+        if math.prod(shape) != result.size or node.type != _code(result):
             raise BackendError(
-                f"ggml's '{step.name}' gives {list(reversed(shape))} of type {found.type}, expected {result.shape}",
+                f"ggml's '{step.name}' gives {list(reversed(shape))} of type {node.type}, expected {result.shape}",
                 facts=[str(step.node.origin)] if step.node is not None else [],
                 hint="please report this graph",
             )
-        self._bind(found, result)
-        ggml.ggml_build_forward_expand(self.graph, made)
+        self._bind(node, result)
+        ggml.ggml_build_forward_expand(self.graph, tensor)
 
     def header(self, t: Tensor) -> Any:
         """ggml's description of a view."""
-        known = self.headers.get(t.place)
-        if known is None:
-            known = self.headers[t.place] = describe(self.context, t)
-            self._bind(known.contents, t)
-        return known
+        header = self.headers.get(t.place)
+        if header is None:
+            header = self.headers[t.place] = describe(self.context, t)
+            self._bind(header.contents, t)
+        return header
 
     def _bind(self, struct: Any, t: Tensor) -> None:
         root = t.storage.root
@@ -118,13 +120,13 @@ def _code(t: Tensor) -> int:
 
 
 def describe(context: Any, t: Tensor) -> Any:
-    """A tensor without an operation, of this view's sizes and strides."""
+    """Create a tensor without an operation, of this view's sizes and strides."""
     ne = [*reversed(t.shape), 1, 1, 1, 1][:4]
-    made = ggml.ggml_new_tensor_4d(context, _code(t), *ne)
+    header = ggml.ggml_new_tensor_4d(context, _code(t), *ne)
     if t.repacked:
-        prepare(made)
+        prepare(header)
     if t.packed is None:
-        nb = made.contents.nb
+        nb = header.contents.nb
         for k, stride in enumerate(reversed(t.strides)):
             if ne[k] != 1 or k == 0:
                 nb[k] = stride if ne[k] != 1 else t.dtype.itemsize
@@ -133,12 +135,12 @@ def describe(context: Any, t: Tensor) -> Any:
         for k in range(1, t.rank):
             if ne[k] == 1:
                 nb[k] = nb[k - 1] * ne[k - 1]
-    return made
+    return header
 
 
 @dataclass(eq=False)
 class Given:
-    """An input, and what must be told when it comes as another array."""
+    """An input, and the fields to update when another array is bound to it."""
 
     name: str
     role: str
@@ -146,19 +148,19 @@ class Given:
     shape: tuple[int, ...]
     dtype: Any
     staged: Tensor | None = None  # its place in the arena
-    convert: Callable[[Any], tuple[Any, int]] | None = None  # to packed rows: what holds them, and where they are
+    convert: Callable[[Any], tuple[Any, int]] | None = None  # to packed rows: their owner and address
     value: Any = None  # of a constant
-    raw: bool = False  # handed to a region as it comes, packed or not
+    raw: bool = False  # passed to a region unchanged, packed or not
     last: Any = _UNBOUND  # the object that is bound
     held: Any = None  # the memory that is read
     fields: tuple[tuple[Any, int], ...] = ()  # headers' data fields and offsets
-    views: tuple[tuple[str, Tensor], ...] = ()  # names in the generated function, and what they show
+    views: tuple[tuple[str, Tensor], ...] = ()  # names in the generated function, and the tensors they view
 
 
 class GGMLExecutable:
     """One program: a function that computes on the arena; ``listing`` shows it. Threads take turns."""
 
-    source = None  # the listing means nothing without the arena and the graphs, so it is no source to be kept
+    source = None  # the listing cannot run without the arena and the graphs, so it is not stored as source
 
     def __init__(
         self,
@@ -236,16 +238,16 @@ class GGMLExecutable:
         functions: dict[Any, str] = {}
 
         def name(t: Tensor) -> str:
-            known = names.get(t.place)
-            if known is None:
-                known = names[t.place] = f"t{len(names)}"
+            name = names.get(t.place)
+            if name is None:
+                name = names[t.place] = f"t{len(names)}"
                 root = t.storage.root
                 if root.role in ("given", "result"):
-                    space[known] = None
-                    views.setdefault(root, []).append((known, t))
+                    space[name] = None
+                    views.setdefault(root, []).append((name, t))
                 else:
-                    space[known] = self._array(t)
-            return known
+                    space[name] = self._array(t)
+            return name
 
         lines = ["def run():"]
         count = 0
@@ -262,17 +264,17 @@ class GGMLExecutable:
             if key not in functions:
                 functions[key] = f"{_plain(step.name)}_{len(functions)}"
                 space[functions[key]] = step.run
-            where = f"  # {visible(step.node.origin.path)}" if step.node is not None and step.node.origin.path else ""
-            lines.append(f"    {functions[key]}({', '.join(map(name, (*step.reads, *step.writes)))}){where}")
-        made = []
+            comment = f"  # {visible(step.node.origin.path)}" if step.node is not None and step.node.origin.path else ""
+            lines.append(f"    {functions[key]}({', '.join(map(name, (*step.reads, *step.writes)))}){comment}")
+        result_names = []
         for t in outputs:
             if t.storage.role == "result":
-                made.append(name(t))
+                result_names.append(name(t))
             elif t.dense:
-                made.append(f"{name(t)}.copy()")
+                result_names.append(f"{name(t)}.copy()")
             else:
-                made.append(f"copied({name(t)})")
-        lines.append(f"    return [{', '.join(made)}]")
+                result_names.append(f"copied({name(t)})")
+        lines.append(f"    return [{', '.join(result_names)}]")
         self.listing = "\n".join(lines) + "\n"
         exec(compile(self.listing, "<ggml program>", "exec"), space)
         self._space, self._run = space, space["run"]
@@ -285,16 +287,16 @@ class GGMLExecutable:
             )
             bound.views = tuple(views.get(root, ()))
         self._staged = [(g, self._array(g.staged)) for g in self.inputs if g.staged is not None]
-        for given in self.inputs:
-            if given.role == "constant":
-                self._rebind(given, given.value)
+        for input_ in self.inputs:
+            if input_.role == "constant":
+                self._rebind(input_, input_.value)
         self._direct = [g for g in self.inputs if g.staged is None and g.role != "constant"]
-        at = {name: k for k, (name, _) in enumerate(self._arguments)}
-        self._direct_at = [(g, at[g.name]) for g in self._direct]
-        self._staged_at = [(place, at[g.name]) for g, place in self._staged]
+        positions = {name: k for k, (name, _) in enumerate(self._arguments)}
+        self._direct_at = [(g, positions[g.name]) for g in self._direct]
+        self._staged_at = [(place, positions[g.name]) for g, place in self._staged]
 
     def _array(self, t: Tensor, base: Array | None = None) -> Array:
-        """A NumPy view of planned or fixed memory; of ``base`` for an input."""
+        """Return a NumPy view of planned or fixed memory, or of ``base`` for an input."""
         root = t.storage.root
         memory = base if base is not None else root.array if root.role == "fixed" else self.arena
         assert memory is not None, root.role
@@ -305,7 +307,7 @@ class GGMLExecutable:
         low = start + sum(s * (n - 1) for n, s in zip(t.shape, t.strides) if s < 0)
         part = flat[low : low + _reach(t)]
         if low < 0 or part.size != _reach(t) or not _whole_elements(t, low):
-            raise BackendError(f"a view of {t.dtype}{list(t.shape)} does not lie in its memory")
+            raise BackendError(f"a view of {t.dtype}{list(t.shape)} exceeds its buffer")
         view = part.view(t.dtype.numpy)
         first = (start - low) // t.dtype.itemsize
         return np.lib.stride_tricks.as_strided(view[first:], t.shape, t.strides)
@@ -316,17 +318,17 @@ class GGMLExecutable:
 
     @property
     def memory(self) -> Memory:
-        """Bytes that the program holds: with the rows as packed, where those are in memory beside the interleaved."""
-        spare = sum(held[1].spare for g in self.inputs if isinstance(held := g.held, tuple))
+        """Return the bytes that the program holds, including packed rows that are kept next to interleaved ones."""
+        spare = sum(rows[1].spare for g in self.inputs if isinstance(rows := g.held, tuple))
         return replace(self._memory, fixed=self._memory.fixed + spare)
 
     def release(self, graph: Callable[[], Graph]) -> None:
-        """Let go of the weights as they were given: the program has them packed, or among its constants."""
+        """Release the original weights: the program has them packed, or among its constants."""
         self._graph = Deferred(graph)
-        for given in self.inputs:
-            given.value = None
-            if given.role == "constant":
-                given.last = None  # it is never bound again
+        for bound in self.inputs:
+            bound.value = None
+            if bound.role == "constant":
+                bound.last = None  # it is never bound again
         if self.packing is not None:
             self.packing.release()
 
@@ -334,16 +336,16 @@ class GGMLExecutable:
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         with self.lock:
             try:
-                for given in self._direct:
-                    x = (params if given.role == "param" else inputs)[given.name]
-                    if x is not given.last or (given.convert is not None and outdated(x, given.held)):
-                        self._rebind(given, x)
-                found = [inputs[given.name] for given, _ in self._staged]
+                for bound in self._direct:
+                    x = (params if bound.role == "param" else inputs)[bound.name]
+                    if x is not bound.last or (bound.convert is not None and outdated(x, bound.held)):
+                        self._rebind(bound, x)
+                arrays = [inputs[bound.name] for bound, _ in self._staged]
             except KeyError:
                 raise _missing(self._arguments, params, inputs) from None
-            for (given, place), x in zip(self._staged, found):
-                if type(x) is not np.ndarray or x.shape != given.shape or x.dtype != given.dtype:
-                    x = _checked(given, x)
+            for (bound, place), x in zip(self._staged, arrays):
+                if type(x) is not np.ndarray or x.shape != bound.shape or x.dtype != bound.dtype:
+                    x = _checked(bound, x)
                 place[...] = x
             if self.safe:
                 results = guarded(self._compute)
@@ -366,35 +368,35 @@ class GGMLExecutable:
                 result.settle()
 
     def run(self, arguments: Sequence[Any]) -> list[Array]:
-        """The outputs for arrays in the order of the graph's arguments, for the program that this is a region of."""
-        for given, k in self._direct_at:
+        """Compute the outputs for arrays in argument order; called by the program that contains this region."""
+        for bound, k in self._direct_at:
             x = arguments[k]
-            if x is not given.last or (given.convert is not None and outdated(x, given.held)):
-                self._rebind(given, x)
+            if x is not bound.last or (bound.convert is not None and outdated(x, bound.held)):
+                self._rebind(bound, x)
         for place, k in self._staged_at:
             place[...] = arguments[k]
         self._renew()
         return self._run()  # type: ignore[no-any-return]
 
-    def _rebind(self, given: Given, x: Any) -> None:
+    def _rebind(self, bound: Given, x: Any) -> None:
         """Read this array from now on, where it is."""
-        given.last = _UNBOUND
-        if given.convert is not None:
-            held, address = given.convert(_fitting(given, x))
+        bound.last = _UNBOUND
+        if bound.convert is not None:
+            owner, address = bound.convert(_fitting(bound, x))
             keep = True
-            for field, offset in given.fields:
+            for field, offset in bound.fields:
                 field.value = address + offset
-        elif given.raw:
-            held, keep = _fitting(given, x), True
-            for name, _ in given.views:
-                self._space[name] = held
+        elif bound.raw:
+            owner, keep = _fitting(bound, x), True
+            for name, _ in bound.views:
+                self._space[name] = owner
         else:
-            array = _checked(given, x)
-            held = array if array.flags.c_contiguous else np.asarray(array, order="C")
-            keep = held is x
-            self._point(given, held)
-        given.held = held
-        given.last = x if keep else _UNBOUND
+            array = _checked(bound, x)
+            owner = array if array.flags.c_contiguous else np.asarray(array, order="C")
+            keep = owner is x
+            self._point(bound, owner)
+        bound.held = owner
+        bound.last = x if keep else _UNBOUND
 
     def _point(self, bound: Given | Result, array: Array) -> None:
         """Let everything that shows an input or result show this array."""
@@ -434,17 +436,17 @@ def _check(limit: int | None, memory: Memory) -> None:
         )
 
 
-def _fitting(given: Given, x: Any) -> Any:
-    """An array or packed array of the right shape."""
-    return x if getattr(x, "shape", None) == given.shape and hasattr(x, "turned") else _checked(given, x)
+def _fitting(bound: Given, x: Any) -> Any:
+    """Return an array or packed array after checking its shape."""
+    return x if getattr(x, "shape", None) == bound.shape and hasattr(x, "transposed") else _checked(bound, x)
 
 
-def _checked(given: Given, x: Any) -> Array:
+def _checked(bound: Given, x: Any) -> Array:
     array = np.asarray(x)
-    if array.shape != given.shape or array.dtype != given.dtype:
+    if array.shape != bound.shape or array.dtype != bound.dtype:
         raise InputError(
-            f"'{given.name}' is {array.dtype}{list(array.shape)}, but this program was made for "
-            f"{given.dtype}{list(given.shape)}"
+            f"'{bound.name}' is {array.dtype}{list(array.shape)}, but this program was made for "
+            f"{bound.dtype}{list(bound.shape)}"
         )
     return array
 
@@ -455,7 +457,7 @@ def _missing(arguments: Sequence[tuple[str, str]], params: Mapping[str, Any], in
 
 
 def copied(array: Array) -> Array:
-    """A result that is not laid out as its caller expects."""
+    """Copy a non-contiguous result."""
     out = np.empty(array.shape, array.dtype)
     copy_array(array, out)
     return out

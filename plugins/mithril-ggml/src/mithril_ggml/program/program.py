@@ -26,7 +26,7 @@ Region = Callable[[Node, int], Callable[[Sequence[Array]], list[Array]]]
 
 
 class Settings:
-    """What lowerings may ask about."""
+    """Settings that lowerings read."""
 
     def __init__(self, packing: Packing | None, region: Region, native: bool, checks: bool) -> None:
         self.packing = packing
@@ -36,7 +36,7 @@ class Settings:
         self.declared: set[str] = set()  # operations that run as their declaration
 
     def packed(self, node: Node, operand: int) -> Tensor | None:
-        """The packed form of a weight, where it has one."""
+        """Return the packed form of a weight, or None."""
         return self.packing.tensor(node, operand) if self.packing is not None else None
 
 
@@ -49,7 +49,7 @@ def build(
     threads: int,
     limit: int | None,
 ) -> GGMLExecutable | SizedExecutable:
-    """The executable of a whole program."""
+    """Build the executable of a program."""
     _verified(graph)
     decisions = options.decisions
     declared: set[str] = set()
@@ -58,7 +58,7 @@ def build(
 
     def make(sized: Graph) -> GGMLExecutable:
         packing = None if recipe is None else Packing.of(sized, recipe, store, decisions)
-        made = _program(
+        program = _program(
             sized,
             packing,
             threads,
@@ -71,7 +71,7 @@ def build(
         if declared:
             names = ", ".join(sorted(declared))
             decisions.record("choice", f"computed by NumPy as declared, ggml has nothing better: {names}")
-        return made
+        return program
 
     lowered = frozenset(node.op.name for node, _ in iterate(graph))
     return make(graph) if is_static(graph) else SizedExecutable(graph, lowered, make)
@@ -88,15 +88,15 @@ def _program(
     native: bool,
     safe: bool = False,
 ) -> GGMLExecutable:
-    inside: list[GGMLExecutable] = []
+    regions: list[GGMLExecutable] = []
 
     def region(node: Node, number: int) -> Callable[[Sequence[Array]], list[Array]]:
-        """A region as a function of its arguments."""
+        """Build a region as a function of its arguments."""
         packed = packing.inner.get((id(node), number)) if packing is not None else None
         body = node.regions[number]
-        made = _program(body, packed, threads, limit, declared, strategy, native=native, safe=safe)
-        inside.append(made)
-        return made.run
+        memory = _program(body, packed, threads, limit, declared, strategy, native=native, safe=safe)
+        regions.append(memory)
+        return memory.run
 
     settings = Settings(packing, region, native, safe)
     draft = Draft(graph, settings)
@@ -109,8 +109,8 @@ def _program(
         draft.values[i.value] = draft.fixed(i.data, i.type.dtype, i.name)
     if packing is not None:
         handed = packing.handed_on(graph)
-        for given, i in zip(inputs, (i for i in graph.inputs if i.role != "constant")):
-            given.raw = i.value in handed
+        for bound, i in zip(inputs, (i for i in graph.inputs if i.role != "constant")):
+            bound.raw = i.value in handed
         inputs += packing.place(draft)
     for node in graph.nodes:
         for value in node.results:
@@ -124,24 +124,24 @@ def _program(
     read = {t.storage for t in outputs}
     inputs = [g for g in inputs if g.tensor.storage.end >= 0 or g.tensor.storage in read]
     own_results(outputs)
-    made = plan(draft, outputs, [g.staged for g in inputs if g.staged is not None], strategy)
+    memory = plan(draft, outputs, [g.staged for g in inputs if g.staged is not None], strategy)
     return GGMLExecutable(
         graph,
         draft,
         inputs,
         outputs,
-        made,
+        memory,
         threads=threads,
         limit=limit,
         safe=safe,
         packing=packing,
-        regions=sum(r.memory.total for r in inside),
+        regions=sum(r.memory.total for r in regions),
         lowered=frozenset(node.op.name for node, _ in iterate(graph)),
     )
 
 
 def _verified(graph: Graph) -> None:
-    """A graph by hand may claim anything; whatever the rules of its operations stumble over is the graph's fault."""
+    """Verify a handwritten graph; any exception in the rules of its operations is an error of the graph."""
     try:
         verify(graph)
     except MithrilError:
@@ -153,7 +153,7 @@ def _verified(graph: Graph) -> None:
 
 
 def _affordable(name: str, shape: tuple[int, ...], itemsize: int) -> None:
-    """A value larger than the machine would end the process while it is being filled, so it is refused now."""
+    """Reject a value larger than the memory: the process would be killed while filling it."""
     size = math.prod(shape) * itemsize
     if size > machine_memory():
         raise MemoryLimitError(
@@ -162,7 +162,7 @@ def _affordable(name: str, shape: tuple[int, ...], itemsize: int) -> None:
 
 
 def _needed(graph: Graph, packing: Packing | None) -> set[Value]:
-    """Values that something reads; what was only made for weights that are packed falls away."""
+    """Return the used values; expressions that only served packed weights are dropped."""
     needed = set(graph.outputs)
     for node in reversed(graph.nodes):
         if any(v in needed for v in node.results):
@@ -172,12 +172,12 @@ def _needed(graph: Graph, packing: Packing | None) -> set[Value]:
 
 
 def _unread(draft: Draft, value: Value) -> Tensor:
-    """Stands for a weight that is read in its packed form only."""
+    """Return a placeholder for a weight that is only read in packed form."""
     return draft.given(value.name, static(value), value.dtype)
 
 
 def _given(draft: Draft, i: Any) -> Given:
-    """A place for an input: small ones are copied into the arena at each call, others are read where they are."""
+    """Allocate an input: small ones are copied into the arena at each call, others are read in place."""
     shape, dtype = static(i.value), i.type.dtype
     _affordable(i.name, shape, dtype.itemsize)
     size = math.prod(shape) * dtype.itemsize

@@ -14,7 +14,7 @@ from mithril.base.errors import UnsupportedError
 from mithril.ir import Graph, Node, Value
 from mithril_ggml.program.strided_tensor import Shape, Storage, Tensor, row_strides, simplified
 
-# Below so many elements a copy is left to ggml, above NumPy is the faster.
+# Elements below which ggml copies faster than NumPy.
 SMALL = 8192
 TILED, TILE = 1 << 16, 32  # elements from which, and rows and columns by which, copies are tiled
 DIMS = 4  # ggml's limit
@@ -56,27 +56,27 @@ class Draft:
         return self.new(static(value), value.dtype)
 
     def fixed(self, array: np.ndarray[Any, Any], dtype: DType, name: str = "") -> Tensor:
-        """A constant."""
-        kept = np.asarray(array, order="C")
-        storage = Storage(kept.nbytes, "fixed", name, kept)
+        """Create a constant."""
+        contiguous = np.asarray(array, order="C")
+        storage = Storage(contiguous.nbytes, "fixed", name, contiguous)
         self.storages.append(storage)
-        scalar = kept.item() if kept.size == 1 else None
-        return Tensor(storage, kept.shape, row_strides(kept.shape, dtype), dtype, scalar=scalar)
+        scalar = contiguous.item() if contiguous.size == 1 else None
+        return Tensor(storage, contiguous.shape, row_strides(contiguous.shape, dtype), dtype, scalar=scalar)
 
     def given(self, name: str, shape: Shape, dtype: DType) -> Tensor:
-        """What the caller brings."""
+        """Create a tensor in the caller's memory."""
         storage = Storage(math.prod(shape) * dtype.itemsize, "given", name)
         self.storages.append(storage)
         return Tensor(storage, shape, row_strides(shape, dtype), dtype)
 
     # -- steps -------------------------------------------------------------------------------------------------------
     def _add(self, step: Step) -> None:
-        at = len(self.steps)
+        index = len(self.steps)
         for t in (*step.reads, *step.writes):
-            t.storage.end = max(t.storage.end, at)
+            t.storage.end = max(t.storage.end, index)
         for t in step.writes:
             if t.storage.start < 0:
-                t.storage.start = at
+                t.storage.start = index
         self.steps.append(step)
 
     def numpy(
@@ -107,7 +107,7 @@ class Draft:
 
     # -- moving ------------------------------------------------------------------------------------------------------
     def dense(self, t: Tensor) -> Tensor:
-        """The same elements one after the other."""
+        """Return a contiguous tensor with the same elements."""
         return t if t.dense else self.copied(t)
 
     def copied(self, t: Tensor) -> Tensor:
@@ -125,14 +125,14 @@ class Draft:
         self.numpy("copy", copy_array, [t], [out])
 
     def shaped(self, t: Tensor, shape: Sequence[int]) -> Tensor:
-        """Another shape, moving the elements only where it must be."""
+        """Reshape a tensor, with a copy only if required."""
         shape = tuple(shape)
-        found = t.reshaped(shape)
-        if found is None:
-            found = self.copied(t).reshaped(shape)
-        assert found is not None
-        found.scalar = t.scalar
-        return found
+        view = t.reshaped(shape)
+        if view is None:
+            view = self.copied(t).reshaped(shape)
+        assert view is not None
+        view.scalar = t.scalar
+        return view
 
 
 def _ggml_copy(ctx: Any, source: Any, target: Any) -> Any:
@@ -142,7 +142,7 @@ def _ggml_copy(ctx: Any, source: Any, target: Any) -> Any:
 
 
 def copy_array(source: Any, target: Any) -> None:
-    """In tiles where rows become columns: each would need a cache line of its own otherwise."""
+    """Copy transposed data in tiles: otherwise each element would touch a separate cache line."""
     if source.size < TILED or target.ndim < 2 or source.strides[-1] == source.itemsize:
         np.copyto(target, source)
         return
@@ -158,7 +158,7 @@ def copy_array(source: Any, target: Any) -> None:
 
 
 def static(value: Value) -> Shape:
-    """The shape of a value, all of whose sizes must be known."""
+    """Return the shape of a value, which must be static."""
     if not value.type.is_static:
         raise UnsupportedError(
             f"backend 'ggml' needs every size when a program is made, but '{value.name}' is {value.type}",

@@ -29,7 +29,7 @@ class Result:
 
     @property
     def free(self) -> bool:
-        """Whether nobody but the program knows the array."""
+        """Whether the program holds the only reference to the array."""
         return self.kept is not None and getrefcount(self.kept) <= self.idle
 
     def renew(self) -> np.ndarray[Any, Any]:

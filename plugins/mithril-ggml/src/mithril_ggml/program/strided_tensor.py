@@ -32,10 +32,10 @@ class Storage:
 
     @property
     def root(self) -> Storage:
-        found = self
-        while found.merged is not None:
-            found = found.merged
-        return found
+        root = self
+        while root.merged is not None:
+            root = root.merged
+        return root
 
 
 @dataclass(eq=False)
@@ -61,7 +61,7 @@ class Tensor:
 
     @property
     def dense(self) -> bool:
-        """Whether the elements lie one after the other."""
+        """Whether the elements are contiguous."""
         return (
             self.packed is not None
             or self.size == 0
@@ -79,7 +79,7 @@ class Tensor:
         return (self.storage.root, self.offset, self.shape, self.strides, self.dtype, self.packed, self.repacked)
 
     def model(self) -> np.ndarray[Any, Any]:
-        """An array of the same shape and strides that has no memory to speak of: never look at its elements."""
+        """Return an array with the same shape and strides, without usable elements."""
         return np.lib.stride_tricks.as_strided(_NOTHING.view(), self.shape, self.strides, writeable=False)
 
     def view(self, shape: Shape, strides: Shape, offset: int = 0) -> Tensor:
@@ -89,15 +89,15 @@ class Tensor:
         return self.view(tuple(self.shape[k] for k in perm), tuple(self.strides[k] for k in perm))
 
     def in_memory_order(self) -> tuple[Tensor, Shape] | None:
-        """Its axes in the order in which the elements lie, where they then are dense, and how to get back."""
+        """Return the tensor with axes in memory order and the inverse order, or None if it is not dense."""
         order = tuple(sorted(range(self.rank), key=lambda k: (-self.strides[k], k)))
-        found = self.transposed(order)
-        if self.scalar is not None or not found.dense:
+        reordered = self.transposed(order)
+        if self.scalar is not None or not reordered.dense:
             return None
-        return found, tuple(order.index(k) for k in range(self.rank))
+        return reordered, tuple(order.index(k) for k in range(self.rank))
 
     def reshaped(self, shape: Shape) -> Tensor | None:
-        """The same elements in another shape; None where that needs them to be moved."""
+        """Return a view with another shape, or None if that requires a copy."""
         if shape == self.shape:
             return self
         if self.dense:
@@ -108,12 +108,12 @@ class Tensor:
     def expanded(self, shape: Shape) -> Tensor:
         """Broadcast by strides of 0."""
         extra = len(shape) - self.rank
-        own = zip(self.shape, self.strides, shape[extra:])
-        strides = (0,) * extra + tuple(0 if n == 1 and w != 1 else s for n, s, w in own)
+        axes = zip(self.shape, self.strides, shape[extra:])
+        strides = (0,) * extra + tuple(0 if n == 1 and w != 1 else s for n, s, w in axes)
         return self.view(shape, strides)
 
     def core(self) -> Tensor:
-        """Without repetition: axes of stride 0 have size 1."""
+        """Return the tensor with broadcast axes (stride 0) reduced to size 1."""
         shape = tuple(1 if s == 0 else n for n, s in zip(self.shape, self.strides))
         return self if shape == self.shape else self.view(shape, self.strides)
 
@@ -136,7 +136,7 @@ def _reshaped_strides(t: Tensor, shape: Shape) -> Shape | None:
 
 
 def simplified(*tensors: Tensor) -> list[Tensor]:
-    """The same views with axes joined wherever all of them allow it, so that fewer are left; sizes 1 are dropped.
+    """Merge adjacent axes where all views allow it; drop axes of size 1.
 
     The shapes must be equal, apart from axes where some have size 1.
     """
@@ -146,13 +146,13 @@ def simplified(*tensors: Tensor) -> list[Tensor]:
     shapes: list[list[int]] = [[] for _ in tensors]
     strides: list[list[int]] = [[] for _ in tensors]
     for k in axes:
-        joined = bool(shapes[0]) and all(
+        mergeable = bool(shapes[0]) and all(
             (t.shape[k] == 1 and s[-1] == 1)
             or (t.shape[k] == full[k] and s[-1] > 1 and st[-1] == t.strides[k] * full[k])
             for t, s, st in zip(tensors, shapes, strides)
         )
         for t, s, st in zip(tensors, shapes, strides):
-            if joined:
+            if mergeable:
                 s[-1] *= t.shape[k]
                 st[-1] = t.strides[k]
             else:

@@ -1,4 +1,4 @@
-"""Packed weights as arrays: quantizing, dequantizing, and remembering what was quantized."""
+"""Packed weights as arrays: quantization, dequantization, and a cache of packed weights."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ _quantize = raw(
 
 
 class PackedArray:
-    """A matrix in a quantized kind. It stands where an array of its shape does, and ``numpy.asarray`` unpacks it.
+    """A matrix in a quantized type. It replaces an array of its shape, and ``numpy.asarray`` unpacks it.
 
-    ``turned`` says that its columns, not its rows, were packed: products take them so.
+    ``transposed``: its columns were packed instead of its rows, as products require.
     """
 
-    __slots__ = ("__weakref__", "data", "kind", "shape", "stale", "turned")
+    __slots__ = ("__weakref__", "data", "kind", "shape", "stale", "transposed")
     dtype = np.dtype(np.float32)
 
-    def __init__(self, data: Array, kind: Kind, shape: tuple[int, int], turned: bool = False) -> None:
+    def __init__(self, data: Array, kind: Kind, shape: tuple[int, int], transposed: bool = False) -> None:
         self.data = data  # bytes, one row per packed row
         self.kind = kind
         self.shape = shape
-        self.turned = turned
-        self.stale = False  # whether the array that it was made of was writable again since
+        self.transposed = transposed
+        self.stale = False  # whether its source array became writable again
 
     @property
     def nbytes(self) -> int:
@@ -61,20 +61,20 @@ class PackedArray:
     @property
     def rows(self) -> tuple[int, int]:
         """The shape as packed."""
-        return (self.shape[1], self.shape[0]) if self.turned else self.shape
+        return (self.shape[1], self.shape[0]) if self.transposed else self.shape
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        made = unpack(self.data, self.kind, self.rows)
-        made = made.T if self.turned else made
-        return made if dtype is None else made.astype(dtype)
+        unpacked = unpack(self.data, self.kind, self.rows)
+        unpacked = unpacked.T if self.transposed else unpacked
+        return unpacked if dtype is None else unpacked.astype(dtype)
 
     def __repr__(self) -> str:
         return f"<PackedArray {self.kind} {list(self.shape)}, {self.nbytes} bytes>"
 
 
-def pack(array: Array, kind: Kind, turned: bool = False, name: str = "a weight") -> PackedArray:
+def pack(array: Array, kind: Kind, transposed: bool = False, name: str = "a weight") -> PackedArray:
     """Quantize a matrix."""
-    rows = np.asarray(array.T if turned else array, dtype=np.float32, order="C")
+    rows = np.asarray(array.T if transposed else array, dtype=np.float32, order="C")
     if rows.ndim != 2 or not rows.size or not kind.fits(rows.shape[1]):
         raise InputError(
             f"{kind} cannot hold {name} of shape {list(array.shape)}",
@@ -89,10 +89,10 @@ def pack(array: Array, kind: Kind, turned: bool = False, name: str = "a weight")
         data[...] = _narrow(rows, kind, name).view(np.uint8).reshape(data.shape)
     else:
         source, target, (n, k) = rows.ctypes.data, data.ctypes.data, rows.shape
-        made = guarded(lambda: _quantize(kind.code, source, target, 0, n, k, None))
-        if made != data.nbytes:
-            raise InputError(f"quantizing {name} to {kind} made {made} bytes, expected {data.nbytes}")
-    return PackedArray(data, kind, tuple(array.shape), turned)
+        size = guarded(lambda: _quantize(kind.code, source, target, 0, n, k, None))
+        if size != data.nbytes:
+            raise InputError(f"quantizing {name} to {kind} made {size} bytes, expected {data.nbytes}")
+    return PackedArray(data, kind, tuple(array.shape), transposed)
 
 
 def _narrow(rows: Array, kind: Kind, name: str) -> Array:
@@ -108,7 +108,7 @@ def _narrow(rows: Array, kind: Kind, name: str) -> Array:
 def unpack(data: Array, kind: Kind, shape: tuple[int, int]) -> Array:
     """float32 of packed rows."""
     if data.size != shape[0] * kind.row(shape[1]):
-        raise InputError(f"{data.size} bytes are no {kind}{list(shape)}")
+        raise InputError(f"{data.size} bytes are not a valid {kind}{list(shape)}")
     raw_data = np.asarray(data, order="C")
     if kind.name == "f32":
         return raw_data.reshape(-1).view(np.float32).reshape(shape).copy()
@@ -120,7 +120,7 @@ def unpack(data: Array, kind: Kind, shape: tuple[int, int]) -> Array:
 
 
 def values(array: Array, ternary: bool) -> Array:
-    """What is packed of a weight."""
+    """Return the values of a weight that are packed."""
     if not ternary:
         return array
     from mithril_ggml.lowering.ternary import ternary as make
@@ -131,25 +131,25 @@ def values(array: Array, ternary: bool) -> Array:
 
 
 def _owner(x: Array) -> Array:
-    """The array whose memory a view shows."""
+    """Return the array that owns the memory of a view."""
     while isinstance(x.base, np.ndarray):
         x = x.base
     return x
 
 
 def _writable(x: Any) -> bool:
-    """Whether somebody can write into an array; always so for those that are not NumPy's."""
+    """Whether an array can be written to; always true for arrays of other libraries."""
     return not isinstance(x, np.ndarray) or x.flags.writeable or _owner(x).flags.writeable
 
 
-def outdated(x: Any, held: Any) -> bool:
-    """Whether a weight may have other values than what is held of it: its packed form, first of a pair or alone."""
-    packed = held[0] if type(held) is tuple else held
+def outdated(x: Any, saved: Any) -> bool:
+    """Whether a weight may differ from its packed form; `saved` is that form, alone or first of a pair."""
+    packed = saved[0] if type(saved) is tuple else saved
     return type(x) is not PackedArray and (packed.stale or _writable(x))
 
 
 class Store:
-    """What was quantized, by the array it was made of, so that several programs share it.
+    """Cache of packed weights by source array, shared by several programs.
 
     An array that a program reads packed becomes read-only, so that NumPy refuses to write values that the packed form
     would not have. One that its owner makes writable again is packed again, for all stores.
@@ -164,37 +164,39 @@ class Store:
         with self._lock:
             self._all.add(self)
 
-    def packed(self, x: Any, kind: Kind, turned: bool, ternary: bool, name: str, freeze: bool = True) -> PackedArray:
-        """The packed form of an array; one that comes packed in this way already is taken as it is."""
+    def packed(
+        self, x: Any, kind: Kind, transposed: bool, ternary: bool, name: str, freeze: bool = True
+    ) -> PackedArray:
+        """Return the packed form of an array, or the array itself if it is already packed this way."""
         if isinstance(x, PackedArray):
-            if x.kind is kind and x.turned is turned:
+            if x.kind is kind and x.transposed is transposed:
                 return x
-            return pack(np.asarray(x), kind, turned, name)
+            return pack(np.asarray(x), kind, transposed, name)
         array = np.asarray(x)
         if array is not x or (not freeze and _writable(x)):
-            return pack(values(array, ternary), kind, turned, name)
-        key = (id(x), kind.name, turned, ternary)
+            return pack(values(array, ternary), kind, transposed, name)
+        key = (id(x), kind.name, transposed, ternary)
         with self._lock:
             if _writable(x):
                 _owner(x).flags.writeable = x.flags.writeable = False
                 for store in self._all:
                     store._forget(_owner(x))
-            known = self._made.get(key)
-            if known is None or known[0]() is not x or known[1].stale:
-                made = pack(values(array, ternary), kind, turned, name)
-                known = self._made[key] = (weakref.ref(x, lambda _: self._made.pop(key, None)), made)
-        return known[1]
+            entry = self._made.get(key)
+            if entry is None or entry[0]() is not x or entry[1].stale:
+                packed_array = pack(values(array, ternary), kind, transposed, name)
+                entry = self._made[key] = (weakref.ref(x, lambda _: self._made.pop(key, None)), packed_array)
+        return entry[1]
 
     def _forget(self, owner: Array) -> None:
-        """Nothing that was made of this memory is valid any more."""
+        """Mark all packed forms of this memory as stale."""
         for reference, packed in list(self._made.values()):
             x = reference()
             packed.stale |= x is not None and _owner(x) is owner
 
     def repacked(self, packed: PackedArray) -> Any:
-        """The same rows interleaved for this processor."""
+        """Return the same rows interleaved for this CPU."""
         with self._lock:
-            known = self._repacked.get(packed)
-            if known is None:
-                known = self._repacked[packed] = Repacked(packed)
-        return known
+            repacked = self._repacked.get(packed)
+            if repacked is None:
+                repacked = self._repacked[packed] = Repacked(packed)
+        return repacked

@@ -1,4 +1,4 @@
-"""What quantizing did to each weight: bytes and error."""
+"""Quantization report: bytes and error of each weight."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class QuantizationReport:
 
 
 def packing_of(compiled: Any) -> tuple[Packing | None, GGMLExecutable | None]:
-    """The packed weights of a compiled model's newest program for inference, and that program."""
+    """Return the packed weights of a compiled model's latest inference program, and that program."""
     for program in reversed(compiled.programs):
         if program.request.kind.training or program.request.kind.of:
             continue
@@ -75,24 +75,37 @@ def packing_of(compiled: Any) -> tuple[Packing | None, GGMLExecutable | None]:
 
 def quantization_report(compiled: Any, params: Mapping[str, Any] | None = None) -> QuantizationReport:
     """Size and error of each quantized weight of a model compiled for the GGML backend."""
-    chosen = params if params is not None else compiled.params
+    parameters = params if params is not None else compiled.params
     packing, executable = packing_of(compiled)
     if executable is None:
         raise InputError(
             "there is no program of the GGML backend for inference yet",
             hint="call the model once, which settles all sizes",
         )
-    if chosen is None:
+    if parameters is None:
         raise InputError("there are no parameters to report on", hint="quantization_report(compiled, params)")
-    packed = packing.packed(dict(chosen)) if packing is not None else {}
+    packed = packing.packed(dict(parameters)) if packing is not None else {}
     rows = []
     for entry in packing.all_entries if packing is not None else ():
         name = entry.input.name
-        made = packed[name]
-        given = entry.input.data if entry.input.data is not None else chosen[name]
-        exact, near = values(np.asarray(given), entry.ternary).astype(np.float64), np.asarray(made, np.float64)
+        packed_array = packed[name]
+        original = entry.input.data if entry.input.data is not None else parameters[name]
+        exact, approximation = (
+            values(np.asarray(original), entry.ternary).astype(np.float64),
+            np.asarray(packed_array, np.float64),
+        )
         size = float(np.sqrt(np.mean(exact * exact)))
-        error = float(np.sqrt(np.mean((exact - near) ** 2))) / size if size else 0.0
-        rows.append(Row(name, made.shape, made.kind.name, made.nbytes, 4 * made.size, error, entry.repacked))
-    kept = sum(int(np.asarray(x).nbytes) for name, x in chosen.items() if name not in packed)
-    return QuantizationReport(tuple(rows), kept)
+        error = float(np.sqrt(np.mean((exact - approximation) ** 2))) / size if size else 0.0
+        rows.append(
+            Row(
+                name,
+                packed_array.shape,
+                packed_array.kind.name,
+                packed_array.nbytes,
+                4 * packed_array.size,
+                error,
+                entry.repacked,
+            )
+        )
+    unpacked_bytes = sum(int(np.asarray(x).nbytes) for name, x in parameters.items() if name not in packed)
+    return QuantizationReport(tuple(rows), unpacked_bytes)

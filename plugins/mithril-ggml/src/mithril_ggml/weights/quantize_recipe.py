@@ -1,4 +1,4 @@
-"""Which weights are packed into which kind: what the user asked for, by name."""
+"""Quantization recipe: name patterns of weights to quantized types."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ class Recipe:
 
     default: Kind | None
     rules: tuple[tuple[str, Kind | None], ...] = ()
-    exact: Mapping[str, Kind] = field(default_factory=dict)  # by name, before any pattern: what a file holds
+    exact: Mapping[str, Kind] = field(default_factory=dict)  # by name, before any pattern: the types in a file
 
     @classmethod
-    def of(cls, given: str | Mapping[str, str | None] | Recipe | None) -> Recipe | None:
-        """From what a user writes: a name, or ``{"decoder.*": "q6_k", "*.head": None, "*": "q4_k"}``."""
-        if given is None or isinstance(given, Recipe):
-            return given
-        if isinstance(given, str):
-            return cls(kind(given))
-        if not isinstance(given, Mapping):
+    def of(cls, setting: str | Mapping[str, str | None] | Recipe | None) -> Recipe | None:
+        """Parse the user's setting: a name, or ``{"decoder.*": "q6_k", "*.head": None, "*": "q4_k"}``."""
+        if setting is None or isinstance(setting, Recipe):
+            return setting
+        if isinstance(setting, str):
+            return cls(kind(setting))
+        if not isinstance(setting, Mapping):
             raise OptionError(
-                f"quantize={given!r} is neither the name of a kind nor patterns of parameters with kinds",
+                f"quantize={setting!r} is neither the name of a kind nor patterns of parameters with kinds",
                 hint='quantize="q8_0", or quantize={"*.head": None, "*": "q4_k"}',
             )
-        rules = tuple((str(p), None if k is None else kind(k)) for p, k in given.items() if p != "*")
-        rest = given.get("*")
+        rules = tuple((str(p), None if k is None else kind(k)) for p, k in setting.items() if p != "*")
+        rest = setting.get("*")
         return cls(None if rest is None else kind(rest), rules)
 
     def wanted(self, name: str) -> Kind | None:
-        """The kind asked for a parameter."""
+        """Return the requested type of a parameter, or None."""
         if name in self.exact:
             return self.exact[name]
-        for pattern, chosen in self.rules:
+        for pattern, quant_type in self.rules:
             if fnmatchcase(name, pattern):
-                return chosen
+                return quant_type
         return self.default
 
     def __str__(self) -> str:
@@ -49,9 +49,9 @@ class Recipe:
 
 
 def ternary_kind(elements: int) -> Kind:
-    """What holds weights of three values without loss: 2 bits where rows are whole blocks, else 8."""
+    """Return the smallest lossless type for ternary weights: 2 bits if rows are multiples of the block, else 8."""
     small = kind("tq2_0")
-    for found in (small, kind("q8_0"), kind("f16")):
-        if found.fits(elements):
-            return found
+    for candidate in (small, kind("q8_0"), kind("f16")):
+        if candidate.fits(elements):
+            return candidate
     raise AssertionError("16-bit floats hold rows of any length")

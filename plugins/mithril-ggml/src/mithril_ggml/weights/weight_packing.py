@@ -22,13 +22,13 @@ from mithril_ggml.weights.quantize_recipe import Recipe, ternary_kind
 
 @dataclass(eq=False)
 class Entry:
-    """A weight to be packed. ``turned``: its columns are the packed rows."""
+    """A weight to be packed. ``transposed``: its columns are the packed rows."""
 
     value: Value  # in the graph that reads it, which may be a region
     input: Input  # of the whole program
     kind: Kind
-    turned: bool
-    ternary: bool = False  # of what ``ternarize`` makes of it
+    transposed: bool
+    ternary: bool = False  # pack the result of ``ternarize``
     repacked: bool = False
     readers: list[tuple[Node, int]] = field(default_factory=list)
     tensor: Tensor | None = None
@@ -36,7 +36,7 @@ class Entry:
     @property
     def rows(self) -> tuple[int, int]:
         n, k = self.input.type.shape
-        return (k, n) if self.turned else (n, k)  # type: ignore[return-value]
+        return (k, n) if self.transposed else (n, k)  # type: ignore[return-value]
 
 
 class Packing:
@@ -50,7 +50,7 @@ class Packing:
 
     @classmethod
     def of(cls, graph: Graph, recipe: Recipe, store: Store, decisions: Decisions) -> Packing | None:
-        """What the recipe says for the weights of a graph; None for one with gradients."""
+        """Apply the recipe to the weights of a graph; return None for a graph with gradients."""
         if graph.results_of("gradient"):
             decisions.record("choice", "weights are not quantized in programs with gradients")
             return None
@@ -59,38 +59,38 @@ class Packing:
     @property
     def all_entries(self) -> list[Entry]:
         """Those of regions as well, each weight once."""
-        found = {e.input.name: e for e in self.entries}
+        entries = {e.input.name: e for e in self.entries}
         for packing in self.inner.values():
             for e in packing.all_entries:
-                found.setdefault(e.input.name, e)
-        return list(found.values())
+                entries.setdefault(e.input.name, e)
+        return list(entries.values())
 
     def handed_on(self, graph: Graph) -> set[Value]:
         """Weights that this graph only hands to regions which read them packed: they come as the caller has them."""
-        found: set[Value] = set()
+        values: set[Value] = set()
         for node in graph.nodes:
             for k in range(len(node.regions)):
                 packing = self.inner.get((id(node), k))
                 packed = {e.value for e in packing.entries} if packing is not None else set()
                 nested = packing.handed_on(node.regions[k]) if packing is not None else set()
-                found.update(v for i, v in fixed_arguments(node, k) if i.value in packed or i.value in nested)
+                values.update(v for i, v in fixed_arguments(node, k) if i.value in packed or i.value in nested)
         read = {
             v for node in graph.nodes for v in node.operands if not node.regions or not _only_fixed(node, v)
         }  # fmt: skip
-        return found - read - set(graph.outputs)
+        return values - read - set(graph.outputs)
 
     def reads(self, node: Node, operand: int) -> bool:
         """Whether a node reads the packed form of an operand."""
         return (id(node), operand) in self._by_reader
 
     def tensor(self, node: Node, operand: int) -> Tensor | None:
-        """The packed matrix that a node reads instead of its operand."""
-        found = self._by_reader.get((id(node), operand))
-        return found.tensor if found is not None else None
+        """Return the packed matrix that a node reads instead of its operand, or None."""
+        entry = self._by_reader.get((id(node), operand))
+        return entry.tensor if entry is not None else None
 
     def place(self, draft: Draft) -> list[Given]:
         """Places for the packed forms, and who fills them."""
-        made = []
+        bound_inputs = []
         for e in self.entries:
             size = e.rows[0] * e.kind.row(e.rows[1])
             storage = Storage(size, "given", e.value.name)
@@ -98,34 +98,34 @@ class Packing:
             e.tensor = Tensor(storage, e.rows, (e.kind.row(e.rows[1]), 0), float32, packed=e.kind, repacked=e.repacked)
             shape = e.input.type.shape
             role = e.input.role if e.value is e.input.value else "input"
-            given = Given(e.value.name, role, e.tensor, shape, float32.numpy)  # type: ignore[arg-type]
-            given.convert = self._filler(e)
-            given.value = e.input.data
-            made.append(given)
-        return made
+            bound = Given(e.value.name, role, e.tensor, shape, float32.numpy)  # type: ignore[arg-type]
+            bound.convert = self._filler(e)
+            bound.value = e.input.data
+            bound_inputs.append(bound)
+        return bound_inputs
 
     def _filler(self, e: Entry) -> Any:
         def fill(x: Any) -> tuple[Any, int]:
-            packed = self.store.packed(x, e.kind, e.turned, e.ternary, f"'{e.input.name}'")
+            packed = self.store.packed(x, e.kind, e.transposed, e.ternary, f"'{e.input.name}'")
             if e.repacked:
-                kept = self.store.repacked(packed)
-                return (packed, kept), kept.address
+                repacked = self.store.repacked(packed)
+                return (packed, repacked), repacked.address
             return packed, packed.data.ctypes.data
 
         return fill
 
     def release(self) -> None:
-        """Let go of constants that have been packed."""
+        """Release constants that have been packed."""
         for entry in self.all_entries:
             entry.input = replace(entry.input, data=None)
 
     def packed(self, values: dict[str, Any]) -> dict[str, PackedArray]:
-        """The packed forms of given parameters."""
+        """Return the packed forms of parameters."""
         out = {}
         for e in self.all_entries:
             x = e.input.data if e.input.data is not None else values[e.input.name]
             name = f"'{e.input.name}'"
-            out[e.input.name] = self.store.packed(x, e.kind, e.turned, e.ternary, name, freeze=False)
+            out[e.input.name] = self.store.packed(x, e.kind, e.transposed, e.ternary, name, freeze=False)
         return out
 
 
@@ -138,15 +138,15 @@ def _is_narrow(value: Value) -> bool:
 
 
 def _seen_through(graph: Graph) -> dict[Value, tuple[Value, bool, bool]]:
-    """Values that are a weight turned, or made ternary, or both: the weight, whether turned, whether ternary."""
-    found: dict[Value, tuple[Value, bool, bool]] = {}
+    """Return the values that are a transposed or ternarized weight: the weight, whether transposed, whether ternary."""
+    sources: dict[Value, tuple[Value, bool, bool]] = {}
     for node in graph.nodes:
         operand = node.operands[0] if node.operands else None
         if operand is not None and (is_matrix_transpose(node) or node.op.name == "ternarize"):
-            source, turned, ternary = found.get(operand, (operand, False, False))
+            source, is_transposed, ternary = sources.get(operand, (operand, False, False))
             turn = node.op.name != "ternarize"
-            found[node.result] = (source, turned != turn, ternary or not turn)
-    return found
+            sources[node.result] = (source, is_transposed != turn, ternary or not turn)
+    return sources
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class _Reader:
 
     value: Value
     input: Input
-    turned: bool
+    transposed: bool
     ternary: bool
     at: tuple[Node, int]
 
@@ -172,7 +172,7 @@ def _columns(node: Node, k: int) -> bool | None:
 def _found(
     graph: Graph, weights: Mapping[Value, Input], recipe: Recipe, store: Store, decisions: Decisions, depth: int = 0
 ) -> Packing:
-    """The weights that a graph and its regions read. ``weights``: the program's, by their values in this graph."""
+    """Find the weights that a graph and its regions use. ``weights``: the program's, by value in this graph."""
     seen = _seen_through(graph)
     entries: dict[Value, Entry] = {}
     inner: dict[tuple[int, int], Packing] = {}
@@ -190,11 +190,11 @@ def _found(
             if source not in weights or (ternary and depth):
                 continue
             if _is_narrow(source):
-                what = f"'{weights[source].name}' is {source.dtype}: only float32 weights are quantized"
-                decisions.record("ignored", what)
+                message = f"'{weights[source].name}' is {source.dtype}: only float32 weights are quantized"
+                decisions.record("ignored", message)
             elif _is_matrix(source):
-                found = _Reader(source, weights[source], columns != flips, ternary, (node, k))
-                _enter(entries, found, recipe, decisions)
+                reader = _Reader(source, weights[source], columns != flips, ternary, (node, k))
+                _enter(entries, reader, recipe, decisions)
                 break  # a product reads one packed operand at most
     for value, e in list(entries.items()):
         if e.ternary and any(node.op.name != "ternarize" for node in graph.users[value]):
@@ -207,7 +207,7 @@ def _found(
 
 
 def fixed_arguments(node: Node, number: int) -> list[tuple[Input, Value]]:
-    """A region's arguments that are the same in every turn, and the operands that they are."""
+    """Return the loop-invariant arguments of a region with their operands."""
     name, a = node.op.name, node.attributes
     if name == "if":
         skipped, first = 0, 1
@@ -229,22 +229,22 @@ def _only_fixed(node: Node, value: Value | None) -> bool:
 
 def _enter(entries: dict[Value, Entry], reader: _Reader, recipe: Recipe, decisions: Decisions) -> None:
     i = reader.input
-    known = entries.get(reader.value)
-    if known is not None:
-        if known.turned is reader.turned and known.ternary is reader.ternary:
-            known.readers.append(reader.at)
+    entry = entries.get(reader.value)
+    if entry is not None:
+        if entry.transposed is reader.transposed and entry.ternary is reader.ternary:
+            entry.readers.append(reader.at)
         return
-    wanted = recipe.wanted(i.name)
-    if wanted is None:
+    requested = recipe.wanted(i.name)
+    if requested is None:
         return
-    length = int(i.type.shape[0 if reader.turned else 1])
-    chosen = fitting(wanted, length) if not reader.ternary or i.name in recipe.exact else ternary_kind(length)
-    if reader.ternary and chosen is not wanted:
-        decisions.record("choice", f"'{i.name}' has weights of three values: {chosen} holds them without loss")
-    elif chosen is not wanted:
+    length = int(i.type.shape[0 if reader.transposed else 1])
+    quant_type = fitting(requested, length) if not reader.ternary or i.name in recipe.exact else ternary_kind(length)
+    if reader.ternary and quant_type is not requested:
+        decisions.record("choice", f"'{i.name}' has weights of three values: {quant_type} holds them without loss")
+    elif quant_type is not requested:
         decisions.record(
             "downgrade",
-            f"'{i.name}' is {chosen}: {wanted} needs rows of a multiple of {wanted.block} elements, "
+            f"'{i.name}' is {quant_type}: {requested} needs rows of a multiple of {requested.block} elements, "
             f"these have {length}",
         )
-    entries[reader.value] = Entry(reader.value, i, chosen, reader.turned, reader.ternary, readers=[reader.at])
+    entries[reader.value] = Entry(reader.value, i, quant_type, reader.transposed, reader.ternary, readers=[reader.at])
