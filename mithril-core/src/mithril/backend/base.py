@@ -20,6 +20,7 @@ from mithril.base.errors import BackendError, DTypeError, OptionError, Unsupport
 from mithril.ir import Graph, Node, iterate, traits
 from mithril.ir.decompose import decompose
 from mithril.ir.lazy_graph import Deferred
+from mithril.ops.control_flow import scan_op
 
 if TYPE_CHECKING:
     from mithril.plugins.plugin_lowering import PluginLowering
@@ -296,7 +297,7 @@ class Backend(metaclass=CheckedType):
 
     def workspace(self, node: Node, sizes: Mapping[str, int]) -> int:
         """Return the bytes that a node takes while it runs, besides operands and results; a scan stacks its rows."""
-        return sum(memory_plan.nbytes(v.type, sizes) for v in node.results) if node.op.name == "scan" else 0
+        return sum(memory_plan.nbytes(v.type, sizes) for v in node.results) if node.op is scan_op else 0
 
     def exact_memory(self, executable: Any, sizes: Mapping[str, int]) -> tuple[int, str] | None:
         """Return the bytes of values and results of a program, and who knows them; None where only an estimate is."""

@@ -6,7 +6,8 @@ module is imported at that first mention.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from mithril.base.errors import OperationError, unknown
@@ -50,12 +51,21 @@ def operation(name: str) -> Any:
 
 
 def named(op: Any) -> str:
-    """Return the name of an operation given by itself or by name; a name that none of the core's has is an error.
+    """Return the name of an operation given by itself or by name; a name that no operation has is an error.
 
-    A name with a dot is another distribution's, ``"acme.lookup"``: it is resolved when it is first used.
+    A name with a dot is another distribution's, ``"acme.lookup"``: where nothing of ``acme`` is known, it may be absent
+    here, and the name stands for itself.
     """
-    name: str = op if isinstance(op, str) else op.name
-    return name if "." in name or name in _operations else str(operation(name).name)
+    if not isinstance(op, str):
+        return str(op.name)
+    vendor, dot, _ = op.partition(".")
+    is_foreign = dot and not any(name.startswith(vendor + dot) for name in _operations)
+    return op if is_foreign or op in _operations else str(operation(op).name)
+
+
+def names(*ops: Any) -> frozenset[str]:
+    """Return the names of some operations, each given by itself or by name, checked as those of a ``Registry`` are."""
+    return frozenset(map(named, ops))
 
 
 class Registry(dict[str, Rule]):
@@ -65,10 +75,12 @@ class Registry(dict[str, Rule]):
     rule, so that ``missing`` lists only the forgotten ones.
     """
 
-    def __init__(self, purpose: str) -> None:
+    def __init__(self, purpose: str, rules: Mapping[Any, Rule] = MappingProxyType({})) -> None:
         super().__init__()
         self.purpose = purpose
         self.absent: dict[str, str] = {}
+        for op, rule in rules.items():
+            self[op] = rule
 
     def __call__(self, *ops: Any) -> Callable[[Rule], Rule]:
         def enter(rule: Rule) -> Rule:

@@ -33,7 +33,7 @@ def places(graph: Graph, default: Backend, others: Mapping[str, Backend]) -> dic
     """The backend of every node but constants; a name that the map does not have is an error."""
     found = {}
     for node in graph.nodes:
-        if node.op.name == "constant":
+        if node.is_constant:
             continue
         name = node.tags.get(TAG)
         if name is None or (name == default.name and name not in others):
@@ -82,7 +82,7 @@ class Partitioned:
         self._pieces = [
             self._piece(backend, sorted(run, key=rank.__getitem__), build) for backend, run in pieces(graph, where)
         ]
-        constants = [n for n in graph.nodes if n.op.name == "constant" and n.result in set(graph.outputs)]
+        constants = [n for n in graph.nodes if n.is_constant and n.result in set(graph.outputs)]
         if constants:
             self._pieces.append(self._piece(default, constants, build))
         self._converted: dict[tuple[str, int], tuple[Any, Any]] = {}
@@ -102,7 +102,7 @@ class Partitioned:
         scalars = [
             node
             for node in dict.fromkeys(self.graph.producers.get(v) for n in run for v in n.operands if v is not None)
-            if node is not None and node.op.name == "constant" and node not in run
+            if node is not None and node.is_constant and node not in run
         ]
         known = inside | {n.result for n in scalars}
         outer = list(dict.fromkeys(v for n in run for v in n.operands if v is not None and v not in known))

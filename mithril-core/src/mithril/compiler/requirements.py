@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from mithril import ops
 from mithril.backend.base import Backend
 from mithril.backend.memory_plan import find_strategy, human, nbytes
 from mithril.base.annotations import Layers
@@ -15,6 +16,7 @@ from mithril.base.errors import GradientError, OptionError, ShapeError
 from mithril.base.patterns import require_match
 from mithril.compiler.partition import TAG
 from mithril.ir import Graph, Node, iterate
+from mithril.ops.control_flow import if_op, while_op
 from mithril.plugins import HardwareTarget, Option
 from mithril.runtime.signature import InputSpec
 
@@ -178,7 +180,7 @@ def require_derived_gradients(graph: Graph) -> None:
 
 def require_no_promotion(graph: Graph) -> None:
     for node in graph.nodes:
-        if node.op.name == "cast" and node.tags.get("promotion"):
+        if node.op is ops.cast and node.tags.get("promotion"):
             source, target = node.operands[0], node.result
             assert source is not None
             raise OptionError(
@@ -190,7 +192,7 @@ def require_no_promotion(graph: Graph) -> None:
 
 def require_no_control_flow(graph: Graph) -> None:
     for node in graph.nodes:
-        if node.op.name in ("if", "while"):
+        if node.op in (if_op, while_op):
             raise OptionError(
                 f"dynamic_control_flow=False, but an '{node.op.name}' depends on values known only at run time",
                 facts=[_origin(node)],

@@ -156,7 +156,7 @@ class Builder:
         for guard in graph.guards:
             self.guards[guard] = None
         for node in graph.nodes:
-            if node.op.name == "constant":
+            if node.is_constant:
                 mapping[node.result] = self.constant(node.attributes["value"], node.attributes["dtype"])
                 continue
             made = tuple(Value(self.unique(v.name), v.type) for v in node.results)

@@ -249,6 +249,11 @@ class Node:
         return self.results[0]
 
     @property
+    def is_constant(self) -> bool:
+        """Whether the node is a scalar that the graph states: its attribute ``value``."""
+        return self.op.name == "constant"
+
+    @property
     def axes(self) -> Axes:
         """Which axes of operands and results are the same loop, cached by the operation."""
         types = [None if v is None else v.type for v in self.operands]

@@ -168,7 +168,7 @@ class Attempt:
         """The number a value is known to be."""
         node = self.editor.producer(value)
         if node is not None:
-            return node.attributes["value"] if node.op.name == "constant" else None
+            return node.attributes["value"] if node.is_constant else None
         data = self.editor.data_of(value)
         return data.item() if data is not None and data.ndim == 0 else None
 

@@ -33,8 +33,8 @@ class Stepped:
         self.backend = backend
         self._built: dict[Any, Any] = {}
         self._constants = {i.value: backend.array(i.data) for i in graph.inputs if i.data is not None}
-        scalars = {n.result: n for n in graph.nodes if n.op.name == "constant"}
-        nodes = [n for n in graph.nodes if n.op.name != "constant"]
+        scalars = {n.result: n for n in graph.nodes if n.is_constant}
+        nodes = [n for n in graph.nodes if not n.is_constant]
         last = {v: k for k, n in enumerate(nodes) for v in n.operands if v is not None}
         kept = {*graph.outputs, *self._constants, *scalars}
         self._steps = [

@@ -121,7 +121,7 @@ def report(graph: Graph, backend: Backend, use: MemoryUse, sizes: Mapping[str, i
         return rows.setdefault(path or "(model)", LayerMemory(path or "(model)"))
 
     views = views_of(graph, backend)
-    own = [node for node in graph.nodes if node.op.name != "constant" and node not in views]
+    own = [node for node in graph.nodes if not node.is_constant and node not in views]
     for node in own:
         row(node.origin.path).activations += sum(nbytes(v.type, sizes) for v in node.results)
     for i in graph.inputs:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mithril import ops
 from mithril.backend.base import Backend
 from mithril.backend.memory_plan import lifetimes, nbytes
 from mithril.base.dims import symbols
@@ -86,9 +87,9 @@ def views_of(graph: Graph, backend: Backend) -> set[Node]:
     for node in graph.nodes:
         if not node.operands or not backend.is_view(node):
             continue
-        keeps_order = node.op.name in ("reshape", "barrier")
+        keeps_order = node.op in (ops.reshape, ops.barrier)
         disordered = strided.intersection(node.operands)
-        if node.op.name == "reshape" and disordered:
+        if node.op is ops.reshape and disordered:
             continue
         views.add(node)
         if disordered or not keeps_order:

@@ -42,7 +42,7 @@ def layer_rows(graph: Graph) -> list[Row]:
     """One row per layer path in order of execution; sizes that are not known count as one."""
     rows: dict[str, Row] = {}
     for node in graph.nodes:
-        if node.op.name == "constant":
+        if node.is_constant:
             continue
         row = rows.setdefault(node.origin.path or "(model)", Row(node.origin.path or "(model)"))
         row.output = str(node.result.type)

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 
+from mithril import ops
 from mithril.backend.base import BuildOptions
 from mithril.backend.source_backend import Forward
 from mithril.base.decisions import Decisions
@@ -396,7 +397,7 @@ def analysis(executable: Any, sizes: Mapping[str, int]) -> Any:
 def _keeping_barriers(graph: Graph, running: Running) -> dict[str, Any]:
     """The options of XLA; on processors it drops barriers early and then merges what they kept apart, unless told."""
     made = dict(running.compiler)
-    if running.platform == "cpu" and any(node.op.name == "barrier" for node in graph.nodes):
+    if running.platform == "cpu" and any(node.op is ops.barrier for node in graph.nodes):
         given = made.get("xla_disable_hlo_passes")
         made["xla_disable_hlo_passes"] = f"{given},{BARRIERS_GO}" if given else BARRIERS_GO
     return made

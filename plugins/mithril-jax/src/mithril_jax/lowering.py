@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mithril import ops
 from mithril.backend.codegen import Call, Lowerings
 from mithril.backend.codegen.common import (
     NUMPY_NAMES,
@@ -119,7 +120,7 @@ table.rows(
 
 @table.function("cumsum", "cumprod")
 def _running(call: Call) -> str:
-    start = 0 if call.node.op.name == "cumsum" else 1
+    start = 0 if call.node.op is ops.cumsum else 1
     flags = f"{call.axis}, {call.reverse}, {call.exclusive}"
     return f"{call.helper(helpers.running)}({call.x}, jnp.{call.node.op.name}, {start}, {flags})"
 
@@ -197,7 +198,7 @@ table.helpers(
 @table.function("argsort", "sort")
 def _sort(call: Call) -> str:
     order = f"{call.helper(helpers.argsort)}({call.x}, {call.axis}, {call.descending})"
-    if call.node.op.name == "argsort":
+    if call.node.op is ops.argsort:
         return f"{order}.astype(jnp.int32)"
     return f"jnp.take_along_axis({call.x}, {order}, {call.axis})"
 
@@ -217,8 +218,8 @@ table.helpers(
 def _exceeds(node: Node) -> bool:
     """XLA's convolutions on a CPU are up to three hundred times slower where the kernel exceeds the image."""
     given = node.attributes.get("shape", ())
-    image = given if node.op.name == "conv_input_grad" else _shape_of(node, 0)
-    kernel = given if node.op.name == "conv_weight_grad" else _shape_of(node, 1)
+    image = given if node.op is ops.conv_input_grad else _shape_of(node, 0)
+    kernel = given if node.op is ops.conv_weight_grad else _shape_of(node, 1)
     pairs = zip(image[2:], kernel[2:], strict=True)
     return any(isinstance(n, int) and isinstance(k, int) and k > n for n, k in pairs)
 

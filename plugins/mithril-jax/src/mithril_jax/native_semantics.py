@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mithril import ops
 from mithril.backend.codegen import Call
 from mithril.backend.codegen.common import is_integer
 from mithril_jax.lowering import table
@@ -38,4 +39,4 @@ def _cast(call: Call) -> str:
 @own.function("argsort", "sort")
 def _sort(call: Call) -> str:
     made = f"jnp.{call.node.op.name}({call.x}, axis={call.axis}, stable=True, descending={call.descending})"
-    return f"{made}.astype(jnp.int32)" if call.node.op.name == "argsort" else made
+    return f"{made}.astype(jnp.int32)" if call.node.op is ops.argsort else made

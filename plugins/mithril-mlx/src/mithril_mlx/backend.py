@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import ml_dtypes
 import numpy as np
 
+from mithril import ops
 from mithril.backend import memory_plan
 from mithril.backend.arrays import as_numpy
 from mithril.backend.base import BuildOptions
@@ -84,7 +85,7 @@ class MlxBackend(SourceBackend):
     def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
         """On the CPU MLX's attention is no kernel; written out for training, its gradient shares the weights."""
         training = options is not None and not options.inference
-        if node.op.name == "attention" and self.device == "cpu" and training:
+        if node.op is ops.attention and self.device == "cpu" and training:
             return self.plugin_lowering(node, options) is not None
         return super().lowers(node, options)
 

@@ -10,6 +10,7 @@ from mithril.backend.base import BuildOptions
 from mithril.backend.source_backend import Forward
 from mithril.base.errors import OptionError
 from mithril.ir import Graph, Node, iterate
+from mithril.ops.control_flow import if_op, while_op
 from mithril_mlx.blas import Blas
 from mithril_mlx.mlx_loader import BLAS, mx
 
@@ -52,7 +53,7 @@ def _compiled(
         )
     if not jit:
         return forward
-    branching = next((n for n, _ in iterate(graph) if n.op.name in ("if", "while") or on_host(n)), None)
+    branching = next((n for n, _ in iterate(graph) if n.op in (if_op, while_op) or on_host(n)), None)
     if branching is None:
         return mx.compile(forward)
     kind = "fallback" if options.jit else "choice"

@@ -208,7 +208,7 @@ def _pad(v: list[Value], arguments: Any, shape: Any) -> Any:
 
 def _number(value: Value) -> Any:
     """What a constant of the trace is."""
-    node = next((n for n in Builder.current().nodes if n.result is value and n.op.name == "constant"), None)
+    node = next((n for n in Builder.current().nodes if n.result is value and n.is_constant), None)
     if node is None:
         raise UnsupportedError("MLX's padding with a computed value cannot be imported")
     return node.attributes["value"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mithril import ops
 from mithril.backend.codegen import Call, Lowerings
 from mithril.backend.codegen.common import (
     NUMPY_NAMES,
@@ -150,7 +151,7 @@ def _mean(call: Call) -> str:
 
 @table.function("max", "min")
 def _extreme(call: Call) -> str:
-    largest = call.node.op.name == "max"
+    largest = call.node.op is ops.max
     start = nothing_yet(call, 'float("-inf")', 'float("inf")')
     return f"{call.helper(helpers.extreme)}({_reduced(call)}, {largest}, {start})"
 
@@ -165,7 +166,7 @@ def _logic(call: Call) -> str:
 
 @table.function("argmax", "argmin")
 def _position(call: Call) -> str:
-    largest = call.node.op.name == "argmax"
+    largest = call.node.op is ops.argmax
     return f"{call.helper(helpers.position)}({call.array('x')}, {call.axis}, {call.keepdims}, {largest})"
 
 
@@ -260,7 +261,7 @@ table.helpers(
 def _sort(call: Call) -> str:
     x = call.array("x")
     order = f"{call.helper(helpers.argsort)}({x}, {call.axis}, {call.descending})"
-    if call.node.op.name == "argsort":
+    if call.node.op is ops.argsort:
         return f"{order}.astype(mx.int32)"
     return f"mx.take_along_axis({x}, {order}, {call.axis})" if call.type.shape else x
 

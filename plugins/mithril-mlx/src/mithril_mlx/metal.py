@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from mithril import ops
 from mithril.backend.codegen.names import Names
 from mithril.base.dims import numel
 from mithril.base.errors import BackendError, UnsupportedError
@@ -179,9 +180,9 @@ def _line(lines: list[str], number: int, t: TensorType, expression: str) -> str:
 
 
 def _expression(node: Node, names: dict[Value, str]) -> str:
-    if node.op.name == "constant":
+    if node.is_constant:
         return _literal(node.attributes["value"], node.result.type)
-    if node.op.name == "cast" and not (_is_float(node.operands) and not node.result.dtype.is_float):
+    if node.op is ops.cast and not (_is_float(node.operands) and not node.result.dtype.is_float):
         return names[node.operands[0]]  # type: ignore[index]
     if not covers(node):
         raise UnsupportedError(f"a kernel has no '{node.op.name}'", facts=[str(node.origin)])

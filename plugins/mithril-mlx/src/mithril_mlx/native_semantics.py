@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mithril import ops
 from mithril.backend.codegen import Call
 from mithril.backend.codegen.common import dtype_of, is_integer
 from mithril.ir import Node
@@ -41,7 +42,7 @@ def _sign(call: Call) -> str:
 
 @own.function("floordiv", "mod", when=lambda node: not is_integer(node))
 def _division(call: Call) -> str:
-    if call.node.op.name == "mod":
+    if call.node.op is ops.mod:
         return f"mx.remainder({call.array('a')}, {call.array('b')})"
     return f"mx.floor({call.array('a')} / {call.array('b')})"
 

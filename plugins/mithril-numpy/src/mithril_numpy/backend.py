@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from mithril import ops
 from mithril.backend.arrays import as_numpy
 from mithril.backend.base import BuildOptions
 from mithril.backend.capabilities import Capabilities, Form
@@ -60,7 +61,7 @@ class NumpyBackend(SourceBackend):
         return limited(call, blas, options.num_threads)
 
     def workspace(self, node: Node, sizes: Mapping[str, int]) -> int:
-        if node.op.name == "erf":
+        if node.op is ops.erf:
             return 6 * nbytes(node.result.type, sizes)  # its rational function in steps
         return max(columns(node, sizes) - nbytes(node.result.type, sizes), super().workspace(node, sizes))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mithril import ops
 from mithril.backend.codegen import Call, Lowerings
 from mithril.backend.codegen.common import (
     NUMPY_NAMES,
@@ -155,7 +156,7 @@ table.rows(
 
 @table.function("cumsum", "cumprod")
 def _running(call: Call) -> str:
-    start = 0 if call.node.op.name == "cumsum" else 1
+    start = 0 if call.node.op is ops.cumsum else 1
     flags = f"{call.axis}, {call.reverse}, {call.exclusive}"
     return f"{call.helper(helpers.running)}({call.x}, np.{call.node.op.name}, {start}, {flags})"
 
@@ -226,7 +227,7 @@ def _dynamic_slice(call: Call) -> str:
 @table.function("argsort", "sort")
 def _sort(call: Call) -> str:
     order = f"{call.helper(helpers.argsort)}({call.x}, {call.axis}, {call.descending})"
-    if call.node.op.name == "argsort":
+    if call.node.op is ops.argsort:
         return f"{order}.astype(np.int32)"
     return f"np.take_along_axis({call.x}, {order}, {call.axis})"
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from mithril import Graph, Node, Value
+from mithril import Graph, Node, Value, ops
 from mithril.backend.memory_plan import nbytes
 from mithril.base.dims import symbols
 from mithril.base.registry import operation
@@ -203,11 +203,11 @@ class Recompute:
     def _is_turned(self, value: Value) -> bool:
         """Whether the value is a transposed one, which a barrier would make a copy of."""
         node = self.graph.producers.get(value)
-        return node is not None and node.op.name == "transpose"
+        return node is not None and node.op is ops.transpose
 
     def _is_scalar(self, value: Value) -> bool:
         node = self.graph.producers.get(value)
-        return node is not None and node.op.name == "constant"
+        return node is not None and node.is_constant
 
     def _is_input(self, value: Value, *roles: str) -> bool:
         found = self.graph.input_of.get(value)

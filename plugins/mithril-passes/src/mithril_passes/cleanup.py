@@ -76,7 +76,7 @@ def constant_folding(graph: Graph, context: PassContext = NO_CONTEXT) -> Graph:
     folded: dict[Value, np.ndarray[Any, Any]] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
-        if node.op.name == "constant":
+        if node.is_constant:
             known[node.result] = np.asarray(node.attributes["value"], node.attributes["dtype"].numpy)
             nodes.append(node)
         elif _foldable(node, known, limit):

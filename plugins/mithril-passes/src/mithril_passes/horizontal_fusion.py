@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mithril import Graph, Node, Value, pass_
+from mithril import Graph, Node, Value, ops, pass_
 from mithril.base.dims import is_static, numel
 from mithril.ir.editor import Editor
 from mithril.ops import concat, linear, split
@@ -17,7 +17,7 @@ def sibling_products(graph: Graph) -> Graph:
     """Merge ``linear`` nodes that read the same value: queries, keys and values of an attention, say."""
     groups: dict[tuple[Value, bool, object], list[Node]] = {}
     for node in graph.nodes:
-        if node.op.name == "linear" and node.attributes["activation"] == "none" and _own_weights(graph, node):
+        if node.op is ops.linear and node.attributes["activation"] == "none" and _own_weights(graph, node):
             x = node.operands[0]
             assert x is not None
             groups.setdefault((x, node.operands[2] is not None, node.tags.get("backend")), []).append(node)

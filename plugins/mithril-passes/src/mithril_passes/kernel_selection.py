@@ -8,7 +8,7 @@ import platform
 from collections.abc import Iterable
 from typing import Any
 
-from mithril import Graph, Node, pass_
+from mithril import Graph, Node, ops, pass_
 from mithril.backend.base import Backend, BuildOptions
 from mithril.base.dims import numel
 from mithril.base.disk_cache import Store
@@ -56,9 +56,9 @@ def _size(node: Node) -> int:
     """What an operation touches, times how often: enough to tell large ones from small."""
     shapes = [v.shape for v in (*node.operands, *node.results) if v is not None]
     sizes = [int(numel(s)) for s in shapes]
-    if node.op.name in ("linear", "matmul", "conv"):
+    if node.op in (ops.linear, ops.matmul, ops.conv):
         w = shapes[1]
-        return sizes[-1] * (int(numel(w)) // max(int(w[0 if node.op.name != "matmul" else -1]), 1))
+        return sizes[-1] * (int(numel(w)) // max(int(w[0 if node.op is not ops.matmul else -1]), 1))
     return sum(sizes)
 
 

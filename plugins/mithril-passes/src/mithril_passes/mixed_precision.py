@@ -104,7 +104,7 @@ class Rewriter:
         results = tuple(Value(self.builder.unique(v.name), v.type) for v in node.results)
         self.builder.nodes.append(node.replaced(operands=tuple(operands), results=results))
         self.full.update(zip(node.results, results, strict=True))
-        if node.op.name == "constant":
+        if node.is_constant:
             self.soft.add(node.result)
 
     def _small(self, node: Node) -> bool:

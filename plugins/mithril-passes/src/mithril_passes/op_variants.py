@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from mithril import Node, Value
+from mithril import Node, Value, ops
 from mithril.backend.capabilities import Form
 from mithril.base.dims import is_static
 from mithril.ops import add, dot, linear, matmul, mul, pad, reshape, stack, sum as total, transpose
@@ -114,7 +114,7 @@ def _written_out(node: Node, *operands: Value | None) -> Any:
 
 # -- convolutions of one pixel --------------------------------------------------------------------------------------
 def _pointwise(node: Node) -> bool:
-    w = node.attributes["shape"] if node.op.name == "conv_weight_grad" else _shape(node, 1)
+    w = node.attributes["shape"] if node.op is ops.conv_weight_grad else _shape(node, 1)
     a = node.attributes
     return a["groups"] == 1 and all(k == 1 for k in w[2:]) and not any(map(any, a["padding"]))
 
@@ -150,8 +150,8 @@ def _weight_by_matmul(node: Node, x: Value, g: Value) -> Any:
 # -- convolutions of each channel on its own --------------------------------------------------------------------------
 def _depthwise(node: Node) -> bool:
     a = node.attributes
-    x = a["shape"] if node.op.name == "conv_input_grad" else _shape(node, 0)
-    w = a["shape"] if node.op.name == "conv_weight_grad" else _shape(node, 1)
+    x = a["shape"] if node.op is ops.conv_input_grad else _shape(node, 0)
+    w = a["shape"] if node.op is ops.conv_weight_grad else _shape(node, 1)
     known = is_static((*x[1:], *w, *node.result.shape[2:]))
     return known and w[1] == 1 and x[1] == w[0] == a["groups"] and math.prod(w[2:]) <= TAPS and _wide(node)
 

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 import numpy as np
 
+from mithril import ops
 from mithril.base.dims import Shape
 from mithril.base.dtypes import ALL, DType, bool_, float32, int32
 from mithril.base.errors import MithrilError
@@ -28,7 +29,7 @@ def accepted(op: Op, dtype: DType) -> bool:
         graph = call_graph(op, {"x": (dtype, [(2,)])})
     except MithrilError:
         return False
-    return not any(node.op.name == "cast" and node.op is not op for node in graph.nodes)
+    return not any(node.op is ops.cast and node.op is not op for node in graph.nodes)
 
 
 def call_graph(op: Op, calls: dict[str, tuple[DType, list[Shape]]]) -> Graph:

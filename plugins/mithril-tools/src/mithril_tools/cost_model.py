@@ -21,6 +21,7 @@ from mithril.base.tables import columns
 from mithril.ir import Graph, Node
 from mithril.ir.attribute_text import attributes_key
 from mithril.ir.traits import is_product, is_view, sample_nodes
+from mithril.ops.control_flow import scan_op
 
 CLASSES = ("product", "reduction", "elementwise", "move", "loop")
 CALL, SMALLEST, BEYOND = 0, slice(1, 1 + len(CLASSES)), slice(1 + len(CLASSES), None)
@@ -161,7 +162,7 @@ class CostModel:
 
 def worked(nodes: Iterable[Node]) -> Iterable[Node]:
     """Return the nodes that cost time: all but constants."""
-    return (n for n in nodes if n.op.name != "constant")
+    return (n for n in nodes if not n.is_constant)
 
 
 @lru_cache(maxsize=4096)
@@ -218,4 +219,4 @@ def _scaled(sample: Sample, size: np.ndarray[Any, Any], shortest: float) -> floa
 
 def turns(node: Node) -> int:
     """Return the number of iterations of a loop; 1 if it is dynamic."""
-    return int(node.attributes["length"]) if node.op.name == "scan" else 1
+    return int(node.attributes["length"]) if node.op is scan_op else 1

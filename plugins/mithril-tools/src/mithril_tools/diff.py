@@ -137,7 +137,7 @@ def diff(
 # -- across backends ----------------------------------------------------------------------------------------------
 def _locate(graph: Graph, arguments: Arrays, a: Backend, b: Backend, between: tuple[str, str]) -> Divergence | None:
     """Return the first value, in order of computation, that differs beyond its tolerance."""
-    nodes = [n for n in graph.nodes if n.op.name != "constant"]
+    nodes = [n for n in graph.nodes if not n.is_constant]
     for start in range(0, len(nodes), CHUNK):
         chunk = nodes[start : start + CHUNK]
         values = [v for n in chunk for v in n.results]

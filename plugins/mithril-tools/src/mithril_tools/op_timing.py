@@ -45,7 +45,7 @@ def distinct(graphs: Iterable[Graph], backend: Backend) -> list[Copies]:
     """Build a program for every distinct operation, dtype and size of the graphs, loop bodies excluded."""
     programs: dict[Key, Copies] = {}
     for graph in graphs:
-        scalars = {n.result: n for n in graph.nodes if n.op.name == "constant"}
+        scalars = {n.result: n for n in graph.nodes if n.is_constant}
         for node in worked(graph.nodes):
             key = sample_key(node)
             if key not in programs:

@@ -17,6 +17,7 @@ from mithril.base import files
 from mithril.base.disk_cache import Store
 from mithril.base.errors import BackendError, OptionError, unknown
 from mithril.ir import Graph, Node, iterate
+from mithril.ops.control_flow import if_op, while_op
 from mithril_torch.autograd import Differentiated
 
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
@@ -150,7 +151,7 @@ def runner(
 
 def _branching(graph: Graph) -> Node | None:
     """Looked for only where it matters: a program from the cache is text until somebody looks at it."""
-    return next((node for node, _ in iterate(graph) if node.op.name in ("if", "while")), None)
+    return next((node for node, _ in iterate(graph) if node.op in (if_op, while_op)), None)
 
 
 def _jitted(forward: Forward, *, dynamic: bool, given: Mapping[str, Any]) -> Forward:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from inspect import signature
 from typing import Any
 
+from mithril import ops
 from mithril.backend.codegen import Call, Lowerings
 from mithril.backend.codegen.common import (
     QUESTIONS,
@@ -161,7 +162,7 @@ def _reduced(call: Call) -> str:
 
 @table.function("sum", "prod")
 def _sum(call: Call) -> str:
-    name = call.helper(helpers.total if call.node.op.name == "sum" else helpers.product)
+    name = call.helper(helpers.total if call.node.op is ops.sum else helpers.product)
     if is_half(call.node):
         return f"{name}({_reduced(call)}, torch.float32).to({call.dtype()})"
     return f"{name}({_reduced(call)}, {call.dtype()})"
@@ -176,7 +177,7 @@ def _sum_plain(call: Call) -> str:
 
 @table.function("sum", "prod", when=is_words)
 def _sum_of_words(call: Call) -> str:
-    name = call.helper(helpers.total if call.node.op.name == "sum" else helpers.product)
+    name = call.helper(helpers.total if call.node.op is ops.sum else helpers.product)
     return f"{name}({_reduced(call)}, torch.int64).to(torch.uint32)"
 
 
@@ -191,7 +192,7 @@ def _mean(call: Call) -> str:
 
 @table.function("max", "min")
 def _extreme(call: Call) -> str:
-    largest = call.node.op.name == "max"
+    largest = call.node.op is ops.max
     start = nothing_yet(call, 'float("-inf")', 'float("inf")')
     return f"{call.helper(helpers.extreme)}({_reduced(call)}, {largest}, {start})"
 
@@ -203,7 +204,7 @@ def _logic(call: Call) -> str:
 
 @table.function("argmax", "argmin")
 def _position(call: Call) -> str:
-    largest = call.node.op.name == "argmax"
+    largest = call.node.op is ops.argmax
     return f"{call.helper(helpers.position)}({call.array('x')}, {call.axis}, {call.keepdims}, {largest})"
 
 
@@ -296,7 +297,7 @@ table.helpers(
 def _sort(call: Call) -> str:
     x = call.array("x")
     order = f"{call.helper(helpers.argsort)}({x}, {call.axis}, {call.descending})"
-    if call.node.op.name == "argsort":
+    if call.node.op is ops.argsort:
         return f"{order}.to(torch.int32)"
     if is_words(call.node):
         return f"torch.take_along_dim({x}.to(torch.int64), {order}, {call.axis}).to(torch.uint32)"
@@ -306,7 +307,7 @@ def _sort(call: Call) -> str:
 @table.function("flip", "tril", "triu", when=is_words)
 def _moved_words(call: Call) -> str:
     x, attributes = f"{call.array('x')}.to(torch.int64)", call.attributes
-    last = call.literal(attributes["axis"] if call.node.op.name == "flip" else attributes["k"])
+    last = call.literal(attributes["axis"] if call.node.op is ops.flip else attributes["k"])
     return f"torch.{call.node.op.name}({x}, {last}).to(torch.uint32)"
 
 

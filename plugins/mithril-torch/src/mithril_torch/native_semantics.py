@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mithril import ops
 from mithril.backend.codegen import Call
 from mithril.backend.codegen.common import dtype_of
 from mithril.ir import Node
@@ -33,7 +34,7 @@ def _sign(call: Call) -> str:
 
 @own.function("floordiv", "mod", when=_common)
 def _division(call: Call) -> str:
-    name = "floor_divide" if call.node.op.name == "floordiv" else "remainder"
+    name = "floor_divide" if call.node.op is ops.floordiv else "remainder"
     return f"torch.{name}({call.array('a')}, {call.array('b')})"
 
 
@@ -55,7 +56,7 @@ def _take_along_axis(call: Call) -> str:
 @own.function("argsort", "sort", when=_common)
 def _sort(call: Call) -> str:
     given = f"{call.array('x')}, dim={call.axis}, stable=True, descending={call.descending}"
-    if call.node.op.name == "sort":
+    if call.node.op is ops.sort:
         return f"torch.sort({given})[0]"
     return f"torch.argsort({given}).to(torch.int32)"
 

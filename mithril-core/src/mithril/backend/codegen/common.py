@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from mithril import ops
 from mithril.backend.codegen.call import Call
 from mithril.backend.codegen.lowering_table import Lowerings
 from mithril.base.registry import operation
@@ -99,7 +100,7 @@ def bounds(call: Call) -> tuple[str | None, str | None]:
 
 def nothing_yet(call: Call, below: str, above: str) -> str:
     """What ``max`` and ``min`` are of no elements: below all of the dtype's numbers, or above."""
-    largest = call.node.op.name == "max"
+    largest = call.node.op is ops.max
     if call.type.dtype.is_float:
         return below if largest else above
     return str(call.type.dtype.limits[0 if largest else 1])

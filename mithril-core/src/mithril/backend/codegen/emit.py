@@ -265,7 +265,7 @@ class Writer:
     def _nodes(self) -> None:
         for step, node in enumerate(self.graph.nodes):
             self.step = step
-            if node.op.name == "constant":
+            if node.is_constant:
                 self.scalars[node.result] = node
                 continue
             self._node(node)

@@ -15,8 +15,8 @@ from mithril.base.dims import Dim
 from mithril.base.dtypes import DType, int32
 from mithril.base.errors import OperationError
 from mithril.base.quoting import quoted
-from mithril.base.registry import named
-from mithril.ir import Node
+from mithril.base.registry import Registry, named
+from mithril.ir import Node, Op
 from mithril.plugins.plugin_lowering import PluginLowering
 
 When = Callable[[Node], bool]
@@ -70,11 +70,12 @@ class Lowerings:
         self.copy = copy  # of an array {x}; None where arrays cannot be written to
         self.release = release  # drop large values after their last use
         self.host = host  # helper ``(function, types, *arrays)`` that calls a function of NumPy arrays
-        self._rows: dict[str, tuple[Row, ...]] = dict(parent._rows) if parent is not None else {}
+        rows = parent._rows if parent is not None else {}
+        self._rows: Registry[tuple[Row, ...]] = Registry(f"lowering to {name}", rows)
 
     # -- writing rows ------------------------------------------------------------------------------------------------
     def row(
-        self, op: str, template: str, *, when: When | None = None, out: str | None = None, view: bool = False
+        self, op: Op | str, template: str, *, when: When | None = None, out: str | None = None, view: bool = False
     ) -> None:
         """Lower ``op`` by an expression."""
         self._add(op, Row(template, None, when, out, view))
@@ -84,7 +85,7 @@ class Lowerings:
         for op, template in templates.items():
             self.row(op, template)
 
-    def function(self, *ops: str, when: When | None = None, view: bool = False) -> Callable[[Function], Function]:
+    def function(self, *ops: Op | str, when: When | None = None, view: bool = False) -> Callable[[Function], Function]:
         """Decorator: lower ``ops`` by a function of the call that returns an expression, or writes lines itself."""
 
         def add(function: Function) -> Function:
@@ -95,7 +96,7 @@ class Lowerings:
         return add
 
     def helper(
-        self, function: Callable[..., Any], *, op: str | None = None, when: When | None = None, view: bool = False
+        self, function: Callable[..., Any], *, op: Op | str | None = None, when: When | None = None, view: bool = False
     ) -> None:
         """Lower the operation of the function's name, or ``op``, by calling it.
 
@@ -114,7 +115,7 @@ class Lowerings:
         for function in functions:
             self.helper(function)
 
-    def _add(self, op: str, row: Row) -> None:
+    def _add(self, op: Op | str, row: Row) -> None:
         """Rows with a condition are tried first, the newest first; one without replaces its like."""
         op = named(op)
         known = self._rows.get(op, ())
@@ -155,7 +156,7 @@ class Lowerings:
         return None
 
     def lowers(self, node: Node) -> bool:
-        return node.op.name == "constant" or self.find(node) is not None
+        return node.is_constant or self.find(node) is not None
 
     def falls_back(self, node: Node) -> bool:
         """Whether a node runs as its NumPy reference, because nothing lowers it."""

@@ -91,7 +91,7 @@ def layer_rows(graph: Graph, titles: Mapping[str, str]) -> list[Row]:
     """A row per layer and per model around layers, in order of execution; sizes that are not known count as one."""
     rows: dict[str, Row] = {"": Row("", 0)}
     for node in graph.nodes:
-        if node.op.name == "constant":
+        if node.is_constant:
             continue
         flops = _flops(node)
         for path in _prefixes(node.origin.path):

@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 
 import mithril
+from mithril import ops
 from mithril.base import files
 from mithril.base.decisions import Decisions
 from mithril.base.dims import Dim
@@ -125,7 +126,7 @@ def _without_ternarize(graph: Graph, weights: set[Value]) -> Graph:
     """Remove ``ternarize``: the file stores its results, and applying it twice would change them."""
     editor = graph.edit()
     for node in graph.nodes:
-        if node.op.name == "ternarize" and node.operands[0] in weights:
+        if node.op is ops.ternarize and node.operands[0] in weights:
             editor.replace_value(node.result, node.operands[0])
             editor.erase(node)
     return editor.freeze()  # type: ignore[no-any-return]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mithril import ops
 from mithril.ir import Node
 from mithril_ggml.library.library import ggml
 from mithril_ggml.lowering.table import Array, is_single, row
@@ -74,7 +75,7 @@ def _into(draft: Draft, name: str, function: Any, rows: Tensor, target: Tensor, 
 @row("max", "min", when=is_single)
 def _extreme(draft: Draft, node: Node, x: Tensor) -> Tensor:
     axes, keep = _axes(node), bool(node.attributes["keepdims"])
-    reduce = (np.maximum if node.op.name == "max" else np.minimum).reduce
+    reduce = (np.maximum if node.op is ops.max else np.minimum).reduce
     out = draft.like(node.result)
 
     def extreme(x: Array, out: Array) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mithril import ops
 from mithril.base.decisions import Decisions
 from mithril.base.dtypes import float32
 from mithril.ir import Graph, Input, Node, Value
@@ -142,9 +143,9 @@ def _seen_through(graph: Graph) -> dict[Value, tuple[Value, bool, bool]]:
     sources: dict[Value, tuple[Value, bool, bool]] = {}
     for node in graph.nodes:
         operand = node.operands[0] if node.operands else None
-        if operand is not None and (is_matrix_transpose(node) or node.op.name == "ternarize"):
+        if operand is not None and (is_matrix_transpose(node) or node.op is ops.ternarize):
             source, is_transposed, ternary = sources.get(operand, (operand, False, False))
-            turn = node.op.name != "ternarize"
+            turn = node.op is not ops.ternarize
             sources[node.result] = (source, is_transposed != turn, ternary or not turn)
     return sources
 
@@ -197,7 +198,7 @@ def _found(
                 _enter(entries, reader, recipe, decisions)
                 break  # a product reads one packed operand at most
     for value, e in list(entries.items()):
-        if e.ternary and any(node.op.name != "ternarize" for node in graph.users[value]):
+        if e.ternary and any(node.op is not ops.ternarize for node in graph.users[value]):
             decisions.record("choice", f"'{e.input.name}' stays float32: not only its ternary form is read")
             del entries[value]
     for e in entries.values():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mithril import plugins
+from mithril import ops, plugins
 from mithril.backend.base import BuildOptions
 from mithril.backend.memory_plan import nbytes
 from mithril.base.interleaved_timing import in_turns
@@ -158,9 +158,9 @@ def biased_products(graph: Graph) -> list[tuple[Node, Node]]:
     """Return products whose result only an addition of the same shape reads, with that addition."""
     pairs = []
     for node in worked(graph.nodes):
-        readers = graph.users[node.result] if node.op.name == "matmul" and node.result not in graph.outputs else []
+        readers = graph.users[node.result] if node.op is ops.matmul and node.result not in graph.outputs else []
         addition = readers[0] if len(readers) == 1 else None
-        is_bias = addition is not None and addition.op.name == "add" and addition.result.type == node.result.type
+        is_bias = addition is not None and addition.op is ops.add and addition.result.type == node.result.type
         if addition is not None and is_bias and set(addition.operands) != {node.result}:
             pairs.append((node, addition))
     return pairs

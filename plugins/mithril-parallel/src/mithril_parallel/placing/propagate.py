@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
+from mithril import ops
 from mithril.ir import Graph, Node, Value
 from mithril.ir.traits import is_permutation, is_source
+from mithril.ops.control_flow import scan_op
 from mithril_parallel.mesh import Mesh, Split, whole
 from mithril_parallel.placing.rules import Passage, as_part, passage, sizes
 
@@ -110,7 +112,7 @@ def _collected(graph: Graph, carries: int) -> set[Value]:
     out = set()
     for entering, leaving in zip(graph.inputs[:carries], graph.outputs[:carries], strict=True):
         node = graph.producers.get(leaving)
-        if node is not None and node.op.name == "add" and graph.users.get(entering.value) == (node,):
+        if node is not None and node.op is ops.add and graph.users.get(entering.value) == (node,):
             out.add(leaving)
     return out
 
@@ -127,7 +129,7 @@ def step(placed: Placed, node: Node, readers: Mapping[Value, int] | None = None,
     """Place the results of one node; a value that was moved for an earlier reader is not moved again."""
     depth = 1 + max((placed.depths.get(v, 0) for v in node.operands if v is not None), default=0)
     placed.depths.update(dict.fromkeys(node.results, depth))
-    if node.op.name == "scan":
+    if node.op is scan_op:
         _scan(placed, node)
         return
     have = [None if v is None else placed.splits[v] for v in node.operands]
@@ -165,7 +167,7 @@ def _still_waiting(
     waits = [placed.pending.get(v, frozenset()) for v in operands]
     if not waits or not waits[0] or any(w != waits[0] for w in waits) or any(readers.get(v, 2) > 1 for v in operands):
         return frozenset()
-    adds = node.op.name == "add" and len({v.type for v in operands}) == 1
+    adds = node.op is ops.add and len({v.type for v in operands}) == 1
     return waits[0] if (adds or is_permutation(node)) and not found.sums else frozenset()
 
 

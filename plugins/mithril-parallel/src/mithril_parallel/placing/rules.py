@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from mithril import ops
 from mithril.base.registry import Registry
 from mithril.ir import Node, Value
 from mithril.ir.traits import is_product
@@ -202,7 +203,7 @@ def _same_axes(node: Node, splits: Sequence[Split | None], mesh: Mesh) -> Passag
     assert split is not None
     along = node.attributes.get("axis")
     worked = set(along) if isinstance(along, tuple) else {along}
-    if node.op.name in ("tril", "triu"):
+    if node.op in (ops.tril, ops.triu):
         worked = {operand.ndim - 1, operand.ndim - 2}
     kept = tuple(
         axis if operand.shape[k] == node.result.shape[k] and k not in worked else None for k, axis in enumerate(split)
@@ -250,7 +251,7 @@ def _conv(node: Node, splits: Sequence[Split | None], mesh: Mesh) -> Passage:
     assert w is not None
     assert left is not None
     assert right is not None
-    forward = node.op.name == "conv"
+    forward = node.op is ops.conv
     one_group = node.attributes.get("groups", 1) == 1
     out_axis, in_axis = (0, 1) if forward else (1, 0)
     rows = left[0]

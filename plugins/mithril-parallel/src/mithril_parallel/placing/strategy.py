@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+from mithril import ops
 from mithril.base.errors import OptionError
 from mithril.ir import Graph, Input, Node, Value
 from mithril.ir.axes import Axes, Factors
@@ -203,7 +204,7 @@ class _Pairs:
         for at, node in enumerate(self.nodes):
             if _weights(node):
                 self._product(at, node)
-            elif node.op.name == "take":
+            elif node.op is ops.take:
                 self._table(node)
             elif node.op.elementwise:
                 self._bias(node)
@@ -225,7 +226,7 @@ class _Pairs:
     def _assign(self, parameter: Input, chain: list[Node], axis: int) -> bool:
         """Split a parameter so that what the chain makes of it is split along ``axis``."""
         for node in chain:
-            if node.op.name == "transpose":
+            if node.op is ops.transpose:
                 axis = node.attributes["perm"][axis]
         if parameter.name in self.choice.splits:
             return False  # shared, and its first reader chose
@@ -318,7 +319,7 @@ class _Pairs:
                 continue
             source = self.graph.producers.get(v)
             # Batch norm gives a vector of channels the shape [1, C, 1, 1].
-            if source is not None and source.op.name == "reshape" and source.operands[0] in self.parameters:
+            if source is not None and source.op is ops.reshape and source.operands[0] in self.parameters:
                 v = source.operands[0]
                 rest = [k for k in need if k is not None]
                 need = (MODEL,) if v is not None and v.ndim == 1 and rest == [MODEL] else need

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 
+from mithril import ops
 from mithril.ir import Node, Output, Value
 from mithril.ir.traits import is_unchanged
 from mithril_parallel.mesh import DATA, base
@@ -75,7 +76,7 @@ def sizer(fused: Fused, placed: Placed, *, tiled: bool) -> Callable[[Value], int
 
 def _of_heads(maker: Node | None, shape: tuple[int, ...]) -> bool:
     """Whether a value is a product of attention's heads whose rows fill tiles: it then keeps its few columns."""
-    return maker is not None and maker.op.name == "matmul" and len(shape) >= 4 and shape[-2] % TILE[1] == 0
+    return maker is not None and maker.op is ops.matmul and len(shape) >= 4 and shape[-2] % TILE[1] == 0
 
 
 def _gathered(fused: Fused, placed: Placed) -> list[tuple[int, int, int]]:

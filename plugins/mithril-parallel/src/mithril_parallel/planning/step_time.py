@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log2, prod
 
+from mithril import ops
 from mithril.ir import Node, Value
 from mithril.ir.traits import is_product, is_windowed_product
 from mithril.plugins import HardwareTarget
@@ -75,7 +76,7 @@ def _flops(kernel: Kernel, placed: Placed, strips: frozenset[Value]) -> tuple[fl
 
 def _margins(node: Node, placed: Placed, strips: frozenset[Value]) -> float:
     """By how much images in strips are wider than without margins, which are computed as well."""
-    made = node.operands[1] if node.op.name == "conv_weight_grad" else node.result if len(node.results) == 1 else None
+    made = node.operands[1] if node.op is ops.conv_weight_grad else node.result if len(node.results) == 1 else None
     if not is_windowed_product(node) or made not in strips:
         return 1.0
     width = placed.local(made)[-1]

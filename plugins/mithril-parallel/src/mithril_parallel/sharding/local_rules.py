@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mithril import ops
 from mithril.ir import Graph, Node, Value
 from mithril_parallel.mesh import Mesh, Split
 from mithril_parallel.placing.factors import Splits, divide, wanted
@@ -51,13 +52,13 @@ def local(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local | None:
 def own_places(graph: Graph, x: Value, at: Value) -> list[int]:
     """Axes along which each row of places in ``at`` names its own place in ``x``, as ``x[i, places[i]]`` does."""
     stacked = graph.producers.get(at)
-    if stacked is None or stacked.op.name != "concat" or stacked.attributes["axis"] != at.ndim - 1:
+    if stacked is None or stacked.op is not ops.concat or stacked.attributes["axis"] != at.ndim - 1:
         return []
     found = []
     for k, v in enumerate(stacked.operands):
-        while v is not None and (node := graph.producers.get(v)) is not None and node.op.name in ("reshape", "cast"):
+        while v is not None and (node := graph.producers.get(v)) is not None and node.op in (ops.reshape, ops.cast):
             v = node.operands[0]
-        counts = v is not None and node is not None and node.op.name == "iota" and node.attributes["axis"] == k
+        counts = v is not None and node is not None and node.op is ops.iota and node.attributes["axis"] == k
         if counts and v is not None and v.shape == at.shape[:-1] and x.shape[k] == at.shape[k]:
             found.append(k)
     return found if len(stacked.operands) == sizes(at)[-1] else []
@@ -66,9 +67,9 @@ def own_places(graph: Graph, x: Value, at: Value) -> list[int]:
 def is_zero(graph: Graph, v: Value) -> bool:
     """Whether a value is zero everywhere, and known to be."""
     while (node := graph.producers.get(v)) is not None:
-        if node.op.name in ("full", "constant"):
+        if node.op in (ops.full, ops.constant):
             return bool(node.attributes["value"] == 0)
-        if node.op.name not in ("broadcast_to", "cast", "reshape") or node.operands[0] is None:
+        if node.op not in (ops.broadcast_to, ops.cast, ops.reshape) or node.operands[0] is None:
             return False
         v = node.operands[0]
     return False

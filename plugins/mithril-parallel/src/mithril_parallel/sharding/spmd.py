@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mithril import ops
 from mithril.base.dtypes import int32
 from mithril.base.errors import OperationError, UnsupportedError
 from mithril.base.registry import operation
@@ -17,6 +18,7 @@ from mithril.base.tensor_type import TensorType
 from mithril.ir import Builder, Graph, Input, Node, Output, Value, as_results
 from mithril.ir.core import NOWHERE
 from mithril.ir.traits import linear_in
+from mithril.ops.control_flow import if_op, scan_op
 from mithril_parallel.mesh import BLOCKS, Mesh, Split, base, blocks, whole
 from mithril_parallel.placing.rules import sizes
 from mithril_parallel.sharding.local_rules import Local, is_zero, local, own_places
@@ -145,9 +147,9 @@ class _Walk:
     def step(self, node: Node) -> None:
         self.node = node
         with self.builder.at(node.origin, node.tags):
-            if node.op.name == "scan":
+            if node.op is scan_op:
                 self._scan(node)
-            elif node.op.name == "if":
+            elif node.op is if_op:
                 self._if(node)
             elif self._stays_open(node):
                 self._linear(node)
@@ -286,7 +288,7 @@ class _Walk:
         while front:
             for node in self.graph.users.get(front.pop(), ()):
                 alike = node.op.elementwise
-                if not alike and node.op.name != "if":  # in which an optimizer's update may be
+                if not alike and node.op is not if_op:  # in which an optimizer's update may be
                     continue
                 for other in node.operands:
                     if other in self.graph.input_of and other.shape == v.shape and axis in self.splits[other]:
@@ -369,7 +371,7 @@ class _Walk:
     # -- a table whose rows are on several devices --------------------------------------------------------------------
     def _looked_up(self, node: Node) -> bool:
         """Each device finds the rows it has, and zeros for others; their sum is the answer."""
-        if node.op.name != "take":
+        if node.op is not ops.take:
             return False
         table, at = node.operands
         assert table is not None
@@ -525,7 +527,7 @@ def _collected(body: Graph, carries: int) -> set[int]:
     found = set()
     for k, (entering, leaving) in enumerate(zip(body.arguments[:carries], body.outputs[:carries], strict=True)):
         node = body.producers.get(leaving)
-        if node is not None and node.op.name == "add" and body.users.get(entering.value) == (node,):
+        if node is not None and node.op is ops.add and body.users.get(entering.value) == (node,):
             found.add(k)
     return found
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
+from mithril import ops
 from mithril.ir import Graph, Node, Value
 from mithril.ir.traits import is_expensive, is_fold, is_layout, is_product, is_source
 from mithril_parallel.placing.rules import sizes
@@ -63,7 +64,7 @@ def fuse(graph: Graph, *, tpu: bool, strips: frozenset[Value] = frozenset()) -> 
         for v in node.results:
             readers = users.get(v, ())
             reads = [last[user.result] if user in inner else step[user] for user in readers]
-            waits = v in strips and any(user.op.name == "conv_weight_grad" for user in readers)
+            waits = v in strips and any(user.op is ops.conv_weight_grad for user in readers)
             last[v] = end if v in outputs or waits else max(reads, default=step[node])
         homes[node] = node
         if _swallowed(node, users, outputs, homes, strips) or _again(
@@ -145,7 +146,7 @@ def _again(
             if not pointwise(maker):
                 longer += _bytes(o)  # what must now be kept instead, bfloat16 before it was widened say
                 # Of as many bytes a convolution's result is kept, and not what a normalisation makes of it.
-                if longer > _bytes(v) or (longer == _bytes(v) and maker.op.name != "conv"):
+                if longer > _bytes(v) or (longer == _bytes(v) and maker.op is not ops.conv):
                     return False
                 continue
             chain.add(maker)

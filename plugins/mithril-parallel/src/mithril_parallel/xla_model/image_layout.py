@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
+from mithril import ops
 from mithril.ir import Graph, Value
 from mithril_parallel.placing.propagate import Placed
 from mithril_parallel.xla_model.fusion_model import Fused, fuse, pointwise
@@ -34,7 +35,7 @@ def with_strips(fused: Fused, placed: Placed) -> Fused:
     """The kernels as they are on this mesh: others where images are cut, the same where none is."""
     shapes = {v: placed.local(v) for v in images(fused.graph)}
     cut = frozenset(v for v, (n, *_, width) in shapes.items() if n < STRIPS <= width)
-    made = (node.result for node in fused.graph.nodes if node.op.name == "conv" and node.result in cut)
+    made = (node.result for node in fused.graph.nodes if node.op is ops.conv and node.result in cut)
     if not any(shapes[v][-1] > STRIPS for v in made):  # it is worth while for one, and then goes on to all others
         return fused
     return fuse(fused.graph, tpu=True, strips=cut)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from mithril import ops
 from mithril.ir import Node, Value
 from mithril.ir.traits import is_windowed_product
 from mithril_parallel.placing.propagate import Placed
@@ -28,7 +29,7 @@ def _margins(nodes: list[Node], fused: Fused, placed: Placed) -> Iterator[Alive]
     first: dict[Value, int] = {}
     for node in nodes:
         x = node.operands[0]
-        if x is not None and x in fused.strips and node.op.name != "conv_input_grad" and prod(_kernel(node)) > 1:
+        if x is not None and x in fused.strips and node.op is not ops.conv_input_grad and prod(_kernel(node)) > 1:
             first.setdefault(x, fused.step[node])
     for x, step in first.items():
         yield step, len(fused.graph.nodes), strip_bytes(placed.local(x), x.dtype.itemsize)
@@ -50,7 +51,7 @@ def _of_kernels(nodes: list[Node], fused: Fused, placed: Placed) -> Iterator[Ali
     last: dict[tuple[Value, str], int] = {}
     for node in nodes:
         v = node.operands[1]
-        if v is not None and v in fused.graph.input_of and (node.op.name == "conv_input_grad" or by_columns(node)):
+        if v is not None and v in fused.graph.input_of and (node.op is ops.conv_input_grad or by_columns(node)):
             last[v, node.op.name] = fused.step[node]
     for (v, _), step in last.items():
         yield 0, step, stored(placed.local(v), v.dtype.itemsize, True)
@@ -62,7 +63,7 @@ def _columns(nodes: list[Node], fused: Fused, placed: Placed) -> Iterator[Alive]
     size: dict[Value, int] = {}
     for node in nodes:
         x = node.operands[0]
-        if x is not None and node.op.name != "conv_input_grad" and by_columns(node):
+        if x is not None and node.op is not ops.conv_input_grad and by_columns(node):
             readers.setdefault(x, []).append(fused.step[node])
             n, channels, *_ = placed.local(x)
             size[x] = stored((n, prod(_spots(node)), channels * prod(_kernel(node))), x.dtype.itemsize, True)
@@ -73,7 +74,7 @@ def _columns(nodes: list[Node], fused: Fused, placed: Placed) -> Iterator[Alive]
 def _reshaped(fused: Fused, placed: Placed) -> Iterator[Alive]:
     """Where rows are counted anew and do not fill their tiles, reshaping moves every one of them."""
     for node in fused.graph.nodes:
-        if node.op.name != "reshape":
+        if node.op is not ops.reshape:
             continue
         before, after = placed.local(_operand(node, 0))[-2:], placed.local(node.result)[-2:]
         if len(before) == len(after) == 2 and before[0] != after[0] and (before[0] % TILE[0] or after[0] % TILE[0]):
@@ -83,18 +84,18 @@ def _reshaped(fused: Fused, placed: Placed) -> Iterator[Alive]:
 
 def by_columns(node: Node) -> bool:
     """Whether a convolution is computed as one product: its kernel exceeds its image."""
-    image = node.attributes["shape"][2:] if node.op.name == "conv_input_grad" else sizes(_operand(node, 0))[2:]
+    image = node.attributes["shape"][2:] if node.op is ops.conv_input_grad else sizes(_operand(node, 0))[2:]
     return any(k > n for n, k in zip(image, _kernel(node), strict=True))
 
 
 def _kernel(node: Node) -> tuple[int, ...]:
-    shape = node.attributes["shape"] if node.op.name == "conv_weight_grad" else sizes(_operand(node, 1))
+    shape = node.attributes["shape"] if node.op is ops.conv_weight_grad else sizes(_operand(node, 1))
     return tuple(shape[2:])
 
 
 def _spots(node: Node) -> tuple[int, ...]:
     """The image of results, or of their cotangents."""
-    return sizes(_operand(node, 1))[2:] if node.op.name == "conv_weight_grad" else sizes(node.result)[2:]
+    return sizes(_operand(node, 1))[2:] if node.op is ops.conv_weight_grad else sizes(node.result)[2:]
 
 
 def _operand(node: Node, k: int) -> Value:

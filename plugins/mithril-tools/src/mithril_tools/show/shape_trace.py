@@ -37,7 +37,7 @@ def derivations(graph: Graph) -> list[str]:
     lines = [f"{i.role} {i.name}: {i.type}" for i in graph.arguments]
     layer = None
     for node in graph.nodes:
-        if node.op.name == "constant":
+        if node.is_constant:
             continue
         if node.origin.path != layer:
             layer = node.origin.path

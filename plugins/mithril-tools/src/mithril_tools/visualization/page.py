@@ -20,7 +20,7 @@ def html(graph: Graph, look: Look | None = None) -> str:
     """No script and no other file: ``<details>`` does the folding."""
     look = look or Look()
     tree: dict[str, list[str]] = {}
-    for path in dict.fromkeys(n.origin.path for n in graph.nodes if n.op.name != "constant" and n.origin.path):
+    for path in dict.fromkeys(n.origin.path for n in graph.nodes if not n.is_constant and n.origin.path):
         parts = path.split(".")
         for k in range(len(parts)):
             parent, child = ".".join(parts[:k]), ".".join(parts[: k + 1])

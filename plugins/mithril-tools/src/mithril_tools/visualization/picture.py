@@ -107,7 +107,7 @@ def _type_lines(values: Sequence[Value], look: Look) -> list[str]:
 # -- what is drawn ------------------------------------------------------------------------------------------------
 def _items(graph: Graph, look: Look, under: str) -> list[Item]:
     """Inputs (parameters are named in their reader's box), operations or whole layers, outputs."""
-    nodes = [n for n in graph.nodes if n.op.name != "constant" and _inside(n.origin.path, under)]
+    nodes = [n for n in graph.nodes if not n.is_constant and _inside(n.origin.path, under)]
     depth = look.depth
     if depth is None and len(nodes) > CROWDED:
         depth = 1

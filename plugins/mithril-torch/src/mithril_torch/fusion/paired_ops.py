@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mithril import ops
 from mithril.backend.codegen import Call, Lowerings
 from mithril.base.dtypes import int64
 from mithril.base.tensor_type import TensorType
@@ -35,7 +36,7 @@ def paired(graph: Graph) -> Graph:
     place = {v: k for k, node in enumerate(graph.nodes) for v in node.results}
     changed: dict[Node, Node | None] = {}
     for first, second in _pairs(graph):
-        if first.op.name == "max_pool":
+        if first.op is ops.max_pool:
             at = Value(f"{first.result.name}_at", TensorType(int64, first.result.type.shape))
             changed[first] = first.replaced(op=max_found, results=(first.result, at))
             changed[second] = second.replaced(op=max_spread, operands=(*second.operands, at))
@@ -65,7 +66,7 @@ def _pairs(graph: Graph) -> list[tuple[Node, Node]]:
         if other is None or other.op is node.op:
             waiting[key] = node
         else:
-            found.append((node, other) if node.op.name == "conv_input_grad" else (other, node))
+            found.append((node, other) if node.op is ops.conv_input_grad else (other, node))
     return found
 
 
@@ -89,9 +90,9 @@ def _key(node: Node) -> Any:
 # -- how they are written -----------------------------------------------------------------------------------------
 def add_rows(table: Lowerings) -> None:
     """The rows of a table that these operations need."""
-    table.function("torch.conv_grads")(_conv_grads)
-    table.function("torch.max_found")(_max_found)
-    table.function("torch.max_spread")(_max_spread)
+    table.function(conv_grads)(_conv_grads)
+    table.function(max_found)(_max_found)
+    table.function(max_spread)(_max_spread)
 
 
 def _settings(call: Call, names: Mapping[str, str]) -> str:

@@ -144,10 +144,10 @@ def joined(graph: Graph) -> Graph:
 # -- how they are written -----------------------------------------------------------------------------------------
 def add_rows(table: Lowerings) -> None:
     """The rows of a table that these operations need."""
-    table.row("torch.relu_grad", "torch.ops.aten.threshold_backward({g}, {y}, 0)")
-    table.row("torch.gelu_grad", "torch.ops.aten.gelu_backward({g}, {x})")
-    table.function("torch.layer_norm_grad")(_layer_norm_grad)
-    table.function("torch.conv_bias", "torch.conv_bias_relu")(_conv)
+    table.row(relu_grad, "torch.ops.aten.threshold_backward({g}, {y}, 0)")
+    table.row(gelu_grad, "torch.ops.aten.gelu_backward({g}, {x})")
+    table.function(layer_norm_grad)(_layer_norm_grad)
+    table.function(conv_bias, conv_bias_relu)(_conv)
 
 
 def _layer_norm_grad(call: Call) -> str:
@@ -160,5 +160,5 @@ def _conv(call: Call) -> str:
     from mithril_torch import helpers
 
     rest = ", ".join(call.literal(call.attributes[n]) for n in SETTINGS)
-    relu = ", relu=True" if call.node.op.name == "torch.conv_bias_relu" else ""
+    relu = ", relu=True" if call.node.op is conv_bias_relu else ""
     return f"{call.helper(helpers.conv)}({call.x}, {call.w}, {rest}, {call.b}{relu})"

@@ -74,7 +74,7 @@ def _first_bad(
         flags = {}
         for node in graph.nodes:
             floats = [v for v in node.results if v.dtype.is_float]
-            if floats and node.op.name != "constant":
+            if floats and not node.is_constant:
                 sound: Any = None
                 for v in floats:
                     one = ops.all(is_finite(v)) if v.shape else is_finite(v)

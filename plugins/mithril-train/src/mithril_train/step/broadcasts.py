@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from mithril import ops
 from mithril.ir import Graph, Node
 from mithril.ir.type_rules import shape_text
 
@@ -21,7 +22,7 @@ def broadcasts(graph: Graph) -> Iterator[tuple[str, Node]]:
     unchanged: set[Any] = {v for node in written for v in node.operands if v not in computed and v not in constants}
     for node in written:
         values = [v for v in node.operands if v is not None and v in unchanged]
-        if not values or not (node.op.elementwise or node.op.name == "cast"):
+        if not values or not (node.op.elementwise or node.op is ops.cast):
             continue
         shape = node.result.shape
         if any(v.shape == shape for v in values):

@@ -74,7 +74,7 @@ def quantization_aware(graph: Graph, context: PassContext) -> Graph:
 
 
 def _wanted(node: Node, params: set[Value]) -> bool:
-    fresh = node.op.name == "linear" and TAG not in node.tags and node.tags.get("phase") != "backward"
+    fresh = node.op is ops.linear and TAG not in node.tags and node.tags.get("phase") != "backward"
     return fresh and node.operands[1] in params and node.operands[1].dtype.is_float
 
 
