@@ -13,11 +13,14 @@ from mithril.backend.codegen.common import (
     axes_text,
     bounds,
     functions,
+    integer_cast,
     is_half,
     is_integer,
     nothing_yet,
     operators,
+    shared_helpers,
 )
+from mithril.backend.codegen.shared import indexing, reductions
 from mithril.backend.codegen.slice_syntax import sliced
 from mithril.ir import Node
 from mithril_jax import helpers
@@ -29,6 +32,7 @@ table = Lowerings(
     scalar="jnp.{name}({value})",
     constant="jnp.asarray({array}, {dtype})",
     reserved=vars(helpers),
+    dialect=helpers.dialect,
     host=helpers.on_host,
 )
 
@@ -51,13 +55,9 @@ table.rows(
 
 for _name in ("floor", "ceil", "round", "trunc"):
     table.row(_name, "{x}", when=is_integer)
-for _name, _helper in (("floordiv", helpers.floordiv_int), ("mod", helpers.mod_int), ("pow", helpers.pow_int)):
-    table.helper(_helper, op=_name, when=is_integer)
+shared_helpers(table)
 table.helper(helpers.floordiv_float, op="floordiv")
 table.helper(helpers.mod_float, op="mod")
-
-
-table.helpers(helpers.shift_left, helpers.shift_right)
 
 
 @table.function("clip")
@@ -72,7 +72,7 @@ def _cast(call: Call) -> str:
     if call.type.dtype.is_bool:
         return f"{call.x} != 0"
     if call.type.dtype.is_integer:
-        return f"{call.helper(helpers.cast_to_int)}(jnp.asarray({call.x}), {call.dtype()})"
+        return integer_cast(call, f"jnp.asarray({call.x}).astype({call.dtype()})")
     return f"jnp.asarray({call.x}).astype({call.dtype()})"
 
 
@@ -122,7 +122,7 @@ table.rows(
 def _running(call: Call) -> str:
     start = 0 if call.node.op is ops.cumsum else 1
     flags = f"{call.axis}, {call.reverse}, {call.exclusive}"
-    return f"{call.helper(helpers.running)}({call.x}, jnp.{call.node.op.name}, {start}, {flags})"
+    return f"{call.helper(reductions.running)}({call.x}, jnp.{call.node.op.name}, {start}, {flags})"
 
 
 # -- products -----------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def _iota(call: Call) -> str:
 def _pad(call: Call) -> str:
     if call.mode == "constant":
         return f"jnp.pad({call.x}, {call.literal(call.widths)}, constant_values={call.literal(call.value)})"
-    return f"{call.helper(helpers.pad_inside)}({call.x}, {call.literal(call.widths)}, {call.mode!r})"
+    return f"{call.helper(indexing.pad_inside)}({call.x}, {call.literal(call.widths)}, {call.mode!r})"
 
 
 @table.function("slice")
@@ -183,21 +183,9 @@ def _slice(call: Call) -> str:
     return sliced(call)
 
 
-# -- places -------------------------------------------------------------------------------------------------------
-table.helpers(
-    helpers.take,
-    helpers.take_along_axis,
-    helpers.gather_nd,
-    helpers.scatter_nd,
-    helpers.scatter_nd_add,
-    helpers.dynamic_slice,
-    helpers.dynamic_update_slice,
-)
-
-
 @table.function("argsort", "sort")
 def _sort(call: Call) -> str:
-    order = f"{call.helper(helpers.argsort)}({call.x}, {call.axis}, {call.descending})"
+    order = f"{call.helper(indexing.argsort)}({call.x}, {call.axis}, {call.descending})"
     if call.node.op is ops.argsort:
         return f"{order}.astype(jnp.int32)"
     return f"jnp.take_along_axis({call.x}, {order}, {call.axis})"
@@ -208,10 +196,6 @@ table.helpers(
     helpers.conv,
     helpers.conv_input_grad,
     helpers.conv_weight_grad,
-    helpers.max_pool,
-    helpers.max_pool_positions,
-    helpers.avg_pool,
-    helpers.avg_pool_grad,
 )
 
 
@@ -233,14 +217,6 @@ def _shape_of(node: Node, k: int) -> tuple[Any, ...]:
 table.helper(helpers.conv_by_columns, op="conv", when=_exceeds)
 table.helper(helpers.conv_input_grad_by_columns, op="conv_input_grad", when=_exceeds)
 table.helper(helpers.conv_weight_grad_by_columns, op="conv_weight_grad", when=_exceeds)
-
-
-# -- random -------------------------------------------------------------------------------------------------------
-table.helpers(
-    helpers.random_bits,
-    helpers.split_key,
-    helpers.fold_in,
-)
 
 
 # -- control flow -------------------------------------------------------------------------------------------------

@@ -12,12 +12,15 @@ from mithril.backend.codegen.common import (
     bounds,
     dtype_of,
     functions,
+    integer_cast,
     is_half,
     is_integer,
     nothing_yet,
     operators,
+    shared_helpers,
 )
 from mithril.backend.codegen.control_flow import python_control
+from mithril.backend.codegen.shared import indexing, integers, reductions
 from mithril.backend.codegen.slice_syntax import sliced
 from mithril.ir import Node
 from mithril_mlx import helpers
@@ -31,6 +34,7 @@ table = Lowerings(
     constant="mx.array({array}, {dtype})",
     copy="mx.array({x})",
     reserved=vars(helpers),
+    dialect=helpers.dialect,
     host=helpers.on_host,
     release=True,
 )
@@ -65,32 +69,21 @@ def _xor(call: Call) -> str:
 
 @table.function("trunc")
 def _trunc(call: Call) -> str:
-    x = call.array("x")
-    return f"mx.where({x} < 0, mx.ceil({x}), mx.floor({x}))"
+    return f"{call.helper(helpers.trunc)}({call.array('x')})"
 
 
 @table.function("sign")
 def _sign(call: Call) -> str:
-    return f"{call.helper(helpers.sign)}({call.array('x')})"
+    return f"{call.helper(integers.sign)}({call.array('x')})"
 
 
 for _name in ("floor", "ceil", "round", "trunc"):
     table.row(_name, "{x}", when=is_integer, view=True)
 
 
-@table.function("floordiv", "mod")
-def _division(call: Call) -> str:
-    kind = "int" if is_integer(call.node) else "float"
-    helper = getattr(helpers, f"{call.node.op.name}_{kind}")
-    return f"{call.helper(helper)}({call.array('a')}, {call.array('b')})"
-
-
-@table.function("pow", when=is_integer)
-def _pow_int(call: Call) -> str:
-    return f"{call.helper(helpers.pow_int)}({call.array('a')}, {call.array('b')})"
-
-
-table.helpers(helpers.shift_left, helpers.shift_right)
+shared_helpers(table)
+for _name, _helper in (("floordiv", integers.floordiv_float), ("mod", integers.mod_float)):
+    table.helper(_helper, op=_name)
 
 
 @table.function("clip")
@@ -104,13 +97,10 @@ def _clip(call: Call) -> str:
 
 @table.function("cast")
 def _cast(call: Call) -> str:
-    source, target = call.operand_type("x").dtype, call.type.dtype
-    if target.is_bool:
+    if call.type.dtype.is_bool:
         return f"{call.array('x')} != 0"
-    if target.is_integer and not source.is_bool:
-        low, high = target.limits
-        return f"{call.helper(helpers.cast_to_int)}({call.array('x')}, {call.dtype()}, {low}, {high})"
-    return f"{call.array('x')}.astype({call.dtype()})"
+    plain = f"{call.array('x')}.astype({call.dtype()})"
+    return integer_cast(call, plain) if call.type.dtype.is_integer else plain
 
 
 def is_slope(node: Node) -> bool:
@@ -192,7 +182,7 @@ def _matmul(call: Call) -> str:
 @table.function("dot")
 def _dot(call: Call) -> str:
     axes = ", ".join(call.literal(call.attributes[n]) for n in ("contract_a", "contract_b", "batch_a", "batch_b"))
-    return f"{call.helper(helpers.dot)}({call.array('a')}, {call.array('b')}, {axes}, {_product(call)})"
+    return f"{call.helper(reductions.dot)}({call.array('a')}, {call.array('b')}, {axes}, {_product(call)})"
 
 
 # -- shapes -------------------------------------------------------------------------------------------------------
@@ -237,30 +227,18 @@ def _pad(call: Call) -> str:
     if call.mode == "constant":
         fill = f"mx.array({call.literal(call.value)}, {call.dtype()})"
         return f"mx.pad({call.array('x')}, {call.literal(call.widths)}, constant_values={fill})"
-    return f"{call.helper(helpers.pad_inside)}({call.array('x')}, {call.literal(call.widths)}, {call.mode!r})"
+    return f"{call.helper(indexing.pad_inside)}({call.array('x')}, {call.literal(call.widths)}, {call.mode!r})"
 
 
 @table.function("slice", view=True)
 def _slice(call: Call) -> str:
-    return sliced(call, helpers.part)
-
-
-# -- places -------------------------------------------------------------------------------------------------------
-table.helpers(
-    helpers.take,
-    helpers.take_along_axis,
-    helpers.gather_nd,
-    helpers.scatter_nd,
-    helpers.scatter_nd_add,
-    helpers.dynamic_slice,
-    helpers.dynamic_update_slice,
-)
+    return sliced(call, indexing.part)
 
 
 @table.function("argsort", "sort")
 def _sort(call: Call) -> str:
     x = call.array("x")
-    order = f"{call.helper(helpers.argsort)}({x}, {call.axis}, {call.descending})"
+    order = f"{call.helper(indexing.argsort)}({x}, {call.axis}, {call.descending})"
     if call.node.op is ops.argsort:
         return f"{order}.astype(mx.int32)"
     return f"mx.take_along_axis({x}, {order}, {call.axis})" if call.type.shape else x
@@ -271,28 +249,6 @@ table.helpers(
     helpers.conv,
     helpers.conv_input_grad,
     helpers.conv_weight_grad,
-    helpers.avg_pool,
-    helpers.avg_pool_grad,
-)
-
-
-def _settings(call: Call, *names: str) -> str:
-    return ", ".join(call.literal(call.attributes[n]) for n in names)
-
-
-@table.function("max_pool", "max_pool_positions")
-def _max_pool(call: Call) -> str:
-    kind = call.operand_type("x").dtype
-    lowest = 'float("-inf")' if kind.is_float else str(kind.limits[0])
-    rest = _settings(call, "kernel", "stride", "padding", "dilation")
-    return f"{call.helper(getattr(helpers, call.node.op.name))}({call.x}, {rest}, {lowest})"
-
-
-# -- random -------------------------------------------------------------------------------------------------------
-table.helpers(
-    helpers.random_bits,
-    helpers.split_key,
-    helpers.fold_in,
 )
 
 

@@ -13,12 +13,15 @@ from mithril.backend.codegen.common import (
     axes_text,
     bounds,
     functions,
+    integer_cast,
     is_half,
     is_integer,
     nothing_yet,
     operators,
+    shared_helpers,
 )
 from mithril.backend.codegen.control_flow import python_control
+from mithril.backend.codegen.shared import indexing, reductions
 from mithril.backend.codegen.slice_syntax import sliced
 from mithril.ir import Node
 from mithril_numpy import helpers
@@ -29,6 +32,7 @@ table = Lowerings(
     bfloat16="ml_dtypes.bfloat16",
     copy="np.array({x})",
     reserved=vars(helpers),
+    dialect=helpers.dialect,
     release=True,
     host=helpers.on_host,
 )
@@ -76,11 +80,7 @@ def _pow(call: Call) -> str:
     return f"{call.helper(helpers.power)}({call.array('a')}, {call.array('b')})"
 
 
-for _name, _helper in (("floordiv", helpers.floordiv_int), ("mod", helpers.mod_int), ("pow", helpers.pow_int)):
-    table.helper(_helper, op=_name, when=is_integer)
-
-
-table.helpers(helpers.shift_left, helpers.shift_right)
+shared_helpers(table)
 
 
 @table.function("erf", "erfinv")
@@ -102,7 +102,7 @@ def _cast(call: Call) -> str:
     if call.type.dtype.is_bool:
         return f"{call.x} != 0"
     if call.type.dtype.is_integer:
-        return f"{call.helper(helpers.cast_to_int)}(np.asarray({call.x}), {call.dtype()})"
+        return integer_cast(call, f"np.asarray({call.x}).astype({call.dtype()})")
     return f"np.asarray({call.x}).astype({call.dtype()})"
 
 
@@ -158,7 +158,7 @@ table.rows(
 def _running(call: Call) -> str:
     start = 0 if call.node.op is ops.cumsum else 1
     flags = f"{call.axis}, {call.reverse}, {call.exclusive}"
-    return f"{call.helper(helpers.running)}({call.x}, np.{call.node.op.name}, {start}, {flags})"
+    return f"{call.helper(reductions.running)}({call.x}, np.{call.node.op.name}, {start}, {flags})"
 
 
 # -- products -----------------------------------------------------------------------------------------------------
@@ -172,10 +172,11 @@ def _matmul(call: Call) -> str:
 @table.function("dot")
 def _dot(call: Call) -> str:
     axes = ", ".join(call.literal(getattr(call, n)) for n in ("contract_a", "contract_b", "batch_a", "batch_b"))
-    name = call.helper(helpers.dot)
+    name = call.helper(reductions.dot)
     if is_half(call.node):
-        return f"{name}({call.a}.astype(np.float32), {call.b}.astype(np.float32), {axes}).astype({call.dtype()})"
-    return f"{name}({call.a}, {call.b}, {axes})"
+        operands = f"{call.a}.astype(np.float32), {call.b}.astype(np.float32)"
+        return f"{name}({operands}, {axes}, np.matmul).astype({call.dtype()})"
+    return f"{name}({call.a}, {call.b}, {axes}, np.matmul)"
 
 
 # -- shapes: views of what they are given -----------------------------------------------------------------------------
@@ -205,20 +206,16 @@ def _slice(call: Call) -> str:
     return sliced(call)
 
 
-table.helper(helpers.pad)
+@table.function("pad")
+def _pad(call: Call) -> str:
+    if call.mode == "constant":
+        return f"{call.helper(helpers.pad)}({call.x}, {call.literal(call.widths)}, {call.literal(call.value)})"
+    if not any(map(any, call.widths)):
+        return f"{call.x}.copy()"
+    return f"{call.helper(indexing.pad_inside)}({call.x}, {call.literal(call.widths)}, {call.mode!r})"
 
 
 # -- places -------------------------------------------------------------------------------------------------------
-table.helpers(
-    helpers.take,
-    helpers.take_along_axis,
-    helpers.gather_nd,
-    helpers.scatter_nd,
-    helpers.scatter_nd_add,
-    helpers.dynamic_update_slice,
-)
-
-
 @table.function("dynamic_slice", view=True)
 def _dynamic_slice(call: Call) -> str:
     return f"{call.x}[{call.helper(helpers.window)}({call.x}, {call.starts}, {call.literal(call.sizes)})]"
@@ -226,7 +223,7 @@ def _dynamic_slice(call: Call) -> str:
 
 @table.function("argsort", "sort")
 def _sort(call: Call) -> str:
-    order = f"{call.helper(helpers.argsort)}({call.x}, {call.axis}, {call.descending})"
+    order = f"{call.helper(indexing.argsort)}({call.x}, {call.axis}, {call.descending})"
     if call.node.op is ops.argsort:
         return f"{order}.astype(np.int32)"
     return f"np.take_along_axis({call.x}, {order}, {call.axis})"
@@ -237,18 +234,6 @@ table.helpers(
     helpers.conv,
     helpers.conv_input_grad,
     helpers.conv_weight_grad,
-    helpers.max_pool,
-    helpers.max_pool_positions,
-    helpers.avg_pool,
-    helpers.avg_pool_grad,
-)
-
-
-# -- random -------------------------------------------------------------------------------------------------------
-table.helpers(
-    helpers.random_bits,
-    helpers.split_key,
-    helpers.fold_in,
 )
 
 

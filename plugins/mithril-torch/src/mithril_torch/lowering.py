@@ -14,12 +14,15 @@ from mithril.backend.codegen.common import (
     bounds,
     dtype_of,
     functions,
+    integer_cast,
     is_half,
     is_integer,
     nothing_yet,
     operators,
+    shared_helpers,
 )
 from mithril.backend.codegen.control_flow import python_control
+from mithril.backend.codegen.shared import HELPERS, indexing, integers, reductions
 from mithril.backend.codegen.slice_syntax import sliced
 from mithril.base.dtypes import uint32
 from mithril.base.errors import UnsupportedError
@@ -35,6 +38,7 @@ table = Lowerings(
     constant="torch.from_numpy({array}.copy()).to({dtype})",
     copy="{x}.clone()",
     reserved=vars(helpers),
+    dialect=helpers.dialect,
     host=helpers.on_host,
     release=True,
 )
@@ -63,7 +67,7 @@ table.row("neg", "-{x}")
 
 @table.function("sign")
 def _sign(call: Call) -> str:
-    return f"{call.helper(helpers.sign)}({call.x})"
+    return f"{call.helper(integers.sign)}({call.x})"
 
 
 for _name in ("floor", "ceil", "round", "trunc"):
@@ -76,19 +80,9 @@ def _pairs(call: Call) -> str:
     return f"torch.{name}({call.array('a')}, {call.array('b')})"
 
 
-@table.function("floordiv", "mod")
-def _division(call: Call) -> str:
-    kind = "int" if is_integer(call.node) else "float"
-    helper = getattr(helpers, f"{call.node.op.name}_{kind}")
-    return f"{call.helper(helper)}({call.array('a')}, {call.array('b')})"
-
-
-@table.function("pow", when=is_integer)
-def _pow_int(call: Call) -> str:
-    return f"{call.helper(helpers.pow_int)}({call.array('a')}, {call.array('b')})"
-
-
-table.helpers(helpers.shift_left, helpers.shift_right)
+shared_helpers(table)
+for _name, _helper in (("floordiv", integers.floordiv_float), ("mod", integers.mod_float)):
+    table.helper(_helper, op=_name)
 
 
 @table.function("where")
@@ -130,7 +124,7 @@ table.row("abs", "{x}.clone()", when=is_words)
 @table.function("shift_left", "shift_right", "floordiv", "mod", "pow", when=is_words)
 def _words_helped(call: Call) -> str:
     name = call.node.op.name
-    helper = call.helper(getattr(helpers, f"{name}_int" if name in ("floordiv", "mod", "pow") else name))
+    helper = call.helper(HELPERS[f"{name}_int" if name in ("floordiv", "mod", "pow") else name])
     return f"{call.helper(helpers.on_words)}({helper}, {call.array('a')}, {call.array('b')}).to(torch.uint32)"
 
 
@@ -150,9 +144,8 @@ def _cast(call: Call) -> str:
     source, target = call.operand_type("x").dtype, call.type.dtype
     if target.is_bool:
         return f"{call.array('x')} != 0"
-    if target.is_integer and not source.is_bool:
-        return f"{call.helper(helpers.cast_to_int)}({call.array('x')}, {call.dtype()})"
-    return f"{call.array('x')}.to({call.dtype()}{', copy=True' if source is target else ''})"
+    plain = f"{call.array('x')}.to({call.dtype()}{', copy=True' if source is target else ''})"
+    return integer_cast(call, plain) if target.is_integer else plain
 
 
 # -- reductions ---------------------------------------------------------------------------------------------------
@@ -212,7 +205,7 @@ def _position(call: Call) -> str:
 def _running(call: Call) -> str:
     name = call.node.op.name
     flags = f"{0 if name == 'cumsum' else 1}, {call.axis}, {call.reverse}, {call.exclusive}"
-    return f"{call.helper(helpers.running)}({call.array('x')}, torch.{name}, {flags})"
+    return f"{call.helper(reductions.running)}({call.array('x')}, torch.{name}, {flags})"
 
 
 # -- products -----------------------------------------------------------------------------------------------------
@@ -229,7 +222,7 @@ def _dot(call: Call) -> str:
     multiply = call.helper(helpers.times) if kind.name == "float32" and has_onednn() else "torch.matmul"
     if not kind.is_float:
         multiply = call.helper(helpers.matmul_int)
-    return f"{call.helper(helpers.dot)}({call.array('a')}, {call.array('b')}, {axes}, {multiply})"
+    return f"{call.helper(reductions.dot)}({call.array('a')}, {call.array('b')}, {axes}, {multiply})"
 
 
 # -- shapes -------------------------------------------------------------------------------------------------------
@@ -273,34 +266,23 @@ def _pad(call: Call) -> str:
     if call.mode == "constant":
         flat = [n for pair in reversed(call.widths) for n in pair]
         return f"F.pad({call.array('x')}, {call.literal(flat)}, value={call.literal(call.value)})"
-    return f"{call.helper(helpers.pad_inside)}({call.array('x')}, {call.literal(call.widths)}, {call.mode!r})"
+    return f"{call.helper(indexing.pad_inside)}({call.array('x')}, {call.literal(call.widths)}, {call.mode!r})"
 
 
 @table.function("slice", view=True)
 def _slice(call: Call) -> str:
-    return sliced(call, helpers.part)
-
-
-# -- places -------------------------------------------------------------------------------------------------------
-table.helpers(
-    helpers.take,
-    helpers.take_along_axis,
-    helpers.gather_nd,
-    helpers.scatter_nd,
-    helpers.scatter_nd_add,
-    helpers.dynamic_slice,
-    helpers.dynamic_update_slice,
-)
+    return sliced(call, indexing.part)
 
 
 @table.function("argsort", "sort")
 def _sort(call: Call) -> str:
     x = call.array("x")
-    order = f"{call.helper(helpers.argsort)}({x}, {call.axis}, {call.descending})"
+    key = f"{x}.to(torch.int64)" if is_words(call.node) else x
+    order = f"{call.helper(indexing.argsort)}({key}, {call.axis}, {call.descending})"
     if call.node.op is ops.argsort:
         return f"{order}.to(torch.int32)"
     if is_words(call.node):
-        return f"torch.take_along_dim({x}.to(torch.int64), {order}, {call.axis}).to(torch.uint32)"
+        return f"torch.take_along_dim({key}, {order}, {call.axis}).to(torch.uint32)"
     return f"torch.take_along_dim({x}, {order}, {call.axis})"
 
 
@@ -316,10 +298,6 @@ table.helpers(
     helpers.conv,
     helpers.conv_input_grad,
     helpers.conv_weight_grad,
-    helpers.max_pool,
-    helpers.max_pool_positions,
-    helpers.avg_pool,
-    helpers.avg_pool_grad,
 )
 
 
@@ -335,21 +313,13 @@ def _no_integer_convolution(call: Call) -> str:
 @table.function("scatter_nd_add", "dynamic_update_slice", "max_pool", "max_pool_positions", when=is_words)
 def _helped_by_words(call: Call) -> str:
     """The helper on int64, as PyTorch has it for no uint32."""
-    function = getattr(helpers, call.node.op.name)
-    op = call.node.op
+    function = HELPERS[call.node.op.name]
+    op: Any = call.node.op
     words = {n for n, v in zip(op.operands, call.node.operands, strict=True) if v is not None and v.dtype is uint32}
     names = [p.name for p in signature(function).parameters.values() if p.default is p.empty]
     arguments = [f"{call.argument(n)}.to(torch.int64)" if n in words else call.argument(n) for n in names]
     text = f"{call.helper(function)}({', '.join(arguments)})"
     return f"{text}.to(torch.uint32)" if call.type.dtype is uint32 else text
-
-
-# -- random -------------------------------------------------------------------------------------------------------
-table.helpers(
-    helpers.random_bits,
-    helpers.split_key,
-    helpers.fold_in,
-)
 
 
 python_control(table, "torch.stack({rows})", "torch.empty({shape}, dtype={dtype})")

@@ -8,6 +8,7 @@ from typing import Any
 from mithril import ops
 from mithril.backend.codegen.call import Call
 from mithril.backend.codegen.lowering_table import Lowerings
+from mithril.backend.codegen.shared import indexing, integers, pooling, random_words
 from mithril.base.registry import operation
 from mithril.ir import Node
 
@@ -62,6 +63,30 @@ def functions(
         function = f"{module}.{(called or {}).get(name, name)}"
         operands = ", ".join(f"{{{x}}}" for x in operation(name).operands)
         table.row(name, f"{function}({operands})", out=f"{function}({operands}, out={{out}})" if out else None)
+
+
+def shared_helpers(table: Lowerings) -> None:
+    """Add rows for the helpers that array libraries share, in the table's dialect."""
+    table.helpers(integers.shift_left, integers.shift_right)
+    table.helpers(indexing.take, indexing.take_along_axis, indexing.gather_nd)
+    table.helpers(indexing.scatter_nd, indexing.scatter_nd_add, indexing.dynamic_slice, indexing.dynamic_update_slice)
+    table.helpers(pooling.max_pool, pooling.max_pool_positions, pooling.avg_pool, pooling.avg_pool_grad)
+    table.helpers(random_words.random_bits, random_words.split_key, random_words.fold_in)
+    for name, helper in (("floordiv", integers.floordiv_int), ("mod", integers.mod_int), ("pow", integers.pow_int)):
+        table.helper(helper, op=name, when=is_integer)
+
+
+def integer_cast(call: Call, plain: str) -> str:
+    """Write a cast to integers: ``plain`` where the dtype holds every number of the operand's, else saturating."""
+    source, target = call.operand_type("x").dtype, call.type.dtype
+    low, high = target.limits
+    helper = integers.float_to_int
+    if not source.is_float:
+        smallest, largest = (0, 1) if source.is_bool else source.limits
+        if low <= smallest and largest <= high:
+            return plain
+        helper, low, high = integers.int_to_int, max(low, smallest), min(high, largest)
+    return f"{call.helper(helper)}({call.array('x')}, {call.dtype()}, {low}, {high})"
 
 
 def dtype_of(node: Node, k: int = 0) -> Any:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import inspect
-import textwrap
 from collections.abc import Callable, Sequence
 from string import Formatter
 from typing import Any
@@ -101,16 +99,17 @@ class Module:
         self._known: dict[Any, str] = {}
 
     def helper(self, function: Callable[..., Any]) -> str:
-        """Embed a function, and before it those it names in ``needs``."""
+        """Embed a function in the table's dialect, and before it those it calls."""
+        function = self.table.dialect.version(function)
         known = self._known.get(function)
         if known is None:
-            for needed in getattr(function, "needs", ()):
+            text, primitives = self.table.dialect.source(function)
+            for needed in (*primitives, *getattr(function, "needs", ())):
                 self.helper(needed)
             self.imports += getattr(function, "imports", ())
             known = self._known[function] = function.__name__
             self.names.taken.add(known)
-            text = textwrap.dedent(inspect.getsource(function)).strip()
-            self.helpers[known] = text[text.index("def ") :]
+            self.helpers[known] = text
         return known
 
     def add_import(self, line: str) -> None:

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mithril.backend.codegen.call import Call
+from mithril.backend.codegen.shared import HELPERS, Dialect
 from mithril.base.dims import Dim
 from mithril.base.dtypes import DType, int32
 from mithril.base.errors import OperationError
@@ -21,6 +22,8 @@ from mithril.plugins.plugin_lowering import PluginLowering
 
 When = Callable[[Node], bool]
 Function = Callable[[Call], str | None]
+
+PLAIN = Dialect()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class Lowerings:
         constant: str = "{array}",
         copy: str | None = None,
         reserved: Iterable[str] = (),
+        dialect: Dialect = PLAIN,
         release: bool = False,
         host: Callable[..., Any] | None = None,
         parent: Lowerings | None = None,
@@ -66,7 +70,8 @@ class Lowerings:
         self.bfloat16 = bfloat16  # where NumPy's extension dtype stands in for it
         self.signed = signed  # its integers are read as signed ones, those from 2**63 on by their bits
         self.constant_template = constant  # how a NumPy array becomes an array of the backend
-        self.reserved = frozenset(reserved) | {word for line in self.imports for word in line.replace(",", " ").split()}
+        self.dialect = dialect  # how shared helpers are written
+        self.reserved = frozenset((*reserved, *dialect.functions, *HELPERS)) | self._imported()
         self.copy = copy  # of an array {x}; None where arrays cannot be written to
         self.release = release  # drop large values after their last use
         self.host = host  # helper ``(function, types, *arrays)`` that calls a function of NumPy arrays
@@ -102,6 +107,7 @@ class Lowerings:
 
         Its parameters are named like the operands and attributes that it is to be given.
         """
+        function = self.dialect.version(function)
         wanted = [p.name for p in signature(function).parameters.values() if p.default is p.empty]
         name = op or function.__name__
 
@@ -137,6 +143,7 @@ class Lowerings:
             signed=self.signed,
             constant=self.constant_template,
             reserved=self.reserved,
+            dialect=self.dialect,
             release=self.release,
             host=self.host,
             parent=self,
@@ -146,6 +153,9 @@ class Lowerings:
             rows = [Row(None, None, when=offer.applies, view=True, plugin=offer) for offer in offers]
             made._rows[op] = (*rows, *made._rows.get(op, ()))
         return made
+
+    def _imported(self) -> frozenset[str]:
+        return frozenset(word for line in self.imports for word in line.replace(",", " ").split())
 
     # -- reading -----------------------------------------------------------------------------------------------------
     def find(self, node: Node) -> Row | None:

@@ -1,0 +1,84 @@
+"""Windows over [batch, channels, ...] images as one strided slice per element of the kernel, and pools of them."""
+# mypy: ignore-errors
+
+from mithril.backend.codegen.helper_metadata import needs
+from mithril.backend.codegen.shared.dialect import xp
+from mithril.backend.codegen.shared.reductions import single
+
+
+def taps(kernel, counts, stride, dilation):
+    """Return the slices of an image that each element of a kernel is combined with."""
+    grid = [()]
+    for k in kernel:
+        grid = [(*offsets, i) for offsets in grid for i in range(k)]
+    cuts = []
+    for offsets in grid:
+        low = [k * d for k, d in zip(offsets, dilation)]
+        cut = [slice(a, a + (n - 1) * s + 1, s) for a, n, s in zip(low, counts, stride)]
+        cuts.append((slice(None), slice(None), *cut))
+    return cuts
+
+
+@needs(taps)
+def window_parts(x, kernel, stride, padding, dilation, fill):
+    """Return the elements that each one of the kernel is combined with: a list of [batch, channels, ...]."""
+    x = xp.bordered(x, padding, fill) if any(a or b for a, b in padding) else x
+    counts = [(n - (k - 1) * d - 1) // s + 1 for n, k, s, d in zip(x.shape[2:], kernel, stride, dilation)]
+    return [x[cut] for cut in taps(kernel, counts, stride, dilation)]
+
+
+@needs(window_parts)
+def max_pool(x, kernel, stride, padding, dilation):
+    """Return the largest element of each window; nan wins."""
+    parts = window_parts(x, kernel, stride, padding, dilation, xp.lowest(x))
+    result = xp.copy(parts[0])
+    for one in parts[1:]:
+        result = xp.raised(result, one)
+    return result
+
+
+@needs(window_parts)
+def max_pool_positions(x, kernel, stride, padding, dilation):
+    """Return the position of each window's first maximum in its channel; -1 where there is only padding."""
+    count = 1
+    for n in x.shape[2:]:
+        count *= n
+    numbers = xp.astype(xp.numbers(count, x), xp.int32).reshape(1, 1, *x.shape[2:])
+    numbers = xp.stack(window_parts(numbers, kernel, stride, padding, dilation, -1))
+    elements = xp.stack(window_parts(x, kernel, stride, padding, dilation, xp.lowest(x)))
+    top = xp.nan_max(elements)
+    hits = ((elements == top) | ((elements != elements) & (top != top))) & (numbers >= 0)
+    # A window's elements come in the order of their numbers, so the first is the least: no library needs a gather.
+    first = xp.min(xp.where(hits, numbers, count), 0)
+    return xp.astype(xp.where(first < count, first, -1), xp.int32)
+
+
+@needs(window_parts)
+def pool_counts(x, shape, kernel, stride, padding, count_include_pad):
+    """Return the count of elements that each window averages, in the dtype of x."""
+    size = 1
+    for k in kernel:
+        size *= k
+    if count_include_pad or not any(a or b for a, b in padding):
+        return size
+    return sum(window_parts(xp.ones((1, 1, *shape[2:]), x), kernel, stride, padding, [1] * len(kernel), 0))
+
+
+@needs(pool_counts, window_parts, single)
+def avg_pool(x, kernel, stride, padding, count_include_pad):
+    """Return the mean of each window."""
+    z = single(x)
+    total = sum(window_parts(z, kernel, stride, padding, [1] * len(kernel), 0))
+    return xp.astype(total / pool_counts(z, x.shape, kernel, stride, padding, count_include_pad), x.dtype)
+
+
+@needs(pool_counts, taps, single)
+def avg_pool_grad(g, shape, kernel, stride, padding, count_include_pad):
+    """Return the cotangent of an average pool's operand."""
+    z = single(g)
+    share = z / pool_counts(z, shape, kernel, stride, padding, count_include_pad)
+    result = xp.zeros((*shape[:2], *[n + a + b for n, (a, b) in zip(shape[2:], padding)]), z)
+    for cut in taps(kernel, g.shape[2:], stride, [1] * len(kernel)):
+        result = xp.raise_part(result, cut, share)
+    interior = [slice(before, before + n) for (before, _), n in zip(padding, shape[2:])]
+    return xp.astype(result[(slice(None), slice(None), *interior)], g.dtype)
