@@ -2,6 +2,7 @@
 
 import pytest
 
+import mithril as ml
 from mithril_cbackend.graph.call_layout import RUN
 from mithril_cbackend.tir import machine_code
 from mithril_testing import BackendConformance
@@ -9,6 +10,7 @@ from mithril_testing import BackendConformance
 
 class TestC(BackendConformance):
     backend = "c"
+    configurations = (ml.CBackend(num_threads=3),)
     distribution = "mithril-cbackend"
 
     @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 
+import mithril as ml
 from mithril.backend.base import BuildOptions
 from mithril_testing import BackendConformance
 
@@ -21,6 +22,7 @@ QUICK = {
 
 class TestJax(BackendConformance):
     backend = "jax"
+    configurations = (ml.JaxBackend(dtype="float64"),)
     jit = True
     compiler_options = QUICK
 

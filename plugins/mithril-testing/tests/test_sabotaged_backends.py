@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from mithril.autodiff import gradients
 from mithril.backend.arrays import as_numpy
 from mithril.backend.base import Backend
 from mithril.base.dtypes import dtype as as_dtype, float32
 from mithril.base.guards import bind
-from mithril.ir import Graph, iterate
+from mithril.ir import Graph, iterate, to_text
 from mithril.ir.core import Op
 from mithril.ir.evaluate import at_sizes
 from mithril_testing import BackendConformance
@@ -149,6 +151,41 @@ def having(**members):
     return type("Wrong", (Honest,), members)
 
 
+def claiming(base=Honest, **claims):
+    """Return a backend with other claims about itself."""
+    return type("Wrong", (base,), {"capabilities": property(lambda self: replace(base().capabilities, **claims))})
+
+
+class Stored(Honest):
+    """It keeps programs, as the graph from which the next is built."""
+
+    def dump(self, executable):
+        return {"graph": to_text(executable.graph).encode()}
+
+    def revive(self, parts, graph, options):
+        return self.build(graph.get(), options)
+
+
+class Negated(Stored):
+    """The program that it kept is another one."""
+
+    def revive(self, parts, graph, options):
+        program = super().revive(parts, graph, options)
+        return lambda params, inputs: {n: -a for n, a in program(params, inputs).items()}
+
+
+class Differentiating(Honest):
+    """Its framework's gradients are those of the graph, times a factor."""
+
+    factor = 1
+
+    def build_with_gradients(self, graph, of, wrt, options=None):
+        program = self.build(self.decomposed(gradients(graph, of, wrt), options), options)
+        return lambda params, inputs: {
+            n: a * self.factor if n.startswith("grad/") else a for n, a in program(params, inputs).items()
+        }
+
+
 def spoil_params(program, call, params, inputs):
     results = call(params, inputs)
     for array in params.values():
@@ -162,6 +199,11 @@ def spoil_inputs_of_rank_4(program, call, params, inputs):
         if array.ndim == 4:
             np.exp(array, out=array)
     return results
+
+
+def run_both(backend, program, regions, operands):
+    both = [program.run(region, operands[1:]) for region in regions]
+    return both[0 if operands[0] else 1]
 
 
 def scale_params(program, call, params, inputs):
@@ -516,6 +558,37 @@ SABOTAGES: Mapping[str, Sabotage] = {
         lambda: having(arange=lambda self, *a, dtype=None: np.arange(*a).astype(np.float32)),
         "array_helpers",
     ),
+    "a family of other devices": (lambda: claiming(family="gpu", families=("gpu",)), "claim_families"),
+    "a family that it does not compile for": (lambda: claiming(families=("gpu",)), "claim_families"),
+    "programs run elsewhere": (lambda: claiming(local=False), "claim_local"),
+    "donated arrays stay": (lambda: claiming(donates=True), "claim_donates"),
+    "both sides of a branch run": (
+        lambda: having(branches=lambda self, options: True, do_if=run_both),
+        "claim_branches",
+    ),
+    "indices are not checked": (lambda: claiming(checks_indices=True), "claim_checks_indices"),
+    "no gradients of its own": (lambda: claiming(autodiff="native"), "claim_autodiff"),
+    "gradients that it does not claim": (lambda: Differentiating, "claim_autodiff"),
+    "gradients by a factor": (
+        lambda: type("Doubling", (claiming(Differentiating, autodiff="native"),), {"factor": 2}),
+        "claim_autodiff",
+    ),
+    "nothing is kept": (lambda: claiming(keeps="source"), "claim_keeps"),
+    "more is kept": (lambda: Stored, "claim_keeps"),
+    "a graph as source": (lambda: claiming(Stored, keeps="source"), "claim_keeps"),
+    "a graph as machine code": (lambda: claiming(Stored, keeps="binary"), "claim_keeps"),
+    "another program is revived": (lambda: claiming(Negated, keeps="graph"), "claim_keeps"),
+    "values are not freed": (lambda: claiming(memory="frees"), "claim_memory"),
+    "no arena": (lambda: claiming(memory="arena"), "claim_memory"),
+    "no compiler that plans": (lambda: claiming(memory="library"), "claim_memory"),
+    "an arena of another size": (
+        lambda: type("Wrong", (claiming(memory="arena"),), {"exact_memory": lambda *_: (1 << 30, "arena")}),
+        "claim_memory",
+    ),
+    "threads are not started": (lambda: claiming(threads=True), "claim_threads"),
+    "one identity for all": (lambda: having(identity=lambda self: ("one",)), "identity"),
+    "an identity of each object": (lambda: having(identity=lambda self: (id(self), self.dtype)), "identity"),
+    "use changes the identity": (lambda: having(identity=lambda self: (self.dtype, self._drawn)), "identity"),
     "randn is uniform": (
         lambda: drawn(
             lambda b, kind, x: (

@@ -45,6 +45,6 @@ class Capabilities:
     keeps: Literal["nothing", "graph", "source", "binary"] = "nothing"  # the form in which ``dump`` gives a program
     threads: bool = False  # ``num_threads`` is followed
     # Who places values: a plan, the framework until their last use, the framework until the call ends, a compiler.
-    memory: Literal["arena", "frees", "holds", "library"] = "frees"
+    memory: Literal["arena", "frees", "holds", "library"] = "holds"
     estimate_error: str = "not measured"  # of memory estimates against measurements, on ten models
     prefers: Prefers = field(default_factory=lambda: MappingProxyType({}))  # forms that it always gains from

@@ -86,7 +86,7 @@ class SourceBackend(Backend):
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(super().capabilities, keeps="source")
+        return replace(super().capabilities, keeps="source", memory="frees")
 
     def is_view(self, node: Node) -> bool:
         row = self.table().find(node)

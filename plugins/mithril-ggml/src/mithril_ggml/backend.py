@@ -68,7 +68,7 @@ class GGMLBackend(Backend):
             super().capabilities,
             checks_indices=True,
             keeps="graph",
-            threads=True,
+            threads=self.recipe is not None,  # products of float32 are NumPy's
             memory="arena",
             prefers={conv_input_grad: shifted, conv_weight_grad: shifted},
         )
@@ -88,7 +88,11 @@ class GGMLBackend(Backend):
         reason = "programs are graphs of ggml, not a text; compiled.export('model.gguf') writes a file"
         options.refuse(self.name, ("file_path", "template_path", "code_transformers"), reason)
         self.check(graph)
-        threads = _threads(options.num_threads) or self.num_threads or 1
+        asked = _threads(options.num_threads) or self.num_threads
+        if asked is not None and self.recipe is None:
+            what = f"num_threads={asked} is that of ggml's operations; products of float32 use the threads of NumPy"
+            options.decisions.record("choice", what)
+        threads = asked or 1
         return build(
             graph,
             options,

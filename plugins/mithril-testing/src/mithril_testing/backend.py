@@ -25,6 +25,7 @@ from mithril.ir.samples import Arr
 from mithril.passes import random_arguments
 from mithril_testing import xfail
 from mithril_testing.cases import Case, backend_cases, differentiable, gradient_graph, symbolic_graph
+from mithril_testing.claims import ClaimChecks
 from mithril_testing.compare import assert_close, tolerance
 from mithril_testing.constants import ConstantsConformance
 from mithril_testing.elementwise import signs_of_zeros, special_calls, strided_calls
@@ -39,7 +40,7 @@ from mithril_testing.selection import begin, core_operations, record, selected
 ROUNDING = 4e-6  # of a value about 1 that cancels, such as a saturated sigmoid in its gradient
 
 
-class BackendConformance(ProgramChecks, ConstantsConformance):
+class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
     """Inherit, set ``backend``, and every operation of the table is checked.
 
     Of each operation: all samples in all dtypes, forward and backward; symbolic sizes with one program; special values
@@ -48,8 +49,11 @@ class BackendConformance(ProgramChecks, ConstantsConformance):
     gradients, values of all ranks, casts between all pairs of dtypes, integers of all widths, rows of special values,
     16-bit sums, control flow, parameters, results that share no memory, repeatability, constants in every role, arrays.
 
-    Not checked: speed, memory, threads, options other than those of ``options``, devices other than the backend's
-    default, denormal numbers (their meaning is not specified), and the sign of a zero that a sum or a tie yields.
+    Of the backend itself: every claim of its ``capabilities``, by its effect, and that its ``identity`` tells apart
+    configurations that give other programs: other precisions, and those listed in ``configurations``.
+
+    Not checked: speed, options other than those of ``options``, devices other than the backend's default, denormal
+    numbers (their meaning is not specified), and the sign of a zero that a sum or a tie yields.
 
     ``xfail`` maps the id of a case (``cumsum[int8]``, ``softmax``, ``special:floor``, ``casts``) to why it fails; a
     case listed there that passes is a failure. ``ops`` selects operations by name, for trying things out or for a

@@ -85,6 +85,8 @@ def tune(
     knobs = {n: tuple(v) for n, v in (CHOICES if choices is None else choices).items() if n not in options}
     settings = resolve_options(options)
     instance = make_backend(backend, settings)
+    if choices is None and not instance.capabilities.threads:
+        knobs.pop("num_threads", None)
     arrays = {n: instance.to_numpy(x) if instance.is_array(x) else np.asarray(x) for n, x in inputs.items()}
     options.setdefault("shapes", {n: list(a.shape) for n, a in arrays.items()})
     cache = store

@@ -1,0 +1,338 @@
+"""Conformance of a backend: each claim of ``Backend.capabilities``, tested by its effect."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from mithril import plugins
+from mithril.autodiff import gradients
+from mithril.backend.base import Backend, BuildOptions, Executable
+from mithril.backend.capabilities import Capabilities
+from mithril.base.dtypes import bfloat16, float16
+from mithril.base.errors import MithrilError
+from mithril.base.registry import operation
+from mithril.ir import Builder, Graph, Value, to_text
+from mithril.ir.lazy_graph import Deferred
+from mithril.ops.control_flow import cond
+from mithril_testing.compare import assert_close, tolerance
+from mithril_testing.running import Array, Arrays
+
+SIDE = 512  # of square matrices: 1 MB each
+LINKS = 10  # of a chain of products
+ACCURACY = 0.15  # of exact figures of memory
+OTHERS = 0.2  # of the time of the busiest thread, which others compute
+TIMES = 4.0  # as long as without it, at least, takes a branch of so many products
+
+
+class ClaimChecks:
+    """A part of ``BackendConformance``. ``configurations`` are further backends that give programs of their own."""
+
+    ops: ClassVar[Any]
+    backend: ClassVar[Any]
+    configurations: ClassVar[Sequence[Backend]] = ()
+    make: Callable[[], Backend]
+    check: Callable[..., None]
+
+    def claims(self) -> tuple[Backend, Capabilities]:
+        """Return the backend and its claims, which are not those of a selection of operations."""
+        if self.ops is not None:
+            pytest.skip("claims concern the whole backend")
+        return self.make(), self.make().capabilities
+
+    def test_claim_families(self) -> None:
+        """The family is that of the device, and one of those that it compiles for; claims stay the same."""
+        backend, claims = self.claims()
+
+        def action() -> None:
+            assert claims.family == backend.device.partition(":")[0], f"family {claims.family} on {backend.device}"
+            assert claims.family in claims.families or not claims.local, f"{claims.families} lack {claims.family}"
+            assert backend.capabilities == claims, "claims differ when they are read again"
+
+        self.check(["claim:families"], action)
+
+    def test_claim_local(self) -> None:
+        """A program of a backend that is local runs; another one's raises."""
+        backend, claims = self.claims()
+
+        def action() -> None:
+            graph, arguments = _chain(1)
+            run = _built(backend, graph, BuildOptions())
+            if claims.local:
+                _called(backend, run, graph, arguments)
+            else:
+                with pytest.raises(MithrilError):
+                    _called(backend, run, graph, arguments)
+
+        self.check(["claim:local"], action)
+
+    def test_claim_donates(self) -> None:
+        """A result takes the memory of an input tagged ``donated``, whose old elements are gone."""
+        backend, claims = self.claims()
+
+        def action() -> None:
+            graph, arguments = _donated()
+            run = _built(backend, graph, BuildOptions())
+            params, inputs = _split(backend, graph, arguments)
+            expected = arguments["w"] + arguments["x"] * 2.0
+            result = np.array(backend.to_numpy(run(params, inputs)["w"]))
+            np.testing.assert_allclose(result, expected, rtol=1e-6)
+            assert _is_spent(backend, params["w"], arguments["w"]), "the donated array is as it was"
+
+        if not claims.donates:
+            pytest.skip("the backend does not claim it")
+        self.check(["claim:donates"], action)
+
+    def test_claim_branches(self) -> None:
+        """An ``if`` takes little time where the condition picks the side without work."""
+        backend, _ = self.claims()
+
+        def action() -> None:
+            graph, arguments = _branch()
+            run = _built(backend, graph, options)
+            seconds = {}
+            for flag in (True, False):
+                params, inputs = _split(backend, graph, {**arguments, "flag": np.array(flag)})
+                seconds[flag] = min(_seconds(backend, lambda p=params, i=inputs: run(p, i)) for _ in range(4))
+            assert seconds[True] > TIMES * seconds[False], f"both sides run: {seconds}"
+
+        options = BuildOptions()
+        if not backend.branches(options):
+            pytest.skip("the backend does not claim it")
+        self.check(["claim:branches"], action)
+
+    def test_claim_checks_indices(self) -> None:
+        """With ``checks=True`` an index outside that the program computes raises, and one inside does not."""
+        backend, claims = self.claims()
+
+        def action() -> None:
+            with Builder("indices") as b:
+                x, k = b.input("x", (8,)), b.input("k", (3,), "int32")
+                y = operation("take")(x, operation("add")(k, k), axis=0)
+            graph = b.build({"y": y})
+            run = _built(backend, graph, BuildOptions(checks=True))
+            x8 = np.arange(8, dtype=np.float32)
+            good = _called(backend, run, graph, {"x": x8, "k": np.array([0, 1, 3], np.int32)})
+            np.testing.assert_array_equal(good["y"], [0, 2, 6])
+            with pytest.raises(MithrilError):
+                _called(backend, run, graph, {"x": x8, "k": np.array([0, 1, 50], np.int32)})
+
+        if not claims.checks_indices:
+            pytest.skip("the backend does not claim it")
+        self.check(["claim:checks_indices"], action)
+
+    def test_claim_autodiff(self) -> None:
+        """Gradients by the framework are those of the graph; a backend without them says so."""
+        backend, claims = self.claims()
+
+        def action() -> None:
+            graph, arguments = _network()
+            options = BuildOptions()
+            lowered = backend.decomposed(graph, options)
+            if claims.autodiff == "none":
+                with pytest.raises(MithrilError):
+                    backend.build_with_gradients(lowered, ("y",), ("w", "x"), options)
+                return
+            run = backend.build_with_gradients(lowered, ("y",), ("w", "x"), options)
+            given = {**arguments, "grad/y": np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)}
+            results = _called(backend, run, graph, given)
+            reference = self.expected(gradients(graph, ["y"], ["w", "x"]), given)  # type: ignore[attr-defined]
+            for name, value in reference.items():
+                assert_close(results[name], value, tolerance(backend.dtype, 16.0), f"'{name}'")
+
+        self.check(["claim:autodiff"], action)
+
+    def test_claim_keeps(self) -> None:
+        """``dump`` and ``revive`` give a program of the same bits, in the form that is claimed."""
+        backend, claims = self.claims()
+
+        def action() -> None:
+            graph, arguments = _network()
+            options = BuildOptions()
+            program = _built(backend, graph, options)
+            parts = backend.dump(program)
+            assert (parts is None) == (claims.keeps == "nothing"), f"keeps={claims.keeps!r}, but dump gives {parts}"
+            if parts is None:
+                return
+            text = program.source or ""
+            holds_source = bool(text) and any(text.encode() in part for part in parts.values())
+            assert holds_source or claims.keeps != "source", "no part is the generated source"
+            is_text = all(_is_text(part) for part in parts.values())
+            assert not is_text or claims.keeps != "binary", "all parts are text"
+            assert claims.keeps != "graph" or not holds_source, "a part is the generated source"
+            again = backend.revive(parts, Deferred(to_text(program.graph)), options)
+            first, second = (_called(backend, run, graph, arguments) for run in (program, again))
+            for name, value in first.items():
+                assert second[name].tobytes() == value.tobytes(), f"the program that was kept gives another '{name}'"
+
+        self.check(["claim:keeps"], action)
+
+    def test_claim_memory(self) -> None:
+        """A chain of products takes the memory of two or three values where they are freed or planned.
+
+        Where a figure is exact, a measurement shows it; where it is an estimate, its error is said.
+        """
+        backend, claims = self.claims()
+
+        def action() -> None:
+            graph, arguments = _chain(LINKS)
+            run = _built(backend, graph, BuildOptions())
+            params, inputs = _split(backend, graph, arguments)
+            measured = backend.measured_memory(lambda: run(params, inputs), run)
+            value = 4 * SIDE * SIDE
+            if claims.memory != "holds":
+                assert measured < LINKS / 2 * value, f"a chain of {LINKS} values of {value} bytes took {measured}"
+            exact = backend.exact_memory(run, {})
+            if claims.memory in ("arena", "library"):
+                assert exact is not None, f"memory={claims.memory!r}, but no exact figure"
+            if exact is not None:
+                assert abs(measured - exact[0]) <= ACCURACY * exact[0], f"exact: {exact}, but measured: {measured}"
+
+        self.check(["claim:memory"], action)
+
+    def test_claim_threads(self) -> None:
+        """One thread computes with ``num_threads=1``, several with 2."""
+        backend, claims = self.claims()
+
+        def action() -> None:
+            graph, arguments = _chain(6, 2 * SIDE)
+            for count in (1, 2):
+                run = _built(backend, graph, BuildOptions(num_threads=count))
+                params, inputs = _split(backend, graph, arguments)
+                run(params, inputs)
+                before, start = _thread_times(), time.process_time_ns()
+                for _ in range(3):
+                    backend.synchronize(run(params, inputs))
+                spent = [s - before.get(t, 0) for t, s in _thread_times().items()]
+                spent.append(time.process_time_ns() - start - sum(spent))  # of threads that have ended
+                working = sum(s > OTHERS * max(spent) for s in spent)
+                assert (working > 1) == (count > 1), f"num_threads={count}: {working} threads computed"
+
+        if not claims.threads:
+            pytest.skip("the backend does not claim it")
+        limited = os.environ.get("OMP_NUM_THREADS") == "1"
+        if limited or not Path("/proc/self/task").exists() or (os.cpu_count() or 1) < 2:
+            pytest.skip("threads cannot be observed here")
+        self.check(["claim:threads"], action)
+
+    def test_identity(self) -> None:
+        """Backends that give other programs have other identities; use does not change one, nor does a second."""
+        backend, _ = self.claims()
+
+        def action() -> None:
+            before = backend.identity()
+            _built(backend, _network()[0], BuildOptions())
+            backend.randn((3,))
+            assert backend.identity() == before, f"use changes the identity: {before}, {backend.identity()}"
+            kind = plugins.backend_class(self.backend) if isinstance(self.backend, str) else self.backend
+            if isinstance(kind, type):
+                first, second = kind(), kind()
+                assert first.identity() == second.identity(), "equal backends have other identities"
+            precisions = [d.name for d in (float16, bfloat16) if d in backend.dtypes]
+            others = [*(backend.with_precision(p) for p in precisions), *self.configurations]
+            known = {before: backend}
+            for other in others:
+                same = known.setdefault(other.identity(), other)
+                assert same is other, f"{other!r} and {same!r} have one identity: {other.identity()}"
+
+        self.check(["identity"], action)
+
+
+# -- programs ---------------------------------------------------------------------------------------------------------
+def _matrix(seed: int, side: int = SIDE) -> Array:
+    return np.random.default_rng(seed).normal(0.0, side**-0.5, (side, side)).astype(np.float32)
+
+
+def _chain(links: int, side: int = SIDE) -> tuple[Graph, dict[str, Array]]:
+    """Return products one after the other, none of which can be written over its operand."""
+    with Builder("chain") as b:
+        x, w = b.input("x", (side, side)), b.param("w", (side, side))
+        y = _products(x, w, links)
+    return b.build({"y": y}), {"x": _matrix(0, side), "w": _matrix(1, side)}
+
+
+def _products(x: Value, w: Value, count: int) -> Value:
+    for _ in range(count):
+        x = operation("matmul")(x, w)
+    return x
+
+
+def _donated() -> tuple[Graph, dict[str, Array]]:
+    with Builder("donated") as b:
+        x, w = b.input("x", (SIDE, SIDE)), b.param("w", (SIDE, SIDE))
+        y = w + x * 2.0
+    graph = b.build({"w": y})
+    given = tuple(replace(i, tags={**i.tags, "donated": True}) if i.name == "w" else i for i in graph.inputs)
+    return graph.replaced(inputs=given), {"x": _matrix(2), "w": _matrix(3)}
+
+
+def _branch() -> tuple[Graph, dict[str, Array]]:
+    with Builder("branch") as b:
+        x, w, flag = b.input("x", (SIDE, SIDE)), b.param("w", (SIDE, SIDE)), b.input("flag", (), "bool")
+        y = cond(flag, lambda v: _products(v, w, LINKS), lambda v: v + 1.0, x)
+    return b.build({"y": y}), {"x": _matrix(4), "w": _matrix(5)}
+
+
+def _network() -> tuple[Graph, dict[str, Array]]:
+    rng = np.random.default_rng(6)
+    with Builder("network") as b:
+        x, w = b.input("x", (4, 5)), b.param("w", (5, 3))
+        bias = b.constant(rng.normal(size=(4, 3)).astype(np.float32))
+        y = operation("tanh")(operation("matmul")(x, w) + bias)
+    shapes = {"x": (4, 5), "w": (5, 3)}
+    return b.build({"y": y}), {n: rng.normal(size=s).astype(np.float32) for n, s in shapes.items()}
+
+
+# -- running ----------------------------------------------------------------------------------------------------------
+def _built(backend: Backend, graph: Graph, options: BuildOptions) -> Executable:
+    return backend.build(backend.decomposed(graph, options), options)
+
+
+def _split(backend: Backend, graph: Graph, arguments: Arrays) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return parameters and inputs as arrays of the backend."""
+    names = {i.name for i in graph.with_role("param")}
+    native = {n: backend.array(a) for n, a in arguments.items()}
+    return {n: a for n, a in native.items() if n in names}, {n: a for n, a in native.items() if n not in names}
+
+
+def _called(backend: Backend, run: Executable, graph: Graph, arguments: Arrays) -> dict[str, Array]:
+    results = run(*_split(backend, graph, arguments))
+    return {name: np.array(backend.to_numpy(x)) for name, x in results.items()}
+
+
+def _is_spent(backend: Backend, array: Any, before: Array) -> bool:
+    """Whether an array is unusable or holds other elements."""
+    with contextlib.suppress(Exception):  # each framework has its own error for an array that is gone
+        return not np.array_equal(backend.to_numpy(array), before)
+    return True
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _seconds(backend: Backend, call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    backend.synchronize(call())
+    return time.perf_counter() - start
+
+
+def _thread_times() -> Mapping[str, int]:
+    """Return the nanoseconds that each thread of this process has computed."""
+    times = {}
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+            times[task.name] = int((task / "schedstat").read_text().split()[0])
+    return times

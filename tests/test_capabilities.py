@@ -1,0 +1,60 @@
+"""Claims of backends in use: training gives arrays over, preferred forms exist, identities name the settings."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril import plugins
+from mithril.models import Linear, Model, Relu
+from mithril_passes.op_variants import WAYS
+
+
+def perceptron():
+    model = Model()
+    model += Linear(16)(input="input")
+    model += Relu()
+    model += Linear(3)
+    return model
+
+
+@pytest.mark.parametrize("backend", sorted(plugins.backends()))
+def test_a_training_step_gives_its_arrays_over_where_the_backend_donates(backend):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(8, 5)).astype(np.float32), rng.integers(0, 3, 8).astype(np.int32)
+    data = ml.DataLoader((x, y), batch_size=8)
+    trainer = ml.Trainer(perceptron(), ml.Adam(1e-3), loss="cross_entropy", backend=backend, progress=False)
+    trainer.fit(data, epochs=1)
+    engine = trainer.engine
+    before = dict(engine.arrays)
+    copies = {n: np.array(engine.backend.to_numpy(a)) for n, a in before.items()}
+    trainer.fit(data, epochs=1)
+    gone = [n for n, a in before.items() if _is_gone(engine.backend, a, copies[n])]
+    moments = [n for n in before if n.startswith("optimizer/")]
+    assert moments
+    assert set(moments) <= set(gone) or not engine.backend.capabilities.donates, f"kept: {set(moments) - set(gone)}"
+
+
+def _is_gone(backend, array, before):
+    try:
+        return not np.array_equal(backend.to_numpy(array), before)
+    except Exception:  # each framework has its own error for an array that was donated
+        return True
+
+
+@pytest.mark.parametrize("backend", sorted(plugins.backends()))
+def test_passes_write_every_form_that_a_backend_prefers(backend):
+    for op, forms in plugins.backend_class(backend)().capabilities.prefers.items():
+        assert set(forms) <= {way.name for way in WAYS[op.name]}, op.name
+
+
+def test_tuning_tries_no_threads_where_they_are_ignored():
+    x = np.ones((4, 5), np.float32)
+    tuned = ml.tune(perceptron(), ml.JaxBackend(), {"input": x}, seconds=0.02, store=False)
+    assert "num_threads" not in {knob for knob, *_ in tuned.tried}
+
+
+def test_threads_of_ggml_are_not_those_of_float_products():
+    compiled = ml.compile(perceptron(), "ggml", shapes={"input": [4, 5]}, num_threads=2)
+    assert "products of float32 use the threads of NumPy" in str(compiled.decisions)
