@@ -26,7 +26,7 @@ FLOORS = [
     {"base": 2500},
     {"ir": 4050},
     {"ops": 5600, "rewrite": 800, "passes": 700, "plugins": 2700},
-    {"backend": 3300, "autodiff": 700},
+    {"backend": 3400, "autodiff": 700},
     {"runtime": 2750},
     {"compiler": 2000},
     {"models": 5200},
