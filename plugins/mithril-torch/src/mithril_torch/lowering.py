@@ -314,7 +314,8 @@ def _no_integer_convolution(call: Call) -> str:
 def _helped_by_words(call: Call) -> str:
     """The helper on int64, as PyTorch has it for no uint32."""
     function = HELPERS[call.node.op.name]
-    words = {n for n, v in zip(call.node.op.operands, call.node.operands, strict=True) if v is not None and v.dtype is uint32}
+    operands = zip(call.node.op.operands, call.node.operands, strict=True)
+    words = {name for name, value in operands if value is not None and value.dtype is uint32}
     names = [p.name for p in signature(function).parameters.values() if p.default is p.empty]
     arguments = [f"{call.argument(n)}.to(torch.int64)" if n in words else call.argument(n) for n in names]
     text = f"{call.helper(function)}({', '.join(arguments)})"
