@@ -75,7 +75,7 @@ def test_wrong_use_is_told():
         pool.return_to_pool(array)
     with pytest.raises(ml.InputError, match="another pool"):
         MlxMemoryOptimizer(4).return_to_pool(pool.get_or_create_tensor([4]))
-    with pytest.raises(ml.OptionError, match="no device of MLX"):
+    with pytest.raises(ml.OptionError, match="not a device of MLX"):
         pool.get_or_create_tensor([4], device="tpu")
 
 

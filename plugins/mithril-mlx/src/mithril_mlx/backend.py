@@ -56,17 +56,17 @@ class MlxBackend(SourceBackend):
 
     @property
     def capabilities(self) -> Capabilities:
-        own = super().capabilities
+        common = super().capabilities
         shifted = (Form.POINTWISE_MATMUL, Form.DEPTHWISE_SHIFTS)
         on_cpu = {linear: (Form.MATVEC,)} | dict.fromkeys((conv, conv_input_grad, conv_weight_grad), shifted)
         return replace(
-            own,
-            families=("gpu", "apple") if own.family == "gpu" else own.families,
+            common,
+            families=("gpu", "apple") if common.family == "gpu" else common.families,
             autodiff="native",
-            threads=own.family == "cpu" and BLAS.threads() is not None,
+            threads=common.family == "cpu" and BLAS.threads() is not None,
             memory="holds",  # all operations are begun before the first has ended
             estimate_error="50 % under to 151 % over what was measured",
-            prefers=on_cpu if own.family == "cpu" else {},
+            prefers=on_cpu if common.family == "cpu" else {},
         )
 
     def branches(self, options: BuildOptions) -> bool:
@@ -75,7 +75,7 @@ class MlxBackend(SourceBackend):
 
     @classmethod
     def diagnose(cls) -> dict[str, str]:
-        """For ``mithril doctor``."""
+        """Return facts for ``mithril doctor``."""
         facts = {"device": str(mx.default_device()), "products on the CPU": str(BLAS)}
         if not BLAS.fast:
             facts["advice"] = "a C compiler, or OpenBLAS (apt install libopenblas0), makes products 15 times faster"
@@ -83,7 +83,7 @@ class MlxBackend(SourceBackend):
 
     # -- building ----------------------------------------------------------------------------------------------------
     def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
-        """On the CPU MLX's attention is no kernel; written out for training, its gradient shares the weights."""
+        """Decompose attention for training on the CPU: MLX has no kernel there, and the gradient reuses the weights."""
         training = options is not None and not options.inference
         if node.op is ops.attention and self.device == "cpu" and training:
             return self.plugin_lowering(node, options) is not None
@@ -95,30 +95,30 @@ class MlxBackend(SourceBackend):
                 options.decisions.record("choice", f"'{name}' as MLX has it: {DIFFERENT[name]}")
         return runner(forward, graph, options, self.device, lambda node: self.falls_back(node, options))
 
-    def differentiated(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
+    def differentiated(self, forward: Forward, output_names: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
         def with_gradients(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-            made: dict[str, Any] = {}
+            built: dict[str, Any] = {}
 
             def outputs(*given: Any) -> list[Any]:
-                wanted = dict(zip(wrt, given, strict=True))
-                made.update(
+                arguments_by_name = dict(zip(wrt, given, strict=True))
+                built.update(
                     forward(
-                        {name: wanted.get(name, x) for name, x in params.items()},
-                        {name: wanted.get(name, x) for name, x in inputs.items()},
+                        {name: arguments_by_name.get(name, x) for name, x in params.items()},
+                        {name: arguments_by_name.get(name, x) for name, x in inputs.items()},
                     )
                 )
-                return [made[name] for name in of]
+                return [built[name] for name in output_names]
 
             arguments = [params[n] if n in params else inputs[n] for n in wrt]
-            values, found = mx.vjp(outputs, arguments, [inputs[cotangent_name(n)] for n in of])
-            made.update(zip(of, values, strict=True))
-            return {**made, **{result_name("gradient", n): g for n, g in zip(wrt, found, strict=True)}}
+            values, gradients = mx.vjp(outputs, arguments, [inputs[cotangent_name(n)] for n in output_names])
+            built.update(zip(output_names, values, strict=True))
+            return {**built, **{result_name("gradient", n): g for n, g in zip(wrt, gradients, strict=True)}}
 
         return with_gradients
 
     # -- memory ------------------------------------------------------------------------------------------------------
     def overwrites(self, node: Node) -> bool:
-        return memory_plan.overwrites(node)  # MLX gives memory that nobody else reads to element-wise results
+        return memory_plan.overwrites(node)  # MLX donates unshared buffers to element-wise results
 
     def workspace(self, node: Node, sizes: Mapping[str, int]) -> int:
         return max(columns(node, sizes), super().workspace(node, sizes))
@@ -141,25 +141,25 @@ class MlxBackend(SourceBackend):
         if hasattr(data, "__dlpack__") and not isinstance(data, np.ndarray):
             array = mx.from_dlpack(data.detach() if hasattr(data, "detach") else data)
             return array if dtype is None else array.astype(self.native_dtype(as_dtype(dtype)))
-        made = as_numpy(data, self.dtype)
-        kind = self.native_dtype(as_dtype(made.dtype))
-        if made.dtype == ml_dtypes.bfloat16:
-            array = mx.array(np.asarray(made, order="C").view(np.uint16)).view(mx.bfloat16)
+        converted = as_numpy(data, self.dtype)
+        kind = self.native_dtype(as_dtype(converted.dtype))
+        if converted.dtype == ml_dtypes.bfloat16:
+            array = mx.array(np.asarray(converted, order="C").view(np.uint16)).view(mx.bfloat16)
         else:
             with mx.stream(mx.cpu):
-                array = mx.array(np.asarray(made, order="C"), kind)
+                array = mx.array(np.asarray(converted, order="C"), kind)
         return array if dtype is None else array.astype(self.native_dtype(as_dtype(dtype)))
 
     def shared(self, data: Any) -> mx.array:
-        """Another framework's array; on the CPU MLX always copies."""
+        """Import an array of another framework; on the CPU MLX always copies."""
         return self.array(data)
 
     def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
-        """The elements, in the same memory where NumPy knows the dtype, and not to be written to."""
+        """Return a read-only NumPy array, without a copy if NumPy has the dtype."""
         half = array.dtype == mx.bfloat16
-        made = np.asarray(array.view(mx.uint16) if half else array)
-        made.flags.writeable = False
-        return made.view(ml_dtypes.bfloat16) if half else made
+        converted = np.asarray(array.view(mx.uint16) if half else array)
+        converted.flags.writeable = False
+        return converted.view(ml_dtypes.bfloat16) if half else converted
 
     def is_array(self, x: Any) -> bool:
         return isinstance(x, mx.array)

@@ -1,9 +1,9 @@
 """A fast BLAS for MLX on Linux.
 
-MLX's CPU build for Linux brings the reference BLAS, a fifteenth of the speed of a tuned one. It looks for
+MLX's CPU build for Linux contains the reference BLAS, at a fifteenth of the speed of a tuned one. It looks for
 ``cblas_sgemm`` in the process's global scope first, so a library loaded there before MLX serves its products. NumPy's
-wheel brings OpenBLAS under other names and with 64-bit sizes; a few lines of C, compiled once and kept, lead from one
-to the other. ``MITHRIL_MLX_BLAS`` is ``auto``, ``off``, or the path of a library that exports ``cblas_sgemm``.
+wheel contains OpenBLAS under other names and with 64-bit sizes; a small C shim, compiled once and cached, forwards the
+calls. ``MITHRIL_MLX_BLAS`` is ``auto``, ``off``, or the path of a library that exports ``cblas_sgemm``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ GEMM(cblas_cgemm, scipy_cblas_cgemm64_, const void *, void)
 
 @dataclass(frozen=True)
 class Blas:
-    """What computes MLX's products on the CPU, why, and how its threads are counted where that is known."""
+    """The BLAS of MLX's products on the CPU, the reason for it, and its thread controls if known."""
 
     name: str
     why: str
@@ -53,7 +53,7 @@ class Blas:
     suffix: str = ""  # of the functions that get and set the number of threads
 
     def threads(self) -> int | None:
-        """How many threads a product uses."""
+        """Return the number of threads of a product."""
         if self.library is None:
             return None
         function = getattr(self.library, f"{self._prefix}get_num_threads{self.suffix}", None)
@@ -75,20 +75,20 @@ def prepare() -> Blas:
     """Choose and load a BLAS; once, before MLX is imported."""
     if not sys.platform.startswith("linux"):
         return Blas("the system's", "MLX brings its own way to compute on this system", True)
-    wanted = os.environ.get(VARIABLE, "auto")
+    setting = os.environ.get(VARIABLE, "auto")
     slow = "MLX's own reference BLAS"
-    if wanted == "off":
+    if setting == "off":
         return Blas(slow, f"{VARIABLE}=off", False)
     if "mlx.core" in sys.modules:
         return Blas(slow, "MLX was imported before mithril's backend could load a faster one", False)
-    if wanted != "auto":
-        return Blas(wanted, f"{VARIABLE} names it", True, _load(wanted))
+    if setting != "auto":
+        return Blas(setting, f"{VARIABLE} names it", True, _load(setting))
     tried: list[str] = []
     ways: tuple[Callable[[list[str]], Blas | None], ...] = (_of_numpy, _of_system)
     for way in ways:
-        found = way(tried)
-        if found is not None:
-            return found
+        library = way(tried)
+        if library is not None:
+            return library
     return Blas(slow, "; ".join(tried), False)
 
 
@@ -122,14 +122,14 @@ def _of_numpy(tried: list[str]) -> Blas | None:
         return None
     try:
         library = ctypes.CDLL(str(libraries[0]))
-        made = _kept(libraries[0])
-        files.private_folder(made.parent)  # what lies there is run
-        if not made.exists():
+        shim = _kept(libraries[0])
+        files.private_folder(shim.parent)  # its contents are executed
+        if not shim.exists():
             if compiler is None:
                 tried.append("there is no C compiler to lead to NumPy's OpenBLAS")
                 return None
-            _compile(compiler, libraries[0], made)
-        _load(str(made))
+            _compile(compiler, libraries[0], shim)
+        _load(str(shim))
     except (OSError, subprocess.SubprocessError, OptionError) as error:
         tried.append(f"NumPy's OpenBLAS could not be used: {error}")
         return None
@@ -137,17 +137,17 @@ def _of_numpy(tried: list[str]) -> Blas | None:
 
 
 def _kept(library: Path) -> Path:
-    """Where the compiled lines stay: a name for the library, its version and this machine's kind."""
+    """Return the path of the compiled shim, named by the library, its version and the machine type."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     key = hashlib.sha256(f"{_SHIM}{library}{library.stat().st_size}{os.uname().machine}".encode()).hexdigest()[:16]
     return Path(base) / "mithril" / "mlx" / f"blas-{key}.so"
 
 
-def _compile(compiler: str, library: Path, made: Path) -> None:
+def _compile(compiler: str, library: Path, target: Path) -> None:
     """Whole or not at all, since several processes may begin at once."""
-    with files.parts(made) as folder:
+    with files.parts(target) as folder:
         source, part = folder / "blas.c", folder / "blas.so"
         source.write_text(_SHIM)
         command = [compiler, "-O2", "-shared", "-fPIC", str(source), str(library), f"-Wl,-rpath,{library.parent}"]
         subprocess.run([*command, "-o", str(part)], check=True, capture_output=True, timeout=60)
-        files.move(part, made)
+        files.move(part, target)

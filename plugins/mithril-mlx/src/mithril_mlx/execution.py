@@ -18,14 +18,14 @@ from mithril_mlx.mlx_loader import BLAS, mx
 def runner(
     forward: Forward, graph: Graph, options: BuildOptions, device: str, on_host: Callable[[Node], bool]
 ) -> Forward:
-    """The function that is called; ``on_host`` selects the nodes that run as NumPy references."""
+    """Return the function to call; ``on_host`` selects the nodes that run as NumPy references."""
     run: Any = _compiled(forward, graph, options, device, on_host)
-    where = getattr(mx, device)
+    device_ = getattr(mx, device)
     limit = _threads(options, device)
     if limit is None:
 
         def call(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-            with mx.stream(where):
+            with mx.stream(device_):
                 outputs = run(params, inputs)
                 mx.eval(outputs)
             return outputs  # type: ignore[no-any-return]
@@ -33,7 +33,7 @@ def runner(
         return call
 
     def call_with_threads(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-        with mx.stream(where), blas_threads(BLAS, limit):
+        with mx.stream(device_), blas_threads(BLAS, limit):
             outputs = run(params, inputs)
             mx.eval(outputs)
         return outputs  # type: ignore[no-any-return]
@@ -44,7 +44,7 @@ def runner(
 def _compiled(
     forward: Forward, graph: Graph, options: BuildOptions, device: str, on_host: Callable[[Node], bool]
 ) -> Any:
-    """On a GPU compiling joins kernels and costs little; on Linux's CPU it runs a C++ compiler for seconds."""
+    """Apply mx.compile: cheap kernel fusion on a GPU, but seconds of C++ compilation on the CPU of Linux."""
     jit = options.jit if options.jit is not None else device == "gpu"
     for name in options.jit_options:
         raise OptionError(
@@ -65,24 +65,26 @@ def _compiled(
 
 def _threads(options: BuildOptions, device: str) -> int | None:
     """``num_threads`` is that of products on the CPU; all else MLX computes on one thread per stream."""
-    wanted = options.num_threads
-    if wanted is None:
+    num_threads = options.num_threads
+    if num_threads is None:
         return None
     if device != "cpu":
-        options.decisions.record("ignored", f"num_threads={wanted}: this program runs on the GPU")
+        options.decisions.record("ignored", f"num_threads={num_threads}: this program runs on the GPU")
         return None
     if BLAS.threads() is None:
-        if wanted != 1:
-            options.decisions.record("ignored", f"num_threads={wanted}: products are computed by {BLAS}, on one thread")
+        if num_threads != 1:
+            options.decisions.record(
+                "ignored", f"num_threads={num_threads}: products are computed by {BLAS}, on one thread"
+            )
         return None
-    if wanted != 1:
+    if num_threads != 1:
         options.decisions.record("choice", "num_threads is that of products; MLX computes all else on one thread")
-    return wanted
+    return num_threads
 
 
 @contextmanager
 def blas_threads(blas: Blas, count: int) -> Iterator[None]:
-    """So many threads for products inside."""
+    """Limit the threads of products in a block."""
     before = blas.threads()
     if before is None or before == count:
         with nullcontext():

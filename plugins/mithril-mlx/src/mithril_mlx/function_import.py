@@ -72,19 +72,19 @@ Row = Callable[..., Any]
 
 
 def import_function(function: Callable[..., Any], *arrays: Any, name: str | None = None) -> Graph:
-    """The graph of ``function(*arrays)``. Inputs are named x0, x1, …; outputs y0, y1, …"""
-    found: dict[str, list[Any]] = {"inputs": [], "outputs": [], "constants": [], "primitive": []}
+    """Trace ``function(*arrays)`` to a graph. Inputs are named x0, x1, …; outputs y0, y1, …"""
+    records: dict[str, list[Any]] = {"inputs": [], "outputs": [], "constants": [], "primitive": []}
 
     def note(entry: Mapping[str, Any]) -> None:
         kind = entry["type"]
         if kind == "primitive":
-            found[kind].append(entry)
-        elif kind in found:
-            found[kind] = entry[kind]
+            records[kind].append(entry)
+        elif kind in records:
+            records[kind] = entry[kind]
 
     mx.export_function(note, function, *arrays)
     importer = _Importer(name if name is not None else str(getattr(function, "__name__", "imported")))
-    return importer.run(**{k.rstrip("s") if k == "primitive" else k: v for k, v in found.items()})
+    return importer.run(**{k.rstrip("s") if k == "primitive" else k: v for k, v in records.items()})
 
 
 class _Importer:
@@ -120,11 +120,11 @@ class _Importer:
             self.broad[key] = (raw, tuple(shape))
             return
         if name in ELEMENTWISE:
-            made: Any = self.elementwise(ELEMENTWISE[name], operands, tuple(shape))
+            result: Any = self.elementwise(ELEMENTWISE[name], operands, tuple(shape))
         elif name in SAME:
-            made = self.value(operands[0])
+            result = self.value(operands[0])
         elif name in ROWS:
-            made = ROWS[name]([self.value(o) for o in operands], arguments, tuple(shape))
+            result = ROWS[name]([self.value(o) for o in operands], arguments, tuple(shape))
         else:
             raise UnsupportedError(
                 f"MLX's primitive '{name}' cannot be imported",
@@ -133,17 +133,17 @@ class _Importer:
                     f"importable: {', '.join(sorted({*ELEMENTWISE, *SAME, *ROWS}))}",
                 ],
             )
-        for value, (key, _, kind) in zip(made if isinstance(made, list) else [made], results, strict=True):
-            wanted = _dtype(kind)
-            self.values[key] = value if value.dtype is wanted else operation("cast")(value, dtype=wanted)
+        for value, (key, _, kind) in zip(result if isinstance(result, list) else [result], results, strict=True):
+            target_dtype = _dtype(kind)
+            self.values[key] = value if value.dtype is target_dtype else operation("cast")(value, dtype=target_dtype)
 
     def elementwise(self, name: str, keys: Sequence[str], shape: tuple[int, ...]) -> Value:
         """Operands are broadcast by the operation itself, unless that gives another shape."""
         raw = [self.broad[k][0] if k in self.broad else self.value(k) for k in keys]
         if np.broadcast_shapes(*(v.shape for v in raw)) != shape:
             raw = [self.value(k) for k in keys]
-        made: Value = operation(name)(*raw)
-        return made
+        result: Value = operation(name)(*raw)
+        return result
 
 
 def _dtype(kind: Any) -> Any:
@@ -173,8 +173,8 @@ def _argreduce(v: list[Value], arguments: Any, shape: Any) -> Any:
 
 def _logarithm(v: list[Value], arguments: Any, shape: Any) -> Any:
     base = LOGARITHMS[arguments[0]]
-    made = _op("log", v[0])
-    return made if base is None else made / float(base)
+    result = _op("log", v[0])
+    return result if base is None else result / float(base)
 
 
 def _sqrt(v: list[Value], arguments: Any, shape: Any) -> Any:
@@ -192,8 +192,8 @@ def _slice(v: list[Value], arguments: Any, shape: Any) -> Any:
 
 
 def _split(v: list[Value], arguments: Any, shape: Any) -> Any:
-    at, axis = arguments
-    bounds = [0, *at, v[0].shape[axis]]
+    position, axis = arguments
+    bounds = [0, *position, v[0].shape[axis]]
     sizes = tuple(int(b) - int(a) for a, b in pairwise(bounds))
     return list(_op("split", v[0], sizes=sizes, axis=axis))
 
@@ -207,7 +207,7 @@ def _pad(v: list[Value], arguments: Any, shape: Any) -> Any:
 
 
 def _number(value: Value) -> Any:
-    """What a constant of the trace is."""
+    """Return the value of a constant of the trace, or None."""
     node = next((n for n in Builder.current().nodes if n.result is value and n.is_constant), None)
     if node is None:
         raise UnsupportedError("MLX's padding with a computed value cannot be imported")
@@ -222,16 +222,16 @@ def _scan(v: list[Value], arguments: Any, shape: Any) -> Any:
 
 
 def _gather(v: list[Value], arguments: Any, shape: Any) -> Any:
-    """Rows along one axis: what ``take`` and indexing with one array come to."""
+    """Convert a gather to ``take`` along one axis, as produced by ``mx.take`` and indexing with one array."""
     axes, sizes = arguments
     x, *indices = v
     axis = axes[0]
-    whole = [int(n) for k, n in enumerate(x.shape) if k != axis]
-    if len(axes) != 1 or [n for k, n in enumerate(sizes) if k != axis] != whole or sizes[axis] != 1:
+    full_sizes = [int(n) for k, n in enumerate(x.shape) if k != axis]
+    if len(axes) != 1 or [n for k, n in enumerate(sizes) if k != axis] != full_sizes or sizes[axis] != 1:
         raise UnsupportedError("MLX's indexing with several arrays at once cannot be imported")
     order = (axis, *(k for k in range(len(x.shape)) if k != axis))
-    taken = _op("take", _op("transpose", x, perm=order) if axis else x, indices[0], axis=0)
-    return _op("reshape", taken, shape=shape)
+    rows = _op("take", _op("transpose", x, perm=order) if axis else x, indices[0], axis=0)
+    return _op("reshape", rows, shape=shape)
 
 
 def _convolution(v: list[Value], arguments: Any, shape: Any) -> Any:
@@ -241,7 +241,7 @@ def _convolution(v: list[Value], arguments: Any, shape: Any) -> Any:
         raise UnsupportedError("MLX's transposed convolutions cannot be imported")
     rank = len(v[0].shape)
     first, last = (0, rank - 1, *range(1, rank - 1)), (0, *range(2, rank), 1)
-    made = _op(
+    result = _op(
         "conv",
         _op("transpose", v[0], perm=first),
         _op("transpose", v[1], perm=first),
@@ -250,7 +250,7 @@ def _convolution(v: list[Value], arguments: Any, shape: Any) -> Any:
         dilation=tuple(dilation),
         groups=groups,
     )
-    return _op("transpose", made, perm=last)
+    return _op("transpose", result, perm=last)
 
 
 def _bitwise(v: list[Value], arguments: Any, shape: Any) -> Any:

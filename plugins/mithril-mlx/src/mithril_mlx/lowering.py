@@ -104,7 +104,7 @@ def _cast(call: Call) -> str:
 
 
 def is_slope(node: Node) -> bool:
-    """A choice between floats in a gradient that mithril made: MLX cannot differentiate a view, and need not there."""
+    """Whether the node selects floats in a generated gradient, where MLX need not differentiate the view."""
     return bool(node.result.dtype.is_float) and node.tags.get("phase") == "backward"
 
 
@@ -113,8 +113,8 @@ def _where_slope(call: Call) -> str:
     condition, a, b = call.operands
     if "0.0" not in (a, b):
         return f"mx.where({condition}, {a}, {b})"
-    kept = f"{call.array('a')}, {condition}" if b == "0.0" else f"{call.array('b')}, ~{condition}"
-    return f"{call.helper(helpers.kept_where)}({kept})"
+    selection = f"{call.array('a')}, {condition}" if b == "0.0" else f"{call.array('b')}, ~{condition}"
+    return f"{call.helper(helpers.kept_where)}({selection})"
 
 
 # -- reductions ---------------------------------------------------------------------------------------------------
@@ -128,15 +128,15 @@ def _sum(call: Call) -> str:
     widened = ".astype(mx.float32)" if is_half(call.node) else f".astype({call.dtype()})"
     if call.type.dtype is call.operand_type("x").dtype and not is_half(call.node):
         widened = ""
-    made = f"{call.helper(helpers.reduced)}({_reduced(call, widened)}, mx.{name}, {0 if name == 'sum' else 1})"
-    return made if not widened and call.type.dtype.is_float else f"{made}.astype({call.dtype()})"
+    expression = f"{call.helper(helpers.reduced)}({_reduced(call, widened)}, mx.{name}, {0 if name == 'sum' else 1})"
+    return expression if not widened and call.type.dtype.is_float else f"{expression}.astype({call.dtype()})"
 
 
 @table.function("mean")
 def _mean(call: Call) -> str:
     widened = ".astype(mx.float32)" if is_half(call.node) else ""
-    made = f'{call.helper(helpers.reduced)}({_reduced(call, widened)}, mx.mean, float("nan"))'
-    return f"{made}.astype({call.dtype()})" if widened else made
+    expression = f'{call.helper(helpers.reduced)}({_reduced(call, widened)}, mx.mean, float("nan"))'
+    return f"{expression}.astype({call.dtype()})" if widened else expression
 
 
 @table.function("max", "min")
@@ -150,8 +150,8 @@ def _extreme(call: Call) -> str:
 def _logic(call: Call) -> str:
     if not call.axis:
         return f"{call.array('x')} != 0"
-    kept = ", keepdims=True" if call.keepdims else ""
-    return f"mx.{call.node.op.name}({call.array('x')}, axis={call.literal(call.axis)}{kept})"
+    keepdims = ", keepdims=True" if call.keepdims else ""
+    return f"mx.{call.node.op.name}({call.array('x')}, axis={call.literal(call.axis)}{keepdims})"
 
 
 @table.function("argmax", "argmin")
@@ -189,8 +189,8 @@ def _dot(call: Call) -> str:
 @table.function("reshape", "transpose", "broadcast_to", view=True)
 def _shaped(call: Call) -> str:
     name, x = call.node.op.name, call.array("x")
-    wanted = call.literal(call.perm) if name == "transpose" else call.shape()
-    return f"mx.{name}({x}, {wanted})"
+    argument = call.literal(call.perm) if name == "transpose" else call.shape()
+    return f"mx.{name}({x}, {argument})"
 
 
 @table.function("flip")

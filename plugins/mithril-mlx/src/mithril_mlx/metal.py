@@ -29,7 +29,7 @@ from mithril_mlx.mlx_loader import mx
 THREADS = 256  # of a group
 TYPES = {"float32": "float", "float16": "half", "int32": "int", "uint32": "uint", "bool": "bool"}
 
-# What an operation reads in Metal. Half floats are computed in float, as everywhere, and rounded once per operation.
+# Metal expressions. Half floats are computed in float, as on every backend, and rounded once per operation.
 EXPRESSIONS = {
     "add": "{0} + {1}",
     "sub": "{0} - {1}",
@@ -106,7 +106,7 @@ class MetalKernel:
         )
 
     def run(self, *arrays: mx.array) -> mx.array:
-        """The result, by the GPU."""
+        """Compute the result on the GPU."""
         count = int(numel(self.output.shape))
         results: list[mx.array] = self._metal(
             inputs=list(arrays),
@@ -118,19 +118,19 @@ class MetalKernel:
         return results[0]
 
     def cpp(self) -> str:
-        """The body in a loop over the threads, as C++."""
+        """Return the body in a loop over the threads, as C++."""
         arguments = [f"const {TYPES[t.dtype.name]}* {n}" for n, t in zip(self.inputs, self.types, strict=True)]
         arguments.append(f"{TYPES[self.output.dtype.name]}* out")
         return SHIM % {"arguments": ", ".join(arguments), "body": self.source}
 
     def run_as_cpp(self, *arrays: Any) -> np.ndarray[Any, Any]:
-        """The result, by a C++ compiler and this processor."""
+        """Compute the result with a C++ compiler on this CPU."""
         compiler = shutil.which("g++") or shutil.which("clang++")  # not every clang++ has half floats
         if compiler is None:
             raise BackendError(
                 "no C++ compiler is installed", hint="apt install g++, or the command line tools of Xcode"
             )
-        given = [np.asarray(a, order="C") for a in arrays]
+        contiguous = [np.asarray(a, order="C") for a in arrays]
         out = np.empty(self.output.shape, self.output.dtype.numpy)
         with tempfile.TemporaryDirectory() as folder:
             text, library = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
@@ -138,15 +138,15 @@ class MetalKernel:
             command = [compiler, "-O1", "-shared", "-fPIC", "-std=c++17", str(text), "-o", str(library)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
-                raise BackendError(f"the kernel '{self.name}' is no C++", facts=done.stderr.splitlines()[:8])
+                raise BackendError(f"the kernel '{self.name}' is not valid C++", facts=done.stderr.splitlines()[:8])
             run = ctypes.CDLL(str(library)).run
-            pointers = [ctypes.c_void_p(a.ctypes.data) for a in (*given, out)]
+            pointers = [ctypes.c_void_p(a.ctypes.data) for a in (*contiguous, out)]
             run(*pointers, ctypes.c_uint(out.size))
         return out
 
 
 def metal_kernel(graph: Graph, name: str = "fused") -> MetalKernel:
-    """The kernel of an element-wise graph with one result; arrays are as large as the result, or of one element."""
+    """Build the kernel of an element-wise graph with one result; inputs have the result's size or one element."""
     lowered = decompose(graph, lambda node: covers(node) or not node.op.composite)
     result = lowered.outputs[0]
     if len(lowered.outputs) != 1:
@@ -160,9 +160,9 @@ def metal_kernel(graph: Graph, name: str = "fused") -> MetalKernel:
     lines: list[str] = []
     names: dict[Value, str] = {}
     inputs = tuple(f"in{k}" for k in range(len(types)))
-    for given, i in zip(inputs, lowered.inputs, strict=True):
-        at = "0" if int(numel(i.type.shape)) == 1 else "k"
-        names[i.value] = _line(lines, len(names), i.type, f"{given}[{at}]")
+    for source, i in zip(inputs, lowered.inputs, strict=True):
+        index = "0" if int(numel(i.type.shape)) == 1 else "k"
+        names[i.value] = _line(lines, len(names), i.type, f"{source}[{index}]")
     for node in lowered.nodes:
         names[node.result] = _line(lines, len(names), node.result.type, _expression(node, names))
     body = ["uint k = thread_position_in_grid.x;", *lines, f"out[k] = {names[result]};"]

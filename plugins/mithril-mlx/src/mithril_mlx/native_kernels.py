@@ -1,7 +1,7 @@
 """Composites that MLX has kernels for: rows on top of the primitives, each with the meaning of its operation.
 
 Rotary embeddings stay composed: MLX's own makes its angles from a base, while the operation is given them. Sigmoid and
-its kin do so too: their kernels are slower on the CPU than exp, and compiled Metal code fuses either form.
+similar functions do so too: their kernels are slower on the CPU than exp, and compiled Metal code fuses either form.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def is_float(node: Node) -> bool:
 
 
 def _last(node: Node) -> bool:
-    """A float operand whose last axis, and no other, is worked along, and is not empty."""
+    """Whether the operand is floating-point and only its last axis, which is not empty, is reduced."""
     operand = node.operands[0]
     assert operand is not None
     axis = node.attributes.get("axis", node.attributes.get("axes"))
@@ -30,12 +30,12 @@ def _last(node: Node) -> bool:
 
 def _operands(call: Call, *names: str) -> str:
     op = call.node.op
-    found = dict(zip(op.operands, call.node.operands, strict=True))
-    return ", ".join("None" if found[name] is None else call.array(name) for name in names)
+    operands = dict(zip(op.operands, call.node.operands, strict=True))
+    return ", ".join("None" if operands[name] is None else call.array(name) for name in names)
 
 
 def _biased(node: Node) -> bool:
-    """What is one kernel: compiled with a bias that is added apart, MLX takes up to 1.7 times as long on a CPU."""
+    """Lower ``linear`` to one kernel: with a separate bias addition MLX takes up to 1.7 times as long on a CPU."""
     x, bias = node.operands[0], node.operands[2]
     assert x is not None
     plain = node.attributes["activation"] in ("none", "relu")
@@ -44,8 +44,8 @@ def _biased(node: Node) -> bool:
 
 @table.function("linear", when=_biased)
 def _linear(call: Call) -> str:
-    made = f"mx.addmm({call.array('b')}, {call.array('x')}, {call.array('w')}.T)"
-    return f"mx.maximum({made}, 0.0)" if call.activation == "relu" else made
+    expression = f"mx.addmm({call.array('b')}, {call.array('x')}, {call.array('w')}.T)"
+    return f"mx.maximum({expression}, 0.0)" if call.activation == "relu" else expression
 
 
 @table.function("softmax", when=is_float)
@@ -66,21 +66,21 @@ def _rms_norm(call: Call) -> str:
 
 @table.function("attention", when=is_float)
 def _attention(call: Call) -> str:
-    made, mask = attention(call), call.node.operands[3]
+    expression, mask = attention(call), call.node.operands[3]
     blind = mask is not None or (call.causal and not _all_see(call))
     if not blind:
-        return made
+        return expression
     n, m = (call.literal(call.operand_type(name).shape[2]) for name in ("q", "k"))
     masked = "None" if mask is None else call.array("mask")
-    return f"{call.helper(helpers.nan_where_blind)}({made}, {masked}, {call.causal}, {n}, {m})"
+    return f"{call.helper(helpers.nan_where_blind)}({expression}, {masked}, {call.causal}, {n}, {m})"
 
 
 def attention(call: Call) -> str:
     """MLX's kernel, as MLX means it."""
     size = call.operand_type("q").shape[3]
     scale = call.literal(call.scale) if call.scale is not None else f"{call.literal(size)} ** -0.5"
-    given = _mask(call, call.node.operands[3])
-    return f"mx.fast.scaled_dot_product_attention({_operands(call, 'q', 'k', 'v')}, scale={scale}{given})"
+    argument = _mask(call, call.node.operands[3])
+    return f"mx.fast.scaled_dot_product_attention({_operands(call, 'q', 'k', 'v')}, scale={scale}{argument})"
 
 
 def _all_see(call: Call) -> bool:
@@ -90,13 +90,13 @@ def _all_see(call: Call) -> bool:
 
 
 def _mask(call: Call, mask: Any) -> str:
-    """The given mask and the causal one as MLX takes them: one of both."""
+    """Combine the mask operand and the causal mask into the one argument that MLX accepts."""
     if mask is None:
         return ', mask="causal"' if call.causal else ""
-    given = call.array("mask")
+    argument = call.array("mask")
     if not mask.dtype.is_bool and mask.dtype is not call.type.dtype:
-        given = f"{given}.astype({call.dtype()})"
+        argument = f"{argument}.astype({call.dtype()})"
     if not call.causal:
-        return f", mask={given}"
+        return f", mask={argument}"
     n, m = (call.literal(call.operand_type(name).shape[2]) for name in ("q", "k"))
-    return f", mask={call.helper(helpers.with_causal)}({given}, {n}, {m})"
+    return f", mask={call.helper(helpers.with_causal)}({argument}, {n}, {m})"

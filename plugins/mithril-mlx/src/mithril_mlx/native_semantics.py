@@ -1,4 +1,4 @@
-"""``semantics="native"``: rows by which operations mean what MLX means by them, where that is less work."""
+"""``semantics="native"``: rows with MLX's own semantics, for operations where that is cheaper."""
 
 from __future__ import annotations
 

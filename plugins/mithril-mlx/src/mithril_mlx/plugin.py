@@ -1,4 +1,4 @@
-"""What mithril-mlx adds to mithril; importing this module imports no framework."""
+"""Plugin of mithril-mlx; importing this module imports no framework."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mithril_mlx import UTILITIES
 
 @hookimpl
 def mithril_backends() -> Sequence[BackendSpec]:
-    """The mlx backend."""
+    """Return the mlx backend."""
     return [
         BackendSpec(
             name="mlx",

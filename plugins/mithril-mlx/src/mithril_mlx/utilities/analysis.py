@@ -1,4 +1,4 @@
-"""``MlxComputationGraph``: what a graph will take on MLX before it runs, and what would make it faster.
+"""``MlxComputationGraph``: predicted time and memory of a graph on MLX, and fusion opportunities.
 
 Graphs are the framework's own, and so are the fusion rules, the memory plan and the cost model.
 """
@@ -36,7 +36,7 @@ class MemoryGroup:
 
 @dataclass(frozen=True)
 class MemoryLayout:
-    """Where every intermediate value lies in one arena."""
+    """Offsets of all intermediate values in one arena."""
 
     memory_groups: tuple[MemoryGroup, ...]
     size: int
@@ -46,7 +46,7 @@ class MemoryLayout:
 
 @dataclass(frozen=True)
 class ExecutionPlan:
-    """The order of execution and what it will cost; ``estimated_by`` says from what the time is told."""
+    """The order of execution and its cost; ``estimated_by`` names the source of the time."""
 
     execution_order: tuple[str, ...]
     fusion_opportunities: tuple[FusionOpportunity, ...]
@@ -78,18 +78,18 @@ class MlxComputationGraph:
 
     @classmethod
     def from_function(cls, function: Callable[..., Any], *arrays: Any) -> MlxComputationGraph:
-        """What a Python function of MLX arrays computes; its inputs are x0, x1, …"""
+        """Trace a Python function of MLX arrays; its inputs are x0, x1, …"""
         return cls(import_function(function, *arrays))
 
     def run(self, **arrays: Any) -> dict[str, Any]:
-        """The outputs by name."""
+        """Compute the outputs, by name."""
         missing = [i.name for i in self.graph.inputs if i.data is None and i.name not in arrays]
         if missing:
             raise InputError(f"the graph's input '{missing[0]}' is missing")
-        made: dict[str, Any] = self.backend.build(self._lowered, PLAIN)(
+        outputs: dict[str, Any] = self.backend.build(self._lowered, PLAIN)(
             {}, {n: self.backend.array(a) for n, a in arrays.items()}
         )
-        return made
+        return outputs
 
     def topological_sort(self) -> list[str]:
         """Names of the operations' results, each after those that it reads.
@@ -99,45 +99,45 @@ class MlxComputationGraph:
         return [n.result.name for n in worked(self.graph.nodes)]
 
     def find_fusion_opportunities(self) -> list[FusionOpportunity]:
-        """Where the framework's rules match, and element-wise operations that could be one kernel; the best first."""
-        found = rewritten(self.graph)
-        costs, _ = self._costs([self.graph, *(r.graph for r in found)])
-        return opportunities(self.graph, found, self.backend, costs)
+        """Return matches of the framework's rules and fusible element-wise operations, the best first."""
+        candidates = rewritten(self.graph)
+        costs, _ = self._costs([self.graph, *(r.graph for r in candidates)])
+        return opportunities(self.graph, candidates, self.backend, costs)
 
     def optimize_memory_layout(self) -> MemoryLayout:
-        """Which values share their bytes, and where these lie: from the framework's memory plan."""
-        made = plan(self._lowered)
+        """Return which values share buffers and their offsets, from the framework's memory plan."""
+        memory = plan(self._lowered)
         groups: dict[tuple[int, int], list[str]] = {}
-        for buffer in made.buffers:
+        for buffer in memory.buffers:
             groups.setdefault((buffer.offset, buffer.size), []).extend(v.name for v in buffer.values)
         return MemoryLayout(
             tuple(MemoryGroup(tuple(names), offset, size) for (offset, size), names in sorted(groups.items())),
-            made.size,
-            made.total,
-            made,
+            memory.size,
+            memory.total,
+            memory,
         )
 
     def generate_execution_plan(self) -> ExecutionPlan:
-        """All of the above, with bytes of inputs and values, and seconds of a call."""
+        """Return all of the above, with bytes of inputs and values, and seconds of a call."""
         costs, by = self._costs([self.graph])
-        told = costs.estimate(self._lowered)
+        estimate = costs.estimate(self._lowered)
         layout = self.optimize_memory_layout()
         return ExecutionPlan(
             tuple(self.topological_sort()),
             tuple(self.find_fusion_opportunities()),
             layout,
             sum(nbytes(i.type) for i in self.graph.inputs) + layout.size,
-            told.seconds,
-            told.flops,
+            estimate.seconds,
+            estimate.flops,
             by,
         )
 
     # -- costs -------------------------------------------------------------------------------------------------------
     def _costs(self, graphs: Sequence[Graph]) -> tuple[CostModel, str]:
-        """The calibration of this machine; without one, these very operations are measured one by one."""
-        kept = calibration(self.backend)
-        if kept is not None:
-            return kept, "a calibration"
+        """Return the calibration of this machine; without one, measure the operations of the graphs."""
+        calibrated = calibration(self.backend)
+        if calibrated is not None:
+            return calibrated, "a calibration"
         for graph in graphs:
             self._measure(lowered(graph, self.backend))
         return CostModel(list(self._samples.values())), "measuring its operations, as there is no calibration"
@@ -154,5 +154,5 @@ class MlxComputationGraph:
             stepped.run(
                 arguments, lambda node, start, spent: laps.setdefault(sample_key(node), []).append(watch.lap(spent))
             )
-        for (op, kind, size), found in laps.items():
-            self._samples[op, kind, size] = Sample(op, kind, size, typical(found))
+        for (op, kind, size), samples in laps.items():
+            self._samples[op, kind, size] = Sample(op, kind, size, typical(samples))

@@ -20,7 +20,7 @@ from mithril_tools.batching import BatchChoice, fastest_batch, free_memory
 class MlxBatchOptimizer:
     """Searches the batch with the highest throughput among those that need no more than ``memory_threshold`` bytes.
 
-    The threshold is a number of bytes, or text such as "512MiB"; without one, half of what is free.
+    The threshold is a number of bytes, or text such as "512MiB"; the default is half of the free memory.
     """
 
     def __init__(self, memory_threshold: int | str | None = None) -> None:
@@ -38,11 +38,11 @@ class MlxBatchOptimizer:
         *,
         memory: Callable[[int], int] | None = None,
     ) -> int:
-        """The batch for which ``benchmark(batch)``, in seconds, promises the most items per second.
+        """Find the batch for which ``benchmark(batch)``, in seconds, gives the most items per second.
 
-        ``memory(batch)`` tells the bytes of a batch; batches over the threshold are never run. They are taken to grow
-        with the batch. Without it, the bytes that MLX takes during ``benchmark`` are measured, and a batch that would
-        need more than the threshold, in proportion to the largest before it, is not run.
+        ``memory(batch)`` returns the bytes of a batch, which must grow with the batch; batches over the threshold are
+        never run. Without it, the bytes that MLX allocates during ``benchmark`` are measured, and a batch whose
+        extrapolated need exceeds the threshold is not run.
         """
         if max_batch < 1:
             raise InputError(f"'{name}': a batch size cannot be {max_batch}")
@@ -72,21 +72,27 @@ class MlxBatchOptimizer:
     def _too_large(self, name: str, needed: int) -> MemoryLimitError:
         return MemoryLimitError(
             f"'{name}': a batch of one needs {human(needed)}, and only {human(self._limit())} may be taken",
-            hint="MlxBatchOptimizer(memory_threshold=...) sets what may be taken",
+            hint="MlxBatchOptimizer(memory_threshold=...) sets the limit",
         )
 
-    def find_model_batch_size(self, compiled: Any, inputs: Mapping[str, Any], *, most: int = 1024) -> int:
-        """The same for a compiled model: its memory is taken from the memory plan, its calls are timed."""
+    def find_model_batch_size(
+        self,
+        compiled: Any,
+        inputs: Mapping[str, Any],
+        *,
+        most: int = 1024,  # english: ok, documented
+    ) -> int:
+        """Find the batch of a compiled model: its need is read from the memory plan, its calls are timed."""
         limit = None if self.memory_threshold is None else f"{self.memory_threshold}B"
         choice: BatchChoice = ml.find_batch_size(compiled, inputs, memory=limit, most=most)
         self.choices[compiled.name] = choice
         return choice.best
 
-    def _fits(self, name: str, most: int, memory: Callable[[int], int]) -> int:
+    def _fits(self, name: str, max_batch: int, memory: Callable[[int], int]) -> int:
         limit = self._limit()
         if memory(1) > limit:
             raise self._too_large(name, memory(1))
-        low, high = 1, most + 1  # the first fits; the second is out of bounds
+        low, high = 1, max_batch + 1  # the first fits; the second is out of bounds
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if memory(middle) <= limit else (low, middle)
@@ -96,7 +102,7 @@ class MlxBatchOptimizer:
     def process_in_batches(
         self, name: str, data: Any, process: Callable[[Any], Any], *, batch_size: int | None = None
     ) -> Any:
-        """All results in order: a list for a list, an array for an array.
+        """Return all results in order: a list for a list, an array for an array.
 
         The size is the one found for ``name``, unless given.
         """
@@ -110,22 +116,22 @@ class MlxBatchOptimizer:
     def stream(
         self, name: str, data: Any, process: Callable[[Any], Any], *, batch_size: int | None = None
     ) -> Iterator[Any]:
-        """The results of one batch after the other; ``data`` may be endless.
+        """Yield the results batch by batch; ``data`` may be infinite.
 
-        MLX computes a batch while the next one is made ready. The last batch of an array is filled up with its last
-        row, so that all have one shape, and its results are cut.
+        MLX computes a batch while the next one is prepared. The last batch of an array is padded with its last row, so
+        that all have one shape, and its results are trimmed.
         """
         size = batch_size if batch_size is not None else self._known(name)
         if size < 1:
             raise InputError(f"'{name}': a batch size cannot be {size}")
         waiting: tuple[Any, int] | None = None
         for piece, count in _rows(data, size) if _is_array(data) else _lists(data, size):
-            made = process(piece)
-            if isinstance(made, mx.array):
-                mx.async_eval(made)
+            outputs = process(piece)
+            if isinstance(outputs, mx.array):
+                mx.async_eval(outputs)
             if waiting is not None:
                 yield _cut(name, *waiting)
-            waiting = made, count
+            waiting = outputs, count
         if waiting is not None:
             yield _cut(name, *waiting)
 
@@ -170,10 +176,10 @@ def _lists(data: Iterable[Any], size: int) -> Iterator[tuple[list[Any], int]]:
         yield piece, len(piece)
 
 
-def _cut(name: str, made: Any, count: int) -> Any:
-    if len(made) < count:
-        raise InputError(f"'{name}': a batch of {count} items gave {len(made)} results; every item must have one")
-    made = made[:count]
-    if isinstance(made, mx.array):
-        mx.eval(made)
-    return made
+def _cut(name: str, output: Any, count: int) -> Any:
+    if len(output) < count:
+        raise InputError(f"'{name}': a batch of {count} items gave {len(output)} results; every item must have one")
+    output = output[:count]
+    if isinstance(output, mx.array):
+        mx.eval(output)
+    return output

@@ -21,7 +21,7 @@ class GraphBuilder:
         self._device: str | None = None
 
     def input(self, name: str, shape: Sequence[int], dtype: str = "float32", device: str | None = None) -> Value:
-        """An array given at each run."""
+        """Add an input: an array that each run receives."""
         self._on(device)
         return self._builder.input(name, tuple(shape), dtype)
 
@@ -29,8 +29,8 @@ class GraphBuilder:
         """Any operation of ``mithril.ops``, by name."""
         self._on(device)
         with self._builder, self._builder.at(Origin(known(name))):
-            made: Value = operation(known(name))(*operands, **attributes)
-        return made
+            value: Value = operation(known(name))(*operands, **attributes)
+        return value
 
     def matmul(self, a: Value, b: Value, device: str | None = None) -> Value:
         return self.apply("matmul", a, b, device=device)

@@ -24,10 +24,10 @@ Implementation = Callable[[list[Any]], Any]
 
 @dataclass(frozen=True)
 class FusionPattern:
-    """``fused_implementation(arrays)`` computes what ``operations`` compute one after the other.
+    """A pattern: ``fused_implementation(arrays)`` replaces the sequence ``operations``.
 
-    An operation may be written as a set of names. With ``repeats`` the last one may follow any number of times. Without
-    an implementation the row becomes one kernel. ``tolerance`` is the relative error that still counts as the same.
+    An operation may be a set of names. With ``repeats`` the last one may occur any number of times. Without an
+    implementation the sequence becomes one kernel. ``tolerance`` is the relative error up to which results are equal.
     """
 
     name: str
@@ -37,10 +37,12 @@ class FusionPattern:
     tolerance: float = 1e-4
 
     def length(self, operations: Sequence[str]) -> int:
-        """How many of the first operations it covers; zero where it does not match."""
+        """Return the number of leading operations that the pattern covers; 0 if it does not match."""
         if len(operations) < len(self.operations):
             return 0
-        if not all(_fits(own, given) for own, given in zip(self.operations, operations, strict=False)):
+        if not all(
+            _fits(pattern_op, operation) for pattern_op, operation in zip(self.operations, operations, strict=False)
+        ):
             return 0
         count = len(self.operations)
         while self.repeats and count < len(operations) and _fits(self.operations[-1], operations[count]):
@@ -48,8 +50,10 @@ class FusionPattern:
         return count
 
 
-def _fits(own: str | frozenset[str], given: str) -> bool:
-    return known(given) in own if isinstance(own, frozenset) else known(given) == known(own)
+def _fits(pattern_op: str | frozenset[str], operation: str) -> bool:
+    return (
+        known(operation) in pattern_op if isinstance(pattern_op, frozenset) else known(operation) == known(pattern_op)
+    )
 
 
 def _addmm(arrays: list[Any]) -> Any:
@@ -62,7 +66,7 @@ STANDARD = (
     FusionPattern("add_multiply", ("add", "multiply")),
     FusionPattern("activation_chain", (ACTIVATIONS, ACTIVATIONS), repeats=True),
 )
-# What is left out is the rounding, so results differ by up to half a step: only where somebody asks for it.
+# Drops the rounding, so results differ by up to half a step: only on request.
 QUANTIZE_DEQUANTIZE = FusionPattern(
     "quantize_dequantize", ("quantize", "dequantize"), lambda arrays: arrays[0], tolerance=float("inf")
 )
@@ -72,8 +76,8 @@ class MlxKernelFusion:
     """Finds patterns in rows of operations, the longest first, and computes them fused.
 
     A pattern is used for given shapes and dtypes once its results have equalled the unfused ones, for the arrays of
-    the call and for negated, random and special ones. What fails or differs is computed one by one, and ``decisions``
-    says so. ``eliminate_quantization`` drops quantize-dequantize pairs, which changes results by their rounding.
+    the call and for negated, random and special ones. A pattern that fails or differs is not used, and ``decisions``
+    records it. ``eliminate_quantization`` drops quantize-dequantize pairs, which changes results by their rounding.
     """
 
     def __init__(self, *, eliminate_quantization: bool = False) -> None:
@@ -94,9 +98,9 @@ class MlxKernelFusion:
         self.patterns.insert(0, pattern)
 
     def try_fuse(self, operations: Sequence[str], arrays: Sequence[Any]) -> Any:
-        """The result of the operations in a row, or None where no pattern covers any two of them.
+        """Compute the operations in sequence, or return None if no pattern covers two of them.
 
-        The first operation takes its operands from ``arrays``; each further one the result so far and the next arrays.
+        The first operation takes its operands from ``arrays``; the others the previous result and the next arrays.
         """
         parts = self._cut(operations)
         if all(pattern is None for pattern, _ in parts):
@@ -104,25 +108,25 @@ class MlxKernelFusion:
         rest = list(arrays)
         if len(rest) != arrays_for(operations):
             chain(operations, [type_of(a) for a in rest])  # raises, and says what was expected
-        made: Any = None
+        result: Any = None
         for k, (pattern, names) in enumerate(parts):
             count = arrays_for(names) - (k > 0)
-            given = ([] if made is None else [made]) + rest[:count]
+            arguments = ([] if result is None else [result]) + rest[:count]
             del rest[:count]
-            made = self._unfused(names, given) if pattern is None else self._fused(pattern, names, given)
-        return made
+            result = self._unfused(names, arguments) if pattern is None else self._fused(pattern, names, arguments)
+        return result
 
     def _cut(self, operations: Sequence[str]) -> list[tuple[FusionPattern | None, tuple[str, ...]]]:
-        """The row as parts, each with its pattern."""
+        """Split the sequence into parts, each with its pattern or None."""
         parts: list[tuple[FusionPattern | None, tuple[str, ...]]] = []
-        at = 0
-        while at < len(operations):
-            takes(operations[at])  # an unknown name is told here
-            lengths = [(p.length(operations[at:]), p) for p in self.patterns]
+        index = 0
+        while index < len(operations):
+            takes(operations[index])  # raises for an unknown name
+            lengths = [(p.length(operations[index:]), p) for p in self.patterns]
             count, pattern = max(lengths, key=lambda found: found[0], default=(0, None))
             count = max(count, 1)
-            parts.append((pattern if count > 1 else None, tuple(operations[at : at + count])))
-            at += count
+            parts.append((pattern if count > 1 else None, tuple(operations[index : index + count])))
+            index += count
         return parts
 
     def _unfused(self, names: tuple[str, ...], arrays: list[Any]) -> Any:
@@ -135,17 +139,19 @@ class MlxKernelFusion:
         key = (pattern.name, names, tuple(type_of(a) for a in arrays))
         if self._verdicts.get(key, True):
             try:
-                made = self._computed(pattern, names, arrays)
+                result = self._computed(pattern, names, arrays)
                 if key in self._verdicts:
-                    return made
-                same = self._same(pattern, made, self._unfused(names, arrays))
-                self._verdicts[key] = same and all(self._agrees(pattern, names, t) for t in _trials(arrays))
+                    return result
+                is_equal = self._same(pattern, result, self._unfused(names, arrays))
+                self._verdicts[key] = is_equal and all(self._agrees(pattern, names, t) for t in _trials(arrays))
                 if self._verdicts[key]:
-                    return made
+                    return result
             except Exception as error:  # whatever a pattern's own code, or a compiler, has to say
                 self._verdicts[key] = False
-                what = error.what if isinstance(error, MithrilError) else f"{type(error).__name__}: {error}"
-                self.decisions.record("fallback", f"'{pattern.name}' failed, {', '.join(names)} run one by one: {what}")
+                message = error.what if isinstance(error, MithrilError) else f"{type(error).__name__}: {error}"
+                self.decisions.record(
+                    "fallback", f"'{pattern.name}' failed, {', '.join(names)} run one by one: {message}"
+                )
         return self._unfused(names, arrays)
 
     def _agrees(self, pattern: FusionPattern, names: tuple[str, ...], arrays: list[Any]) -> bool:
@@ -153,17 +159,17 @@ class MlxKernelFusion:
 
     def _computed(self, pattern: FusionPattern, names: tuple[str, ...], arrays: list[Any]) -> Any:
         if pattern.fused_implementation is not None:
-            made = pattern.fused_implementation(arrays)
+            result = pattern.fused_implementation(arrays)
         else:
             types = tuple(type_of(a) for a in arrays)
             if (names, types) not in self._kernels:
                 self._kernels[names, types] = self._kernel(chain(names, types), pattern.name)
-            made = self._kernels[names, types](*arrays)
-        mx.eval(made)
-        return made
+            result = self._kernels[names, types](*arrays)
+        mx.eval(result)
+        return result
 
     def _kernel(self, graph: Graph, name: str) -> Callable[..., Any]:
-        """One kernel: our own text on Metal where it covers the graph, else what MLX compiles."""
+        """Build one kernel: generated Metal code if it covers the graph, else mx.compile."""
         if mx.metal.is_available() and mx.default_device() == mx.gpu:
             try:
                 return metal_kernel(graph, name).run
@@ -171,25 +177,27 @@ class MlxKernelFusion:
                 self.decisions.record("choice", f"'{name}' is compiled by MLX: {error.what}")
         return build(graph, jit=True)  # type: ignore[no-any-return]
 
-    def _same(self, pattern: FusionPattern, made: Any, expected: Any) -> bool:
-        if not isinstance(made, mx.array) or made.shape != expected.shape or made.dtype != expected.dtype:
-            what = f"{made.dtype}{list(made.shape)}" if isinstance(made, mx.array) else f"a {type(made).__name__}"
-            what = f"it gave {what}, not {expected.dtype}{list(expected.shape)}"
+    def _same(self, pattern: FusionPattern, result: Any, expected: Any) -> bool:
+        if not isinstance(result, mx.array) or result.shape != expected.shape or result.dtype != expected.dtype:
+            description = (
+                f"{result.dtype}{list(result.shape)}" if isinstance(result, mx.array) else f"a {type(result).__name__}"
+            )
+            description = f"it gave {description}, not {expected.dtype}{list(expected.shape)}"
         else:
             reference = _numpy(expected)
             defined = np.isfinite(reference)  # elsewhere the operations themselves give nan or overflow
-            error = relative_error(reference[defined], _numpy(made)[defined]) if defined.any() else 0.0
+            error = relative_error(reference[defined], _numpy(result)[defined]) if defined.any() else 0.0
             if error <= pattern.tolerance:
                 return True
-            what = f"its results differ by {error:.2g}"
-        self.decisions.record("fallback", f"'{pattern.name}' is not used: {what}")
+            description = f"its results differ by {error:.2g}"
+        self.decisions.record("fallback", f"'{pattern.name}' is not used: {description}")
         return False
 
     # -- compiled models ---------------------------------------------------------------------------------------------
     def add_rule(
         self, before: Callable[..., Any], after: Callable[..., Any], *, exact: bool = False, name: str
     ) -> None:
-        """A pattern for compiled models: two functions of the same values (see ``ml.rule``)."""
+        """Add a pattern for compiled models: two functions of the same values (see ``ml.rule``)."""
         self._rules.insert(0, rule(before, after, exact=exact, name=name))
 
     @property

@@ -23,7 +23,7 @@ PLAIN = BuildOptions(jit=False)
 
 @dataclass
 class FusionOpportunity:
-    """Operations that could be one. ``measure()`` times both ways; ``measured_speedup`` has what it found."""
+    """Operations that could be fused. ``measure()`` times both variants and sets ``measured_speedup``."""
 
     pattern: str
     operations: tuple[str, ...]
@@ -33,9 +33,9 @@ class FusionOpportunity:
     measured_speedup: float | None = None
 
     def measure(self, seconds: float = 0.2) -> float:
-        """How many times as fast the whole graph is with this fusion."""
-        found = in_turns({"before": self._before, "after": self._after()}, seconds=seconds)
-        self.measured_speedup = found["before"] / found["after"]
+        """Measure the speedup of the full graph with this fusion."""
+        seconds_by_side = in_turns({"before": self._before, "after": self._after()}, seconds=seconds)
+        self.measured_speedup = seconds_by_side["before"] / seconds_by_side["after"]
         return self.measured_speedup
 
 
@@ -48,26 +48,26 @@ class Rewritten:
 
 
 def rewritten(graph: Graph) -> list[Rewritten]:
-    """The graph after each rule that matches somewhere, by itself."""
+    """Return the graph after each single rule that matches."""
     after = [Rewritten(rule, RuleSet(rule.name, [rule])(graph)) for rule in fusing_rules()]
-    return [found for found in after if found.graph is not graph]
+    return [candidate for candidate in after if candidate.graph is not graph]
 
 
 def opportunities(
-    graph: Graph, found: Sequence[Rewritten], backend: MlxBackend, costs: CostModel
+    graph: Graph, candidates: Sequence[Rewritten], backend: MlxBackend, costs: CostModel
 ) -> list[FusionOpportunity]:
-    """The best first."""
+    """Return the opportunities, the best first."""
     teller = _Teller(graph, backend, costs)
-    made = [
-        *(teller.by_rule(r) for r in found),
+    opportunities = [
+        *(teller.by_rule(r) for r in candidates),
         *(teller.with_bias(*pair) for pair in biased_products(graph)),
         *(teller.as_kernel(nodes) for nodes in elementwise_groups(graph)),
     ]
-    return sorted(made, key=lambda o: -o.estimated_speedup)
+    return sorted(opportunities, key=lambda o: -o.estimated_speedup)
 
 
 def lowered(graph: Graph, backend: MlxBackend) -> Graph:
-    """What the backend would be given."""
+    """Decompose the graph for the backend."""
     return backend.decomposed(graph, PLAIN)
 
 
@@ -77,16 +77,16 @@ class _Teller:
     def __init__(self, graph: Graph, backend: MlxBackend, costs: CostModel) -> None:
         self.graph, self.backend, self.costs = graph, backend, costs
 
-    def by_rule(self, found: Rewritten) -> FusionOpportunity:
-        kept, before = {id(n) for n in found.graph.nodes}, {id(n) for n in self.graph.nodes}
-        old = [n for n in worked(self.graph.nodes) if id(n) not in kept]
-        new = [n for n in worked(found.graph.nodes) if id(n) not in before]
+    def by_rule(self, candidate: Rewritten) -> FusionOpportunity:
+        new_ids, before = {id(n) for n in candidate.graph.nodes}, {id(n) for n in self.graph.nodes}
+        old = [n for n in worked(self.graph.nodes) if id(n) not in new_ids]
+        new = [n for n in worked(candidate.graph.nodes) if id(n) not in before]
         return FusionOpportunity(
-            found.rule.name,
+            candidate.rule.name,
             tuple(n.op.name for n in old),
             self._alone(old) / max(self._alone(new), 1e-9),
             self._call(self.graph),
-            lambda: self._call(found.graph),
+            lambda: self._call(candidate.graph),
         )
 
     def with_bias(self, product: Node, addition: Node) -> FusionOpportunity:
@@ -105,19 +105,19 @@ class _Teller:
         )
 
     def as_kernel(self, nodes: list[Node]) -> FusionOpportunity:
-        """One kernel starts once, and reads and writes memory once; what it computes stays."""
+        """Estimate a fused kernel: one launch, one pass over memory, the same arithmetic."""
         per_byte = 1 / self.costs.bytes_per_second if self.costs.bytes_per_second else 0.0
-        alone = [self._alone([n]) for n in nodes]
+        separate = [self._alone([n]) for n in nodes]
         start = self.costs.smallest
-        computed = sum(max(a - per_byte * size_of(n)[1] - start, 0.0) for a, n in zip(alone, nodes, strict=True))
+        computed = sum(max(a - per_byte * size_of(n)[1] - start, 0.0) for a, n in zip(separate, nodes, strict=True))
         inner = {v for n in nodes for v in n.results}
-        outside = {v for n in nodes for v in n.operands if v is not None and v not in inner}
-        once = per_byte * (sum(nbytes(v.type) for v in outside) + nbytes(nodes[-1].result.type))
+        captures = {v for n in nodes for v in n.operands if v is not None and v not in inner}
+        once = per_byte * (sum(nbytes(v.type) for v in captures) + nbytes(nodes[-1].result.type))
         part = part_of(nodes)
         return FusionOpportunity(
             "element-wise group",
             tuple(n.op.name for n in nodes),
-            sum(alone) / max(start + computed + once, 1e-9),
+            sum(separate) / max(start + computed + once, 1e-9),
             self._call(part),
             lambda: self._call(part, jit=True),
         )
@@ -133,24 +133,24 @@ class _Teller:
 
 
 def elementwise_groups(graph: Graph) -> list[list[Node]]:
-    """Rows of element-wise operations of which nobody else reads the inner results, as long as they can be."""
+    """Return maximal groups of element-wise operations whose inner results have no other users."""
     groups: list[list[Node]] = []
-    of: dict[Value, list[Node]] = {}
+    group_of: dict[Value, list[Node]] = {}
     outputs = set(graph.outputs)
     for node in worked(graph.nodes):
         if not node.op.elementwise:
             continue
-        joined: list[Node] | None = None
+        merged: list[Node] | None = None
         for v in node.operands:
-            before = of.get(v) if v is not None else None
+            before = group_of.get(v) if v is not None else None
             single = before is not None and before[-1].result is v and len(graph.users[v]) == 1 and v not in outputs
-            if joined is None and single and v is not None and v.type.shape == node.result.type.shape:
-                joined = before
-        if joined is None:
-            joined = []
-            groups.append(joined)
-        joined.append(node)
-        of[node.result] = joined
+            if merged is None and single and v is not None and v.type.shape == node.result.type.shape:
+                merged = before
+        if merged is None:
+            merged = []
+            groups.append(merged)
+        merged.append(node)
+        group_of[node.result] = merged
     return [group for group in groups if len(group) > 1]
 
 
@@ -167,14 +167,14 @@ def biased_products(graph: Graph) -> list[tuple[Node, Node]]:
 
 
 def part_of(nodes: Sequence[Node]) -> Graph:
-    """Some nodes as a graph of their own; what they read becomes its inputs."""
+    """Extract nodes as a graph whose inputs are their captures."""
     builder = Builder("part")
     names: dict[Value, Value] = {}
-    made = {v for n in nodes for v in n.results}
+    results = {v for n in nodes for v in n.results}
     with builder:
         for node in nodes:
             for v in node.operands:
-                if v is not None and v not in made and v not in names:
+                if v is not None and v not in results and v not in names:
                     names[v] = builder.input(v.name, v.type.shape, v.type.dtype)
         copies = []
         for node in nodes:
@@ -187,8 +187,8 @@ def part_of(nodes: Sequence[Node]) -> Graph:
 def fusing_rules() -> list[Rule]:
     """Return the rules of ``MlxKernelFusion`` for quantized values, and those of the installed passes that fuse."""
     rules: list[Rule] = [ELIMINATE]
-    for name, found in plugins.passes().items():
-        if found.spec.stage in ("fuse", "specialise") and found.spec.level is not None:
+    for name, entry in plugins.passes().items():
+        if entry.spec.stage in ("fuse", "specialise") and entry.spec.level is not None:
             loaded = plugins.load_pass(name)
             if isinstance(loaded, RuleSet):
                 rules += loaded.rules

@@ -1,8 +1,8 @@
 """``MlxMemoryOptimizer``: input buffers that are filled again, and memory that is known before it is taken.
 
-MLX's arrays are values and its allocator keeps freed memory, so there is nothing to gain in pooling what operations
-make. A staged tensor keeps its memory from use to use, so that the memory of inputs is known and bounded. MLX is lazy,
-and may read an array long after it was handed out; so ``array`` is a copy, made before the memory is written again.
+MLX arrays are immutable and its allocator caches freed memory, so pooling the results of operations gains nothing. A
+staged tensor keeps its buffer across uses, so that the memory of inputs is known and bounded. MLX is lazy and may read
+an array much later; so ``array`` is a copy, created before the buffer is written again.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class StagedTensor:
     def _leased(self) -> mx.array:
         if self._memory is None:
             raise InputError(
-                "this tensor was returned to its pool and may belong to somebody else by now",
-                hint="use it before return_to_pool, or ask for another one with get_or_create_tensor",
+                "this tensor was returned to its pool and may be in use again",
+                hint="use it before return_to_pool, or call get_or_create_tensor again",
             )
         return self._memory
 
     def _finish_reads(self) -> mx.array:
-        """Make the copy that was handed out, if any, so that the memory may be written."""
+        """Evaluate the pending copy, if any, so that the buffer may be written."""
         memory = self._leased()
         if self._contents is not None:
             mx.eval(self._contents)
@@ -80,12 +80,12 @@ class StagedTensor:
         array = self._finish_reads()
         half = array.dtype == mx.bfloat16
         memory = np.asarray(array.view(mx.uint16) if half else array)
-        given = np.asarray(data)
-        if given.ndim and given.shape != memory.shape:
-            raise InputError(f"a tensor of shape {list(self.shape)} cannot be filled with {list(given.shape)}")
+        source = np.asarray(data)
+        if source.ndim and source.shape != memory.shape:
+            raise InputError(f"a tensor of shape {list(self.shape)} cannot be filled with {list(source.shape)}")
         if half:
-            given = given.astype(as_dtype("bfloat16").numpy).view(np.uint16)
-        memory[...] = given
+            source = source.astype(as_dtype("bfloat16").numpy).view(np.uint16)
+        memory[...] = source
         return self.array
 
 
@@ -108,8 +108,8 @@ class MemoryStats:
 
     @property
     def hit_rate(self) -> float:
-        asked = self.pool_hits + self.pool_misses
-        return self.pool_hits / asked if asked else 0.0
+        requests = self.pool_hits + self.pool_misses
+        return self.pool_hits / requests if requests else 0.0
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class AllocatorStats:
 
 @dataclass(frozen=True)
 class Batch:
-    """Tensors of one shape and dtype, one after the other in memory; ``places`` says which ones of those given."""
+    """Tensors of one shape and dtype, contiguous in memory; ``places`` holds their positions in the argument."""
 
     array: mx.array
     places: tuple[int, ...]
@@ -143,7 +143,7 @@ class MlxMemoryOptimizer:
 
     # -- the pool ----------------------------------------------------------------------------------------------------
     def get_or_create_tensor(self, shape: Sequence[int], dtype: Any = None, device: str | None = None) -> StagedTensor:
-        """A tensor from the pool, with whatever it held last, or a new one of zeros.
+        """Return a tensor from the pool, with its previous contents, or a new one of zeros.
 
         ``dtype`` is MLX's, or a name. ``device`` (cpu, gpu) is where it will be used: memory is shared by both.
         """
@@ -167,11 +167,11 @@ class MlxMemoryOptimizer:
         return lease
 
     def return_to_pool(self, tensor: StagedTensor, device: str | None = None) -> None:
-        """End a lease; the tensor waits for the next one, or is let go where the pool is full."""
+        """End a lease; the tensor becomes free for the next one, or is released if the pool is full."""
         if not isinstance(tensor, StagedTensor):
             raise InputError(
                 f"a {type(tensor).__name__} does not belong to a pool",
-                hint="return what get_or_create_tensor gave, not its .array",
+                hint="pass the tensor of get_or_create_tensor, not its .array",
             )
         tensor._leased()  # raises where it was returned before
         if id(tensor) not in self._leased:
@@ -186,7 +186,7 @@ class MlxMemoryOptimizer:
 
     @contextmanager
     def staged(self, shape: Sequence[int], dtype: Any = None) -> Iterator[StagedTensor]:
-        """A lease for a ``with`` block."""
+        """Lease a tensor for a ``with`` block."""
         tensor = self.get_or_create_tensor(shape, dtype)
         try:
             yield tensor
@@ -209,7 +209,7 @@ class MlxMemoryOptimizer:
         self._current -= size
 
     def _lost(self, number: int) -> None:
-        """A lease that was never returned, and that nobody holds any longer."""
+        """Handle a tensor that was garbage collected before it was returned."""
         size = self._leased.pop(number, None)
         if size is not None:
             self._let_go(size)
@@ -239,9 +239,9 @@ class MlxMemoryOptimizer:
         """MLX's own limits inside a ``with`` block: of memory in use, and of freed memory that it keeps."""
         undo = []
         try:
-            for given, setter in ((memory, mx.set_memory_limit), (cache, mx.set_cache_limit)):
-                if given is not None:
-                    undo.append((setter, setter(parse_bytes(given) if isinstance(given, str) else given)))
+            for limit, setter in ((memory, mx.set_memory_limit), (cache, mx.set_cache_limit)):
+                if limit is not None:
+                    undo.append((setter, setter(parse_bytes(limit) if isinstance(limit, str) else limit)))
             yield
         finally:
             for setter, before in undo:
@@ -260,10 +260,10 @@ class MlxMemoryOptimizer:
 
 
 def planned_bytes(compiled: Any, inputs: Mapping[str, Any] | None = None) -> int:
-    """Bytes that a call may take.
+    """Return an upper bound of the bytes of a call.
 
-    The plan says what is alive at once if operations run one after the other. MLX allocates ahead of them, so so many
-    of the largest value are added, as long as there are as many.
+    The plan gives the live set of sequential execution. MLX allocates ahead, so ``AHEAD`` buffers of the largest value
+    are added, up to the sum of all values.
     """
     report = compiled.memory_report(inputs)
     largest = max((size for _, size in report.largest), default=0)
@@ -273,7 +273,7 @@ def planned_bytes(compiled: Any, inputs: Mapping[str, Any] | None = None) -> int
 
 def _key(shape: Sequence[int], dtype: Any, device: str | None) -> tuple[tuple[int, ...], Any]:
     if device is not None and str(device) not in ("cpu", "gpu"):
-        raise OptionError(f"'{device}' is no device of MLX", facts=["there are: cpu, gpu"])
+        raise OptionError(f"'{device}' is not a device of MLX", facts=["there are: cpu, gpu"])
     if not isinstance(dtype, mx.Dtype):
         kind = as_dtype(dtype if dtype is not None else "float32")
         dtype = getattr(mx, "bool_" if kind.is_bool else kind.name)

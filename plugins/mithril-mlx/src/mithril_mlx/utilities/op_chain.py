@@ -30,17 +30,15 @@ def known(name: str) -> str:
 
 
 def takes(name: str) -> int:
-    """How many arrays an operation needs."""
+    """Return the number of arrays that an operation needs."""
     op = operation(known(name))
     if op.variadic or len(op.results) != 1:
-        raise InputError(
-            f"'{name}' cannot stand in a row of operations: it has no fixed number of operands and results"
-        )
+        raise InputError(f"'{name}' cannot be part of a sequence: its number of operands or results is not fixed")
     return len(op.operands) - len(op.optional)
 
 
 def arrays_for(operations: Sequence[str]) -> int:
-    """How many arrays a row of operations works on."""
+    """Return the number of arrays that a sequence of operations needs."""
     return sum(takes(name) for name in operations) - (len(operations) - 1)
 
 
@@ -49,13 +47,13 @@ def type_of(array: mx.array) -> TensorType:
 
 
 def chain(operations: Sequence[str], types: Sequence[TensorType]) -> Graph:
-    """The graph of a row of operations on arrays of these types."""
+    """Build the graph of a sequence of operations on arrays of these types."""
     if not operations:
         raise InputError("there are no operations to run")
-    wanted = arrays_for(operations)
-    if len(types) != wanted:
+    num_arrays = arrays_for(operations)
+    if len(types) != num_arrays:
         raise InputError(
-            f"{', '.join(operations)} work on {wanted} arrays, not on {len(types)}",
+            f"{', '.join(operations)} work on {num_arrays} arrays, not on {len(types)}",
             facts=["the first operation takes its operands, each further one the result so far and the next arrays"],
         )
 
@@ -72,14 +70,14 @@ def chain(operations: Sequence[str], types: Sequence[TensorType]) -> Graph:
 
 
 def build(graph: Graph, *, jit: bool) -> Any:
-    """A function of arrays that computes the one result of a graph."""
+    """Return a function of arrays that computes the only result of a graph."""
     backend = MlxBackend()
     options = BuildOptions(jit=jit)
     executable: Any = backend.build(backend.decomposed(graph, options), options)
     names, (output,) = [i.name for i in graph.inputs], graph.output_names
 
     def call(*arrays: mx.array) -> mx.array:
-        made: mx.array = executable({}, dict(zip(names, arrays, strict=True)))[output]
-        return made
+        result: mx.array = executable({}, dict(zip(names, arrays, strict=True)))[output]
+        return result
 
     return call

@@ -1,4 +1,4 @@
-"""``MlxProfiler``: how long operations take, although MLX only notes them down until somebody asks for a result."""
+"""``MlxProfiler``: times of operations, despite MLX's lazy evaluation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Running:
     results: Any = None
 
     def waits(self, result: Any) -> Any:
-        """The result, which belongs to what is timed: it is computed before the clock is stopped."""
+        """Include a result in the timed operation: it is evaluated before the clock stops."""
         self.results = result if self.results is None else [self.results, result]
         return result
 
@@ -76,7 +76,7 @@ class MlxProfiler:
         """Compute ``results`` and return the seconds since the operation began.
 
         Without results, the arrays among the variables of the caller are computed. If there are none, the time is that
-        of the operations that were computed meanwhile, and a warning says so.
+        of the operations that were computed in this period, with a warning.
         """
         if not self._running:
             raise InputError("no operation is running", hint="profiler.start_operation(name) comes before")
@@ -103,7 +103,7 @@ class MlxProfiler:
 
     @contextmanager
     def operation(self, name: str, *, flops: int = 0, bytes: int = 0) -> Iterator[_Running]:
-        """``with profiler.operation("matmul") as op: y = op.waits(a @ b)``; what raises is not counted."""
+        """Time a block: ``with profiler.operation("matmul") as op: y = op.waits(a @ b)``; exceptions discard it."""
         mx.eval(_arrays_in_scope())
         mx.synchronize()
         running = self._start(name, flops, bytes)
@@ -118,26 +118,26 @@ class MlxProfiler:
         """``function(*arrays)``, computed and timed; the arrays are computed before, and their bytes are counted."""
         mx.eval(arrays)
         with self.operation(name, flops=flops) as running:
-            made = running.waits(function(*arrays))
-            mx.eval(made)
-            running.bytes = _bytes(arrays) + _bytes(made)
-        return made
+            result = running.waits(function(*arrays))
+            mx.eval(result)
+            running.bytes = _bytes(arrays) + _bytes(result)
+        return result
 
     def profile(self, compiled: Any, params: Mapping[str, Any], inputs: Mapping[str, Any], runs: int = 1) -> Any:
         """Run a compiled model, and time each of its operations by layer; the outputs.
 
         Whole calls are timed as well. Operation by operation takes longer than a whole call, since each is waited for.
         """
-        made = None
-        with ml.profile() as found:
+        result = None
+        with ml.profile() as recording:
             for _ in range(runs):
-                made = compiled.evaluate(params, inputs)
-        self.recorder.events += found.recorder.events
-        return made
+                result = compiled.evaluate(params, inputs)
+        self.recorder.events += recording.recorder.events
+        return result
 
     # -- what was measured -------------------------------------------------------------------------------------------
     def get_average_time(self, name: str) -> float | None:
-        """Mean seconds of an operation, or None where it never ran."""
+        """Return the mean seconds of an operation, or None if it never ran."""
         times = self._times().get(name)
         return float(np.mean(times)) if times else None
 
@@ -149,7 +149,7 @@ class MlxProfiler:
         }
 
     def percentiles(self, name: str, which: tuple[float, ...] = PERCENTILES) -> dict[float, float]:
-        """Seconds that so many percent of an operation's runs stayed below."""
+        """Return percentiles of the seconds of an operation."""
         times = self._times().get(name)
         if not times:
             raise InputError(f"no operation '{name}' was measured", facts=[f"measured: {', '.join(self._times())}"])
@@ -166,19 +166,19 @@ class MlxProfiler:
         return ProfileStats(self.recorder).call_seconds
 
     def write(self, path: str | Path) -> None:
-        """A Chrome trace; nested operations lie within each other."""
+        """Write a Chrome trace with nested operations."""
         self.recorder.write(path)
 
     def reset(self) -> None:
-        """Forget what was measured."""
+        """Discard all measurements."""
         self.recorder = Recorder()
 
     def _times(self) -> dict[str, list[float]]:
-        found: dict[str, list[float]] = {}
+        seconds: dict[str, list[float]] = {}
         for event in self.recorder.of("run", "operation"):
             name = f"{event.layer}: {event.name}" if event.layer else event.name
-            found.setdefault(name, []).append(event.seconds)
-        return found
+            seconds.setdefault(name, []).append(event.seconds)
+        return seconds
 
     def __str__(self) -> str:
         return str(self.execution_breakdown)

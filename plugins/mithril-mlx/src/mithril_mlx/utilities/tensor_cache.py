@@ -1,5 +1,4 @@
-"""``MlxTensorCache``: tensors by key, with what is particular to MLX: laziness, and slices that hold what they were cut
-from."""
+"""``MlxTensorCache``: tensors by key, evaluated before storing, and copied out of larger buffers."""
 
 from __future__ import annotations
 
@@ -49,18 +48,18 @@ class MlxTensorCache:
         self._kept.put(key, settled(tensor), version)
 
     def get(self, key: Hashable, version: Any = None) -> Any:
-        """The tensor, or None."""
+        """Return the tensor, or None."""
         return self._kept.get(key, version)
 
     def get_or_compute(self, key: Hashable, compute: Callable[[], Any], version: Any = None) -> Any:
-        """The tensor, made by ``compute`` where it is missing; threads that ask meanwhile wait for it."""
+        """Return the tensor, or compute and store it; concurrent requests wait for it."""
         return self._kept.get_or_compute(key, lambda: settled(compute()), version)
 
     def remove(self, key: Hashable) -> bool:
         return self._kept.remove(key)
 
     def cleanup(self) -> int:
-        """Let go of what is too old; how many entries that were. It is also done while tensors are put."""
+        """Remove expired entries and return their number; ``put`` does so, too."""
         return self._kept.cleanup()
 
     def clear(self) -> None:
@@ -85,9 +84,9 @@ class MlxTensorCache:
 def settled(tensor: Any) -> Any:
     """Computed, and holding no more memory than its own: a lazy array would keep all that it is to be made from,
     and a slice the array it was cut from."""
-    made = tree_map(lambda x: mx.contiguous(x) if isinstance(x, mx.array) else x, tensor)
-    mx.eval(made)
-    return made
+    computed = tree_map(lambda x: mx.contiguous(x) if isinstance(x, mx.array) else x, tensor)
+    mx.eval(computed)
+    return computed
 
 
 def tree_bytes(tensor: Any) -> int:

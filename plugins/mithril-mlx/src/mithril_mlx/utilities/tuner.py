@@ -1,4 +1,4 @@
-"""``MlxAutoTuner``: which of several ways is fastest, measured in turns, checked for equal results, and remembered."""
+"""``MlxAutoTuner``: finds the fastest of several functions by interleaved timing; checks and stores the result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MARGIN = 0.03  # of the time: smaller gains are noise, and the first configurati
 
 @dataclass
 class Benchmark:
-    """What was found for one operation: seconds of what ran, and why the rest ``failed``."""
+    """Result for one operation: seconds by configuration, and the reasons of those that ``failed``."""
 
     operation: str
     best: str
@@ -43,11 +43,11 @@ class Benchmark:
 
 
 class MlxAutoTuner:
-    """Finds the fastest configuration of an operation, and finds it again in the next process.
+    """Finds the fastest configuration of an operation and stores it across processes.
 
-    Results lie in ``store`` (a folder; True is the user's cache folder, False keeps them in memory), by operation,
-    arrays' shapes and dtypes, device and versions: where one of these changes, it is measured anew. An answer from
-    another process is looked at again at its first use: where it no longer holds, all is measured anew.
+    Results are stored in ``store`` (a directory; True is the user's cache directory, False keeps them in memory) by
+    operation, shapes and dtypes of the arrays, device and versions; a change of any of these measures again. A result
+    of another process is verified at its first use; if it no longer holds, all configurations are measured again.
     """
 
     def __init__(self, store: Store | str | Path | bool = True) -> None:
@@ -57,7 +57,7 @@ class MlxAutoTuner:
         elif store is True:
             self._store = Store()
         self.results: dict[tuple[str, Hashable], Benchmark] = {}
-        self._checked: set[tuple[str, Hashable]] = set()  # answers measured, or looked at again, in this process
+        self._checked: set[tuple[str, Hashable]] = set()  # results measured or verified in this process
 
     def benchmark_operation(
         self,
@@ -69,7 +69,7 @@ class MlxAutoTuner:
         rounds: int = 3,
         anew: bool = False,
     ) -> str:
-        """The configuration for which ``benchmark(config)``, asked in turns, tells the smallest time in seconds.
+        """Return the configuration with the smallest ``benchmark(config)`` in seconds, measured interleaved.
 
         ``arrays`` are those that the operation works on: each set of shapes and dtypes is a question of its own.
         ``anew`` measures although the answer is known.
@@ -111,10 +111,10 @@ class MlxAutoTuner:
             mx.eval(arrays)
             for config, way in ways.items():
                 try:
-                    made = _leaves(way(*arrays))
+                    leaves = _leaves(way(*arrays))
                     if reference is None:
-                        reference = made
-                    elif tolerance is not None and (error := _apart(reference, made)) > tolerance:
+                        reference = leaves
+                    elif tolerance is not None and (error := _apart(reference, leaves)) > tolerance:
                         failed[config] = f"its results differ by {error:.2g}"
                         continue
                     racing[config] = _waited(way, arrays)
@@ -125,13 +125,13 @@ class MlxAutoTuner:
         return self._known_or(name, list(ways), arrays, search, lambda: search(seconds / 10), anew)
 
     def get_optimal_config(self, name: str, arrays: Sequence[Any] = ()) -> str | None:
-        """What was found for these arrays, in this process or an earlier one; None where nothing is known."""
+        """Return the stored result for these arrays, of this process or an earlier one, or None."""
         kinds = _kinds(arrays)
         if (name, kinds) not in self.results:
-            kept = self._read(name, kinds)
-            if kept is None:
+            entry = self._read(name, kinds)
+            if entry is None:
                 return None
-            self.results[name, kinds] = kept
+            self.results[name, kinds] = entry
         return self.results[name, kinds].best
 
     # -- keeping -----------------------------------------------------------------------------------------------------
@@ -148,18 +148,18 @@ class MlxAutoTuner:
         if not configs:
             raise InputError(f"there is no configuration of '{name}' to choose from")
         kinds = _kinds(arrays)
-        known = None if anew else self._read(name, kinds)
-        is_answer = known is not None and set(configs) == {*known.seconds, *known.failed}
-        if known is not None and is_answer and ((name, kinds) in self._checked or self._still_holds(known, look)):
+        entry = None if anew else self._read(name, kinds)
+        is_answer = entry is not None and set(configs) == {*entry.seconds, *entry.failed}
+        if entry is not None and is_answer and ((name, kinds) in self._checked or self._still_holds(entry, look)):
             self._checked.add((name, kinds))
-            self.results[name, kinds] = known
-            return known
-        found = self.results[name, kinds] = search()
+            self.results[name, kinds] = entry
+            return entry
+        result = self.results[name, kinds] = search()
         self._checked.add((name, kinds))
         if self._store is not None:
-            data = {"best": found.best, "seconds": found.seconds, "failed": found.failed}
+            data = {"best": result.best, "seconds": result.seconds, "failed": result.failed}
             self._store.put(_key(name, kinds), {"tuned": json.dumps(data).encode()})
-        return found
+        return result
 
     def _read(self, name: str, kinds: Hashable) -> Benchmark | None:
         parts = self._store.get(_key(name, kinds)) if self._store is not None else None
@@ -168,22 +168,22 @@ class MlxAutoTuner:
         try:
             data = json.loads(parts["tuned"])
             times = {str(c): float(s) for c, s in data["seconds"].items()}
-            known = Benchmark(name, str(data["best"]), times, dict(data["failed"]), True)
+            benchmark = Benchmark(name, str(data["best"]), times, dict(data["failed"]), True)
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
-        return known if known.best in known.seconds else None
+        return benchmark if benchmark.best in benchmark.seconds else None
 
     @staticmethod
-    def _still_holds(known: Benchmark, look: Callable[[], Benchmark]) -> bool:
+    def _still_holds(benchmark: Benchmark, look: Callable[[], Benchmark]) -> bool:
         """Whether a stored answer runs, and a short look finds nothing twice as fast."""
         now = look().seconds
-        return known.best in now and min(now.values()) >= CHANGED * now[known.best]
+        return benchmark.best in now and min(now.values()) >= CHANGED * now[benchmark.best]
 
     @staticmethod
     def _decided(name: str, times: Mapping[str, float], failed: dict[str, str]) -> Benchmark:
         if not times:
             raise BackendError(
-                f"no configuration of '{name}' could be run", facts=[f"{c}: {why}" for c, why in failed.items()]
+                f"no configuration of '{name}' could be run", facts=[f"{c}: {reason}" for c, reason in failed.items()]
             )
         best = min(times, key=lambda c: times[c])
         first = next(iter(times))
@@ -193,7 +193,7 @@ class MlxAutoTuner:
 
 
 def _key(name: str, kinds: Hashable) -> str:
-    """Everything that the answer depends on."""
+    """Return a key of everything that the result depends on."""
     device = {k: v for k, v in mx.device_info().items() if k != "memory_size"}
     versions = [version("mlx"), version("mithril-mlx")]
     return fingerprint("mlx-tuner", name, kinds, str(mx.default_device()), device, str(BLAS), versions)
@@ -214,18 +214,18 @@ def _waited(way: Callable[..., Any], arrays: Sequence[Any]) -> Callable[[], Any]
     return call
 
 
-def _leaves(made: Any) -> list[np.ndarray[Any, Any]]:
-    parts = made if isinstance(made, (list, tuple)) else [made]
+def _leaves(result: Any) -> list[np.ndarray[Any, Any]]:
+    parts = result if isinstance(result, (list, tuple)) else [result]
     return [np.array(x.astype(mx.float32) if x.dtype == mx.bfloat16 else x) for x in parts]
 
 
-def _apart(expected: list[np.ndarray[Any, Any]], made: list[np.ndarray[Any, Any]]) -> float:
-    if len(expected) != len(made) or any(a.shape != b.shape for a, b in zip(expected, made, strict=True)):
+def _apart(expected: list[np.ndarray[Any, Any]], actual: list[np.ndarray[Any, Any]]) -> float:
+    if len(expected) != len(actual) or any(a.shape != b.shape for a, b in zip(expected, actual, strict=True)):
         return float("inf")
     return max(
         (
             float(relative_error(a.astype(np.float32), b.astype(np.float32)))
-            for a, b in zip(expected, made, strict=True)
+            for a, b in zip(expected, actual, strict=True)
         ),
         default=0.0,
     )
