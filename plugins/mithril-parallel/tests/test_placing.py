@@ -11,7 +11,7 @@ from mithril import Builder
 from mithril.base.registry import operation as op
 from mithril_parallel.mesh import Mesh
 from mithril_parallel.placing.propagate import propagate
-from mithril_parallel.placing.rules import RULES, groups
+from mithril_parallel.placing.rules import passage
 from mithril_parallel.placing.strategy import choose
 
 MESH = Mesh({"data": 2, "model": 4})
@@ -166,25 +166,46 @@ def test_merged_axes_keep_a_split_and_cut_ones_only_the_outermost():
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "expected"),
+    ("before", "split", "after", "need", "give"),
     [
-        ((4, 32), (4, 8, 4), [([0], [0]), ([1], [1, 2])]),
-        ((4, 8, 4), (32, 4), [([0, 1], [0]), ([2], [1])]),
-        ((6,), (1, 6, 1), [([], [0]), ([0], [1]), ([], [2])]),
-        ((2, 3, 4), (24,), [([0, 1, 2], [0])]),
+        ((4, 32), (None, "model"), (4, 8, 4), (None, "model"), (None, "model", None)),
+        ((4, 8, 4), (None, "model", None), (32, 4), (None, "model", None), ("model", None)),
+        ((6,), ("data",), (1, 6, 1), ("data",), (None, "data", None)),
+        ((2, 3, 4), (None, None, "model"), (24,), (None, None, "model"), ("model",)),
+        ((8,), ("model",), (2, 4), (None,), (None, None)),  # two pieces, and four devices
+        ((4, 6), ("model", None), (3, 8), (None, None), (None, None)),  # cut unevenly
     ],
 )
-def test_axes_that_a_reshape_joins_or_cuts(before, after, expected):
-    found = [g for g in groups(before, after) if g[0] and g[1]]
-    wanted = [g for g in expected if g[0] and g[1]]
-    # Axes of length one may stand in any group.
-    assert [[k for k in left if before[k] > 1] for left, _ in found] == [
-        [k for k in left if before[k] > 1] for left, _ in wanted
-    ]
-    assert [[k for k in right if after[k] > 1] for _, right in found] == [
-        [k for k in right if after[k] > 1] for _, right in wanted
-    ]
+def test_axes_that_a_reshape_joins_or_cuts(before, split, after, need, give):
+    with Builder("reshape") as b:
+        op("reshape")(b.input("x", before), shape=after)
+    found = passage(b.nodes[0], [split], MESH)
+    assert (found.needs, found.gives) == ((need,), (give,))
 
 
-def test_every_rule_is_of_an_operation_that_exists():
-    assert all(op(name).name == name for name in RULES)
+@pytest.mark.parametrize(
+    ("name", "split", "give", "sums", "at_once"),
+    [
+        ("sum", (None, "model"), (None,), {"model"}, False),
+        ("mean", ("data", "model"), ("data",), {"model"}, False),
+        ("max", (None, "model"), (None,), {"model"}, True),
+        ("prod", (None, "model"), (None,), {"model"}, True),
+        ("cumsum", ("data", "model"), ("data", None), set(), False),
+    ],
+)
+def test_reductions_join_parts_and_scans_need_the_whole(name, split, give, sums, at_once):
+    with Builder("reduce") as b:
+        op(name)(b.input("x", (8, 16)), axis=1)
+    found = passage(b.nodes[0], [split], MESH)
+    assert (found.gives, found.sums, found.at_once) == ((give,), sums, at_once)
+
+
+def test_a_product_of_another_distribution_passes_as_matmul_does():
+    with Builder("twins") as b:
+        x, w = b.input("x", (8, 16)), b.input("w", (16, 12))
+        op("matmul")(x, w)
+        op("dot")(x, w, contract_a=(1,), contract_b=(0,))
+    splits = [("data", "model"), ("model", None)]
+    first, second = (passage(node, splits, MESH) for node in b.nodes)
+    assert first == second
+    assert first.sums == {"model"}

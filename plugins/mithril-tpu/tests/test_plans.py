@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from gpt import gpt
 from lstm_lm import lstm_lm
 from resnet18 import resnet18
-from small_models import block
+from small_models import block, scalar_loss
 
 import mithril as ml
 import mithril_tpu
+from mithril.backend.base import BuildOptions
 from mithril.ir import same
 from mithril.runtime.program import Kind, Request
-from mithril_parallel.mesh import DATA, MODEL
+from mithril_parallel.mesh import DATA, MODEL, Mesh
+from mithril_parallel.placing.propagate import propagate
+from mithril_parallel.placing.strategy import choose
 from mithril_parallel.xla_model.program import XlaGraphs
+from mithril_tpu.aot.program import AheadProgram, cpu_devices
 
 SHAPES = {"x": [16, 128, 256]}
 
@@ -42,6 +48,26 @@ def test_plans_have_the_graphs_that_jax_compiles(name):
         compiled = ml.compile(make(), backend, shapes=shapes)
         graphs.append(compiled.compiler.lowered(Request(compiled.programs[0].request.types, Kind(True, (of,)))))
     assert same(*graphs)
+
+
+def one_step(make, shapes, of):
+    """Return the graph of a training step, and its function for XLA."""
+    compiled = ml.compile(make(), ml.JaxBackend(device="cpu"), shapes=shapes)
+    graph = compiled.compiler.lowered(Request(compiled.programs[0].request.types, Kind(True, (of,))))
+    return graph, compiled.backend.build_whole(graph, BuildOptions()).forward
+
+
+@pytest.mark.parametrize("axes", [{"data": 4}, {"model": 4}, {"data": 2, "model": 4}], ids=str)
+def test_exchanges_are_those_of_the_compiled_program(axes):
+    graph, forward = one_step(lambda: scalar_loss(64), {"x": [8, 32]}, "loss")
+    mesh = Mesh({"data": 1, "model": 1, **axes})
+    choice = choose(graph, mesh)
+    predicted = Counter()
+    for exchange in propagate(graph, mesh, choice.splits).exchanges:
+        predicted[exchange.kind] += exchange.bytes
+    devices = cpu_devices(mesh.devices)
+    program = AheadProgram(forward, graph, choice, ml.plugins.target("cpu").spec, devices, present=True)
+    assert predicted == {kind: c.bytes for kind, c in program.analysis.collectives.items()}
 
 
 @pytest.mark.slow

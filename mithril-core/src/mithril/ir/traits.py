@@ -158,6 +158,12 @@ def linear_in(node: Node, operand: int) -> bool:
     return not op.variadic and [op.operands[operand]] in groups
 
 
+def is_addition(node: Node) -> bool:
+    """Whether operands are added or subtracted: an element-wise operation, linear in all of them together."""
+    op = node.op
+    return op.elementwise and len(op.operands) > 1 and op.linear == " ".join(op.operands)
+
+
 def precision(node: Node) -> str:
     """Return how a node runs under mixed precision: "low", "full", or "follow" for the dtype of its operands.
 
@@ -183,6 +189,7 @@ def is_unchanged(node: Node) -> bool:
 
 __all__ = [
     "body",
+    "is_addition",
     "is_cheap",
     "is_expensive",
     "is_fold",

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from mithril.ir import Node, Value
-from mithril.ir.axes import Axes, Factors
+from mithril.ir import Node
+from mithril.ir.axes import Axes, Factors, Role
 from mithril_parallel.mesh import Mesh, Split, base, blocks, in_blocks
 
 Splits = Sequence[Split | None]
+Allows = Callable[[str, Role | None], bool]  # whether a factor of this role may be divided
 
 
 @dataclass(frozen=True)
@@ -20,9 +21,9 @@ class Cut:
     blocks: int = 1
 
 
-def divide(node: Node, splits: Splits, mesh: Mesh, is_zero: Callable[[Value], bool] = lambda v: False) -> Division:
+def divide(node: Node, splits: Splits, mesh: Mesh, allows: Allows) -> Division:
     """Return the division that operands in these splits lead to: factors of results first, then reduced ones."""
-    division = Division(node, mesh, is_zero)
+    division = Division(node, mesh, allows)
     order = {f: k for k, f in enumerate(f for fs in node.axes.results for a in fs for f in a)}
     for factor, cut in sorted(wanted(node.axes, splits), key=lambda w: order.get(w[0], len(order))):
         division.take(factor, cut)
@@ -57,8 +58,8 @@ def length(axes: Axes, factor: str) -> int:
 class Division:
     """Factors of one node that are divided over a mesh."""
 
-    def __init__(self, node: Node, mesh: Mesh, is_zero: Callable[[Value], bool]) -> None:
-        self.node, self.mesh, self.is_zero = node, mesh, is_zero
+    def __init__(self, node: Node, mesh: Mesh, allows: Allows) -> None:
+        self.mesh, self.allows = mesh, allows
         self.axes: Axes = node.axes
         self.cuts: dict[str, Cut] = {}
 
@@ -70,17 +71,10 @@ class Division:
         """Divide a factor if its role allows it, the mesh divides it, and no other one is in the way."""
         size = self.axes.sizes.get(factor, 1)
         divides = isinstance(size, int) and size % (self.mesh.size(cut.axis) * cut.blocks) == 0
-        if factor not in self.cuts and divides and self._allowed(factor) and self._free(factor, cut.axis):
+        if factor in self.cuts or not divides or not self._free(factor, cut.axis):
+            return
+        if self.allows(factor, self.axes.role(factor)):
             self.cuts[factor] = cut
-
-    def _allowed(self, factor: str) -> bool:
-        role = self.axes.role(factor)
-        if role is None or role.kind in ("mean", "max", "min"):
-            return True
-        if role.kind != "sum":
-            return False
-        into = self.node.operands[role.operand] if role.operand is not None else None
-        return into is None or self.is_zero(into)
 
     def _free(self, factor: str, axis: str) -> bool:
         """Whether no other factor of the same mesh axis is in its values, and none in its axes."""

@@ -10,15 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from mithril import ops
 from mithril.ir import Graph, Node, Value
-from mithril.ir.traits import is_permutation, is_source
+from mithril.ir.traits import is_addition, is_permutation, is_source
 from mithril.ops.control_flow import scan_op
 from mithril_parallel.mesh import Mesh, Split, whole
 from mithril_parallel.placing.rules import Passage, as_part, passage, sizes
 
 _FAR = 100  # operations on the longest way, after which XLA gathers anew
-_AT_ONCE = frozenset({"take", "scatter_nd_add"})  # what compilers sum where it is made
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +110,7 @@ def _collected(graph: Graph, carries: int) -> set[Value]:
     out = set()
     for entering, leaving in zip(graph.inputs[:carries], graph.outputs[:carries], strict=True):
         node = graph.producers.get(leaving)
-        if node is not None and node.op is ops.add and graph.users.get(entering.value) == (node,):
+        if node is not None and is_addition(node) and graph.users.get(entering.value) == (node,):
             out.add(leaving)
     return out
 
@@ -153,7 +151,7 @@ def step(placed: Placed, node: Node, readers: Mapping[Value, int] | None = None,
         sums = frozenset(axis for axis in found.sums if placed.mesh.size(axis) > 1) | waiting
         if sums:
             placed.pending[v] = sums
-            if node.op.name in _AT_ONCE:
+            if found.at_once:
                 _settle(placed, v, node)
 
 
@@ -167,7 +165,7 @@ def _still_waiting(
     waits = [placed.pending.get(v, frozenset()) for v in operands]
     if not waits or not waits[0] or any(w != waits[0] for w in waits) or any(readers.get(v, 2) > 1 for v in operands):
         return frozenset()
-    adds = node.op is ops.add and len({v.type for v in operands}) == 1
+    adds = is_addition(node) and len({v.type for v in operands}) == 1
     return waits[0] if (adds or is_permutation(node)) and not found.sums else frozenset()
 
 

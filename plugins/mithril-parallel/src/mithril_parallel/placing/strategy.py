@@ -11,15 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from mithril import ops
 from mithril.base.errors import OptionError
 from mithril.ir import Graph, Input, Node, Value
 from mithril.ir.axes import Axes, Factors
 from mithril.ir.decompose import decompose
-from mithril.ir.traits import is_product
+from mithril.ir.traits import is_product, is_unchanged, is_view
 from mithril_parallel.mesh import DATA, MODEL, Mesh, Split, whole
 from mithril_parallel.placing.propagate import Placed, step
-from mithril_parallel.placing.rules import RULES, Passage, passage, sizes
+from mithril_parallel.placing.rules import Passage, passage, sizes
 
 LINK = "link/"  # inputs and outputs of this name go from stage to stage
 WEIGHTS, ACTIVATIONS = "weights", "activations"  # groups that tensor_split_dims may name
@@ -66,8 +65,8 @@ def choose(
 
 
 def _has_rule(node: Node) -> bool:
-    """Whether a node's splits are known as it stands; else what it is made of is looked at."""
-    return node.op.name in RULES or node.op.elementwise or not node.op.composite
+    """Whether a node's splits are known as it stands; else the nodes of its body are looked at."""
+    return not node.op.composite or node.op.elementwise or node.op.declared_axes is not None
 
 
 def forward_nodes(graph: Graph) -> list[Node]:
@@ -177,13 +176,18 @@ def _place(axes: Axes, slot: int) -> _Weight | None:
     return _Weight(slot, inner[0], outer[-1], x.index(weight[inner[0]]), columns.index(weight[outer[-1]]))
 
 
+def _transposed(node: Node) -> list[int]:
+    """The axis of its one operand that each axis of a result is; empty where they are not the same axes."""
+    (operand,), (result,) = node.axes.operands, node.axes.results
+    if operand is None or len(set(operand)) != len(operand) or sorted(operand) != sorted(result):
+        return []
+    return [operand.index(factors) for factors in result]
+
+
 def _only(axes: Axes, factors: Factors) -> str | None:
     """The factor that an axis is, if it is one."""
     long = [f for f in factors if axes.sizes[f] != 1] or list(factors[-1:])
     return long[0] if len(long) == 1 else None
-
-
-_HANDED_ON = ("transpose", "cast")  # what may stand between a parameter and the product that reads it
 
 
 class _Pairs:
@@ -204,7 +208,7 @@ class _Pairs:
         for at, node in enumerate(self.nodes):
             if _weights(node):
                 self._product(at, node)
-            elif node.op is ops.take:
+            elif node.axes.lookups:
                 self._table(node)
             elif node.op.elementwise:
                 self._bias(node)
@@ -212,12 +216,12 @@ class _Pairs:
             if any(v in self.given for v in node.operands if v is not None):
                 self.given.update(node.results)
 
-    # A parameter and the transposes and casts between it and its reader.
     def _chain(self, v: Value) -> tuple[Input | None, list[Node]]:
+        """Return a parameter with the transposes and casts between it and its reader."""
         chain: list[Node] = []
         while v not in self.parameters:
             node = self.graph.producers.get(v)
-            if node is None or node.op.name not in _HANDED_ON or node.operands[0] is None:
+            if node is None or not is_unchanged(node) or not _transposed(node) or node.operands[0] is None:
                 return None, chain
             chain.append(node)
             v = node.operands[0]
@@ -226,8 +230,7 @@ class _Pairs:
     def _assign(self, parameter: Input, chain: list[Node], axis: int) -> bool:
         """Split a parameter so that what the chain makes of it is split along ``axis``."""
         for node in chain:
-            if node.op is ops.transpose:
-                axis = node.attributes["perm"][axis]
+            axis = _transposed(node)[axis]
         if parameter.name in self.choice.splits:
             return False  # shared, and its first reader chose
         length = sizes(parameter.value)[axis]
@@ -302,9 +305,9 @@ class _Pairs:
 
     def _table(self, node: Node) -> None:
         """A table of embeddings is split by its rows, unless the places looked up are the same for every input."""
-        table, where = node.operands
-        assert table is not None
-        if where not in self.given or node.attributes["axis"] != 0 or table.ndim != 2:
+        ((indices, looked_up, axis), *_) = node.axes.lookups
+        where, table = node.operands[indices], node.operands[looked_up]
+        if where not in self.given or axis != 0 or table is None or node.axes.reads_rows(looked_up) != "rows":
             return
         parameter, chain = self._chain(table)
         if parameter is not None and not chain:
@@ -319,7 +322,7 @@ class _Pairs:
                 continue
             source = self.graph.producers.get(v)
             # Batch norm gives a vector of channels the shape [1, C, 1, 1].
-            if source is not None and source.op is ops.reshape and source.operands[0] in self.parameters:
+            if source is not None and is_view(source) and source.operands[0] in self.parameters:
                 v = source.operands[0]
                 rest = [k for k in need if k is not None]
                 need = (MODEL,) if v is not None and v.ndim == 1 and rest == [MODEL] else need

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 
-from mithril import ops
 from mithril.ir import Node, Output, Value
-from mithril.ir.traits import is_unchanged
+from mithril.ir.traits import is_product, is_unchanged, is_windowed_product
 from mithril_parallel.mesh import DATA, base
 from mithril_parallel.placing.propagate import Placed
 from mithril_parallel.xla_model.fusion_model import Fused
@@ -76,7 +75,9 @@ def sizer(fused: Fused, placed: Placed, *, tiled: bool) -> Callable[[Value], int
 
 def _of_heads(maker: Node | None, shape: tuple[int, ...]) -> bool:
     """Whether a value is a product of attention's heads whose rows fill tiles: it then keeps its few columns."""
-    return maker is not None and maker.op is ops.matmul and len(shape) >= 4 and shape[-2] % TILE[1] == 0
+    if maker is None or len(shape) < 4 or shape[-2] % TILE[1]:
+        return False
+    return is_product(maker) and not is_windowed_product(maker)
 
 
 def _gathered(fused: Fused, placed: Placed) -> list[tuple[int, int, int]]:

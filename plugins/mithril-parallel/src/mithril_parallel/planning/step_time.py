@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log2, prod
 
-from mithril import ops
 from mithril.ir import Node, Value
 from mithril.ir.traits import is_product, is_windowed_product
 from mithril.plugins import HardwareTarget
@@ -13,6 +12,7 @@ from mithril_parallel.mesh import Mesh, Split, whole
 from mithril_parallel.placing.propagate import Exchange, Placed
 from mithril_parallel.placing.rules import passage
 from mithril_parallel.planning.memory_estimate import sizer
+from mithril_parallel.xla_model.convolutions import is_kernel_gradient
 from mithril_parallel.xla_model.fusion_model import Fused, Kernel, walk
 from mithril_parallel.xla_model.image_layout import STRIPS, strip
 
@@ -76,7 +76,7 @@ def _flops(kernel: Kernel, placed: Placed, strips: frozenset[Value]) -> tuple[fl
 
 def _margins(node: Node, placed: Placed, strips: frozenset[Value]) -> float:
     """By how much images in strips are wider than without margins, which are computed as well."""
-    made = node.operands[1] if node.op is ops.conv_weight_grad else node.result if len(node.results) == 1 else None
+    made = node.operands[1] if is_kernel_gradient(node) else node.result if len(node.results) == 1 else None
     if not is_windowed_product(node) or made not in strips:
         return 1.0
     width = placed.local(made)[-1]

@@ -9,7 +9,8 @@ from mithril.ir import Graph
 from mithril_parallel.mesh import DATA, Mesh, Split
 from mithril_parallel.placing.strategy import choose
 from mithril_parallel.sharding.collective_buckets import bucketed
-from mithril_parallel.sharding.spmd import Sharded, cut
+from mithril_parallel.sharding.local_graph import Sharded
+from mithril_parallel.sharding.spmd import cut
 
 CHUNK = "chunk"
 

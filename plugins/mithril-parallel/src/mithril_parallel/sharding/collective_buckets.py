@@ -12,24 +12,24 @@ from math import prod
 from mithril.base.registry import operation
 from mithril.ir import Builder, Graph, Node, Value
 from mithril_parallel.placing.rules import sizes
+from mithril_parallel.sharding.collectives import all_gather, all_reduce, reduce_scatter
 
 BYTES = 25 * 2**20  # of a full bucket
-_GATHER, _SCATTER, _REDUCE = "mesh.all_gather", "mesh.reduce_scatter", "mesh.all_reduce"
 Key = tuple[object, ...]
 
 
 def bucketed(graph: Graph, limit: int = BYTES) -> Graph:
     """The graph with its exchanges together where they can be, none of them moved behind what reads it."""
-    if sum(1 for node in graph.nodes if node.op.name in (_GATHER, _SCATTER, _REDUCE)) < 2:
+    if sum(1 for node in graph.nodes if node.op in _TOGETHER) < 2:
         return graph
     return _Buckets(graph, limit).run()
 
 
 def _key(node: Node) -> Key | None:
     """Sums of one key go together; None for what is no sum."""
-    if node.op.name not in (_SCATTER, _REDUCE) or node.attributes.get("kind", "sum") != "sum":
+    if node.op not in (reduce_scatter, all_reduce) or node.attributes.get("kind", "sum") != "sum":
         return None
-    return (node.op.name, node.attributes["mesh"], node.result.dtype)
+    return (node.op, node.attributes["mesh"], node.result.dtype)
 
 
 def _bytes(node: Node) -> int:
@@ -58,7 +58,7 @@ class _Buckets:
         found: dict[Node, list[Node]] = {}
         filling: dict[Key, list[Node]] = {}
         for node in self.graph.nodes:
-            if node.op.name == _GATHER and node.operands[0] in self.graph.input_of:
+            if node.op is all_gather and node.operands[0] in self.graph.input_of:
                 key = (node.attributes["mesh"], node.result.dtype)
                 if sum(map(_bytes, (*filling.get(key, ()), node))) > self.limit:
                     filling.pop(key, None)
@@ -117,7 +117,7 @@ class _Buckets:
             self.made[nodes[0].result] = nodes[0].result
         elif nodes:
             with self.builder.at(nodes[-1].origin, nodes[-1].tags):
-                found = {_REDUCE: _reduced, _GATHER: _gathered, _SCATTER: _scattered}[nodes[0].op.name](nodes)
+                found = _TOGETHER[nodes[0].op](nodes)
             self.made.update(zip((node.result for node in nodes), found, strict=True))
 
 
@@ -186,3 +186,6 @@ def _moved(x: Value, source: int, to: int) -> Value:
     order.insert(to, source)
     made: Value = x if source == to else operation("transpose")(x, perm=tuple(order))
     return made
+
+
+_TOGETHER = {all_reduce: _reduced, all_gather: _gathered, reduce_scatter: _scattered}

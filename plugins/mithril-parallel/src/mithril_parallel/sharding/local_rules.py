@@ -13,9 +13,14 @@ from typing import Any
 
 from mithril import ops
 from mithril.ir import Graph, Node, Value
+from mithril.ir.axes import Role
+from mithril.ir.traits import is_source, is_unchanged
 from mithril_parallel.mesh import Mesh, Split
 from mithril_parallel.placing.factors import Splits, divide, wanted
 from mithril_parallel.placing.rules import sizes
+
+RENAMING = (ops.reshape, ops.cast)  # between a range and the places that it becomes
+JOINED = ("sum", "mean", "max", "min")  # devices exchange these
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,12 @@ class Local:
 
 def local(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local | None:
     """Return how a node runs on operands in these splits; None if a composite must be decomposed to keep one."""
-    division = divide(node, splits, mesh, lambda v: is_zero(graph, v))
+
+    def allows(_: str, role: Role | None) -> bool:
+        into = node.operands[role.operand] if role is not None and role.operand is not None else None
+        return role is None or (role.kind in JOINED and (into is None or is_zero(graph, into)))
+
+    division = divide(node, splits, mesh, allows)
     lost = any(division.cuts.get(f) != cut and cut.axis not in division.used for f, cut in wanted(node.axes, splits))
     if lost and node.op.composite and not node.op.elementwise:
         return None
@@ -56,7 +66,7 @@ def own_places(graph: Graph, x: Value, at: Value) -> list[int]:
         return []
     found = []
     for k, v in enumerate(stacked.operands):
-        while v is not None and (node := graph.producers.get(v)) is not None and node.op in (ops.reshape, ops.cast):
+        while v is not None and (node := graph.producers.get(v)) is not None and node.op in RENAMING:
             v = node.operands[0]
         counts = v is not None and node is not None and node.op is ops.iota and node.attributes["axis"] == k
         if counts and v is not None and v.shape == at.shape[:-1] and x.shape[k] == at.shape[k]:
@@ -67,9 +77,9 @@ def own_places(graph: Graph, x: Value, at: Value) -> list[int]:
 def is_zero(graph: Graph, v: Value) -> bool:
     """Whether a value is zero everywhere, and known to be."""
     while (node := graph.producers.get(v)) is not None:
-        if node.op in (ops.full, ops.constant):
-            return bool(node.attributes["value"] == 0)
-        if node.op not in (ops.broadcast_to, ops.cast, ops.reshape) or node.operands[0] is None:
+        if is_source(node):
+            return bool(node.attributes.get("value", 1) == 0)  # of full and constant
+        if not is_unchanged(node) or node.operands[0] is None:
             return False
         v = node.operands[0]
     return False

@@ -10,8 +10,8 @@ from mithril.base.errors import OptionError
 from mithril.ir import Graph
 from mithril_parallel.sharding.api import CHUNK, in_chunks, parts
 from mithril_parallel.sharding.collective_buckets import bucketed
+from mithril_parallel.sharding.local_graph import Sharded
 from mithril_parallel.sharding.pipeline_stages import Task, cost, cut
-from mithril_parallel.sharding.spmd import Sharded
 
 Schedule = Literal["gpipe", "1f1b"]
 

@@ -14,10 +14,10 @@ from math import prod
 
 from mithril import ops
 from mithril.ir import Graph, Node, Value
-from mithril.ir.traits import is_expensive, is_fold, is_layout, is_product, is_source
+from mithril.ir.traits import is_expensive, is_fold, is_layout, is_product, is_source, is_unchanged
 from mithril_parallel.placing.rules import sizes
+from mithril_parallel.xla_model.convolutions import is_kernel_gradient
 
-_POINTWISE = frozenset({"cast", "where", "clip", "slice", "pad", "concat", "tril", "triu"})
 _OFTEN = 2  # products that make a value again; more of them, queries, keys and values say, have it kept
 
 
@@ -44,8 +44,9 @@ class Fused:
 
 def pointwise(node: Node) -> bool:
     """Whether a node's elements can be computed inside the kernel that reads them."""
-    elementwise = node.op.elementwise or node.op.name in _POINTWISE
-    return elementwise or is_layout(node) or is_source(node)
+    if node.op.elementwise or is_unchanged(node) or is_source(node):
+        return True
+    return node.op.moves and node.op.cost == 0 and not node.axes.lookups  # cut, padded, joined; not sorted or gathered
 
 
 def fuse(graph: Graph, *, tpu: bool, strips: frozenset[Value] = frozenset()) -> Fused:
@@ -64,7 +65,7 @@ def fuse(graph: Graph, *, tpu: bool, strips: frozenset[Value] = frozenset()) -> 
         for v in node.results:
             readers = users.get(v, ())
             reads = [last[user.result] if user in inner else step[user] for user in readers]
-            waits = v in strips and any(user.op is ops.conv_weight_grad for user in readers)
+            waits = v in strips and any(is_kernel_gradient(user) for user in readers)
             last[v] = end if v in outputs or waits else max(reads, default=step[node])
         homes[node] = node
         if _swallowed(node, users, outputs, homes, strips) or _again(

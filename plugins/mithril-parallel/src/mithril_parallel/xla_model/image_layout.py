@@ -11,21 +11,19 @@ from math import prod
 from mithril import ops
 from mithril.ir import Graph, Value
 from mithril_parallel.placing.propagate import Placed
+from mithril_parallel.xla_model.convolutions import computes_image, is_pool
 from mithril_parallel.xla_model.fusion_model import Fused, fuse, pointwise
 from mithril_parallel.xla_model.tiling import tiled_bytes
 
 STRIPS = 8
-_MAKERS = frozenset({"conv", "conv_input_grad"})
-_POOLS = frozenset({"max_pool", "avg_pool", "max_pool_grad", "avg_pool_grad", "pad", "concat", "slice"})
 
 
 def images(graph: Graph) -> frozenset[Value]:
     """Values that convolutions make, and what is computed of them point by point."""
     found: set[Value] = set()
     for node in graph.nodes:
-        near = node.op.name in _MAKERS or (
-            (pointwise(node) or node.op.name in _POOLS) and any(v in found for v in node.operands)
-        )
+        is_like_its_operand = pointwise(node) or is_pool(node)
+        near = computes_image(node) or (is_like_its_operand and any(v in found for v in node.operands))
         if near:
             found.update(v for v in node.results if v.ndim >= 4)
     return frozenset(found)

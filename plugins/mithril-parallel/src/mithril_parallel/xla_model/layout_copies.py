@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from math import prod
 
 from mithril import ops
-from mithril.ir import Node, Value
+from mithril.ir import Node, Op, Value
 from mithril.ir.traits import is_windowed_product
 from mithril_parallel.placing.propagate import Placed
-from mithril_parallel.placing.rules import sizes
+from mithril_parallel.xla_model.convolutions import image_size, is_image_gradient, kernel_size, operand, spots
 from mithril_parallel.xla_model.fusion_model import Fused
 from mithril_parallel.xla_model.image_layout import strip_bytes
 from mithril_parallel.xla_model.tiling import TILE, image_bytes, stored
@@ -29,7 +29,7 @@ def _margins(nodes: list[Node], fused: Fused, placed: Placed) -> Iterator[Alive]
     first: dict[Value, int] = {}
     for node in nodes:
         x = node.operands[0]
-        if x is not None and x in fused.strips and node.op is not ops.conv_input_grad and prod(_kernel(node)) > 1:
+        if x is not None and x in fused.strips and not is_image_gradient(node) and prod(kernel_size(node)) > 1:
             first.setdefault(x, fused.step[node])
     for x, step in first.items():
         yield step, len(fused.graph.nodes), strip_bytes(placed.local(x), x.dtype.itemsize)
@@ -48,11 +48,11 @@ def _of_images(nodes: list[Node], fused: Fused, placed: Placed, images: frozense
 
 def _of_kernels(nodes: list[Node], fused: Fused, placed: Placed) -> Iterator[Alive]:
     """Kernels with their axes exchanged are made first of all: they wait for nothing."""
-    last: dict[tuple[Value, str], int] = {}
+    last: dict[tuple[Value, Op], int] = {}
     for node in nodes:
         v = node.operands[1]
-        if v is not None and v in fused.graph.input_of and (node.op is ops.conv_input_grad or by_columns(node)):
-            last[v, node.op.name] = fused.step[node]
+        if v is not None and v in fused.graph.input_of and (is_image_gradient(node) or by_columns(node)):
+            last[v, node.op] = fused.step[node]
     for (v, _), step in last.items():
         yield 0, step, stored(placed.local(v), v.dtype.itemsize, True)
 
@@ -63,10 +63,10 @@ def _columns(nodes: list[Node], fused: Fused, placed: Placed) -> Iterator[Alive]
     size: dict[Value, int] = {}
     for node in nodes:
         x = node.operands[0]
-        if x is not None and node.op is not ops.conv_input_grad and by_columns(node):
+        if x is not None and not is_image_gradient(node) and by_columns(node):
             readers.setdefault(x, []).append(fused.step[node])
             n, channels, *_ = placed.local(x)
-            size[x] = stored((n, prod(_spots(node)), channels * prod(_kernel(node))), x.dtype.itemsize, True)
+            size[x] = stored((n, prod(spots(node)), channels * prod(kernel_size(node))), x.dtype.itemsize, True)
     for x, steps in readers.items():
         yield min(steps), max(steps), size[x]
 
@@ -76,7 +76,7 @@ def _reshaped(fused: Fused, placed: Placed) -> Iterator[Alive]:
     for node in fused.graph.nodes:
         if node.op is not ops.reshape:
             continue
-        before, after = placed.local(_operand(node, 0))[-2:], placed.local(node.result)[-2:]
+        before, after = placed.local(operand(node, 0))[-2:], placed.local(node.result)[-2:]
         if len(before) == len(after) == 2 and before[0] != after[0] and (before[0] % TILE[0] or after[0] % TILE[0]):
             step = fused.step[node]
             yield step, step, stored(placed.local(node.result), node.result.dtype.itemsize, True)
@@ -84,21 +84,4 @@ def _reshaped(fused: Fused, placed: Placed) -> Iterator[Alive]:
 
 def by_columns(node: Node) -> bool:
     """Whether a convolution is computed as one product: its kernel exceeds its image."""
-    image = node.attributes["shape"][2:] if node.op is ops.conv_input_grad else sizes(_operand(node, 0))[2:]
-    return any(k > n for n, k in zip(image, _kernel(node), strict=True))
-
-
-def _kernel(node: Node) -> tuple[int, ...]:
-    shape = node.attributes["shape"] if node.op is ops.conv_weight_grad else sizes(_operand(node, 1))
-    return tuple(shape[2:])
-
-
-def _spots(node: Node) -> tuple[int, ...]:
-    """The image of results, or of their cotangents."""
-    return sizes(_operand(node, 1))[2:] if node.op is ops.conv_weight_grad else sizes(node.result)[2:]
-
-
-def _operand(node: Node, k: int) -> Value:
-    v = node.operands[k]
-    assert v is not None
-    return v
+    return any(k > n for n, k in zip(image_size(node), kernel_size(node), strict=True))
