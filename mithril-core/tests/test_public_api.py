@@ -18,7 +18,7 @@ Lowering MemoryLimitError MithrilError Model ModelError Node OperationError OpsS
 Origin ParseError Pass PassError PassManager PassSpec PipelineDraft PluginError ProfilerSpec RewriteError Rule RuleSet
 ShapeError StrictError TensorType UnsupportedError Value VerificationError bfloat16 bool_ compile composite dtype
 float16 float32 float64 gradients hookimpl int16 int32 int64 int8 load op parse pass_ promote rule uint16 uint32
-uint64 uint8 verify
+uint64 uint8 verify vmap
 """.split()
 
 

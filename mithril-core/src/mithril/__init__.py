@@ -15,6 +15,7 @@ from mithril.base.version import __version__ as __version__
 _HOME = {
     "autodiff": ("gradients",),
     "compiler.steps": ("compile",),
+    "compiler.transforms": ("vmap",),
     "base.dims": ("Dim",),
     "base.tensor_type": ("TensorType",),
     "base.errors": (

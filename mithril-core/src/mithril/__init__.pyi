@@ -55,6 +55,7 @@ from mithril.base.errors import (
 )
 from mithril.base.tensor_type import TensorType as TensorType
 from mithril.base.version import __version__ as __version__
+from mithril.compiler.transforms import vmap as vmap
 from mithril.ir import (
     Builder as Builder,
     Graph as Graph,

@@ -8,10 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from mithril import ops
 from mithril.base.dims import Dim
 from mithril.base.errors import DTypeError, ShapeError
 from mithril.ir import Builder
-from mithril.ops import indexing as ops
 
 X = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
 POSITIONS = np.array([[0, -1, 9], [-9, 2, 1]], np.int32)

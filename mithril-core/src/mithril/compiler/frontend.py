@@ -23,6 +23,11 @@ from mithril.plugins import FrontendSpec
 CORE = (
     FrontendSpec("models", ("mithril.models.language.layer.Layer",), "mithril.models.frontend:LayerSource"),
     FrontendSpec("graph", ("mithril.ir.core.Graph",), "mithril.compiler.graph_source:GraphSource"),
+    FrontendSpec(
+        "transformed",
+        ("mithril.compiler.transformed.Transformed",),
+        "mithril.compiler.transformed:TransformedSource",
+    ),
 )
 
 
@@ -76,6 +81,13 @@ class Source(Protocol):
         """Return initial values of parameters and states."""
 
     def __fingerprint__(self) -> tuple[Any, ...]: ...
+
+
+def is_model(target: Any) -> bool:
+    """Whether some frontend accepts an object of this class."""
+    classes = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(target).__mro__}
+    specs = [*CORE, *(registered.spec for registered in plugins.frontends().values())]
+    return any(classes.intersection(spec.accepts) for spec in specs)
 
 
 def source_of(model: Any, *, outputs: Sequence[str] | None, inference: bool) -> Source:

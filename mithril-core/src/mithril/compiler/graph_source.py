@@ -73,13 +73,13 @@ class GraphSource:
                 )
             sizes = bind({n: declared[n].shape for n in changed}, {n: tuple(map(int, s)) for n, s in changed.items()})
             graph = at_sizes(graph, sizes)
-        return _with_constants(graph, request.constants) if request.constants else graph
+        return with_constants(graph, request.constants) if request.constants else graph
 
     def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
         return initialise(inputs, seed)
 
 
-def _with_constants(graph: Graph, constants: Mapping[str, Any]) -> Graph:
+def with_constants(graph: Graph, constants: Mapping[str, Any]) -> Graph:
     """Return the graph with some inputs fixed to values."""
     with Builder(graph.name) as builder:
         arguments = [

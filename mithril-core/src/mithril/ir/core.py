@@ -98,6 +98,11 @@ class Op(Declaration):
         self.region_gradient = function
         return function
 
+    def vmap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorator: ``(rows, has_rows, *operands, **attributes)`` gives results with rows as their first axis."""
+        self.batching = function
+        return function
+
     def no_vjp(self, reason: str) -> Op:
         """Say that there is no gradient, and why: operands get none."""
         self.gradient, self.gradient_reason = None, reason

@@ -62,6 +62,7 @@ class Declaration:
     tolerance: float = 1.0  # factor on the kit's tolerances
     gradient: Callable[..., Any] | None = None
     gradient_reason: str = ""  # why there is none
+    batching: Callable[..., Any] | None = None  # the rule for all rows of a batch, if the axes do not say it
     region_gradient: Callable[..., Any] | None = None  # of an operation with regions
     surrogate: bool = False  # the gradient is one that is meant: what the operation computes has another, or none
     opaque: bool = False  # must not be folded, merged or moved: barriers

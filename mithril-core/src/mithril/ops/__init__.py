@@ -15,6 +15,7 @@ from mithril.ops import (  # noqa: F401
     attention_ops,
     basic,
     convolution,
+    dynamic_slices,
     elementwise,
     indexing,
     losses,

@@ -23,6 +23,7 @@ from mithril.ir.evaluate import evaluate
 from mithril.ir.regions import Body, close, many, named
 from mithril.ir.samples import ints, sample
 from mithril.ops.layout_axes import barrier_axes
+from mithril.ops.shape import spread
 
 Types = Sequence[TensorType | None]
 Array = np.ndarray[Any, Any]
@@ -371,6 +372,11 @@ def barrier(*xs):
 @barrier.vjp
 def _(g, y, *xs):
     return g
+
+
+@barrier.vmap
+def _(rows, has_rows, *xs):
+    return barrier(*[x if mapped else spread(x, rows) for x, mapped in zip(xs, has_rows, strict=True)])
 
 
 @composite(samples=[sample((2, 3), gradient=False), sample(ints((3,)), label="int")])

@@ -21,17 +21,17 @@ from mithril.ir.attribute_types import Axis
 from mithril.ir.declare import composite, op
 from mithril.ir.samples import Arr, exactly, ints, sample
 from mithril.ir.type_rules import expect_equal
-from mithril.ops.shape import concat, full, iota, reshape, stack, transpose, unsqueeze
+from mithril.ops.shape import concat, full, iota, reshape, spread, stack, transpose, unsqueeze
 
 Array = np.ndarray[Any, Any]
 
 
 # -- what the operations share ------------------------------------------------------------------------------------
-def _text(shape: Sequence[Any]) -> str:
+def text(shape: Sequence[Any]) -> str:
     return "[" + ", ".join(map(str, shape)) + "]"
 
 
-def _indexed(k: int) -> Any:
+def indexed(k: int) -> Any:
     """The first operand's dtype; operand ``k`` holds positions."""
 
     def rule(dtypes: Sequence[DType | None], _: Mapping[str, Any]) -> DType:
@@ -49,7 +49,7 @@ def _indexed(k: int) -> Any:
 
 def _added(dtypes: Sequence[DType | None], attributes: Mapping[str, Any]) -> DType:
     """As ``_indexed``, of numbers."""
-    found: DType = _indexed(1)(dtypes, attributes)
+    found: DType = indexed(1)(dtypes, attributes)
     if found.is_bool:
         raise DTypeError("bool elements do not add up", hint="cast them to an integer")
     return found
@@ -65,7 +65,7 @@ def _reaches(x: Shape, axes: Sequence[int], positions: Shape) -> None:
         if not assume(1, "<=", x[axis], f"axis {axis} has an element to point at"):
             raise ShapeError(
                 f"axis {axis} is empty, so no position points into it",
-                facts=[f"operand {_text(x)}, positions {_text(positions)}"],
+                facts=[f"operand {text(x)}, positions {text(positions)}"],
             )
 
 
@@ -73,22 +73,22 @@ def _expect_updates(updates: Shape, expected: Shape) -> None:
     if len(updates) != len(expected) or not all(
         assume(a, "==", b, "updates match the places they go to") for a, b in zip(updates, expected, strict=True)
     ):
-        raise ShapeError(f"updates have shape {_text(updates)}, expected {_text(expected)}")
+        raise ShapeError(f"updates have shape {text(updates)}, expected {text(expected)}")
 
 
 def positions_in(indices: Array, size: int) -> Array:
     """Positions counted from the front and clamped, as int64."""
     if indices.dtype.kind == "u":
         indices = np.minimum(indices, indices.dtype.type(min(size - 1, np.iinfo(indices.dtype).max)))
-    wide: Array = indices.astype(np.int64)
-    return np.clip(np.where(wide < 0, wide + size, wide), 0, size - 1)
+    signed: Array = indices.astype(np.int64)
+    return np.clip(np.where(signed < 0, signed + size, signed), 0, size - 1)
 
 
-def _zeros(like: Any) -> Any:
+def zeros_like(like: Any) -> Any:
     return full(shape=like.shape, value=0, dtype=like.dtype)
 
 
-def _wide(indices: Any) -> Any:
+def wide_positions(indices: Any) -> Any:
     """Positions in a dtype that counts any axis: at least 32 bits."""
     return indices if as_dtype(indices.dtype).bits >= 32 else operation("cast")(indices, dtype="int32")
 
@@ -101,7 +101,7 @@ def _take_shape(x: Shape, indices: Shape, *, axis: int) -> Shape:
 
 @op(
     shape=_take_shape,
-    dtype=_indexed(1),
+    dtype=indexed(1),
     samples=[
         sample((5, 3), ints((4,), 0, 4)),
         sample((3, 4), ints((2, 2), -4, 3), axis=-1, label="matrix of positions"),
@@ -124,7 +124,21 @@ def _none(x: Array, indices: Array, axis: int) -> Array:
 
 @take.vjp
 def _(g, y, x, indices, *, axis):
-    return scatter_add(_zeros(x), indices, g, axis=axis), None
+    return scatter_add(zeros_like(x), indices, g, axis=axis), None
+
+
+@take.vmap
+def _(rows, has_rows, x, indices, *, axis):
+    return take_in_rows(x, indices, axis) if all(has_rows) else NotImplemented
+
+
+def take_in_rows(x: Any, indices: Any, axis: int) -> Any:
+    """``take`` with positions of its own for each row of both operands, as a gather of whole axes."""
+    first = transpose(x, perm=(0, axis + 1, *(k for k in range(1, x.ndim) if k != axis + 1)))
+    y = gather_nd(first, unsqueeze(indices, axis=(-1,)), batch_dims=1)
+    count = indices.ndim - 1
+    outer = range(1 + count, 1 + count + axis)
+    return transpose(y, perm=(0, *outer, *range(1, 1 + count), *range(1 + count + axis, y.ndim)))
 
 
 def _rows(function: Any, x: Any, indices: Any, updates: Any, axis: int) -> Any:
@@ -183,7 +197,7 @@ def _along_shape(x: Shape, indices: Shape, *, axis: int) -> Shape:
 
 @op(
     shape=_along_shape,
-    dtype=_indexed(1),
+    dtype=indexed(1),
     samples=[
         sample((3, 4), ints((3, 2), 0, 3), axis=1),
         sample((3, 4), ints((5, 4), -3, 2), axis=0, label="longer"),
@@ -202,14 +216,14 @@ def take_along_axis(x, indices, *, axis: Axis):
 
 @take_along_axis.vjp
 def _(g, y, x, indices, *, axis):
-    return scatter_add_along_axis(_zeros(x), indices, g, axis=axis), None
+    return scatter_add_along_axis(zeros_like(x), indices, g, axis=axis), None
 
 
 def _along(function: Any, x: Any, indices: Any, updates: Any, axis: int) -> Any:
     _along_shape(x.shape, indices.shape, axis=axis)
     _expect_updates(updates.shape, indices.shape)
-    wide = _wide(indices)
-    places = [wide if k == axis else iota(shape=wide.shape, axis=k, dtype=wide.dtype) for k in range(x.ndim)]
+    indices = wide_positions(indices)
+    places = [indices if k == axis else iota(shape=indices.shape, axis=k, dtype=indices.dtype) for k in range(x.ndim)]
     return function(x, stack(*places, axis=-1), updates)
 
 
@@ -251,7 +265,7 @@ def _depth(x: Shape, indices: Shape, batch: int) -> int:
         raise ShapeError(f"the last axis of the positions says how many axes they address: '{depth}' is not known")
     if batch < 0 or batch >= len(indices) or depth + batch > len(x):
         raise ShapeError(
-            f"positions {_text(indices)} with {batch} batch axes address more axes than the operand {_text(x)} has",
+            f"positions {text(indices)} with {batch} batch axes address more axes than the operand {text(x)} has",
             facts=[f"accepted: batch_dims from 0 to {min(len(indices) - 1, len(x))}, depth up to {len(x) - batch}"],
         )
     return depth
@@ -276,7 +290,7 @@ def _flat(x: Array, indices: Array) -> tuple[Array, Array]:
 
 @op(
     shape=_gather_shape,
-    dtype=_indexed(1),
+    dtype=indexed(1),
     samples=[
         sample((3, 4), ints((5, 2), 0, 2)),
         sample((3, 4, 2), ints((2, 2, 1), -3, 2), label="rows"),
@@ -302,11 +316,11 @@ def gather_nd(x, indices, *, batch_dims: int = 0):
 @gather_nd.vjp
 def _(g, y, x, indices, *, batch_dims):
     if batch_dims:
-        wide = _wide(indices)
-        lead = (*wide.shape[:-1], 1)
-        grid = [iota(shape=lead, axis=k, dtype=wide.dtype) for k in range(batch_dims)]
-        indices = concat(*grid, wide, axis=-1)
-    return scatter_nd_add(_zeros(x), indices, g), None
+        indices = wide_positions(indices)
+        lead = (*indices.shape[:-1], 1)
+        grid = [iota(shape=lead, axis=k, dtype=indices.dtype) for k in range(batch_dims)]
+        indices = concat(*grid, indices, axis=-1)
+    return scatter_nd_add(zeros_like(x), indices, g), None
 
 
 def _scatter_shape(x: Shape, indices: Shape, updates: Shape) -> Shape:
@@ -318,7 +332,7 @@ def _scatter_shape(x: Shape, indices: Shape, updates: Shape) -> Shape:
 
 @op(
     shape=_scatter_shape,
-    dtype=_indexed(1),
+    dtype=indexed(1),
     promotes="same",
     promoted=("x", "updates"),
     samples=[
@@ -344,12 +358,12 @@ def scatter_nd(x, indices, updates):
 def _(g, y, x, indices, updates):
     lead = indices.shape[:-1]
     depth = indices.shape[-1]
-    untouched = scatter_nd(g, indices, _zeros(updates))
+    untouched = scatter_nd(g, indices, zeros_like(updates))
     order = reshape(iota(shape=(product(lead),)), shape=lead)
     none = full(shape=x.shape[:depth], value=-1, dtype="int32")
     winner = operation("equal")(gather_nd(scatter_nd(none, indices, order), indices), order)
     winner = reshape(winner, shape=(*lead, *[1] * (x.ndim - depth)))
-    return untouched, None, operation("where")(winner, gather_nd(g, indices), _zeros(updates))
+    return untouched, None, operation("where")(winner, gather_nd(g, indices), zeros_like(updates))
 
 
 @op(
@@ -384,87 +398,22 @@ def _(g, y, x, indices, updates):
     return g, None, gather_nd(g, indices)
 
 
-# -- slices at computed places ------------------------------------------------------------------------------------
-def _fits(x: Shape, starts: Shape, sizes: Shape) -> None:
-    if len(starts) != 1 or starts[0] != len(x):
-        raise ShapeError(f"starts have shape {_text(starts)}, expected [{len(x)}]: one per axis of {_text(x)}")
-    if len(sizes) != len(x):
-        raise ShapeError(f"a part {_text(sizes)} cannot be taken from {_text(x)}: the ranks differ")
-    for axis, (size, n) in enumerate(zip(sizes, x, strict=True)):
-        if not assume(0, "<=", size, "a size is not negative") or not assume(
-            size, "<=", n, f"a slice fits axis {axis}"
-        ):
-            raise ShapeError(f"a slice of {size} elements does not fit axis {axis} of size {n}")
+def _scatter_rows(function: Any) -> Any:
+    """Return the rule of a scatter whose positions differ between rows: the row is one more position."""
+
+    def rule(rows: Size, has_rows: tuple[bool, ...], x: Any, indices: Any, updates: Any) -> Any:
+        if not has_rows[1]:
+            return NotImplemented
+        indices = wide_positions(indices)
+        row = iota(shape=(*indices.shape[:-1], 1), axis=0, dtype=indices.dtype)
+        x, updates = (v if mapped else spread(v, rows) for v, mapped in ((x, has_rows[0]), (updates, has_rows[2])))
+        return function(x, concat(row, indices, axis=-1), updates)
+
+    return rule
 
 
-def _dynamic_shape(x: Shape, starts: Shape, *, sizes: Shape) -> Shape:
-    _fits(x, starts, sizes)
-    return sizes
-
-
-def _window(x: Array, starts: Array, sizes: Sequence[Size]) -> tuple[slice, ...]:
-    begin = [
-        min(max(int(s) + (n if s < 0 else 0), 0), n - int(size))
-        for s, n, size in zip(starts, x.shape, sizes, strict=True)
-    ]
-    return tuple(slice(b, b + int(size)) for b, size in zip(begin, sizes, strict=True))
-
-
-@op(
-    shape=_dynamic_shape,
-    dtype=_indexed(1),
-    samples=[
-        sample((4, 5), exactly(1, 2, dtype="int32"), sizes=(2, 3)),
-        sample((4, 5), exactly(9, -2, dtype="int32"), sizes=(2, 1), label="outside"),
-        sample((4, 5), exactly(0, 2, dtype="int32"), sizes=(4, 2), label="one axis whole"),
-    ],
-    axes="*x, r -> *x | x[~] whole, r whole, sizes=result",
-    moves=True,
-    linear="x",
-)
-def dynamic_slice(x, starts, *, sizes: Shape):
-    """A part of known size at computed starts, one per axis; a part that would overrun is moved inside."""
-    return x[_window(x, starts, sizes)]
-
-
-@dynamic_slice.vjp
-def _(g, y, x, starts, *, sizes):
-    return dynamic_update_slice(_zeros(x), g, starts), None
-
-
-def _update_shape(x: Shape, update: Shape, starts: Shape) -> Shape:
-    _fits(x, starts, update)
-    return x
-
-
-@op(
-    shape=_update_shape,
-    dtype=_indexed(2),
-    promotes="same",
-    promoted=("x", "update"),
-    samples=[
-        sample((4, 5), (2, 3), exactly(1, 2, dtype="int32")),
-        sample((4, 5), (2, 1), exactly(9, -2, dtype="int64"), label="outside"),
-        sample((4, 5), (4, 2), exactly(0, 2, dtype="int32"), label="one axis whole"),
-    ],
-    axes="*x, *x, r -> *x | x[~] whole, r whole",
-    moves=True,
-    linear="x update",
-)
-def dynamic_update_slice(x, update, starts):
-    """``x`` with a part overwritten at computed starts; a part that would overrun is moved inside."""
-    out = x.copy()
-    out[_window(x, starts, update.shape)] = update
-    return out
-
-
-@dynamic_update_slice.vjp
-def _(g, y, x, update, starts):
-    return (
-        dynamic_update_slice(g, _zeros(update), starts),
-        dynamic_slice(g, starts, sizes=update.shape),
-        None,
-    )
+scatter_nd.vmap(_scatter_rows(scatter_nd))
+scatter_nd_add.vmap(_scatter_rows(scatter_nd_add))
 
 
 # -- one hot ------------------------------------------------------------------------------------------------------
@@ -478,14 +427,12 @@ def one_hot(x, *, depth: int, dtype: DType = float32):
         raise DTypeError(f"one_hot needs integers, not {kind}", hint="cast them: cast(x, dtype='int32')")
     if depth < 0:
         raise ShapeError(f"one_hot cannot have the depth {depth}")
-    wide = _wide(x)
-    places = iota(shape=(*wide.shape, depth), axis=len(wide.shape), dtype=wide.dtype)
-    return operation("cast")(operation("equal")(unsqueeze(wide, axis=(-1,)), places), dtype=dtype)
+    x = wide_positions(x)
+    places = iota(shape=(*x.shape, depth), axis=len(x.shape), dtype=x.dtype)
+    return operation("cast")(operation("equal")(unsqueeze(x, axis=(-1,)), places), dtype=dtype)
 
 
 __all__ = [
-    "dynamic_slice",
-    "dynamic_update_slice",
     "gather_nd",
     "one_hot",
     "positions_in",
@@ -497,4 +444,5 @@ __all__ = [
     "scatter_nd_add",
     "take",
     "take_along_axis",
+    "take_in_rows",
 ]

@@ -80,6 +80,22 @@ def _(g, y, a, b):
     return reshape(ga, shape=a.shape), reshape(gb, shape=b.shape)
 
 
+@matmul.vmap
+def _(rows, has_rows, a, b):
+    """Vectors in all rows, as matrices."""
+    vectors = [x.ndim - mapped == 1 for x, mapped in zip((a, b), has_rows, strict=True)]
+    if not all(has_rows) or not any(vectors):
+        return NotImplemented
+    rank = max(a.ndim, b.ndim, 3)
+    left = reshape(a, shape=(rows, *[1] * (rank - 2), a.shape[-1])) if vectors[0] else a
+    right = reshape(b, shape=(rows, *[1] * (rank - 3), b.shape[-1], 1)) if vectors[1] else b
+    y = matmul(left, right)
+    lead = y.shape[:-2]
+    return reshape(
+        y, shape=(*lead, *(y.shape[-2:-1] if not vectors[0] else ()), *(y.shape[-1:] if not vectors[1] else ()))
+    )
+
+
 def _matrix(x: Any, row: bool) -> Any:
     if len(x.shape) > 1:
         return x
@@ -194,6 +210,20 @@ def _(g, y, a, b, *, contract_a, contract_b, batch_a, batch_b):
     order_a = (*batch_a, *free_a, *(contract_a[contract_b.index(k)] for k in sorted(contract_b)))
     order_b = (*batch_b, *free_b, *(contract_b[contract_a.index(k)] for k in sorted(contract_a)))
     return _reordered(ga, order_a), _reordered(gb, order_b)
+
+
+@dot.vmap
+def _(rows, has_rows, a, b, **attributes):
+    """Rows of both are one more batch axis, rows of one a free axis of it, the first."""
+    shifted = {n: tuple(k + has_rows[n.endswith("_b")] for k in axes) for n, axes in attributes.items()}
+    if all(has_rows):
+        shifted |= {n: (0, *shifted[n]) for n in ("batch_a", "batch_b")}
+        return dot(a, b, **shifted)
+    place = len(shifted["batch_a"])
+    if has_rows[1]:
+        place = a.ndim - len(shifted["contract_a"])
+    y = dot(a, b, **shifted)
+    return transpose(y, perm=(place, *(k for k in range(y.ndim) if k != place)))
 
 
 def _reordered(x: Any, order: tuple[int, ...]) -> Any:

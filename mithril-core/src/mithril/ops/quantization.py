@@ -13,7 +13,7 @@ from mithril.ir.samples import Arr, exactly, ints, positive, sample
 from mithril.ops.basic import cast
 from mithril.ops.elementwise import clip, greater, less, logical_or, round, where
 from mithril.ops.reduction import sum
-from mithril.ops.shape import reshape
+from mithril.ops.shape import reshape, spread
 from mithril.ops.upcast import down, kind, up
 
 
@@ -95,3 +95,11 @@ def _(g, y, x, scale, *, bits, axis):
     else:
         gs = sum(share, axis=tuple(k for k in range(len(x.shape)) if k != axis))
     return down(gx, x), down(gs, scale)
+
+
+@fake_quantize.vmap
+def _(rows, has_rows, x, scale, *, bits, axis):
+    """Use one scale for each row as a scale for each element of the rows' axis."""
+    if not has_rows[1] or scale.ndim > 1:
+        return NotImplemented
+    return fake_quantize(x if has_rows[0] else spread(x, rows), scale, bits=bits, axis=0)

@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Shape
+from mithril.base.dims import Shape, Size
 from mithril.base.dtypes import DType, bfloat16, float16, float32, float64, uint32
 from mithril.base.errors import OperationError, ShapeError
 from mithril.ir.declare import composite, op
 from mithril.ir.samples import exactly, sample
 from mithril.ir.type_rules import expect_rank
 from mithril.ops.basic import cast
+from mithril.ops.control_flow import scan
 from mithril.ops.elementwise import CENTRAL, TAIL, erfinv, less, log, maximum, shift_right, sqrt, where
+from mithril.ops.shape import iota, spread
 
 Array = np.ndarray[Any, Any]
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -130,6 +132,31 @@ def fold_in(key, data):
 
 for _op in (random_bits, split_key, fold_in):
     _op.no_vjp(NO_GRADIENT)
+
+
+# -- keys of their own for each row: one after the other, as the counters of a key begin at 0 ----------------------
+def keys_of_rows(key: Any, rows: Size) -> Any:
+    """Return a key for each row: the key folded with its number."""
+    return _each(lambda number: fold_in(key, number), iota(shape=(rows,)))
+
+
+def _each(draw: Any, *operands: Any) -> Any:
+    return scan(lambda carry, row: (carry, draw(*row)), (), operands)[1]
+
+
+@random_bits.vmap
+def _(rows, has_rows, key, *, shape):
+    return _each(lambda row: random_bits(row, shape=shape), key)
+
+
+@split_key.vmap
+def _(rows, has_rows, key, *, num):
+    return _each(lambda row: split_key(row, num=num), key)
+
+
+@fold_in.vmap
+def _(rows, has_rows, key, data):
+    return _each(fold_in, *(v if mapped else spread(v, rows) for v, mapped in zip((key, data), has_rows, strict=True)))
 
 
 # -- distributions ------------------------------------------------------------------------------------------------

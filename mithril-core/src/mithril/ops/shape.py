@@ -102,6 +102,11 @@ def _(g, y, x, *, shape):
     return (reshape(g, shape=x.shape),)
 
 
+@reshape.vmap
+def _(rows, has_rows, x, *, shape):
+    return reshape(x, shape=(rows, *shape))
+
+
 def _transpose_form(types: Sequence[TensorType | None], attributes: dict[str, Any]) -> dict[str, Any]:
     if types[0] is None:
         return attributes
@@ -177,6 +182,11 @@ def _(g, y, x, *, shape):
     if axes:
         g = operation("sum")(g, axis=axes)
     return (g if g.shape == x.shape else reshape(g, shape=x.shape),)
+
+
+def spread(x: Any, rows: Size) -> Any:
+    """x for each of some rows, which are a new first axis."""
+    return broadcast_to(x, shape=(rows, *x.shape))
 
 
 # -- joining and reversing ----------------------------------------------------------------------------------------

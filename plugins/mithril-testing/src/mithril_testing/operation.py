@@ -26,6 +26,7 @@ from mithril_testing import xfail
 from mithril_testing.axes import false_axes, missing_axes, too_strict, untried_axes
 from mithril_testing.cases import Case, symbolic_graph
 from mithril_testing.differences import check_gradients, check_no_slope, cotangents, float_inputs, float_outputs
+from mithril_testing.rows import check_rows
 from mithril_testing.selection import begin, record, selected
 from mithril_testing.traits import false_traits
 
@@ -34,9 +35,10 @@ class OpConformance:
     """Inherit and set ``ops`` to names or to the operations themselves: mithril's own or a third party's.
 
     Checked on every sample: the shape and dtype rules against the arrays that the reference returns, with symbolic
-    sizes as well; that the reference leaves its operands alone; the axes, by splitting each factor in two; the gradient
-    against central differences in float64; a composite's own ``vjp`` against the gradient derived from its body (except
-    a ``surrogate_vjp``, which is meant to differ); and that results do not move where ``no_vjp`` says that there is no
+    sizes as well; that the reference leaves its operands alone; the axes, by splitting each factor in two; the
+    operation and its gradient on all rows of a batch at once, against one row after the other; the gradient against
+    central differences in float64; a composite's own ``vjp`` against the gradient derived from its body (except a
+    ``surrogate_vjp``, which is meant to differ); and that results do not move where ``no_vjp`` says that there is no
     gradient. Every operation must have a sample, and one on which its gradient is checked if it has one. The
     operations' values are their references, which nothing here can check: test those yourself. How a backend runs them,
     ``BackendConformance`` checks.
@@ -130,6 +132,10 @@ class OpConformance:
         """Try the traits: linear operands, elements that only move, operands that can be exchanged."""
         wrong = false_traits(op)
         assert not wrong, "\n".join(wrong)
+
+    def test_rows(self, sample: Case) -> None:
+        """Compare the operation and its gradient on all rows of a batch at once with one row after the other."""
+        self.check("rows", sample, lambda: check_rows(sample))
 
     def test_gradient(self, sample: Case) -> None:
         """Compare the gradient with differences in float64; where there is none, the results must not move."""

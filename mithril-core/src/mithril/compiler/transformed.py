@@ -1,0 +1,120 @@
+"""Models under a transformation of graphs: traced first, then changed; the third frontend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from mithril.base.dtypes import DType
+from mithril.base.errors import ModelError, unknown
+from mithril.base.tensor_type import TensorType
+from mithril.compiler.frontend import Source, TraceRequest, source_of
+from mithril.compiler.graph_source import with_constants
+from mithril.ir import Graph, Input
+
+Types = Mapping[str, TensorType]
+
+
+@dataclass(frozen=True)
+class InputOf:
+    """An input of a transformed model."""
+
+    name: str
+    shape: tuple[Any, ...] | None
+    dtype: DType | None
+    where: str
+    required: bool = True
+    alike: str = ""
+
+
+class Change(Protocol):
+    """A transformation of models: of the declarations of their inputs, and of their graphs."""
+
+    def inputs(self, inner: Source) -> Sequence[InputOf]:
+        """Return the inputs of the transformed model."""
+
+    def outputs(self, inner: Source) -> Sequence[str]:
+        """Return the names of its outputs, as far as they are known without types."""
+
+    def inner_types(self, inner: Source, types: Types) -> dict[str, TensorType]:
+        """Return the types of the inputs of the model within, for those of the transformed model."""
+
+    def apply(self, graph: Graph, types: Types) -> Graph:
+        """Return the graph of the transformed model."""
+
+    def initial(self, inner: Source, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
+        """Return initial values of parameters and states."""
+
+
+@dataclass(frozen=True)
+class Transformed:
+    """A model under a transformation, such as ``ml.vmap(model)``; it is compiled, trained and transformed like one."""
+
+    model: Any
+    change: Change
+
+    def __repr__(self) -> str:
+        return f"{self.change} of {self.model!r}"
+
+
+class TransformedSource:
+    """A transformed model, as the compiler sees it."""
+
+    def __init__(self, model: Transformed, *, outputs: Sequence[str] | None = None, inference: bool = False) -> None:
+        self.change = model.change
+        self.inner = source_of(model.model, outputs=None, inference=inference)
+        self.chosen = outputs
+        self.name, self.inference = self.inner.name, self.inner.inference
+        self.inputs = self.change.inputs(self.inner)
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        return self.chosen if self.chosen is not None else self.change.outputs(self.inner)
+
+    @property
+    def layers(self) -> Sequence[str]:
+        return self.inner.layers
+
+    def __fingerprint__(self) -> tuple[Any, ...]:
+        return (self.inner, self.change, tuple(self.chosen or ()))
+
+    def expects(self, name: str) -> tuple[tuple[Any, ...] | None, Any] | None:
+        return None
+
+    def graph(self, types: Types, request: TraceRequest) -> Graph:
+        """Return the graph; inputs fixed to values are fixed after the transformation."""
+        declared = {d.name: d for d in self.inputs}
+        fixed = {n: np.asarray(x) for n, x in request.constants.items()}
+        flags = {n: x for n, x in request.constants.items() if isinstance(x, bool)}  # decide what is traced
+        for name, x in fixed.items():
+            kind = declared[name].dtype if name in declared else None
+            types = {**types, name: TensorType(kind or _default(x), x.shape)}
+        types = {n: t for n, t in types.items() if n not in flags}
+        inner = TraceRequest(request.training, flags, request.trainable, request.dtype)
+        graph = self.change.apply(self.inner.graph(self.change.inner_types(self.inner, types), inner), types)
+        if self.chosen is not None:
+            graph = _only(graph, self.chosen)
+        values = {n: x for n, x in fixed.items() if n not in flags}
+        return with_constants(graph, values) if values else graph
+
+    def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
+        return self.change.initial(self.inner, inputs, seed)
+
+
+def _default(x: np.ndarray[Any, Any]) -> DType:
+    from mithril.base.dtypes import dtype as as_dtype, float32
+
+    kind = as_dtype(x.dtype)
+    return float32 if kind.name == "float64" else kind
+
+
+def _only(graph: Graph, names: Sequence[str]) -> Graph:
+    by_name = {r.name: r for r in graph.results if r.role != "state"}
+    for name in names:
+        if name not in by_name:
+            message, facts, hint = unknown("output of the model", name, list(by_name))
+            raise ModelError(message, facts=facts, hint=hint)
+    return graph.replaced(results=(*(by_name[n] for n in names), *graph.results_of("state")))

@@ -1,0 +1,154 @@
+"""Slices at computed places: parts of known size, whose starts are values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mithril.base.dims import Shape, Size
+from mithril.base.errors import ShapeError
+from mithril.base.guards import assume
+from mithril.base.registry import operation
+from mithril.ir.declare import op
+from mithril.ir.samples import exactly, sample
+from mithril.ops.indexing import indexed, take_in_rows, text, wide_positions, zeros_like
+from mithril.ops.shape import concat, full, iota, reshape, size_value, spread
+
+Array = np.ndarray[Any, Any]
+
+
+def _fits(x: Shape, starts: Shape, sizes: Shape) -> None:
+    if len(starts) != 1 or starts[0] != len(x):
+        raise ShapeError(f"starts have shape {text(starts)}, expected [{len(x)}]: one per axis of {text(x)}")
+    if len(sizes) != len(x):
+        raise ShapeError(f"a part {text(sizes)} cannot be taken from {text(x)}: the ranks differ")
+    for axis, (size, n) in enumerate(zip(sizes, x, strict=True)):
+        if not assume(0, "<=", size, "a size is not negative") or not assume(
+            size, "<=", n, f"a slice fits axis {axis}"
+        ):
+            raise ShapeError(f"a slice of {size} elements does not fit axis {axis} of size {n}")
+
+
+def _dynamic_shape(x: Shape, starts: Shape, *, sizes: Shape) -> Shape:
+    _fits(x, starts, sizes)
+    return sizes
+
+
+def _window(x: Array, starts: Array, sizes: Sequence[Size]) -> tuple[slice, ...]:
+    begin = [
+        min(max(int(s) + (n if s < 0 else 0), 0), n - int(size))
+        for s, n, size in zip(starts, x.shape, sizes, strict=True)
+    ]
+    return tuple(slice(b, b + int(size)) for b, size in zip(begin, sizes, strict=True))
+
+
+@op(
+    shape=_dynamic_shape,
+    dtype=indexed(1),
+    samples=[
+        sample((4, 5), exactly(1, 2, dtype="int32"), sizes=(2, 3)),
+        sample((4, 5), exactly(9, -2, dtype="int32"), sizes=(2, 1), label="outside"),
+        sample((4, 5), exactly(0, 2, dtype="int32"), sizes=(4, 2), label="one axis whole"),
+    ],
+    axes="*x, r -> *x | x[~] whole, r whole, sizes=result",
+    moves=True,
+    linear="x",
+)
+def dynamic_slice(x, starts, *, sizes: Shape):
+    """A part of known size at computed starts, one per axis; a part that would overrun is moved inside."""
+    return x[_window(x, starts, sizes)]
+
+
+@dynamic_slice.vjp
+def _(g, y, x, starts, *, sizes):
+    return dynamic_update_slice(zeros_like(x), g, starts), None
+
+
+def _update_shape(x: Shape, update: Shape, starts: Shape) -> Shape:
+    _fits(x, starts, update)
+    return x
+
+
+@op(
+    shape=_update_shape,
+    dtype=indexed(2),
+    promotes="same",
+    promoted=("x", "update"),
+    samples=[
+        sample((4, 5), (2, 3), exactly(1, 2, dtype="int32")),
+        sample((4, 5), (2, 1), exactly(9, -2, dtype="int64"), label="outside"),
+        sample((4, 5), (4, 2), exactly(0, 2, dtype="int32"), label="one axis whole"),
+    ],
+    axes="*x, *x, r -> *x | x[~] whole, r whole",
+    moves=True,
+    linear="x update",
+)
+def dynamic_update_slice(x, update, starts):
+    """``x`` with a part overwritten at computed starts; a part that would overrun is moved inside."""
+    out = x.copy()
+    out[_window(x, starts, update.shape)] = update
+    return out
+
+
+@dynamic_update_slice.vjp
+def _(g, y, x, update, starts):
+    return (
+        dynamic_update_slice(g, zeros_like(update), starts),
+        dynamic_slice(g, starts, sizes=update.shape),
+        None,
+    )
+
+
+def _in_front(starts: Any) -> Any:
+    """Starts of all rows at once."""
+    return concat(full(shape=(1,), value=0, dtype=starts.dtype), starts)
+
+
+def _begin(starts: Any, k: int, n: Size, size: Size) -> Any:
+    """Return the first position along axis ``k`` of each row, ``[rows, 1]``: not negative, and moved inside."""
+    start = wide_positions(starts)[:, k : k + 1]
+    select, less = operation("where"), operation("less")
+    last = operation("cast")(size_value(value=n - size), dtype=start.dtype)
+    size_n = operation("cast")(size_value(value=n), dtype=start.dtype)
+    return operation("minimum")(operation("maximum")(select(less(start, 0), start + size_n, start), 0), last)
+
+
+@dynamic_slice.vmap
+def _(rows, has_rows, x, starts, *, sizes):
+    """Starts of their mapped for each row: positions along one axis after the other."""
+    if not has_rows[1]:
+        return dynamic_slice(x, _in_front(starts), sizes=(rows, *sizes))
+    x = x if has_rows[0] else spread(x, rows)
+    for k, size in enumerate(sizes):
+        n = x.shape[k + 1]
+        if size != n:
+            positions = _begin(starts, k, n, size) + iota(shape=(1, size), axis=1, dtype=wide_positions(starts).dtype)
+            x = take_in_rows(x, positions, axis=k)
+    return x
+
+
+@dynamic_update_slice.vmap
+def _(rows, has_rows, x, update, starts):
+    """Starts of their mapped for each row: each element is the old one or that of the update."""
+    x, update = (v if mapped else spread(v, rows) for v, mapped in zip((x, update), has_rows, strict=False))
+    if not has_rows[2]:
+        return dynamic_update_slice(x, update, _in_front(starts))
+    written = None
+    for k, (n, size) in enumerate(zip(x.shape[1:], update.shape[1:], strict=True)):
+        if size == n:
+            continue
+        if size == 0:
+            return x
+        offset = iota(shape=(1, n), axis=1, dtype=wide_positions(starts).dtype) - _begin(starts, k, n, size)
+        end = operation("cast")(size_value(value=size), dtype=offset.dtype)
+        covered = operation("logical_and")(operation("greater_equal")(offset, 0), operation("less")(offset, end))
+        covered = reshape(covered, shape=(rows, *(n if j == k else 1 for j in range(x.ndim - 1))))
+        written = covered if written is None else operation("logical_and")(written, covered)
+        offset = operation("minimum")(operation("maximum")(offset, 0), end - 1)
+        update = take_in_rows(update, offset, axis=k)
+    return update if written is None else operation("where")(written, update, x)
+
+
+__all__ = ["dynamic_slice", "dynamic_update_slice"]

@@ -1,0 +1,209 @@
+"""Rows through control flow: ``if`` by choosing, ``while`` as long as any row goes on, ``scan`` step by step.
+
+A region runs on all rows like a graph. Where a condition differs between rows, both branches of an ``if`` run and each
+row takes its values; a ``while`` runs while the condition of any row holds, and a row whose condition fails keeps its
+states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from mithril.base.tensor_type import TensorType
+from mithril.ir import Builder, Graph, Node, Op, Value
+from mithril.ops.control_flow import if_op, scan_op, while_op
+from mithril.ops.elementwise import where
+from mithril.ops.reduction import any as any_of
+from mithril.ops.shape import reshape, transpose
+from mithril.transforms.batching import Batching, Carried, region_rules
+
+
+def _graph(
+    batching: Batching,
+    name: str,
+    body: Callable[..., Sequence[Value]],
+    inputs: Sequence[tuple[Value, Carried]],
+    names: Sequence[str],
+) -> Graph:
+    """Return the closed graph of a function of carried values; ``inputs`` are (value of one row, how it comes in)."""
+    outer = Builder.current()
+    builder = Builder(name)
+    builder.origin, builder.tags = outer.origin, outer.tags
+    with builder:
+        values = []
+        for value, carried in inputs:
+            shape = (batching.rows, *value.shape) if carried.has_rows else value.shape
+            values.append(carried._replace(value=builder.input(value.name, shape, value.dtype)))
+        outputs = body(*values)
+    outer.guards.update(builder.guards)
+    return builder.build(dict(zip(names, outputs, strict=True)))
+
+
+def _settled(batching: Batching, region: Graph, inputs: Sequence[Carried], states: int) -> list[Carried]:
+    """Return the outputs of a region once each of its first inputs is carried as the output of the same number."""
+    arguments = [i.value for i in region.arguments]
+    inputs = list(inputs)
+    while True:
+        outputs: list[Carried] = []
+        trial = partial(_walked, batching, region, outputs)
+        _graph(batching, region.name, trial, list(zip(arguments, inputs, strict=True)), [])
+        after = [
+            before._replace(has_rows=before.has_rows or new.has_rows, is_own_key=before.is_own_key or new.is_own_key)
+            for before, new in zip(inputs[:states], outputs, strict=False)
+        ]
+        if after == inputs[:states]:
+            return [*inputs[:states], *outputs[states:]]
+        inputs[:states] = after
+
+
+def _walked(batching: Batching, region: Graph, outputs: list[Carried], *inputs: Carried) -> list[Value]:
+    """Walk to learn how the outputs are carried."""
+    outputs[:] = batching.walk(region, inputs)
+    return []
+
+
+def _in_rows(batching: Batching, carried: Sequence[Carried], rows: Sequence[bool]) -> list[Value]:
+    return [batching.with_rows(c) if r else c.value for c, r in zip(carried, rows, strict=True)]
+
+
+def _chosen(choice: Value, a: Value, b: Value) -> Value:
+    """a or b for each row."""
+    if choice.ndim:
+        choice = reshape(choice, shape=(*choice.shape, *[1] * (a.ndim - 1)))
+    return where(choice, a, b)  # type: ignore[no-any-return]
+
+
+@region_rules(if_op)
+def if_rule(batching: Batching, node: Node, operands: Sequence[Carried]) -> list[Carried]:
+    choice, *rest = operands
+    if choice.has_rows:
+        tags, Builder.current().tags = Builder.current().tags, None
+        branches = [batching.walk(region, rest) for region in node.regions]
+        Builder.current().tags = tags
+        return [
+            Carried(_chosen(choice.value, batching.with_rows(a), batching.with_rows(b)), has_rows=True)
+            for a, b in zip(*branches, strict=True)
+        ]
+    outputs = [_settled(batching, region, rest, 0) for region in node.regions]
+    rows = [a.has_rows or b.has_rows for a, b in zip(*outputs, strict=True)]
+    keys = [a.is_own_key or b.is_own_key for a, b in zip(*outputs, strict=True)]
+
+    def body(region: Graph) -> Callable[..., Sequence[Value]]:
+        return lambda *values: _in_rows(batching, batching.walk(region, values), rows)
+
+    regions = [
+        _graph(
+            batching,
+            region.name,
+            body(region),
+            list(zip([i.value for i in region.arguments], rest, strict=True)),
+            region.output_names,
+        )
+        for region in node.regions
+    ]
+    results = _emit(node, if_op, [o.value for o in operands], {}, regions)
+    return [Carried(v, r, k) for v, r, k in zip(results, rows, keys, strict=True)]
+
+
+@region_rules(while_op)
+def while_rule(batching: Batching, node: Node, operands: Sequence[Carried]) -> list[Carried]:
+    condition, body = node.regions
+    count = node.attributes["states"]
+    states, rest = list(operands[:count]), list(operands[count:])
+    final = _settled(batching, body, operands, count)
+    (holds,) = _settled(batching, condition, [*final[:count], *rest], 0)
+    if holds.has_rows:
+        final = [s._replace(has_rows=True) for s in final]
+    rows = [s.has_rows for s in final]
+    states = [
+        s._replace(value=v, has_rows=r) for s, v, r in zip(final, _in_rows(batching, states, rows), rows, strict=True)
+    ]
+    inputs = list(zip([i.value for i in body.arguments], [*states, *rest], strict=True))
+    if not holds.has_rows:
+        regions = [
+            _graph(
+                batching, "condition", lambda *values: [batching.walk(condition, values)[0].value], inputs, ("holds",)
+            ),
+            _graph(
+                batching,
+                "body",
+                lambda *values: _in_rows(batching, batching.walk(body, values)[:count], rows),
+                inputs,
+                body.output_names[:count],
+            ),
+        ]
+        operands = [*states, *rest]
+        results = _emit(node, while_op, [o.value for o in operands], node.attributes, regions)
+        return [s._replace(value=v) for s, v in zip(states, results, strict=True)]
+    return _masked(batching, node, states, rest, inputs)
+
+
+def _masked(
+    batching: Batching,
+    node: Node,
+    states: Sequence[Carried],
+    rest: Sequence[Carried],
+    inputs: Sequence[tuple[Value, Carried]],
+) -> list[Carried]:
+    """Loop as long as any row goes on; which rows do is its first state."""
+    condition, body = node.regions
+    count = len(states)
+    (first,) = batching.walk(condition, [*states, *rest])
+    going = first._replace(value=batching.with_rows(first), has_rows=True)
+    flag = Value("going", TensorType(condition.outputs[0].dtype, ()))
+
+    def step(goes: Carried, *values: Carried) -> list[Value]:
+        before, captured = values[:count], values[count:]
+        new = batching.walk(body, values)[:count]
+        after = [_chosen(goes.value, batching.with_rows(n), b.value) for n, b in zip(new, before, strict=True)]
+        carried = [b._replace(value=v) for b, v in zip(before, after, strict=True)]
+        (again,) = batching.walk(condition, [*carried, *captured])
+        return [batching.with_rows(again), *after]
+
+    bound = [(flag, going), *inputs]
+    regions = [
+        _graph(batching, "condition", lambda goes, *values: [any_of(goes.value)], bound, ("holds",)),
+        _graph(batching, "body", step, bound, ("going", *body.output_names[:count])),
+    ]
+    attributes = {**node.attributes, "states": count + 1}
+    values = [going.value, *(c.value for c in (*states, *rest))]
+    results = _emit(node, while_op, values, attributes, regions)[1:]
+    return [s._replace(value=v) for s, v in zip(states, results, strict=True)]
+
+
+@region_rules(scan_op)
+def scan_rule(batching: Batching, node: Node, operands: Sequence[Carried]) -> list[Carried]:
+    body = node.regions[0]
+    carries = node.attributes["carries"]
+    last = carries + node.attributes["sequences"]
+    final = _settled(batching, body, operands, carries)
+    rows = [s.has_rows for s in final]
+    start = _in_rows(batching, operands[:carries], rows[:carries])
+    states = [s._replace(value=v) for s, v in zip(final, start, strict=False)]
+    elements = [c._replace(value=_steps_first(c)) for c in operands[carries:last]]
+    carried = [*states, *elements, *operands[last:]]
+    region = _graph(
+        batching,
+        "body",
+        lambda *values: _in_rows(batching, batching.walk(body, values), rows),
+        list(zip([i.value for i in body.arguments], carried, strict=True)),
+        body.output_names,
+    )
+    results = _emit(node, scan_op, [c.value for c in carried], node.attributes, [region])
+    outputs = [s._replace(value=v) for s, v in zip(final, results, strict=True)]
+    return [*outputs[:carries], *(c._replace(value=_steps_first(c)) for c in outputs[carries:])]
+
+
+def _steps_first(carried: Carried) -> Value:
+    """Steps and rows in exchanged places."""
+    x = carried.value
+    return transpose(x, perm=(1, 0, *range(2, x.ndim))) if carried.has_rows else x
+
+
+def _emit(
+    node: Node, op: Op, operands: Sequence[Value], attributes: Any, regions: Sequence[Graph]
+) -> tuple[Value, ...]:
+    builder = Builder.current()
+    return builder.emit(op, operands, dict(attributes), regions, node.results[0].name if node.results else None)
