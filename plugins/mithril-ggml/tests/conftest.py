@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures of all tests."""
 
 import sys
 from pathlib import Path
@@ -6,19 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file
+sys.path.insert(0, str(Path(__file__).parent))  # the helpers next to this file
 
 
 @pytest.fixture(autouse=True)
 def drawn_anew(request):
-    """The module's generator begins anew, so that a test's numbers do not depend on the tests before it."""
+    """Reset the module's generator, so that the numbers of a test do not depend on the tests before it."""
     if hasattr(request.module, "rng"):
         request.module.rng = np.random.default_rng(0)
 
 
 @pytest.fixture
 def numpy_backend():
-    """Skips where NumPy's backend is not installed beside this one."""
+    """Skip if NumPy's backend is not installed."""
     import mithril as ml
 
     if "numpy" not in ml.plugins.backends():

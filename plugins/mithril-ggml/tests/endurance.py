@@ -29,7 +29,7 @@ HUGE = ("0", "1", "-1", "3", "17", "255", "65536", "2147483648", "92233720368547
 
 
 def arrays_of(maker: Maker, graph: Graph, rng: np.random.Generator) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arguments, some of them not what the graph wants."""
+    """Return arguments, some of them with wrong types or shapes."""
     values = {i.name: maker.arrays.get(i.name, np.zeros(2, np.float32)) for i in graph.arguments}
     for name in values:
         if rng.random() < 0.05:
@@ -50,7 +50,7 @@ def arrays_of(maker: Maker, graph: Graph, rng: np.random.Generator) -> tuple[dic
 
 
 def random_run(seed: int, rng: np.random.Generator) -> None:
-    """A graph as it comes, on a backend with random settings."""
+    """Run a random graph on a backend with random settings."""
     maker = Maker(seed)
     graph = maker.graph(int(rng.integers(1, 30)))
     backend = ml.GGMLBackend(
@@ -64,7 +64,7 @@ def random_run(seed: int, rng: np.random.Generator) -> None:
 
 
 def mutated_text(seed: int, rng: np.random.Generator) -> None:
-    """A graph's text with damage, read and run all the same where it can be."""
+    """Parse and, if possible, run a damaged graph text."""
     maker = Maker(seed)
     graph = maker.graph(12)
     lines = to_text(graph).splitlines()
@@ -82,8 +82,8 @@ def mutated_text(seed: int, rng: np.random.Generator) -> None:
                 m = numbers[int(rng.integers(0, len(numbers)))]
                 lines[k] = lines[k][: m.start()] + str(rng.choice(HUGE)) + lines[k][m.end() :]
         elif how == 3:
-            at = int(rng.integers(0, len(lines[k]) + 1))
-            lines[k] = lines[k][:at] + chr(int(rng.integers(32, 1000))) + lines[k][at + 1 :]
+            column = int(rng.integers(0, len(lines[k]) + 1))
+            lines[k] = lines[k][:column] + chr(int(rng.integers(32, 1000))) + lines[k][column + 1 :]
         else:
             words = ("f32", "i8", "f16", "bool", "u64", "bf16")
             lines[k] = lines[k].replace(str(rng.choice(words)), str(rng.choice(words)))
@@ -99,7 +99,7 @@ def mutated_text(seed: int, rng: np.random.Generator) -> None:
 
 
 def lying_types(seed: int, rng: np.random.Generator) -> None:
-    """A graph whose values claim other types than they have."""
+    """Run a graph whose values declare wrong types."""
     maker = Maker(seed)
     graph = maker.graph(8)
     for value in [v for n in graph.nodes for v in n.results] + [i.value for i in graph.inputs]:
@@ -129,16 +129,16 @@ GOOD: list[bytes] = []
 
 
 def damaged_file(seed: int, rng: np.random.Generator) -> None:
-    """A file with wrong bytes, mostly in its head, or cut off."""
+    """Load a file with wrong bytes, mostly in its header, or truncated."""
     GOOD or GOOD.append(_good_file())
     data = bytearray(GOOD[0])
     if rng.random() < 0.2:
         data = data[: int(rng.integers(0, len(data)))]
     for _ in range(int(rng.integers(1, 12))):
         if data:
-            at = int(rng.integers(0, min(len(data), 3000)))
+            offset = int(rng.integers(0, min(len(data), 3000)))
             size = int(rng.choice([1, 4, 8]))
-            data[at : at + size] = rng.integers(0, 256, size, dtype=np.uint8).tobytes()
+            data[offset : offset + size] = rng.integers(0, 256, size, dtype=np.uint8).tobytes()
     _FILE.write_bytes(bytes(data))
     loaded = ml.load(_FILE, mapped=False)
     loaded({"input": rng.integers(-100, 100, 3).astype(np.int32)})

@@ -33,15 +33,15 @@ BINARY = ("add", "sub", "mul", "maximum", "minimum", "div")
 def shape(rng: np.random.Generator, rank: int | None = None, limit: int = 20000) -> tuple[int, ...]:
     """Sizes whose product stays small."""
     while True:
-        made = tuple(int(rng.choice(SIZES)) for _ in range(int(rng.integers(0, 7)) if rank is None else rank))
-        if np.prod(made, dtype=np.int64) <= limit:
-            return made
+        shape = tuple(int(rng.choice(SIZES)) for _ in range(int(rng.integers(0, 7)) if rank is None else rank))
+        if np.prod(shape, dtype=np.int64) <= limit:
+            return shape
 
 
 def broadcastable(rng: np.random.Generator, full: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape that broadcasts to another."""
-    made = tuple(1 if rng.random() < 0.3 else n for n in full)
-    return made[int(rng.integers(0, len(made) + 1)) :] if rng.random() < 0.4 else made
+    """Return a shape that broadcasts to another."""
+    shape = tuple(1 if rng.random() < 0.3 else n for n in full)
+    return shape[int(rng.integers(0, len(shape) + 1)) :] if rng.random() < 0.4 else shape
 
 
 class Maker:
@@ -56,8 +56,8 @@ class Maker:
     def input(self, shape: tuple[int, ...], role: str = "") -> Value:
         name = f"x{len(self.arrays)}"
         self.arrays[name] = self.rng.standard_normal(shape).astype(np.float32)
-        chosen = role or ("param" if self.rng.random() < 0.3 else "input")
-        return self.builder.input(name, shape, "float32", chosen)
+        input_role = role or ("param" if self.rng.random() < 0.3 else "input")
+        return self.builder.input(name, shape, "float32", input_role)
 
     def pick(self) -> Value:
         return self.values[int(self.rng.integers(0, len(self.values)))]
@@ -67,11 +67,11 @@ class Maker:
             self.values = [self.input(shape(self.rng)) for _ in range(3)]
             for _ in range(steps):
                 try:
-                    made = self.step()
+                    value = self.step()
                 except (MithrilError, IndexError):
                     continue  # the operation does not take this shape
-                if made.dtype.is_float and np.prod(made.shape, dtype=np.int64) <= 40000:
-                    self.values.append(made)
+                if value.dtype.is_float and np.prod(value.shape, dtype=np.int64) <= 40000:
+                    self.values.append(value)
         outputs = list(dict.fromkeys(self.values[-4:]))
         return self.builder.build({f"y{k}": v for k, v in enumerate(outputs)})
 

@@ -1,4 +1,4 @@
-"""GGUF files: what is written is read back, by others too; what is damaged or hostile is a clear error."""
+"""GGUF files: round trips, other readers, and clear errors for damaged or hostile files."""
 
 import struct
 
@@ -26,15 +26,15 @@ def classifier(backend="ggml", **options):
 TOKENS = rng.integers(0, 50, (3, 6)).astype(np.int32)
 
 
-def relative(got, expected):
-    return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
+def relative(actual, expected):
+    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
 
 
 KINDS = [None, "f16", "q8_0", "q4_k", {"*linear*": "q4_0", "*": "q8_0"}]
 
 
 def bound(quantize):
-    """How far outputs may be from those of full weights."""
+    """Return the allowed relative error of outputs with quantized weights."""
     return {None: 1e-6, "f16": 2e-3, "q8_0": 0.03}.get(quantize if not isinstance(quantize, dict) else 1, 0.3)
 
 
@@ -57,9 +57,9 @@ def test_a_file_comes_from_other_backends_and_runs_on_them(tmp_path, quantize, n
     expected = compiled.evaluate(params, {"input": TOKENS})["output"]
     path = tmp_path / "model.gguf"
     compiled.export(path, params=params, quantize=quantize)
-    here, elsewhere = ml.load(path), ml.load(path, backend=numpy_backend)
-    assert relative(here({"input": TOKENS})["output"], expected) < bound(quantize)
-    assert relative(elsewhere({"input": TOKENS})["output"], here({"input": TOKENS})["output"]) < 0.05
+    on_ggml, elsewhere = ml.load(path), ml.load(path, backend=numpy_backend)
+    assert relative(on_ggml({"input": TOKENS})["output"], expected) < bound(quantize)
+    assert relative(elsewhere({"input": TOKENS})["output"], on_ggml({"input": TOKENS})["output"]) < 0.05
 
 
 def test_a_convolution_with_state(tmp_path):
@@ -106,10 +106,10 @@ def test_the_gguf_package_reads_it(tmp_path):
     kinds = {t.name: t.tensor_type.name for t in reader.tensors}
     assert kinds["linear.weight"] == "Q8_0"
     assert kinds["linear.bias"] == "F32"
-    own = read_gguf(path)
+    contents = read_gguf(path)
     for t in reader.tensors:
-        assert own.tensors[t.name].data.tobytes() == t.data.tobytes()
-    assert own.metadata["shop.x"] == 0.5
+        assert contents.tensors[t.name].data.tobytes() == t.data.tobytes()
+    assert contents.metadata["shop.x"] == 0.5
 
 
 def test_long_names_and_odd_values(tmp_path):
@@ -155,16 +155,16 @@ def test_long_names_and_odd_values(tmp_path):
     compiler = GraphCompiler(graph, backend, settings)
     specs = {"x": InputSpec("x", (2, 3), as_dtype("float32"), "", True)}
     compiled = CompiledModel(backend, specs, compiler, decisions=compiler.decisions, options=settings.peek())
-    given = {"x": np.ones((2, 3), np.float32)}
-    expected = compiled.evaluate(values, given)
+    inputs = {"x": np.ones((2, 3), np.float32)}
+    expected = compiled.evaluate(values, inputs)
     compiled.export(tmp_path / "odd.gguf", params=values)
-    found = ml.load(tmp_path / "odd.gguf")(given)
+    loaded_outputs = ml.load(tmp_path / "odd.gguf")(inputs)
     for name, value in expected.items():
-        assert found[name].dtype == value.dtype
-        np.testing.assert_array_equal(found[name], value)
+        assert loaded_outputs[name].dtype == value.dtype
+        np.testing.assert_array_equal(loaded_outputs[name], value)
 
 
-def test_ternary_weights_go_into_the_file_as_they_are(tmp_path, numpy_backend):
+def test_ternary_weights_are_stored_unchanged(tmp_path, numpy_backend):
     model = ml.Model()
     model += ml.TernaryLinear(256, 16)
     compiled = ml.compile(model, ml.GGMLBackend(quantize="q4_0"), inference=True, shapes={"input": [2, 256]})
@@ -172,13 +172,13 @@ def test_ternary_weights_go_into_the_file_as_they_are(tmp_path, numpy_backend):
     x = {"input": rng.standard_normal((2, 256)).astype(np.float32)}
     path = tmp_path / "t.gguf"
     compiled.export(path, params=params)
-    here = compiled.evaluate(params, x)["output"]
-    assert (ml.load(path)(x)["output"] == here).all()
-    assert relative(ml.load(path, backend=numpy_backend)(x)["output"], here) < 0.02
+    expected_output = compiled.evaluate(params, x)["output"]
+    assert (ml.load(path)(x)["output"] == expected_output).all()
+    assert relative(ml.load(path, backend=numpy_backend)(x)["output"], expected_output) < 0.02
     assert path.stat().st_size < 16 * 66 + 4096
 
 
-def test_the_file_leaves_open_what_any_program_leaves_open(tmp_path):
+def test_sizes_open_in_any_program_stay_open_in_the_file(tmp_path):
     from mithril.base.dims import Dim
     from mithril.base.dtypes import float32
     from mithril.base.tensor_type import TensorType
@@ -195,8 +195,8 @@ def test_the_file_leaves_open_what_any_program_leaves_open(tmp_path):
 
 
 @pytest.mark.parametrize("shapes", [{}, {"x": ["B", 4]}])
-def test_the_file_of_a_backend_of_exact_sizes_leaves_open_what_the_user_did(tmp_path, shapes):
-    """GGML stands for such a backend here: what is asked for are its programs."""
+def test_sizes_the_user_left_open_stay_open_for_exact_programs(tmp_path, shapes):
+    """GGML represents such a backend here by its programs."""
     model = ml.Model()
     model += Linear(3)(input="x", output="y")
     compiled = ml.compile(model, "ggml", shapes=shapes)
@@ -209,7 +209,7 @@ def test_the_file_of_a_backend_of_exact_sizes_leaves_open_what_the_user_did(tmp_
         np.testing.assert_allclose(loaded.evaluate({"x": x})["y"], compiled.evaluate(params, {"x": x})["y"], rtol=1e-5)
 
 
-def test_what_was_never_called_is_written_as_its_layers_expect(tmp_path):
+def test_uncalled_models_are_written_with_the_types_of_their_layers(tmp_path):
     model = ml.Model()
     model += Linear(64, 3)
     compiled = ml.compile(model, "ggml")
@@ -232,7 +232,7 @@ def test_a_loaded_model_has_no_gradients_and_can_be_written_again(tmp_path):
     assert (ml.load(tmp_path / "b.gguf")({"input": TOKENS})["output"] == first).all()
 
 
-def test_what_export_refuses(tmp_path):
+def test_export_rejects_invalid_requests(tmp_path):
     compiled = classifier()
     params = compiled.randomize_params(seed=0)
     path = tmp_path / "x.gguf"
@@ -329,20 +329,20 @@ def test_hostile_tensors(good):
 
 
 def rewritten(good, change):
-    """The good file with another graph text, sizes of strings adjusted."""
+    """Replace the graph text of the valid file and adjust string sizes."""
     data = good.read_bytes()
     key = b"mithril.graph"
-    at = data.index(key) + len(key) + 4
-    (length,) = struct.unpack_from("<Q", data, at)
-    old = data[at + 8 : at + 8 + length].decode()
+    offset = data.index(key) + len(key) + 4
+    (length,) = struct.unpack_from("<Q", data, offset)
+    old = data[offset + 8 : offset + 8 + length].decode()
     new = change(old).encode()
     assert new != old.encode()
-    head = data[:at] + text(new)
-    tail = data[at + 8 + length :]
+    head = data[:offset] + text(new)
+    tail = data[offset + 8 + length :]
     before = len(data) - len(tail)
     shift = (before - len(head)) % 32  # keep the tensors where they are relative to the alignment
     filler = b" " * shift
-    return data[:at] + text(new + filler) + tail
+    return data[:offset] + text(new + filler) + tail
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_hostile_graphs(good, change, match):
         ml.load(good)
 
 
-def test_the_cache_keeps_what_was_compiled(tmp_path):
+def test_the_cache_stores_compiled_programs(tmp_path):
     first = classifier("ggml", cache=True, cache_dir=tmp_path)
     params = first.randomize_params(seed=0)
     expected = first.evaluate(params, {"input": TOKENS})["output"]

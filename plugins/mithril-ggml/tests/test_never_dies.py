@@ -1,4 +1,4 @@
-"""ggml ends the process for what it does not like: here it must not, whatever it is given."""
+"""ggml aborts the process on invalid graphs: the backend must never do so."""
 
 import os
 import subprocess
@@ -45,7 +45,7 @@ def test_a_failed_assertion_becomes_an_error_and_the_next_graph_works():
 
 
 def test_a_wrong_lowering_is_an_error_not_the_end(monkeypatch):
-    """As a third party may write one: operands that do not fit."""
+    """A plugin's lowering with mismatched operands."""
 
     def bad(draft, node, x):
         out = draft.like(node.result)
@@ -65,7 +65,7 @@ def doubled(draft, node, x):
 
 
 def test_a_third_party_may_lower_better(monkeypatch):
-    """A lowering gets the draft, the node and its operands' places, and gives the place of the result."""
+    """A lowering receives the draft, the node and its operands, and returns the result."""
     from mithril import plugins
     from mithril.plugins.plugin_lowering import PluginLowering
 
@@ -100,8 +100,8 @@ def test_indices_outside_are_moved_inside():
         with Builder() as b:
             y = op("embedding")(b.input("i", (5,), "int32"), b.param("t", table.shape))
         executable = ml.GGMLBackend(quantize=quantize).build(b.build({"y": y}))
-        got = executable({"t": table}, {"i": np.array([0, 9, 10, -1, 2**31 - 1], np.int32)})["y"]
-        assert np.abs(got - table[[0, 9, 9, 9, 9]]).max() < 0.4
+        result = executable({"t": table}, {"i": np.array([0, 9, 10, -1, 2**31 - 1], np.int32)})["y"]
+        assert np.abs(result - table[[0, 9, 9, 9, 9]]).max() < 0.4
 
 
 def test_weights_without_numbers_are_refused():
@@ -141,9 +141,9 @@ def test_checks_name_the_index_outside():
     from mithril.backend.base import BuildOptions
 
     table = np.arange(12, dtype=np.float32).reshape(6, 2)
-    for name, at in (("take", (3,)), ("gather_nd", (3, 1)), ("embedding", (3,)), ("take_along_axis", (3, 2))):
+    for name, shape in (("take", (3,)), ("gather_nd", (3, 1)), ("embedding", (3,)), ("take_along_axis", (3, 2))):
         with Builder() as b:
-            i = b.input("i", at, "int32")
+            i = b.input("i", shape, "int32")
             t = b.input("t", table.shape)
             y = (
                 op("embedding")(i, t)
@@ -153,7 +153,7 @@ def test_checks_name_the_index_outside():
         graph = b.build({"y": y})
         for quantize in (None, "f16"):
             executable = ml.GGMLBackend(quantize=quantize).build(graph, BuildOptions(checks=True))
-            good = np.zeros(at, np.int32)
+            good = np.zeros(shape, np.int32)
             executable({}, {"t": table, "i": good})
             for wrong in (6, -7):
                 bad = good.copy()

@@ -25,13 +25,13 @@ def run(graph, arrays, backend=None, **options):
     return executable(params, inputs)
 
 
-def near(got, expected, name=""):
+def near(actual, expected, name=""):
     with np.errstate(all="ignore"):
         finite = np.isfinite(expected)
-        assert got.shape == expected.shape and got.dtype == expected.dtype
-        assert (np.isnan(got) == np.isnan(expected)).all() and (np.isinf(got) == np.isinf(expected)).all(), name
+        assert actual.shape == expected.shape and actual.dtype == expected.dtype
+        assert (np.isnan(actual) == np.isnan(expected)).all() and (np.isinf(actual) == np.isinf(expected)).all(), name
         scale = np.abs(expected[finite]).max(initial=1e-3)
-        assert np.abs(got - expected)[finite].max(initial=0) <= 2e-4 * scale, name
+        assert np.abs(actual - expected)[finite].max(initial=0) <= 2e-4 * scale, name
 
 
 @pytest.mark.parametrize("block", range(10))
@@ -42,10 +42,10 @@ def test_random_programs(block):
         maker = Maker(seed)
         graph = maker.graph(40)
         expected = evaluate(graph, maker.arrays)
-        moved = evaluate(graph, {n: a * np.float32(1 + 1e-6) for n, a in maker.arrays.items()})
+        perturbed = evaluate(graph, {n: a * np.float32(1 + 1e-6) for n, a in maker.arrays.items()})
         for name, value in run(graph, maker.arrays).items():
             with np.errstate(all="ignore"):  # where rounding errors grow, as in the sine of large numbers
-                shaky = np.abs(moved[name] - expected[name]).max(initial=0)
+                shaky = np.abs(perturbed[name] - expected[name]).max(initial=0)
             if np.isfinite(shaky) and shaky < 1e-5 * np.abs(expected[name]).max(initial=1e-3):
                 near(value, expected[name], f"seed {seed}, {name}")
                 compared += 1
@@ -70,15 +70,15 @@ def test_sizes_choose_kernels_not_values(name, shape):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 16, 17, 200])
-@pytest.mark.parametrize("turned", [False, True])
-def test_products_of_many_and_few_rows(rows, turned):
+@pytest.mark.parametrize("transposed", [False, True])
+def test_products_of_many_and_few_rows(rows, transposed):
     a = rng.standard_normal((rows, 300)).astype(np.float32)
-    b = rng.standard_normal((120, 300) if turned else (300, 120)).astype(np.float32)
+    b = rng.standard_normal((120, 300) if transposed else (300, 120)).astype(np.float32)
     with Builder() as builder:
         w = builder.param("b", b.shape)
-        y = op("matmul")(builder.input("a", a.shape), op("transpose")(w) if turned else w)
+        y = op("matmul")(builder.input("a", a.shape), op("transpose")(w) if transposed else w)
     graph = builder.build({"y": y})
-    near(run(graph, {"a": a, "b": b})["y"], a @ (b.T if turned else b))
+    near(run(graph, {"a": a, "b": b})["y"], a @ (b.T if transposed else b))
 
 
 def chain(n=100, size=16):
@@ -174,7 +174,7 @@ def test_native_semantics_may_use_ggmls_relu():
 
 
 def test_a_training_loop_of_the_users_own(numpy_backend):
-    """The gradient program runs here, the update is NumPy's: the losses are those of the NumPy backend."""
+    """The gradient program runs on ggml, the update on NumPy: the losses equal those of the NumPy backend."""
     from mithril.models import Linear, Relu
 
     model = ml.Model()
@@ -187,17 +187,17 @@ def test_a_training_loop_of_the_users_own(numpy_backend):
     def losses(backend):
         compiled = ml.compile(model, backend, shapes={"input": [64, 8]})
         params = compiled.randomize_params(seed=0)
-        found = []
+        history = []
         for _ in range(100):
             out = compiled.evaluate(params, {"input": x}, training=True)["output"]
-            found.append(float(((out - target) ** 2).mean()))
+            history.append(float(((out - target) ** 2).mean()))
             _, grads = compiled.evaluate(params, {"input": x}, 2 * (out - target) / len(x))
             params = {n: p - 0.1 * grads[n] for n, p in params.items()}
-        return found
+        return history
 
-    ours = losses("ggml")
-    assert ours[-1] < 0.2 * ours[0]
-    np.testing.assert_allclose(ours, losses(numpy_backend), atol=1e-4)
+    actual = losses("ggml")
+    assert actual[-1] < 0.2 * actual[0]
+    np.testing.assert_allclose(actual, losses(numpy_backend), atol=1e-4)
 
 
 def test_symbolic_sizes_share_one_executable():
@@ -215,7 +215,7 @@ def test_symbolic_sizes_share_one_executable():
     assert len(executable.programs) == 4
 
 
-def test_what_numpy_computes_is_said():
+def test_operations_on_numpy_are_recorded():
     from mithril.base.decisions import Decisions
 
     with Builder() as b:
@@ -225,28 +225,28 @@ def test_what_numpy_computes_is_said():
     assert "computed by NumPy as declared, ggml has nothing better: erfinv" in str(decisions)
 
 
-def test_large_results_are_the_callers_until_let_go():
-    """They are written again only where nobody holds them, or a view of them."""
+def test_large_results_belong_to_the_caller_until_released():
+    """Their buffers are reused only without references to them or their views."""
     with Builder() as b:
         x = b.input("x", (200, 200))
         y = op("tanh")(x)
         outputs = {"y": y, "same": y, "part": y[10:20], "z": op("linear")(y, b.param("w", (200, 200)))}
     executable = ml.GGMLBackend().build(b.build(outputs))
     w = np.eye(200, dtype=np.float32)
-    given = [{"x": np.full((200, 200), k, np.float32)} for k in range(4)]
-    first = executable({"w": w}, given[0])
-    held = first["z"][3:5]
+    batches = [{"x": np.full((200, 200), k, np.float32)} for k in range(4)]
+    first = executable({"w": w}, batches[0])
+    view = first["z"][3:5]
     del first["z"]
-    second = executable({"w": w}, given[1])["z"]
-    third = executable({"w": w}, given[2])
-    assert (held == 0).all()
+    second = executable({"w": w}, batches[1])["z"]
+    third = executable({"w": w}, batches[2])
+    assert (view == 0).all()
     assert np.allclose(second, np.tanh(1), atol=1e-5)
     assert np.allclose(third["z"], np.tanh(2), atol=1e-5)
     assert np.allclose(third["part"], np.tanh(2)) and third["part"].shape == (10, 200)
     assert np.allclose(first["same"], 0) and np.allclose(third["y"], np.tanh(2))
     address = third["z"].ctypes.data
     del third
-    assert executable({"w": w}, given[3])["z"].ctypes.data == address
+    assert executable({"w": w}, batches[3])["z"].ctypes.data == address
 
 
 @pytest.mark.parametrize("padding", [0, 1])
@@ -274,9 +274,9 @@ def test_windows(name, stride, padding):
         x[1, 1] = -np.inf
         x[2, 2, 3, 3] = np.nan
     lowered = decompose(backward, ml.GGMLBackend().lowers)
-    got, expected = run(lowered, arrays), evaluate(backward, arrays)
+    actual, expected = run(lowered, arrays), evaluate(backward, arrays)
     for key in expected:
-        near(got[key], expected[key], key)
+        near(actual[key], expected[key], key)
 
 
 def test_at_the_end_of_the_process_nothing_is_freed(monkeypatch):

@@ -19,8 +19,8 @@ ERRORS = {"f32": 0, "f16": 1e-3, "bf16": 4e-3, "q8_0": 0.01, "q6_k": 0.03, "q5_k
           "q2_k": 0.4, "tq2_0": 1.2, "tq1_0": 1.2}  # fmt: skip
 
 
-def relative(got, expected):
-    return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
+def relative(actual, expected):
+    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
 
 
 @pytest.mark.parametrize("name", list(ERRORS))
@@ -35,15 +35,15 @@ def test_products_and_look_ups(name, rows):
         e = op("embedding")(i, b.param("t", t.shape))
         q = op("matmul")(x, op("transpose")(b.param("u", w.shape)))
     graph = b.build({"y": y, "z": z, "e": e, "q": q})
-    given = rng.standard_normal((rows, 512)).astype(np.float32)
+    weights = rng.standard_normal((rows, 512)).astype(np.float32)
     decisions = Decisions()
     executable = ml.GGMLBackend(quantize=name).build(graph, BuildOptions(decisions=decisions))
-    out = executable({"w": w, "v": v, "t": t, "u": w}, {"x": given, "i": np.array([1, 0, -1], np.int32)})
+    out = executable({"w": w, "v": v, "t": t, "u": w}, {"x": weights, "i": np.array([1, 0, -1], np.int32)})
     bound = ERRORS[name] + 1e-6
-    assert relative(out["y"], given @ w.T) < bound
-    assert relative(out["q"], given @ w.T) < bound
+    assert relative(out["y"], weights @ w.T) < bound
+    assert relative(out["q"], weights @ w.T) < bound
     assert relative(out["e"], t[[1, 0, -1]]) < bound
-    assert relative(out["z"], given @ w.T @ v) < 2 * bound + 0.02
+    assert relative(out["z"], weights @ w.T @ v) < 2 * bound + 0.02
     assert all(e.kind.name in (name, "q4_0", "f16", "iq4_nl", "q5_0", "q8_0") for e in executable.packing.entries)
 
 
@@ -79,8 +79,8 @@ def test_patterns_choose_per_layer():
             x = op("linear")(x, b.param(f"{name}.weight", (64, 64)))
     graph = b.build({"y": x})
     backend = ml.GGMLBackend(quantize={"*.0.*": "q8_0", "head*": None, "*": "q4_0"})
-    chosen = {e.input.name: e.kind.name for e in backend.build(graph).packing.entries}
-    assert chosen == {"body.0.weight": "q8_0", "body.1.weight": "q4_0"}
+    types = {e.input.name: e.kind.name for e in backend.build(graph).packing.entries}
+    assert types == {"body.0.weight": "q8_0", "body.1.weight": "q4_0"}
     with pytest.raises(OptionError, match="unknown quantization 'q4'"):
         ml.GGMLBackend(quantize={"*": "q4"})
 
@@ -98,9 +98,9 @@ def test_packing_and_unpacking(name):
     assert relative(again, w) < ERRORS[name]
     if name not in ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q5_1", "q4_1", "iq4_xs", "iq4_nl"):
         np.testing.assert_allclose(np.asarray(pack(again, kind(name))), again, rtol=2e-3, atol=1e-6)
-    turned = pack(np.asarray(w.T, order="C"), kind(name), transposed=True)
-    assert turned.shape == (512, 5)
-    assert (np.asarray(turned).T == again).all()
+    transposed = pack(np.asarray(w.T, order="C"), kind(name), transposed=True)
+    assert transposed.shape == (512, 5)
+    assert (np.asarray(transposed).T == again).all()
     assert (unpack(packed.data, packed.kind, (5, 512)) == again).all()
 
 
@@ -114,13 +114,13 @@ def test_weights_are_packed_once_for_all_programs():
     w = rng.standard_normal((32, 64)).astype(np.float32)
     for n in (1, 2, 3):
         executable({"w": w}, {"x": np.ones((n, 64), np.float32)})
-    held = {
+    packed_bytes = {
         id(g.held[0] if isinstance(g.held, tuple) else g.held)
         for p in executable.programs
         for g in p.inputs
         if g.convert
     }
-    assert len(held) == 1
+    assert len(packed_bytes) == 1
     assert len(backend.store._made) == 1
     del w, executable
     assert len(backend.store._made) <= 1
@@ -203,7 +203,7 @@ def test_a_packed_array_is_an_array():
 
 @pytest.mark.parametrize("name", ["f16", "q8_0", "q4_0"])
 def test_weights_that_only_loops_read(name, tmp_path):
-    """A recurrent layer's: packed inside of the scan, in the file, and where the file is loaded."""
+    """Weights of a recurrent layer are packed in the scan, in the file, and after loading."""
     from mithril.models import LSTM
 
     model = ml.Model()
@@ -213,15 +213,15 @@ def test_weights_that_only_loops_read(name, tmp_path):
     params = exact.randomize_params(seed=0)
     expected = exact.evaluate(params, x)["output"]
     compiled = ml.compile(model, ml.GGMLBackend(quantize=name), inference=True, shapes={"input": [2, 5, 96]})
-    got = compiled.evaluate(params, x)["output"]
-    assert relative(got, expected) < ERRORS[name]
-    assert relative(compiled.evaluate(params, x)["output"], got) == 0
+    actual = compiled.evaluate(params, x)["output"]
+    assert relative(actual, expected) < ERRORS[name]
+    assert relative(compiled.evaluate(params, x)["output"], actual) == 0
     report = {r.name: r.kind for r in ml.quantization_report(compiled, params).rows}
     assert report == {"lstm.weight_ih_l0": name, "lstm.weight_hh_l0": name}
     compiled.export(tmp_path / "l.gguf", params=params)
     loaded = ml.load(tmp_path / "l.gguf")
     for _ in range(2):
-        assert (loaded(x)["output"] == got).all()
+        assert (loaded(x)["output"] == actual).all()
     assert all(isinstance(p, PackedArray) == ("weight" in n) for n, p in loaded.params.items())
     again = ml.compile(
         model, ml.GGMLBackend(quantize=name, mem_size="1MiB"), inference=True, shapes={"input": [2, 5, 96]}
@@ -232,7 +232,7 @@ def test_weights_that_only_loops_read(name, tmp_path):
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
 @pytest.mark.parametrize("view", [False, True])
 def test_a_weight_changed_in_place_is_refused_or_noticed(kind, view):
-    """By every program that reads it, of every backend, however the array lies in memory."""
+    """Every program of every backend notices it, for any memory layout."""
     with Builder() as b:
         y = op("linear")(b.input("x", (2, 64)), b.param("w", (32, 64)))
     graph = b.build({"y": y})

@@ -12,6 +12,6 @@ def test_the_blocks_run(tmp_path, monkeypatch, capsys):
     space = {}
     for block in blocks:
         exec(compile(block, str(README), "exec"), space)
-    told = capsys.readouterr().out
-    assert "256x4096" in told and "590 kB" in told
+    printed = capsys.readouterr().out
+    assert "256x4096" in printed and "590 kB" in printed
     assert (tmp_path / "model.gguf").exists()

@@ -47,14 +47,14 @@ print(bound, told, resident() - before)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_four_bits_take_less_than_eight(tmp_path):
     packed = {"q8_0": 8.9e6, "q4_0": 4.7e6}
-    found = {}
+    figures = {}
     for kind, size in packed.items():
         command = [sys.executable, "-c", PROGRAM, kind, str(tmp_path / f"{kind}.gguf")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        bound, told, loaded = (float(n) for n in done.stdout.split()[-3:])
+        bound, reported, loaded = (float(n) for n in done.stdout.split()[-3:])
         assert bound < 2.3 * size + 2e6, "the float weights were not let go"
-        assert abs(bound - told) < 0.15 * told + 2e6
+        assert abs(bound - reported) < 0.15 * reported + 2e6
         assert loaded < 1.3 * size + 2e6, "the file's rows stayed beside the interleaved ones"
-        found[kind] = loaded
-    assert found["q4_0"] < found["q8_0"]
+        figures[kind] = loaded
+    assert figures["q4_0"] < figures["q8_0"]

@@ -49,14 +49,14 @@ def in_a_process(code, **environment):
     return done.stdout.strip()
 
 
-@pytest.mark.skipif(not LINUX, reason="elsewhere MLX brings what it needs")
-def test_the_blas_is_said_by_doctor():
+@pytest.mark.skipif(not LINUX, reason="other platforms have a fast BLAS")
+def test_doctor_reports_the_blas():
     assert str(BLAS) in ml.MlxBackend.diagnose().values()
     if not BLAS.fast:
         assert "advice" in ml.MlxBackend.diagnose()
 
 
-@pytest.mark.skipif(not LINUX, reason="elsewhere MLX brings what it needs")
+@pytest.mark.skipif(not LINUX, reason="other platforms have a fast BLAS")
 def test_the_blas_can_be_left_out_and_comes_too_late_after_mlx():
     code = "import mithril as ml; print(ml.MlxBackend.diagnose()['products on the CPU'])"
     assert "MITHRIL_MLX_BLAS=off" in in_a_process(code, MITHRIL_MLX_BLAS="off")
@@ -69,8 +69,8 @@ def test_products_are_right(dtype):
     a, b = (random(37, 53, seed=k).astype(dtype) for k in (1, 2))
     if dtype == "complex64":
         a, b = a + 1j * random(37, 53, seed=3), b - 1j * random(37, 53, seed=4)
-    found = np.array(mx.array(a) @ mx.array(b).T)
-    np.testing.assert_allclose(found, a @ b.T, rtol=1e-4, atol=1e-4)
+    product = np.array(mx.array(a) @ mx.array(b).T)
+    np.testing.assert_allclose(product, a @ b.T, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.skipif(BLAS.threads() is None, reason="this BLAS does not count threads")
@@ -95,19 +95,19 @@ def test_composites_run_as_one_kernel():
 
 def test_compiled_programs_give_the_same():
     plain = ml.compile(mlp(), "mlx", shapes={"x": [None, 8]})
-    made = ml.compile(mlp(), "mlx", shapes={"x": [None, 8]}, jit=True)
+    compiled = ml.compile(mlp(), "mlx", shapes={"x": [None, 8]}, jit=True)
     for n in (2, 5):
-        np.testing.assert_allclose(run(made, random(n, 8)), run(plain, random(n, 8)), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(run(compiled, random(n, 8)), run(plain, random(n, 8)), rtol=1e-5, atol=1e-6)
 
 
 def test_gradients_of_both_kinds_agree():
-    found = []
+    gradients = []
     for kind in ("graph", "native"):
         compiled = ml.compile(mlp(), "mlx", shapes={"x": [4, 8]}, autodiff=kind)
         g = np.ones((4, 2), np.float32)
-        found.append(compiled.evaluate(compiled.randomize_params(0), {"x": random(4, 8)}, g)[1])
-    for name, x in found[0].items():
-        np.testing.assert_allclose(np.array(x), np.array(found[1][name]), rtol=1e-3, atol=1e-5)
+        gradients.append(compiled.evaluate(compiled.randomize_params(0), {"x": random(4, 8)}, g)[1])
+    for name, x in gradients[0].items():
+        np.testing.assert_allclose(np.array(x), np.array(gradients[1][name]), rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -117,9 +117,9 @@ def test_slopes_of_relu_are_chosen_bit_by_bit(dtype):
     model += Relu()
     compiled = ml.compile(model, "mlx", shapes={"input": [None]}, types={"input": dtype}, trainable=["input"])
     x, g = (compiled.backend.array(v, dtype) for v in ([-1.0, 0.0, 2.0, -3.0], [np.inf, np.nan, -0.5, 1.0]))
-    made = compiled.evaluate({}, {"input": x}, g, wrt=("input",))[1]["input"]
+    gradient = compiled.evaluate({}, {"input": x}, g, wrt=("input",))[1]["input"]
     assert "kept_where(" in compiled.source
-    np.testing.assert_array_equal(compiled.backend.to_numpy(made).astype(np.float32), [0, 0, -0.5, 0])
+    np.testing.assert_array_equal(compiled.backend.to_numpy(gradient).astype(np.float32), [0, 0, -0.5, 0])
 
 
 def test_control_flow_stays_python_and_says_so():
@@ -132,7 +132,7 @@ def test_control_flow_stays_python_and_says_so():
 
 
 # -- contradictions -----------------------------------------------------------------------------------------------
-def test_what_cannot_be_is_said():
+def test_conflicting_devices_are_rejected():
     with pytest.raises(BackendError, match="compute on one device"):
         ml.MlxBackend(device_mesh=(2,))
     with pytest.raises(OptionError, match="'shapeless' is unknown to the MLX backend"):
@@ -146,6 +146,6 @@ def test_what_cannot_be_is_said():
 def test_runs_on_a_gpu():
     if not mx.is_available(mx.gpu):
         pytest.skip("no GPU")
-    here = ml.compile(mlp(), ml.MlxBackend(device="cpu"), shapes={"x": [2, 8]})
-    there = ml.compile(mlp(), ml.MlxBackend(device="gpu"), shapes={"x": [2, 8]})
-    np.testing.assert_allclose(run(there, random(2, 8)), run(here, random(2, 8)), rtol=1e-3, atol=1e-4)
+    on_cpu = ml.compile(mlp(), ml.MlxBackend(device="cpu"), shapes={"x": [2, 8]})
+    on_gpu = ml.compile(mlp(), ml.MlxBackend(device="gpu"), shapes={"x": [2, 8]})
+    np.testing.assert_allclose(run(on_gpu, random(2, 8)), run(on_cpu, random(2, 8)), rtol=1e-3, atol=1e-4)

@@ -1,4 +1,4 @@
-"""``GraphBuilder``: order, memory, fusions and costs of graphs, held against what runs."""
+"""``GraphBuilder``: order, memory, fusions and costs of graphs, compared with measurements."""
 
 from __future__ import annotations
 
@@ -33,23 +33,27 @@ def given(**shapes):
     return {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
 
 
-def test_a_graph_computes_what_was_built():
+def test_a_graph_computes_the_built_operations():
     graph = network()
     arrays = given(input=(32, 784), weights=(784, 256), bias=(32, 256))
-    made = np.array(graph.run(**arrays)["predictions"])
+    predictions = np.array(graph.run(**arrays)["predictions"])
     expected = np.clip(np.round((arrays["input"] @ arrays["weights"] + arrays["bias"]) / 0.1), -128, 127)
-    assert made.dtype == np.int8 and np.abs(made - expected).max() <= 1
+    assert predictions.dtype == np.int8 and np.abs(predictions - expected).max() <= 1
     with pytest.raises(ml.InputError, match="input 'bias' is missing"):
         graph.run(input=arrays["input"], weights=arrays["weights"])
 
 
-def test_the_order_has_readers_after_what_they_read():
+def test_the_order_is_topological():
     graph = network()
     order = graph.topological_sort()
     assert len(order) == 3
-    at = {name: k for k, name in enumerate(order)}
+    positions = {name: k for k, name in enumerate(order)}
     for node in graph.graph.nodes:
-        assert all(at[v.name] < at[node.result.name] for v in node.operands if v is not None and v.name in at)
+        assert all(
+            positions[v.name] < positions[node.result.name]
+            for v in node.operands
+            if v is not None and v.name in positions
+        )
 
 
 def test_a_circle_is_refused_where_one_could_be_written():
@@ -95,10 +99,12 @@ def test_rules_and_groups_are_opportunities():
     h = builder.add(builder.matmul(x, w), b)
     h = builder.apply("exp", builder.apply("sin", builder.multiply(h, 0.5)))
     builder.output(h)
-    found = builder.build().find_fusion_opportunities()
-    group = next(o for o in found if o.pattern == "element-wise group")
+    opportunities = builder.build().find_fusion_opportunities()
+    group = next(o for o in opportunities if o.pattern == "element-wise group")
     assert group.operations[-3:] == ("mul", "sin", "exp") and group.estimated_speedup > 1
-    assert [o.estimated_speedup for o in found] == sorted((o.estimated_speedup for o in found), reverse=True)
+    assert [o.estimated_speedup for o in opportunities] == sorted(
+        (o.estimated_speedup for o in opportunities), reverse=True
+    )
 
 
 @pytest.mark.parametrize("bias", [[128], [64, 128]])
@@ -109,10 +115,10 @@ def test_graph_of_a_quantized_layer_has_opportunities(bias):
     scale = builder.input("scale", [])
     q = builder.apply("quantize", h, scale)
     builder.output(builder.apply("dequantize", q, scale))
-    found = {o.pattern: o for o in builder.build().find_fusion_opportunities()}
-    assert found["matmul_add_bias"].operations == ("matmul", "add")
-    assert set(found["quantize_dequantize"].operations) == {"quantize", "dequantize"}
-    for opportunity in found.values():
+    opportunities = {o.pattern: o for o in builder.build().find_fusion_opportunities()}
+    assert opportunities["matmul_add_bias"].operations == ("matmul", "add")
+    assert set(opportunities["quantize_dequantize"].operations) == {"quantize", "dequantize"}
+    for opportunity in opportunities.values():
         assert opportunity.estimated_speedup >= 1 and opportunity.measure(0.02) > 0
 
 
@@ -129,7 +135,7 @@ def test_a_speed_up_is_measured_on_request():
         assert opportunity.measure(0.02) == opportunity.measured_speedup > 0
 
 
-def test_functions_of_mlx_are_analysed_too():
+def test_mlx_functions_can_be_analyzed():
     def mlp(x, w, b):
         return mx.softmax(mx.maximum(x @ w + b, 0), axis=-1)
 
@@ -137,11 +143,11 @@ def test_functions_of_mlx_are_analysed_too():
     graph = MlxComputationGraph.from_function(mlp, *arrays)
     plan = graph.generate_execution_plan()
     assert plan.flops >= 2 * 8 * 16 * 4 and plan.estimated_execution_time > 0
-    (made,) = graph.run(x0=arrays[0], x1=arrays[1], x2=arrays[2]).values()
-    np.testing.assert_allclose(made, mlp(*arrays), rtol=1e-6)
+    (result,) = graph.run(x0=arrays[0], x1=arrays[1], x2=arrays[2]).values()
+    np.testing.assert_allclose(result, mlp(*arrays), rtol=1e-6)
 
 
-def test_wrong_building_is_told():
+def test_invalid_graphs_are_rejected():
     builder = GraphBuilder()
     x = builder.input("x", [2, 3], "f32", "cpu")
     with pytest.raises(ml.InputError, match="on 'cpu', and this is to be on 'gpu'"):

@@ -24,7 +24,7 @@ def test_the_smallest_of_the_fastest_is_taken():
     assert set(optimizer.choices["flat"].rates) == {1, 2, 4}
 
 
-def test_what_does_not_fit_is_never_run():
+def test_batches_over_the_limit_never_run():
     ran = []
 
     def benchmark(size):
@@ -64,9 +64,9 @@ def test_arrays_keep_one_shape_and_are_cut(kind):
         return batch * 2
 
     data = kind(np.arange(26, dtype=np.float32).reshape(13, 2))
-    made = optimizer.process_in_batches("op", data, process, batch_size=5)
-    assert isinstance(made, type(data)) and shapes == {(5, 2)}
-    np.testing.assert_array_equal(np.asarray(made), np.arange(26).reshape(13, 2) * 2)
+    results = optimizer.process_in_batches("op", data, process, batch_size=5)
+    assert isinstance(results, type(data)) and shapes == {(5, 2)}
+    np.testing.assert_array_equal(np.asarray(results), np.arange(26).reshape(13, 2) * 2)
 
 
 def test_endless_data_is_streamed_with_one_batch_ahead():
@@ -81,7 +81,7 @@ def test_endless_data_is_streamed_with_one_batch_ahead():
     assert begun == [0, 4, 8]
 
 
-def test_a_model_is_asked_for_its_plan():
+def test_the_plan_of_a_model_limits_its_batch():
     model = Model()
     model |= Linear(16)(input="x", output="y")
     compiled = ml.compile(model, "mlx", shapes={"x": ["B", 8]})
@@ -92,7 +92,7 @@ def test_a_model_is_asked_for_its_plan():
 
 
 @pytest.mark.parametrize("threshold", [1 << 20, "1MiB"])
-def test_memory_is_measured_where_nobody_tells_it(threshold):
+def test_memory_is_measured_without_a_memory_function(threshold):
     largest = []
 
     def benchmark(size):

@@ -1,4 +1,4 @@
-"""``MlxTensorCache``: what it keeps, what it lets go, what it costs in memory."""
+"""``MlxTensorCache``: stored entries, eviction and memory use."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_another_version_is_a_miss():
 
 
 def test_lazy_values_are_computed_before_they_are_kept():
-    gc.collect()  # arrays of other tests that are let go meanwhile would show in MLX's counters
+    gc.collect()  # arrays of other tests that are freed later would change MLX's counters
     cache = MlxTensorCache(4)
     before = mx.get_active_memory()
     big = mx.zeros((1 << 22,))
@@ -55,7 +55,7 @@ def test_lazy_values_are_computed_before_they_are_kept():
     assert cache.get("sum").item() == 0.0
 
 
-def test_a_slice_does_not_pin_what_it_was_cut_from():
+def test_a_slice_does_not_keep_its_base_alive():
     gc.collect()
     cache = MlxTensorCache(4)
     before = mx.get_active_memory()
@@ -79,16 +79,16 @@ def test_whole_sets_of_weights_are_one_entry():
 
 def test_threads_compute_once():
     cache = MlxTensorCache(4)
-    made, started, go = [], threading.Event(), threading.Event()
+    computed, started, go = [], threading.Event(), threading.Event()
 
     def compute():
-        made.append(1)
+        computed.append(1)
         started.set()
         go.wait(5)
         return mx.full((2,), 7.0)
 
-    found = []
-    threads = [threading.Thread(target=lambda: found.append(cache.get_or_compute("x", compute))) for _ in range(4)]
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(cache.get_or_compute("x", compute))) for _ in range(4)]
     threads[0].start()
     started.wait(5)
     for thread in threads[1:]:
@@ -96,7 +96,7 @@ def test_threads_compute_once():
     go.set()
     for thread in threads:
         thread.join(5)
-    assert made == [1] and [x.tolist() for x in found] == [[7.0, 7.0]] * 4
+    assert computed == [1] and [x.tolist() for x in results] == [[7.0, 7.0]] * 4
     assert cache.counts.misses == 1 and cache.counts.hits == 3
 
 

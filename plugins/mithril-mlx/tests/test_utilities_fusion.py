@@ -51,15 +51,15 @@ def test_rows_of_activations_of_any_length():
     assert [key[1] for key in fusion._verdicts] == [("relu", "tanh", "sigmoid")]
 
 
-def test_a_row_is_cut_into_what_patterns_cover():
+def test_a_sequence_is_split_by_patterns():
     fusion = MlxKernelFusion()
     x, w, b, d = random(4, 8), random(8, 3), random(3), random(4, 3)
-    made = fusion.try_fuse(["exp", "matmul", "add", "subtract"], [x, w, b, d])
-    close(made, mx.exp(x) @ w + b - d, rtol=1e-4)
+    result = fusion.try_fuse(["exp", "matmul", "add", "subtract"], [x, w, b, d])
+    close(result, mx.exp(x) @ w + b - d, rtol=1e-4)
     assert [key[0] for key in fusion._verdicts] == ["matmul_add_bias"]
 
 
-def test_what_no_pattern_covers_is_none():
+def test_uncovered_sequences_return_none():
     assert MlxKernelFusion().try_fuse(["exp", "log"], [random(3)]) is None
     with pytest.raises(ml.OperationError, match="unknown operation 'frobnicate'"):
         MlxKernelFusion().try_fuse(["frobnicate"], [random(3)])
@@ -67,7 +67,7 @@ def test_what_no_pattern_covers_is_none():
         MlxKernelFusion().try_fuse(["matmul", "add"], [random(3, 3), random(3, 3)])
 
 
-def test_rounding_is_only_left_out_where_it_is_asked_for():
+def test_rounding_is_only_eliminated_on_request():
     x, scale = random(4, 8), mx.array(0.1)
     assert MlxKernelFusion().try_fuse(["quantize", "dequantize"], [x, scale, scale]) is None
     fusion = MlxKernelFusion(eliminate_quantization=True)
@@ -93,7 +93,7 @@ def test_a_pattern_of_ones_own():
 
 
 @pytest.mark.parametrize(
-    ("implementation", "said"),
+    ("implementation", "message"),
     [
         (lambda arrays: arrays[0] + arrays[1], "differ by"),
         (lambda arrays: (arrays[0] + arrays[1])[:1], "not mlx.core.float32"),
@@ -101,7 +101,7 @@ def test_a_pattern_of_ones_own():
         (lambda arrays: None, "a NoneType"),
     ],
 )
-def test_what_is_wrong_falls_back_once_and_is_told(implementation, said):
+def test_wrong_patterns_fall_back_once_and_are_recorded(implementation, message):
     tried = []
 
     def counted(arrays):
@@ -113,7 +113,7 @@ def test_what_is_wrong_falls_back_once_and_is_told(implementation, said):
     for _ in range(2):
         close(fusion.try_fuse(["relu", "add"], [x, y]), mx.maximum(x, 0) + y)
     (decision,) = fusion.decisions.of("fallback")
-    assert said in decision.message and len(tried) == 1
+    assert message in decision.message and len(tried) == 1
 
 
 def test_the_patterns_are_a_pass_for_models():
@@ -151,16 +151,16 @@ def meaning(graph, arrays):
 
 @COMPILER
 @pytest.mark.parametrize("name", GRAPHS)
-def test_generated_kernels_compute_what_the_graph_means(name):
+def test_generated_kernels_match_the_graph(name):
     graph, rng = GRAPHS[name], np.random.default_rng(0)
     arrays = [(3 * rng.standard_normal(i.type.shape)).astype(i.type.dtype.numpy) for i in graph.inputs]
     for array in arrays:
         if array.dtype.kind == "f":
             array.flat[0] = np.nan
-    made = metal_kernel(graph).run_as_cpp(*arrays)
+    result = metal_kernel(graph).run_as_cpp(*arrays)
     (expected,) = meaning(graph, arrays)
     rtol = 2e-3 if name == "halves" else 1e-5
-    np.testing.assert_allclose(made, expected, rtol=rtol, atol=1e-6)
+    np.testing.assert_allclose(result, expected, rtol=rtol, atol=1e-6)
 
 
 def test_the_text_of_a_kernel():
@@ -178,7 +178,7 @@ def test_the_text_of_a_kernel():
     assert "extern" in kernel.cpp()
 
 
-def test_what_no_kernel_can_hold_is_told():
+def test_unsupported_op_in_kernel_is_reported():
     with pytest.raises(ml.UnsupportedError, match="arrays of one shape"):
         metal_kernel(of(lambda x: sum(x, axis=0), "float32"))
     with pytest.raises(ml.UnsupportedError, match="float64|no '"):
@@ -191,8 +191,8 @@ def test_what_no_kernel_can_hold_is_told():
 def test_kernels_run_on_metal(name):
     graph, rng = GRAPHS[name], np.random.default_rng(0)
     arrays = [(3 * rng.standard_normal(i.type.shape)).astype(i.type.dtype.numpy) for i in graph.inputs]
-    made = metal_kernel(graph).run(*map(mx.array, arrays))
-    np.testing.assert_allclose(np.array(made), meaning(graph, arrays)[0], rtol=2e-3, atol=1e-5)
+    result = metal_kernel(graph).run(*map(mx.array, arrays))
+    np.testing.assert_allclose(np.array(result), meaning(graph, arrays)[0], rtol=2e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])

@@ -1,4 +1,4 @@
-"""``import_function``: graphs of MLX functions mean what the functions compute."""
+"""``import_function``: graphs of MLX functions match the functions."""
 
 from __future__ import annotations
 
@@ -50,13 +50,15 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_the_graph_means_what_the_function_computes(name):
+def test_the_graph_matches_the_function(name):
     function, *arrays = FUNCTIONS[name]
     graph = import_function(function, *arrays)
     expected = np.array(function(*arrays))
-    (meant,) = evaluate(graph, {i.name: np.array(a) for i, a in zip(graph.arguments, arrays, strict=True)}).values()
-    assert meant.dtype == expected.dtype or name == "positions"
-    np.testing.assert_allclose(meant, expected, rtol=2e-3 if name == "halves" else 2e-4, atol=1e-5)
+    (expected_output,) = evaluate(
+        graph, {i.name: np.array(a) for i, a in zip(graph.arguments, arrays, strict=True)}
+    ).values()
+    assert expected_output.dtype == expected.dtype or name == "positions"
+    np.testing.assert_allclose(expected_output, expected, rtol=2e-3 if name == "halves" else 2e-4, atol=1e-5)
 
 
 def test_it_runs_and_scalars_are_not_broadcast_by_hand():
@@ -69,11 +71,11 @@ def test_a_module_with_its_weights():
     model = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 2))
     mx.eval(model.parameters())
     graph = import_function(model, X)
-    (made,) = evaluate(graph, {"x0": np.array(X)}).values()
-    np.testing.assert_allclose(made, model(X), rtol=1e-4, atol=1e-5)
+    (output,) = evaluate(graph, {"x0": np.array(X)}).values()
+    np.testing.assert_allclose(output, model(X), rtol=1e-4, atol=1e-5)
 
 
-def test_what_cannot_be_imported_is_named():
+def test_unsupported_primitives_are_named():
     with pytest.raises(ml.UnsupportedError, match="'Hadamard' cannot be imported"):
         import_function(lambda x: mx.hadamard_transform(x[:, :4]), X)
     with pytest.raises(ml.UnsupportedError, match="several arrays at once"):

@@ -1,4 +1,4 @@
-"""``MlxMemoryOptimizer``: leases, statistics held against MLX's counters, budgets held against what calls take."""
+"""``MlxMemoryOptimizer``: leases, statistics compared with MLX's counters, budgets with measured calls."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from mithril_mlx.utilities.memory_pool import planned_bytes
 
 @pytest.fixture(autouse=True)
 def nothing_left_over():
-    """Arrays of other tests that are let go meanwhile would show in MLX's counters, and so would freed memory that is
-    taken again for less than it has room for."""
+    """Clear caches: arrays of other tests that are freed later, and reused larger buffers, change the counters."""
     gc.collect()
     mx.clear_cache()
 
@@ -44,7 +43,7 @@ def test_the_statistics_are_those_of_mlx():
     agree()
     assert pool.get_stats().current_memory_usage == 256 * 256 * 4 + 2048
     pool.return_to_pool(a)
-    pool.return_to_pool(b)  # the pool is full: this one is let go
+    pool.return_to_pool(b)  # the pool is full: this one is released
     agree()
     assert pool.get_stats().total_deallocations == 1
     assert pool.get_stats().peak_memory_usage == 256 * 256 * 4 + 2048
@@ -53,7 +52,7 @@ def test_the_statistics_are_those_of_mlx():
     assert pool.get_stats().current_memory_usage == 0
 
 
-def test_a_lease_that_is_dropped_is_let_go():
+def test_a_dropped_lease_is_released():
     pool, before = MlxMemoryOptimizer(4), mx.get_active_memory()
     lease = pool.get_or_create_tensor([1024])
     del lease
@@ -61,7 +60,7 @@ def test_a_lease_that_is_dropped_is_let_go():
     assert pool.get_stats().current_memory_usage == 0 == mx.get_active_memory() - before
 
 
-def test_wrong_use_is_told():
+def test_wrong_use_is_rejected():
     pool = MlxMemoryOptimizer(4)
     lease = pool.get_or_create_tensor([4])
     array = lease.array
@@ -106,8 +105,8 @@ def test_a_compiled_model_sees_new_contents():
     with pool.staged([3, 4]) as lease:
         for k in range(3):
             data = np.full((3, 4), k, np.float32)
-            made = compiled.evaluate(params, {"x": lease.fill(data)})["y"]
-            np.testing.assert_array_equal(made, compiled.evaluate(params, {"x": data})["y"])
+            output = compiled.evaluate(params, {"x": lease.fill(data)})["y"]
+            np.testing.assert_array_equal(output, compiled.evaluate(params, {"x": data})["y"])
 
 
 def chain(depth, rows=512):
@@ -126,14 +125,14 @@ def test_a_call_takes_no_more_than_planned(depth):
     compiled.evaluate(params, {"h0": x})
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    kept = compiled.evaluate(params, {"h0": x})
-    taken = mx.get_peak_memory() - before
+    outputs = compiled.evaluate(params, {"h0": x})
+    peak = mx.get_peak_memory() - before
     report = compiled.memory_report()
     values = planned_bytes(compiled) - report.inputs - report.parameters
-    assert kept and 0.2 * values < taken <= values
+    assert outputs and 0.2 * values < peak <= values
 
 
-def test_what_does_not_fit_is_refused_before_it_runs():
+def test_calls_over_the_budget_are_rejected_before_they_run():
     compiled = chain(4)
     assert MlxMemoryOptimizer(0, "1GB").check(compiled) < 10_000_000
     with pytest.raises(ml.MemoryLimitError, match="may take .* and the budget is 100 kB"):

@@ -1,4 +1,4 @@
-"""``MlxProfiler``: it times what is computed, not what is noted down."""
+"""``MlxProfiler``: times evaluation, not the recording of lazy operations."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def test_rates_come_from_the_counts_given():
     a = mx.ones((64, 64))
     y = profiler.run("product", lambda x: x @ x, a, flops=2 * 64**3)
     assert y.tolist()[0][0] == 64.0
-    found = profiler.execution_breakdown["product"]
-    assert found.flops == 2 * 64**3 and found.bytes == 2 * 64 * 64 * 4
-    assert found.flops_per_second == found.flops / found.seconds
+    breakdown = profiler.execution_breakdown["product"]
+    assert breakdown.flops == 2 * 64**3 and breakdown.bytes == 2 * 64 * 64 * 4
+    assert breakdown.flops_per_second == breakdown.flops / breakdown.seconds
 
 
 def test_operations_lie_within_each_other_and_in_the_trace(tmp_path):
@@ -78,7 +78,7 @@ def test_operations_lie_within_each_other_and_in_the_trace(tmp_path):
     assert outer["ts"] <= inner["ts"] and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]
 
 
-def test_what_raises_is_not_counted():
+def test_operations_that_raise_are_not_counted():
     profiler = MlxProfiler()
     with pytest.raises(ValueError), profiler.operation("broken"):
         raise ValueError
@@ -90,8 +90,8 @@ def test_what_raises_is_not_counted():
 def test_the_memory_that_an_operation_leaves_is_recorded():
     profiler = MlxProfiler()
     profiler.start_operation("make")
-    kept = mx.ones((1024,)) + 1
-    profiler.end_operation(kept)
+    pending = mx.ones((1024,)) + 1
+    profiler.end_operation(pending)
     assert profiler.recorder.events[-1].info["memory"] == 4096
 
 
@@ -102,15 +102,15 @@ def test_a_compiled_model_is_timed_by_layer():
     compiled = ml.compile(model, "mlx", shapes={"x": [4, 8]}, optimization_level="none")
     params = compiled.randomize_params(0)
     profiler = MlxProfiler()
-    made = profiler.profile(compiled, params, {"x": np.ones((4, 8), np.float32)}, runs=3)
-    assert made["y"].shape == (4, 16)
+    result = profiler.profile(compiled, params, {"x": np.ones((4, 8), np.float32)}, runs=3)
+    assert result["y"].shape == (4, 16)
     assert any(name.startswith("first: ") for name in profiler.get_all_stats())
-    assert all(found.runs == 3 for found in profiler.get_all_stats().values())
+    assert all(entry.runs == 3 for entry in profiler.get_all_stats().values())
     assert profiler.call_seconds > 0 and "first" in str(profiler)
 
 
 def test_arrays_of_the_caller_are_computed_without_being_passed():
-    """As guides write it: start, compute, end."""
+    """The order of the guides: start, compute, end."""
     profiler = MlxProfiler()
     mx.eval(heavy())
     real = min(seconds_of(lambda: mx.eval(heavy())) for _ in range(3))

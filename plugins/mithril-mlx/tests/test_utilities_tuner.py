@@ -1,4 +1,4 @@
-"""``MlxAutoTuner``: the fastest wins, equal results are held to, and what was found is found again."""
+"""``MlxAutoTuner``: the fastest wins, results must be equal, and stored results are reused."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ TIMES = {"batch_size_16": 0.100, "batch_size_32": 0.080, "batch_size_64": 0.120}
 
 
 def test_the_smallest_time_wins_and_is_remembered_by_the_next_process(tmp_path):
-    asked = []
+    requests = []
 
     def benchmark(config):
-        asked.append(config)
+        requests.append(config)
         return timedelta(seconds=TIMES[config])
 
     tuner = MlxAutoTuner(tmp_path)
     assert tuner.benchmark_operation("matmul", list(TIMES), benchmark) == "batch_size_32"
-    assert asked == list(TIMES) * 3  # in turns
+    assert requests == list(TIMES) * 3  # interleaved
     assert tuner.get_optimal_config("matmul") == "batch_size_32" and tuner.get_optimal_config("conv") is None
     again = MlxAutoTuner(tmp_path)
     assert again.get_optimal_config("matmul") == "batch_size_32"
     assert again.benchmark_operation("matmul", list(TIMES), benchmark) == "batch_size_32"
-    assert len(asked) == 9 + 3, "each was looked at once"
-    assert again.benchmark_operation("matmul", list(TIMES), benchmark) == "batch_size_32" and len(asked) == 12
+    assert len(requests) == 9 + 3, "each was looked at once"
+    assert again.benchmark_operation("matmul", list(TIMES), benchmark) == "batch_size_32" and len(requests) == 12
     again.benchmark_operation("matmul", list(TIMES), benchmark, anew=True)
-    assert len(asked) == 21
+    assert len(requests) == 21
 
 
 @pytest.mark.parametrize("change", ["another is faster", "the best fails"])
@@ -61,7 +61,7 @@ def test_other_shapes_or_versions_are_other_questions(tmp_path, monkeypatch):
     assert not tuned([mx.ones((2, 3))])
 
 
-def test_a_damaged_store_is_measured_anew(tmp_path):
+def test_a_damaged_store_is_measured_again(tmp_path):
     MlxAutoTuner(tmp_path).benchmark_operation("matmul", list(TIMES), TIMES.get)
     (file,) = tmp_path.rglob("*.mithril")
     file.write_bytes(file.read_bytes()[:-3])
@@ -70,13 +70,13 @@ def test_a_damaged_store_is_measured_anew(tmp_path):
     assert tuner.benchmark_operation("matmul", list(TIMES), TIMES.get) == "batch_size_32"
 
 
-def test_other_configurations_are_measured_anew(tmp_path):
+def test_other_configurations_are_measured_again(tmp_path):
     tuner = MlxAutoTuner(tmp_path)
     tuner.benchmark_operation("matmul", ["batch_size_16"], TIMES.get)
     assert tuner.benchmark_operation("matmul", list(TIMES), TIMES.get) == "batch_size_32"
 
 
-def test_a_configuration_that_fails_is_told():
+def test_a_failing_configuration_is_reported():
     tuner = MlxAutoTuner(False)
     best = tuner.benchmark_operation("matmul", ["unknown", *TIMES], lambda c: TIMES[c])
     assert best == "batch_size_32" and "KeyError" in tuner.results["matmul", ()].failed["unknown"]
@@ -97,6 +97,6 @@ def test_ways_are_timed_and_wrong_ones_never_win():
         return x @ x
 
     ways = {"slow": slow, "fast": lambda x: x @ x, "wrong": lambda x: x, "broken": lambda x: x @ mx.ones((3,))}
-    found = MlxAutoTuner(False).tune("square", ways, [x], seconds=0.1)
-    assert found.best == "fast" and found.speedup > 2
-    assert "differ" in found.failed["wrong"] and "ValueError" in found.failed["broken"]
+    result = MlxAutoTuner(False).tune("square", ways, [x], seconds=0.1)
+    assert result.best == "fast" and result.speedup > 2
+    assert "differ" in result.failed["wrong"] and "ValueError" in result.failed["broken"]

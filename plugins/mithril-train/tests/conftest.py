@@ -16,7 +16,7 @@ def everywhere(*without):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Slow tests run where they are asked for."""
+    """Run slow tests only on request."""
     if "slow" not in (config.getoption("-m") or ""):
         for item in items:
             if item.get_closest_marker("slow"):

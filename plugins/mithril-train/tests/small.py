@@ -29,5 +29,5 @@ def trainer(model=None, optimizer=None, **options):
     return ml.Trainer(model if model is not None else classifier(), optimizer or ml.Adam(0.01), **options)
 
 
-def arrays(made):
-    return made.engine.to_numpy()
+def arrays(subject):
+    return subject.engine.to_numpy()

@@ -8,12 +8,12 @@ from mithril_train.engine.adapters import Grain, Loader, Ours, as_loader
 
 
 def taken(source, n=None):
-    found = []
+    records = []
     for batch in source.batches():
-        found.append(np.asarray(batch[0] if isinstance(batch, (list, tuple)) else batch).tolist())
-        if len(found) == n:
+        records.append(np.asarray(batch[0] if isinstance(batch, (list, tuple)) else batch).tolist())
+        if len(records) == n:
             break
-    return found
+    return records
 
 
 def torch_loader():
@@ -23,16 +23,16 @@ def torch_loader():
 
 
 def test_torch_loaders_train_and_are_reproducible():
-    ours, again = trainer(), trainer()
-    ours.fit(torch_loader(), 2)
+    resumed, again = trainer(), trainer()
+    resumed.fit(torch_loader(), 2)
     again.fit(torch_loader(), 2)
-    assert ours.history.steps == again.history.steps
-    assert len(ours.history.steps) == 12
+    assert resumed.history.steps == again.history.steps
+    assert len(resumed.history.steps) == 12
 
 
 def test_torch_loaders_resume_in_the_middle(tmp_path):
-    whole, first, second = trainer(), trainer(), trainer()
-    whole.fit(torch_loader(), 2)
+    reference, first, second = trainer(), trainer(), trainer()
+    reference.fit(torch_loader(), 2)
     from test_trainer import KillAt, Killed
 
     import mithril as ml
@@ -40,8 +40,8 @@ def test_torch_loaders_resume_in_the_middle(tmp_path):
     with pytest.raises(Killed):
         first.fit(torch_loader(), 2, callbacks=[ml.Checkpoint(tmp_path, every=1), KillAt(9)])
     second.fit(torch_loader(), 2, resume=tmp_path)
-    assert second.history.steps == whole.history.steps
-    for n, x in arrays(whole).items():
+    assert second.history.steps == reference.history.steps
+    for n, x in arrays(reference).items():
         np.testing.assert_array_equal(arrays(second)[n], x)
 
 
@@ -55,7 +55,7 @@ def test_any_list_of_batches_is_a_loader():
     assert other.state() == {"epoch": 1, "position": 0}
 
 
-def test_samplers_are_told_the_epoch():
+def test_samplers_receive_the_epoch():
     class Told(list):
         epochs = []
 
@@ -70,16 +70,16 @@ def test_samplers_are_told_the_epoch():
 
 def test_evaluating_does_not_move_a_loader():
     source = loader()
-    made = trainer()
-    made.fit(source, 1)
+    subject = trainer()
+    subject.fit(source, 1)
     before = source.state_dict()
-    made.evaluate(source)
+    subject.evaluate(source)
     assert source.state_dict() == before
     assert type(as_loader(source, 0)) is Ours
 
 
 class GrainLike:
-    """What the adapter uses of grain: iterators with get_state and set_state; states are bytes or dictionaries."""
+    """The part of grain that the adapter uses: iterators with get_state and set_state."""
 
     def __init__(self, n, as_bytes):
         self.n, self.as_bytes = n, as_bytes
@@ -115,9 +115,9 @@ def test_grain_loaders_go_on_by_their_own_state(as_bytes):
     source = Grain(GrainLike(5, as_bytes), 0)
     batches = source.batches()
     assert [next(batches), next(batches)] == [1, 2]
-    kept = json.loads(json.dumps(source.state()))
+    saved = json.loads(json.dumps(source.state()))
     other = Grain(GrainLike(5, as_bytes), 0)
-    other.load_state(kept, 0)
+    other.load_state(saved, 0)
     assert taken(other) == [3, 4, 5]
     assert other.state()["epoch"] == 1
     assert taken(other) == [1, 2, 3, 4, 5]

@@ -100,9 +100,9 @@ CONSTRUCTORS = [
 def test_junk_for_a_constructor_is_accepted_or_ours(kind, good, names):
     for name, junk in itertools.product(names, JUNK):
         try:
-            made = kind(**{**good, name: junk})
+            optimizer = kind(**{**good, name: junk})
             if kind is ml.DataLoader and junk is not JUNK[-1]:
-                next(iter(made), None)
+                next(iter(optimizer), None)
         except MithrilError:
             pass
 
@@ -131,13 +131,13 @@ METHODS = ["fit", "evaluate", "predict", "save", "load", "step", "begin"]
 @pytest.mark.parametrize("method", METHODS)
 def test_junk_for_a_method_is_accepted_or_ours(method, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    made = trainer()
-    made.step((X[:4], Y[:4]))
+    subject = trainer()
+    subject.step((X[:4], Y[:4]))
     for junk in [*JUNK, list(JUNK[:3]), [(X, "a")], [None], {3: X}, {"input": None}]:
         if method == "fit" and junk is print:
             continue
         try:
-            getattr(made, method)(junk)
+            getattr(subject, method)(junk)
         except MithrilError:
             pass
     if method == "fit":
@@ -145,6 +145,6 @@ def test_junk_for_a_method_is_accepted_or_ours(method, tmp_path, monkeypatch):
             if name == "epochs" and junk is JUNK[-1]:
                 continue
             try:
-                made.fit([(X[:4], Y[:4])], **{name: junk})
+                subject.fit([(X[:4], Y[:4])], **{name: junk})
             except MithrilError:
                 pass

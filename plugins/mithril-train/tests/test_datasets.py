@@ -89,9 +89,9 @@ def test_augmentation_of_arrays_reaches_the_model():
     def zeros(samples):
         return np.stack([x * 0 for x, _ in samples]), np.array([y for _, y in samples])
 
-    made = trainer(optimizer=ml.SGD(0.0))
-    augmented = made.evaluate(ml.DataLoader((X, Y), batch_size=96, collate=zeros))
-    assert augmented == made.evaluate((X * 0, Y)) != made.evaluate((X, Y))
+    subject = trainer(optimizer=ml.SGD(0.0))
+    augmented = subject.evaluate(ml.DataLoader((X, Y), batch_size=96, collate=zeros))
+    assert augmented == subject.evaluate((X * 0, Y)) != subject.evaluate((X, Y))
 
 
 class Frame:

@@ -1,4 +1,4 @@
-"""What must hold on every backend: guards, accumulation, averages, going on elsewhere, buffers given over."""
+"""Behavior on every backend: guards, accumulation, averages, resuming on another backend, donated buffers."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def test_all_at_once(backend, usable):
     usable(backend)
 
     def run(name):
-        made = trainer(
+        subject = trainer(
             classifier(dropout=0.2),
             ml.AdamW(0.01, groups={"*.bias": {"weight_decay": 0.0, "learning_rate": 0.02}}),
             backend=name,
@@ -27,17 +27,17 @@ def test_all_at_once(backend, usable):
             frozen="first.bias",
             metrics=[ml.models.Accuracy()],
         )
-        made.fit(loader(), 3, validation=(X, Y))
-        return made
+        subject.fit(loader(), 3, validation=(X, Y))
+        return subject
 
-    ours, expected = run(backend), run("numpy")
-    np.testing.assert_allclose(ours.history.steps, expected.history.steps, atol=1e-5)
-    assert ours.history["val_accuracy"] == pytest.approx(expected.history["val_accuracy"])
-    mine, theirs = arrays(ours), arrays(expected)
-    assert mine.keys() == theirs.keys()
+    actual, expected = run(backend), run("numpy")
+    np.testing.assert_allclose(actual.history.steps, expected.history.steps, atol=1e-5)
+    assert actual.history["val_accuracy"] == pytest.approx(expected.history["val_accuracy"])
+    actual_arrays, theirs = arrays(actual), arrays(expected)
+    assert actual_arrays.keys() == theirs.keys()
     for n, x in theirs.items():
-        np.testing.assert_allclose(mine[n], x, atol=1e-4, err_msg=n)
-    np.testing.assert_allclose(ours.predict(X[:16]), expected.predict(X[:16]), atol=1e-4)
+        np.testing.assert_allclose(actual_arrays[n], x, atol=1e-4, err_msg=n)
+    np.testing.assert_allclose(actual.predict(X[:16]), expected.predict(X[:16]), atol=1e-4)
 
 
 @pytest.mark.parametrize("backend", everywhere())
@@ -49,28 +49,28 @@ def test_nan_is_found_and_the_parameters_are_those_before_it(backend, usable):
     def squares(output, target):
         return ml.ops.mean(output * output) + 0.0 * ml.ops.sum(ml.ops.cast(target, dtype="float32"))
 
-    made = trainer(backend=backend, optimizer=ml.SGD(0.1), loss=squares)
+    subject = trainer(backend=backend, optimizer=ml.SGD(0.1), loss=squares)
     with pytest.raises(NotFiniteError) as caught:
-        made.fit(ml.DataLoader((bad, Y), batch_size=16), 1)
+        subject.fit(ml.DataLoader((bad, Y), batch_size=16), 1)
     assert str(caught.value).startswith("step 3: the loss is not finite")
     good = trainer(backend=backend, optimizer=ml.SGD(0.1), loss=squares)
     good.fit(ml.DataLoader((X[:48], Y[:48]), batch_size=16), 1)
     for n in good.engine.trained:
-        np.testing.assert_allclose(arrays(made)[n], arrays(good)[n], atol=1e-7)
+        np.testing.assert_allclose(arrays(subject)[n], arrays(good)[n], atol=1e-7)
 
 
 @pytest.mark.parametrize("backend", everywhere())
 def test_float16_products_with_a_dynamic_loss_scale(backend, usable):
-    """A scale too large for float16 skips steps until it fits; then training goes on."""
+    """A scale too large for float16 skips steps until it fits; then training continues."""
     usable(backend)
-    made = trainer(
+    subject = trainer(
         optimizer=ml.SGD(0.1),
         backend=backend,
         mixed_precision={"dtype": "float16"},
         loss_scale=LossScale(2.0**20, factor=8.0),
     )
-    losses = [made.step((X[:16], Y[:16]))["loss"] for _ in range(6)]
-    carried = arrays(made)
+    losses = [subject.step((X[:16], Y[:16]))["loss"] for _ in range(6)]
+    carried = arrays(subject)
     skipped = round(np.log2(2.0**20 / carried["training/loss_scale"]) / 3)
     assert 1 <= skipped <= 3
     assert carried["training/step"] == 6 - skipped
@@ -81,26 +81,26 @@ def test_float16_products_with_a_dynamic_loss_scale(backend, usable):
 @pytest.mark.parametrize("backend", everywhere("numpy"))
 def test_a_training_goes_on_on_another_backend(backend, usable, tmp_path):
     usable(backend)
-    whole = trainer(classifier(dropout=0.2))
-    whole.fit(loader(), 2)
+    reference = trainer(classifier(dropout=0.2))
+    reference.fit(loader(), 2)
     first = trainer(classifier(dropout=0.2), callbacks=[ml.Checkpoint(tmp_path)])
     first.fit(loader(), 1)
     second = trainer(classifier(dropout=0.2), backend=backend)
     second.fit(loader(), 2, resume=tmp_path)
-    np.testing.assert_allclose(second.history.steps, whole.history.steps, atol=1e-5)
+    np.testing.assert_allclose(second.history.steps, reference.history.steps, atol=1e-5)
 
 
-def test_jax_writes_over_what_it_was_given(usable):
+def test_jax_reuses_donated_buffers(usable):
     usable("jax")
-    made = trainer(backend="jax")
-    made.begin((X[:16], Y[:16]))
-    before = dict(made.engine.arrays)
-    made.step((X[:16], Y[:16]))
+    subject = trainer(backend="jax")
+    subject.begin((X[:16], Y[:16]))
+    before = dict(subject.engine.arrays)
+    subject.step((X[:16], Y[:16]))
     assert all(x.is_deleted() for x in before.values())
-    params = {n: np.asarray(x) for n, x in made.params.items()}
-    made.fit(loader(), 1)
-    bound = made.compiled.params
-    made.step((X[:16], Y[:16]))
+    params = {n: np.asarray(x) for n, x in subject.params.items()}
+    subject.fit(loader(), 1)
+    bound = subject.compiled.params
+    subject.step((X[:16], Y[:16]))
     assert not any(x.is_deleted() for x in bound.values()), "the compiled model has copies"
     assert params
 
@@ -111,10 +111,10 @@ def test_jax_writes_over_what_it_was_given(usable):
 )
 def test_compiled_or_not(backend, jit, usable):
     usable(backend)
-    expected, made = trainer(), trainer(backend=backend, jit=jit)
+    expected, subject = trainer(), trainer(backend=backend, jit=jit)
     for k in (0, 16):
         batch = (X[k : k + 16], Y[k : k + 16])
-        assert made.step(batch)["loss"] == pytest.approx(expected.step(batch)["loss"], abs=1e-5)
+        assert subject.step(batch)["loss"] == pytest.approx(expected.step(batch)["loss"], abs=1e-5)
 
 
 def test_the_flag_is_training():
@@ -127,8 +127,8 @@ def test_the_flag_is_training():
         def build(self, x, flag):
             return self.body(x * ml.ops.where(flag, 2.0, 1.0))
 
-    made = trainer(Noisy(), optimizer=ml.SGD(0.0))
-    training = made.step((X[:16], Y[:16]))["loss"]
-    assert training != made.evaluate((X[:16], Y[:16]))["loss"]
-    half = made.evaluate((X[:16] * 2, Y[:16]))["loss"]
+    subject = trainer(Noisy(), optimizer=ml.SGD(0.0))
+    training = subject.step((X[:16], Y[:16]))["loss"]
+    assert training != subject.evaluate((X[:16], Y[:16]))["loss"]
+    half = subject.evaluate((X[:16] * 2, Y[:16]))["loss"]
     assert training == pytest.approx(half, rel=1e-6)

@@ -20,11 +20,11 @@ class Rectified(Layer):
 def test_a_tie_sends_half_at_every_level(level):
     batch = np.zeros((4, 2), np.float32), np.ones((4, 3), np.float32)
     biases = []
-    for chosen in ("none", level):
+    for tested_level in ("none", level):
         model = Model()
         model += Linear(2, 3, name="first")(input="input")
         model += Rectified()
-        training = trainer(model, ml.SGD(1.0), loss="mse", optimization_level=chosen, seed=0)
+        training = trainer(model, ml.SGD(1.0), loss="mse", optimization_level=tested_level, seed=0)
         training.begin(batch)
         training.params = {name: np.zeros_like(a) for name, a in training.params.items()}
         training.fit([batch], 1)

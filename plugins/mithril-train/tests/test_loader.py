@@ -29,10 +29,10 @@ def test_the_order_of_a_seed_never_changes():
 def test_batches_come_in_order_whatever_the_workers(workers, kind):
     loader = DataLoader(Squares(10), batch_size=4, shuffle=True, seed=3, num_workers=workers, worker=kind)
     assert len(loader) == 3
-    got = [batch["y"].tolist() for batch in loader]
+    labels = [batch["y"].tolist() for batch in loader]
     order = permutation(10, 3, 0)
-    assert got == [(order[k : k + 4] ** 2).tolist() for k in (0, 4, 8)]
-    assert [b["y"].tolist() for b in loader] != got, "the next epoch has another order"
+    assert labels == [(order[k : k + 4] ** 2).tolist() for k in (0, 4, 8)]
+    assert [b["y"].tolist() for b in loader] != labels, "the next epoch has another order"
 
 
 def test_arrays_tuple_and_drop_last():
@@ -58,8 +58,8 @@ def test_resume_in_the_middle_of_an_epoch(shuffle):
     def fresh():
         return DataLoader(Squares(11), batch_size=2, shuffle=shuffle, seed=9)
 
-    whole = fresh()
-    expected = [b["y"].tolist() for _ in range(2) for b in whole]
+    reference = fresh()
+    expected = [b["y"].tolist() for _ in range(2) for b in reference]
     first = fresh()
     seen = []
     for batch in first:

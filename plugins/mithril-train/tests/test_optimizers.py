@@ -73,7 +73,7 @@ RULES = {
 def test_equals_torch(rule):
     torch = pytest.importorskip("torch")
     optimizer, name, settings = RULES[rule]
-    first, ours, fed = run(optimizer)
+    first, updated, fed = run(optimizer)
     theirs = {n: torch.tensor(x, requires_grad=True) for n, x in first.items()}
     other = getattr(torch.optim, name)(list(theirs.values()), **settings)
     for batch in fed:
@@ -81,13 +81,13 @@ def test_equals_torch(rule):
             p.grad = torch.tensor(batch[n.removeprefix("fed.").removeprefix("p_")])
         other.step()
     for n, p in theirs.items():
-        moved = np.abs(ours[n] - first[n]).max()
-        assert moved > 0.05
-        np.testing.assert_allclose(ours[n], p.detach().numpy(), rtol=1e-6, atol=1e-6)
+        change = np.abs(updated[n] - first[n]).max()
+        assert change > 0.05
+        np.testing.assert_allclose(updated[n], p.detach().numpy(), rtol=1e-6, atol=1e-6)
 
 
 def test_lion_is_the_papers():
-    first, ours, fed = run(ml.Lion(0.01, weight_decay=0.1))
+    first, updated, fed = run(ml.Lion(0.01, weight_decay=0.1))
     for n, p in first.items():
         p, m = p.astype(np.float64), np.zeros(p.shape)
         for batch in fed:
@@ -95,7 +95,7 @@ def test_lion_is_the_papers():
             direction = np.sign(0.9 * m + 0.1 * g)
             p = p - 0.01 * (direction + 0.1 * p)
             m = 0.99 * m + 0.01 * g
-        np.testing.assert_allclose(ours[n], p, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(updated[n], p, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("backend", everywhere("numpy"))
@@ -103,19 +103,19 @@ def test_lion_is_the_papers():
 def test_the_same_on_every_backend(rule, backend, usable):
     usable(backend)
     _, expected, _ = run(RULES[rule][0])
-    _, ours, _ = run(RULES[rule][0], backend)
+    _, updated, _ = run(RULES[rule][0], backend)
     for n in expected:
-        np.testing.assert_allclose(ours[n], expected[n], rtol=2e-6, atol=2e-6)
+        np.testing.assert_allclose(updated[n], expected[n], rtol=2e-6, atol=2e-6)
 
 
 def test_groups_change_fields_by_name_pattern():
     optimizer = ml.SGD(0.05, groups={"*p_b": {"learning_rate": 0.0}, "*p_w": {"momentum": 0.9}})
-    first, ours, fed = run(optimizer)
+    first, updated, fed = run(optimizer)
     name = {n[-1]: n for n in first}
-    np.testing.assert_array_equal(ours[name["b"]], first[name["b"]])
+    np.testing.assert_array_equal(updated[name["b"]], first[name["b"]])
     plain = first[name["k"]] - 0.05 * sum(b["k"].astype(np.float64) for b in fed)
-    np.testing.assert_allclose(ours[name["k"]], plain, atol=1e-5)
-    assert np.abs(ours[name["w"]] - (first[name["w"]] - 0.05 * sum(b["w"] for b in fed))).max() > 0.1
+    np.testing.assert_allclose(updated[name["k"]], plain, atol=1e-5)
+    assert np.abs(updated[name["w"]] - (first[name["w"]] - 0.05 * sum(b["w"] for b in fed))).max() > 0.1
 
 
 def test_weight_decay_masks():
@@ -129,8 +129,8 @@ def test_weight_decay_masks():
 
 def test_bias_correction_is_exact_from_the_first_step():
     """1 - 0.999 in float32 would be wrong in the fifth place."""
-    made = float(ml.ops.expm1(np.float32(1.0) * np.float32(np.log(0.999))))
-    assert abs(-made - 0.001) < 1e-10
+    root = float(ml.ops.expm1(np.float32(1.0) * np.float32(np.log(0.999))))
+    assert abs(-root - 0.001) < 1e-10
 
 
 def test_wrong_settings():

@@ -29,10 +29,10 @@ def test_group_behind_another_that_takes_its_parameters_is_rejected():
 
 
 def test_patterns_that_match_have_their_effect():
-    made = trainer(optimizer=ml.SGD(0.1, groups={"first.weight": {"learning_rate": 0.0}}), frozen="first.b*")
-    made.begin(BATCH)
-    old = arrays(made)
-    made.step(BATCH)
-    new = arrays(made)
-    changed = {n for n in made.engine.parameters if not np.array_equal(old[n], new[n])}
+    subject = trainer(optimizer=ml.SGD(0.1, groups={"first.weight": {"learning_rate": 0.0}}), frozen="first.b*")
+    subject.begin(BATCH)
+    old = arrays(subject)
+    subject.step(BATCH)
+    new = arrays(subject)
+    changed = {n for n in subject.engine.parameters if not np.array_equal(old[n], new[n])}
     assert changed == {"last.weight", "last.bias"}

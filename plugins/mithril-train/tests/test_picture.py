@@ -28,7 +28,7 @@ def test_a_picture_is_well_formed_and_complete(tmp_path):
         curves(tmp_path / "c.svg", {"a": []})
 
 
-def test_heights_are_told_in_round_numbers(tmp_path):
+def test_axis_labels_are_round_numbers(tmp_path):
     def heights(values, **options):
         root = ElementTree.parse(curves(tmp_path / "a.svg", {"a": values}, **options)).getroot()
         return [e.text for e in root.iter() if e.tag.endswith("text") and e.get("text-anchor") == "end"]

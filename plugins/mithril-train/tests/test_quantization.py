@@ -1,4 +1,4 @@
-"""Training for eight bits: what is rounded, that gradients pass, that ggml's int8 shows the same accuracy."""
+"""Quantization-aware training: rounded values, gradients, and equal accuracy of int8 on ggml."""
 
 import numpy as np
 import pytest
@@ -29,27 +29,29 @@ def q8(x):
 
 
 def test_outputs_are_those_of_rounded_weights_and_inputs():
-    made = trainer(network(), quantization_aware=True)
-    made.begin((X[:8], Y[:8]))
-    p = {n: np.asarray(x) for n, x in made.params.items()}
+    subject = trainer(network(), quantization_aware=True)
+    subject.begin((X[:8], Y[:8]))
+    p = {n: np.asarray(x) for n, x in subject.params.items()}
     hidden = np.maximum(q8(X[:8]) @ q8(p["first.weight"]).T + p["first.bias"], 0)
     expected = q8(hidden) @ q8(p["last.weight"]).T + p["last.bias"]
-    np.testing.assert_allclose(made.predict(X[:8]), expected, atol=2e-3)
-    assert np.abs(made.predict(X[:8]) - (np.maximum(X[:8] @ p["first.weight"].T, 0) @ p["last.weight"].T)).max() > 1e-3
+    np.testing.assert_allclose(subject.predict(X[:8]), expected, atol=2e-3)
+    assert (
+        np.abs(subject.predict(X[:8]) - (np.maximum(X[:8] @ p["first.weight"].T, 0) @ p["last.weight"].T)).max() > 1e-3
+    )
 
 
 def test_it_learns_and_everything_is_rounded_once():
-    made = trainer(network(), ml.Adam(3e-3), quantization_aware=True, metrics=[Accuracy()])
-    history = made.fit(ml.DataLoader((X, Y), batch_size=32, shuffle=True), 10)
+    subject = trainer(network(), ml.Adam(3e-3), quantization_aware=True, metrics=[Accuracy()])
+    history = subject.fit(ml.DataLoader((X, Y), batch_size=32, shuffle=True), 10)
     assert history["accuracy"][-1] > 0.9
-    graph = made.engine.prepare({"input": X[:32], "target": Y[:32]}).graph
+    graph = subject.engine.prepare({"input": X[:32], "target": Y[:32]}).graph
     assert sum(n.op.name == "fake_quantize" for n in graph.nodes if n.tags.get("phase") != "backward") == 4
 
 
 def test_layers_may_stay_and_blocks_must_fit():
-    made = trainer(network(), quantization_aware={"keep": "last", "bits": 4})
-    made.begin((X[:8], Y[:8]))
-    graph = made.engine.prepare({"input": X[:8], "target": Y[:8]}).graph
+    subject = trainer(network(), quantization_aware={"keep": "last", "bits": 4})
+    subject.begin((X[:8], Y[:8]))
+    graph = subject.engine.prepare({"input": X[:8], "target": Y[:8]}).graph
     assert sum(n.op.name == "fake_quantize" for n in graph.nodes if n.tags.get("phase") != "backward") == 2
     odd = trainer(network(), quantization_aware={"block": 64})
     odd.begin((X[:8], Y[:8]))
@@ -62,17 +64,17 @@ def test_ggml_int8_shows_the_accuracy_of_training(usable):
     if "ggml" not in ml.plugins.backends():
         pytest.skip("mithril-ggml is not installed")
     usable("ggml")
-    made = trainer(network(), ml.Adam(3e-3), quantization_aware=True, metrics=[Accuracy()])
-    made.fit(ml.DataLoader((X, Y), batch_size=32, shuffle=True), 10)
-    shown = made.evaluate((X, Y))["accuracy"]
+    subject = trainer(network(), ml.Adam(3e-3), quantization_aware=True, metrics=[Accuracy()])
+    subject.fit(ml.DataLoader((X, Y), batch_size=32, shuffle=True), 10)
+    shown = subject.evaluate((X, Y))["accuracy"]
     backend = ml.plugins.backend_class("ggml")(quantize={"last.weight": "q8_0", "first.weight": "q8_0"})
     deployed = ml.compile(network(), backend, shapes={"input": [256, 64]}, inference=True)
-    deployed.load_state_dict({n: np.asarray(x) for n, x in made.params.items()})
+    deployed.load_state_dict({n: np.asarray(x) for n, x in subject.params.items()})
     logits = np.asarray(deployed({"input": X})["output"])
     assert abs((logits.argmax(1) == Y).mean() - shown) <= 1 / 256 + 1e-6
-    apart = np.abs(logits - made.predict(X))
-    plain = trainer(network(), params=made.params)
+    difference = np.abs(logits - subject.predict(X))
+    plain = trainer(network(), params=subject.params)
     plain.begin((X, Y))
     unrounded = np.abs(logits - plain.predict(X))
-    assert apart.mean() < 0.5 * unrounded.mean(), "a step of rounding may fall to the other side, but not many do"
-    assert apart.max() < 0.1
+    assert difference.mean() < 0.5 * unrounded.mean(), "a step of rounding may fall to the other side, but not many do"
+    assert difference.max() < 0.1

@@ -13,31 +13,31 @@ def torch_rates(make, steps, rate=0.1):
     torch = pytest.importorskip("torch")
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=rate)
     schedule = make(torch.optim.lr_scheduler, optimizer)
-    found = []
+    rates = []
     for _ in range(steps):
-        found.append(optimizer.param_groups[0]["lr"])
+        rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         schedule.step()
-    return found
+    return rates
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs"),
+    ("schedule", "theirs"),
     [
         (ml.StepDecay(0.1, 7, 0.5), lambda s, o: s.StepLR(o, 7, 0.5)),
         (ml.Cosine(0.1, 40, 0.01), lambda s, o: s.CosineAnnealingLR(o, 40, 0.01)),
         (ml.OneCycle(0.1, 40), lambda s, o: s.OneCycleLR(o, 0.1, total_steps=40, cycle_momentum=False)),
     ],
 )
-def test_equals_torch(ours, theirs):
-    assert [ours(k) for k in range(40)] == pytest.approx(torch_rates(theirs, 40), rel=1e-6)
+def test_equals_torch(schedule, theirs):
+    assert [schedule(k) for k in range(40)] == pytest.approx(torch_rates(theirs, 40), rel=1e-6)
 
 
 def test_warm_up_then_the_inner_schedule():
-    made = ml.WarmUp(ml.Cosine(0.1, 10), 4)
-    assert [made(k) for k in range(5)] == pytest.approx([0.0, 0.025, 0.05, 0.075, 0.1])
-    assert made(9) == pytest.approx(0.05)
-    assert made(100) == 0.0
+    schedule = ml.WarmUp(ml.Cosine(0.1, 10), 4)
+    assert [schedule(k) for k in range(5)] == pytest.approx([0.0, 0.025, 0.05, 0.075, 0.1])
+    assert schedule(9) == pytest.approx(0.05)
+    assert schedule(100) == 0.0
 
 
 def test_numbers_and_functions_are_schedules():

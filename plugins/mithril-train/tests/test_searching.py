@@ -18,15 +18,15 @@ def test_finds_a_good_rate_and_is_reproducible():
     optuna = pytest.importorskip("optuna")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
 
-    found, again = (search(make, loader(), validation=(X, Y), epochs=3, trials=8, seed=1) for _ in range(2))
-    assert found.settings["rate"] > 1e-3
-    assert (found.settings, found.value) == (again.settings, again.value)
-    assert found.trainer.history["val_loss"][-1] == found.value
-    assert len(found.study.trials) == 8
+    result, again = (search(make, loader(), validation=(X, Y), epochs=3, trials=8, seed=1) for _ in range(2))
+    assert result.settings["rate"] > 1e-3
+    assert (result.settings, result.value) == (again.settings, again.value)
+    assert result.trainer.history["val_loss"][-1] == result.value
+    assert len(result.study.trials) == 8
 
 
 class Trial:
-    """What the adapter uses of a trial."""
+    """The part of a trial that the adapter uses."""
 
     def __init__(self, prune=False):
         self.prune, self.told = prune, []
@@ -38,12 +38,12 @@ class Trial:
         return self.prune
 
 
-def test_a_trial_is_told_every_epoch():
+def test_a_trial_receives_every_epoch():
     trial = Trial()
     watch = Pruning(trial)
-    made = trainer(callbacks=[watch])
-    made.fit(loader(), 2, validation=(X, Y))
-    assert trial.told == [(1, made.history["val_loss"][0]), (2, made.history["val_loss"][1])]
+    subject = trainer(callbacks=[watch])
+    subject.fit(loader(), 2, validation=(X, Y))
+    assert trial.told == [(1, subject.history["val_loss"][0]), (2, subject.history["val_loss"][1])]
     with pytest.raises(OptionError, match="'val_loss' is not measured"):
         trainer(callbacks=[Pruning(trial)]).fit(loader(), 1)
 

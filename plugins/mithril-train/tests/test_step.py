@@ -1,4 +1,4 @@
-"""The step as one graph: what is in it, clipping, accumulation, frozen parameters, averages, loss scales."""
+"""The step as one graph: its contents, clipping, accumulation, frozen parameters, averages, loss scales."""
 
 import numpy as np
 import pytest
@@ -13,15 +13,15 @@ from mithril_train.step.step_config import LossScale
 BATCH = {"input": X[:16], "target": Y[:16]}
 
 
-def step(made, batch=BATCH):
-    made.step(batch)
-    return arrays(made)
+def step(subject, batch=BATCH):
+    subject.step(batch)
+    return arrays(subject)
 
 
 def test_the_step_is_one_executable_with_everything_in_it():
-    made = trainer(metrics=[Accuracy()], clip_norm=1.0)
-    made.begin(BATCH)
-    graph = made.engine.prepare(BATCH).graph
+    subject = trainer(metrics=[Accuracy()], clip_norm=1.0)
+    subject.begin(BATCH)
+    graph = subject.engine.prepare(BATCH).graph
     phases = {n.tags.get("phase", "forward") for n in graph.nodes}
     assert {"forward", "loss", "backward", "update"} <= phases
     assert [i.name for i in graph.with_role("input")] == ["input", "target", "learning_rate"]
@@ -34,19 +34,19 @@ def test_the_step_is_one_executable_with_everything_in_it():
         "report/gradient_norm",
         "report/finite",
     ]
-    assert "one executable on numpy" in made.summary()
+    assert "one executable on numpy" in subject.summary()
 
 
-def test_a_loss_and_its_gradient_share_what_they_have_in_common():
-    made = trainer()
-    made.begin(BATCH)
-    lowered = made.engine.prepare(BATCH).run.graph
+def test_a_loss_and_its_gradient_share_common_parts():
+    subject = trainer()
+    subject.begin(BATCH)
+    lowered = subject.engine.prepare(BATCH).run.graph
     assert [n.op.name for n in lowered.nodes].count("log") == 1
 
 
 def test_report_is_the_loss_before_the_step():
-    made = trainer(metrics={"hits": Accuracy()})
-    report = made.step(BATCH)
+    subject = trainer(metrics={"hits": Accuracy()})
+    report = subject.step(BATCH)
     assert set(report) == {"loss", "hits"}
     assert report["loss"] == pytest.approx(np.log(3), abs=0.5)
     assert report.step == 1
@@ -56,8 +56,8 @@ def test_report_is_the_loss_before_the_step():
 def test_gradients_are_those_of_the_compiled_model():
     compiled = ml.compile(classifier(), "numpy")
     params = compiled.randomize_params(0, {"input": X[:16]})
-    made = trainer(optimizer=ml.SGD(1.0), params=params)
-    after = step(made)
+    subject = trainer(optimizer=ml.SGD(1.0), params=params)
+    after = step(subject)
     outputs = compiled.evaluate(params, {"input": X[:16]})["output"]
     p = np.exp(outputs - outputs.max(1, keepdims=True))
     p /= p.sum(1, keepdims=True)
@@ -69,30 +69,30 @@ def test_gradients_are_those_of_the_compiled_model():
 
 def test_a_compiled_model_is_trained_as_the_tuning_page_says():
     compiled = ml.compile(classifier(), ml.NumpyBackend())
-    made = ml.Trainer(
+    subject = ml.Trainer(
         model=compiled,
         optimizer=ml.Adam(learning_rate=0.001),
         gradient_accumulation_steps=4,
         loss="cross_entropy",
         progress=False,
     )
-    made.fit(loader(), 1)
-    assert made.steps == 2, "six batches: four, and the two left over"
+    subject.fit(loader(), 1)
+    assert subject.steps == 2, "six batches: four, and the two left over"
     assert compiled({"input": X[:4]})["output"].shape == (4, 3)
 
 
 @pytest.mark.parametrize("last", [4, 3])
 def test_accumulated_batches_are_one_large_batch(last):
-    """Means of equal batches; a group that ends early is divided by what it holds."""
-    whole, parts = trainer(optimizer=ml.SGD(0.1)), trainer(optimizer=ml.SGD(0.1), gradient_accumulation_steps=4)
+    """Means of equal batches; an incomplete group is divided by its number of batches."""
+    reference, parts = trainer(optimizer=ml.SGD(0.1)), trainer(optimizer=ml.SGD(0.1), gradient_accumulation_steps=4)
     n = 8 * last
-    whole.step({"input": X[:n], "target": Y[:n]})
+    reference.step({"input": X[:n], "target": Y[:n]})
     parts.fit(ml.DataLoader((X[:n], Y[:n]), batch_size=8), 1)
     assert parts.steps == 1
-    mine, theirs = arrays(parts), arrays(whole)
-    for name in whole.engine.trained:
-        np.testing.assert_allclose(mine[name], theirs[name], atol=1e-6)
-    assert mine["training/accumulated"] == 0
+    actual, theirs = arrays(parts), arrays(reference)
+    for name in reference.engine.trained:
+        np.testing.assert_allclose(actual[name], theirs[name], atol=1e-6)
+    assert actual["training/accumulated"] == 0
 
 
 def test_clipping_by_norm_and_value():
@@ -112,10 +112,10 @@ def test_clipping_by_norm_and_value():
 
 
 def test_frozen_parameters_stay():
-    made = trainer(frozen="first.*")
-    made.begin(BATCH)
-    start = arrays(made)
-    after = step(made)
+    subject = trainer(frozen="first.*")
+    subject.begin(BATCH)
+    start = arrays(subject)
+    after = step(subject)
     np.testing.assert_array_equal(after["first.weight"], start["first.weight"])
     assert np.abs(after["last.weight"] - start["last.weight"]).max() > 0
     assert not [n for n in after if n.startswith("optimizer/") and "first" in n], "no slots are kept for them"
@@ -124,13 +124,13 @@ def test_frozen_parameters_stay():
 
 
 def test_moving_averages():
-    made = trainer(ema=0.5)
-    made.begin(BATCH)
-    average = arrays(made)["first.weight"].copy()
+    subject = trainer(ema=0.5)
+    subject.begin(BATCH)
+    average = arrays(subject)["first.weight"].copy()
     for _ in range(3):
-        average = 0.5 * average + 0.5 * step(made)["first.weight"]
-    np.testing.assert_allclose(made.averaged["first.weight"], average, atol=1e-6)
-    assert made.evaluate([BATCH], ema=True)["loss"] != made.evaluate([BATCH])["loss"]
+        average = 0.5 * average + 0.5 * step(subject)["first.weight"]
+    np.testing.assert_allclose(subject.averaged["first.weight"], average, atol=1e-6)
+    assert subject.evaluate([BATCH], ema=True)["loss"] != subject.evaluate([BATCH])["loss"]
     with pytest.raises(OptionError, match="no moving average"):
         trainer_without = trainer()
         trainer_without.begin(BATCH)
@@ -144,27 +144,27 @@ def test_a_loss_scale_changes_nothing_but_the_range():
 
 
 def test_a_dynamic_loss_scale_skips_and_halves_then_grows():
-    made = trainer(optimizer=ml.SGD(0.1), loss_scale=LossScale(2.0**127, patience=2))
-    made.begin(BATCH)
-    start = arrays(made)
+    subject = trainer(optimizer=ml.SGD(0.1), loss_scale=LossScale(2.0**127, patience=2))
+    subject.begin(BATCH)
+    start = arrays(subject)
     for _ in range(2):
-        made.step({"input": X[:16] * 100, "target": Y[:16]})
-    skipped = arrays(made)
+        subject.step({"input": X[:16] * 100, "target": Y[:16]})
+    skipped = arrays(subject)
     assert skipped["training/loss_scale"] < 2.0**127
     scale = float(skipped["training/loss_scale"])
     np.testing.assert_array_equal(skipped["first.weight"], start["first.weight"])
     assert skipped["training/step"] == 0, "bias correction does not count skipped steps"
-    made.engine.restore({**skipped, "training/loss_scale": np.float32(8.0).reshape(())})
+    subject.engine.restore({**skipped, "training/loss_scale": np.float32(8.0).reshape(())})
     for _ in range(2):
-        made.step(BATCH)
-    assert arrays(made)["training/loss_scale"] == 16.0, scale
+        subject.step(BATCH)
+    assert arrays(subject)["training/loss_scale"] == 16.0, scale
 
 
 def test_float16_learns_with_a_dynamic_loss_scale():
-    made = trainer(backend=ml.NumpyBackend(dtype="float16"), loss_scale="dynamic", optimizer=ml.Adam(0.01))
-    history = made.fit(ml.DataLoader((X.astype(np.float16), Y), batch_size=32), 8)
-    assert arrays(made)["first.weight"].dtype == np.float16
-    assert arrays(made)["optimizer/m/first.weight"].dtype == np.float32
+    subject = trainer(backend=ml.NumpyBackend(dtype="float16"), loss_scale="dynamic", optimizer=ml.Adam(0.01))
+    history = subject.fit(ml.DataLoader((X.astype(np.float16), Y), batch_size=32), 8)
+    assert arrays(subject)["first.weight"].dtype == np.float16
+    assert arrays(subject)["optimizer/m/first.weight"].dtype == np.float32
     assert history["loss"][-1] < 0.9 * history["loss"][0]
 
 
@@ -227,17 +227,17 @@ def test_wrong_arguments():
 
 
 def test_a_batch_of_another_size_gets_its_own_executable_and_it_is_said():
-    made = trainer()
-    made.step(BATCH)
-    made.step({"input": X[:5], "target": Y[:5]})
-    assert any(d.kind == "specialised" for d in made.engine.decisions)
+    subject = trainer()
+    subject.step(BATCH)
+    subject.step({"input": X[:5], "target": Y[:5]})
+    assert any(d.kind == "specialised" for d in subject.engine.decisions)
 
 
-def test_dropout_draws_anew_in_every_step_and_not_in_evaluation():
-    made = trainer(classifier(dropout=0.5), optimizer=ml.SGD(0.0))
-    losses = [made.step(BATCH)["loss"] for _ in range(3)]
+def test_dropout_differs_in_every_step_and_is_off_in_evaluation():
+    subject = trainer(classifier(dropout=0.5), optimizer=ml.SGD(0.0))
+    losses = [subject.step(BATCH)["loss"] for _ in range(3)]
     assert len(set(losses)) == 3
-    assert made.evaluate([BATCH]) == made.evaluate([BATCH])
+    assert subject.evaluate([BATCH]) == subject.evaluate([BATCH])
 
 
 def test_memory_limits_hold_for_the_whole_step():
@@ -254,12 +254,12 @@ def test_gradient_checkpointing_changes_no_bit():
 
 
 def test_mixed_precision_keeps_parameters_and_moments_in_float32():
-    made = trainer(mixed_precision=True)
-    graph = made.begin(BATCH) or made.engine.prepare(BATCH).graph
+    subject = trainer(mixed_precision=True)
+    graph = subject.begin(BATCH) or subject.engine.prepare(BATCH).graph
     small = [n for n in graph.nodes if n.result.dtype.name == "bfloat16"]
     assert small
     assert all(n.tags.get("phase") != "update" for n in small if n.op.name != "cast")
-    history = made.fit(loader(), 5)
+    history = subject.fit(loader(), 5)
     assert history["loss"][-1] < history["loss"][0]
 
 
@@ -323,14 +323,14 @@ def test_checks_that_a_step_does_not_make_are_said():
 
 
 def test_numpy_writes_new_values_over_the_old():
-    made = trainer(clip_norm=1.0)
-    made.step(BATCH)
-    before = dict(made.engine.arrays)
-    made.step(BATCH)
-    kept = [n for n, x in made.engine.arrays.items() if x.shape and not np.shares_memory(x, before[n])]
-    assert kept == []
-    values = arrays(made)
+    subject = trainer(clip_norm=1.0)
+    subject.step(BATCH)
+    before = dict(subject.engine.arrays)
+    subject.step(BATCH)
+    copied = [n for n, x in subject.engine.arrays.items() if x.shape and not np.shares_memory(x, before[n])]
+    assert copied == []
+    values = arrays(subject)
     with pytest.raises(NotFiniteError):
-        made.step({**BATCH, "input": BATCH["input"] * np.nan})
-        made.check_finite()
-    assert all((values[n] == x).all() for n, x in arrays(made).items() if n != "training/finite")
+        subject.step({**BATCH, "input": BATCH["input"] * np.nan})
+        subject.check_finite()
+    assert all((values[n] == x).all() for n, x in arrays(subject).items() if n != "training/finite")

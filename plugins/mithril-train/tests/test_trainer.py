@@ -23,49 +23,49 @@ from mithril_train.loop.progress import Bar, Lines
 
 
 def test_fit_evaluate_predict():
-    made = trainer(metrics=[Accuracy()])
-    history = made.fit(loader(), 15, validation=ml.DataLoader((X, Y), batch_size=40))
+    subject = trainer(metrics=[Accuracy()])
+    history = subject.fit(loader(), 15, validation=ml.DataLoader((X, Y), batch_size=40))
     assert history.columns == ["loss", "accuracy", "val_loss", "val_accuracy"]
     assert len(history) == 15
     assert len(history.steps) == 90
     assert history["val_accuracy"][-1] > 0.9
-    measured = made.evaluate((X, Y))
+    measured = subject.evaluate((X, Y))
     assert measured["accuracy"] == pytest.approx(history["val_accuracy"][-1])
-    logits = made.predict(X)
+    logits = subject.predict(X)
     assert logits.shape == (96, 3)
-    np.testing.assert_allclose(made.predict([X[:50], X[50:]]), logits, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(subject.predict([X[:50], X[50:]]), logits, rtol=1e-6, atol=1e-6)
     assert (logits.argmax(1) == Y).mean() == pytest.approx(measured["accuracy"])
-    np.testing.assert_array_equal(made.compiled({"input": X})["output"], logits)
+    np.testing.assert_array_equal(subject.compiled({"input": X})["output"], logits)
 
 
 def test_means_are_weighted_by_batch_size():
-    made = trainer(optimizer=ml.SGD(0.0))
-    made.begin((X, Y))
-    a = made.evaluate((X, Y))["loss"]
-    b = made.evaluate(ml.DataLoader((X, Y), batch_size=70))["loss"]
+    subject = trainer(optimizer=ml.SGD(0.0))
+    subject.begin((X, Y))
+    a = subject.evaluate((X, Y))["loss"]
+    b = subject.evaluate(ml.DataLoader((X, Y), batch_size=70))["loss"]
     assert a == pytest.approx(b, rel=1e-6)
 
 
 def test_a_second_fit_goes_on():
-    made, whole = trainer(), trainer()
-    made.fit(loader(), 1)
+    subject, reference = trainer(), trainer()
+    subject.fit(loader(), 1)
     source = loader()
     source.epoch = 1
-    made.fit(source, 1)
-    whole.fit(loader(), 2)
-    for n, x in arrays(whole).items():
-        np.testing.assert_array_equal(arrays(made)[n], x)
+    subject.fit(source, 1)
+    reference.fit(loader(), 2)
+    for n, x in arrays(reference).items():
+        np.testing.assert_array_equal(arrays(subject)[n], x)
 
 
 def test_a_look_at_the_first_batch_costs_no_step():
     source = loader()
     next(iter(source))
-    made = trainer()
-    made.fit(source, 1)
-    assert made.steps == 6
+    subject = trainer()
+    subject.fit(source, 1)
+    assert subject.steps == 6
 
 
-def test_one_batch_is_no_loader():
+def test_one_batch_is_rejected_as_a_loader():
     for batch in ((X, Y), {"input": X, "target": Y}):
         with pytest.raises(InputError) as caught:
             trainer().fit(batch, 1)
@@ -76,12 +76,12 @@ def test_one_batch_is_no_loader():
 
 
 def test_the_trained_model_takes_batches_of_any_size():
-    """Also where nobody said so before training: what is made of it, such as a file, leaves the batch open."""
-    made = trainer()
-    made.fit(loader(), 1)
-    (program,) = made.compiled.programs
+    """Also without a declaration before training: exports, such as a file, keep the batch size open."""
+    subject = trainer()
+    subject.fit(loader(), 1)
+    (program,) = subject.compiled.programs
     assert str(program.graph.input("input").type) == "f32[batch, 8]"
-    assert made.compiled({"input": X[:5]})["output"].shape == (5, 3)
+    assert subject.compiled({"input": X[:5]})["output"].shape == (5, 3)
 
     class Fixed(ml.models.Layer):
         inputs = ("input",)
@@ -94,10 +94,10 @@ def test_the_trained_model_takes_batches_of_any_size():
                 raise InputError("sixteen rows")
             return self.body(x)
 
-    made = trainer(Fixed())
-    made.fit(loader(), 1)
-    assert made.compiled({"input": X[:16]})["output"].shape == (16, 3)
-    assert "the model takes batches of 16 only" in str(made.engine.decisions)
+    subject = trainer(Fixed())
+    subject.fit(loader(), 1)
+    assert subject.compiled({"input": X[:16]})["output"].shape == (16, 3)
+    assert "the model takes batches of 16 only" in str(subject.engine.decisions)
 
 
 def test_early_stopping_restores_the_best():
@@ -108,15 +108,15 @@ def test_early_stopping_restores_the_best():
 
     seen = []
     stopping = ml.EarlyStopping(patience=2)
-    made = trainer(callbacks=[Worse(), stopping])
-    made.fit(loader(), 5, validation=(X, Y))
-    assert made.epoch == 4
-    assert "has not improved for 2 epochs" in made.stopped
+    subject = trainer(callbacks=[Worse(), stopping])
+    subject.fit(loader(), 5, validation=(X, Y))
+    assert subject.epoch == 4
+    assert "has not improved for 2 epochs" in subject.stopped
     assert stopping.best_epoch == 2
-    np.testing.assert_array_equal(arrays(made)["first.weight"], seen[1]["first.weight"])
+    np.testing.assert_array_equal(arrays(subject)["first.weight"], seen[1]["first.weight"])
 
 
-def test_early_stopping_names_what_is_measured():
+def test_early_stopping_lists_available_metrics():
     with pytest.raises(OptionError) as caught:
         trainer(callbacks=[ml.EarlyStopping()]).fit(loader(), 1)
     assert str(caught.value) == (
@@ -126,8 +126,8 @@ def test_early_stopping_names_what_is_measured():
 
 def test_logs(tmp_path):
     table, lines = tmp_path / "a" / "log.csv", tmp_path / "log.jsonl"
-    made = trainer(callbacks=[ml.CSVLog(table), ml.JSONLog(lines)])
-    history = made.fit(loader(), 3)
+    subject = trainer(callbacks=[ml.CSVLog(table), ml.JSONLog(lines)])
+    history = subject.fit(loader(), 3)
     rows = list(csv.DictReader(table.read_text().splitlines()))
     assert [float(r["loss"]) for r in rows] == history["loss"]
     assert [int(r["epoch"]) for r in rows] == [1, 2, 3]
@@ -154,10 +154,10 @@ def test_callbacks_see_every_moment():
             seen.append("end")
 
     seen = []
-    made = trainer(callbacks=[Log()])
-    made.fit(loader(), 5)
+    subject = trainer(callbacks=[Log()])
+    subject.fit(loader(), 5)
     assert seen == ["begin", "epoch 1", 1, 2, 3, 4, 5, 6, "row", "epoch 2", 7, 8, "end"]
-    assert made.stopped == "enough"
+    assert subject.stopped == "enough"
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------
@@ -175,8 +175,8 @@ class KillAt(ml.Callback):
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("at", [3, 6, 7])
-def test_resume_is_bit_for_bit(tmp_path, at, accumulate):
+@pytest.mark.parametrize("stop_step", [3, 6, 7])
+def test_resume_is_bit_for_bit(tmp_path, stop_step, accumulate):
     """Killed in the middle of an epoch, at its end, in the next: parameters, moments, keys, losses, rows are equal."""
 
     def fresh():
@@ -191,34 +191,34 @@ def test_resume_is_bit_for_bit(tmp_path, at, accumulate):
     def source():
         return loader(batch_size=16 // accumulate, seed=5)
 
-    whole = fresh()
-    whole.fit(source(), 3)
+    reference = fresh()
+    reference.fit(source(), 3)
     first = fresh()
     with pytest.raises(Killed):
-        first.fit(source(), 3, callbacks=[ml.Checkpoint(tmp_path, every=1), KillAt(at)])
+        first.fit(source(), 3, callbacks=[ml.Checkpoint(tmp_path, every=1), KillAt(stop_step)])
     second = fresh()
     second.fit(source(), 3, resume=tmp_path)
-    for n, x in arrays(whole).items():
+    for n, x in arrays(reference).items():
         np.testing.assert_array_equal(arrays(second)[n], x, err_msg=n)
-    assert second.history.rows == whole.history.rows
-    assert second.history.steps == whole.history.steps
-    assert second.callbacks[0].rates == whole.callbacks[0].rates
+    assert second.history.rows == reference.history.rows
+    assert second.history.steps == reference.history.steps
+    assert second.callbacks[0].rates == reference.callbacks[0].rates
 
 
 def test_checkpoints_kept_and_the_best(tmp_path):
     keeper = ml.Checkpoint(tmp_path, keep=2, monitor="loss")
-    made = trainer(callbacks=[keeper])
-    made.fit(loader(), 4)
+    subject = trainer(callbacks=[keeper])
+    subject.fit(loader(), 4)
     names = sorted(p.name for p in tmp_path.iterdir())
     assert names == ["best.safetensors", "step-00000018.safetensors", "step-00000024.safetensors"]
     assert keeper.latest().name == "step-00000024.safetensors"
     other = trainer()
     other.load(tmp_path / "best.safetensors")
     other.begin((X[:16], Y[:16]))
-    np.testing.assert_array_equal(arrays(other)["first.weight"], arrays(made)["first.weight"])
+    np.testing.assert_array_equal(arrays(other)["first.weight"], arrays(subject)["first.weight"])
 
 
-def test_what_callbacks_kept_comes_back_in_any_order_and_is_not_lost_silently(tmp_path):
+def test_callback_state_is_restored_in_any_order_and_not_lost_silently(tmp_path):
     def callbacks():
         return [ml.LearningRateMonitor(), ml.EarlyStopping("loss"), ml.Checkpoint(tmp_path, monitor="loss")]
 
@@ -242,7 +242,7 @@ def test_halves_of_files_are_tidied_away(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000006.safetensors"]
 
 
-def test_resume_of_a_finished_training_gives_what_it_gave(tmp_path):
+def test_resuming_a_finished_training_returns_its_results(tmp_path):
     first = trainer(callbacks=[ml.Checkpoint(tmp_path)])
     first.fit(loader(), 2)
     second = trainer()
@@ -262,42 +262,42 @@ def test_resume_from_a_folder_without_checkpoints_is_rejected(tmp_path):
 
 def test_resume_auto_starts_and_restarts(tmp_path):
     def run(epochs):
-        made = trainer()
-        made.fit(loader(), epochs, callbacks=[ml.Checkpoint(tmp_path / "run")], resume="auto")
-        return made
+        subject = trainer()
+        subject.fit(loader(), epochs, callbacks=[ml.Checkpoint(tmp_path / "run")], resume="auto")
+        return subject
 
     assert run(1).steps == 6
     assert run(2).epoch == 2, "the epoch of the first run counts"
-    whole = trainer()
-    whole.fit(loader(), 2)
-    for n, x in arrays(whole).items():
+    reference = trainer()
+    reference.fit(loader(), 2)
+    for n, x in arrays(reference).items():
         np.testing.assert_array_equal(arrays(run(2))[n], x)
 
 
 def test_resumed_second_fit_ends_where_it_would_have(tmp_path):
     """Epochs of the fit before the interrupted one do not count."""
     saving = [ml.Checkpoint(tmp_path)]
-    whole, first, second = trainer(), trainer(), trainer()
-    for made in (whole, first):
+    reference, first, second = trainer(), trainer(), trainer()
+    for subject in (reference, first):
         source = loader()
-        made.fit(source, 2)
-        made.fit(source, 1 if made is first else 3, callbacks=saving if made is first else [])
+        subject.fit(source, 2)
+        subject.fit(source, 1 if subject is first else 3, callbacks=saving if subject is first else [])
     second.fit(loader(), 3, resume=tmp_path)
-    assert (first.epoch, second.epoch, whole.epoch) == (3, 5, 5)
-    assert second.history.rows == whole.history.rows
+    assert (first.epoch, second.epoch, reference.epoch) == (3, 5, 5)
+    assert second.history.rows == reference.history.rows
 
 
 def test_a_checkpoint_that_does_not_fit(tmp_path):
-    made = trainer()
-    made.fit(loader(), 1)
-    made.save(tmp_path / "a.safetensors")
+    subject = trainer()
+    subject.fit(loader(), 1)
+    subject.save(tmp_path / "a.safetensors")
     other = trainer(optimizer=ml.SGD(0.1))
     other.load(tmp_path / "a.safetensors")
     with pytest.raises(InputError, match="do not fit"):
         other.begin((X[:16], Y[:16]))
-    made.compiled.save(tmp_path / "b.safetensors")
+    subject.compiled.save(tmp_path / "b.safetensors")
     with pytest.raises(InputError, match="is not a training checkpoint"):
-        made.load(tmp_path / "b.safetensors")
+        subject.load(tmp_path / "b.safetensors")
 
 
 def test_a_kill_while_writing_leaves_a_good_checkpoint(tmp_path):
@@ -319,8 +319,8 @@ def test_a_kill_while_writing_leaves_a_good_checkpoint(tmp_path):
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
-        tensors, about = checkpoint.read(tmp_path / "c.safetensors")
-        assert (tensors["x"] == about["k"]).all()
+        tensors, progress = checkpoint.read(tmp_path / "c.safetensors")
+        assert (tensors["x"] == progress["k"]).all()
 
 
 # -- nan ---------------------------------------------------------------------------------------------------------------
@@ -329,17 +329,17 @@ def test_nan_names_the_first_bad_layer_and_leaves_good_parameters():
     model += ml.models.Linear(8, 16, name="first")(input="input")
     model += ml.models.Log(name="logarithm")
     model += ml.models.Linear(16, 3, name="last")
-    made = trainer(model)
-    made.begin((X[:16], Y[:16]))
-    start = arrays(made)
+    subject = trainer(model)
+    subject.begin((X[:16], Y[:16]))
+    start = arrays(subject)
     from mithril_train.engine.nonfinite import NotFiniteError
 
     with pytest.raises(NotFiniteError) as caught:
-        made.fit(loader(), 1)
+        subject.fit(loader(), 1)
     assert str(caught.value).startswith("step 0: layer 'logarithm' is not finite\n  first bad value: %")
     assert "test_trainer.py" in str(caught.value)
-    for n in made.engine.trained:
-        np.testing.assert_array_equal(arrays(made)[n], start[n])
+    for n in subject.engine.trained:
+        np.testing.assert_array_equal(arrays(subject)[n], start[n])
 
 
 def test_nan_in_the_data_and_in_a_gradient():
@@ -358,10 +358,10 @@ def test_nan_in_the_data_and_in_a_gradient():
     def root(output, target):  # 0 at the start: its gradient is infinite
         return ml.ops.sum(ml.ops.sqrt(ml.ops.abs(output * 0.0)))
 
-    made = trainer(loss=root)
-    made.step((X[:16], Y[:16]))
+    subject = trainer(loss=root)
+    subject.step((X[:16], Y[:16]))
     with pytest.raises(NotFiniteError, match="step 0: the gradient of "):
-        made.check_finite()
+        subject.check_finite()
 
 
 def test_reading_a_bad_loss_raises_at_once_and_not_looking_costs_nothing():
