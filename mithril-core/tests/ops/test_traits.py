@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from mithril import ops
+from mithril.autodiff import gradients
 from mithril.base.registry import operations
-from mithril.ir import traits
+from mithril.ir import Builder, traits
+from mithril.ir.evaluate import evaluate
 from mithril.ir.traits import sample_nodes
+from mithril.ops.nn import ACTIVATIONS
 from mithril_testing.traits import false_traits
 
 NODES = {name: nodes for name, o in operations().items() if (nodes := sample_nodes(o))}
@@ -105,3 +110,22 @@ def test_activations():
     names = """relu relu6 leaky_relu elu celu selu gelu silu mish sigmoid log_sigmoid softplus softsign tanh hard_tanh
     hard_sigmoid hard_swish"""
     assert {o.activation for o in operations().values() if o.activation} == words(names)
+
+
+@pytest.mark.parametrize("name", sorted(ACTIVATIONS))
+def test_linear_has_the_gradient_of_its_activation(name):
+    rng = np.random.default_rng(0)
+    arrays = {"x": rng.standard_normal((3, 4)), "w": rng.standard_normal((5, 4)), "b": rng.standard_normal(5)}
+    results = []
+    for form in (
+        lambda x, w, b: ops.linear(x, w, b, activation=name),
+        lambda *xwb: ACTIVATIONS[name](ops.linear(*xwb)),
+    ):
+        with Builder() as builder:
+            y = form(*(builder.input(n, a.shape, "float64") for n, a in arrays.items()))
+        graph = gradients(builder.build({"y": y}), wrt=list(arrays))
+        cotangents = {i.name: np.full(i.type.shape, 1.5) for i in graph.arguments if i.name not in arrays}
+        results.append(evaluate(graph, {**arrays, **cotangents}))
+    assert len(results[0]) == 4
+    for mine, theirs in zip(results[0].values(), results[1].values(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-12)

@@ -11,6 +11,7 @@ from importlib import import_module
 
 import numpy as np
 
+from mithril import ops
 from mithril.base.dims import numel, substitute
 from mithril.base.errors import MemoryLimitError, OptionError, unknown
 from mithril.base.tensor_type import TensorType
@@ -63,10 +64,10 @@ def nbytes(t: TensorType, sizes: Mapping[str, int] | None = None) -> int:
 
 def columns(node: Node, sizes: Mapping[str, int] | None = None) -> int:
     """Return the bytes of a convolution's windows laid out as columns, and of its padded input; 0 for other nodes."""
-    names = {"conv": (0, 1, None), "conv_input_grad": (None, 1, 0), "conv_weight_grad": (0, None, 1)}
-    if node.op.name not in names:
+    places = {ops.conv: (0, 1, None), ops.conv_input_grad: (None, 1, 0), ops.conv_weight_grad: (0, None, 1)}
+    if node.op not in places:
         return 0
-    data, weight, result = (node.result if k is None else node.operands[k] for k in names[node.op.name])
+    data, weight, result = (node.result if k is None else node.operands[k] for k in places[node.op])
     assert data is not None
     assert weight is not None
     assert result is not None

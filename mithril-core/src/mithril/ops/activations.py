@@ -196,6 +196,12 @@ def mish(x):
     return x * tanh(softplus(x))
 
 
+@mish.vjp
+def _(g, y, x):
+    t = tanh(softplus(x))
+    return (g * (t + x * sigmoid(x) * (1.0 - t * t)),)
+
+
 @composite(
     elementwise=True,
     promotes="float",

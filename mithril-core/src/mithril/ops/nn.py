@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from mithril.base.dims import Shape, product
 from mithril.base.errors import OperationError, ShapeError, unknown
+from mithril.ir.core import Op
 from mithril.ir.declare import composite
 from mithril.ir.samples import exactly, ints, sample
 from mithril.ops import activations
@@ -20,14 +20,15 @@ from mithril.ops.reduction import sum
 from mithril.ops.shape import full, reshape, transpose
 from mithril.ops.upcast import down, kind, up
 
-ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+# Of ``linear``: the operations with an activation's name and a gradient of their own, and two variants.
+ACTIVATIONS: dict[str, Any] = {
     "none": lambda x: x,
-    "relu": activations.relu,
-    "gelu": activations.gelu,
+    **{
+        op.activation: op
+        for op in (*vars(activations).values(), tanh)
+        if isinstance(op, Op) and op.activation and op.gradient
+    },
     "gelu_tanh": lambda x: activations.gelu(x, approximate="tanh"),
-    "silu": activations.silu,
-    "sigmoid": activations.sigmoid,
-    "tanh": tanh,
 }
 
 
@@ -45,6 +46,7 @@ def _linear_flops(types: Any, results: Any, attributes: Any) -> Any:
         sample((3, 4), (5, 4), (5,), activation="gelu", label="gelu"),
         sample((4,), (2, 4), (2,), activation="tanh", label="vector"),
         sample((2, 3, 4), (5, 4), (5,), activation="relu", label="relu", gradient=False),
+        sample((3, 4), (5, 4), (5,), activation="mish", label="mish"),
     ],
     precision="low",
 )
@@ -82,9 +84,10 @@ def _through(activation: str, g: Any, y: Any, x: Any, w: Any, b: Any) -> Any:
     if activation == "tanh":
         return g * (1.0 - y * y)
     inner = linear(x, w, b)
-    op = activations.silu if activation == "silu" else activations.gelu
-    attributes = {} if activation == "silu" else {"approximate": "tanh" if activation == "gelu_tanh" else "none"}
-    return op.gradient(g, y, inner, **attributes)[0]
+    if activation == "gelu_tanh":
+        return activations.gelu.gradient(g, y, inner, approximate="tanh")[0]
+    op = ACTIVATIONS[activation]
+    return op.gradient(g, y, inner, **op.defaults)[0]
 
 
 @composite(

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.ops import gelu, linear, relu, sigmoid, silu, tanh
+from mithril.ops import linear
+from mithril.ops.nn import ACTIVATIONS
 from mithril.rewrite import RuleSet, rule
 
-ACTIVATIONS: dict[str, Any] = {
-    "relu": lambda y: relu(y),
-    "gelu": lambda y: gelu(y),
-    "gelu_tanh": lambda y: gelu(y, approximate="tanh"),
-    "silu": lambda y: silu(y),
-    "sigmoid": lambda y: sigmoid(y),
-    "tanh": lambda y: tanh(y),
-}
+# Those that kernels of products apply while they write the result.
+EPILOGUES = ("relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
 
 
 def _merged(name: str, activation: Any) -> list[Any]:
@@ -34,4 +29,4 @@ def _merged(name: str, activation: Any) -> list[Any]:
     ]
 
 
-RULES = RuleSet("linear-activation", [r for name, f in ACTIVATIONS.items() for r in _merged(name, f)])
+RULES = RuleSet("linear-activation", [r for name in EPILOGUES for r in _merged(name, ACTIVATIONS[name])])

@@ -8,7 +8,7 @@ import platform
 from collections.abc import Iterable
 from typing import Any
 
-from mithril import Graph, Node, ops, pass_
+from mithril import Graph, Node, pass_
 from mithril.backend.base import Backend, BuildOptions
 from mithril.base.dims import numel
 from mithril.base.disk_cache import Store
@@ -17,6 +17,7 @@ from mithril.base.fingerprint import fingerprint, package_stamp
 from mithril.base.interleaved_timing import in_turns
 from mithril.ir import Builder
 from mithril.ir.editor import Editor
+from mithril.ir.traits import is_product
 from mithril.passes import PassContext, random_arguments
 from mithril_passes.op_variants import Way, is_measurable, ways
 from mithril_passes.specialization import at_home
@@ -54,12 +55,10 @@ def kernel_choice(graph: Graph, context: PassContext) -> Graph:
 
 def _size(node: Node) -> int:
     """What an operation touches, times how often: enough to tell large ones from small."""
-    shapes = [v.shape for v in (*node.operands, *node.results) if v is not None]
-    sizes = [int(numel(s)) for s in shapes]
-    if node.op in (ops.linear, ops.matmul, ops.conv):
-        w = shapes[1]
-        return sizes[-1] * (int(numel(w)) // max(int(w[0 if node.op is not ops.matmul else -1]), 1))
-    return sum(sizes)
+    if is_product(node):
+        types = [None if v is None else v.type for v in node.operands]
+        return int(node.op.flops(types, [v.type for v in node.results], node.attributes)) // 2
+    return sum(int(numel(v.shape)) for v in (*node.operands, *node.results) if v is not None)
 
 
 def _key(node: Node, backend: Backend) -> str:

@@ -15,7 +15,7 @@ from mithril import Node, Value, ops
 from mithril.backend.capabilities import Form
 from mithril.base.dims import is_static
 from mithril.ops import add, dot, linear, matmul, mul, pad, reshape, stack, sum as total, transpose
-from mithril_passes.epilogue_fusion import ACTIVATIONS
+from mithril.ops.nn import ACTIVATIONS
 
 NARROW = 4  # elements of a sum that are written as so many products
 TAPS = 32  # of a kernel for each channel: with more, sums of shifted images are no match for a convolution
@@ -64,8 +64,7 @@ def _wide(node: Node) -> bool:
 def _finished(node: Node, y: Value, b: Value | None) -> Any:
     """With the bias and the activation of a ``linear``."""
     y = y if b is None else add(y, b)
-    name = node.attributes["activation"]
-    return y if name == "none" else ACTIVATIONS[name](y)
+    return ACTIVATIONS[node.attributes["activation"]](y)
 
 
 @way(Form.MATVEC, "linear", when=lambda node: math.prod(_shape(node, 0)[:-1]) == 1)

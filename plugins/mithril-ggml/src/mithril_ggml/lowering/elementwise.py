@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from mithril import ops
 from mithril.base.dtypes import int32
+from mithril.base.registry import Registry, names, operations
 from mithril.ir import Node
 from mithril_ggml.library.library import ggml
 from mithril_ggml.lowering.table import Array, by_declaration, dtype_of, is_integer, is_single, row
@@ -17,8 +19,24 @@ from mithril_ggml.program.strided_tensor import Tensor, simplified
 
 # ggml calls the C library element by element for most functions. Above this many elements NumPy's vector code wins,
 # although leaving and re-entering ggml costs a microsecond; measured per function.
-LIMITS = {"tanh": 160, "exp": 768, "log": 768, "sin": 768, "cos": 768, "sqrt": 1024, "sigmoid": 1024, "floor": 4096,
-          "ceil": 4096, "trunc": 4096, "gelu": 4096, "neg": 1 << 14, "abs": 1 << 14}  # fmt: skip
+LIMITS: Registry[int] = Registry(
+    "elements that ggml is the quicker for",
+    {
+        ops.tanh: 160,
+        ops.exp: 768,
+        ops.log: 768,
+        ops.sin: 768,
+        ops.cos: 768,
+        ops.sqrt: 1024,
+        ops.sigmoid: 1024,
+        ops.floor: 4096,
+        ops.ceil: 4096,
+        ops.trunc: 4096,
+        ops.gelu: 4096,
+        ops.neg: 1 << 14,
+        ops.abs: 1 << 14,
+    },
+)
 SCALAR = 2048  # where small loops that NumPy does at once begin to cost
 ROW = 64  # shorter rows cost ggml more in loops than in arithmetic, once there are many of them
 
@@ -36,76 +54,42 @@ def _sign(x: Array, out: Array) -> None:
     np.add(out, 0, out=out)  # +0 of both zeros in every dtype
 
 
-UFUNCS: dict[str, Any] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "maximum": _maximum,
-    "minimum": _minimum,
-    "pow": np.power,
-    "floordiv": np.floor_divide,
-    "mod": np.mod,
-    "atan2": np.arctan2,
-    "bitwise_and": np.bitwise_and,
-    "bitwise_or": np.bitwise_or,
-    "bitwise_xor": np.bitwise_xor,
-    "logical_and": np.logical_and,
-    "logical_or": np.logical_or,
-    "logical_xor": np.logical_xor,
-    "equal": np.equal,
-    "not_equal": np.not_equal,
-    "less": np.less,
-    "less_equal": np.less_equal,
-    "greater": np.greater,
-    "greater_equal": np.greater_equal,
-    "neg": np.negative,
-    "abs": np.absolute,
-    "sign": _sign,
-    "exp": np.exp,
-    "expm1": np.expm1,
-    "log": np.log,
-    "log1p": np.log1p,
-    "sqrt": np.sqrt,
-    "sin": np.sin,
-    "cos": np.cos,
-    "asin": np.arcsin,
-    "acos": np.arccos,
-    "atan": np.arctan,
-    "sinh": np.sinh,
-    "cosh": np.cosh,
-    "tanh": np.tanh,
-    "asinh": np.arcsinh,
-    "acosh": np.arccosh,
-    "atanh": np.arctanh,
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "round": np.rint,
-    "trunc": np.trunc,
-    "logical_not": np.logical_not,
-    "bitwise_not": np.invert,
-    "isnan": np.isnan,
-}
-NOT_OF_INTEGERS = {"floordiv", "mod", "pow", "floor", "ceil", "round", "trunc"}  # they have meanings of their own
-BINARY: dict[str, Callable[..., Any]] = {
-    "add": ggml.ggml_add,
-    "sub": ggml.ggml_sub,
-    "mul": ggml.ggml_mul,
-    "div": ggml.ggml_div,
-}
-UNARY: dict[str, Callable[..., Any]] = {
-    "neg": ggml.ggml_neg,
-    "abs": ggml.ggml_abs,
-    "exp": ggml.ggml_exp,
-    "log": ggml.ggml_log,
-    "sqrt": ggml.ggml_sqrt,
-    "sin": ggml.ggml_sin,
-    "cos": ggml.ggml_cos,
-    "tanh": ggml.ggml_tanh,
-    "floor": ggml.ggml_floor,
-    "ceil": ggml.ggml_ceil,
-    "trunc": ggml.ggml_trunc,
-}
+# The references that are ufuncs, and others for those that NumPy has no ufunc of or whose reference is exacter.
+UFUNCS: Registry[Any] = Registry(
+    "arithmetic by NumPy",
+    {
+        **{name: op.reference for name, op in operations().items() if isinstance(op.reference, np.ufunc)},
+        ops.maximum: _maximum,
+        ops.minimum: _minimum,
+        ops.pow: np.power,
+        ops.floordiv: np.floor_divide,
+        ops.mod: np.mod,
+        ops.sign: _sign,
+        ops.round: np.rint,
+    },
+)
+# They have meanings of their own there.
+NOT_OF_INTEGERS = names(ops.floordiv, ops.mod, ops.pow, ops.floor, ops.ceil, ops.round, ops.trunc)
+BINARY: Registry[Callable[..., Any]] = Registry(
+    "arithmetic by ggml",
+    {ops.add: ggml.ggml_add, ops.sub: ggml.ggml_sub, ops.mul: ggml.ggml_mul, ops.div: ggml.ggml_div},
+)
+UNARY: Registry[Callable[..., Any]] = Registry(
+    "functions of ggml",
+    {
+        ops.neg: ggml.ggml_neg,
+        ops.abs: ggml.ggml_abs,
+        ops.exp: ggml.ggml_exp,
+        ops.log: ggml.ggml_log,
+        ops.sqrt: ggml.ggml_sqrt,
+        ops.sin: ggml.ggml_sin,
+        ops.cos: ggml.ggml_cos,
+        ops.tanh: ggml.ggml_tanh,
+        ops.floor: ggml.ggml_floor,
+        ops.ceil: ggml.ggml_ceil,
+        ops.trunc: ggml.ggml_trunc,
+    },
+)
 
 
 def ufunc(draft: Draft, node: Node, *operands: Tensor) -> Tensor:
@@ -290,13 +274,17 @@ def _tanh(x: Array, out: Array) -> None:
 
 
 # By name: ggml's function, and NumPy's for many elements where that is the quicker.
-ACTIVATIONS: dict[str, tuple[Callable[..., Any], Callable[[Array, Array], None] | None]] = {
-    "sigmoid": (ggml.ggml_sigmoid, _sigmoid),
-    "tanh": (ggml.ggml_tanh, _tanh),
-    "silu": (ggml.ggml_silu, None),
-    "gelu": (ggml.ggml_gelu_erf, None),
-    "square": (ggml.ggml_sqr, None),
-}
+ACTIVATIONS: Registry[tuple[Callable[..., Any], Callable[[Array, Array], None] | None]] = Registry(
+    "activations by ggml",
+    {
+        ops.sigmoid: (ggml.ggml_sigmoid, _sigmoid),
+        ops.tanh: (ggml.ggml_tanh, _tanh),
+        ops.silu: (ggml.ggml_silu, None),
+        ops.gelu: (ggml.ggml_gelu_erf, None),
+        ops.square: (ggml.ggml_sqr, None),
+    },
+)
+EPILOGUES = {"none", "relu", "gelu_tanh"} | ACTIVATIONS.keys()  # of products
 
 
 def activated(draft: Draft, name: str, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 
 from mithril.ir import Node
 from mithril_ggml.library.library import ggml
-from mithril_ggml.lowering.elementwise import activated
+from mithril_ggml.lowering.elementwise import EPILOGUES, activated
 from mithril_ggml.lowering.norms import combined
 from mithril_ggml.lowering.table import Array, by_declaration, dtype_of, is_filled, is_single, row
 from mithril_ggml.program.program_builder import Draft
@@ -76,7 +76,7 @@ def by_rows_of(draft: Draft, x: Tensor, w: Tensor, out: Tensor) -> Tensor:
     return out
 
 
-@row("linear", when=is_single, packed=(1,))
+@row("linear", when=lambda node: is_single(node) and node.attributes["activation"] in EPILOGUES, packed=(1,))
 def _linear(draft: Draft, node: Node, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     shape = tuple(node.result.shape)
     y = draft.new(shape)  # type: ignore[arg-type]

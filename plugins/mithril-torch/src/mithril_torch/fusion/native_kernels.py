@@ -87,7 +87,7 @@ def may_pay(x: TensorType, columns: Any) -> bool:
     return bool(helpers.much_work(math.prod(rows), inner, columns))  # type: ignore[no-untyped-call]
 
 
-@table.function("linear", when=is_float)
+@table.function("linear", when=lambda node: is_float(node) and node.attributes["activation"] in ONEDNN)
 def _linear(call: Call) -> str:
     given = _operands(call, "x", "w", "b")
     if is_single(call.node) and may_pay(call.operand_type("x"), call.operand_type("w").shape[0]):
