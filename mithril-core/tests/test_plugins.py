@@ -161,6 +161,18 @@ def test_lowerings(plugins):
     assert plugins.lowerings("torch") == {}
 
 
+@pytest.mark.parametrize(("wrong", "right"), [("sofmax", "softmax"), ("acme.sink", "acme.sinc")])
+def test_lowerings_of_misspelled_operations(plugins, wrong, right):
+    """Refuse a lowering that nothing can ever use; one for a distribution that is absent may wait."""
+    answer = [Lowering(wrong, f"{HERE}:thing"), Lowering("absent.op", f"{HERE}:thing")]
+    ops = [OpsSpec("acme_ops", ("acme.sinc",))]
+    plugins.register(answering(lowerings=lambda backend: answer, ops=lambda: ops), "one")
+    assert list(plugins.lowerings("numpy")) == ["absent.op"]
+    (problem,) = plugins.all()[0].problems
+    assert f"lowers an unknown operation '{wrong}'" in problem.what
+    assert right in str(problem.error())
+
+
 class OneNode:
     op = SimpleNamespace(name="softmax")
 

@@ -6,7 +6,7 @@ module is imported at that first mention.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -37,8 +37,8 @@ def register(op: Any) -> None:
     _operations[op.name] = op
 
 
-def operation(name: str) -> Any:
-    """The operation of a name."""
+def operation(name: str, declared: Iterable[str] = ()) -> Any:
+    """Return the operation of a name; an error for another one suggests those ``declared`` elsewhere, too."""
     found = _operations.get(name)
     if found is not None:
         return found
@@ -46,26 +46,26 @@ def operation(name: str) -> Any:
         source(name)
         if name in _operations:
             return _operations[name]
-    what, facts, hint = unknown("operation", name, list(operations()))
+    what, facts, hint = unknown("operation", name, [*operations(), *declared])
     raise OperationError(what, facts=facts, hint=hint)
 
 
-def named(op: Any) -> str:
+def named(op: Any, declared: Collection[str] = ()) -> str:
     """Return the name of an operation given by itself or by name; a name that no operation has is an error.
 
     A name with a dot is another distribution's, ``"acme.lookup"``: where nothing of ``acme`` is known, it may be absent
-    here, and the name stands for itself.
+    here, and the name stands for itself. ``declared`` are names of operations that are not imported yet.
     """
     if not isinstance(op, str):
         return str(op.name)
     vendor, dot, _ = op.partition(".")
-    is_foreign = dot and not any(name.startswith(vendor + dot) for name in _operations)
-    return op if is_foreign or op in _operations else str(operation(op).name)
+    is_foreign = dot and not any(name.startswith(vendor + dot) for name in (*_operations, *declared))
+    return op if is_foreign or op in _operations or op in declared else str(operation(op, declared).name)
 
 
-def names(*ops: Any) -> frozenset[str]:
+def names(*ops: Any) -> tuple[str, ...]:
     """Return the names of some operations, each given by itself or by name, checked as those of a ``Registry`` are."""
-    return frozenset(map(named, ops))
+    return tuple(map(named, ops))
 
 
 class Registry(dict[str, Rule]):

@@ -7,10 +7,10 @@ from pathlib import PurePath
 from typing import Any
 
 from mithril.base import registry
-from mithril.base.errors import PluginError
+from mithril.base.errors import OperationError, PluginError
 from mithril.plugins import pip_hints
 from mithril.plugins.hook_calls import HookCalls, LastAnswers
-from mithril.plugins.loader import Loader, Plugin
+from mithril.plugins.loader import Loader, Plugin, Problem
 from mithril.plugins.pass_places import Placement, placement
 from mithril.plugins.plugin_lowering import PluginLowering
 from mithril.plugins.specs import (
@@ -209,10 +209,20 @@ class Plugins(Answers, HookCalls):
             if key not in self._tables:
                 offers: dict[str, list[Registered[Lowering]]] = {}
                 for answer in self.ask("mithril_lowerings", Lowering, backend=backend):
-                    offers.setdefault(answer.spec.op, []).append(answer)
+                    if self._is_of_an_operation(answer):
+                        offers.setdefault(answer.spec.op, []).append(answer)
                 self._tables[key] = {op: self._lowerings_of(op, backend, some) for op, some in sorted(offers.items())}
             table: Mapping[str, tuple[PluginLowering, ...]] = self._tables[key]
         return table
+
+    def _is_of_an_operation(self, answer: Registered[Lowering]) -> bool:
+        try:
+            registry.named(answer.spec.op, self._ops())
+        except OperationError as error:
+            what = f"{answer.origin} lowers an {error.what}"
+            self.loader.problem(answer.plugin, Problem("broken", what, tuple(error.facts), error.hint or None))
+            return False
+        return True
 
     def _lowerings_of(self, op: str, backend: str, offers: list[Registered[Lowering]]) -> tuple[PluginLowering, ...]:
         """Return the lowerings of one plugin, those with a condition first, or one that raises the clash."""

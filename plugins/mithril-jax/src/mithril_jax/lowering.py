@@ -22,6 +22,7 @@ from mithril.backend.codegen.common import (
 )
 from mithril.backend.codegen.shared import indexing, reductions
 from mithril.backend.codegen.slice_syntax import sliced
+from mithril.base.registry import names
 from mithril.ir import Node
 from mithril_jax import helpers
 
@@ -39,7 +40,7 @@ table = Lowerings(
 
 # -- element-wise -------------------------------------------------------------------------------------------------
 operators(table)
-_PAIRS = ("maximum", "minimum", "pow", "floordiv", "mod", "atan2", "logical_and", "logical_or", "logical_xor")
+_PAIRS = names("maximum", "minimum", "pow", "floordiv", "mod", "atan2", "logical_and", "logical_or", "logical_xor")
 functions(table, "jnp", (*UNARY, *QUESTIONS, "log2", *_PAIRS, "trunc"), NUMPY_NAMES)
 table.row("sign", "jnp.where({x} == 0, jnp.zeros_like({x}), jnp.sign({x}))")  # +0 of both zeros
 table.rows(
@@ -53,8 +54,7 @@ table.rows(
 )
 
 
-for _name in ("floor", "ceil", "round", "trunc"):
-    table.row(_name, "{x}", when=is_integer)
+table.rows(dict.fromkeys(names("floor", "ceil", "round", "trunc"), "{x}"), when=is_integer)
 shared_helpers(table)
 table.helper(helpers.floordiv_float, op="floordiv")
 table.helper(helpers.mod_float, op="mod")

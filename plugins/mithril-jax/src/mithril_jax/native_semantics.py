@@ -5,19 +5,23 @@ from __future__ import annotations
 from mithril import ops
 from mithril.backend.codegen import Call
 from mithril.backend.codegen.common import is_integer
+from mithril.base.registry import Registry
 from mithril_jax.lowering import table
 
 own = table.extend()
-DIFFERENT: dict[str, str] = {
-    "argsort": "descending order puts nan first",
-    "cast": "a float outside an integer's range, or nan, becomes what XLA makes of it",
-    "floordiv": "an integer over 0 is -1 or less",
-    "mod": "an integer modulo 0 is what XLA leaves",
-    "pow": "a negative integer exponent gives what XLA leaves",
-    "sort": "descending order puts nan first",
-    "take": "an index out of range gives nan, or the largest integer",
-    "take_along_axis": "an index out of range gives nan, or the largest integer",
-}
+DIFFERENT: Registry[str] = Registry(
+    "native semantics",
+    {
+        "argsort": "descending order puts nan first",
+        "cast": "a float outside an integer's range, or nan, becomes what XLA makes of it",
+        "floordiv": "an integer over 0 is -1 or less",
+        "mod": "an integer modulo 0 is what XLA leaves",
+        "pow": "a negative integer exponent gives what XLA leaves",
+        "sort": "descending order puts nan first",
+        "take": "an index out of range gives nan, or the largest integer",
+        "take_along_axis": "an index out of range gives nan, or the largest integer",
+    },
+)
 
 
 @own.function("take", "take_along_axis")

@@ -22,6 +22,7 @@ from mithril.backend.codegen.common import (
 from mithril.backend.codegen.control_flow import python_control
 from mithril.backend.codegen.shared import indexing, integers, reductions
 from mithril.backend.codegen.slice_syntax import sliced
+from mithril.base.registry import names
 from mithril.ir import Node
 from mithril_mlx import helpers
 
@@ -42,7 +43,7 @@ table = Lowerings(
 
 # -- element-wise -------------------------------------------------------------------------------------------------
 operators(table)
-_PAIRS = ("maximum", "minimum", "pow", "atan2", "logical_and", "logical_or")
+_PAIRS = names("maximum", "minimum", "pow", "atan2", "logical_and", "logical_or")
 functions(
     table,
     "mx",
@@ -77,8 +78,7 @@ def _sign(call: Call) -> str:
     return f"{call.helper(integers.sign)}({call.array('x')})"
 
 
-for _name in ("floor", "ceil", "round", "trunc"):
-    table.row(_name, "{x}", when=is_integer, view=True)
+table.rows(dict.fromkeys(names("floor", "ceil", "round", "trunc"), "{x}"), when=is_integer, view=True)
 
 
 shared_helpers(table)

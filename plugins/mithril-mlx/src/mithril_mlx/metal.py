@@ -21,6 +21,7 @@ from mithril import ops
 from mithril.backend.codegen.names import Names
 from mithril.base.dims import numel
 from mithril.base.errors import BackendError, UnsupportedError
+from mithril.base.registry import Registry
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Node, Value
 from mithril.ir.decompose import decompose
@@ -30,37 +31,40 @@ THREADS = 256  # of a group
 TYPES = {"float32": "float", "float16": "half", "int32": "int", "uint32": "uint", "bool": "bool"}
 
 # Metal expressions. Half floats are computed in float, as on every backend, and rounded once per operation.
-EXPRESSIONS = {
-    "add": "{0} + {1}",
-    "sub": "{0} - {1}",
-    "mul": "{0} * {1}",
-    "div": "{0} / {1}",
-    "neg": "-{0}",
-    "abs": "metal::abs({0})",
-    "exp": "metal::exp({0})",
-    "log": "metal::log({0})",
-    "sqrt": "metal::sqrt({0})",
-    "rsqrt": "1 / metal::sqrt({0})",
-    "square": "{0} * {0}",
-    "reciprocal": "1 / {0}",
-    "sin": "metal::sin({0})",
-    "cos": "metal::cos({0})",
-    "tanh": "metal::tanh({0})",
-    "floor": "metal::floor({0})",
-    "ceil": "metal::ceil({0})",
-    "maximum": "({0} > {1} || {0} != {0}) ? {0} : {1}",
-    "minimum": "({0} < {1} || {0} != {0}) ? {0} : {1}",
-    "relu": "({0} > 0 || {0} != {0}) ? {0} : 0",
-    "sigmoid": "1 / (1 + metal::exp(-{0}))",
-    "silu": "{0} / (1 + metal::exp(-{0}))",
-    "greater": "{0} > {1}",
-    "greater_equal": "{0} >= {1}",
-    "less": "{0} < {1}",
-    "less_equal": "{0} <= {1}",
-    "equal": "{0} == {1}",
-    "not_equal": "{0} != {1}",
-    "where": "{0} ? {1} : {2}",
-}
+EXPRESSIONS: Registry[str] = Registry(
+    "expressions in Metal",
+    {
+        "add": "{0} + {1}",
+        "sub": "{0} - {1}",
+        "mul": "{0} * {1}",
+        "div": "{0} / {1}",
+        "neg": "-{0}",
+        "abs": "metal::abs({0})",
+        "exp": "metal::exp({0})",
+        "log": "metal::log({0})",
+        "sqrt": "metal::sqrt({0})",
+        "rsqrt": "1 / metal::sqrt({0})",
+        "square": "{0} * {0}",
+        "reciprocal": "1 / {0}",
+        "sin": "metal::sin({0})",
+        "cos": "metal::cos({0})",
+        "tanh": "metal::tanh({0})",
+        "floor": "metal::floor({0})",
+        "ceil": "metal::ceil({0})",
+        "maximum": "({0} > {1} || {0} != {0}) ? {0} : {1}",
+        "minimum": "({0} < {1} || {0} != {0}) ? {0} : {1}",
+        "relu": "({0} > 0 || {0} != {0}) ? {0} : 0",
+        "sigmoid": "1 / (1 + metal::exp(-{0}))",
+        "silu": "{0} / (1 + metal::exp(-{0}))",
+        "greater": "{0} > {1}",
+        "greater_equal": "{0} >= {1}",
+        "less": "{0} < {1}",
+        "less_equal": "{0} <= {1}",
+        "equal": "{0} == {1}",
+        "not_equal": "{0} != {1}",
+        "where": "{0} ? {1} : {2}",
+    },
+)
 SHIM = """
 #include <cmath>
 using half = _Float16;

@@ -5,23 +5,27 @@ from __future__ import annotations
 from mithril import ops
 from mithril.backend.codegen import Call
 from mithril.backend.codegen.common import dtype_of, is_integer
+from mithril.base.registry import Registry
 from mithril.ir import Node
 from mithril_mlx import native_kernels
 from mithril_mlx.lowering import table
 
 own = table.extend()
-DIFFERENT: dict[str, str] = {
-    "argmax": "nan is not counted as the largest",
-    "argmin": "nan is not counted as the largest",
-    "attention": "a query that may attend to nothing gives some average",
-    "cast": "a float outside an integer's range wraps as the processor does",
-    "floordiv": "infinities and zeros give what rounding the quotient down gives",
-    "matmul": "products of 16-bit floats are summed in 16 bits where the kernel does so",
-    "mod": "infinities and zeros give what MLX's remainder gives",
-    "sign": "the sign of nan is 0",
-    "take": "an index out of range gives whatever lies there",
-    "take_along_axis": "an index out of range gives whatever lies there",
-}
+DIFFERENT: Registry[str] = Registry(
+    "native semantics",
+    {
+        "argmax": "nan is not counted as the largest",
+        "argmin": "nan is not counted as the largest",
+        "attention": "a query that may attend to nothing gives some average",
+        "cast": "a float outside an integer's range wraps as the processor does",
+        "floordiv": "infinities and zeros give what rounding the quotient down gives",
+        "matmul": "products of 16-bit floats are summed in 16 bits where the kernel does so",
+        "mod": "infinities and zeros give what MLX's remainder gives",
+        "sign": "the sign of nan is 0",
+        "take": "an index out of range gives whatever lies there",
+        "take_along_axis": "an index out of range gives whatever lies there",
+    },
+)
 
 
 def _is_float(node: Node) -> bool:

@@ -10,6 +10,7 @@ from mithril import ops
 from mithril.base.dims import Shape
 from mithril.base.dtypes import ALL, DType, bool_, float32, int32
 from mithril.base.errors import MithrilError
+from mithril.base.registry import names
 from mithril.ir import Builder, Graph, Value
 from mithril.ir.core import Op
 from mithril.ir.decompose import decompose
@@ -20,7 +21,7 @@ from mithril_testing.sample_arrays import every_pair, make_array, random_array, 
 
 BEYOND = 4_096  # elements: more than any backend takes in one piece
 # A tie between zeros of different signs has no winner: either zero is right.
-EITHER_ZERO = frozenset({"maximum", "minimum", "clip", "max", "min"})
+EITHER_ZERO = names("maximum", "minimum", "clip", "max", "min")
 
 
 def accepted(op: Op, dtype: DType) -> bool:

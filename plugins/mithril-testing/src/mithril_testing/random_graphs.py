@@ -7,12 +7,12 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mithril.base.registry import operation as op
+from mithril.base.registry import names, operation as op
 from mithril.ir import Builder, Graph, Value
 
-UNARY = ("abs", "neg", "tanh", "sigmoid", "relu", "gelu", "silu", "square", "sin", "cos", "erf", "softsign")
-BINARY = ("add", "sub", "mul", "maximum", "minimum")
-REDUCTIONS = ("sum", "mean", "max", "min")
+UNARY = names("abs", "neg", "tanh", "sigmoid", "relu", "gelu", "silu", "square", "sin", "cos", "erf", "softsign")
+BINARY = names("add", "sub", "mul", "maximum", "minimum")
+REDUCTIONS = names("sum", "mean", "max", "min")
 SMALL = (1, 2, 3, 4)
 WIDE = (1, 2, 3, 5, 7, 8, 12, 16, 17, 24, 33)  # what tiles and vectors of kernels divide, and what they do not
 LARGEST = 40_000  # elements of a value

@@ -26,6 +26,7 @@ from mithril.backend.codegen.shared import HELPERS, indexing, integers, reductio
 from mithril.backend.codegen.slice_syntax import sliced
 from mithril.base.dtypes import uint32
 from mithril.base.errors import UnsupportedError
+from mithril.base.registry import names
 from mithril.ir import Node
 from mithril_torch import helpers
 
@@ -70,8 +71,7 @@ def _sign(call: Call) -> str:
     return f"{call.helper(integers.sign)}({call.x})"
 
 
-for _name in ("floor", "ceil", "round", "trunc"):
-    table.row(_name, "{x}", when=is_integer, view=True)
+table.rows(dict.fromkeys(names("floor", "ceil", "round", "trunc"), "{x}"), when=is_integer, view=True)
 
 
 @table.function("maximum", "minimum", "pow", "atan2", "logical_and", "logical_or", "logical_xor")

@@ -5,22 +5,26 @@ from __future__ import annotations
 from mithril import ops
 from mithril.backend.codegen import Call
 from mithril.backend.codegen.common import dtype_of
+from mithril.base.registry import Registry
 from mithril.ir import Node
 from mithril_torch.fusion import native_kernels
 from mithril_torch.lowering import is_words, table
 
 own = table.extend()
-DIFFERENT: dict[str, str] = {
-    "argsort": "descending order puts nan first",
-    "attention": "a query that may attend to nothing gives 0",
-    "cast": "a float outside an integer's range wraps or saturates as the processor does",
-    "floordiv": "an integer over 0 is an error",
-    "mod": "an integer modulo 0 is an error",
-    "sign": "the sign of nan is 0",
-    "sort": "descending order puts nan first",
-    "take": "an index below 0 or out of range is an error",
-    "take_along_axis": "an index out of range is an error",
-}
+DIFFERENT: Registry[str] = Registry(
+    "native semantics",
+    {
+        "argsort": "descending order puts nan first",
+        "attention": "a query that may attend to nothing gives 0",
+        "cast": "a float outside an integer's range wraps or saturates as the processor does",
+        "floordiv": "an integer over 0 is an error",
+        "mod": "an integer modulo 0 is an error",
+        "sign": "the sign of nan is 0",
+        "sort": "descending order puts nan first",
+        "take": "an index below 0 or out of range is an error",
+        "take_along_axis": "an index out of range is an error",
+    },
+)
 
 
 def _common(node: Node) -> bool:

@@ -9,41 +9,47 @@ from mithril import ops
 from mithril.backend.codegen.call import Call
 from mithril.backend.codegen.lowering_table import Lowerings
 from mithril.backend.codegen.shared import indexing, integers, pooling, random_words
-from mithril.base.registry import operation
+from mithril.base.registry import Registry, names, operation
 from mithril.ir import Node
 
-SIGNS = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "div": "/",
-    "equal": "==",
-    "not_equal": "!=",
-    "less": "<",
-    "less_equal": "<=",
-    "greater": ">",
-    "greater_equal": ">=",
-    "bitwise_and": "&",
-    "bitwise_or": "|",
-    "bitwise_xor": "^",
-}
+SIGNS: Registry[str] = Registry(
+    "Python's operators",
+    {
+        "add": "+",
+        "sub": "-",
+        "mul": "*",
+        "div": "/",
+        "equal": "==",
+        "not_equal": "!=",
+        "less": "<",
+        "less_equal": "<=",
+        "greater": ">",
+        "greater_equal": ">=",
+        "bitwise_and": "&",
+        "bitwise_or": "|",
+        "bitwise_xor": "^",
+    },
+)
 # What every such library computes element by element, under the operation's own name or NumPy's.
-UNARY = (
+UNARY = names(
     *("abs", "exp", "expm1", "log", "log1p", "sqrt", "square"),
     *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
     *("floor", "ceil", "round", "logical_not", "bitwise_not"),
 )
-QUESTIONS = ("isnan", "isinf", "isfinite")
-NUMPY_NAMES = {
-    **{name: f"arc{name[1:]}" for name in ("asin", "acos", "atan", "asinh", "acosh", "atanh", "atan2")},
-    "neg": "negative",
-    "pow": "power",
-    "floordiv": "floor_divide",
-    "bitwise_not": "invert",
-    "sub": "subtract",
-    "mul": "multiply",
-    "div": "divide",
-}
+QUESTIONS = names("isnan", "isinf", "isfinite")
+NUMPY_NAMES: Registry[str] = Registry(
+    "NumPy's names",
+    {
+        **{name: f"arc{name[1:]}" for name in names("asin", "acos", "atan", "asinh", "acosh", "atanh", "atan2")},
+        "neg": "negative",
+        "pow": "power",
+        "floordiv": "floor_divide",
+        "bitwise_not": "invert",
+        "sub": "subtract",
+        "mul": "multiply",
+        "div": "divide",
+    },
+)
 
 
 def operators(table: Lowerings) -> None:

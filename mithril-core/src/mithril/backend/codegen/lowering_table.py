@@ -85,10 +85,12 @@ class Lowerings:
         """Lower ``op`` by an expression."""
         self._add(op, Row(template, None, when, out, view))
 
-    def rows(self, templates: Mapping[str, str]) -> None:
+    def rows(
+        self, templates: Mapping[Op | str, str] | Mapping[str, str], *, when: When | None = None, view: bool = False
+    ) -> None:
         """Many rows at once."""
         for op, template in templates.items():
-            self.row(op, template)
+            self.row(op, template, when=when, view=view)
 
     def function(self, *ops: Op | str, when: When | None = None, view: bool = False) -> Callable[[Function], Function]:
         """Decorator: lower ``ops`` by a function of the call that returns an expression, or writes lines itself."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from mithril.backend.codegen import Call
 from mithril.backend.codegen.common import dtype_of
+from mithril.base.registry import Registry
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Node
 from mithril_torch import helpers
@@ -16,22 +17,25 @@ from mithril_torch.lowering import has_onednn, table
 subgraph_fusion.add_rows(table)
 paired_ops.add_rows(table)
 
-UNARY = {
-    "relu": "torch.relu({x})",
-    "sigmoid": "torch.sigmoid({x})",
-    "silu": "F.silu({x})",
-    "mish": "F.mish({x})",
-    "elu": "F.elu({x}, {alpha})",
-    "celu": "F.celu({x}, {alpha})",
-    "selu": "F.selu({x})",
-    "leaky_relu": "F.leaky_relu({x}, {slope})",
-    "hard_sigmoid": "F.hardsigmoid({x})",
-    "hard_swish": "{x} * F.hardsigmoid({x})",
-    "log_sigmoid": "F.logsigmoid({x})",
-    "softmax": "torch.softmax({x}, {axis})",
-    "log_softmax": "torch.log_softmax({x}, {axis})",
-    "log2": "torch.log2({x})",
-}
+UNARY: Registry[str] = Registry(
+    "functions of PyTorch",
+    {
+        "relu": "torch.relu({x})",
+        "sigmoid": "torch.sigmoid({x})",
+        "silu": "F.silu({x})",
+        "mish": "F.mish({x})",
+        "elu": "F.elu({x}, {alpha})",
+        "celu": "F.celu({x}, {alpha})",
+        "selu": "F.selu({x})",
+        "leaky_relu": "F.leaky_relu({x}, {slope})",
+        "hard_sigmoid": "F.hardsigmoid({x})",
+        "hard_swish": "{x} * F.hardsigmoid({x})",
+        "log_sigmoid": "F.logsigmoid({x})",
+        "softmax": "torch.softmax({x}, {axis})",
+        "log_softmax": "torch.log_softmax({x}, {axis})",
+        "log2": "torch.log2({x})",
+    },
+)
 
 
 def is_float(node: Node) -> bool:
