@@ -1,4 +1,4 @@
-"""``num_threads`` and what doctor says of the library that NumPy multiplies by."""
+"""``num_threads``, and doctor's report of NumPy's BLAS."""
 
 from __future__ import annotations
 

@@ -21,14 +21,14 @@ class TestTargets(TargetConformance):
         self.target = name
 
     def test_is_complete(self):
-        """What plans and memory checks read is there."""
-        found = self.found()
-        assert found.bandwidth
-        assert found.memory
-        assert found.summary
-        assert 0 < found.costs["efficiency"] <= 1
-        assert found.costs.get("usable_memory", found.memory) <= found.memory
-        assert set(found.peak_flops) <= set(found.dtypes)
+        """Every figure that plans and memory checks use is present."""
+        targets = self.found()
+        assert targets.bandwidth
+        assert targets.memory
+        assert targets.summary
+        assert 0 < targets.costs["efficiency"] <= 1
+        assert targets.costs.get("usable_memory", targets.memory) <= targets.memory
+        assert set(targets.peak_flops) <= set(targets.dtypes)
 
 
 def test_the_families_are_those_that_backends_name():
@@ -59,12 +59,12 @@ def test_an_unknown_target_names_the_nearest():
 
 # ------------------------------------------------------------------------------------------------------- detection
 def test_the_processor_is_always_found():
-    found = plugins.detect_targets()
-    assert "cpu" in [f.spec.name for f in found]
-    assert all(plugins.target(f.spec.name) for f in found)
+    detected = plugins.detect_targets()
+    assert "cpu" in [f.spec.name for f in detected]
+    assert all(plugins.target(f.spec.name) for f in detected)
 
 
-def test_what_was_found_about_the_processor_is_believable():
+def test_detected_cpu_figures_are_plausible():
     seen = cpu.processor()
     assert seen.cores >= 1
     assert 5e8 < seen.clock < 1e10
@@ -100,7 +100,7 @@ def test_names_of_tpu_devices():
     assert tpu.of_device("cpu") is None
 
 
-def test_android_is_recognised(monkeypatch):
+def test_android_is_recognized(monkeypatch):
     monkeypatch.setenv("ANDROID_ROOT", "/system")
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     assert [f.name for f in mobile.detect()] == ["mobile_arm64"]

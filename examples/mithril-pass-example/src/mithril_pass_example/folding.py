@@ -11,7 +11,7 @@ from mithril.ir.editor import Editor
 from mithril.passes import PassContext
 
 
-@ml.pass_(name="example-fold-batch-norm", stage="fuse", level="high", exact=False)
+@ml.pass_(exact=False)
 def fold_batch_norm(graph: Graph, context: PassContext) -> Graph:
     """Multiply the scale of a batch norm into the convolution before it."""
     editor = graph.edit()

@@ -1,4 +1,4 @@
-"""``ml.NumpyBackend``: generated NumPy source, run as it is."""
+"""``ml.NumpyBackend``: generates and runs NumPy source."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class NumpyBackend(SourceBackend):
         return True
 
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
-        """The function itself, without NumPy's warnings: inf and nan are results like any other."""
+        """Run the function without NumPy's warnings: inf and nan are ordinary results."""
 
         def call(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
             with np.errstate(all="ignore"):
@@ -67,7 +67,7 @@ class NumpyBackend(SourceBackend):
 
     @classmethod
     def diagnose(cls) -> dict[str, str]:
-        """For ``mithril doctor``."""
+        """Return facts for ``mithril doctor``."""
         return facts()
 
     def array(self, data: Any, dtype: Any = None) -> np.ndarray[Any, Any]:

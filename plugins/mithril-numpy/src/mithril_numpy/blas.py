@@ -1,4 +1,4 @@
-"""The OpenBLAS that NumPy's wheel brings: how many threads it uses during a call, and which kernels it chose."""
+"""The OpenBLAS in NumPy's wheel: its number of threads during a call, and its selected kernels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class OpenBlas:
         self._function("set_num_threads")(count)
 
     def kernels(self) -> str:
-        """The processor that its kernels were written for."""
+        """Return the CPU type that its kernels target."""
         function = self._function("get_corename")
         function.restype = ctypes.c_char_p
         return str(function().decode())
@@ -40,7 +40,7 @@ class OpenBlas:
 
 @cache
 def openblas() -> OpenBlas | None:
-    """None where NumPy multiplies by something else."""
+    """Return NumPy's OpenBLAS, or None if NumPy uses another library."""
     package = Path(np.__file__).parent
     for folder in (package.parent / "numpy.libs", package / ".dylibs"):
         for file in sorted(folder.glob("libscipy_openblas*")):
@@ -52,7 +52,7 @@ def openblas() -> OpenBlas | None:
 
 
 def limited(forward: Forward, blas: OpenBlas, count: int) -> Forward:
-    """The function with so many threads for its products, and the number from before afterwards."""
+    """Wrap a function so that its products use ``count`` threads; restore the previous number afterwards."""
 
     def call(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         before = blas.threads()
@@ -66,16 +66,16 @@ def limited(forward: Forward, blas: OpenBlas, count: int) -> Forward:
 
 
 def facts() -> dict[str, str]:
-    """For ``mithril doctor``."""
+    """Return facts for ``mithril doctor``."""
     blas = openblas()
     if blas is None:
         return {"products": "not by the OpenBLAS of NumPy's wheel"}
-    found = {"products": f"OpenBLAS, kernels for {blas.kernels()}", "threads": str(blas.threads())}
+    facts = {"products": f"OpenBLAS, kernels for {blas.kernels()}", "threads": str(blas.threads())}
     if blas.kernels() in NARROW and _has_avx512():
-        found["advice"] = (
+        facts["advice"] = (
             "OPENBLAS_CORETYPE=SkylakeX in the environment: this processor has AVX-512, which these leave out"
         )
-    return found
+    return facts
 
 
 def _has_avx512() -> bool:

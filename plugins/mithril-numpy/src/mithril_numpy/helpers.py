@@ -1,4 +1,4 @@
-"""Functions whose source goes into generated files: NumPy only, each standing alone save for those it ``needs``.
+"""Functions whose source is copied into generated files: NumPy only, each independent except for those it ``needs``.
 
 They carry no annotations, because they are read in generated code.
 """
@@ -18,7 +18,7 @@ def on_host(function, types, *arrays):
 
 # -- element-wise -------------------------------------------------------------------------------------------------
 def erf(x):
-    """The error function: a rational approximation in single precision, exact to the last place or two."""
+    """Compute erf: a rational approximation in single precision, exact to one or two ulps."""
     if x.dtype == np.float64:
         import math
 
@@ -46,7 +46,7 @@ def erf(x):
 
 @needs(erf)
 def erfinv(x):
-    """The inverse error function: Giles' polynomials; in double precision two Newton steps more."""
+    """Compute the inverse of erf: Giles' polynomials, with two Newton steps in double precision."""
     kind = np.float64 if x.dtype == np.float64 else np.float32
     z = x.astype(kind)
     with np.errstate(all="ignore"):
@@ -89,9 +89,9 @@ def power(a, b):
 
 def pow_int(a, b):
     """Integer power; a negative exponent gives 0, except of 1 and -1."""
-    whole = np.power(a, np.maximum(b, 0))
+    result = np.power(a, np.maximum(b, 0))
     unit = np.where(a == 1, 1, np.where(a == -1, 1 - 2 * (b & 1), 0)) if a.dtype.kind == "i" else a == 1
-    return np.where(b < 0, unit, whole).astype(a.dtype)
+    return np.where(b < 0, unit, result).astype(a.dtype)
 
 
 def masked(condition, x):
@@ -115,7 +115,7 @@ def chosen(condition, a, b):
 
 # -- reductions ---------------------------------------------------------------------------------------------------
 def average(x, axis, keepdims):
-    """The mean, which is nan where there is nothing; NumPy's own warns of that."""
+    """Compute the mean, nan for empty axes without NumPy's warning."""
     total = np.sum(x, axis=axis, keepdims=keepdims, dtype=np.float32 if x.dtype.itemsize == 2 else None)
     count = 1
     for k in range(x.ndim) if axis is None else np.atleast_1d(axis):
@@ -146,7 +146,7 @@ def add_at(x, index, updates):
 
 
 def window(x, starts, sizes):
-    """The index of a part at computed starts, moved inside."""
+    """Return the index of a slice at dynamic starts, clamped to be in bounds."""
     begin = [min(max(int(s) + (n if s < 0 else 0), 0), n - z) for s, n, z in zip(starts, x.shape, sizes)]
     return tuple(slice(b, b + z) for b, z in zip(begin, sizes))
 
@@ -186,7 +186,7 @@ def windows(x, kernel, stride, padding, dilation):
 
 @needs(windows)
 def columns(x, kernel, stride, padding, dilation, groups):
-    """[batch, groups, channels / groups * kernel, windows]: what a kernel meets, as columns."""
+    """Return im2col patches: [batch, groups, channels / groups * kernel, windows]."""
     view = windows(x, kernel, stride, padding, dilation)
     n, channels, rank = view.shape[0], view.shape[1], len(kernel)
     order = (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank))
@@ -196,45 +196,47 @@ def columns(x, kernel, stride, padding, dilation, groups):
 
 @needs(columns, single)
 def conv(x, w, shape, stride, padding, dilation, groups):
-    """Convolution as one matrix product per image: the kernels as rows, what they meet as columns."""
+    """Convolve by one matrix product per image: kernels as rows, patches as columns."""
     kernels = single(w).reshape(groups, w.shape[0] // groups, int(np.prod(w.shape[1:])))
     plain = all(k == 1 for k in w.shape[2:]) and all(s == 1 for s in stride) and not any(a or b for a, b in padding)
     if plain:
-        met = single(x).reshape(x.shape[0], groups, x.shape[1] // groups, int(np.prod(x.shape[2:])))
+        operand = single(x).reshape(x.shape[0], groups, x.shape[1] // groups, int(np.prod(x.shape[2:])))
     else:
-        met = columns(single(x), w.shape[2:], stride, padding, dilation, groups)
+        operand = columns(single(x), w.shape[2:], stride, padding, dilation, groups)
     if groups == 1:
-        return np.matmul(kernels[0], met[:, 0]).reshape(shape).astype(x.dtype, copy=False)
-    return np.matmul(kernels, met).reshape(shape).astype(x.dtype, copy=False)
+        return np.matmul(kernels[0], operand[:, 0]).reshape(shape).astype(x.dtype, copy=False)
+    return np.matmul(kernels, operand).reshape(shape).astype(x.dtype, copy=False)
 
 
 def spread(parts, shape, kernel, stride, padding, dilation):
-    """Adds every window's elements to the image they lie in: the reverse of taking windows."""
+    """Add the elements of every window to the image: the adjoint of extracting windows."""
     out = np.zeros((*shape[:2], *(n + a + b for n, (a, b) in zip(shape[2:], padding))), parts.dtype)
     counts = parts.shape[2 + len(kernel) :]
-    for at in np.ndindex(*kernel):
-        where = tuple(slice(k * d, k * d + (n - 1) * s + 1, s) for k, n, s, d in zip(at, counts, stride, dilation))
-        out[(slice(None), slice(None), *where)] += parts[(slice(None), slice(None), *at)]
+    for position in np.ndindex(*kernel):
+        region = tuple(
+            slice(k * d, k * d + (n - 1) * s + 1, s) for k, n, s, d in zip(position, counts, stride, dilation)
+        )
+        out[(slice(None), slice(None), *region)] += parts[(slice(None), slice(None), *position)]
     return out[(slice(None), slice(None), *(slice(a, a + n) for n, (a, _) in zip(shape[2:], padding)))]
 
 
 @needs(single, spread)
 def conv_input_grad(g, w, shape, stride, padding, dilation, groups):
-    """The cotangent of a convolution's image."""
+    """Compute the cotangent of a convolution's image."""
     kernels = single(w).reshape(groups, w.shape[0] // groups, int(np.prod(w.shape[1:])))
-    met = single(g).reshape(g.shape[0], groups, g.shape[1] // groups, int(np.prod(g.shape[2:])))
-    parts = np.matmul(kernels.transpose(0, 2, 1), met)
+    operand = single(g).reshape(g.shape[0], groups, g.shape[1] // groups, int(np.prod(g.shape[2:])))
+    parts = np.matmul(kernels.transpose(0, 2, 1), operand)
     parts = parts.reshape(shape[0], shape[1], *w.shape[2:], *g.shape[2:])
     return spread(parts, shape, w.shape[2:], stride, padding, dilation).astype(g.dtype, copy=False)
 
 
 @needs(columns, single)
 def conv_weight_grad(x, g, shape, stride, padding, dilation, groups):
-    """The cotangent of a convolution's kernel."""
-    met = columns(single(x), shape[2:], stride, padding, dilation, groups)
+    """Compute the cotangent of a convolution's kernel."""
+    patches = columns(single(x), shape[2:], stride, padding, dilation, groups)
     cotangents = single(g).reshape(g.shape[0], groups, g.shape[1] // groups, int(np.prod(g.shape[2:])))
-    made = np.matmul(cotangents, met.transpose(0, 1, 3, 2)).sum(axis=0)
-    return made.reshape(shape).astype(x.dtype, copy=False)
+    gradient = np.matmul(cotangents, patches.transpose(0, 1, 3, 2)).sum(axis=0)
+    return gradient.reshape(shape).astype(x.dtype, copy=False)
 
 
 # -- primitives of shared helpers ------------------------------------------------------------------------------------

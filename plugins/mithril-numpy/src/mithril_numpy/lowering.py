@@ -56,10 +56,10 @@ table.row("where", "np.where({condition}, {a}, {b})")
 
 
 def _is_whole(node: Node) -> bool:
-    """A condition of the result's shape, over elements of four bytes or more."""
+    """Whether the condition has the result's shape and the elements have four bytes or more."""
     condition, result = node.operands[0], node.result
-    wide = result.dtype.bits >= 32 and not result.dtype.is_bool
-    return condition is not None and wide and bool(result.shape) and condition.type.shape == result.shape
+    is_wide = result.dtype.bits >= 32 and not result.dtype.is_bool
+    return condition is not None and is_wide and bool(result.shape) and condition.type.shape == result.shape
 
 
 @table.function("where", when=_is_whole)
@@ -110,21 +110,21 @@ def _cast(call: Call) -> str:
 @table.function("sum", "prod")
 def _sum(call: Call) -> str:
     name = call.node.op.name
-    kept = ", keepdims=True" if call.keepdims else ""
+    keepdims = ", keepdims=True" if call.keepdims else ""
     if is_half(call.node):
-        return f"np.{name}({call.x}, axis={axes_text(call)}, dtype=np.float32{kept}).astype({call.dtype()})"
+        return f"np.{name}({call.x}, axis={axes_text(call)}, dtype=np.float32{keepdims}).astype({call.dtype()})"
     exact = f", dtype={call.dtype()}" if is_integer(call.node) else ""
-    return f"np.{name}({call.x}, axis={axes_text(call)}{exact}{kept})"
+    return f"np.{name}({call.x}, axis={axes_text(call)}{exact}{keepdims})"
 
 
 @table.function("mean")
 def _mean(call: Call) -> str:
-    kept = ", keepdims=True" if call.keepdims else ""
+    keepdims = ", keepdims=True" if call.keepdims else ""
     if not _never_empty(call):
         return f"{call.helper(helpers.average)}({call.array('x')}, {axes_text(call)}, {call.keepdims})"
     if is_half(call.node):
-        return f"np.mean({call.x}, axis={axes_text(call)}, dtype=np.float32{kept}).astype({call.dtype()})"
-    return f"np.mean({call.x}, axis={axes_text(call)}{kept})"
+        return f"np.mean({call.x}, axis={axes_text(call)}, dtype=np.float32{keepdims}).astype({call.dtype()})"
+    return f"np.mean({call.x}, axis={axes_text(call)}{keepdims})"
 
 
 def _never_empty(call: Call) -> bool:
@@ -134,16 +134,16 @@ def _never_empty(call: Call) -> bool:
 @table.function("max", "min")
 def _extreme(call: Call) -> str:
     name = call.node.op.name
-    kept = ", keepdims=True" if call.keepdims else ""
+    keepdims = ", keepdims=True" if call.keepdims else ""
     if _never_empty(call):
-        return f"np.{name}({call.x}, axis={axes_text(call)}{kept})"
-    return f"np.{name}({call.x}, axis={axes_text(call)}{kept}, initial={nothing_yet(call, '-np.inf', 'np.inf')})"
+        return f"np.{name}({call.x}, axis={axes_text(call)}{keepdims})"
+    return f"np.{name}({call.x}, axis={axes_text(call)}{keepdims}, initial={nothing_yet(call, '-np.inf', 'np.inf')})"
 
 
 @table.function("any", "all")
 def _logic(call: Call) -> str:
-    kept = ", keepdims=True" if call.keepdims else ""
-    return f"np.{call.node.op.name}({call.x}, axis={axes_text(call)}{kept})"
+    keepdims = ", keepdims=True" if call.keepdims else ""
+    return f"np.{call.node.op.name}({call.x}, axis={axes_text(call)}{keepdims})"
 
 
 table.rows(

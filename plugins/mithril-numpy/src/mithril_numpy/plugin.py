@@ -1,4 +1,4 @@
-"""What mithril-numpy adds to mithril; importing this module imports no framework."""
+"""Plugin of mithril-numpy; importing this module imports no framework."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mithril import BackendSpec, hookimpl
 
 @hookimpl
 def mithril_backends() -> Sequence[BackendSpec]:
-    """The numpy backend."""
+    """Return the numpy backend."""
     return [
         BackendSpec(
             name="numpy",

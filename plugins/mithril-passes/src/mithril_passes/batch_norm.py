@@ -11,7 +11,7 @@ from mithril.rewrite import RuleSet, rule
 
 
 def _pays(weights: Value, data: Value) -> bool | str:
-    """Scaling the weights costs as much as they are large; what is saved is two passes over the result."""
+    """Whether folding is profitable: scaling costs one pass over the weights, and saves two over the result."""
     if not is_static((*weights.shape, *data.shape)):
         return True
     saved = 2 * int(numel(data.shape[:1])) * int(numel(data.shape[2:]))  # per channel, roughly as many as in the result

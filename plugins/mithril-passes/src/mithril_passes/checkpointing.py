@@ -1,8 +1,8 @@
-"""``gradient_checkpointing``: forget what the backward graph will need, and compute it again when it does.
+"""``gradient_checkpointing``: discard residuals of the forward part and recompute them for the backward part.
 
-The forward part is cut into segments where few bytes cross. What crosses a cut is kept; everything else that the
-backward part reads is computed a second time, just before its first reader, from copies that stand behind a barrier:
-no later pass, and no compiler of the backend, may merge them with the first computation or move them up.
+The forward part is split into segments where few bytes cross. Values that cross a cut are saved; all other residuals
+are recomputed just before their first use, from operands behind a barrier: no later pass, and no compiler of the
+backend, can merge them with the first computation or move them up.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from mithril.base.dims import symbols
 from mithril.base.registry import operation
 from mithril.passes import PassContext
 
-UNKNOWN = 64  # what an unknown size counts as when cuts are weighed
+UNKNOWN = 64  # assumed value of an unknown size when cuts are compared
 REMAT = {"phase": "recomputed"}
 
 
 def gradient_checkpointing(graph: Graph, context: PassContext) -> Graph:
-    """The graph with segments of its forward part recomputed; without a backward part, the graph itself."""
-    wanted = context.option("checkpoint_segments")
+    """Recompute segments of the forward part; a graph without a backward part is unchanged."""
+    num_segments = context.option("checkpoint_segments")
     forward, backward = halves(graph)
     if context.option("inference") or context.option("static_inference"):
         context.record("ignored", "gradient_checkpointing: a program for inference computes no gradients")
     if not backward or len(forward) < 2:
         return graph
-    cuts = segment_ends(graph, forward, backward, wanted)
+    cuts = segment_ends(graph, forward, backward, num_segments)
     if not cuts:
-        context.record("ignored", "gradient_checkpointing: there is nothing that could be forgotten")
+        context.record("ignored", "gradient_checkpointing: there are no residuals to recompute")
         return graph
     context.record("choice", f"gradient checkpointing in {len(cuts) + 1} segments")
     return Recompute(graph, forward, backward, cuts).run()
 
 
 def halves(graph: Graph) -> tuple[list[Node], list[Node]]:
-    """The nodes that need no gradient, and those that are or follow the backward part."""
+    """Return the nodes of the forward part, and those of the backward part and after it."""
     later = {i.value for i in graph.with_role("cotangent")}
     forward: list[Node] = []
     backward: list[Node] = []
@@ -51,18 +51,20 @@ def halves(graph: Graph) -> tuple[list[Node], list[Node]]:
     return forward, backward
 
 
-def segment_ends(graph: Graph, forward: Sequence[Node], backward: Sequence[Node], wanted: int | None) -> list[int]:
-    """Positions in the forward part after which a segment ends, chosen where few bytes cross.
+def segment_ends(
+    graph: Graph, forward: Sequence[Node], backward: Sequence[Node], num_segments: int | None
+) -> list[int]:
+    """Return the positions in the forward part after which a segment ends, where few bytes cross.
 
-    Segments hold about equally many bytes that the backward part reads. Without a number given, there are as many as
-    make what is kept and what one segment needs together smallest.
+    Segments have about the same bytes of residuals. Without ``num_segments``, their number minimizes the sum of the
+    saved bytes and the bytes of the largest segment.
     """
     size = _sizes(graph)
-    made = {v: k for k, n in enumerate(forward) for v in n.results}
-    last = {v: k for k, n in enumerate(forward) for v in n.operands if v in made}
-    last.update((v, len(forward)) for v in graph.outputs if v in made)
+    producers = {v: k for k, n in enumerate(forward) for v in n.results}
+    last = {v: k for k, n in enumerate(forward) for v in n.operands if v in producers}
+    last.update((v, len(forward)) for v in graph.outputs if v in producers)
     crossing = [0] * (len(forward) + 1)  # bytes alive after each position
-    for v, k in made.items():
+    for v, k in producers.items():
         crossing[k] += size(v)
         if v in last:
             crossing[min(last[v], len(forward))] -= size(v)
@@ -70,52 +72,52 @@ def segment_ends(graph: Graph, forward: Sequence[Node], backward: Sequence[Node]
             crossing[k] -= size(v)
     for k in range(1, len(crossing)):
         crossing[k] += crossing[k - 1]
-    read = {v for n in backward for v in n.operands if v in made}
-    held = [sum(size(v) for v in n.results if v in read) for n in forward]
-    total = sum(held)
+    read = {v for n in backward for v in n.operands if v in producers}
+    residual_bytes = [sum(size(v) for v in n.results if v in read) for n in forward]
+    total = sum(residual_bytes)
     if not total:
         return []
     running = [0]
-    for h in held:
+    for h in residual_bytes:
         running.append(running[-1] + h)
     candidates = range(2, min(2 * math.isqrt(len(forward)) + 2, len(forward)) + 1)
     best: tuple[int, list[int]] | None = None
-    for count in [wanted] if wanted is not None else candidates:
+    for count in [num_segments] if num_segments is not None else candidates:
         cuts = _cuts(running, crossing, count)
         bounds = [0, *(c + 1 for c in cuts), len(forward)]
         largest = max(running[b] - running[a] for a, b in pairwise(bounds))
         cost = sum(crossing[c] for c in cuts) + largest
         if best is None or cost < best[0]:
             best = cost, cuts
-    return best[1] if best is not None and (wanted is not None or best[0] < total) else []
+    return best[1] if best is not None and (num_segments is not None or best[0] < total) else []
 
 
 def _cuts(running: Sequence[int], crossing: Sequence[int], count: int) -> list[int]:
-    """One cut near each n-th part of the bytes read, where least crosses."""
+    """Return one cut near each n-th fraction of the residual bytes, where the fewest bytes cross."""
     total, n = running[-1], len(running) - 1
     cuts: list[int] = []
     for part in range(1, count):
         low, high = (part - 0.4) * total / count, (part + 0.4) * total / count
-        near = [k for k in range(n - 1) if low <= running[k + 1] <= high and (not cuts or k > cuts[-1])]
-        if near:
-            cuts.append(min(near, key=lambda k: (crossing[k], abs(running[k + 1] - part * total / count))))
+        candidates = [k for k in range(n - 1) if low <= running[k + 1] <= high and (not cuts or k > cuts[-1])]
+        if candidates:
+            cuts.append(min(candidates, key=lambda k: (crossing[k], abs(running[k + 1] - part * total / count))))
     return cuts
 
 
 class Recompute:
-    """Writes the new backward part."""
+    """Builds the new backward part."""
 
     def __init__(self, graph: Graph, forward: Sequence[Node], backward: Sequence[Node], cuts: Sequence[int]) -> None:
         self.graph, self.forward, self.backward = graph, list(forward), list(backward)
         self.made = {v: k for k, n in enumerate(forward) for v in n.results}
         self.segment = {}
         bounds = [*cuts, len(forward) - 1]
-        at = 0
+        segment = 0
         for k in range(len(forward)):
-            if k > bounds[at]:
-                at += 1
-            self.segment[k] = at
-        self.last = at
+            if k > bounds[segment]:
+                segment += 1
+            self.segment[k] = segment
+        self.last = segment
         self.kept = self._kept()
         self.pending = set(self.backward)
         self.late: set[Value | None] = {v for v, k in self.made.items() if self.segment[k] == self.last}
@@ -125,13 +127,13 @@ class Recompute:
         self.out: list[Node] = []
 
     def _kept(self) -> set[Value]:
-        """Values that cross into a later segment, and outputs: these are not forgotten."""
-        kept = {v for v in self.graph.outputs if v in self.made}
+        """Return the values that cross into a later segment, and outputs: these are saved."""
+        saved = {v for v in self.graph.outputs if v in self.made}
         for k, node in enumerate(self.forward):
             for v in node.operands:
                 if v in self.made and self.segment[self.made[v]] != self.segment[k]:
-                    kept.add(v)
-        return kept
+                    saved.add(v)
+        return saved
 
     def run(self) -> Graph:
         needed = self._needed()
@@ -149,8 +151,8 @@ class Recompute:
         return self.graph.replaced(nodes=(*self.forward, *self.out), outputs=outputs)
 
     def _needed(self) -> set[Value]:
-        """What the backward part reads of all segments but the last, and what that is computed from."""
-        wanted = {
+        """Return the residuals of all segments but the last, and the values that they are computed from."""
+        needed = {
             v
             for n in self.backward
             for v in n.operands
@@ -158,50 +160,50 @@ class Recompute:
         }
         for k in range(len(self.forward) - 1, -1, -1):
             node = self.forward[k]
-            if any(v in wanted for v in node.results):
-                wanted.update(v for v in node.operands if v in self.made and v not in self.kept)
-        return wanted
+            if any(v in needed for v in node.results):
+                needed.update(v for v in node.operands if v in self.made and v not in self.kept)
+        return needed
 
     def _again(self, segment: int, needed: set[Value], reader: Node) -> None:
-        """The segment's nodes once more, starting from what was kept, behind a barrier with the reader's cotangent."""
+        """Recompute the segment's nodes from saved values behind a barrier with the reader's cotangent."""
         nodes = [
             n for k, n in enumerate(self.forward) if self.segment[k] == segment and any(v in needed for v in n.results)
         ]
-        own = {v for n in nodes for v in n.results}
-        outside = dict.fromkeys(
-            v for n in nodes for v in n.operands if v is not None and v not in own and not self._is_scalar(v)
+        local_values = {v for n in nodes for v in n.results}
+        captures = dict.fromkeys(
+            v for n in nodes for v in n.operands if v is not None and v not in local_values and not self._is_scalar(v)
         )
-        # Parameters need no barrier where something else stands behind one.
-        given = [v for v in outside if not self._is_input(v, "param", "constant")] or list(outside)
+        # Parameters need no barrier if another operand is behind one.
+        guarded = [v for v in captures if not self._is_input(v, "param", "constant")] or list(captures)
         after = self._after(reader)
         behind: dict[Value, Value] = {}
-        if given:
-            held = [*given, *(self.copies.get(v, v) for v in after)]
-            results = tuple(Value(f"{v.name}_again", v.type) for v in held)
-            self.out.append(Node(operation("barrier"), tuple(held), {}, results, (), reader.origin, REMAT))
-            behind = dict(zip(given, results, strict=False))
-            self.copies.update(zip(after, results[len(given) :], strict=True))  # unread, it would go
+        if guarded:
+            barrier_operands = [*guarded, *(self.copies.get(v, v) for v in after)]
+            results = tuple(Value(f"{v.name}_again", v.type) for v in barrier_operands)
+            self.out.append(Node(operation("barrier"), tuple(barrier_operands), {}, results, (), reader.origin, REMAT))
+            behind = dict(zip(guarded, results, strict=False))
+            self.copies.update(zip(after, results[len(guarded) :], strict=True))  # without a use it would be removed
         for node in nodes:
             results = tuple(Value(f"{v.name}_again", v.type) for v in node.results)
             self.copies.update((v, r) for v, r in zip(node.results, results, strict=True) if v not in self.kept)
-            inside = {**behind, **{v: self.copies[v] for v in own if v in self.copies}}
-            operands = tuple(None if v is None else inside.get(v, v) for v in node.operands)
+            replacements = {**behind, **{v: self.copies[v] for v in local_values if v in self.copies}}
+            operands = tuple(None if v is None else replacements.get(v, v) for v in node.operands)
             self.out.append(node.replaced(operands=operands, results=results, tags={**node.tags, **REMAT}))
 
     def _after(self, reader: Node) -> list[Value]:
-        """Return a cotangent that exists only when the reader's turn has come: a transposed weight exists at once."""
-        own = [v for v in reader.operands if v is not None and v in self.late and v not in self.made]
+        """Return a cotangent that is computed just before the reader runs, unlike a transposed weight."""
+        late_operands = [v for v in reader.operands if v is not None and v in self.late and v not in self.made]
         before = [v for n in reversed(self.out) for v in n.results if v in self.late]
         cotangents = [i.value for i in self.graph.with_role("cotangent")]
-        awaited = [v for v in dict.fromkeys([*own, *before, *cotangents]) if self._is_awaited(v)]
+        awaited = [v for v in dict.fromkeys([*late_operands, *before, *cotangents]) if self._is_awaited(v)]
         return [v for v in awaited if not self._is_turned(v)][:1] or awaited[:1]
 
     def _is_awaited(self, value: Value) -> bool:
-        """Whether something that is still to be written reads the value."""
+        """Whether a pending node uses the value."""
         return any(user in self.pending for user in self.graph.users.get(value, ()))
 
     def _is_turned(self, value: Value) -> bool:
-        """Whether the value is a transposed one, which a barrier would make a copy of."""
+        """Whether the value is a transpose, which a barrier would copy."""
         node = self.graph.producers.get(value)
         return node is not None and node.op is ops.transpose
 
@@ -210,14 +212,14 @@ class Recompute:
         return node is not None and node.is_constant
 
     def _is_input(self, value: Value, *roles: str) -> bool:
-        found = self.graph.input_of.get(value)
-        return found is not None and found.role in roles
+        source = self.graph.input_of.get(value)
+        return source is not None and source.role in roles
 
 
 def _sizes(graph: Graph) -> Callable[[Value], int]:
-    """Bytes of a value, with a guess for unknown sizes."""
-    known = {
+    """Return a function for the bytes of a value, with an assumption for unknown sizes."""
+    sizes = {
         s.name: max(s.low, UNKNOWN) for s in symbols(*(d for n in graph.nodes for v in n.results for d in v.shape))
     }
 
-    return lambda value: nbytes(value.type, known)
+    return lambda value: nbytes(value.type, sizes)

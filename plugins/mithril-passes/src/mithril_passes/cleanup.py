@@ -12,46 +12,46 @@ from mithril.ir import Builder, Graph, Input, Node, Value, attributes_key, struc
 from mithril.passes import PassContext
 
 NO_CONTEXT = PassContext()
-BACKWARD = ("phase", "backward")  # a tag that keeps nothing apart: gradients may use what the forward part computed
+BACKWARD = ("phase", "backward")  # a tag that CSE ignores: gradients may use results of the forward part
 FOLD_LIMIT = 1 << 16  # elements: a folded constant larger than this would cost more memory than it saves time
 
 
 def dead_code_elimination(graph: Graph) -> Graph:
     """Drop nodes, constants and region results that nothing reads."""
     needed = set(graph.outputs)
-    kept: list[Node] = []
+    live_nodes: list[Node] = []
     for node in reversed(graph.nodes):
         if any(result in needed for result in node.results):
-            kept.append(node)
+            live_nodes.append(node)
             needed.update(v for v in node.operands if v is not None)
     inputs = tuple(i for i in graph.inputs if i.role != "constant" or i.value in needed)
-    if len(kept) == len(graph.nodes) and len(inputs) == len(graph.inputs):
+    if len(live_nodes) == len(graph.nodes) and len(inputs) == len(graph.inputs):
         return graph
-    return graph.replaced(nodes=tuple(reversed(kept)), inputs=inputs)
+    return graph.replaced(nodes=tuple(reversed(live_nodes)), inputs=inputs)
 
 
 def common_subexpression(graph: Graph) -> Graph:
-    """Compute equal expressions once. Parameters stay apart: an input is equal only to itself."""
-    same: dict[Value, Value] = {}
+    """Compute equal expressions once. Parameters stay separate: an input is equal only to itself."""
+    replacements: dict[Value, Value] = {}
     seen: dict[Any, Node] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
-        operands = tuple(None if v is None else same.get(v, v) for v in node.operands)
+        operands = tuple(None if v is None else replacements.get(v, v) for v in node.operands)
         current = node if operands == node.operands else node.replaced(operands=operands)
         key = _key(current)
         earlier = seen.setdefault(key, current) if key is not None else current
         if earlier is current:
             nodes.append(current)
         else:
-            same.update(zip(node.results, earlier.results, strict=True))
-    if not same:
+            replacements.update(zip(node.results, earlier.results, strict=True))
+    if not replacements:
         return graph
-    outputs = tuple(same.get(v, v) for v in graph.outputs)
+    outputs = tuple(replacements.get(v, v) for v in graph.outputs)
     return graph.replaced(nodes=tuple(nodes), outputs=outputs)
 
 
 def _key(node: Node) -> Any:
-    """Equal for nodes that surely compute the same; None for those that must stay as they are."""
+    """Return a key that is equal for equivalent nodes, or None for nodes that must not be merged."""
     if node.op.opaque:
         return None
     operands = node.operands
@@ -63,25 +63,25 @@ def _key(node: Node) -> Any:
 
 
 def constant_folding(graph: Graph, context: PassContext = NO_CONTEXT) -> Graph:
-    """Compute now what depends on constants only, up to a size that is worth keeping.
+    """Evaluate expressions of constants, up to a limit on the size of results.
 
     Where parameters are baked in, results may be as large as the largest of them.
     """
     limit = FOLD_LIMIT
     if context.option("static_inference", False):
         limit = max([limit, *(i.data.size for i in graph.inputs if i.data is not None)])
-    known: dict[Value, np.ndarray[Any, Any]] = {
+    constants_by_value: dict[Value, np.ndarray[Any, Any]] = {
         i.value: i.data for i in graph.inputs if i.data is not None and i.data.size <= limit
     }
     folded: dict[Value, np.ndarray[Any, Any]] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
         if node.is_constant:
-            known[node.result] = np.asarray(node.attributes["value"], node.attributes["dtype"].numpy)
+            constants_by_value[node.result] = np.asarray(node.attributes["value"], node.attributes["dtype"].numpy)
             nodes.append(node)
-        elif _foldable(node, known, limit):
-            for value, array in zip(node.results, _compute(node, known), strict=True):
-                known[value] = folded[value] = array
+        elif _foldable(node, constants_by_value, limit):
+            for value, array in zip(node.results, _compute(node, constants_by_value), strict=True):
+                constants_by_value[value] = folded[value] = array
         else:
             nodes.append(node)
     if not folded:
@@ -98,9 +98,9 @@ def constant_folding(graph: Graph, context: PassContext = NO_CONTEXT) -> Graph:
         if array.ndim == 0:
             constants.append(_scalar(value, array))
         else:
-            made = np.array(array, order="C")
-            made.setflags(write=False)
-            inputs.append(Input(_renamed(value, builder), "constant", made))
+            frozen = np.array(array, order="C")
+            frozen.setflags(write=False)
+            inputs.append(Input(_renamed(value, builder), "constant", frozen))
     replaced = {
         value: i.value for value, i in zip([v for v in folded if v in read and folded[v].ndim], inputs, strict=True)
     }
@@ -108,22 +108,22 @@ def constant_folding(graph: Graph, context: PassContext = NO_CONTEXT) -> Graph:
 
 
 def late_constant_folding(graph: Graph, context: PassContext) -> Graph:
-    """Once more, after fusion has written expressions of weights; what was only needed for them goes."""
+    """Fold expressions of weights that fusion introduced, and drop their dead operands."""
     return dead_code_elimination(constant_folding(graph, context))
 
 
-def _foldable(node: Node, known: dict[Value, Any], limit: int) -> bool:
+def _foldable(node: Node, constants: dict[Value, Any], limit: int) -> bool:
     if node.regions or node.op.opaque or not node.operands:
         return False
-    if not all(v is None or v in known for v in node.operands):
+    if not all(v is None or v in constants for v in node.operands):
         return False
     return all(is_static(v.shape) and int(numel(v.shape)) <= limit for v in node.results)
 
 
-def _compute(node: Node, known: dict[Value, Any]) -> Iterable[np.ndarray[Any, Any]]:
-    operands = [None if v is None else known[v] for v in node.operands]
-    made = node.op.evaluate(operands, node.attributes)
-    return made if isinstance(made, tuple) else (made,)
+def _compute(node: Node, constants: dict[Value, Any]) -> Iterable[np.ndarray[Any, Any]]:
+    operands = [None if v is None else constants[v] for v in node.operands]
+    results = node.op.evaluate(operands, node.attributes)
+    return results if isinstance(results, tuple) else (results,)
 
 
 def _read(nodes: Iterable[Node], outputs: Iterable[Value]) -> set[Value]:

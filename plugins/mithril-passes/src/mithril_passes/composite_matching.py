@@ -1,4 +1,4 @@
-"""Parts that users wrote out, raised to the composite they are: it has kernels, and better gradients."""
+"""Composite matching: primitives that spell out softmax, gelu, norms or attention become that composite."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ SOFTMAX = [
 
 # -- norms --------------------------------------------------------------------------------------------------------
 def _spans(x: Value, *parameters: Value, axes: Any, **_: Any) -> bool:
-    """The parameters have the shape of trailing axes that are normalised together."""
+    """Whether the parameters have the shape of trailing axes that are normalized together."""
     rank = len(x.shape)
     trailing = tuple(axes) == tuple(range(rank - len(axes), rank))
     return trailing and all(tuple(p.shape) == tuple(x.shape[k] for k in axes) for p in parameters)
@@ -301,12 +301,12 @@ ANY_WIDTH = ("linear", "bias of a linear", "relu", "gelu", "gelu by tanh", "sigm
 
 
 def _wide(*values: Value, **_: Any) -> bool:
-    """In 16 bits parts overflow that the composite computes in 32."""
+    """Whether no operand has 16 bits: there the parts overflow, while the composite computes in 32 bits."""
     return all(v.dtype.bits >= 32 for v in values)
 
 
 def _faithful(names: Iterable[str]) -> RuleSet:
-    """The named rules, on the dtypes for which both sides agree at every number."""
+    """Return the named rules, restricted to dtypes for which both sides agree at every number."""
     rules = [r if r.name in ANY_WIDTH else r.restricted(_wide) for r in RULES.rules if r.name in names]
     return RuleSet(RULES.name, rules)
 
@@ -316,7 +316,7 @@ BEFORE_GRADIENTS, FAITHFUL = _faithful(EQUAL_GRADIENTS), _faithful(EQUAL_VALUES)
 
 @pass_(name="operator-fusion", exact=False, rules=RULES)
 def operator_fusion(graph: Graph, context: PassContext) -> Graph:
-    """Raise parts written out to the composites they are, as far as the level allows."""
+    """Replace primitives that spell out a composite, as far as the level allows."""
     if context.level == "high":
         return RULES(graph)
     return BEFORE_GRADIENTS(graph) if context.gradients_follow else FAITHFUL(graph)

@@ -1,4 +1,4 @@
-"""Products of one operand with several weights become one product with all of them, cut apart afterwards."""
+"""Horizontal fusion: merge products that share an operand (Q, K, V) and split the result."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def sibling_products(graph: Graph) -> Graph:
             x = node.operands[0]
             assert x is not None
             groups.setdefault((x, node.operands[2] is not None, node.tags.get("backend")), []).append(node)
-    chosen = [nodes for (x, _, _), nodes in groups.items() if len(nodes) > 1 and _pays(x)]
-    if not chosen:
+    selection = [nodes for (x, _, _), nodes in groups.items() if len(nodes) > 1 and _pays(x)]
+    if not selection:
         return graph
     editor = graph.edit()
-    for nodes in chosen:
+    for nodes in selection:
         _merge(editor, nodes)
-    made: Graph = editor.freeze()
-    return made
+    result: Graph = editor.freeze()
+    return result
 
 
 def _own_weights(graph: Graph, node: Node) -> bool:

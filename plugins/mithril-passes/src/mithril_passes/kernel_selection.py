@@ -42,19 +42,19 @@ def kernel_choice(graph: Graph, context: PassContext) -> Graph:
             groups.setdefault(_key(node, backend), []).append(node)
     editor: Editor | None = None
     for key, nodes in sorted(groups.items(), key=lambda item: -_size(item[1][0]))[:MOST]:
-        chosen = _choice(key, nodes[0], backend, store, context)
-        if chosen is not None:
+        choice = _choice(key, nodes[0], backend, store, context)
+        if choice is not None:
             editor = editor or graph.edit()
             for node in nodes:
-                current = editor.producer(node.result) or node  # it reads what took its operands' places
+                current = editor.producer(node.result) or node  # with replaced operands
                 with editor.before(current):
-                    editor.replace_value(node.result, chosen.make(current, *current.operands))
+                    editor.replace_value(node.result, choice.make(current, *current.operands))
                 editor.erase_dead(current)
     return graph if editor is None else editor.freeze()
 
 
 def _size(node: Node) -> int:
-    """What an operation touches, times how often: enough to tell large ones from small."""
+    """Return the multiply-adds of a product, or the elements that another operation accesses."""
     if is_product(node):
         types = [None if v is None else v.type for v in node.operands]
         return int(node.op.flops(types, [v.type for v in node.results], node.attributes)) // 2
@@ -62,7 +62,7 @@ def _size(node: Node) -> int:
 
 
 def _key(node: Node, backend: Backend) -> str:
-    """All that the answer depends on."""
+    """Return a key of everything that the result depends on."""
     types = [None if v is None else str(v.type) for v in node.operands]
     package = type(backend).__module__.partition(".")[0]
     machine = [platform.machine(), platform.node(), os.cpu_count(), os.environ.get("OMP_NUM_THREADS")]
@@ -74,15 +74,15 @@ def _key(node: Node, backend: Backend) -> str:
 
 
 def _choice(key: str, node: Node, backend: Backend, store: Store, context: PassContext) -> Way | None:
-    """The way that is faster than the operation's own; None where none is."""
+    """Return the fastest variant, or None if the operation itself is fastest."""
     candidates: dict[str, Way] = {w.name: w for w in ways(node)}
-    known = _read(store.get(key))
-    times = known if known is not None else measured(node, candidates.values(), backend, context)
-    if known is None:
+    stored = _read(store.get(key))
+    times = stored if stored is not None else measured(node, candidates.values(), backend, context)
+    if stored is None:
         try:
             store.put(key, {"times": json.dumps(times).encode()})
         except OptionError as error:  # a folder that cannot be written costs the next compilation its time, no more
-            context.record("choice", f"what was measured is not remembered: {error.what}")
+            context.record("choice", f"the measurement cannot be stored: {error.what}")
     best = min(times, key=lambda name: times[name])
     if best not in candidates or times[best] > (1 - MARGIN) * times[OWN]:
         return None
@@ -93,19 +93,19 @@ def _choice(key: str, node: Node, backend: Backend, store: Store, context: PassC
 
 
 def measured(node: Node, candidates: Iterable[Way], backend: Backend, context: PassContext) -> dict[str, float]:
-    """Seconds of each way, one after the other in turns."""
+    """Return the seconds of each variant, timed interleaved."""
     calls = {OWN: _runner(node, None, backend, context)}
     for one in candidates:
         calls[one.name] = _runner(node, one, backend, context)
     return in_turns(calls, seconds=SECONDS, rounds=ROUNDS)
 
 
-def _runner(node: Node, chosen: Way | None, backend: Backend, context: PassContext) -> Any:
-    """A call of the backend's program for this operation alone."""
+def _runner(node: Node, variant: Way | None, backend: Backend, context: PassContext) -> Any:
+    """Return a call of the backend's program for this operation only."""
     op = node.op
     with Builder(op.name) as b:
         operands = [None if v is None else b.input(f"x{k}", v.shape, v.dtype) for k, v in enumerate(node.operands)]
-        y = op(*operands, **node.attributes) if chosen is None else chosen.make(node, *operands)
+        y = op(*operands, **node.attributes) if variant is None else variant.make(node, *operands)
     graph = b.build({"y": y})
     inputs = {name: backend.array(a) for name, a in random_arguments(graph).items()}
     options = BuildOptions(jit=context.option("jit"), num_threads=context.option("num_threads"))

@@ -1,7 +1,7 @@
 """``mixed_precision``: products in 16 bits, operations that need range or accuracy in 32, as operations declare.
 
 Parameters stay float32 and are cast where they are used, so that an optimizer updates full ones; outputs keep their
-dtypes. ``traits.precision`` tells three kinds of operations apart:
+dtypes. ``traits.precision`` distinguishes three kinds of operations:
 
 * "low" run in the small dtype: products, which are where the time goes, and accumulate in float32 inside.
 * "follow" take the dtype of their operands: moving data and cheap arithmetic on it.
@@ -33,24 +33,26 @@ def mixed_precision(graph: Graph, context: PassContext) -> Graph:
 class Policy:
     """The kinds that the user set, and those of the operations."""
 
-    def __init__(self, given: Mapping[str, Any], default: str) -> None:
-        wanted = str(given.get("dtype", default)).rpartition(".")[2]
-        if wanted not in SMALL:
-            what, facts, hint = unknown("dtype in mixed_precision", wanted, SMALL)
-            raise OptionError(what, facts=facts, hint=hint)
-        self.dtype = as_dtype(wanted)
-        self.keep: Sequence[str] = _names(given.get("keep", ()))
-        for name in (*_names(given.get("low", ())), *_names(given.get("full", ()))):
+    def __init__(self, setting: Mapping[str, Any], default: str) -> None:
+        requested = str(setting.get("dtype", default)).rpartition(".")[2]
+        if requested not in SMALL:
+            message, facts, hint = unknown("dtype in mixed_precision", requested, SMALL)
+            raise OptionError(message, facts=facts, hint=hint)
+        self.dtype = as_dtype(requested)
+        self.keep: Sequence[str] = _names(setting.get("keep", ()))
+        for name in (*_names(setting.get("low", ())), *_names(setting.get("full", ()))):
             operation(name)  # raises where there is no such operation
-        kinds = dict.fromkeys(_names(given.get("low", ())), "low")
-        self.kinds = kinds | dict.fromkeys(_names(given.get("full", ())), "full")
+        kinds = dict.fromkeys(_names(setting.get("low", ())), "low")
+        self.kinds = kinds | dict.fromkeys(_names(setting.get("full", ())), "full")
 
     @staticmethod
     def of(context: PassContext) -> Policy:
-        given = context.option("mixed_precision")
+        setting = context.option("mixed_precision")
         backend = context.backend
         default = getattr(backend, "precision", None)
-        policy = Policy(given if isinstance(given, Mapping) else {}, default if default == "float16" else "bfloat16")
+        policy = Policy(
+            setting if isinstance(setting, Mapping) else {}, default if default == "float16" else "bfloat16"
+        )
         if backend is not None:
             backend.require(policy.dtype)
         return policy
@@ -95,8 +97,8 @@ class Rewriter:
                 v if v is None else self.as_small(v) if v.dtype is float32 else self.as_full(v) for v in node.operands
             ]
             names = node.results[0].name if len(node.results) == 1 else None
-            made = self.builder.emit(node.op, operands, node.attributes, node.regions, names)
-            for old, new in zip(node.results, made, strict=True):
+            emitted = self.builder.emit(node.op, operands, node.attributes, node.regions, names)
+            for old, new in zip(node.results, emitted, strict=True):
                 (self.small if old.dtype is float32 and new.dtype is self.policy.dtype else self.full)[old] = new
             self.changed = True
             return
@@ -121,17 +123,17 @@ class Rewriter:
         return bool(firm) and all(v in self.small for v in firm)
 
     def as_full(self, value: Value) -> Value:
-        found = self.full.get(value)
-        if found is None:
-            found = self.full[value] = operation("cast")(self.small[value], dtype=value.dtype)
-        return found
+        upcast = self.full.get(value)
+        if upcast is None:
+            upcast = self.full[value] = operation("cast")(self.small[value], dtype=value.dtype)
+        return upcast
 
     def as_small(self, value: Value) -> Value:
-        found = self.small.get(value)
-        if found is None:
-            found = self.small[value] = operation("cast")(self.full[value], dtype=self.policy.dtype)
-        return found
+        downcast = self.small.get(value)
+        if downcast is None:
+            downcast = self.small[value] = operation("cast")(self.full[value], dtype=self.policy.dtype)
+        return downcast
 
 
-def _names(given: Any) -> Sequence[str]:
-    return (given,) if isinstance(given, str) else tuple(given)
+def _names(names: Any) -> Sequence[str]:
+    return (names,) if isinstance(names, str) else tuple(names)

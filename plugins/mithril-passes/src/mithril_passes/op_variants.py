@@ -17,13 +17,13 @@ from mithril.base.dims import is_static
 from mithril.ops import add, dot, linear, matmul, mul, pad, reshape, stack, sum as total, transpose
 from mithril.ops.nn import ACTIVATIONS
 
-NARROW = 4  # elements of a sum that are written as so many products
-TAPS = 32  # of a kernel for each channel: with more, sums of shifted images are no match for a convolution
+NARROW = 4  # elements up to which a sum is unrolled into products
+TAPS = 32  # of a depthwise kernel: with more, a convolution is faster than sums of shifted images
 
 
 @dataclass(frozen=True)
 class Way:
-    """``make(node, *operands)`` writes what the node computes, where ``applies(node)``."""
+    """A variant of an operation: ``make(node, *operands)`` builds it if ``applies(node)``."""
 
     name: Form
     applies: Callable[[Node], bool]
@@ -45,7 +45,7 @@ def way(name: Form, *ops: str, when: Callable[[Node], bool]) -> Callable[[Callab
 
 
 def ways(node: Node) -> list[Way]:
-    """The ways that apply to a node, besides its own."""
+    """Return the variants that apply to a node."""
     return [w for w in WAYS.get(node.op.name, ()) if w.applies(node)]
 
 
@@ -56,20 +56,20 @@ def _shape(node: Node, k: int) -> tuple[Any, ...]:
 
 
 def _wide(node: Node) -> bool:
-    """Sums of 16-bit numbers, term by term, lose what one kernel would keep."""
+    """Whether unrolled sums keep the precision: in 16 bits each term would be rounded."""
     return bool(node.result.dtype.is_float and node.result.dtype.bits >= 32)
 
 
 # -- products -----------------------------------------------------------------------------------------------------
 def _finished(node: Node, y: Value, b: Value | None) -> Any:
-    """With the bias and the activation of a ``linear``."""
+    """Apply the bias and the activation of a ``linear``."""
     y = y if b is None else add(y, b)
     return ACTIVATIONS[node.attributes["activation"]](y)
 
 
 @way(Form.MATVEC, "linear", when=lambda node: math.prod(_shape(node, 0)[:-1]) == 1)
 def _matvec(node: Node, x: Value, w: Value, b: Value | None) -> Any:
-    """One row: the matrix times a vector."""
+    """Multiply one row: a matrix-vector product."""
     y = _finished(node, matmul(w, reshape(x, shape=(w.shape[1],))), b)
     return reshape(y, shape=node.result.shape)
 
@@ -81,7 +81,7 @@ def _product(node: Node, x: Value, w: Value, b: Value | None) -> Any:
 
 @way(Form.FLAT_LINEAR, "linear", when=lambda node: len(_shape(node, 0)) > 2)
 def _flat(node: Node, x: Value, w: Value, b: Value | None) -> Any:
-    """All rows as one matrix."""
+    """Multiply all rows as one matrix."""
     rows = reshape(x, shape=(math.prod(x.shape[:-1]), x.shape[-1]))
     return reshape(linear(rows, w, b, **node.attributes), shape=node.result.shape)
 
@@ -97,16 +97,16 @@ def _outer(node: Node, a: Value, b: Value) -> Any:
 
 
 def _sum(terms: Iterator[Value]) -> Any:
-    whole = next(terms)
+    total = next(terms)
     for term in terms:
-        whole = add(whole, term)
-    return whole
+        total = add(total, term)
+    return total
 
 
 # -- composites ---------------------------------------------------------------------------------------------------
 @way(Form.WRITTEN_OUT, "attention", "softmax", "log_softmax", "layer_norm", "rms_norm", "gelu", when=lambda node: True)
 def _written_out(node: Node, *operands: Value | None) -> Any:
-    """The parts of a composite, for the backend to fuse as it likes."""
+    """Decompose a composite, so that the backend can fuse its parts."""
     composite: Any = node.op
     return composite.reference(*operands, **node.attributes)
 
@@ -151,8 +151,8 @@ def _depthwise(node: Node) -> bool:
     a = node.attributes
     x = a["shape"] if node.op is ops.conv_input_grad else _shape(node, 0)
     w = a["shape"] if node.op is ops.conv_weight_grad else _shape(node, 1)
-    known = is_static((*x[1:], *w, *node.result.shape[2:]))
-    return known and w[1] == 1 and x[1] == w[0] == a["groups"] and math.prod(w[2:]) <= TAPS and _wide(node)
+    is_known = is_static((*x[1:], *w, *node.result.shape[2:]))
+    return is_known and w[1] == 1 and x[1] == w[0] == a["groups"] and math.prod(w[2:]) <= TAPS and _wide(node)
 
 
 def _depthwise_unstrided(node: Node) -> bool:
@@ -160,8 +160,8 @@ def _depthwise_unstrided(node: Node) -> bool:
         return False
     a, kernel = node.attributes, _shape(node, 1)[2:]
     reach = [(k - 1) * d for k, d in zip(kernel, a["dilation"], strict=True)]
-    inside = all(p <= r for pair, r in zip(a["padding"], reach, strict=True) for p in pair)
-    return inside and all(s == 1 for s in a["stride"])
+    in_bounds = all(p <= r for pair, r in zip(a["padding"], reach, strict=True) for p in pair)
+    return in_bounds and all(s == 1 for s in a["stride"])
 
 
 def _padded(x: Value, padding: Any) -> Any:
@@ -169,19 +169,19 @@ def _padded(x: Value, padding: Any) -> Any:
 
 
 def _window(x: Value, place: Any, counts: Any, stride: Any, dilation: Any) -> Any:
-    """The pixels of a padded image that an element of the kernel meets."""
+    """Return the pixels of a padded image that an element of the kernel is multiplied with."""
     steps = zip(place, counts, stride, dilation, strict=True)
     return x[(slice(None), slice(None), *(slice(k * d, k * d + (n - 1) * s + 1, s) for k, n, s, d in steps))]
 
 
 def _tap(w: Value, place: Any) -> Any:
-    """An element of each channel's kernel, to be multiplied with images."""
+    """Return one element of each channel's kernel, shaped to multiply images."""
     return reshape(w[(slice(None), 0, *place)], shape=(1, w.shape[0], *[1] * len(place)))
 
 
 @way(Form.DEPTHWISE_SHIFTS, "conv", when=_depthwise)
 def _by_shifts(node: Node, x: Value, w: Value) -> Any:
-    """The sum of shifted images, each times one element of the kernels."""
+    """Sum shifted images, each multiplied by one element of the kernels."""
     a, counts = node.attributes, node.result.shape[2:]
     image = _padded(x, a["padding"])
     return _sum(

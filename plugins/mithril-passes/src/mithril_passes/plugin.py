@@ -1,4 +1,4 @@
-"""What mithril-passes adds to mithril; importing this module imports no framework."""
+"""Plugin of mithril-passes; importing this module imports no framework."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FUSION = ("fusion", "operator_fusion")  # the words for all passes that make one
 
 @hookimpl
 def mithril_passes() -> Sequence[PassSpec]:
-    """The standard passes."""
+    """Return the standard passes."""
     cleaning = "mithril_passes.cleanup:"
     return [
         PassSpec(
@@ -24,7 +24,7 @@ def mithril_passes() -> Sequence[PassSpec]:
             stage="clean",
             level="low",
             aliases=("dead_code_elimination", "dead_code"),
-            summary="Drop what no output needs.",
+            summary="Drop unused operations, constants and region results.",
         ),
         PassSpec(
             "constant-folding",
@@ -33,7 +33,7 @@ def mithril_passes() -> Sequence[PassSpec]:
             level="low",
             aliases=("constant_folding",),
             after=("dead-code",),
-            summary="Compute now what depends on constants only.",
+            summary="Evaluate expressions of constants.",
         ),
         PassSpec(
             "common-subexpression",
@@ -87,7 +87,7 @@ def mithril_passes() -> Sequence[PassSpec]:
             stage="canonical",
             level=None,
             aliases=("quantize_pairs",),
-            summary="Drop dequantize(quantize(x)): it changes values, so only where it is asked for.",
+            summary="Drop dequantize(quantize(x)): changes values, so only on request.",
         ),
         PassSpec(
             "sibling-products",
@@ -134,7 +134,7 @@ def mithril_passes() -> Sequence[PassSpec]:
             level=None,
             options=("mixed_precision",),
             aliases=("mixed_precision",),
-            summary="Products in 16 bits, what needs range or accuracy in 32.",
+            summary="Products in 16 bits, operations that need range or accuracy in 32.",
         ),
         PassSpec(
             "gradient-checkpointing",
@@ -152,7 +152,7 @@ def mithril_passes() -> Sequence[PassSpec]:
             level=None,
             options=("static_inference",),
             aliases=("late_constant_folding",),
-            summary="Where parameters are baked in: compute what other passes made of them.",
+            summary="Fold expressions of bound parameters that other passes introduced.",
         ),
     ]
 

@@ -32,16 +32,16 @@ from mithril.ops import (
 from mithril.rewrite import RuleSet, rule
 
 
-def _holds_all(wide: DType, narrow: DType) -> bool:
+def _holds_all(target: DType, narrow: DType) -> bool:
     """Whether every value of the narrow dtype is one of the wide."""
     if narrow.is_bool:
         return True
-    if wide.is_float and narrow.is_float:
-        return wide.bits > narrow.bits or wide is narrow
-    if wide.is_integer and narrow.is_integer:
+    if target.is_float and narrow.is_float:
+        return target.bits > narrow.bits or target is narrow
+    if target.is_integer and narrow.is_integer:
         low, high = narrow.limits
-        return wide.limits[0] <= low and high <= wide.limits[1]
-    return wide.is_float and narrow.is_integer and narrow.bits <= {16: 8, 32: 16, 64: 32}[wide.bits]
+        return target.limits[0] <= low and high <= target.limits[1]
+    return target.is_float and narrow.is_integer and narrow.bits <= {16: 8, 32: 16, 64: 32}[target.bits]
 
 
 def _survives(x: Value, *, first: Any, second: Any) -> bool:

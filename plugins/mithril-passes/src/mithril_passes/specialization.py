@@ -10,7 +10,7 @@ from mithril_passes.op_variants import ways
 
 @pass_(name="specialise-operations", exact=False)
 def specialise_operations(graph: Graph, context: PassContext) -> Graph:
-    """One-row products, one-pixel and per-channel convolutions in the form that the backend prefers."""
+    """Rewrite one-row products, one-pixel and depthwise convolutions to the variant that the backend prefers."""
     if context.backend is None or not at_home(context):
         return graph
     preferred = context.backend.capabilities.prefers
@@ -18,12 +18,12 @@ def specialise_operations(graph: Graph, context: PassContext) -> Graph:
     for node in graph.nodes:
         if node.op not in preferred or node.tags.get("backend") is not None:
             continue
-        chosen = next((w for w in ways(node) if w.name in preferred[node.op]), None)
-        if chosen is not None:
+        variant = next((w for w in ways(node) if w.name in preferred[node.op]), None)
+        if variant is not None:
             editor = editor or graph.edit()
-            current = editor.producer(node.result) or node  # it reads what took its operands' places
+            current = editor.producer(node.result) or node  # with replaced operands
             with editor.before(current):
-                editor.replace_value(node.result, chosen.make(current, *current.operands))
+                editor.replace_value(node.result, variant.make(current, *current.operands))
             editor.erase_dead(current)
     return graph if editor is None else editor.freeze()
 

@@ -1,1 +1,1 @@
-"""The hardware that mithril compiles for: processors, telephones, GPUs and TPUs, and which of it a machine has."""
+"""Hardware targets: CPUs, phones, GPUs and TPUs, and their detection."""

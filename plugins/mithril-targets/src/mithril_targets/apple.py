@@ -29,12 +29,12 @@ _CHIPS = {
     "m4_pro": (20 * 256 * 1.58e9, 273 * GB, 64 * GB),
     "m4_max": (40 * 256 * 1.58e9, 546 * GB, 128 * GB),
 }
-DEFAULT = "m2"  # what "apple" means where there is none
+DEFAULT = "m2"  # the chip that "apple" selects on other machines
 
 
 @cache
 def _here() -> str | None:
-    """The chip of this machine: ``m1_pro``."""
+    """Return the name of this machine's chip, such as ``m1_pro``, or None."""
     if platform.system() != "Darwin" or platform.machine() != "arm64":
         return None
     match = re.fullmatch(r"Apple (M\d+)(?: (Pro|Max|Ultra))?", told("sysctl", "-n", "machdep.cpu.brand_string") or "")
@@ -68,6 +68,6 @@ TARGETS = tuple(_target(chip) for chip in _CHIPS)
 
 
 def detect() -> list[Found]:
-    """The chip of this machine."""
+    """Detect the chip of this machine."""
     chip = _here()
     return [Found(f"apple_{chip}", 50, f"this is an Apple {chip.replace('_', ' ').upper()}")] if chip else []

@@ -1,7 +1,7 @@
 """The processor of this machine, as far as its operating system tells: cores, clock, vector width, memory.
 
-Rates are cores x clock x operations per clock, the figure that vendors state too. What containers allow counts, not
-what the machine has.
+Rates are cores x clock x operations per clock, the figure that vendors state too. Limits of
+containers apply.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BARE = 4 * 2  # SSE2: one product and one sum of four
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """What was found out."""
+    """Detected facts about the CPU."""
 
     model: str
     cores: int
@@ -77,7 +77,7 @@ def _cores() -> int:
 
 
 def _clock(cpuinfo: str) -> float:
-    """The highest sustained clock known: the driver's, else the momentary one, else a guess for an old server."""
+    """Return the highest sustained frequency: the driver's, the current one, or a default for an old server."""
     kilohertz = whole("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
     if kilohertz:
         return kilohertz * 1e3
@@ -86,20 +86,20 @@ def _clock(cpuinfo: str) -> float:
 
 
 def _memory() -> int | None:
-    """Bytes of main memory, or of what the container may take."""
-    found = []
+    """Return the bytes of main memory, or the limit of the container."""
+    limits = []
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         limit = whole(path)
         if limit:
-            found.append(limit)
-    return min(found, default=None)
+            limits.append(limit)
+    return min(limits, default=None)
 
 
 @cache
 def target() -> HardwareTarget:
-    """The target ``cpu``."""
+    """Return the target ``cpu``."""
     seen = processor()
     single = seen.cores * seen.clock * seen.per_clock
     bfloat16 = "avx512_bf16" in seen.flags or "amx_bf16" in seen.flags or "bf16" in seen.flags

@@ -1,6 +1,6 @@
-"""Telephones: the large cores of their processors, by the instruction sets that bundles are built for.
+"""Phones: the large cores of their CPUs, by the instruction sets that bundles are built for.
 
-There is no vendor of "arm64": the figures are those of a middle-class telephone (four large cores, LPDDR4X), derived
+There is no vendor of "arm64": the figures are those of a mid-range phone (four large cores, LPDDR4X), derived
 below from cores, clock and the width of the vector units.
 """
 
@@ -40,7 +40,7 @@ def _phone(
         costs={
             "launch": 1e-7,
             "efficiency": 0.6,
-            "usable_memory": memory * 0.5,  # what Android leaves one application before it closes others
+            "usable_memory": memory * 0.5,  # the fraction that Android grants one application before it closes others
             "devices_per_chip": 1.0,
         },
         summary=summary,
@@ -60,7 +60,7 @@ TARGETS = (
         int8=2 * 16 * 2,  # SDOT
         bandwidth=25.6e9,
         memory=6 * GIB,
-        summary="ARMv8.2 telephone: four large cores at 2.4 GHz",
+        summary="ARMv8.2 phone: four large cores at 2.4 GHz",
     ),
     _phone(
         "mobile_armv7",
@@ -73,7 +73,7 @@ TARGETS = (
         int8=8 * 2 // 2,
         bandwidth=6.4e9,
         memory=2 * GIB,
-        summary="ARMv7 telephone with NEON: four cores at 1.5 GHz",
+        summary="ARMv7 phone with NEON: four cores at 1.5 GHz",
     ),
     _phone(
         "mobile_x86_64",

@@ -1,4 +1,4 @@
-"""NVIDIA's data centre GPUs: dense rates of the data sheets, tensor cores where a dtype runs on them."""
+"""NVIDIA's data center GPUs: dense rates of the data sheets, tensor cores where a dtype runs on them."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ _NAMES = (
 
 
 def target_of(model: str) -> str | None:
-    """The target for a GPU by the driver's name of it; None for one that is not in the list."""
+    """Return the target of a GPU by the driver's name of it, or None if it is not in the list."""
     return next((name for pattern, name in _NAMES if re.search(pattern, model)), None)
 
 
@@ -159,12 +159,12 @@ def detect() -> list[Found]:
 
 @cache
 def _models() -> tuple[str, ...]:
-    found = []
+    targets = []
     for information in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         match = re.search(r"^Model:\s*(.+)$", read(information) or "", re.MULTILINE)
         if match:
-            found.append(match.group(1).strip())
-    if not found and Path("/dev/nvidiactl").exists():  # containers may hide the driver's files, not its devices
+            targets.append(match.group(1).strip())
+    if not targets and Path("/dev/nvidiactl").exists():  # containers may hide the driver's files, not its devices
         listed = told("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
-        found = listed.splitlines() if listed else []
-    return tuple(found)
+        targets = listed.splitlines() if listed else []
+    return tuple(targets)

@@ -1,4 +1,4 @@
-"""What mithril-targets adds to mithril; importing this module reads nothing of the machine."""
+"""Plugin of mithril-targets; importing this module does not inspect the machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mithril import Found, HardwareTarget, hookimpl
 
 @hookimpl
 def mithril_targets() -> Sequence[HardwareTarget]:
-    """All hardware that the project knows."""
+    """Return all targets."""
     from mithril_targets.catalog import all_targets
 
     return all_targets()
@@ -17,7 +17,7 @@ def mithril_targets() -> Sequence[HardwareTarget]:
 
 @hookimpl
 def mithril_detect_targets() -> Sequence[Found]:
-    """What of it this machine has."""
+    """Return the targets present on this machine."""
     from mithril_targets.catalog import detected
 
     return detected()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def read(path: str | Path) -> str | None:
-    """The stripped text of a file of /proc or /sys; None where there is none."""
+    """Return the stripped text of a file of /proc or /sys, or None."""
     try:
         return Path(path).read_text(errors="replace").strip()
     except OSError:
@@ -15,13 +15,13 @@ def read(path: str | Path) -> str | None:
 
 
 def whole(path: str | Path) -> int | None:
-    """A file that holds one whole number."""
+    """Read a file that contains one integer, or return None."""
     text = read(path)
     return int(text) if text is not None and text.isdigit() else None
 
 
 def told(*command: str, seconds: float = 2.0) -> str | None:
-    """What a command prints; None where it is missing, fails or takes too long."""
+    """Return the output of a command, or None if it is missing, fails or takes too long."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=True)
     except (OSError, subprocess.SubprocessError):

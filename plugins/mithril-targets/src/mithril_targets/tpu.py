@@ -21,7 +21,7 @@ class Generation:
     """One version: its figures, and how the compiler's topologies of it are named."""
 
     name: str  # of the target
-    topology: str  # what libtpu calls it
+    topology: str  # its name in libtpu
     axes: int  # of the torus: 2 or 3
     devices_per_chip: int
     bfloat16: float  # operations per second and device
@@ -33,7 +33,7 @@ class Generation:
     float8: float | None = None
     aliases: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()  # numbers of the PCI device
-    kinds: tuple[str, ...] = ()  # what JAX calls the device
+    kinds: tuple[str, ...] = ()  # JAX's names of the device
     chip_config: str | None = None  # "megacore": two cores that show as one device
 
 
@@ -141,23 +141,23 @@ GENERATIONS = (
         kinds=("TPU7x", "TPU v7x"),
     ),
 )
-DEFAULT = "tpu_v5e"  # what "tpu" means on a machine that has none
+DEFAULT = "tpu_v5e"  # the generation that "tpu" selects on other machines
 
 
 def generation(name: str) -> Generation | None:
-    """The generation of a target's name, None for a target that is no TPU of this list."""
+    """Return the generation of a target's name, or None if it is not a TPU of this list."""
     return next((g for g in GENERATIONS if g.name == name), None)
 
 
 def of_device(kind: str) -> Generation | None:
-    """The generation of a device by JAX's ``device_kind``."""
+    """Return the generation of a device by JAX's ``device_kind``, or None."""
     return next((g for g in GENERATIONS if kind in g.kinds), None)
 
 
 def targets() -> list[HardwareTarget]:
-    """One target per generation; "tpu" is the one found here, or else v5e."""
-    here = next(iter(_chips()), DEFAULT)
-    return [_target(g, ("tpu",) if g.name == here else ()) for g in GENERATIONS]
+    """Return one target per generation; "tpu" is the local one, or v5e."""
+    local = next(iter(_chips()), DEFAULT)
+    return [_target(g, ("tpu",) if g.name == local else ()) for g in GENERATIONS]
 
 
 def _target(g: Generation, more: tuple[str, ...]) -> HardwareTarget:
@@ -186,21 +186,23 @@ def _target(g: Generation, more: tuple[str, ...]) -> HardwareTarget:
 
 def detect() -> list[Found]:
     """TPUs on this machine's PCI bus, or those that its environment promises."""
-    return [Found(name, 120, f"{count} chips: {why}") for name, (count, why) in _chips().items()]
+    return [Found(name, 120, f"{count} chips: {source}") for name, (count, source) in _chips().items()]
 
 
 @cache
 def _chips() -> dict[str, tuple[int, str]]:
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for vendor in Path("/sys/bus/pci/devices").glob("*/vendor"):
         if read(vendor) == "0x1ae0":
             number = read(vendor.with_name("device"))
-            found.update(g.name for g in GENERATIONS if number in g.devices)
-    if found:
-        return {name: (count, "PCI devices of Google") for name, count in found.items()}
+            counts.update(g.name for g in GENERATIONS if number in g.devices)
+    if counts:
+        return {name: (count, "PCI devices of Google") for name, count in counts.items()}
     accelerators = list(Path("/dev").glob("accel*"))
     promised = os.environ.get("TPU_ACCELERATOR_TYPE", "").partition("-")[0]
-    named = next((g for g in GENERATIONS if promised in (g.topology, f"{g.topology.removesuffix('e')}litepod")), None)
-    if accelerators and named is not None:
-        return {named.name: (len(accelerators), f"/dev/accel* and TPU_ACCELERATOR_TYPE={promised}")}
+    generation = next(
+        (g for g in GENERATIONS if promised in (g.topology, f"{g.topology.removesuffix('e')}litepod")), None
+    )
+    if accelerators and generation is not None:
+        return {generation.name: (len(accelerators), f"/dev/accel* and TPU_ACCELERATOR_TYPE={promised}")}
     return {}
