@@ -23,8 +23,8 @@ import torch
 from interleaved import interleaved
 
 import mithril as ml
-from mithril.backend.base import BuildOptions
-from mithril.base.registry import operation as op
+from mithril.backend import BuildOptions
+from mithril.base import operation as op
 from mithril.ir import Builder
 from mithril.models import Conv2d, Flatten, Linear, MaxPool2d, Model, Relu, TransformerEncoderLayer
 

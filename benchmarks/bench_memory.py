@@ -17,7 +17,7 @@ from resnet18 import resnet18
 import mithril as ml
 import mithril.models as m
 from mithril import plugins
-from mithril.backend.memory_plan import plan
+from mithril.backend import plan
 from mithril.models import Model, TransformerEncoderLayer
 
 SIZE = [4, 64, 128]

@@ -20,7 +20,7 @@ from resnet18 import resnet18
 
 import mithril as ml
 from mithril import plugins
-from mithril.compiler.pass_pipeline import installed
+from mithril.compiler import installed
 from mithril.ir import Builder, Graph
 from mithril.models import Model, TransformerEncoderLayer
 from mithril.ops import add, layer_norm, linear, mul, relu, tanh

@@ -16,8 +16,8 @@ import numpy as np
 from interleaved import interleaved
 
 import mithril as ml
-from mithril.base.interleaved_timing import in_turns
-from mithril.compiler.steps import make_backend
+from mithril.base import in_turns
+from mithril.compiler import make_backend
 from mithril.plugins import resolve_options
 from mithril_mlx import (
     MlxAutoTuner,

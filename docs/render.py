@@ -31,8 +31,7 @@ MARK = "<!-- from here on written by docs/render.py -->"
 
 def hooks() -> str:
     """Render every hook with its signature, purpose and example; then the descriptors."""
-    from mithril.plugins import hooks, specs
-    from mithril.plugins.loader import HOOKS, WRAPPABLE
+    from mithril.plugins import HOOKS, WRAPPABLE, hooks, specs
 
     parts = []
     for name in HOOKS:

@@ -13,7 +13,7 @@ import numpy as np
 from gpt import gpt
 
 import mithril as ml
-from mithril.ops.random import threefry
+from mithril.ops import threefry
 from mithril_train.learning_curves import curves
 
 ROOT = Path(__file__).parents[1]

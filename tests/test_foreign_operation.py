@@ -14,7 +14,7 @@ from mithril import ops
 from mithril.base.dims import Dim
 from mithril.base.registry import operations
 from mithril.ir import Builder, declare, traits
-from mithril.ir.evaluate import evaluate
+from mithril.ir.evaluation import evaluate
 from mithril.ir.samples import sample
 from mithril.ir.type_rules import numeric
 from mithril.ops.row_independence import first_mixed

@@ -10,8 +10,8 @@ from mithril.autodiff import gradients
 from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import MithrilError
 from mithril.ir import Builder
-from mithril.ir.decompose import decompose
-from mithril.ir.evaluate import evaluate
+from mithril.ir.decomposition import decompose
+from mithril.ir.evaluation import evaluate
 
 F, NAN, INF = np.float32, np.nan, np.inf
 BIG = np.full(4096, 32, np.float16)

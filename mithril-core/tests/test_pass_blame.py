@@ -9,7 +9,7 @@ import pytest
 from mithril import ops, plugins
 from mithril.base.errors import PassError, RewriteError, VerificationError
 from mithril.ir import Builder, Node, Value
-from mithril.ir.verify import verify
+from mithril.ir.verifier import verify
 from mithril.passes import PassManager, as_pass, pass_
 from mithril.plugins import hookimpl
 from mithril.rewrite import RuleSet, rule

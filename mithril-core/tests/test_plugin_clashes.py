@@ -15,7 +15,7 @@ from mithril.backend.arrays import as_numpy
 from mithril.backend.base import Backend
 from mithril.base.errors import PassError, StrictError
 from mithril.ir import iterate
-from mithril.ir.evaluate import evaluate
+from mithril.ir.evaluation import evaluate
 from mithril.models import Model, Relu
 from mithril.passes import Pass, PassManager, pass_
 from mithril.plugins import option_registry

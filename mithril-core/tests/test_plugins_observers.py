@@ -9,7 +9,7 @@ import mithril as ml
 from mithril import plugins
 from mithril.backend.arrays import as_numpy
 from mithril.backend.base import Backend
-from mithril.ir.evaluate import evaluate
+from mithril.ir.evaluation import evaluate
 from mithril.models import Model, Relu
 
 ADVISER = """

@@ -50,6 +50,7 @@ def test_importing_loads_neither_plugins_nor_numpy_nor_the_rest_of_the_core():
         "mithril",
         "mithril.base",
         "mithril.base.errors",
+        "mithril.base.lazy_exports",
         "mithril.base.registry",
         "mithril.base.version",
     ]

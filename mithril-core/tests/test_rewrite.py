@@ -11,7 +11,7 @@ import pytest
 import mithril as ml
 from mithril.base.errors import RewriteError
 from mithril.ir import Builder, verify
-from mithril.ir.evaluate import evaluate
+from mithril.ir.evaluation import evaluate
 from mithril.ops import (
     add,
     cond,

@@ -8,11 +8,8 @@ import pytest
 import mithril as ml
 from mithril import ops
 from mithril.base import registry
-from mithril.ir import Builder, Output, result, verify
-from mithril.ir.declare import op
-from mithril.ir.evaluate import evaluate
-from mithril.ir.samples import sample
-from mithril.ir.type_rules import like, same as same_shape
+from mithril.ir import Builder, Output, evaluate, like, op, result, sample, verify
+from mithril.ir.type_rules import same_shape
 from mithril.transforms.placement import place_rows
 
 N = 4

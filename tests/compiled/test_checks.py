@@ -7,7 +7,7 @@ import pytest
 
 import mithril as ml
 from mithril.ir import Builder
-from mithril.ir.evaluate import evaluate
+from mithril.ir.evaluation import evaluate
 from mithril.models import CrossEntropy, Embedding, Linear, Model
 from mithril.runtime.index_checks import with_checks
 

@@ -8,7 +8,7 @@ import pytest
 import mithril as ml
 from mithril import ops
 from mithril.ir import Builder
-from mithril.ir.parse import parse
+from mithril.ir.parser import parse
 from mithril.ir.text import to_text
 from mithril.models import BinaryCrossEntropyWithLogits, CrossEntropy, Linear, Model
 

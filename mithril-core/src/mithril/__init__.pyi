@@ -10,30 +10,13 @@ from mithril import (
     ops as ops,
 )
 from mithril.autodiff import gradients as gradients
-from mithril.backend.base import Backend as Backend
-from mithril.base.dims import Dim as Dim
-from mithril.base.dtypes import (
-    DType as DType,
-    bfloat16 as bfloat16,
-    bool_ as bool_,
-    dtype as dtype,
-    float16 as float16,
-    float32 as float32,
-    float64 as float64,
-    int16 as int16,
-    int32 as int32,
-    int64 as int64,
-    int8 as int8,
-    promote as promote,
-    uint16 as uint16,
-    uint32 as uint32,
-    uint64 as uint64,
-    uint8 as uint8,
-)
-from mithril.base.errors import (
+from mithril.backend import Backend as Backend
+from mithril.base import (
     BackendError as BackendError,
     CompileTimeoutError as CompileTimeoutError,
+    DType as DType,
     DTypeError as DTypeError,
+    Dim as Dim,
     GradientError as GradientError,
     GraphError as GraphError,
     GuardError as GuardError,
@@ -50,25 +33,39 @@ from mithril.base.errors import (
     RewriteError as RewriteError,
     ShapeError as ShapeError,
     StrictError as StrictError,
+    TensorType as TensorType,
     UnsupportedError as UnsupportedError,
     VerificationError as VerificationError,
+    __version__ as __version__,
+    bfloat16 as bfloat16,
+    bool_ as bool_,
+    dtype as dtype,
+    float16 as float16,
+    float32 as float32,
+    float64 as float64,
+    int16 as int16,
+    int32 as int32,
+    int64 as int64,
+    int8 as int8,
+    promote as promote,
+    uint16 as uint16,
+    uint32 as uint32,
+    uint64 as uint64,
+    uint8 as uint8,
 )
-from mithril.base.tensor_type import TensorType as TensorType
-from mithril.base.version import __version__ as __version__
-from mithril.compiler.transforms import vmap as vmap
+from mithril.base.dims import Dim
+from mithril.compiler import vmap as vmap
 from mithril.ir import (
     Builder as Builder,
     Graph as Graph,
     Node as Node,
     Origin as Origin,
     Value as Value,
-)
-from mithril.ir.declare import (
     composite as composite,
     op as op,
+    parse as parse,
+    verify as verify,
 )
-from mithril.ir.parse import parse as parse
-from mithril.ir.verify import verify as verify
 from mithril.models import (
     Connection as Connection,
     IOKey as IOKey,
@@ -79,8 +76,7 @@ from mithril.passes import (
     PassManager as PassManager,
     pass_ as pass_,
 )
-from mithril.plugins.hooks import hookimpl as hookimpl
-from mithril.plugins.specs import (
+from mithril.plugins import (
     BackendSpec as BackendSpec,
     Command as Command,
     CompileContext as CompileContext,
@@ -95,14 +91,17 @@ from mithril.plugins.specs import (
     PassSpec as PassSpec,
     PipelineDraft as PipelineDraft,
     ProfilerSpec as ProfilerSpec,
+    hookimpl as hookimpl,
 )
 from mithril.rewrite import (
     Rule as Rule,
     RuleSet as RuleSet,
     rule as rule,
 )
-from mithril.runtime.compiled_model import CompiledModel
-from mithril.runtime.model_files import load as load
+from mithril.runtime import (
+    CompiledModel,
+    load as load,
+)
 from mithril_cbackend.backend import CBackend as CBackend
 from mithril_ggml.backend import GGMLBackend as GGMLBackend
 from mithril_ggml.weights.quantization_report import quantization_report as quantization_report

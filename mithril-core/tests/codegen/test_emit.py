@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mithril import ops
-from mithril.backend.codegen import Lowerings
+from mithril.backend import Lowerings
 from mithril.backend.codegen.control_flow import python_control
 from mithril.backend.codegen.emit import emit, render
 from mithril.backend.codegen.source import Source, from_template, transformed

@@ -7,9 +7,8 @@ import inspect
 
 import pytest
 
-from mithril.backend.codegen import Lowerings, emit, needs
+from mithril.backend import HELPERS, Dialect, Lowerings, emit, needs, xp
 from mithril.backend.codegen.emit import render
-from mithril.backend.codegen.shared import HELPERS, Dialect, xp
 from mithril.ir import Builder
 from mithril.ops import sign
 

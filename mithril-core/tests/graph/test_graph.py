@@ -8,6 +8,7 @@ import pytest
 from mithril.base.dims import Dim
 from mithril.base.dtypes import float32
 from mithril.base.errors import GraphError, OperationError, VerificationError
+from mithril.base.registry import operation
 from mithril.base.tensor_type import TensorType
 from mithril.ir import (
     Builder,
@@ -19,7 +20,6 @@ from mithril.ir import (
     Value,
     as_results,
     iterate,
-    operation,
     same,
     structural_hash,
     verify,

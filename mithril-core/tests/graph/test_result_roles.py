@@ -6,7 +6,8 @@ import pytest
 
 from mithril.autodiff import gradients
 from mithril.base.errors import VerificationError
-from mithril.ir import Builder, Output, operation, parse, result, same, to_text, verify
+from mithril.base.registry import operation
+from mithril.ir import Builder, Output, parse, result, same, to_text, verify
 
 
 def counting(name="y"):

@@ -5,7 +5,7 @@ import numpy as np
 from mithril.base.dtypes import dtype
 from mithril.base.tensor_type import TensorType
 from mithril.ir import verify
-from mithril.ir.evaluate import evaluate
+from mithril.ir.evaluation import evaluate
 from mithril.models.language.flatten import flatten
 from mithril.models.language.trace import trace_model
 from mithril.runtime.initializers import initialise

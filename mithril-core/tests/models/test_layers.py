@@ -12,8 +12,8 @@ import mithril.models as models
 from mithril.base.dims import Dim
 from mithril.base.dtypes import float32
 from mithril.base.errors import ModelError, ShapeError
+from mithril.base.registry import operations
 from mithril.base.tensor_type import TensorType
-from mithril.ir import operations
 from mithril.models import (
     GRU,
     LSTM,
@@ -185,7 +185,7 @@ def test_batch_norm(layer, shape):
 def test_batch_norm_of_unknown_batch_size():
     flat = flatten(BatchNorm2d(3))
     graph = trace_model(flat, {"input": TensorType(float32, (Dim("B"), 3, 4, 4))}, training=True)
-    from mithril.ir.evaluate import evaluate
+    from mithril.ir.evaluation import evaluate
     from mithril.runtime.initializers import initialise
 
     x = f32(5, 3, 4, 4)
@@ -313,7 +313,7 @@ def test_cross_attention_with_a_mask():
 
 
 def test_a_cache_gives_what_the_whole_sequence_gives():
-    from mithril.ir.evaluate import evaluate
+    from mithril.ir.evaluation import evaluate
     from mithril.runtime.initializers import initialise
 
     x = f32(1, 6, 8)

@@ -12,7 +12,7 @@ from mithril.base.dims import Dim
 from mithril.base.dtypes import dtype
 from mithril.base.tensor_type import TensorType
 from mithril.ir import verify
-from mithril.ir.evaluate import evaluate
+from mithril.ir.evaluation import evaluate
 from mithril.models import Linear, Model, Relu
 from mithril.models.language.flatten import flatten
 from mithril.models.language.trace import trace_model

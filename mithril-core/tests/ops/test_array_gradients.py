@@ -7,8 +7,9 @@ import pytest
 
 from mithril.base.dims import Dim
 from mithril.base.dtypes import dtype
-from mithril.ir import Builder, operations
-from mithril.ir.evaluate import evaluate
+from mithril.base.registry import operations
+from mithril.ir import Builder
+from mithril.ir.evaluation import evaluate
 from mithril.ir.samples import Arr
 
 FILES = ("shape", "slicing", "indexing", "sorting", "convolution", "pool")

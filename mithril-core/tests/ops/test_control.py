@@ -9,7 +9,7 @@ import mithril.ops as ops
 from mithril.base.dims import Dim
 from mithril.base.errors import DTypeError, OperationError, ParseError, ShapeError, VerificationError
 from mithril.ir import Builder, Origin, iterate, parse, same, verify
-from mithril.ir.evaluate import evaluate
+from mithril.ir.evaluation import evaluate
 
 F = np.float32
 X = np.linspace(-1.0, 1.0, 12, dtype=F).reshape(4, 3)

@@ -11,8 +11,8 @@ from mithril.base.dims import Dim
 from mithril.base.errors import UnsupportedError
 from mithril.ir import Builder, Origin, iterate, same, verify
 from mithril.ir.declare import composite
-from mithril.ir.decompose import decompose
-from mithril.ir.evaluate import evaluate
+from mithril.ir.decomposition import decompose
+from mithril.ir.evaluation import evaluate
 
 X = np.linspace(0.5, 2.0, 6, dtype=np.float32).reshape(2, 3)
 

@@ -10,7 +10,7 @@ from mithril.autodiff import gradients
 from mithril.base.dims import Dim
 from mithril.base.errors import GuardError, ShapeError
 from mithril.ir import Builder
-from mithril.ir.evaluate import evaluate
+from mithril.ir.evaluation import evaluate
 
 NAN, INF = math.nan, math.inf
 

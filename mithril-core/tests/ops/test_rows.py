@@ -8,7 +8,7 @@ import pytest
 from mithril import ops
 from mithril.base.dims import Dim
 from mithril.ir import Builder
-from mithril.ir.evaluate import evaluate
+from mithril.ir.evaluation import evaluate
 from mithril.ops.row_independence import first_mixed
 
 B = Dim("B", 1, 64)

@@ -7,7 +7,8 @@ import pytest
 
 from mithril.base.dims import Dim
 from mithril.base.errors import DTypeError, ShapeError
-from mithril.ir import Builder, operation, parse, same, verify
+from mithril.base.registry import operation
+from mithril.ir import Builder, parse, same, verify
 from mithril.ops import shape as ops
 
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)

@@ -10,7 +10,7 @@ import pytest
 from mithril.base.dims import Dim, substitute
 from mithril.base.errors import OperationError, ShapeError
 from mithril.ir import Builder, parse, same, verify
-from mithril.ir.evaluate import evaluate
+from mithril.ir.evaluation import evaluate
 from mithril.ops.slicing import END, getitem, pad, roll, select, slice as cut, split
 
 X = np.arange(24, dtype=np.float32).reshape(4, 6)

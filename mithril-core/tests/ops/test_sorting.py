@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mithril.base.errors import ShapeError
-from mithril.ir import operation
+from mithril.base.registry import operation
 from mithril.ops import sorting as ops
 
 nan, inf = float("nan"), float("inf")

@@ -6,8 +6,8 @@ import pytest
 from mithril import ops
 from mithril.autodiff import gradients
 from mithril.ir import Builder
-from mithril.ir.decompose import decompose
-from mithril.ir.evaluate import evaluate
+from mithril.ir.decomposition import decompose
+from mithril.ir.evaluation import evaluate
 from mithril_cbackend.backend import CBackend
 
 X = np.linspace(0.1, 1.2, 12, dtype=np.float32).reshape(3, 4)

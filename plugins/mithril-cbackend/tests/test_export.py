@@ -16,7 +16,7 @@ from mithril.base.dtypes import int32
 from mithril.base.errors import BackendError, InputError, MithrilError
 from mithril.base.quoting import c_quoted
 from mithril.ir import Builder
-from mithril.ir.decompose import decompose
+from mithril.ir.decomposition import decompose
 from mithril.models import (
     BatchNorm1d,
     Conv2d,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mithril.ir import Builder
-from mithril.ir.decompose import decompose
+from mithril.ir.decomposition import decompose
 from mithril.ops import erf, exp, expm1, log, log1p, max, sigmoid, softmax, tanh
 from mithril_cbackend.backend import CBackend
 

@@ -18,7 +18,7 @@ from mithril import ops
 from mithril.backend.memory_plan import smallest
 from mithril.base.dtypes import dtype as as_dtype
 from mithril.ir import Builder, Graph
-from mithril.ir.decompose import decompose
+from mithril.ir.decomposition import decompose
 from mithril_cbackend.backend import CBackend
 from mithril_cbackend.compile_target import Purpose
 from mithril_cbackend.lowering.element.kernel_builder import Machine

@@ -12,7 +12,7 @@ import mithril.ops  # noqa: F401
 from mithril.backend.base import BuildOptions
 from mithril.backend.memory_plan import smallest
 from mithril.base.dtypes import dtype as as_dtype
-from mithril.ir.decompose import decompose
+from mithril.ir.decomposition import decompose
 from mithril_cbackend.backend import CBackend
 from mithril_cbackend.compile_target import Purpose
 from mithril_cbackend.program import compile_graph, program as programs

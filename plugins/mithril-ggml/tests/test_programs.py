@@ -12,8 +12,8 @@ from mithril.backend.base import BuildOptions
 from mithril.base.errors import InputError, MemoryLimitError, OptionError
 from mithril.base.registry import operation as op
 from mithril.ir import Builder
-from mithril.ir.decompose import decompose
-from mithril.ir.evaluate import evaluate
+from mithril.ir.decomposition import decompose
+from mithril.ir.evaluation import evaluate
 
 rng = np.random.default_rng(0)
 

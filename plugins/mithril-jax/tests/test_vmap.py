@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.backend.base import BuildOptions
-from mithril.base.registry import operations
-from mithril.ir.decompose import decompose
+from mithril.backend import BuildOptions
+from mithril.base import operations
+from mithril.ir import decompose
 from mithril_jax.backend import JaxBackend
 from mithril_testing.cases import Case
 from mithril_testing.rows import compare_rows

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.ir.parse import parse
+from mithril.ir.parser import parse
 from mithril_mlx import GraphBuilder, MlxComputationGraph
 from mithril_mlx.mlx_loader import mx
 

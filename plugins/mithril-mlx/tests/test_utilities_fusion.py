@@ -11,7 +11,7 @@ import mithril as ml
 from mithril.base.dtypes import dtype
 from mithril.base.tensor_type import TensorType
 from mithril.ir import trace
-from mithril.ir.evaluate import evaluate
+from mithril.ir.evaluation import evaluate
 from mithril.models import Add, MatMul, Model
 from mithril.ops import add, exp, greater, maximum, relu, sigmoid, silu, sqrt, sum, tanh, where
 from mithril_mlx import FusionPattern, MlxKernelFusion

@@ -10,7 +10,7 @@ import mithril as ml
 from mithril import ops
 from mithril.base.errors import UnsupportedError
 from mithril.ir import Builder
-from mithril.ir.evaluate import evaluate
+from mithril.ir.evaluation import evaluate
 from mithril.models import BatchNorm1d, Conv2d, Flatten, IOKey, Linear, MaxPool2d, Model, Relu
 from mithril_parallel.sharding.api import CHUNK
 from mithril_parallel.sharding.spmd import cut

@@ -15,7 +15,7 @@ import mithril as ml
 from mithril import ops
 from mithril.base.dtypes import ALL
 from mithril.ir import Builder
-from mithril.ir.evaluate import evaluate
+from mithril.ir.evaluation import evaluate
 from mithril.runtime.program import Kind, Request
 from mithril_parallel.sharding import api, collective_buckets
 from mithril_parallel.sharding.spmd import cut

@@ -11,7 +11,7 @@ import mithril as ml
 from mithril.autodiff import gradients
 from mithril.backend.memory_plan import plan
 from mithril.ir import Builder, verify
-from mithril.ir.evaluate import evaluate
+from mithril.ir.evaluation import evaluate
 from mithril.models import Dropout, Model, TransformerEncoderLayer
 from mithril.ops import exp, matmul, sum, tanh
 from mithril.passes import PassContext, random_arguments

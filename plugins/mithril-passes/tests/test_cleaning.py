@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mithril.ir import Builder, verify
-from mithril.ir.evaluate import evaluate
+from mithril.ir.evaluation import evaluate
 from mithril.ops import exp, iota, neg, relu, uniform, while_loop
 from mithril_passes.cleanup import FOLD_LIMIT, common_subexpression, constant_folding, dead_code_elimination
 from mithril_testing import PassConformance

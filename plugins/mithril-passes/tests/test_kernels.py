@@ -13,7 +13,7 @@ import mithril as ml
 from mithril import ops
 from mithril.backend.base import BuildOptions
 from mithril.ir import Builder
-from mithril.ir.evaluate import evaluate
+from mithril.ir.evaluation import evaluate
 from mithril.models import Conv2d, Linear, Model
 from mithril.passes import PassContext, random_arguments
 from mithril_numpy.backend import NumpyBackend

@@ -12,7 +12,7 @@ from mithril import ops
 from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Builder, verify
-from mithril.ir.evaluate import evaluate
+from mithril.ir.evaluation import evaluate
 from mithril.models import Linear, Model, Relu
 from mithril.passes import random_arguments
 from mithril_numpy.backend import NumpyBackend

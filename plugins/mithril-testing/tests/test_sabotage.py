@@ -7,8 +7,8 @@ import pytest
 from _pytest.outcomes import Failed, XFailed
 
 import mithril.ops
+from mithril.backend import Lowerings
 from mithril.backend.arrays import as_numpy
-from mithril.backend.codegen import Lowerings
 from mithril.backend.source_backend import SourceBackend
 from mithril.base.dtypes import dtype as as_dtype
 from mithril.base.errors import MithrilError

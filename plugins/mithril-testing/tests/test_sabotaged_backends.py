@@ -20,7 +20,7 @@ from mithril.base.dtypes import dtype as as_dtype, float32
 from mithril.base.guards import bind
 from mithril.ir import Graph, iterate, to_text
 from mithril.ir.core import Op
-from mithril.ir.evaluate import at_sizes
+from mithril.ir.evaluation import at_sizes
 from mithril_testing import BackendConformance
 from mithril_testing.cases import backend_cases
 from mithril_testing.selection import selected

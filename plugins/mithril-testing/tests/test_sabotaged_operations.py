@@ -17,7 +17,7 @@ from mithril.base.errors import MithrilError, OperationError, PluginError
 from mithril.ir.core import Op
 from mithril.ir.declare import composite, op
 from mithril.ir.samples import exactly, sample
-from mithril.ir.type_rules import floating, like, same
+from mithril.ir.type_rules import floating, like, same_shape
 from mithril.ops import abs as absolute, cos, mul, sin, transpose
 from mithril_testing import BackendConformance, OpConformance
 from mithril_testing.cases import Case
@@ -35,7 +35,7 @@ def declared_for_one_test():
         del registry._operations[name]
 
 
-def cubed(vjp=lambda g, y, x: g * x * x * 3.0, *, shape=same, dtype=floating, samples=SQUARE, **more) -> Op:
+def cubed(vjp=lambda g, y, x: g * x * x * 3.0, *, shape=same_shape, dtype=floating, samples=SQUARE, **more) -> Op:
     """x cubed, as a primitive; honest unless told otherwise."""
     reference = more.pop("reference", lambda x: x * x * x)
 
@@ -50,7 +50,13 @@ def cubed(vjp=lambda g, y, x: g * x * x * 3.0, *, shape=same, dtype=floating, sa
 
 
 def scaled(vjp) -> Op:
-    @op(shape=same, dtype=floating, samples=[sample((3, 4), (3, 4), scale=3.0)], name="test.scaled", promotes="float")
+    @op(
+        shape=same_shape,
+        dtype=floating,
+        samples=[sample((3, 4), (3, 4), scale=3.0)],
+        name="test.scaled",
+        promotes="float",
+    )
     def scaled(x, w, *, scale: float = 1.0):
         """x times w times a number."""
         return (x * w * scale).astype(x.dtype)
@@ -197,11 +203,11 @@ def third_party(monkeypatch):
 MODULE = '''
 from __future__ import annotations
 from mithril import op
-from mithril.ir.type_rules import floating, same
+from mithril.ir.type_rules import floating, same_shape
 from mithril.ir.samples import sample
 
 
-@op(shape=same, dtype=floating, samples=[sample((2, 3))], name="test.found")
+@op(shape=same_shape, dtype=floating, samples=[sample((2, 3))], name="test.found")
 def found(x):
     """Twice x."""
     return x + x

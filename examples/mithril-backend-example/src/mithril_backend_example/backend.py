@@ -7,12 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend.arrays import as_numpy
-from mithril.backend.base import Backend, BuildOptions
-from mithril.base.dims import substitute
-from mithril.base.dtypes import DType, dtype as as_dtype
-from mithril.base.errors import BackendError
-from mithril.base.guards import bind
+from mithril.backend import Backend, BuildOptions, as_numpy
+from mithril.base import BackendError, DType, bind, dtype as as_dtype, substitute
 from mithril.ir import Graph, Node, iterate
 
 Array = np.ndarray[Any, Any]

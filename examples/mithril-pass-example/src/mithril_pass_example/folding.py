@@ -6,8 +6,8 @@ from typing import Any
 
 import mithril as ml
 from mithril import Graph, Node, Value
-from mithril.base.dims import is_static, numel
-from mithril.ir.editor import Editor
+from mithril.base import is_static, numel
+from mithril.ir import Editor
 from mithril.passes import PassContext
 
 

@@ -10,12 +10,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from mithril.autodiff.reverse import Derivative, Reverse, depending, differentiate, living
-from mithril.base.errors import GradientError
-from mithril.base.registry import operation
-from mithril.base.tensor_type import TensorType
-from mithril.ir import Builder, Graph, Input, Node, Value, as_results, cotangent_name
-from mithril.ir.traits import is_cheap
-from mithril.ops.control_flow import cond, if_op, scan, scan_op, while_op
+from mithril.base import GradientError, TensorType, operation
+from mithril.ir import Builder, Graph, Input, Node, Value, as_results, cotangent_name, is_cheap
+from mithril.ops import cond, if_op, scan, scan_op, while_op
 
 Pairs = Iterator[tuple[Value, Value]]
 

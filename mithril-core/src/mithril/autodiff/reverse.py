@@ -6,14 +6,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mithril.base.dims import Shape
-from mithril.base.errors import GradientError, MithrilError
-from mithril.base.guards import Guard, collect_guards
-from mithril.base.registry import operation
-from mithril.base.tensor_type import TensorType
-from mithril.ir import NOWHERE, Builder, Graph, Input, Node, Op, Value, iterate, result_name
-from mithril.ir.decompose import decompose
-from mithril.ir.type_rules import broadcast
+from mithril.base import GradientError, Guard, MithrilError, Shape, TensorType, collect_guards, operation
+from mithril.ir import NOWHERE, Builder, Graph, Input, Node, Op, Value, broadcast, decompose, iterate, result_name
 
 BACKWARD = {"phase": "backward"}
 

@@ -1,1 +1,50 @@
 """Backends: the base class, memory plans, and code generation for backends that generate Python source."""
+
+from mithril.base.lazy_exports import lazy_exports
+
+HOMES = {
+    "": ("memory_plan",),
+    "arrays": ("as_numpy", "to_numpy"),
+    "base": ("Backend", "BuildOptions", "Executable"),
+    "capabilities": ("Capabilities", "Form", "Prefers"),
+    "checked_calls": ("CheckedType", "check_call", "checked", "constructor", "is_ours", "refuse"),
+    "codegen.call": ("Call",),
+    "codegen.common": (
+        *(
+            "NUMPY_NAMES",
+            "QUESTIONS",
+            "SIGNS",
+            "UNARY",
+            "as_it_is",
+            "axes_text",
+            "bounds",
+            "dtype_of",
+            "functions",
+            "integer_cast",
+            "shared_helpers",
+        ),
+        *("is_half", "is_integer", "nothing_yet", "operators"),
+    ),
+    "codegen.control_flow": ("python_control",),
+    "codegen.emit": ("emit",),
+    "codegen.helper_metadata": ("needs",),
+    "codegen.lowering_table": ("Lowerings",),
+    "codegen.names": ("Names",),
+    "codegen.shared": ("Dialect", "HELPERS", "xp"),
+    "codegen.shared.": ("indexing", "integers", "reductions"),
+    "codegen.shared.indexing": ("positions",),
+    "codegen.shared.integers": ("floordiv_int",),
+    "codegen.shared.pooling": ("pool_counts", "taps", "window_parts"),
+    "codegen.shared.reductions": ("single",),
+    "codegen.slice_syntax": ("sliced",),
+    "codegen.source": ("Source", "template_texts"),
+    "fast_path": ("Quick", "never", "quick", "written"),
+    "forking": ("watch",),
+    "host_calls": ("check_results", "host_function"),
+    "memory_plan": (
+        *("ALIGNMENT", "Buffer", "MemoryPlan", "Strategy", "columns", "find_strategy", "human", "lifetimes"),
+        *("nbytes", "parse_bytes", "peak_bytes", "plan"),
+    ),
+    "source_backend": ("Forward", "SourceBackend", "SourceExecutable"),
+}
+__all__, __getattr__, __dir__ = lazy_exports(__name__, HOMES)

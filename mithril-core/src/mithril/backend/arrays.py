@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dtypes import DType, dtype as as_dtype
+from mithril.base import DType, dtype as as_dtype
 
 
 def to_numpy(x: Any) -> np.ndarray[Any, Any]:

@@ -14,16 +14,22 @@ from mithril.backend import memory_plan
 from mithril.backend.capabilities import Capabilities
 from mithril.backend.checked_calls import CheckedType
 from mithril.backend.forking import started
-from mithril.base.decisions import Decisions
-from mithril.base.dtypes import ALL, DType, dtype as as_dtype
-from mithril.base.errors import BackendError, DTypeError, OptionError, UnsupportedError, unknown
-from mithril.ir import Graph, Node, iterate, traits
-from mithril.ir.decompose import decompose
-from mithril.ir.lazy_graph import Deferred
-from mithril.ops.control_flow import scan_op
+from mithril.base import (
+    ALL,
+    BackendError,
+    Decisions,
+    DType,
+    DTypeError,
+    OptionError,
+    UnsupportedError,
+    dtype as as_dtype,
+    unknown,
+)
+from mithril.ir import Deferred, Graph, Node, decompose, is_view, iterate
+from mithril.ops import scan_op
 
 if TYPE_CHECKING:
-    from mithril.plugins.plugin_lowering import PluginLowering
+    from mithril.plugins import PluginLowering
 
 PRECISIONS = ("float32", "float16", "bfloat16")
 
@@ -289,7 +295,7 @@ class Backend(metaclass=CheckedType):
     # -- memory ------------------------------------------------------------------------------------------------------
     def is_view(self, node: Node) -> bool:
         """Whether the results of a node share the memory of its operands."""
-        return traits.is_view(node)
+        return is_view(node)
 
     def overwrites(self, node: Node) -> bool:
         """Whether a node writes its result over an operand that is read for the last time."""
@@ -370,7 +376,7 @@ class Backend(metaclass=CheckedType):
         return self._draw("uniform", shape, dtype)
 
     def _draw(self, kind: str, shape: Iterable[int], dtype: Any) -> Any:
-        from mithril.base.registry import operation
+        from mithril.base import operation
 
         key = operation("fold_in")(np.array([0, self._seed & 0xFFFFFFFF], np.uint32), np.uint32(self._drawn))
         self._drawn += 1

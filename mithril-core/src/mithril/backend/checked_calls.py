@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar, Unpack, cast, get_origin, get_type_hints
 
-from mithril.base.annotations import mismatch as misfit
-from mithril.base.errors import OptionError, closest
+from mithril.base import OptionError, closest, mismatch as misfit
 
 F = TypeVar("F", bound=Callable[..., Any])
 Mismatch = tuple[str, list[str], str | None]  # message, facts, hint

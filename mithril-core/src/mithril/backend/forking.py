@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from weakref import WeakSet
 
-from mithril.base.errors import BackendError
+from mithril.base import BackendError
 
 _STARTED: dict[str, int] = {}  # framework -> the process in which it started
 _MODELS: WeakSet[object] = WeakSet()  # those that have fast paths, which look at nothing

@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import substitute
-from mithril.base.errors import MithrilError
-from mithril.base.registry import operation
+from mithril.base import MithrilError, operation, substitute
 from mithril.ir import Node
-from mithril.plugins.plugin_lowering import Label, PluginLowering, blamed
+from mithril.plugins import Label, PluginLowering, blamed
 
 Types = Sequence[tuple[Any, tuple[int, ...]]]  # dtype, in the backend's own words, and shape of each result
 Array = np.ndarray[Any, Any]

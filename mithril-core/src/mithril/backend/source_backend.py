@@ -16,10 +16,9 @@ from mithril.backend.codegen.emit import emit, render
 from mithril.backend.codegen.lowering_table import Lowerings
 from mithril.backend.codegen.source import Source, from_template, transformed
 from mithril.backend.fast_path import Quick, written
-from mithril.base.errors import GradientError, UnsupportedError
-from mithril.ir import Graph, Node, iterate
-from mithril.ir.lazy_graph import Deferred
-from mithril.plugins.plugin_lowering import PluginLowering
+from mithril.base import GradientError, UnsupportedError
+from mithril.ir import Deferred, Graph, Node, iterate
+from mithril.plugins import PluginLowering
 
 Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 

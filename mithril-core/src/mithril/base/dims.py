@@ -399,21 +399,21 @@ FUNCTIONS = {"floordiv": floordiv, "mod": mod, "max": maximum, "min": minimum}
 def parse_dim(text: str, limits: Mapping[str, tuple[int, int | None]] | None = None) -> Size:
     """Read ``str(dim)`` back; ``limits`` gives the bounds of symbols."""
     try:
-        return _parse(ast.parse(text.strip(), mode="eval").body, limits or {})
+        return dim_of_node(ast.parse(text.strip(), mode="eval").body, limits or {})
     except (SyntaxError, RecursionError):
         raise ParseError(f"'{text}' is no size", hint="sizes look like 32, B, B*H or (L-3)//2+1") from None
 
 
-def _parse(node: ast.expr, limits: Mapping[str, tuple[int, int | None]]) -> Size:
+def dim_of_node(node: ast.expr, limits: Mapping[str, tuple[int, int | None]]) -> Size:
     match node:
         case ast.Constant(value=int(value)):
             return int(value)
         case ast.Name(id=name):
             return Dim(name, *limits.get(name, ()))
         case ast.UnaryOp(op=ast.USub(), operand=inner):
-            return -_parse(inner, limits)
+            return -dim_of_node(inner, limits)
         case ast.BinOp(left=left, op=operator, right=right):
-            a, b = _parse(left, limits), _parse(right, limits)
+            a, b = dim_of_node(left, limits), dim_of_node(right, limits)
             match operator:
                 case ast.Add():
                     return a + b
@@ -426,7 +426,7 @@ def _parse(node: ast.expr, limits: Mapping[str, tuple[int, int | None]]) -> Size
                 case ast.Mod():
                     return mod(a, b)
         case ast.Call(func=ast.Name(id=("max" | "min") as name), args=[first, second], keywords=[]):
-            return FUNCTIONS[name](_parse(first, limits), _parse(second, limits))
+            return FUNCTIONS[name](dim_of_node(first, limits), dim_of_node(second, limits))
     raise ParseError(f"'{ast.unparse(node)}' is no size", hint="sizes look like 32, B, B*H or (L-3)//2+1")
 
 

@@ -93,7 +93,7 @@ FLOATS = (float16, bfloat16, float32, float64)
 INTEGERS = (int8, int16, int32, int64, uint8, uint16, uint32, uint64)
 DEFAULT_FLOAT, DEFAULT_INT = float32, int32
 
-_BY_NAME = {d.name: d for d in ALL} | {d.short: d for d in ALL} | {"bool_": bool_, "half": float16, "float": float32}
+DTYPE_NAMES = {d.name: d for d in ALL} | {d.short: d for d in ALL} | {"bool_": bool_, "half": float16, "float": float32}
 _BY_PYTHON: dict[Any, DType] = {bool: bool_, int: DEFAULT_INT, float: DEFAULT_FLOAT}
 
 
@@ -115,7 +115,7 @@ def _lookup(like: Any) -> DType:
         name = like
     else:
         name = getattr(like, "name", None) or getattr(like, "__name__", None) or str(like)
-    found = _BY_NAME.get(str(name).rsplit(".", 1)[-1])
+    found = DTYPE_NAMES.get(str(name).rsplit(".", 1)[-1])
     if found is None:
         raise _unknown_dtype(like)
     return found
@@ -152,7 +152,7 @@ def promote(a: DType, b: DType) -> DType:
             f"{a} and {b} have no common integer dtype",
             hint=f"cast one of them first, for example cast(x, dtype='{signed}')",
         )
-    return _BY_NAME[f"int{bits}"]
+    return DTYPE_NAMES[f"int{bits}"]
 
 
 def promote_scalar(array: DType, scalar: Any) -> DType:

@@ -13,7 +13,8 @@ Homes = Mapping[str, tuple[str, ...]]
 def lazy_exports(package: str, homes: Homes) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__all__``, ``__getattr__`` and ``__dir__`` of a package whose names live in the modules of ``homes``.
 
-    A home is a module below the package, or ``"module:object"`` where the names are attributes of that object.
+    A home is a module below the package; ``"module:object"`` where the names are attributes of that object; empty, or
+    a package with a dot at its end, where the names are modules themselves.
     """
     home_of = {name: home for home, names in homes.items() for name in names}
 
@@ -22,11 +23,12 @@ def lazy_exports(package: str, homes: Homes) -> tuple[list[str], Callable[[str],
         if home is None:
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
         module, _, holder = home.partition(":")
+        is_module = not module or module.endswith(".")
         try:
-            value: Any = import_module(f"{package}.{module}")
+            value: Any = import_module(f"{package}.{module + name if is_module else module}")
         except AttributeError as error:  # `from package import name` would take it for a name that is absent
             raise ImportError(f"{package}.{module} failed: {error}") from error
-        for part in (holder, name) if holder else (name,):
+        for part in filter(None, () if is_module else (holder, name)):
             value = getattr(value, part)
         setattr(sys.modules[package], name, value)
         return value

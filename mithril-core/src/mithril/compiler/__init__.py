@@ -1,1 +1,12 @@
 """The compiler: from a model to an executable program, in seven steps."""
+
+from mithril.base.lazy_exports import lazy_exports
+
+HOMES = {
+    "frontend": ("InputDeclaration", "Source", "TraceRequest", "source_of"),
+    "input_types": ("TRAINING_FLAG", "input_specs", "probe_types"),
+    "pass_pipeline": ("installed",),
+    "steps": ("Compiler", "compile", "make_backend"),
+    "transforms": ("vmap",),
+}
+__all__, __getattr__, __dir__ = lazy_exports(__name__, HOMES)

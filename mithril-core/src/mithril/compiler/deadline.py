@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from mithril.base.errors import CompileTimeoutError
+from mithril.base import CompileTimeoutError
 
 
 class Deadline:

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mithril import plugins
-from mithril.base.dtypes import DType
-from mithril.base.tensor_type import TensorType
+from mithril.base import DType, TensorType
 from mithril.ir import Graph, Input
 from mithril.plugins import FrontendSpec
 

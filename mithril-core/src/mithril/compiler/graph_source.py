@@ -7,14 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import is_static
-from mithril.base.errors import DTypeError, ModelError, ShapeError, unknown
-from mithril.base.guards import bind
-from mithril.base.tensor_type import TensorType
+from mithril.base import DTypeError, ModelError, ShapeError, TensorType, bind, is_static, unknown
 from mithril.compiler.frontend import TraceRequest
-from mithril.ir import Builder, Graph, Input
-from mithril.ir.evaluate import at_sizes
-from mithril.runtime.initializers import initialise
+from mithril.ir import Builder, Graph, Input, at_sizes
+from mithril.runtime import initialise
 
 
 class Declared:

@@ -6,12 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mithril.base.dims import Dim, Shape, Size
-from mithril.base.dtypes import DType, dtype as as_dtype
-from mithril.base.errors import OptionError, unknown
-from mithril.base.tensor_type import TensorType
+from mithril.base import Dim, DType, OptionError, Shape, Size, TensorType, dtype as as_dtype, unknown
 from mithril.compiler.frontend import Source
-from mithril.runtime.signature import InputSpec
+from mithril.runtime import InputSpec
 
 
 def input_specs(source: Source, settings: Mapping[str, Any]) -> dict[str, InputSpec]:
@@ -133,7 +130,7 @@ def _expected(name: str, source: Source) -> tuple[Shape | None, DType | None] | 
 
 
 def _unknown(spec: InputSpec) -> Exception:
-    from mithril.base.errors import ShapeError
+    from mithril.base import ShapeError
 
     return ShapeError(
         f"Cannot infer shape for tensor '{spec.name}'",

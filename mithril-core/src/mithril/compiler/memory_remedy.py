@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from mithril import plugins
-from mithril.backend.base import Backend
-from mithril.backend.memory_plan import human, nbytes
-from mithril.base.dims import numel, substitute
-from mithril.base.errors import MemoryLimitError
+from mithril.backend import Backend, human, nbytes
+from mithril.base import MemoryLimitError, numel, substitute
 from mithril.ir import Graph
 from mithril.passes import PassContext
-from mithril.runtime.memory_use import MemoryUse, memory_use
+from mithril.runtime import MemoryUse, memory_use
 
 CHECKPOINTING = "gradient-checkpointing"
 

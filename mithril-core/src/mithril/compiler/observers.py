@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mithril import plugins
 from mithril.ir import Graph
-from mithril.runtime.watching import Watcher
+from mithril.runtime import Watcher
 
 if TYPE_CHECKING:
     from mithril.plugins import CompileContext

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from mithril.base.annotations import Least, Positive
-from mithril.base.dims import Dim
+from mithril.base import Dim, Least, Positive
 from mithril.plugins import Option, hookimpl
 
 Path = str | os.PathLike[str]

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mithril.backend.base import Backend, Executable
-from mithril.base.errors import OptionError, unknown
+from mithril.backend import Backend, Executable
+from mithril.base import OptionError, unknown
 from mithril.ir import Graph, Input, Node, Output, Value
 
 Build = Callable[[Graph, Backend], Executable]

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mithril import plugins
-from mithril.base.errors import OptionError, PassError, unknown
-from mithril.base.levels import LEVELS, STAGES
+from mithril.base import LEVELS, STAGES, OptionError, PassError, unknown
 from mithril.passes import Pass, PassManager, as_pass, placement_of
 from mithril.plugins import CompileContext, PipelineDraft, PluginWarning, option_registry
 

@@ -18,25 +18,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mithril import plugins
-from mithril.backend.base import BuildOptions
-from mithril.backend.codegen.source import template_texts
-from mithril.base.decisions import Decision, Decisions
-from mithril.base.dims import parse_dim, symbols
-from mithril.base.disk_cache import Store
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.base.errors import MithrilError
-from mithril.base.fingerprint import NoFingerprint, fingerprint, package_stamp
-from mithril.base.tensor_type import TensorType
-from mithril.base.version import __version__
+from mithril.backend import BuildOptions, template_texts
+from mithril.base import (
+    Decision,
+    Decisions,
+    MithrilError,
+    NoFingerprint,
+    Store,
+    TensorType,
+    __version__,
+    dtype as as_dtype,
+    fingerprint,
+    package_stamp,
+    parse_dim,
+    symbols,
+)
 from mithril.compiler.frontend import Source
-from mithril.ir import Graph, to_text
-from mithril.ir.lazy_graph import Deferred
-from mithril.ir.parse import parse
+from mithril.ir import Deferred, Graph, parse, to_text
 from mithril.passes import PassRecord, PipelineReport
 from mithril.plugins import declared_options
-from mithril.runtime.bounds import KINDS
-from mithril.runtime.index_checks import Checked
-from mithril.runtime.program import Interface, Program, Request, Results
+from mithril.runtime import KINDS, Checked, Interface, Program, Request, Results
 
 if TYPE_CHECKING:
     from mithril.plugins import CompileContext

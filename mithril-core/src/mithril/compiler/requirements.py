@@ -6,19 +6,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mithril import ops
-from mithril.backend.base import Backend
-from mithril.backend.memory_plan import find_strategy, human, nbytes
-from mithril.base.annotations import Layers
-from mithril.base.decisions import Decisions
-from mithril.base.dims import is_static
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.base.errors import GradientError, OptionError, ShapeError
-from mithril.base.patterns import require_match
+from mithril.backend import Backend, find_strategy, human, nbytes
+from mithril.base import (
+    Decisions,
+    GradientError,
+    Layers,
+    OptionError,
+    ShapeError,
+    dtype as as_dtype,
+    is_static,
+    require_match,
+)
 from mithril.compiler.partition import TAG
 from mithril.ir import Graph, Node, iterate
-from mithril.ops.control_flow import if_op, while_op
+from mithril.ops import if_op, while_op
 from mithril.plugins import HardwareTarget, Option
-from mithril.runtime.signature import InputSpec
+from mithril.runtime import InputSpec
 
 WITHOUT_ARENA = {
     "frees": "has no arena: it frees each value after its last use",

@@ -15,14 +15,18 @@ import numpy as np
 
 from mithril import plugins
 from mithril.autodiff import gradients
-from mithril.backend.base import Backend, BuildOptions, Executable
-from mithril.backend.checked_calls import checked
-from mithril.backend.memory_plan import parse_bytes
-from mithril.base.decisions import Decisions
-from mithril.base.dims import is_static
-from mithril.base.errors import BackendError, DTypeError, InputError, OptionError, ShapeError
-from mithril.base.guards import bind
-from mithril.base.tensor_type import TensorType
+from mithril.backend import Backend, BuildOptions, Executable, checked, parse_bytes
+from mithril.base import (
+    BackendError,
+    Decisions,
+    DTypeError,
+    InputError,
+    OptionError,
+    ShapeError,
+    TensorType,
+    bind,
+    is_static,
+)
 from mithril.compiler.deadline import Deadline
 from mithril.compiler.frontend import TraceRequest, source_of
 from mithril.compiler.input_types import input_specs, known_types, probe_types
@@ -46,16 +50,23 @@ from mithril.compiler.requirements import (
     require_no_promotion,
     require_static,
 )
-from mithril.ir import Graph, Input, Output, result, verify
-from mithril.ir.lazy_graph import Deferred
+from mithril.ir import Deferred, Graph, Input, Output, result, verify
 from mithril.passes import PassContext, PassManager, PipelineReport
 from mithril.plugins import CompileContext, HardwareTarget, Settings, declared_options, fitted, resolve_options
-from mithril.runtime.batch_buckets import Buckets, find_buckets
-from mithril.runtime.bounds import with_bounds
-from mithril.runtime.compiled_model import CompiledModel
-from mithril.runtime.index_checks import Checked, with_checks
-from mithril.runtime.memory_use import largest_sizes, memory_use
-from mithril.runtime.program import Interface, Program, Request, Results
+from mithril.runtime import (
+    Buckets,
+    Checked,
+    CompiledModel,
+    Interface,
+    Program,
+    Request,
+    Results,
+    find_buckets,
+    largest_sizes,
+    memory_use,
+    with_bounds,
+    with_checks,
+)
 
 Names = tuple[str, ...]
 

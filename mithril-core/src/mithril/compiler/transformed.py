@@ -8,9 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mithril.base.dtypes import DType
-from mithril.base.errors import ModelError, unknown
-from mithril.base.tensor_type import TensorType
+from mithril.base import DType, ModelError, TensorType, unknown
 from mithril.compiler.frontend import Source, TraceRequest, source_of
 from mithril.compiler.graph_source import with_constants
 from mithril.ir import Graph, Input
@@ -105,7 +103,7 @@ class TransformedSource:
 
 
 def _default(x: np.ndarray[Any, Any]) -> DType:
-    from mithril.base.dtypes import dtype as as_dtype, float32
+    from mithril.base import dtype as as_dtype, float32
 
     kind = as_dtype(x.dtype)
     return float32 if kind.name == "float64" else kind

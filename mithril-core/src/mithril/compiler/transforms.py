@@ -8,16 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend.checked_calls import checked
-from mithril.base.dims import Dim, Size
-from mithril.base.errors import GraphError
-from mithril.base.guards import collect_guards
-from mithril.base.patterns import matches
-from mithril.base.tensor_type import TensorType
+from mithril.backend import checked
+from mithril.base import Dim, GraphError, Size, TensorType, collect_guards, matches
 from mithril.compiler.frontend import Source, is_model
 from mithril.compiler.transformed import InputOf, Transformed, Types
 from mithril.ir import Graph, Input, Value
-from mithril.transforms.vmap import same_rows, vmap_function, vmap_graph
+from mithril.transforms import same_rows, vmap_function, vmap_graph
 
 Axis = int | None
 Axes = int | Sequence[Axis] | Mapping[str, Axis]

@@ -1,43 +1,39 @@
 """The graph every plugin sees: values, nodes, graphs; building, editing, printing, parsing, verifying."""
 
-from mithril.base.registry import operation, operations
-from mithril.ir.apply import emit
-from mithril.ir.attribute_text import attribute_text, attributes_key
-from mithril.ir.body_axes import body_axes
-from mithril.ir.builder import Builder, trace
-from mithril.ir.core import NOWHERE, Graph, Input, Node, Op, Origin, Output, Value, as_results, iterate
-from mithril.ir.editor import Editor
-from mithril.ir.parse import parse
-from mithril.ir.result_names import cotangent_name, result, result_name
-from mithril.ir.text import same, structural_hash, to_text
-from mithril.ir.verify import verify
+from mithril.base.lazy_exports import lazy_exports
+from mithril.ir import apply, axes_of_bodies, builder, editor, text  # noqa: F401  (they fill slots of Op and Graph)
 
-__all__ = [
-    "NOWHERE",
-    "Builder",
-    "Editor",
-    "Graph",
-    "Input",
-    "Node",
-    "Op",
-    "Origin",
-    "Output",
-    "Value",
-    "as_results",
-    "attribute_text",
-    "attributes_key",
-    "body_axes",
-    "cotangent_name",
-    "emit",
-    "iterate",
-    "operation",
-    "operations",
-    "parse",
-    "result",
-    "result_name",
-    "same",
-    "structural_hash",
-    "to_text",
-    "trace",
-    "verify",
-]
+HOMES = {
+    "apply": ("emit",),
+    "attribute_texts": ("attribute_text", "attributes_key", "attributes_text", "parse_attributes"),
+    "attribute_types": ("Axes", "Axis", "Ints", "Pairs", "normalise_axes", "normalise_axis", "number"),
+    "axes": ("Factors", "OpAxes", "Role", "unknown_axes"),
+    "axes_notation": ("Declaration", "parse_axes"),
+    "axes_of_bodies": ("body_axes",),
+    "builder": ("Builder", "computing", "is_building", "trace"),
+    "core": ("Graph", "Input", "NOWHERE", "Node", "Op", "Origin", "Output", "Value", "as_results", "iterate"),
+    "declaration": ("Attribute",),
+    "declare": ("binary", "composite", "op", "unary"),
+    "decomposition": ("decompose",),
+    "editor": ("Editor",),
+    "evaluation": ("Arrays", "at_sizes", "evaluate", "rounding_spread"),
+    "formats": ("to_dot", "to_json"),
+    "lazy_graph": ("Deferred",),
+    "parser": ("parse",),
+    "regions": ("Body", "Region", "close", "many", "named"),
+    "result_names": ("cotangent_name", "result", "result_name"),
+    "samples": ("Arr", "Sample", "bools", "exactly", "ints", "positive", "sample"),
+    "text": ("same", "structural_hash", "to_text"),
+    "traits": (
+        *("is_addition", "is_cheap", "is_expensive", "is_fold", "is_layout", "is_matrix_transpose", "is_permutation"),
+        *("is_product", "is_source", "is_unchanged", "is_view", "is_windowed_product", "linear_in", "precision"),
+        *("reads_rows", "sample_nodes"),
+    ),
+    "type_rules": (
+        *("always", "attribute_dtype", "boolean", "broadcast", "expect_equal", "expect_paired", "expect_rank"),
+        *("floating", "integer", "integral", "like", "logical", "numeric", "operand", "per_input", "reduced"),
+        *("same_shape", "shape_text"),
+    ),
+    "verifier": ("Snapshot", "verify"),
+}
+__all__, __getattr__, __dir__ = lazy_exports(__name__, HOMES)

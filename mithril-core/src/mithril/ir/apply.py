@@ -7,10 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dtypes import DType, dtype as as_dtype, scalar_dtype
-from mithril.base.errors import MithrilError, OperationError
-from mithril.base.registry import operation
-from mithril.base.tensor_type import TensorType
+from mithril.base import DType, MithrilError, OperationError, TensorType, dtype as as_dtype, operation, scalar_dtype
 from mithril.ir.builder import Builder, computing, is_building
 from mithril.ir.core import Graph, Op, Value
 from mithril.ir.declaration import SCALARS

@@ -6,9 +6,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NewType
 
-from mithril.base.dims import Dim, Shape, Size
-from mithril.base.dtypes import DType, dtype as as_dtype
-from mithril.base.errors import OperationError, ShapeError
+from mithril.base import Dim, DType, OperationError, Shape, ShapeError, Size, dtype as as_dtype
 
 if TYPE_CHECKING:
     Axis = int

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from mithril.base.dims import Shape, Size, product
+from mithril.base import Shape, Size, product
 
 REDUCING = ("sum", "mean", "max", "min", "prod", "any", "all")
 ROLES = (*REDUCING, "whole", "window", "index", "count", "mixed")
 Factors = tuple[str, ...]
-AxesRule = Callable[[Sequence["Shape | None"], Mapping[str, Any], Sequence[Shape]], "str | Axes"]
+AxesRule = Callable[[Sequence["Shape | None"], Mapping[str, Any], Sequence[Shape]], "str | OpAxes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ WHOLE = Role("whole")
 
 
 @dataclass(frozen=True, eq=False)
-class Axes:
+class OpAxes:
     """The factors of each axis of one call, outermost first, and their roles."""
 
     operands: tuple[tuple[Factors, ...] | None, ...]
@@ -153,7 +153,7 @@ class Axes:
         )
 
 
-def unknown_axes(shapes: Sequence[Shape | None], results: Sequence[Shape]) -> Axes:
+def unknown_axes(shapes: Sequence[Shape | None], results: Sequence[Shape]) -> OpAxes:
     """Return the axes of an operation of which nothing is known: all are whole."""
     operands = tuple(None if s is None else tuple((f"{k}.{i}",) for i in range(len(s))) for k, s in enumerate(shapes))
     written = tuple(tuple((f"-{k}.{i}",) for i in range(len(s))) for k, s in enumerate(results))
@@ -163,4 +163,4 @@ def unknown_axes(shapes: Sequence[Shape | None], results: Sequence[Shape]) -> Ax
         if axes is not None and shape is not None
         for factors, n in zip(axes, shape, strict=True)
     }
-    return Axes(operands, written, sizes, dict.fromkeys(sizes, WHOLE), tuple(results))
+    return OpAxes(operands, written, sizes, dict.fromkeys(sizes, WHOLE), tuple(results))

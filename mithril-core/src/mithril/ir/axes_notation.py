@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from mithril.base.dims import Shape, Size, floordiv, product
-from mithril.base.errors import OperationError
-from mithril.ir.axes import ROLES, WHOLE, Axes, Factors, Role
+from mithril.base import OperationError, Shape, Size, floordiv, product
+from mithril.ir.axes import ROLES, WHOLE, Factors, OpAxes, Role
 
 _TOKEN = re.compile(r"\([^)]*\)|\S+")
 _NAME = r"[A-Za-z_]\w*"
@@ -136,7 +135,7 @@ def resolve(
     shapes: Sequence[Shape | None],
     attributes: Mapping[str, Any],
     results: Sequence[Shape],
-) -> Axes:
+) -> OpAxes:
     """Return the axes of a call; ``names`` are the operands'."""
     terms = declaration.operands
     if len(terms) == 1 and len(shapes) > 1:
@@ -262,7 +261,7 @@ class _Call:
         for axes, (_, shape) in zip(self.axes_of, self.pairs, strict=True):
             yield from zip(axes, shape, strict=True)
 
-    def axes(self, names: Sequence[str], shapes: Sequence[Shape | None], results: Sequence[Shape]) -> Axes:
+    def axes(self, names: Sequence[str], shapes: Sequence[Shape | None], results: Sequence[Shape]) -> OpAxes:
         sizes = {f: entries[0] for f, entries in self.found.items()}
         several = [f for f, entries in self.found.items() if any(n != entries[0] for n in entries)]
         roles: dict[str, Role] = dict.fromkeys(several, WHOLE)
@@ -283,7 +282,7 @@ class _Call:
         if lost:
             raise _wrong(self.declaration.text, f"factor '{lost[0]}' is in no result and has no role")
         operands = iter(self.axes_of)
-        return Axes(
+        return OpAxes(
             tuple(None if s is None else next(operands) for s in shapes),
             tuple(operands),
             sizes,

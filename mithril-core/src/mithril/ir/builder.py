@@ -9,12 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Dim, Shape, Size
-from mithril.base.dtypes import DType, dtype as as_dtype
-from mithril.base.errors import GraphError, MithrilError
-from mithril.base.guards import Guard, collect_guards
-from mithril.base.registry import operation
-from mithril.base.tensor_type import TensorType
+from mithril.base import (
+    Dim,
+    DType,
+    GraphError,
+    Guard,
+    MithrilError,
+    Shape,
+    Size,
+    TensorType,
+    collect_guards,
+    dtype as as_dtype,
+    operation,
+)
 from mithril.ir.core import NOWHERE, Attributes, Graph, Input, Node, Op, Origin, Output, Value, as_results
 
 
@@ -100,7 +107,7 @@ class Builder:
     def constant(self, value: Any, dtype: Any = None, name: str = "constant") -> Value:
         """A Python scalar (shared within the graph) or an array as a value."""
         if isinstance(value, (bool, int, float)):
-            from mithril.base.dtypes import scalar_dtype
+            from mithril.base import scalar_dtype
 
             kind = as_dtype(dtype) if dtype is not None else scalar_dtype(value)
             value = float(value) if kind.is_float else bool(value) if kind.is_bool else int(value)

@@ -14,13 +14,21 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from mithril.base.dims import Shape, Size, numel
-from mithril.base.dtypes import DType
-from mithril.base.errors import MithrilError, OperationError, ShapeError
-from mithril.base.guards import Guard, assume, collect_guards
-from mithril.base.operator_overloads import Operators
-from mithril.base.tensor_type import TensorType
-from mithril.ir.axes import Axes, unknown_axes
+from mithril.base import (
+    DType,
+    Guard,
+    MithrilError,
+    OperationError,
+    Operators,
+    Shape,
+    ShapeError,
+    Size,
+    TensorType,
+    assume,
+    collect_guards,
+    numel,
+)
+from mithril.ir.axes import OpAxes, unknown_axes
 from mithril.ir.axes_notation import parse_axes, resolve
 from mithril.ir.declaration import Declaration, limits_of
 
@@ -74,12 +82,12 @@ class Op(Declaration):
 
     _inferred: dict[Any, tuple[tuple[TensorType, ...], tuple[Guard, ...]]] = field(default_factory=dict, repr=False)
     _bodies: dict[Any, Graph] = field(default_factory=dict, repr=False)
-    _axes: dict[Any, Axes] = field(default_factory=dict, repr=False)
-    # Filled by the modules that know how: ``ir.apply``, ``ir.builder`` and ``ir.body_axes``.
+    _axes: dict[Any, OpAxes] = field(default_factory=dict, repr=False)
+    # Filled by the modules that know how: ``ir.apply``, ``ir.builder`` and ``ir.axes_of_bodies``.
     _apply: ClassVar[Callable[..., Any]]
     _evaluate: ClassVar[Callable[..., Any]]
     _trace: ClassVar[Callable[..., Graph]]
-    _body_axes: ClassVar[Callable[..., Axes]]
+    _body_axes: ClassVar[Callable[..., OpAxes]]
 
     # -- declaring ---------------------------------------------------------------------------------------------------
     def vjp(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,7 +123,7 @@ class Op(Declaration):
         return (self.name,)  # the declaration is covered by the stamp of its package
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from mithril.base.registry import operation
+        from mithril.base import operation
 
         return operation, (self.name,)
 
@@ -167,7 +175,7 @@ class Op(Declaration):
         types: Sequence[TensorType | None],
         attributes: Mapping[str, Any],
         results: Sequence[TensorType] | None = None,
-    ) -> Axes:
+    ) -> OpAxes:
         """Return the axes of a call; without a declaration all are whole, or follow from the body."""
         key = (tuple(types), tuple(attributes.values()), limits_of(types))
         known = self._axes.get(key)
@@ -182,7 +190,7 @@ class Op(Declaration):
 
     def _resolve_axes(
         self, types: Sequence[TensorType | None], attributes: Mapping[str, Any], results: Sequence[TensorType]
-    ) -> Axes:
+    ) -> OpAxes:
         shapes, given = [None if t is None else t.shape for t in types], [t.shape for t in results]
         rule: Any = "... -> ..." if self.elementwise else self.declared_axes
         if rule is None and self.composite:
@@ -259,7 +267,7 @@ class Node:
         return self.op.name == "constant"
 
     @property
-    def axes(self) -> Axes:
+    def axes(self) -> OpAxes:
         """Which axes of operands and results are the same loop, cached by the operation."""
         types = [None if v is None else v.type for v in self.operands]
         return self.op.axes(types, self.attributes, [v.type for v in self.results])

@@ -10,11 +10,23 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Dim, Size, symbols
-from mithril.base.dtypes import DEFAULT_FLOAT, DType, dtype as as_dtype, promote, promote_scalar, scalar_dtype
-from mithril.base.errors import DTypeError, MithrilError, OperationError, unknown
-from mithril.base.tensor_type import TensorType
-from mithril.ir.attribute_text import attributes_text
+from mithril.base import (
+    DEFAULT_FLOAT,
+    Dim,
+    DType,
+    DTypeError,
+    MithrilError,
+    OperationError,
+    Size,
+    TensorType,
+    dtype as as_dtype,
+    promote,
+    promote_scalar,
+    scalar_dtype,
+    symbols,
+    unknown,
+)
+from mithril.ir.attribute_texts import attributes_text
 from mithril.ir.attribute_types import NORMALISERS, attribute_error, normalise_axes, normalise_axis
 from mithril.ir.axes import AxesRule
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
-from mithril.base.errors import OperationError
-from mithril.base.registry import register
+from mithril.base import OperationError, register
 from mithril.ir.attribute_types import NORMALISERS
 from mithril.ir.axes import AxesRule
 from mithril.ir.axes_notation import parse_axes

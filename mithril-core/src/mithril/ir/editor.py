@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mithril.base.errors import GraphError
+from mithril.base import GraphError
 from mithril.ir.builder import Builder
 from mithril.ir.core import Graph, Input, Node, Value
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from mithril.base.quoting import visible
-from mithril.ir.attribute_text import attribute_text
+from mithril.base import visible
+from mithril.ir.attribute_texts import attribute_text
 from mithril.ir.core import Graph, Node, Value
 
 LABEL = 60  # characters of attributes on a node

@@ -28,6 +28,6 @@ class Deferred:
 
 
 def _parsed(text: str) -> Graph:
-    from mithril.ir.parse import parse
+    from mithril.ir.parser import parse
 
     return parse(text)

@@ -7,10 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Size
-from mithril.base.dtypes import DType
-from mithril.base.errors import OperationError
-from mithril.base.tensor_type import TensorType
+from mithril.base import DType, OperationError, Size, TensorType
 from mithril.ir.builder import Builder
 from mithril.ir.core import Attributes, Graph, Input, Op, Value, as_results
 

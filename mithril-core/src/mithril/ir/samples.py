@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mithril.base.dims import Shape
+from mithril.base import Shape
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import symbols
-from mithril.base.quoting import quoted, visible
-from mithril.ir.attribute_text import attribute_text, attributes_text
+from mithril.base import quoted, symbols, visible
+from mithril.ir.attribute_texts import attribute_text, attributes_text
 from mithril.ir.core import Graph, Input, Node, Output, Value
 from mithril.ir.result_names import result_name
 

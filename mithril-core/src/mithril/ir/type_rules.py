@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mithril.base.dims import Shape, Size, product
-from mithril.base.dtypes import DType, bool_
-from mithril.base.errors import DTypeError, ShapeError
-from mithril.base.guards import assume
+from mithril.base import DType, DTypeError, Shape, ShapeError, Size, assume, bool_, product
 
 Dtypes = Sequence[DType | None]
 Attrs = Mapping[str, Any]
@@ -39,7 +36,7 @@ def broadcast(*shapes: Shape | None, **_: Any) -> Shape:
     return tuple(out)
 
 
-def same(x: Shape, *_: Any, **__: Any) -> Shape:
+def same_shape(x: Shape, *_: Any, **__: Any) -> Shape:
     """The first operand's shape."""
     return x
 

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from mithril.models.language.connection import Connection as Connection, IOKey as IOKey
-    from mithril.models.language.control_flow import If as If, While as While
-    from mithril.models.language.layer import Layer as Layer
-    from mithril.models.language.model import Model as Model
-    from mithril.models.layers.attention import *  # noqa: F403
-    from mithril.models.layers.containers import *  # noqa: F403
-    from mithril.models.layers.convolution import *  # noqa: F403
-    from mithril.models.layers.linear import *  # noqa: F403
-    from mithril.models.layers.metrics import *  # noqa: F403
-    from mithril.models.layers.normalization import *  # noqa: F403
-    from mithril.models.layers.operation_layers import *  # noqa: F403
-    from mithril.models.layers.pooling import *  # noqa: F403
-    from mithril.models.layers.recurrent import *  # noqa: F403
-    from mithril.models.layers.shape_layers import *  # noqa: F403
-    from mithril.models.layers.transformer import *  # noqa: F403
+from mithril.base.lazy_exports import lazy_exports
 
 # Module below ``mithril.models`` -> the names it gives.
-_HOME = {
+HOMES = {
+    "language.flatten": ("flatten",),
+    "language.arguments": (
+        "expect_size",
+        "in_and_out",
+    ),
     "layers.attention": ("MultiHeadAttention", "PositionalEmbedding", "RotaryEmbedding", "SinusoidalEmbedding"),
     "layers.containers": ("Residual", "Sequential"),
-    "language.connection": ("Connection", "IOKey"),
+    "language.connection": ("snake_case", "Connection", "IOKey"),
     "language.control_flow": ("If", "While"),
     "layers.convolution": (
         *("Conv1d", "Conv2d", "Conv3d"),
@@ -73,30 +63,18 @@ _HOME = {
         "TransformerEncoderLayer",
     ),
 }
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-
-__all__ = sorted(_MODULE_OF)  # noqa: PLE0605
+__all__, _load, __dir__ = lazy_exports(__name__, HOMES)
 
 
 def __getattr__(name: str) -> Any:
+    if name in __all__ or name.startswith("_"):
+        return _load(name)
     from importlib import import_module
+    from importlib.util import find_spec
 
-    module = _MODULE_OF.get(name)
-    if module is None:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        from importlib.util import find_spec
+    if find_spec(f"mithril.models.{name}") is not None:
+        return import_module(f"mithril.models.{name}")
+    from mithril.base import unknown
 
-        if find_spec(f"mithril.models.{name}") is not None:
-            return import_module(f"mithril.models.{name}")
-        from mithril.base.errors import unknown
-
-        what, _, hint = unknown("layer", name, list(_MODULE_OF))
-        raise AttributeError(what + (f"; {hint}" if hint else ""))
-    value = globals()[name] = getattr(import_module(f"mithril.models.{module}"), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    """The language and the layers by name."""
-    return sorted({*globals(), *__all__})
+    what, _, hint = unknown("layer", name, __all__)
+    raise AttributeError(what + (f"; {hint}" if hint else ""))

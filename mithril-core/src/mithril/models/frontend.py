@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.tensor_type import TensorType
-from mithril.compiler.frontend import TraceRequest
+from mithril.base import TensorType
+from mithril.compiler import TraceRequest
 from mithril.ir import Graph, Input
 from mithril.models.language.flatten import InputDecl, flatten
 from mithril.models.language.trace import trace_model
-from mithril.runtime.initializers import initialise
+from mithril.runtime import initialise
 
 
 class LayerSource:

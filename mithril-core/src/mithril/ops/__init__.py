@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.ir.core import Op
-from mithril.ir.declare import binary, composite, op, unary
+from mithril.ir import Op, binary, composite, op, unary
 from mithril.ops import (  # noqa: F401
     activations,
     attention_ops,
@@ -30,16 +29,42 @@ from mithril.ops import (  # noqa: F401
     slicing,
     sorting,
 )
-from mithril.ops.control_flow import cond, scan, while_loop
+from mithril.ops.control_flow import BOUNDED, PLACES, cond, if_op, scan, scan_op, while_loop, while_op
+from mithril.ops.elementwise import CENTRAL, TAIL
+from mithril.ops.random import keys_of_rows, threefry
+from mithril.ops.row_independence import first_mixed
+from mithril.ops.shape import size_value, spread
+from mithril.ops.slicing import getitem
 
-__all__ = ["Op", "binary", "composite", "cond", "op", "scan", "unary", "while_loop"]
+__all__ = [
+    "BOUNDED",
+    "CENTRAL",
+    "PLACES",
+    "TAIL",
+    "Op",
+    "binary",
+    "composite",
+    "cond",
+    "first_mixed",
+    "getitem",
+    "if_op",
+    "keys_of_rows",
+    "op",
+    "scan",
+    "scan_op",
+    "size_value",
+    "spread",
+    "threefry",
+    "unary",
+    "while_loop",
+    "while_op",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    from mithril.base.errors import OperationError
-    from mithril.base.registry import operation
+    from mithril.base import OperationError, operation
 
     try:
         return operation(name)
@@ -49,6 +74,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """Operations by name, those of installed plugins included."""
-    from mithril.base.registry import operations
+    from mithril.base import operations
 
     return sorted({*globals(), *operations()})

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 
-from mithril.ir.attribute_types import Axis
-from mithril.ir.declare import composite
-from mithril.ir.samples import Arr, exactly, sample
-from mithril.ir.type_rules import per_input
+from mithril.ir import Arr, Axis, composite, exactly, per_input, sample
 from mithril.ops.elementwise import (
     abs as abs_,
     clip,
@@ -213,7 +210,7 @@ def _(g, y, x):
 )
 def gelu(x, *, approximate: str = "none"):
     """x times the normal distribution function: exact by erf, or approximately by tanh."""
-    from mithril.base.errors import OperationError, unknown
+    from mithril.base import OperationError, unknown
 
     if approximate == "none":
         return down(up(x) * ((erf(up(x) * math.sqrt(0.5)) + 1.0) * 0.5), x)

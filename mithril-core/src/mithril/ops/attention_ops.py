@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mithril.base.dims import mod
-from mithril.base.errors import ShapeError
-from mithril.ir.declare import composite
-from mithril.ir.samples import bools, exactly, sample
+from mithril.base import ShapeError, mod
+from mithril.ir import bools, composite, exactly, sample
 from mithril.ops.activations import softmax
 from mithril.ops.elementwise import greater_equal, neg, where
 from mithril.ops.products import matmul

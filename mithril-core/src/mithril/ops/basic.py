@@ -6,11 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dtypes import DType, dtype as as_dtype
-from mithril.ir.attribute_types import number
-from mithril.ir.declare import op
-from mithril.ir.samples import exactly, sample
-from mithril.ir.type_rules import attribute_dtype, same
+from mithril.base import DType, dtype as as_dtype
+from mithril.ir import attribute_dtype, exactly, number, op, same_shape, sample
 
 
 @op(shape=lambda **_: (), dtype=attribute_dtype, samples=[sample(value=2.5, dtype="float32")], axes="->", moves=True)
@@ -23,7 +20,7 @@ constant.no_vjp("a constant does not depend on anything")
 
 
 @op(
-    shape=same,
+    shape=same_shape,
     dtype=attribute_dtype,
     samples=[
         sample((2, 3), dtype="float16"),

@@ -11,17 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Size, equal
-from mithril.base.dtypes import DType
-from mithril.base.errors import DTypeError, OperationError, ShapeError
-from mithril.base.guards import assume
-from mithril.base.tensor_type import TensorType
-from mithril.ir.builder import Builder, is_building
-from mithril.ir.core import Graph, Value
-from mithril.ir.declare import composite, op
-from mithril.ir.evaluate import evaluate
-from mithril.ir.regions import Body, close, many, named
-from mithril.ir.samples import ints, sample
+from mithril.base import DType, DTypeError, OperationError, ShapeError, Size, TensorType, assume, equal
+from mithril.ir import (
+    Body,
+    Builder,
+    Graph,
+    Value,
+    close,
+    composite,
+    evaluate,
+    ints,
+    is_building,
+    many,
+    named,
+    op,
+    sample,
+)
 from mithril.ops.layout_axes import barrier_axes
 from mithril.ops.shape import spread
 

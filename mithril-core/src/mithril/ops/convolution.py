@@ -15,15 +15,20 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from mithril.base.dims import Shape, Size, at_most, equal, floordiv, product
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.base.errors import OperationError, ShapeError
-from mithril.base.guards import assume
-from mithril.base.tensor_type import TensorType
-from mithril.ir.attribute_types import Ints, Pairs
-from mithril.ir.declare import composite, op
-from mithril.ir.samples import sample
-from mithril.ir.type_rules import numeric
+from mithril.base import (
+    OperationError,
+    Shape,
+    ShapeError,
+    Size,
+    TensorType,
+    assume,
+    at_most,
+    dtype as as_dtype,
+    equal,
+    floordiv,
+    product,
+)
+from mithril.ir import Ints, Pairs, composite, numeric, op, sample
 
 Array = np.ndarray[Any, Any]
 

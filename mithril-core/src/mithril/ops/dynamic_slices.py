@@ -7,12 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Shape, Size
-from mithril.base.errors import ShapeError
-from mithril.base.guards import assume
-from mithril.base.registry import operation
-from mithril.ir.declare import op
-from mithril.ir.samples import exactly, sample
+from mithril.base import Shape, ShapeError, Size, assume, operation
+from mithril.ir import exactly, op, sample
 from mithril.ops.indexing import indexed, take_in_rows, text, wide_positions, zeros_like
 from mithril.ops.shape import concat, full, iota, reshape, size_value, spread
 

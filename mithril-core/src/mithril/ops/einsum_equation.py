@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base.dims import Size
-from mithril.base.errors import OperationError, ShapeError
-from mithril.base.guards import assume
-from mithril.base.registry import operation
+from mithril.base import OperationError, ShapeError, Size, assume, operation
 
 HINT = "an equation looks like 'bij,bjk->bik'"
 

@@ -7,10 +7,28 @@ from typing import Any
 
 import numpy as np
 
-from mithril.ir.core import Op
-from mithril.ir.declare import binary, composite, op, unary
-from mithril.ir.samples import Arr, bools, exactly, ints, positive, sample
-from mithril.ir.type_rules import boolean, broadcast, floating, integer, integral, logical, numeric, operand, same
+from mithril.ir import (
+    Arr,
+    Op,
+    binary,
+    boolean,
+    bools,
+    broadcast,
+    composite,
+    exactly,
+    floating,
+    integer,
+    integral,
+    ints,
+    logical,
+    numeric,
+    op,
+    operand,
+    positive,
+    same_shape,
+    sample,
+    unary,
+)
 from mithril.ops.basic import cast
 
 Array = Any  # a NumPy array; its operators are typed too narrowly for dtypes chosen at run time
@@ -252,7 +270,7 @@ def _(g, y, condition, a, b):
 
 
 @op(
-    shape=same,
+    shape=same_shape,
     dtype=numeric,
     flops=2,
     promotes="same",

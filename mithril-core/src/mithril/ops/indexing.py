@@ -12,15 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Shape, Size, product
-from mithril.base.dtypes import DType, dtype as as_dtype, float32
-from mithril.base.errors import DTypeError, ShapeError
-from mithril.base.guards import assume
-from mithril.base.registry import operation
-from mithril.ir.attribute_types import Axis
-from mithril.ir.declare import composite, op
-from mithril.ir.samples import Arr, exactly, ints, sample
-from mithril.ir.type_rules import expect_equal
+from mithril.base import (
+    DType,
+    DTypeError,
+    Shape,
+    ShapeError,
+    Size,
+    assume,
+    dtype as as_dtype,
+    float32,
+    operation,
+    product,
+)
+from mithril.ir import Arr, Axis, composite, exactly, expect_equal, ints, op, sample
 from mithril.ops.shape import concat, full, iota, reshape, spread, stack, transpose, unsqueeze
 
 Array = np.ndarray[Any, Any]

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from math import gcd
 from typing import Any
 
-from mithril.base.dims import Shape, Size, floordiv, mod
-from mithril.ir.axes import Axes, Role, unknown_axes
+from mithril.base import Shape, Size, floordiv, mod
+from mithril.ir import OpAxes, Role, unknown_axes
 
 
-def reshape_axes(shapes: Sequence[Shape | None], attributes: Mapping[str, Any], results: Sequence[Shape]) -> Axes:
+def reshape_axes(shapes: Sequence[Shape | None], attributes: Mapping[str, Any], results: Sequence[Shape]) -> OpAxes:
     """Return the common factors of two shapes of one size; sizes that are cut unevenly are not split."""
     before, after = shapes[0] or (), results[0]
     left: list[list[str]] = [[] for _ in before]
@@ -38,7 +38,7 @@ def reshape_axes(shapes: Sequence[Shape | None], attributes: Mapping[str, Any], 
             name = f"f{len(sizes)}"
             sizes[name], roles[name] = n, Role("mixed")
             axes[k].append(name)
-    return Axes(
+    return OpAxes(
         (tuple(map(tuple, left)),), (tuple(map(tuple, right)),), sizes, roles, (tuple(after),), shape_attribute="shape"
     )
 
@@ -50,13 +50,15 @@ def _common(a: Size, b: Size) -> Size:
     return a if a == b else b if mod(a, b) == 0 else a if mod(b, a) == 0 else 1
 
 
-def _tangled(before: Shape, after: Shape) -> Axes:
+def _tangled(before: Shape, after: Shape) -> OpAxes:
     axes = unknown_axes([before], [after])
-    return Axes(axes.operands, axes.results, axes.sizes, dict.fromkeys(axes.sizes, Role("mixed")), axes.shapes, "shape")
+    return OpAxes(
+        axes.operands, axes.results, axes.sizes, dict.fromkeys(axes.sizes, Role("mixed")), axes.shapes, "shape"
+    )
 
 
-def barrier_axes(shapes: Sequence[Shape | None], attributes: Mapping[str, Any], results: Sequence[Shape]) -> Axes:
+def barrier_axes(shapes: Sequence[Shape | None], attributes: Mapping[str, Any], results: Sequence[Shape]) -> OpAxes:
     """Return axes of values that pass through next to each other."""
     axes = tuple(tuple((f"x{k}_{i}",) for i in range(len(s or ()))) for k, s in enumerate(shapes))
     sizes = {f"x{k}_{i}": n for k, s in enumerate(shapes) for i, n in enumerate(s or ())}
-    return Axes(axes, axes, sizes, {}, tuple(results))
+    return OpAxes(axes, axes, sizes, {}, tuple(results))

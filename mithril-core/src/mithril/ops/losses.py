@@ -5,13 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mithril.base.dims import product
-from mithril.base.errors import OperationError, ShapeError, unknown
-from mithril.base.guards import assume
-from mithril.ir.attribute_types import Axis
-from mithril.ir.declare import composite
-from mithril.ir.samples import Arr, exactly, ints, positive, sample
-from mithril.ir.type_rules import expect_paired, shape_text
+from mithril.base import OperationError, ShapeError, assume, product, unknown
+from mithril.ir import Arr, Axis, composite, exactly, expect_paired, ints, positive, sample, shape_text
 from mithril.ops.activations import log_softmax, softplus
 from mithril.ops.basic import cast
 from mithril.ops.control_flow import stop_gradient

@@ -97,7 +97,7 @@ def _through(activation: str, g: Any, y: Any, x: Any, w: Any, b: Any) -> Any:
 def embedding(indices, table):
     """Rows of a table [entries, size] by integer index."""
     if not (kind(indices).is_integer):
-        from mithril.base.errors import DTypeError
+        from mithril.base import DTypeError
 
         raise DTypeError(f"embedding looks up integers, got {kind(indices)}", hint="cast the indices")
     if len(table.shape) != 2:

@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mithril.base.dims import Size, mod, product
-from mithril.base.errors import ShapeError
-from mithril.base.tensor_type import TensorType
-from mithril.ir.attribute_types import Axis, Ints, normalise_axes
-from mithril.ir.declare import composite
-from mithril.ir.samples import positive, sample
-from mithril.ir.type_rules import per_input
+from mithril.base import ShapeError, Size, TensorType, mod, product
+from mithril.ir import Axis, Ints, composite, normalise_axes, per_input, positive, sample
 from mithril.ops.elementwise import rsqrt, square
 from mithril.ops.reduction import mean, sized, sum
 from mithril.ops.shape import reshape

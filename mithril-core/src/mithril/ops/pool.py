@@ -12,16 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Shape, Size, is_static, product
-from mithril.base.dtypes import dtype as as_dtype, int32
-from mithril.base.errors import ShapeError
-from mithril.base.guards import assume
-from mithril.base.registry import operation
-from mithril.base.tensor_type import TensorType
-from mithril.ir.attribute_types import Ints, Pairs
-from mithril.ir.declare import composite, op
-from mithril.ir.samples import exactly, sample
-from mithril.ir.type_rules import always, floating, numeric
+from mithril.base import (
+    Shape,
+    ShapeError,
+    Size,
+    TensorType,
+    assume,
+    dtype as as_dtype,
+    int32,
+    is_static,
+    operation,
+    product,
+)
+from mithril.ir import Ints, Pairs, always, composite, exactly, floating, numeric, op, sample
 from mithril.ops.convolution import accumulating, cropped, per_axis, places, windows, windows_fit
 from mithril.ops.indexing import scatter_add_along_axis, take
 from mithril.ops.shape import full, reshape, transpose

@@ -7,13 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Shape, Size, product
-from mithril.base.errors import ShapeError
-from mithril.base.tensor_type import TensorType
-from mithril.ir.attribute_types import Ints
-from mithril.ir.declare import composite, op
-from mithril.ir.samples import ints, sample
-from mithril.ir.type_rules import broadcast, expect_equal, numeric
+from mithril.base import Shape, ShapeError, Size, TensorType, product
+from mithril.ir import Ints, broadcast, composite, expect_equal, ints, numeric, op, sample
 from mithril.ops.reduction import sum, wide
 from mithril.ops.shape import broadcast_to, reshape, transpose
 

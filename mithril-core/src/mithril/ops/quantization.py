@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base.dims import Size
-from mithril.base.dtypes import DType, int8
-from mithril.base.errors import OperationError
-from mithril.ir.attribute_types import Axis
-from mithril.ir.declare import composite
-from mithril.ir.samples import Arr, exactly, ints, positive, sample
+from mithril.base import DType, OperationError, Size, int8
+from mithril.ir import Arr, Axis, composite, exactly, ints, positive, sample
 from mithril.ops.basic import cast
 from mithril.ops.elementwise import clip, greater, less, logical_or, round, where
 from mithril.ops.reduction import sum

@@ -10,12 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Shape, Size
-from mithril.base.dtypes import DType, bfloat16, float16, float32, float64, uint32
-from mithril.base.errors import OperationError, ShapeError
-from mithril.ir.declare import composite, op
-from mithril.ir.samples import exactly, sample
-from mithril.ir.type_rules import expect_rank
+from mithril.base import DType, OperationError, Shape, ShapeError, Size, bfloat16, float16, float32, float64, uint32
+from mithril.ir import composite, exactly, expect_rank, op, sample
 from mithril.ops.basic import cast
 from mithril.ops.control_flow import scan
 from mithril.ops.elementwise import CENTRAL, TAIL, erfinv, less, log, maximum, shift_right, sqrt, where

@@ -7,14 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Shape, product
-from mithril.base.dtypes import dtype as as_dtype, float32, int32
-from mithril.base.errors import ShapeError
-from mithril.base.guards import assume
-from mithril.ir.attribute_types import Axes, Axis
-from mithril.ir.declare import composite, op
-from mithril.ir.samples import exactly, ints, sample
-from mithril.ir.type_rules import always, floating, like, logical, numeric, per_input, reduced, same
+from mithril.base import Shape, ShapeError, assume, dtype as as_dtype, float32, int32, product
+from mithril.ir import (
+    Axes,
+    Axis,
+    always,
+    composite,
+    exactly,
+    floating,
+    ints,
+    like,
+    logical,
+    numeric,
+    op,
+    per_input,
+    reduced,
+    same_shape,
+    sample,
+)
 from mithril.ops.basic import cast
 from mithril.ops.elementwise import div, equal, exp, log, where
 from mithril.ops.shape import broadcast_to, reshape, size_value
@@ -229,7 +239,7 @@ def _running(x: Array, accumulate: Any, start: int, axis: int, reverse: bool, ex
     return np.flip(out, axis) if reverse else out
 
 
-@op(shape=same, dtype=numeric, flops=per_input(1), samples=RUNNING, axes="*x -> *x | x[axis] whole", linear="x")
+@op(shape=same_shape, dtype=numeric, flops=per_input(1), samples=RUNNING, axes="*x -> *x | x[axis] whole", linear="x")
 def cumsum(x, *, axis: Axis = -1, reverse: bool = False, exclusive: bool = False):
     """Running sum along an axis, from the end with ``reverse``, without the element itself with ``exclusive``."""
     return _running(x, np.cumsum, 0, axis, reverse, exclusive)
@@ -240,7 +250,9 @@ def _(g, y, x, *, axis, reverse, exclusive):
     return (cumsum(g, axis=axis, reverse=not reverse, exclusive=exclusive),)
 
 
-@op(shape=same, dtype=numeric, flops=per_input(1), tolerance=4.0, samples=RUNNING, axes="*x -> *x | x[axis] whole")
+@op(
+    shape=same_shape, dtype=numeric, flops=per_input(1), tolerance=4.0, samples=RUNNING, axes="*x -> *x | x[axis] whole"
+)
 def cumprod(x, *, axis: Axis = -1, reverse: bool = False, exclusive: bool = False):
     """Running product along an axis, from the end with ``reverse``, without the element itself with ``exclusive``."""
     return _running(x, np.cumprod, 1, axis, reverse, exclusive)

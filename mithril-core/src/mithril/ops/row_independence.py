@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base.dims import Dim, symbols
+from mithril.base import Dim, symbols
 from mithril.ir import Graph, Node, Value
 
 

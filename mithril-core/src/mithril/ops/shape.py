@@ -11,16 +11,37 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Dim, Shape, Size, equal, floordiv, is_static, product
-from mithril.base.dtypes import DType, float32, int32
-from mithril.base.errors import DTypeError, ShapeError
-from mithril.base.guards import assume
-from mithril.base.registry import operation
-from mithril.base.tensor_type import TensorType
-from mithril.ir.attribute_types import Axes, Axis, Ints, normalise_axis, number
-from mithril.ir.declare import composite, op
-from mithril.ir.samples import sample
-from mithril.ir.type_rules import always, expect_equal, like, same
+from mithril.base import (
+    Dim,
+    DType,
+    DTypeError,
+    Shape,
+    ShapeError,
+    Size,
+    TensorType,
+    assume,
+    equal,
+    float32,
+    floordiv,
+    int32,
+    is_static,
+    operation,
+    product,
+)
+from mithril.ir import (
+    Axes,
+    Axis,
+    Ints,
+    always,
+    composite,
+    expect_equal,
+    like,
+    normalise_axis,
+    number,
+    op,
+    same_shape,
+    sample,
+)
 from mithril.ops.layout_axes import reshape_axes
 from mithril.ops.slicing import END, getitem, narrow, pad, roll, select, slice, split
 
@@ -235,7 +256,7 @@ def _(g, y, *xs, axis):
 
 
 @op(
-    shape=same,
+    shape=same_shape,
     dtype=like,
     samples=[sample((2, 3), axis=None), sample((2, 3, 2), axis=(0, -1), label="two")],
     axes="*x -> *x | x[axis] whole",

@@ -16,16 +16,25 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import registry
-from mithril.base.dims import Call, Dim, Shape, Size, at_most, bounds, equal, floordiv, maximum, minimum
-from mithril.base.errors import OperationError, ShapeError
-from mithril.base.guards import assume
-from mithril.base.registry import operation
-from mithril.base.tensor_type import TensorType
-from mithril.ir.attribute_types import Axis, Ints, Pairs, normalise_axis, number
-from mithril.ir.declare import composite, op
-from mithril.ir.samples import sample
-from mithril.ir.type_rules import like
+from mithril.base import (
+    Call,
+    Dim,
+    OperationError,
+    Shape,
+    ShapeError,
+    Size,
+    TensorType,
+    assume,
+    at_most,
+    bounds,
+    equal,
+    floordiv,
+    maximum,
+    minimum,
+    operation,
+    registry,
+)
+from mithril.ir import Axis, Ints, Pairs, composite, like, normalise_axis, number, op, sample
 
 END = 2**63 - 1
 

@@ -7,14 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Size, at_most, product
-from mithril.base.dtypes import dtype as as_dtype, int32
-from mithril.base.errors import ShapeError
-from mithril.base.tensor_type import TensorType
-from mithril.ir.attribute_types import Axis
-from mithril.ir.declare import composite, op
-from mithril.ir.samples import exactly, ints, sample
-from mithril.ir.type_rules import always, like, same
+from mithril.base import ShapeError, Size, TensorType, at_most, dtype as as_dtype, int32, product
+from mithril.ir import Axis, always, composite, exactly, ints, like, op, same_shape, sample
 from mithril.ops.indexing import take_along_axis
 from mithril.ops.shape import narrow
 
@@ -48,7 +42,7 @@ SAMPLES = [
 ]
 
 
-@op(shape=same, dtype=like, flops=_comparisons, samples=SAMPLES, axes="*x -> *x | x[axis] whole", moves=True)
+@op(shape=same_shape, dtype=like, flops=_comparisons, samples=SAMPLES, axes="*x -> *x | x[axis] whole", moves=True)
 def sort(x, *, axis: Axis = -1, descending: bool = False):
     """Elements in order along an axis; equal ones keep theirs, nan comes last in either direction."""
     return np.take_along_axis(x, _order(x, axis, descending), axis)
@@ -60,7 +54,7 @@ def _(g, y, x, *, axis, descending):
     return (take_along_axis(g, back, axis=axis),)
 
 
-@op(shape=same, dtype=always(int32), flops=_comparisons, samples=SAMPLES, axes="*x -> *x | x[axis] whole")
+@op(shape=same_shape, dtype=always(int32), flops=_comparisons, samples=SAMPLES, axes="*x -> *x | x[axis] whole")
 def argsort(x, *, axis: Axis = -1, descending: bool = False):
     """The positions, int32, that put the elements in order; equal ones keep theirs, nan comes last."""
     return _order(x, axis, descending).astype(np.int32)

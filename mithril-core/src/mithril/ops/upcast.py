@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base.dtypes import DType, dtype as as_dtype, float32
+from mithril.base import DType, dtype as as_dtype, float32
 from mithril.ops.basic import cast
 
 

@@ -8,11 +8,8 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from types import MappingProxyType
 from typing import Any, overload
 
-from mithril.base.decisions import Decisions
-from mithril.base.errors import PassError, unknown
-from mithril.base.levels import PASS_LEVELS, STAGES
-from mithril.ir import Graph
-from mithril.ir.attribute_text import attribute_text
+from mithril.base import PASS_LEVELS, STAGES, Decisions, PassError, unknown
+from mithril.ir import Graph, attribute_text
 
 
 @dataclass

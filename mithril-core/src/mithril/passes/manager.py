@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mithril.base.errors import MithrilError, PassError, VerificationError
-from mithril.ir import Graph, verify
-from mithril.ir.verify import Snapshot
+from mithril.base import MithrilError, PassError, VerificationError
+from mithril.ir import Graph, Snapshot, verify
 from mithril.passes.declare import Pass, PassContext, as_pass
 from mithril.passes.numeric import check_results
 from mithril.passes.order import ordered, pipeline_text

@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import substitute, symbols
-from mithril.base.errors import PassError
-from mithril.ir import Graph
-from mithril.ir.evaluate import evaluate, rounding_spread
+from mithril.base import PassError, substitute, symbols
+from mithril.ir import Graph, evaluate, rounding_spread
 from mithril.passes.declare import Pass
 
 ROUNDING = 0.04  # of a tolerance is that of each operation: 0.004 for mixed precision, the rounding of bfloat16

@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from mithril.base.errors import PassError
-from mithril.base.levels import STAGES
-from mithril.ir.attribute_text import parse_attributes
+from mithril.base import STAGES, PassError
+from mithril.ir import parse_attributes
 from mithril.passes.declare import Pass, as_pass, pass_text
 
 _ITEM = re.compile(r"\s*([\w.\-]+)\s*(?:\{([^{}]*)\})?\s*(?:,|$)")

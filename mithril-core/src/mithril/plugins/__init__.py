@@ -7,6 +7,7 @@ modules only; asking for one backend imports the module of that plugin and no ot
 from mithril.base.lazy_exports import lazy_exports
 
 HOMES = {
+    "": ("pip_hints",),
     "hooks": ("hookimpl",),
     "host": ("Plugins", "default"),
     "host:default": (
@@ -14,21 +15,16 @@ HOMES = {
         *("commands", "compile_begin", "compile_end", "compile_stage", "deciders", "detect_targets", "export"),
         *("exports", "extension", "extensions", "format_of", "formats", "found", "frontends", "generation"),
         *("import_op", "load_command", "load_format", "load_frontend", "load_pass", "load_profiler", "lowerings"),
-        *("observers", "op_names", "options", "pass_aliases", "pass_placement", "pass_spec", "pass_table", "passes"),
-        *("profilers", "provided", "register", "reload", "reserve", "run_pass", "target", "targets", "unregister"),
+        *("observers", "op_names", "options", "pass_aliases", "pass_placement", "pass_spec", "pass_table"),
+        *("passes", "profilers", "provided", "register", "reload", "reserve", "run_pass", "target", "targets"),
+        *("unregister",),
     ),
     "loader": ("HOOKS", "Plugin", "PluginWarning", "Problem", "WRAPPABLE"),
     "option_table": (
-        "OptionRegistry",
-        "Settings",
-        "declared_options",
-        "default_settings",
-        "fitted",
-        "option_registry",
-        "option_rows",
-        "resolve_options",
+        *("OptionRegistry", "Settings", "declared_options", "default_settings", "fitted", "option_registry"),
+        *("option_rows", "resolve_options"),
     ),
-    "plugin_lowering": ("PluginLowering", "applicable"),
+    "plugin_lowering": ("Label", "PluginLowering", "applicable", "blamed"),
     "specs": (
         *("BackendSpec", "Command", "CompileContext", "Export", "FileFormat", "Found", "FrontendSpec"),
         *("HardwareTarget", "Lowering", "OpsSpec", "Option", "PassSpec", "PipelineDraft", "ProfilerSpec"),

@@ -3,6 +3,7 @@
 ``from mithril import plugins; plugins.backends()``. Nobody else touches pluggy. Listing names imports light plugin
 modules only; asking for one backend imports the module of that plugin and no other."""
 
+from mithril.plugins import pip_hints as pip_hints
 from mithril.plugins.hooks import hookimpl as hookimpl
 from mithril.plugins.host import (
     Plugins as Plugins,
@@ -26,8 +27,10 @@ from mithril.plugins.option_table import (
     resolve_options as resolve_options,
 )
 from mithril.plugins.plugin_lowering import (
+    Label as Label,
     PluginLowering as PluginLowering,
     applicable as applicable,
+    blamed as blamed,
 )
 from mithril.plugins.specs import (
     BackendSpec as BackendSpec,

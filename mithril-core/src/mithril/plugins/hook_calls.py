@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from mithril.base.errors import OptionError, PluginError
+from mithril.base import OptionError, PluginError
 from mithril.plugins.hooks import hookimpl
 from mithril.plugins.loader import Loader, Plugin, PluginWarning
 from mithril.plugins.specs import CompileContext, HardwareTarget, PipelineDraft

@@ -19,9 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from mithril.base import registry
-from mithril.base.errors import PluginError, closest
-from mithril.base.version import __version__
+from mithril.base import PluginError, __version__, closest, registry
 from mithril.plugins import hooks, pip_hints
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from mithril.base.annotations import describe, mismatch
-from mithril.base.errors import OptionError, closest, unknown
+from mithril.base import OptionError, closest, describe, mismatch, unknown
 from mithril.plugins.host import Plugins, default
 from mithril.plugins.loader import Plugin, Problem
 from mithril.plugins.pip_hints import option_owner

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mithril.base.errors import closest
-from mithril.base.levels import STAGES
+from mithril.base import STAGES, closest
 from mithril.plugins.loader import Problem
 from mithril.plugins.specs import PassSpec
 from mithril.plugins.tables import Registered, Table

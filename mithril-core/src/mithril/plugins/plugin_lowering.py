@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from mithril.base.errors import MithrilError, PluginError
+from mithril.base import MithrilError, PluginError
 
 Node = Any  # mithril.ir.Node; naming it here would tie the two rooms into a circle
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from mithril.base.decisions import Decisions
-from mithril.base.levels import PASS_LEVELS, STAGES
+from mithril.base import PASS_LEVELS, STAGES, Decisions
 
 _LOADS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -210,7 +209,7 @@ class Export:
 class FrontendSpec:
     """A kind of model that ``ml.compile`` takes. ``accepts`` are qualified names of classes, compared as text.
 
-    ``loads`` names a function ``(model, *, outputs, inference) -> Source`` (``mithril.compiler.frontend``).
+    ``loads`` names a function ``(model, *, outputs, inference) -> Source`` (``mithril.compiler.Source``).
     """
 
     name: str

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from mithril.base.errors import MithrilError, PluginError, unknown
+from mithril.base import MithrilError, PluginError, unknown
 from mithril.plugins.loader import Loader, Plugin, Problem, missing_requirement, output_to_stderr
 
 S = TypeVar("S")

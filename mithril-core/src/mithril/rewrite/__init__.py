@@ -1,6 +1,9 @@
 """Rewriting graphs by rules: a rule is a pair of functions, ``before`` and ``after``."""
 
-from mithril.rewrite.matching import Match
-from mithril.rewrite.rules import Explanation, Rule, RuleSet, rewrite, rule
+from mithril.base.lazy_exports import lazy_exports
 
-__all__ = ["Explanation", "Match", "Rule", "RuleSet", "rewrite", "rule"]
+HOMES = {
+    "matching": ("Match",),
+    "rules": ("Explanation", "Rule", "RuleSet", "rewrite", "rule"),
+}
+__all__, __getattr__, __dir__ = lazy_exports(__name__, HOMES)

@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.errors import MithrilError
-from mithril.ir import Node, Value
-from mithril.ir.attribute_text import attribute_text, attributes_key
-from mithril.ir.editor import Editor
+from mithril.base import MithrilError
+from mithril.ir import Editor, Node, Value, attribute_text, attributes_key
 from mithril.rewrite.pattern import Applied, Capture, Made, Pattern, Variable
 
 CLOSE = 1e-5  # people write sqrt(2/pi) with more or fewer digits

@@ -6,8 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from mithril.base.errors import MithrilError, RewriteError
-from mithril.base.operator_overloads import Operators
+from mithril.base import MithrilError, Operators, RewriteError
 from mithril.ir import Op
 
 

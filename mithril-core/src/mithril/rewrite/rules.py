@@ -8,11 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mithril.base.dims import Size, substitute, symbols
-from mithril.base.errors import MithrilError, RewriteError
-from mithril.base.tensor_type import TensorType
-from mithril.ir import Graph, Node, Origin, Value, trace
-from mithril.ir.editor import Editor
+from mithril.base import MithrilError, RewriteError, Size, TensorType, substitute, symbols
+from mithril.ir import Editor, Graph, Node, Origin, Value, trace
 from mithril.rewrite.matching import Attempt, Match
 from mithril.rewrite.pattern import Pattern
 

@@ -10,12 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mithril.backend.base import Backend
-from mithril.base.decisions import Decisions
-from mithril.base.dims import Dim, Symbol, symbols
-from mithril.base.tensor_type import TensorType
+from mithril.backend import Backend
+from mithril.base import Decisions, Dim, Symbol, TensorType, symbols
 from mithril.ir import Graph, Value
-from mithril.ops.row_independence import first_mixed
+from mithril.ops import first_mixed
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.base.errors import InputError
-from mithril.base.tensor_type import TensorType
+from mithril.base import InputError, TensorType, dtype as as_dtype
 from mithril.ir import Builder, Graph, Input, Node, Output, Value, iterate, result
-from mithril.ops.control_flow import BOUNDED, PLACES
+from mithril.ops import BOUNDED, PLACES
 
 FLAG = TensorType(as_dtype("int32"), ())
 STATES = {"while": "states", "scan": "carries"}  # the attribute that counts the values of a round

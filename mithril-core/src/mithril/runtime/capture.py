@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from mithril.backend.base import BuildOptions
-from mithril.base.errors import InputError, unknown
+from mithril.backend import BuildOptions
+from mithril.base import InputError, unknown
 from mithril.ir import Graph, Input, Output, Value
 from mithril.runtime.compiled import Compiled
 from mithril.runtime.weight_files import save_file

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from mithril.backend.base import Backend
+from mithril.backend import Backend
 from mithril.ir import Graph
 from mithril.runtime.program import Program
 

@@ -13,14 +13,8 @@ from typing import TYPE_CHECKING, Any, Never, Protocol
 import numpy as np
 
 from mithril import plugins
-from mithril.backend.arrays import to_numpy
-from mithril.backend.checked_calls import check_call, checked, refuse
-from mithril.backend.fast_path import Quick, never, quick
-from mithril.backend.forking import watch
-from mithril.base.decisions import Decisions
-from mithril.base.dtypes import DType
-from mithril.base.errors import InputError, MithrilError, ShapeError, UnsupportedError, unknown
-from mithril.base.tensor_type import TensorType
+from mithril.backend import Quick, check_call, checked, never, quick, refuse, to_numpy, watch
+from mithril.base import Decisions, DType, InputError, MithrilError, ShapeError, TensorType, UnsupportedError, unknown
 from mithril.ir import Graph, Input, cotangent_name
 from mithril.runtime import weight_files
 from mithril.runtime.batch_buckets import Bucketed, Buckets
@@ -38,7 +32,7 @@ from mithril.runtime.signature import (
 from mithril.runtime.watching import Watcher, measured, watchers
 
 if TYPE_CHECKING:
-    from mithril.backend.base import Backend
+    from mithril.backend import Backend
     from mithril.passes import PassContext, PassManager
     from mithril.runtime.memory_report import MemoryReport
 
@@ -750,6 +744,6 @@ def _shape(x: Any) -> list[int] | str:
 
 
 def _concrete(t: TensorType, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    from mithril.base.dims import substitute
+    from mithril.base import substitute
 
     return tuple(int(substitute(d, sizes)) for d in t.shape)

@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Size, numel, substitute, symbols
-from mithril.base.errors import InputError
-from mithril.ir import Graph, Node, Output, Value, iterate, result
-from mithril.ir.traits import is_unchanged
+from mithril.base import InputError, Size, numel, substitute, symbols
+from mithril.ir import Graph, Node, Output, Value, is_unchanged, iterate, result
 
 
 @dataclass(frozen=True)
@@ -198,7 +196,7 @@ class Checked:
         return left
 
     def _sizes(self, inputs: Mapping[str, Any]) -> dict[str, int]:
-        from mithril.base.guards import bind
+        from mithril.base import bind
 
         if not any(symbols(check.size) for check in self.checks if isinstance(check, Check)):
             return {}

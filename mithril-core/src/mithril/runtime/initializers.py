@@ -12,12 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import is_static
-from mithril.base.errors import ModelError, ShapeError, unknown
-from mithril.base.quoting import utf8
-from mithril.base.tensor_type import TensorType
+from mithril.base import ModelError, ShapeError, TensorType, is_static, unknown, utf8
 from mithril.ir import Input
-from mithril.ops.random import threefry
+from mithril.ops import threefry
 
 Array = np.ndarray[Any, Any]
 BLOCK = 1 << 15  # pairs of words drawn at once: what fits a core's cache

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mithril.backend.base import Backend
+from mithril.backend import Backend
 from mithril.ir import Graph, Input, Node, Output, Value, attributes_key, structural_hash
 
 Watch = Callable[[Node, float, float], None]

@@ -8,15 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend.base import Backend
-from mithril.backend.memory_plan import human, nbytes
-from mithril.base.dims import symbols
-from mithril.base.errors import InputError
-from mithril.base.guards import bind
-from mithril.base.tables import columns
+from mithril.backend import Backend, human, nbytes
+from mithril.base import InputError, bind, columns, symbols
 from mithril.ir import Graph
 from mithril.runtime.compiled import Compiled
-from mithril.runtime.memory_use import MemoryUse, memory_use, views_of
+from mithril.runtime.memory_usage import MemoryUse, memory_use, views_of
 
 SOURCES = {
     "arena": "exact: one planned arena",

@@ -6,9 +6,8 @@ import os
 from typing import Any
 
 from mithril import plugins
-from mithril.backend.base import Backend
-from mithril.backend.checked_calls import check_call, checked
-from mithril.base.errors import InputError, UnsupportedError
+from mithril.backend import Backend, check_call, checked
+from mithril.base import InputError, UnsupportedError
 from mithril.runtime.compiled import Compiled
 
 

@@ -6,10 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mithril.base.guards import Guard
-from mithril.base.tensor_type import TensorType
-from mithril.ir import Graph, Output, cotangent_name
-from mithril.ir.lazy_graph import Deferred
+from mithril.base import Guard, TensorType
+from mithril.ir import Deferred, Graph, Output, cotangent_name
 from mithril.runtime.batch_buckets import Bucketed
 from mithril.runtime.index_checks import Checked
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mithril.base.dims import is_static, numel
-from mithril.base.tables import columns, si
+from mithril.base import columns, is_static, numel, si
 from mithril.ir import Graph
 from mithril.runtime.compiled import Compiled
 
@@ -64,6 +63,6 @@ def _count(shape: Sequence[Any]) -> int:
 def _known(size: Any) -> int:
     if is_static((size,)):
         return int(size)
-    from mithril.base.dims import substitute, symbols
+    from mithril.base import substitute, symbols
 
     return int(substitute(size, {s.name: max(s.low, 1) for s in symbols(size)}))

@@ -6,8 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 
-from mithril.base.decisions import Decisions
-from mithril.base.tensor_type import TensorType
+from mithril.base import Decisions, TensorType
 from mithril.runtime.program import Program, Request
 
 DEFAULT = 64  # programs of a model, or sizes of a program that its backend compiles for each

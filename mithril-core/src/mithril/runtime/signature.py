@@ -8,13 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend.arrays import to_numpy
-from mithril.base.decisions import Decisions
-from mithril.base.dims import Shape, Size
-from mithril.base.dtypes import DType, dtype as as_dtype, int32
-from mithril.base.errors import DTypeError, GuardError, InputError, closest
-from mithril.base.guards import Guard, bind
-from mithril.base.tensor_type import TensorType
+from mithril.backend import to_numpy
+from mithril.base import (
+    Decisions,
+    DType,
+    DTypeError,
+    Guard,
+    GuardError,
+    InputError,
+    Shape,
+    Size,
+    TensorType,
+    bind,
+    closest,
+    dtype as as_dtype,
+    int32,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-from mithril.backend.base import Backend
-from mithril.backend.memory_plan import nbytes
+from mithril.backend import Backend, nbytes
 from mithril.ir import Graph, Node
 from mithril.runtime.interpreter import Stepped
 from mithril.runtime.program import Program

@@ -10,11 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend.arrays import to_numpy
-from mithril.base import files
-from mithril.base.errors import InputError, closest
-from mithril.base.quoting import storable
-from mithril.base.tensor_type import TensorType
+from mithril.backend import to_numpy
+from mithril.base import InputError, TensorType, closest, files, storable
 
 COUNTERS = ("num_batches_tracked",)  # ends of names in torch's state dictionaries that hold no weights
 

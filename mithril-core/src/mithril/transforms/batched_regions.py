@@ -11,12 +11,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from mithril.base.tensor_type import TensorType
+from mithril.base import TensorType
 from mithril.ir import Builder, Graph, Node, Op, Value
-from mithril.ops.control_flow import if_op, scan_op, while_op
-from mithril.ops.elementwise import where
-from mithril.ops.reduction import any as any_of
-from mithril.ops.shape import reshape, transpose
+from mithril.ops import any as any_of, if_op, reshape, scan_op, transpose, where, while_op
 from mithril.transforms.batching import Batching, Carried, region_rules
 
 

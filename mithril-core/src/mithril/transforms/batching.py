@@ -11,14 +11,9 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import packages_distributions
 from typing import Any, NamedTuple
 
-from mithril.base.dims import Size, product
-from mithril.base.errors import MithrilError, OperationError
-from mithril.base.registry import Registry
-from mithril.base.tensor_type import TensorType
+from mithril.base import MithrilError, OperationError, Registry, Size, TensorType, product
 from mithril.ir import Builder, Graph, Node, Op, Value
-from mithril.ops.control_flow import scan
-from mithril.ops.random import keys_of_rows, random_bits
-from mithril.ops.shape import reshape, spread, transpose
+from mithril.ops import keys_of_rows, random_bits, reshape, scan, spread, transpose
 from mithril.transforms.placement import Inserted, Joined, place_rows
 
 

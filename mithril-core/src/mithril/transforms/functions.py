@@ -9,12 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.errors import GraphError
-from mithril.base.tensor_type import TensorType
-from mithril.ir import Builder, Graph, Value
-from mithril.ir.builder import is_building
-from mithril.ir.evaluate import evaluate
-from mithril.ir.regions import Region, many
+from mithril.base import GraphError, TensorType
+from mithril.ir import Builder, Graph, Region, Value, evaluate, is_building, many
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,12 @@ from dataclasses import dataclass, replace
 from itertools import product as combinations
 from typing import Any
 
-from mithril.base.dims import Dim, Size, is_static, substitute, symbols
-from mithril.base.errors import MithrilError
-from mithril.base.tensor_type import TensorType
-from mithril.ir import Op
-from mithril.ir.axes import Axes, Factors
-from mithril.ir.axes_notation import Declaration, parse_axes
+from mithril.base import Dim, MithrilError, Size, TensorType, is_static, substitute, symbols
+from mithril.ir import Declaration, Factors, Op, OpAxes, parse_axes
 
 Types = Sequence[TensorType | None]
 PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107)
-AXES = ("Axis", "Axes", "Axis | None")
+AXES = ("Axis", "OpAxes", "Axis | None")
 
 
 @dataclass(frozen=True)
@@ -102,7 +98,7 @@ class _Search:
         ]
         self.attributes = {name: _at(value, sizes) for name, value in attributes.items()}
         self.expected = op.infer(self.types, self.attributes)
-        self.axes: Axes = op.axes(self.types, self.attributes, self.expected)
+        self.axes: OpAxes = op.axes(self.types, self.attributes, self.expected)
 
     def run(self) -> Inserted | Joined | None:
         for inserted in self._insertions():
@@ -177,7 +173,7 @@ class _Search:
         try:
             attributes = self.op.canonical(types, inserted.edited(self.attributes, self.size))
             results = self.op.infer(types, attributes)
-            axes: Axes = self.op.axes(types, attributes, results)
+            axes: OpAxes = self.op.axes(types, attributes, results)
         except Exception:  # bodies of composites get ranks that they were not written for
             return None
         factors = {axes.operands[k][p] for k, p in enumerate(inserted.axis_places) if p is not None}  # type: ignore[index]
@@ -199,7 +195,7 @@ class _Search:
             return None
         return ends if self._same(rest, axes) else None
 
-    def _same(self, other_axes: Sequence[tuple[Factors, ...] | None], axes: Axes) -> bool:
+    def _same(self, other_axes: Sequence[tuple[Factors, ...] | None], axes: OpAxes) -> bool:
         """Whether factors and roles are those of one row, under other names."""
         row_axes = (*self.axes.operands, *self.axes.results)
         forward: dict[str, str] = {}
@@ -246,7 +242,7 @@ class _Search:
         try:
             attributes = self.op.canonical(types, {**self.attributes, **axes.cut(local)})
             results = self.op.infer(types, attributes)
-            longer: Axes = self.op.axes(types, attributes, results)
+            longer: OpAxes = self.op.axes(types, attributes, results)
         except Exception:  # as above
             return False
         return [t.shape for t in results] == expected and self._same((*longer.operands, *longer.results), longer)

@@ -6,11 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mithril.base.dims import Dim, Size, symbols
-from mithril.base.errors import GraphError, closest
-from mithril.base.guards import assume
-from mithril.base.patterns import matches
-from mithril.base.tensor_type import TensorType
+from mithril.base import Dim, GraphError, Size, TensorType, assume, closest, matches, symbols
 from mithril.ir import Builder, Graph, Input, Output, Value
 from mithril.transforms import batched_regions  # noqa: F401  (enters the rules of control flow)
 from mithril.transforms.batching import Batching, Carried, moved

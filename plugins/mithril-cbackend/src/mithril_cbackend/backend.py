@@ -10,15 +10,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mithril.backend.arrays import as_numpy
-from mithril.backend.base import Backend, BuildOptions
-from mithril.backend.capabilities import Capabilities
-from mithril.base.dims import is_static
-from mithril.base.dtypes import ALL, DType, dtype as as_dtype
-from mithril.base.errors import OptionError, ShapeError, UnsupportedError
-from mithril.ir import Graph, Node
-from mithril.ir.lazy_graph import Deferred
-from mithril.plugins.plugin_lowering import PluginLowering
+from mithril.backend import Backend, BuildOptions, Capabilities, as_numpy
+from mithril.base import ALL, DType, OptionError, ShapeError, UnsupportedError, dtype as as_dtype, is_static
+from mithril.ir import Deferred, Graph, Node
+from mithril.plugins import PluginLowering
 from mithril_cbackend.cpu_info import fingerprint, processors
 from mithril_cbackend.schedule.schedules import Schedules
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mithril.backend.base import BuildOptions
+from mithril.backend import BuildOptions
 from mithril.ir import Graph
 from mithril_cbackend.compile_target import purpose
 from mithril_cbackend.program import compile_graph

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mithril.base.errors import BackendError
+from mithril.base import BackendError
 from mithril_cbackend.cpu_info import processors
 
 INSTALL = "pip install apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mithril.base.errors import BackendError, OptionError
+from mithril.base import BackendError, OptionError
 
 # Integers wrap around, and one arena holds values of several types in turn.
 ALWAYS = "-std=c11 -ffp-contract=fast -fwrapv -fno-strict-aliasing -Wall -Wextra"

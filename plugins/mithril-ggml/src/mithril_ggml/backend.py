@@ -8,16 +8,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mithril.backend.arrays import as_numpy
-from mithril.backend.base import Backend, BuildOptions
-from mithril.backend.capabilities import Capabilities, Form
-from mithril.backend.memory_plan import parse_bytes
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.base.errors import OptionError
-from mithril.ir import Graph, Node
-from mithril.ir.lazy_graph import Deferred
+from mithril.backend import Backend, BuildOptions, Capabilities, Form, as_numpy, parse_bytes
+from mithril.base import OptionError, dtype as as_dtype
+from mithril.ir import Deferred, Graph, Node
 from mithril.ops import conv_input_grad, conv_weight_grad
-from mithril.plugins.plugin_lowering import PluginLowering
+from mithril.plugins import PluginLowering
 from mithril_ggml import lowering
 from mithril_ggml.library.library import features
 from mithril_ggml.program.dynamic_shapes import SizedExecutable

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import mithril as ml
-from mithril.base.registry import operation
-from mithril.ir.samples import exactly, sample
+from mithril.base import operation
+from mithril.ir import exactly, sample
 
 EPS = 1e-8
 

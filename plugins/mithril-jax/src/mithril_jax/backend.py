@@ -12,14 +12,18 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mithril.backend.arrays import as_numpy
-from mithril.backend.base import BuildOptions
-from mithril.backend.capabilities import Capabilities, Form
-from mithril.backend.codegen import Lowerings
-from mithril.backend.codegen.source import Source
-from mithril.backend.source_backend import Forward, SourceBackend, SourceExecutable
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.base.errors import BackendError, OptionError
+from mithril.backend import (
+    BuildOptions,
+    Capabilities,
+    Form,
+    Forward,
+    Lowerings,
+    Source,
+    SourceBackend,
+    SourceExecutable,
+    as_numpy,
+)
+from mithril.base import BackendError, OptionError, dtype as as_dtype
 from mithril.ir import Graph, cotangent_name, iterate, result_name
 from mithril.ops import conv, conv_input_grad, conv_weight_grad, linear
 from mithril_jax import process_config

@@ -18,8 +18,8 @@ import jax
 import jaxlib
 from jax.experimental.compilation_cache import compilation_cache
 
-from mithril.backend.source_backend import Forward
-from mithril.base.disk_cache import Store
+from mithril.backend import Forward
+from mithril.base import Store
 
 _ONE_AT_A_TIME = RLock()  # the settings are those of the process
 _EVERYTHING = {

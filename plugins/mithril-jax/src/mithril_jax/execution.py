@@ -16,12 +16,8 @@ from typing import Any
 import jax
 
 from mithril import ops
-from mithril.backend.base import BuildOptions
-from mithril.backend.source_backend import Forward
-from mithril.base.decisions import Decisions
-from mithril.base.dims import substitute
-from mithril.base.errors import InputError, OptionError, unknown
-from mithril.base.tensor_type import TensorType
+from mithril.backend import BuildOptions, Forward
+from mithril.base import Decisions, InputError, OptionError, TensorType, substitute, unknown
 from mithril.ir import Graph, Input, Value, cotangent_name, iterate, result
 from mithril_jax import process_config
 from mithril_jax.compilation_cache import Kept

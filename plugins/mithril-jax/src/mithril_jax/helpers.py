@@ -5,10 +5,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mithril.backend.codegen import needs
-from mithril.backend.codegen.shared import Dialect
-from mithril.backend.codegen.shared.pooling import taps, window_parts
-from mithril.backend.codegen.shared.reductions import single
+from mithril.backend import Dialect, needs, single, taps, window_parts
 
 
 def on_host(function, types, *arrays):

@@ -5,20 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from mithril import ops
-from mithril.backend.codegen import Call, Lowerings
-from mithril.backend.codegen.common import (
+from mithril.backend import (
     NUMPY_NAMES,
     QUESTIONS,
     UNARY,
+    Call,
+    Lowerings,
     axes_text,
     bounds,
     functions,
+    indexing,
     integer_cast,
     is_half,
     is_integer,
     nothing_yet,
     operators,
+    reductions,
     shared_helpers,
+    sliced,
 )
 from mithril.backend.codegen.shared import indexing, reductions
 from mithril.backend.codegen.slice_syntax import sliced

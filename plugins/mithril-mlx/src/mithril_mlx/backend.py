@@ -10,15 +10,18 @@ import ml_dtypes
 import numpy as np
 
 from mithril import ops
-from mithril.backend import memory_plan
-from mithril.backend.arrays import as_numpy
-from mithril.backend.base import BuildOptions
-from mithril.backend.capabilities import Capabilities, Form
-from mithril.backend.codegen import Lowerings
-from mithril.backend.memory_plan import columns
-from mithril.backend.source_backend import Forward, SourceBackend
-from mithril.base.dtypes import ALL, DType, dtype as as_dtype
-from mithril.base.errors import BackendError
+from mithril.backend import (
+    BuildOptions,
+    Capabilities,
+    Form,
+    Forward,
+    Lowerings,
+    SourceBackend,
+    as_numpy,
+    columns,
+    memory_plan,
+)
+from mithril.base import ALL, BackendError, DType, dtype as as_dtype
 from mithril.ir import Graph, Node, cotangent_name, iterate, result_name
 from mithril.ops import conv, conv_input_grad, conv_weight_grad, linear
 from mithril_mlx import native_kernels  # noqa: F401  # adds its rows to the table

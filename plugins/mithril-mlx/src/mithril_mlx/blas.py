@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from mithril.base import files
-from mithril.base.errors import OptionError
+from mithril.base import OptionError, files
 
 VARIABLE = "MITHRIL_MLX_BLAS"
 SYSTEM = ("openblas", "mkl_rt", "blis")

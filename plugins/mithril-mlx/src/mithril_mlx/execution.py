@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from mithril.backend.base import BuildOptions
-from mithril.backend.source_backend import Forward
-from mithril.base.errors import OptionError
+from mithril.backend import BuildOptions, Forward
+from mithril.base import OptionError
 from mithril.ir import Graph, Node, iterate
-from mithril.ops.control_flow import if_op, while_op
+from mithril.ops import if_op, while_op
 from mithril_mlx.blas import Blas
 from mithril_mlx.mlx_loader import BLAS, mx
 

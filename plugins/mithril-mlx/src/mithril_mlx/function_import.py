@@ -11,9 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.base.errors import UnsupportedError
-from mithril.base.registry import operation
+from mithril.base import UnsupportedError, dtype as as_dtype, operation
 from mithril.ir import Builder, Graph, Value
 from mithril_mlx.backend import MlxBackend
 from mithril_mlx.mlx_loader import mx

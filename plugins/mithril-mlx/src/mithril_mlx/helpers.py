@@ -4,9 +4,7 @@
 import ml_dtypes
 import numpy
 
-from mithril.backend.codegen import needs
-from mithril.backend.codegen.shared import Dialect
-from mithril.backend.codegen.shared.integers import floordiv_int
+from mithril.backend import Dialect, floordiv_int, needs
 from mithril_mlx.mlx_loader import mx
 
 

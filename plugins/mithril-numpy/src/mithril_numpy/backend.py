@@ -9,13 +9,18 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mithril import ops
-from mithril.backend.arrays import as_numpy
-from mithril.backend.base import BuildOptions
-from mithril.backend.capabilities import Capabilities, Form
-from mithril.backend.codegen import Lowerings
-from mithril.backend.memory_plan import columns, nbytes
-from mithril.backend.source_backend import Forward, SourceBackend
-from mithril.base.dtypes import dtype as as_dtype
+from mithril.backend import (
+    BuildOptions,
+    Capabilities,
+    Form,
+    Forward,
+    Lowerings,
+    SourceBackend,
+    as_numpy,
+    columns,
+    nbytes,
+)
+from mithril.base import dtype as as_dtype
 from mithril.ir import Graph, Node
 from mithril.ops import conv, conv_input_grad
 from mithril_numpy.blas import facts, limited, openblas

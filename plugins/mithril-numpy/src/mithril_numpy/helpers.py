@@ -6,9 +6,7 @@ They carry no annotations, because they are read in generated code.
 
 import numpy as np
 
-from mithril.backend.codegen import needs
-from mithril.backend.codegen.shared import Dialect
-from mithril.backend.codegen.shared.reductions import single
+from mithril.backend import Dialect, needs, single
 
 
 def on_host(function, types, *arrays):

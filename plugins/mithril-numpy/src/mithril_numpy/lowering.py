@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from mithril import ops
-from mithril.backend.codegen import Call, Lowerings
-from mithril.backend.codegen.common import (
+from mithril.backend import (
     NUMPY_NAMES,
     QUESTIONS,
     SIGNS,
     UNARY,
+    Call,
+    Lowerings,
     as_it_is,
     axes_text,
     bounds,
     functions,
+    indexing,
     integer_cast,
     is_half,
     is_integer,
     nothing_yet,
     operators,
+    python_control,
+    reductions,
     shared_helpers,
+    sliced,
 )
 from mithril.backend.codegen.control_flow import python_control
 from mithril.backend.codegen.shared import indexing, reductions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base.dims import is_static, numel
+from mithril.base import is_static, numel
 from mithril.ir import Value
 from mithril.ops import add, batch_norm, conv, linear, reshape, rsqrt
 from mithril.rewrite import RuleSet, rule

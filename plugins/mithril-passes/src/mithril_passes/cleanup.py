@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import is_static, numel
+from mithril.base import is_static, numel
 from mithril.ir import Builder, Graph, Input, Node, Value, attributes_key, structural_hash
 from mithril.passes import PassContext
 
@@ -131,7 +131,7 @@ def _read(nodes: Iterable[Node], outputs: Iterable[Value]) -> set[Value]:
 
 
 def _scalar(value: Value, array: np.ndarray[Any, Any]) -> Node:
-    from mithril.ir import operation
+    from mithril.base import operation
 
     op = operation("constant")
     number = array.item() if array.dtype.kind in "biuf" else float(array)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from mithril.base.dims import Size
+from mithril.base import Size
 from mithril.ir import Graph, Value
 from mithril.ops import (
     add,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mithril import Graph, Node, Value, ops, pass_
-from mithril.base.dims import is_static, numel
-from mithril.ir.editor import Editor
+from mithril.base import is_static, numel
+from mithril.ir import Editor
 from mithril.ops import concat, linear, split
 
 ROWS = 16  # of the operand: with fewer, copying the weights together costs more than one call saves

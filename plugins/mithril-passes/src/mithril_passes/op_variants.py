@@ -12,8 +12,8 @@ from itertools import product
 from typing import Any
 
 from mithril import Node, Value, ops
-from mithril.backend.capabilities import Form
-from mithril.base.dims import is_static
+from mithril.backend import Form
+from mithril.base import is_static
 from mithril.ops import add, dot, linear, matmul, mul, pad, reshape, stack, sum as total, transpose
 from mithril.ops.nn import ACTIVATIONS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base.dtypes import DType
+from mithril.base import DType
 from mithril.ir import Value
 from mithril.ops import (
     abs as abs_,

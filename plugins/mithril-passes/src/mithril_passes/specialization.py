@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mithril import Graph, pass_
-from mithril.ir.editor import Editor
+from mithril.ir import Editor
 from mithril.passes import PassContext
 from mithril_passes.op_variants import ways
 

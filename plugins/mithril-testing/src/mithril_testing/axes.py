@@ -9,12 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.base.errors import MithrilError
-from mithril.base.tensor_type import TensorType
-from mithril.ir.axes import Axes, Factors, Role
-from mithril.ir.axes_notation import parse_axes
-from mithril.ir.core import Op
+from mithril.base import MithrilError, TensorType, dtype as as_dtype
+from mithril.ir import Factors, Op, OpAxes, Role, parse_axes
 from mithril_testing.cases import Case
 
 Array = np.ndarray[Any, Any]
@@ -96,7 +92,7 @@ def _results(result: Any) -> tuple[Array, ...]:
 
 def _split(
     op: Op,
-    axes: Axes,
+    axes: OpAxes,
     factor: str,
     role: Role | None,
     arrays: Sequence[Array | None],
@@ -129,7 +125,13 @@ def _split(
 
 
 def _compare(
-    parts: list[Array], expected: Array, fs: Sequence[Factors], axes: Axes, factor: str, role: Role | None, share: float
+    parts: list[Array],
+    expected: Array,
+    fs: Sequence[Factors],
+    axes: OpAxes,
+    factor: str,
+    role: Role | None,
+    share: float,
 ) -> str:
     if role is not None and role.kind == "count":
         size = axes.sizes[factor]
@@ -153,7 +155,7 @@ def _differ(actual: Array, expected: Array) -> str:
     return "" if np.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True) else "parts give something else"
 
 
-def taken(x: Array, fs: Sequence[Factors], axes: Axes, factor: str, start: int, stop: int) -> Array:
+def taken(x: Array, fs: Sequence[Factors], axes: OpAxes, factor: str, start: int, stop: int) -> Array:
     """Return the part of an array along a factor, which may be one of several of an axis."""
     for axis, factors in enumerate(fs):
         if factor in factors:
@@ -164,7 +166,7 @@ def taken(x: Array, fs: Sequence[Factors], axes: Axes, factor: str, start: int, 
     return x
 
 
-def joined(parts: Sequence[Array], fs: Sequence[Factors], axes: Axes, factor: str) -> Array:
+def joined(parts: Sequence[Array], fs: Sequence[Factors], axes: OpAxes, factor: str) -> Array:
     """Return the whole of an array from its parts along a factor."""
     axis = next(k for k, factors in enumerate(fs) if factor in factors)
     factors = fs[axis]

@@ -13,15 +13,9 @@ import pytest
 
 from mithril import plugins
 from mithril.autodiff import gradients
-from mithril.backend.base import Backend, BuildOptions
-from mithril.base.dims import Dim
-from mithril.base.dtypes import bfloat16, dtype as as_dtype, float16
-from mithril.base.errors import MithrilError, OperationError
-from mithril.ir import Builder, Graph
-from mithril.ir.core import Op
-from mithril.ir.decompose import decompose
-from mithril.ir.evaluate import evaluate
-from mithril.ir.samples import Arr
+from mithril.backend import Backend, BuildOptions
+from mithril.base import Dim, MithrilError, OperationError, bfloat16, dtype as as_dtype, float16
+from mithril.ir import Arr, Builder, Graph, Op, decompose, evaluate
 from mithril.passes import random_arguments
 from mithril_testing import xfail
 from mithril_testing.cases import Case, backend_cases, differentiable, gradient_graph, symbolic_graph

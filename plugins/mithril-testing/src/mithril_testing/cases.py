@@ -10,11 +10,8 @@ from typing import Any
 import numpy as np
 
 from mithril.autodiff import gradients
-from mithril.base.dims import Dim, Size
-from mithril.base.dtypes import DType, dtype as as_dtype
-from mithril.base.errors import MithrilError
-from mithril.ir import Builder, Graph, Node, Op, Value, emit
-from mithril.ir.samples import Arr, Sample
+from mithril.base import Dim, DType, MithrilError, Size, dtype as as_dtype
+from mithril.ir import Arr, Builder, Graph, Node, Op, Sample, Value, emit
 from mithril_testing.sample_arrays import arrays_for
 from mithril_testing.selection import selected
 

@@ -15,14 +15,10 @@ import pytest
 
 from mithril import plugins
 from mithril.autodiff import gradients
-from mithril.backend.base import Backend, BuildOptions, Executable
-from mithril.backend.capabilities import Capabilities
-from mithril.base.dtypes import bfloat16, float16
-from mithril.base.errors import MithrilError
-from mithril.base.registry import operation
-from mithril.ir import Builder, Graph, Value, to_text
-from mithril.ir.lazy_graph import Deferred
-from mithril.ops.control_flow import cond
+from mithril.backend import Backend, BuildOptions, Capabilities, Executable
+from mithril.base import MithrilError, bfloat16, float16, operation
+from mithril.ir import Builder, Deferred, Graph, Value, to_text
+from mithril.ops import cond
 from mithril_testing.compare import assert_close, tolerance
 from mithril_testing.running import Array, Arrays
 

@@ -8,13 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mithril.base.dtypes import ALL, DType, dtype as as_dtype
-from mithril.base.errors import MithrilError
-from mithril.base.registry import operation
-from mithril.compiler.steps import compile
+from mithril.base import ALL, DType, MithrilError, dtype as as_dtype, operation
+from mithril.compiler import compile
 from mithril.ir import Builder, Value
-from mithril.models.language.layer import Layer
-from mithril.models.language.model import Model
+from mithril.models import Layer, Model
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "rank0": (),

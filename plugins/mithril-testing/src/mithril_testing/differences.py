@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from mithril.autodiff import gradients
-from mithril.base.dtypes import float64
-from mithril.ir import Graph, cotangent_name, result_name
-from mithril.ir.evaluate import evaluate
+from mithril.base import float64
+from mithril.ir import Graph, cotangent_name, evaluate, result_name
 
 Array = np.ndarray[Any, Any]
 STEP = 1e-5

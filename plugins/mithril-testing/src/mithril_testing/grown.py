@@ -7,11 +7,8 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from mithril.base.dims import Size
-from mithril.base.errors import MithrilError
-from mithril.ir import Builder, Graph, Value
-from mithril.ir.decompose import decompose
-from mithril.ir.samples import Arr, Sample
+from mithril.base import MithrilError, Size
+from mithril.ir import Arr, Builder, Graph, Sample, Value, decompose
 from mithril_testing.cases import Case, is_primitive
 
 ROWS = 70  # beyond the widest tile in use, 64, and no multiple of a vector

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 
 from mithril.autodiff import gradients
-from mithril.base.dtypes import DType, dtype as as_dtype
-from mithril.compiler.steps import compile
-from mithril.ir import Builder, Graph, Value, result_name
-from mithril.ir.evaluate import evaluate
-from mithril.models.language.layer import Layer
-from mithril.models.language.model import Model
+from mithril.base import DType, dtype as as_dtype
+from mithril.compiler import compile
+from mithril.ir import Builder, Graph, Value, evaluate, result_name
+from mithril.models import Layer, Model
 from mithril_testing.compare import tolerance
 from mithril_testing.sample_arrays import special_array
 

@@ -12,16 +12,8 @@ import numpy as np
 import pytest
 
 from mithril.autodiff import gradients
-from mithril.base.dims import Dim, substitute
-from mithril.base.dtypes import DType, dtype as as_dtype, float64
-from mithril.base.errors import MithrilError
-from mithril.base.tensor_type import TensorType
-from mithril.ir import Graph, Output
-from mithril.ir.builder import computing
-from mithril.ir.core import Op
-from mithril.ir.decompose import decompose
-from mithril.ir.evaluate import evaluate
-from mithril.ir.samples import Sample
+from mithril.base import Dim, DType, MithrilError, TensorType, dtype as as_dtype, float64, substitute
+from mithril.ir import Graph, Op, Output, Sample, computing, decompose, evaluate
 from mithril_testing import xfail
 from mithril_testing.axes import false_axes, missing_axes, too_strict, untried_axes
 from mithril_testing.cases import Case, symbolic_graph

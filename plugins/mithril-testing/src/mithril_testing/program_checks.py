@@ -9,13 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from mithril.autodiff import gradients
-from mithril.autodiff.reverse import living
-from mithril.backend.base import Backend
-from mithril.base.dtypes import bool_, dtype as as_dtype, float32
-from mithril.base.errors import UnsupportedError
-from mithril.ir import Graph, Value, as_results
-from mithril.ir.decompose import decompose
+from mithril.autodiff import gradients, living
+from mithril.backend import Backend
+from mithril.base import UnsupportedError, bool_, dtype as as_dtype, float32
+from mithril.ir import Graph, Value, as_results, decompose
 from mithril_testing import programs
 from mithril_testing.running import Arrays, Program, backwards
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dtypes import ALL, DType, dtype as as_dtype
-from mithril.base.registry import operation as op
+from mithril.base import ALL, DType, dtype as as_dtype, operation as op
 from mithril.ir import Builder, Graph, Value
 from mithril.ops import cond, scan, while_loop
 from mithril_testing.running import Array

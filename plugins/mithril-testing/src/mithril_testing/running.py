@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend.base import Backend, BuildOptions
-from mithril.ir import Graph
-from mithril.ir.core import Op
-from mithril.ir.decompose import decompose
+from mithril.backend import Backend, BuildOptions
+from mithril.ir import Graph, Op, decompose
 
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]

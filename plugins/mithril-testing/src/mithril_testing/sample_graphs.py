@@ -7,10 +7,8 @@ from functools import cache
 
 import numpy as np
 
-from mithril.base.dims import Dim
-from mithril.base.registry import operation as op
-from mithril.ir import Builder, Graph, Output, result
-from mithril.ir.core import Op
+from mithril.base import Dim, operation as op
+from mithril.ir import Builder, Graph, Op, Output, result
 from mithril.ops import cond, scan
 from mithril_testing.cases import Case, differentiable, gradient_graph
 from mithril_testing.grown import joined

@@ -11,9 +11,8 @@ import pytest
 
 import mithril.ops
 from mithril import plugins
-from mithril.base.errors import OperationError, unknown
-from mithril.base.registry import operation, operations
-from mithril.ir.core import Op
+from mithril.base import OperationError, operation, operations, unknown
+from mithril.ir import Op
 
 CORE = str(Path(mithril.ops.__file__).parent)
 

@@ -8,12 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.base.errors import MithrilError, PassError, RewriteError
-from mithril.base.tensor_type import TensorType
-from mithril.compiler.pass_pipeline import installed
-from mithril.ir import Graph, as_results, parse, same, verify
-from mithril.ir.evaluate import evaluate
+from mithril.base import MithrilError, PassError, RewriteError, TensorType, dtype as as_dtype
+from mithril.compiler import installed
+from mithril.ir import Graph, as_results, evaluate, parse, same, verify
 from mithril.passes import Pass, PassContext, PassManager, as_pass, random_arguments
 from mithril_testing import xfail
 from mithril_testing.compare import assert_close, tolerance

@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend.checked_calls import checked
-from mithril.backend.memory_plan import human, parse_bytes
-from mithril.base.errors import InputError, MemoryLimitError
-from mithril.base.interleaved_timing import in_turns
-from mithril.runtime.compiled_model import CompiledModel
+from mithril.backend import checked, human, parse_bytes
+from mithril.base import InputError, MemoryLimitError, in_turns
+from mithril.runtime import CompiledModel
 from mithril_tools.benchmark import batch_of, resized
 
 GAIN = 0.05  # relative speedup below which a larger batch is not worth its latency

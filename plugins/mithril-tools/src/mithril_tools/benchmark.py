@@ -10,12 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend.checked_calls import CheckedType, checked
-from mithril.backend.memory_plan import human
-from mithril.base.errors import InputError, MithrilError, OptionError, unknown
-from mithril.base.tables import columns
-from mithril.runtime.compiled_model import CompiledModel
-from mithril.runtime.signature import array_type
+from mithril.backend import CheckedType, checked, human
+from mithril.base import InputError, MithrilError, OptionError, columns, unknown
+from mithril.runtime import CompiledModel, array_type
 
 METRICS = ("throughput", "latency", "memory_usage")
 

@@ -17,22 +17,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mithril.backend.checked_calls import checked
-from mithril.base.cpu_stopwatch import Lap, Stopwatch, typical
-from mithril.base.disk_cache import Store
-from mithril.base.errors import InputError
-from mithril.base.fingerprint import fingerprint
-from mithril.compiler.steps import compile as compile_model, make_backend
+from mithril.backend import checked
+from mithril.base import InputError, Lap, Stopwatch, Store, fingerprint, typical
+from mithril.compiler import compile as compile_model, make_backend
 from mithril.ir import Graph
 from mithril.plugins import resolve_options
-from mithril.runtime.compiled_model import CompiledModel
+from mithril.runtime import CompiledModel
 from mithril_tools.calibration_models import Case, corpus
 from mithril_tools.cost_model import PLAIN, CostModel, Estimate, Sample
 from mithril_tools.op_timing import distinct
 from mithril_tools.tuning_cache import machine, stamps
 
 if TYPE_CHECKING:
-    from mithril.backend.base import Backend
+    from mithril.backend import Backend
 
 ROUNDS = 10  # of the whole corpus
 TRUSTED = 0.5  # how far off, as a share, is nothing strange

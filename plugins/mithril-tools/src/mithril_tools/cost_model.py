@@ -14,14 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend.memory_plan import nbytes
-from mithril.base.errors import InputError
-from mithril.base.registry import operation
-from mithril.base.tables import columns
-from mithril.ir import Graph, Node
-from mithril.ir.attribute_text import attributes_key
-from mithril.ir.traits import is_product, is_view, sample_nodes
-from mithril.ops.control_flow import scan_op
+from mithril.backend import nbytes
+from mithril.base import InputError, columns, operation
+from mithril.ir import Graph, Node, attributes_key, is_product, is_view, sample_nodes
+from mithril.ops import scan_op
 
 CLASSES = ("product", "reduction", "elementwise", "move", "loop")
 CALL, SMALLEST, BEYOND = 0, slice(1, 1 + len(CLASSES)), slice(1 + len(CLASSES), None)

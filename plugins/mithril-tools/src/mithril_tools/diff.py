@@ -10,18 +10,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mithril.backend.base import Backend, BuildOptions
-from mithril.backend.checked_calls import checked
-from mithril.base import files
-from mithril.base.decisions import Decisions
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.base.errors import InputError, OptionError
-from mithril.compiler.steps import compile as compile_model
-from mithril.ir import Graph, Node, Output, Value, to_text
-from mithril.ir.evaluate import evaluate
-from mithril.runtime.capture import until
-from mithril.runtime.compiled_model import CompiledModel
-from mithril.runtime.weight_files import save_file
+from mithril.backend import Backend, BuildOptions, checked
+from mithril.base import Decisions, InputError, OptionError, dtype as as_dtype, files
+from mithril.compiler import compile as compile_model
+from mithril.ir import Graph, Node, Output, Value, evaluate, to_text
+from mithril.runtime import CompiledModel, save_file, until
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 CHUNK = 256  # values compared per run: bounds the memory that keeping intermediate results takes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mithril.backend.base import Backend, BuildOptions
+from mithril.backend import Backend, BuildOptions
 from mithril.ir import Graph, Input, Node, Value, as_results
 from mithril.passes import random_arguments
 from mithril_tools.cost_model import Sample, kind_of, logarithms, size_of, worked

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mithril import plugins
-from mithril.backend.checked_calls import checked
-from mithril.base.errors import InputError
-from mithril.base.tables import columns, si
-from mithril.runtime.watching import watch
+from mithril.backend import checked
+from mithril.base import InputError, columns, si
+from mithril.runtime import watch
 from mithril_tools.trace_events import Recorder
 
 if TYPE_CHECKING:
-    from mithril.runtime.compiled_model import CompiledModel
+    from mithril.runtime import CompiledModel
 
 
 @dataclass(frozen=True, slots=True)

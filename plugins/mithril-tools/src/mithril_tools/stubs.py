@@ -38,7 +38,7 @@ def room_stub(package: str) -> str:
         if holder:
             assigned += [f"{name} = {holder}.{name}" for name in names]
         else:
-            imports[f"{package}.{module}"] |= {f"{name} as {name}" for name in names}
+            imports[f"{package}.{module}".rstrip(".")] |= {f"{name} as {name}" for name in names}
     documentation = f'"""{(room.__doc__ or "").strip()}"""'
     return "\n".join([documentation, "", *_import_lines(imports), "", *sorted(assigned)]).rstrip() + "\n"
 
@@ -52,8 +52,8 @@ def _stub(command: str, includes: Callable[[str], bool]) -> str:
     for module, names in mithril._HOME.items():
         imports[f"mithril.{module}"] |= {f"{name} as {name}" for name in names if name != "compile"}
     imports["mithril"] |= {f"{name} as {name}" for name in mithril._SUBMODULES}
-    imports["mithril.base.version"].add("__version__ as __version__")
-    imports["mithril.runtime.compiled_model"].add("CompiledModel")
+    imports["mithril.base"].add("__version__ as __version__")
+    imports["mithril.runtime"].add("CompiledModel")
     assigned = [_export(name, e.spec.loads, imports) for name, e in plugins.exports().items() if includes(_home(e))]
     declared = [answer.spec for answer in plugins.options() if answer.plugin.is_core or includes(_home(answer))]
     options = [f"    {o.name}: {annotation_text(o.type, imports)}" for o in sorted(declared, key=_name)]

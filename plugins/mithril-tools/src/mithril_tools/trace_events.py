@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mithril.base import files
-from mithril.base.errors import OptionError
+from mithril.base import OptionError, files
 
 SECTIONS = ("compile", "run")
 

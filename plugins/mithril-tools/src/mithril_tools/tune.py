@@ -15,22 +15,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mithril.backend.checked_calls import checked
-from mithril.base.disk_cache import Store
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.base.errors import MithrilError, OptionError
-from mithril.base.fingerprint import NoFingerprint, fingerprint
-from mithril.base.interleaved_timing import in_turns
-from mithril.base.levels import LEVELS
-from mithril.compiler.steps import compile as compile_model, make_backend
-from mithril.models.language.flatten import flatten
+from mithril.backend import checked
+from mithril.base import (
+    LEVELS,
+    MithrilError,
+    NoFingerprint,
+    OptionError,
+    Store,
+    dtype as as_dtype,
+    fingerprint,
+    in_turns,
+)
+from mithril.compiler import compile as compile_model, make_backend
+from mithril.models import flatten
 from mithril.plugins import resolve_options
 from mithril_tools.diff import TOLERANCE, relative_error
 from mithril_tools.tuning_cache import keep, machine, searching, stamps
 
 if TYPE_CHECKING:
     from mithril.models import Model
-    from mithril.runtime.compiled_model import CompiledModel
+    from mithril.runtime import CompiledModel
 
 MARGIN = 0.03  # of the time: smaller gains are noise
 CHOICES: Mapping[str, Sequence[Any]] = {

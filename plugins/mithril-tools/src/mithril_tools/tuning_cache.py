@@ -11,9 +11,8 @@ from contextvars import ContextVar
 from typing import Any
 
 from mithril import __version__
-from mithril.base.disk_cache import Store
-from mithril.base.fingerprint import NoFingerprint, fingerprint, package_stamp
-from mithril.models.language.flatten import flatten
+from mithril.base import NoFingerprint, Store, fingerprint, package_stamp
+from mithril.models import flatten
 
 _searching: ContextVar[bool] = ContextVar("searching", default=False)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mithril.backend.source_backend import Forward
+from mithril.backend import Forward
 from mithril.ir import cotangent_name, result_name
 
 

@@ -10,14 +10,18 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from mithril.backend.arrays import as_numpy
-from mithril.backend.base import BuildOptions
-from mithril.backend.capabilities import Capabilities, Form
-from mithril.backend.codegen import Lowerings
-from mithril.backend.memory_plan import nbytes
-from mithril.backend.source_backend import Forward, SourceBackend, SourceExecutable
-from mithril.base.dtypes import ALL, DType, dtype as as_dtype
-from mithril.base.errors import BackendError
+from mithril.backend import (
+    BuildOptions,
+    Capabilities,
+    Form,
+    Forward,
+    Lowerings,
+    SourceBackend,
+    SourceExecutable,
+    as_numpy,
+    nbytes,
+)
+from mithril.base import ALL, BackendError, DType, dtype as as_dtype
 from mithril.ir import Graph, Node, iterate
 from mithril.ops import conv_input_grad, conv_weight_grad
 from mithril_torch.autograd import Differentiated

@@ -11,13 +11,10 @@ from typing import Any
 
 import torch
 
-from mithril.backend.base import BuildOptions
-from mithril.backend.source_backend import Forward
-from mithril.base import files
-from mithril.base.disk_cache import Store
-from mithril.base.errors import BackendError, OptionError, unknown
+from mithril.backend import BuildOptions, Forward
+from mithril.base import BackendError, OptionError, Store, files, unknown
 from mithril.ir import Graph, Node, iterate
-from mithril.ops.control_flow import if_op, while_op
+from mithril.ops import if_op, while_op
 from mithril_torch.autograd import Differentiated
 
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"

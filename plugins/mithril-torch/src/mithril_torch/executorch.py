@@ -14,10 +14,8 @@ from typing import Any
 
 import torch
 
-from mithril.backend.memory_plan import human
-from mithril.base import files
-from mithril.base.dims import symbols
-from mithril.base.errors import BackendError, InputError, OptionError, UnsupportedError
+from mithril.backend import human
+from mithril.base import BackendError, InputError, OptionError, UnsupportedError, files, symbols
 from mithril.ir import Graph
 
 DELEGATES = (None, "xnnpack")

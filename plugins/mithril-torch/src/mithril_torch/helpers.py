@@ -6,10 +6,7 @@ import numpy
 import torch
 import torch.nn.functional as F
 
-from mithril.backend.codegen import needs
-from mithril.backend.codegen.shared import Dialect
-from mithril.backend.codegen.shared.indexing import positions
-from mithril.backend.codegen.shared.pooling import pool_counts, window_parts
+from mithril.backend import Dialect, needs, pool_counts, positions, window_parts
 
 
 @needs(imports=("import ml_dtypes", "import numpy"))

@@ -8,9 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from mithril import plugins
-from mithril.backend.base import BuildOptions
-from mithril.backend.capabilities import Capabilities
-from mithril.backend.source_backend import Forward, SourceExecutable
+from mithril.backend import BuildOptions, Capabilities, Forward, SourceExecutable
 from mithril.ir import Graph, Input, Value, cotangent_name, iterate
 from mithril.plugins import HardwareTarget
 from mithril_jax.backend import JaxBackend

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mithril.base.errors import OptionError
+from mithril.base import OptionError
 
 
 @dataclass(frozen=True, slots=True)

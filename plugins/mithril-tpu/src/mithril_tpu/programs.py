@@ -9,9 +9,8 @@ from typing import Any
 
 import jax
 
-from mithril.base.errors import BackendError, InputError, unknown
-from mithril.runtime.compiled_model import CompiledModel
-from mithril.runtime.program import Kind, Program, Request
+from mithril.base import BackendError, InputError, unknown
+from mithril.runtime import CompiledModel, Kind, Program, Request
 from mithril_tpu.aot.program import AheadProgram, SimulatedProgram
 from mithril_tpu.aot.stages import AheadPipeline
 from mithril_tpu.backend import AheadBackend

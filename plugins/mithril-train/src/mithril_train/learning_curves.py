@@ -9,8 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from mithril.base import files
-from mithril.base.quoting import visible
+from mithril.base import files, visible
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 400, 64, 16, 40, 48
 COLOURS = ("#3366cc", "#dc3912", "#109618", "#ff9900", "#990099", "#0099c6", "#444444")

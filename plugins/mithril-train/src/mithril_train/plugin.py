@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mithril import Export, Option, PassSpec, hookimpl
-from mithril.base.annotations import Layers
+from mithril.base import Layers
 
 # Module below ``mithril_train`` -> the names it gives to the public face.
 EXPORTS = {

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from mithril.base.dtypes import DType
-from mithril.base.errors import OperationError
-from mithril.base.tensor_type import TensorType
+from mithril.base import DType, OperationError, TensorType
 from mithril.ir import Graph, Node, Value
 
 

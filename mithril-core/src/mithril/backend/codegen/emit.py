@@ -14,12 +14,9 @@ from mithril.backend.codegen.host_rows import CALLED, plugin_expression, referen
 from mithril.backend.codegen.lowering_table import Lowerings, Row
 from mithril.backend.codegen.names import Names
 from mithril.backend.codegen.source import CLOSING, SIGNATURE
-from mithril.base.dims import Dim, Symbol, symbols
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.base.errors import UnsupportedError
-from mithril.base.quoting import docstring, quoted, visible
+from mithril.base import Dim, Symbol, UnsupportedError, docstring, dtype as as_dtype, quoted, symbols, visible
 from mithril.ir import Graph, Node, Value
-from mithril.ops.control_flow import if_op
+from mithril.ops import if_op
 
 FALLBACK = Row(None, None, view=True)  # the reference on the host; it may return its argument
 UNKNOWN = 64  # what a symbolic size counts as there

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from mithril.backend import host_calls
-from mithril.base.quoting import quoted
-from mithril.plugins.plugin_lowering import PluginLowering, blamed
+from mithril.base import quoted
+from mithril.plugins import PluginLowering, blamed
 
 Call = Any  # codegen.call.Call and codegen.emit.Writer, which import this module
 Writer = Any

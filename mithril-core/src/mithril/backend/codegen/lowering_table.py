@@ -12,13 +12,9 @@ from typing import Any
 
 from mithril.backend.codegen.call import Call
 from mithril.backend.codegen.shared import HELPERS, Dialect
-from mithril.base.dims import Dim
-from mithril.base.dtypes import DType, int32
-from mithril.base.errors import OperationError
-from mithril.base.quoting import quoted
-from mithril.base.registry import Registry, named
+from mithril.base import Dim, DType, OperationError, Registry, int32, named, quoted
 from mithril.ir import Node, Op
-from mithril.plugins.plugin_lowering import PluginLowering
+from mithril.plugins import PluginLowering
 
 When = Callable[[Node], bool]
 Function = Callable[[Call], str | None]

@@ -14,9 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import files
-from mithril.base.errors import BackendError, OptionError
-from mithril.base.quoting import quoted, utf8
+from mithril.base import BackendError, OptionError, files, quoted, utf8
 
 SIGNATURE = "def forward(params, inputs):"
 CLOSING = "return outputs"

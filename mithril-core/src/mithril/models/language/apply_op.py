@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.errors import ModelError
+from mithril.base import ModelError
 from mithril.ir import Op
 from mithril.models.language.connection import Connection, Connections, Step
 from mithril.models.language.layer import Layer
@@ -90,7 +90,7 @@ def apply(op: Op, operands: Sequence[Any], attributes: Mapping[str, Any]) -> Any
 
 def apply_index(connection: Connection, index: Any) -> Any:
     """The layer behind ``connection[index]``."""
-    from mithril.ops.slicing import getitem
+    from mithril.ops import getitem
 
     parts = list(index) if isinstance(index, tuple) else [index]
     flat: list[Any] = []

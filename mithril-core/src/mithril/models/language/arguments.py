@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base.dims import Size
-from mithril.base.errors import ModelError, ShapeError
-from mithril.base.guards import assume
+from mithril.base import ModelError, ShapeError, Size, assume
 from mithril.ir import Value
 
 

@@ -10,11 +10,8 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from mithril.backend.checked_calls import checked
-from mithril.base.dtypes import DType, dtype as as_dtype
-from mithril.base.errors import ModelError, closest
-from mithril.base.operator_overloads import Operators
-from mithril.base.registry import operation
+from mithril.backend import checked
+from mithril.base import DType, ModelError, Operators, closest, dtype as as_dtype, operation
 from mithril.ir import Op
 from mithril.models.language.source_location import NOWHERE, Place, here
 from mithril.models.language.symbolic_sizes import ShapeOf
@@ -192,7 +189,7 @@ class IOKey(Connection):
 
 
 def _check_shape(name: str, shape: tuple[Any, ...], made: Place) -> None:
-    from mithril.base.dims import Dim
+    from mithril.base import Dim
 
     for size in shape:
         if isinstance(size, bool) or not (size is None or isinstance(size, (int, str, Dim))):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.errors import ModelError, closest
+from mithril.base import ModelError, closest
 from mithril.ir import Builder, Value
 from mithril.models.language.connection import Connection, Connections, Step
 from mithril.models.language.expressions import Expression
@@ -143,7 +143,7 @@ class If(Layer):
         return (), "bool" if self.expression.text.strip() == terminal else None
 
     def build(self, *values: Any) -> Any:
-        from mithril.ops.control_flow import cond
+        from mithril.ops import cond
 
         context = self.context
         known = dict(zip(self.inputs, values, strict=True))
@@ -284,7 +284,7 @@ class While(Layer):
         return (), "int32" if counts else None
 
     def build(self, *values: Any) -> Any:
-        from mithril.ops.control_flow import BOUNDED, while_loop
+        from mithril.ops import BOUNDED, while_loop
 
         context = self.context
         known = dict(zip(self.inputs, values, strict=True))

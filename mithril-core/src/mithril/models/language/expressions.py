@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mithril import ops
-from mithril.base.errors import ModelError
+from mithril.base import ModelError
 from mithril.ir import Value
 from mithril.models.language.source_location import here
 

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mithril.base.dtypes import DType, dtype as as_dtype
-from mithril.base.errors import ModelError, closest
-from mithril.base.fingerprint import fields
+from mithril.base import DType, ModelError, closest, dtype as as_dtype, fields
 from mithril.models.language.connection import NO_DEFAULT, Connection, Constant, IOKey, Step
 from mithril.models.language.layer import Layer
 from mithril.models.language.model import Model

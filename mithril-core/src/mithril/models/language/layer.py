@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from typing import Any
 
-from mithril.backend.checked_calls import check_call, constructor, is_ours
-from mithril.base.errors import ModelError, OptionError
-from mithril.base.fingerprint import fields
+from mithril.backend import check_call, constructor, is_ours
+from mithril.base import ModelError, OptionError, fields
 from mithril.ir import Value
 from mithril.models.language.connection import Connections, Step, snake_case
 from mithril.models.language.source_location import NOWHERE, Place, caller, here

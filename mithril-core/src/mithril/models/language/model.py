@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-from mithril.backend.checked_calls import checked
-from mithril.base.errors import ModelError, closest
+from mithril.backend import checked
+from mithril.base import ModelError, closest
 from mithril.models.language.connection import NO_DEFAULT, Connection, Connections, IOKey, Step, snake_case
 from mithril.models.language.layer import Layer
 from mithril.models.language.source_location import here

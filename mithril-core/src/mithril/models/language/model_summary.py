@@ -7,10 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mithril.base.dims import Dim, is_static, numel
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.base.errors import ModelError, closest
-from mithril.base.tensor_type import TensorType
+from mithril.base import Dim, ModelError, TensorType, closest, dtype as as_dtype, is_static, numel
 from mithril.ir import Graph, Node
 from mithril.models.language.flatten import FlatModel, flatten
 from mithril.models.language.layer import Layer
@@ -123,7 +120,7 @@ def _flops(node: Node) -> int:
 def _known(size: Any) -> int:
     if is_static((size,)):
         return int(size)
-    from mithril.base.dims import substitute, symbols
+    from mithril.base import substitute, symbols
 
     return int(substitute(size, {s.name: max(s.low, 1) for s in symbols(size)}))
 

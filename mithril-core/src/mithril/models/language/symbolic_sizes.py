@@ -6,8 +6,7 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from mithril.base.dims import Dim
-from mithril.base.errors import ShapeError
+from mithril.base import Dim, ShapeError
 from mithril.ir import Value
 
 

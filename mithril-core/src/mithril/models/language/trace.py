@@ -7,12 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Dim
-from mithril.base.dtypes import DType
-from mithril.base.errors import DTypeError, ModelError, ShapeError, closest
-from mithril.base.guards import assume
-from mithril.base.patterns import matches
-from mithril.base.tensor_type import TensorType
+from mithril.base import Dim, DType, DTypeError, ModelError, ShapeError, TensorType, assume, closest, matches
 from mithril.ir import Builder, Graph, Value, as_results
 from mithril.models.language.connection import NO_DEFAULT, IOKey
 from mithril.models.language.flatten import TRAINING_FLAG, FlatModel, Leaf, flatten

@@ -7,9 +7,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from mithril.base.dims import Shape, equal, is_static
-from mithril.base.dtypes import DEFAULT_FLOAT, DType, dtype as as_dtype
-from mithril.base.errors import MithrilError, ModelError, ShapeError
+from mithril.base import (
+    DEFAULT_FLOAT,
+    DType,
+    MithrilError,
+    ModelError,
+    Shape,
+    ShapeError,
+    dtype as as_dtype,
+    equal,
+    is_static,
+)
 from mithril.ir import Builder, Origin, Output, Value, result
 from mithril.models.language.connection import IOKey
 from mithril.models.language.source_location import Place

@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base.dims import Size
-from mithril.base.errors import ModelError, ShapeError
+from mithril.base import ModelError, ShapeError, Size
 from mithril.ir import Builder, Value
 from mithril.models.language.arguments import expect_rank, expect_size, positive, probability
 from mithril.models.language.layer import Layer
 from mithril.models.layers.linear import Linear
 from mithril.models.layers.shape_layers import Dropout
-from mithril.ops.control_flow import PLACES
+from mithril.ops import PLACES
 
 FULL = "[batch, length, features]"
 

@@ -7,8 +7,7 @@ from functools import wraps
 from typing import Any
 
 from mithril import ops
-from mithril.base.dims import Size
-from mithril.base.errors import ModelError
+from mithril.base import ModelError, Size
 from mithril.ir import Value
 from mithril.models.language.arguments import expect_rank, expect_size, in_and_out, paddings, per_axis, positive
 from mithril.models.language.layer import Layer

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mithril import ops
-from mithril.base.errors import ModelError, unknown
-from mithril.base.registry import operation
+from mithril.base import ModelError, operation, unknown
 from mithril.ir import Value
 from mithril.models.language.arguments import expect_size, in_and_out, positive
 from mithril.models.language.layer import Layer

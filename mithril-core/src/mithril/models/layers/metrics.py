@@ -12,13 +12,11 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base.dims import product
-from mithril.base.errors import ModelError, ShapeError
-from mithril.ir import Value
-from mithril.ir.type_rules import expect_paired, shape_text
+from mithril.base import ModelError, ShapeError, product
+from mithril.ir import Value, expect_paired, shape_text
 from mithril.models.language import arguments
 from mithril.models.language.layer import Layer
-from mithril.ops.shape import size_value
+from mithril.ops import size_value
 
 Array = np.ndarray[Any, Any]
 Statistics = Mapping[str, Any]

@@ -6,8 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from mithril.base.errors import ModelError
-from mithril.base.registry import operation
+from mithril.base import ModelError, operation
 from mithril.models.language.layer import Layer, LayerType
 
 TERMINALS = {("x",): ("input",), ("a", "b"): ("left", "right")}

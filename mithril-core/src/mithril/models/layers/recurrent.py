@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from mithril import ops
-from mithril.base.errors import ModelError
+from mithril.base import ModelError
 from mithril.ir import Value
 from mithril.models.language.arguments import expect_rank, expect_size, positive, probability
 from mithril.models.language.layer import Layer
@@ -86,7 +86,7 @@ class _Recurrent(Layer):
         return tuple(out)
 
     def _run(self, y: Any, start: tuple[Any, ...], suffix: str, reverse: bool) -> tuple[Any, tuple[Any, ...]]:
-        from mithril.ops.control_flow import scan
+        from mithril.ops import scan
 
         width = self.gates * self.size
         bound = self.size**-0.5

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mithril import ops
-from mithril.base.dims import is_static, product
-from mithril.base.errors import ModelError, ShapeError
+from mithril.base import ModelError, ShapeError, is_static, product
 from mithril.ir import Value
 from mithril.models.language.arguments import positive, probability
 from mithril.models.language.layer import Layer

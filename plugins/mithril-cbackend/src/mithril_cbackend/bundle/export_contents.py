@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend.memory_plan import ALIGNMENT, nbytes
+from mithril.backend import ALIGNMENT, nbytes
 from mithril.ir import Graph
 from mithril_cbackend.c_names import unique
 from mithril_cbackend.graph.call_layout import packed

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from mithril import __version__
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.base.quoting import c_quoted, c_visible
+from mithril.base import c_quoted, c_visible, dtype as as_dtype
 from mithril_cbackend.bundle.export_contents import Contents
 from mithril_cbackend.graph.call_layout import ARENA
 from mithril_cbackend.program.c_printer import TYPES, body_text, prelude, slot_names

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend.memory_plan import ALIGNMENT
-from mithril.base.dtypes import dtype as as_dtype
+from mithril.backend import ALIGNMENT
+from mithril.base import dtype as as_dtype
 
 Array = np.ndarray[Any, Any]
 ARENA = 0  # the first slot of the table

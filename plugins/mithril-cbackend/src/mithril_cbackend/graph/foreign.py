@@ -7,7 +7,7 @@ from typing import Any
 
 from mithril import plugins
 from mithril.ir import Node
-from mithril.plugins.plugin_lowering import PluginLowering, applicable, blamed
+from mithril.plugins import PluginLowering, applicable, blamed
 
 
 def plugin_lowering(node: Node) -> PluginLowering | None:

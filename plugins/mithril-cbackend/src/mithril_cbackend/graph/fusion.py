@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dtypes import dtype as as_dtype, int32
-from mithril.base.tensor_type import TensorType
-from mithril.ir import Graph, Node, Value
-from mithril.ir.traits import is_expensive
+from mithril.base import TensorType, dtype as as_dtype, int32
+from mithril.ir import Graph, Node, Value, is_expensive
 from mithril_cbackend.graph.foreign import is_primitive, plugin_lowering, plugin_template
 from mithril_cbackend.lowering.attention import attention, attention_match
 from mithril_cbackend.lowering.attention.attention_match import Attention

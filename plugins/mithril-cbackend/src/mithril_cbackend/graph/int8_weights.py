@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base.dtypes import float32, int8
-from mithril.base.tensor_type import TensorType
-from mithril.ir import Graph, Input, Node, Value
-from mithril.ir.traits import is_matrix_transpose, is_product, linear_in, reads_rows
+from mithril.base import TensorType, float32, int8
+from mithril.ir import Graph, Input, Node, Value, is_matrix_transpose, is_product, linear_in, reads_rows
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 
 LEAST = 256  # elements; of less there is nothing to be saved

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.quoting import c_visible
-from mithril.ir.attribute_text import attributes_text
+from mithril.base import c_visible
+from mithril.ir import attributes_text
 from mithril_cbackend import tir as t
 from mithril_cbackend.c_names import identifier
 from mithril_cbackend.graph.call_layout import ARENA

@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from mithril.backend.base import BuildOptions
-from mithril.base import files
-from mithril.base.errors import BackendError, OptionError, UnsupportedError, unknown
-from mithril.ir import Graph
-from mithril.ir.decompose import decompose
-from mithril.ir.lazy_graph import Deferred
+from mithril.backend import BuildOptions
+from mithril.base import BackendError, OptionError, UnsupportedError, files, unknown
+from mithril.ir import Deferred, Graph, decompose
 from mithril_cbackend.compile_target import VECTOR_BYTES, Purpose
 from mithril_cbackend.cpu_info import processors, second_cache, vector_bytes
 from mithril_cbackend.graph import fusion

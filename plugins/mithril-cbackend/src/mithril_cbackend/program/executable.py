@@ -18,17 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mithril.backend.fast_path import Quick, written
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.base.errors import InputError
-from mithril.ir import Graph
-from mithril.ir.lazy_graph import Deferred
+from mithril.backend import Quick, written
+from mithril.base import InputError, dtype as as_dtype
+from mithril.ir import Deferred, Graph
 from mithril_cbackend.compile_target import Purpose
 from mithril_cbackend.graph.call_layout import ARENA, CALL, RUN, Array, Layout, aligned
 from mithril_cbackend.program.numpy_abi import KNOWN, address_of
 
 if TYPE_CHECKING:
-    from mithril.runtime.compiled_model import CompiledModel
+    from mithril.runtime import CompiledModel
 
     # the rest of the backend, and TVM with it, stays away from programs that come from the cache
     from mithril_cbackend.lowering.element.kernel_builder import Machine

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import memory_plan
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.base.tensor_type import TensorType
+from mithril.base import TensorType, dtype as as_dtype
 from mithril.ir import Graph, Node, Value, iterate
 from mithril_cbackend import tir as t
 from mithril_cbackend.graph.call_layout import ARENA, Layout

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from mithril.backend.base import BuildOptions
-from mithril.ir.lazy_graph import Deferred
+from mithril.backend import BuildOptions
+from mithril.ir import Deferred
 from mithril_cbackend import module_loader
 from mithril_cbackend.compile_target import purpose
 from mithril_cbackend.graph.call_layout import Layout

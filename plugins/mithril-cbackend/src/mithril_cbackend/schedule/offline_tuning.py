@@ -15,9 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from mithril.base.disk_cache import Store
-from mithril.base.errors import OptionError
-from mithril.base.interleaved_timing import in_turns
+from mithril.base import OptionError, Store, in_turns
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import compile_graph
 from mithril_cbackend.program.executable import executables
@@ -26,7 +24,7 @@ from mithril_cbackend.schedule.schedules import Schedules
 from mithril_cbackend.schedule.tuning import DEFAULT, Call, Operation
 
 if TYPE_CHECKING:
-    from mithril.runtime.compiled_model import CompiledModel
+    from mithril.runtime import CompiledModel
 
 FINALISTS = 3  # of each operation, that the whole program is tried with
 HOPELESS = 1.2  # times slower than the best

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mithril.base import files
-from mithril.base.errors import OptionError
+from mithril.base import OptionError, files
 
 if TYPE_CHECKING:
-    from mithril.runtime.compiled_model import CompiledModel
+    from mithril.runtime import CompiledModel
     from mithril_cbackend.lowering.element.kernel_builder import Machine
 
 FORMAT, VERSION = "mithril-cbackend schedules", 1

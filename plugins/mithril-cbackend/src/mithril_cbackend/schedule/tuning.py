@@ -11,11 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mithril.backend.base import BuildOptions
-from mithril.base.disk_cache import Store
-from mithril.base.dtypes import float32
-from mithril.base.fingerprint import fingerprint, package_stamp
-from mithril.base.interleaved_timing import in_turns
+from mithril.backend import BuildOptions
+from mithril.base import Store, fingerprint, float32, in_turns, package_stamp
 from mithril.ir import Builder, Graph, Input, Node, Value, iterate
 from mithril.passes import random_arguments
 from mithril_cbackend.compile_target import Purpose

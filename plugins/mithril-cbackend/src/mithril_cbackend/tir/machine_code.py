@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mithril.base.errors import BackendError
+from mithril.base import BackendError
 from mithril_cbackend.tir.tvm_api import tirx, tvm
 
 

@@ -13,17 +13,20 @@ import numpy as np
 
 import mithril
 from mithril import ops
-from mithril.base import files
-from mithril.base.decisions import Decisions
-from mithril.base.dims import Dim
-from mithril.base.dtypes import DType
-from mithril.base.errors import InputError, MithrilError, OptionError, ShapeError
-from mithril.base.quoting import storable
-from mithril.base.tensor_type import TensorType
-from mithril.ir import Graph, Input, Value, to_text
-from mithril.ir.decompose import decompose
-from mithril.runtime.program import Kind as ProgramKind, Request
-from mithril.runtime.signature import InputSpec
+from mithril.base import (
+    Decisions,
+    Dim,
+    DType,
+    InputError,
+    MithrilError,
+    OptionError,
+    ShapeError,
+    TensorType,
+    files,
+    storable,
+)
+from mithril.ir import Graph, Input, Value, decompose, to_text
+from mithril.runtime import InputSpec, Kind as ProgramKind, Request
 from mithril_ggml import lowering
 from mithril_ggml.gguf.reader import MAX_NAME
 from mithril_ggml.library.quant_types import stored

@@ -8,19 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend.base import Backend, BuildOptions
-from mithril.base.decisions import Decisions
-from mithril.base.errors import InputError, MithrilError
-from mithril.base.tensor_type import TensorType
-from mithril.compiler.steps import make_backend
-from mithril.ir import Graph, Input, parse
-from mithril.ir.lazy_graph import Deferred
+from mithril.backend import Backend, BuildOptions
+from mithril.base import Decisions, InputError, MithrilError, TensorType
+from mithril.compiler import make_backend
+from mithril.ir import Deferred, Graph, Input, parse
 from mithril.passes import PassContext, PassManager
 from mithril.plugins import resolve_options
-from mithril.runtime.compiled_model import CompiledModel
-from mithril.runtime.initializers import initialise
-from mithril.runtime.program import Interface, Program, Request, Results
-from mithril.runtime.signature import InputSpec
+from mithril.runtime import CompiledModel, InputSpec, Interface, Program, Request, Results, initialise
 from mithril_ggml.backend import GGMLBackend
 from mithril_ggml.gguf.export import FORMAT
 from mithril_ggml.gguf.reader import PLAIN, GGUFFile, StoredTensor, read_gguf

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.errors import InputError
+from mithril.base import InputError
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

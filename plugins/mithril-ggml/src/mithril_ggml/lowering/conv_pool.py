@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dtypes import bool_
+from mithril.base import bool_
 from mithril.ir import Node
 from mithril_ggml.lowering.table import Array, is_single, row
 from mithril_ggml.program.program_builder import Draft, static

@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 
-from mithril.base.dtypes import int32
-from mithril.base.errors import InputError
+from mithril.base import InputError, int32
 from mithril.ir import Node
 from mithril_ggml.library.library import ggml
 from mithril_ggml.lowering.norms import combined

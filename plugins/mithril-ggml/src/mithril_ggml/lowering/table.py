@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 
 from mithril import plugins
-from mithril.backend.host_calls import check_results, host_function
-from mithril.base.dtypes import DType, float32, int32
-from mithril.base.registry import Registry
-from mithril.ir import Node, Op
-from mithril.ir.traits import reads_rows
-from mithril.plugins.plugin_lowering import PluginLowering, applicable, blamed
+from mithril.backend import check_results, host_function
+from mithril.base import DType, Registry, float32, int32
+from mithril.ir import Node, Op, reads_rows
+from mithril.plugins import PluginLowering, applicable, blamed
 from mithril_ggml.library.library import ggml
 from mithril_ggml.program.program_builder import Draft, static
 from mithril_ggml.program.strided_tensor import Tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mithril.backend.memory_plan import ALIGNMENT, Buffer, Strategy, find_strategy, peak_bytes
+from mithril.backend import ALIGNMENT, Buffer, Strategy, find_strategy, peak_bytes
 from mithril_ggml.program.program_builder import Draft, Step
 from mithril_ggml.program.strided_tensor import Storage, Tensor
 

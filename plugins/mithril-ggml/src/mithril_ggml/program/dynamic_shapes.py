@@ -9,10 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Dim, substitute
-from mithril.base.errors import BackendError, InputError
-from mithril.base.guards import bind
-from mithril.base.tensor_type import TensorType
+from mithril.base import BackendError, Dim, InputError, TensorType, bind, substitute
 from mithril.ir import Graph, Node, Value
 from mithril_ggml.program.executable import GGMLExecutable
 

@@ -12,11 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend.memory_plan import ALIGNMENT, human
-from mithril.base.errors import BackendError, InputError, MemoryLimitError
-from mithril.base.quoting import visible
-from mithril.ir import Graph
-from mithril.ir.lazy_graph import Deferred
+from mithril.backend import ALIGNMENT, human
+from mithril.base import BackendError, InputError, MemoryLimitError, visible
+from mithril.ir import Deferred, Graph
 from mithril_ggml.library.abort_guard import guarded
 from mithril_ggml.library.library import compute, ggml, machine_memory
 from mithril_ggml.library.quant_types import stored

@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mithril.backend.base import BuildOptions
-from mithril.backend.memory_plan import Strategy, human
-from mithril.base.errors import MemoryLimitError, MithrilError, VerificationError
+from mithril.backend import BuildOptions, Strategy, human
+from mithril.base import MemoryLimitError, MithrilError, VerificationError
 from mithril.ir import Graph, Node, Value, iterate, verify
 from mithril_ggml import lowering
 from mithril_ggml.library.library import machine_memory

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dtypes import DType, float32
-from mithril.base.errors import UnsupportedError
+from mithril.base import DType, UnsupportedError, float32
 from mithril.ir import Graph, Node, Value
 from mithril_ggml.program.strided_tensor import Shape, Storage, Tensor, row_strides, simplified
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dtypes import DType
+from mithril.base import DType
 from mithril_ggml.library.quant_types import Kind
 
 Shape = tuple[int, ...]

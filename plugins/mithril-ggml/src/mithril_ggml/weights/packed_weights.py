@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mithril.base.errors import InputError
+from mithril.base import InputError
 from mithril_ggml.library.abort_guard import guarded
 from mithril_ggml.library.library import ggml, raw
 from mithril_ggml.library.quant_types import Kind
@@ -97,7 +97,7 @@ def pack(array: Array, kind: Kind, transposed: bool = False, name: str = "a weig
 
 def _narrow(rows: Array, kind: Kind, name: str) -> Array:
     if kind.name == "bf16":
-        from mithril.base.dtypes import bfloat16
+        from mithril.base import bfloat16
 
         return rows.astype(bfloat16.numpy)
     if np.abs(rows).max() > np.finfo(np.float16).max:

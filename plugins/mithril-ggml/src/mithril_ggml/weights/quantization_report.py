@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend.memory_plan import human
-from mithril.base.errors import InputError
+from mithril.backend import human
+from mithril.base import InputError
 from mithril_ggml.program.dynamic_shapes import SizedExecutable
 from mithril_ggml.program.executable import GGMLExecutable
 from mithril_ggml.weights.packed_weights import values

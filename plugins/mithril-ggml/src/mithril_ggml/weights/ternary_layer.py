@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base.registry import operation
+from mithril.base import operation
 from mithril.ir import Value
-from mithril.models.language.arguments import expect_size, in_and_out
-from mithril.models.language.layer import Layer
+from mithril.models import Layer, expect_size, in_and_out
 
 
 class TernaryLinear(Layer):

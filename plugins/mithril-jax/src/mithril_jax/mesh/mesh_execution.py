@@ -17,8 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import mithril as ml
-from mithril.base.decisions import Decisions
-from mithril.base.errors import BackendError, OptionError
+from mithril.base import BackendError, Decisions, OptionError
 from mithril.ir import Graph, Input, Output
 from mithril_jax import process_config
 

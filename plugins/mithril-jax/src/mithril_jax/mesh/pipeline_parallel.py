@@ -17,10 +17,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import mithril as ml
-from mithril.backend.base import BuildOptions
-from mithril.backend.codegen.source import Source
-from mithril.backend.source_backend import SourceExecutable
-from mithril.base.errors import BackendError, OptionError
+from mithril.backend import BuildOptions, Source, SourceExecutable
+from mithril.base import BackendError, OptionError
 from mithril.ir import Graph, Input
 from mithril_jax.mesh import mesh_execution
 

@@ -9,11 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mithril.backend.source_backend import Forward
-from mithril.base.decisions import Decisions
-from mithril.base.dims import Dim, Symbol, substitute, symbols
-from mithril.base.dtypes import DType
-from mithril.base.errors import UnsupportedError
+from mithril.backend import Forward
+from mithril.base import Decisions, Dim, DType, Symbol, UnsupportedError, substitute, symbols
 from mithril.ir import Graph, Input
 
 TRIED = 3  # examples of random numbers that a mapped program is compared on

@@ -9,12 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mithril.backend.memory_plan import MemoryPlan, human, nbytes, plan
-from mithril.base.cpu_stopwatch import Lap, Stopwatch, typical
-from mithril.base.errors import InputError
+from mithril.backend import MemoryPlan, human, nbytes, plan
+from mithril.base import InputError, Lap, Stopwatch, typical
 from mithril.ir import Graph
 from mithril.passes import random_arguments
-from mithril.runtime.interpreter import Stepped
+from mithril.runtime import Stepped
 from mithril_mlx.backend import MlxBackend
 from mithril_mlx.function_import import import_function
 from mithril_mlx.utilities.fusion_opportunities import PLAIN, FusionOpportunity, lowered, opportunities, rewritten

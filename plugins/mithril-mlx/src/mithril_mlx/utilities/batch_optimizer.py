@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 import mithril as ml
-from mithril.backend.memory_plan import human, parse_bytes
-from mithril.base.errors import InputError, MemoryLimitError
+from mithril.backend import human, parse_bytes
+from mithril.base import InputError, MemoryLimitError
 from mithril_mlx.mlx_loader import mx
 from mithril_mlx.utilities.tensor_cache import seconds
 from mithril_tools.batching import BatchChoice, fastest_batch, free_memory

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.decisions import Decisions
-from mithril.base.errors import InputError, MithrilError, UnsupportedError
+from mithril.base import Decisions, InputError, MithrilError, UnsupportedError
 from mithril.ir import Graph
 from mithril.ops import activations
 from mithril.rewrite import Rule, RuleSet, rule

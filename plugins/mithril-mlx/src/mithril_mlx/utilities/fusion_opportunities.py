@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mithril import ops, plugins
-from mithril.backend.base import BuildOptions
-from mithril.backend.memory_plan import nbytes
-from mithril.base.interleaved_timing import in_turns
+from mithril.backend import BuildOptions, nbytes
+from mithril.base import in_turns
 from mithril.ir import Builder, Graph, Node, Output, Value
 from mithril.passes import random_arguments
 from mithril.rewrite import Rule, RuleSet

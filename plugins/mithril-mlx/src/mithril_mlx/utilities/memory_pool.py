@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend.memory_plan import human, parse_bytes
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.base.errors import InputError, MemoryLimitError, OptionError
+from mithril.backend import human, parse_bytes
+from mithril.base import InputError, MemoryLimitError, OptionError, dtype as as_dtype
 from mithril_mlx.mlx_loader import mx
 
 AHEAD = 28  # results that MLX allocates before the operations that use them up have run: measured on chains

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mithril.backend.base import BuildOptions
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.base.errors import InputError
-from mithril.base.registry import operation
-from mithril.base.tensor_type import TensorType
+from mithril.backend import BuildOptions
+from mithril.base import InputError, TensorType, dtype as as_dtype, operation
 from mithril.ir import Graph, trace
 from mithril_mlx.backend import MlxBackend
 from mithril_mlx.mlx_loader import mx

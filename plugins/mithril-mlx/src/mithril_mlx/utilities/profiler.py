@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import mithril as ml
-from mithril.base.errors import InputError
+from mithril.base import InputError
 from mithril_mlx.mlx_loader import mx
 from mithril_tools.profile import Breakdown, ProfileStats
 from mithril_tools.trace_events import Recorder

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from mlx.utils import tree_flatten, tree_map
 
-from mithril.backend.memory_plan import parse_bytes
-from mithril.base.lru_cache import Counts, LruCache
+from mithril.backend import parse_bytes
+from mithril.base import Counts, LruCache
 from mithril_mlx.mlx_loader import mx
 
 

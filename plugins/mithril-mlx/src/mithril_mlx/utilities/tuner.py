@@ -13,10 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.disk_cache import Store
-from mithril.base.errors import BackendError, InputError
-from mithril.base.fingerprint import fingerprint
-from mithril.base.interleaved_timing import in_turns
+from mithril.base import BackendError, InputError, Store, fingerprint, in_turns
 from mithril_mlx.mlx_loader import BLAS, mx
 from mithril_mlx.utilities.tensor_cache import seconds
 from mithril_tools.diff import relative_error

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from mithril.ir import Node
-from mithril.ir.axes import Axes, Factors, Role
+from mithril.ir import Factors, Node, OpAxes, Role
 from mithril_parallel.mesh import Mesh, Split, base, blocks, in_blocks
 
 Splits = Sequence[Split | None]
@@ -30,7 +29,7 @@ def divide(node: Node, splits: Splits, mesh: Mesh, allows: Allows) -> Division:
     return division
 
 
-def wanted(axes: Axes, splits: Splits) -> Iterator[tuple[str, Cut]]:
+def wanted(axes: OpAxes, splits: Splits) -> Iterator[tuple[str, Cut]]:
     """Yield the factors that the operands' splits divide."""
     for fs, split in zip(axes.operands, splits, strict=True):
         for factors, entry in zip(fs or (), split or (), strict=True):
@@ -38,7 +37,7 @@ def wanted(axes: Axes, splits: Splits) -> Iterator[tuple[str, Cut]]:
                 yield _factor(axes, factors, entry)
 
 
-def _factor(axes: Axes, factors: Factors, entry: str) -> tuple[str, Cut]:
+def _factor(axes: OpAxes, factors: Factors, entry: str) -> tuple[str, Cut]:
     """Return the factor of an axis that an entry divides: the one that begins at its blocks, or has them inside."""
     outer, count, match = 1, blocks(entry), ("", 1)
     for f in factors:
@@ -50,7 +49,7 @@ def _factor(axes: Axes, factors: Factors, entry: str) -> tuple[str, Cut]:
     return match[0], Cut(base(entry), match[1])
 
 
-def length(axes: Axes, factor: str) -> int:
+def length(axes: OpAxes, factor: str) -> int:
     size = axes.sizes[factor]
     return size if isinstance(size, int) else 1
 
@@ -60,7 +59,7 @@ class Division:
 
     def __init__(self, node: Node, mesh: Mesh, allows: Allows) -> None:
         self.mesh, self.allows = mesh, allows
-        self.axes: Axes = node.axes
+        self.axes: OpAxes = node.axes
         self.cuts: dict[str, Cut] = {}
 
     @property

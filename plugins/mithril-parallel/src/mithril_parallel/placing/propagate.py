@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from mithril.ir import Graph, Node, Value
-from mithril.ir.traits import is_addition, is_permutation, is_source
-from mithril.ops.control_flow import scan_op
+from mithril.ir import Graph, Node, Value, is_addition, is_permutation, is_source
+from mithril.ops import scan_op
 from mithril_parallel.mesh import Mesh, Split, whole
 from mithril_parallel.placing.rules import Passage, as_part, passage, sizes
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mithril.ir import Node, Value
-from mithril.ir.axes import Axes, Role
+from mithril.ir import Node, OpAxes, Role, Value
 from mithril_parallel.mesh import Mesh, Split, base, whole
 from mithril_parallel.placing.factors import divide
 
@@ -44,7 +43,7 @@ def passage(node: Node, splits: Sequence[Split | None], mesh: Mesh) -> Passage:
     return Passage(division.needs, gives, frozenset(division.kinds), at_once)
 
 
-def _shares(axes: Axes, factor: str, role: Role | None) -> bool:
+def _shares(axes: OpAxes, factor: str, role: Role | None) -> bool:
     """Whether the compiler divides a factor: a parallel one, one that is reduced, and a table that is looked up in."""
     if role is not None and not role.reduces and (role.kind != "index" or axes.gives(factor)):
         return False

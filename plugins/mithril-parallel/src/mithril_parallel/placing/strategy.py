@@ -11,11 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from mithril.base.errors import OptionError
-from mithril.ir import Graph, Input, Node, Value
-from mithril.ir.axes import Axes, Factors
-from mithril.ir.decompose import decompose
-from mithril.ir.traits import is_product, is_unchanged, is_view
+from mithril.base import OptionError
+from mithril.ir import Factors, Graph, Input, Node, OpAxes, Value, decompose, is_product, is_unchanged, is_view
 from mithril_parallel.mesh import DATA, MODEL, Mesh, Split, whole
 from mithril_parallel.placing.propagate import Placed, step
 from mithril_parallel.placing.rules import Passage, passage, sizes
@@ -164,7 +161,7 @@ def _weights(node: Node) -> list[_Weight]:
     return [place for place in places if place is not None]
 
 
-def _place(axes: Axes, slot: int) -> _Weight | None:
+def _place(axes: OpAxes, slot: int) -> _Weight | None:
     """The axes of a weight: the only one that is summed, and the last one that is its own."""
     operands = [[_only(axes, factors) for factors in fs or ()] for fs in axes.operands]
     columns = [_only(axes, factors) for factors in axes.results[0]]
@@ -184,7 +181,7 @@ def _transposed(node: Node) -> list[int]:
     return [operand.index(factors) for factors in result]
 
 
-def _only(axes: Axes, factors: Factors) -> str | None:
+def _only(axes: OpAxes, factors: Factors) -> str | None:
     """The factor that an axis is, if it is one."""
     long = [f for f in factors if axes.sizes[f] != 1] or list(factors[-1:])
     return long[0] if len(long) == 1 else None

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 
-from mithril.ir import Node, Output, Value
-from mithril.ir.traits import is_product, is_unchanged, is_windowed_product
+from mithril.ir import Node, Output, Value, is_product, is_unchanged, is_windowed_product
 from mithril_parallel.mesh import DATA, base
 from mithril_parallel.placing.propagate import Placed
 from mithril_parallel.xla_model.fusion_model import Fused

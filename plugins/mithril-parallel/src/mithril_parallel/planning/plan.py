@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mithril import plugins
-from mithril.base.errors import InputError, OptionError, UnsupportedError, unknown
+from mithril.base import InputError, OptionError, UnsupportedError, unknown
 from mithril.ir import Graph
 from mithril.plugins import HardwareTarget
-from mithril.runtime.program import Kind, Request
+from mithril.runtime import Kind, Request
 from mithril_parallel.mesh import DATA, MODEL, Mesh
 from mithril_parallel.placing.propagate import propagate
 from mithril_parallel.placing.strategy import Choice, choose

@@ -17,12 +17,9 @@ from typing import Any
 import ml_dtypes  # noqa: F401  # teaches NumPy bfloat16
 import numpy as np
 
-from mithril.backend.arrays import to_numpy
-from mithril.base import files
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.base.errors import InputError
-from mithril.runtime.compiled_model import CompiledModel
-from mithril.runtime.weight_files import save_file
+from mithril.backend import to_numpy
+from mithril.base import InputError, dtype as as_dtype, files
+from mithril.runtime import CompiledModel, save_file
 
 Index = tuple[slice, ...]
 

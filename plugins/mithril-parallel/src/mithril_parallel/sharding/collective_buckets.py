@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import prod
 
-from mithril.base.registry import operation
+from mithril.base import operation
 from mithril.ir import Builder, Graph, Node, Value
 from mithril_parallel.placing.rules import sizes
 from mithril_parallel.sharding.collectives import all_gather, all_reduce, reduce_scatter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.ir.declare import op
+from mithril.ir import op
 
 KINDS = ("sum", "max", "min")
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mithril.base.dtypes import int32
-from mithril.base.tensor_type import TensorType
-from mithril.ir import Graph, Input, Node, Output, Value
-from mithril.ir.traits import is_addition
+from mithril.base import TensorType, int32
+from mithril.ir import Graph, Input, Node, Output, Value, is_addition
 from mithril_parallel.mesh import Split, whole
 from mithril_parallel.sharding.local_graph import INDEX, LocalGraph, Sharded
 from mithril_parallel.sharding.local_rules import Local, is_zero

@@ -10,11 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mithril.base.dtypes import int32
-from mithril.base.errors import OperationError, UnsupportedError
-from mithril.base.registry import operation
+from mithril.base import OperationError, UnsupportedError, int32, operation
 from mithril.ir import Builder, Graph, Node, Value
-from mithril.ops.control_flow import if_op
+from mithril.ops import if_op
 from mithril_parallel.mesh import Mesh, Split, base, blocks
 from mithril_parallel.placing.rules import sizes
 from mithril_parallel.sharding.local_rules import Local

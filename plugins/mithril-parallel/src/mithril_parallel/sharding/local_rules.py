@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mithril import ops
-from mithril.ir import Graph, Node, Value
-from mithril.ir.axes import Role
-from mithril.ir.traits import is_source, is_unchanged
+from mithril.ir import Graph, Node, Role, Value, is_source, is_unchanged
 from mithril_parallel.mesh import Mesh, Split
 from mithril_parallel.placing.factors import Splits, divide, wanted
 from mithril_parallel.placing.rules import sizes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mithril import ops
-from mithril.base.registry import operation
+from mithril.base import operation
 from mithril.ir import Node
 from mithril_parallel.mesh import BLOCKS
 from mithril_parallel.placing.rules import sizes

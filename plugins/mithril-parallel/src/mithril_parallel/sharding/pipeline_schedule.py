@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mithril.base.errors import OptionError
+from mithril.base import OptionError
 from mithril.ir import Graph
 from mithril_parallel.sharding.api import CHUNK, in_chunks, parts
 from mithril_parallel.sharding.collective_buckets import bucketed

@@ -10,12 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from mithril import ops
-from mithril.base.errors import OperationError, UnsupportedError
-from mithril.base.tensor_type import TensorType
-from mithril.ir import Builder, Graph, Input, Node, Value, as_results
-from mithril.ir.core import NOWHERE
-from mithril.ir.traits import linear_in
-from mithril.ops.control_flow import if_op, scan_op
+from mithril.base import OperationError, TensorType, UnsupportedError
+from mithril.ir import NOWHERE, Builder, Graph, Input, Node, Value, as_results, linear_in
+from mithril.ops import if_op, scan_op
 from mithril_parallel.mesh import BLOCKS, Mesh, Split, whole
 from mithril_parallel.placing.rules import sizes
 from mithril_parallel.sharding.control_flow import shard_if, shard_scan

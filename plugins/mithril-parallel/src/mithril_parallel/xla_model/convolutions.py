@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from mithril.ir import Node, Value
-from mithril.ir.axes import Axes
-from mithril.ir.traits import is_windowed_product
+from mithril.ir import Node, OpAxes, Value, is_windowed_product
 from mithril_parallel.placing.rules import sizes
 
 
@@ -50,5 +48,5 @@ def operand(node: Node, k: int) -> Value:
     return v
 
 
-def _windows(axes: Axes) -> list[str]:
+def _windows(axes: OpAxes) -> list[str]:
     return [f for f, role in axes.roles.items() if role.kind == "window"]

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from mithril import ops
-from mithril.ir import Graph, Node, Value
-from mithril.ir.traits import is_expensive, is_fold, is_layout, is_product, is_source, is_unchanged
+from mithril.ir import Graph, Node, Value, is_expensive, is_fold, is_layout, is_product, is_source, is_unchanged
 from mithril_parallel.placing.rules import sizes
 from mithril_parallel.xla_model.convolutions import is_kernel_gradient
 

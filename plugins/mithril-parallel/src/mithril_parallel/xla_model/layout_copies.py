@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from math import prod
 
 from mithril import ops
-from mithril.ir import Node, Op, Value
-from mithril.ir.traits import is_windowed_product
+from mithril.ir import Node, Op, Value, is_windowed_product
 from mithril_parallel.placing.propagate import Placed
 from mithril_parallel.xla_model.convolutions import image_size, is_image_gradient, kernel_size, operand, spots
 from mithril_parallel.xla_model.fusion_model import Fused

@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.backend.arrays import as_numpy
-from mithril.backend.base import Backend, BuildOptions
-from mithril.backend.capabilities import Capabilities, Form, Prefers
-from mithril.base.errors import BackendError
+from mithril.backend import Backend, BuildOptions, Capabilities, Form, Prefers, as_numpy
+from mithril.base import BackendError
 from mithril.ir import Graph, Node
 
 SHIFTED = (Form.POINTWISE_MATMUL, Form.DEPTHWISE_SHIFTS)

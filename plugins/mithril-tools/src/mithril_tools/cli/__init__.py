@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from mithril import __version__
-from mithril.base.errors import MithrilError, closest
+from mithril.base import MithrilError, closest
 
 # name: (where it lives, one line of help). A new command of the core is one row here.
 COMMANDS = {

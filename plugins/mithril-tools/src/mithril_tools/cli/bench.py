@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from mithril import plugins
-from mithril.base.errors import InputError, PluginError
+from mithril.base import InputError, PluginError
 from mithril_tools.cli.models import compile_options, load_model, model_options, random_inputs
 from mithril_tools.cli.output import console, json_option, print_json, show
 
@@ -37,7 +37,7 @@ def bench(
 ) -> None:
     """Time a model on installed backends, for one or several batch sizes."""
     import mithril as ml
-    from mithril.backend.memory_plan import human
+    from mithril.backend import human
 
     settings = compile_options(**options)
     instance = load_model(model)
@@ -98,8 +98,8 @@ def _sizes(text: str) -> list[int]:
 @json_option
 def cache(action: str, folder: Path | None, as_json: bool) -> None:
     """Show or clear the disk cache of cache=True."""
-    from mithril.backend.memory_plan import human
-    from mithril.base.disk_cache import Store
+    from mithril.backend import human
+    from mithril.base import Store
 
     store = Store(folder)
     if action == "clear":

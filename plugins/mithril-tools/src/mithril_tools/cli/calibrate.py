@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from mithril import plugins
-from mithril.base.errors import PluginError
+from mithril.base import PluginError
 from mithril_tools.cli.output import console, json_option, print_json, show
 
 COLUMNS = ("backend", "samples", "products", "other", "apart", "took")
@@ -30,7 +30,7 @@ def calibrate(backends: str, rounds: int, folder: Path | None, as_json: bool) ->
     the machine or a version changes.
     """
     import mithril as ml
-    from mithril.base.tables import si
+    from mithril.base import si
 
     names = [n for n in backends.split(",") if n] or sorted(plugins.backends())
     if not names:

@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mithril import plugins
-from mithril.backend.base import Backend
-from mithril.base.errors import MithrilError, UnsupportedError
-from mithril.base.registry import operation, operations
-from mithril.ir import Builder, Node, Op, emit
-from mithril.ir.decompose import decompose
+from mithril.backend import Backend
+from mithril.base import MithrilError, UnsupportedError, operation, operations
+from mithril.ir import Builder, Node, Op, decompose, emit
 
 
 def coverage(name: str) -> list[dict[str, str]]:

@@ -12,7 +12,7 @@ import click
 from rich.markup import escape
 
 from mithril import plugins
-from mithril.base.errors import MithrilError, PluginError
+from mithril.base import MithrilError, PluginError
 from mithril_tools.cli.output import console, json_option, print_json, show
 
 if TYPE_CHECKING:

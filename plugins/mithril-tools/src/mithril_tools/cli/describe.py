@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from mithril import plugins
-from mithril.base.errors import PluginError, closest
+from mithril.base import PluginError, closest
 from mithril_tools.cli.output import console, json_option, print_json, show
 
 

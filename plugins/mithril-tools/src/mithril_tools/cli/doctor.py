@@ -13,7 +13,7 @@ import click
 from rich.markup import escape
 
 from mithril import __version__, plugins
-from mithril.base.errors import MithrilError
+from mithril.base import MithrilError
 from mithril.plugins import BackendSpec, Registered
 from mithril_tools.cli.output import console, json_option, print_json, show
 

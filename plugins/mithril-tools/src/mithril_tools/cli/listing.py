@@ -12,7 +12,7 @@ import click
 from rich.markup import escape
 
 from mithril import plugins as installed
-from mithril.base.levels import PASS_LEVELS
+from mithril.base import PASS_LEVELS
 from mithril.plugins import PassSpec, Plugin, Registered, option_registry, option_rows, pip_hints
 from mithril_tools.cli.output import console, json_option, print_json, show
 

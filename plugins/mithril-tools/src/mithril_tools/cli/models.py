@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from mithril.base.errors import InputError, MithrilError, ModelError, ShapeError, closest
+from mithril.base import InputError, MithrilError, ModelError, ShapeError, closest
 
 
 def load_model(place: str) -> Any:
@@ -218,10 +218,8 @@ def random_inputs(model: Any, overrides: dict[str, Any], seed: int) -> dict[str,
     """Draw random arrays for the inputs, of the given or declared shapes; unknown sizes become small ones."""
     import numpy as np
 
-    from mithril.base.dims import substitute, symbols
-    from mithril.base.dtypes import float32
-    from mithril.compiler.frontend import source_of
-    from mithril.compiler.input_types import TRAINING_FLAG, input_specs, probe_types
+    from mithril.base import float32, substitute, symbols
+    from mithril.compiler import TRAINING_FLAG, input_specs, probe_types, source_of
     from mithril.plugins import resolve_options
 
     source = source_of(model, outputs=None, inference=overrides["inference"])

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mithril.base import files
-from mithril.ir import Graph, to_text
-from mithril.ir.formats import to_dot, to_json
+from mithril.ir import Graph, to_dot, to_json, to_text
 
 if TYPE_CHECKING:
     from mithril.plugins import CompileContext

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from mithril.ir import Graph, Node
-from mithril.ir.attribute_text import attribute_text
+from mithril.ir import Graph, Node, attribute_text
 
 if TYPE_CHECKING:
     from mithril.plugins import CompileContext

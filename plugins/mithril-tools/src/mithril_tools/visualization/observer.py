@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mithril import CompileContext, Graph, OptionError
-from mithril.base import files
-from mithril.base.errors import unknown
-from mithril.ir.formats import to_dot
+from mithril.base import files, unknown
+from mithril.ir import to_dot
 from mithril_tools.visualization.page import html
 from mithril_tools.visualization.picture import Look, svg
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from html import escape
 
 from mithril import Graph
-from mithril.base.quoting import visible
+from mithril.base import visible
 from mithril_tools.visualization.picture import Look, svg
 
 STYLE = (

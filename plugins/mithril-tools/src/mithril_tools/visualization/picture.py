@@ -8,9 +8,8 @@ from html import escape
 from typing import Any
 
 from mithril import Graph, Node, Value
-from mithril.backend.memory_plan import human, nbytes
-from mithril.base.dims import is_static
-from mithril.base.quoting import visible
+from mithril.backend import human, nbytes
+from mithril.base import is_static, visible
 from mithril_tools.visualization.layout import Box, place
 
 CHARACTER, LINE = 6.6, 15.0  # of the 11 pixel font

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mithril import ops
-from mithril.backend.codegen import Call, Lowerings
-from mithril.base.dtypes import int64
-from mithril.base.tensor_type import TensorType
+from mithril.backend import Call, Lowerings
+from mithril.base import TensorType, int64
 from mithril.ir import Graph, Node, Value
 from mithril_torch import helpers
 from mithril_torch.fusion.subgraph_fusion import SETTINGS, private
@@ -20,7 +19,7 @@ WINDOW = {"kernel": "Ints", "stride": "Ints", "padding": "Pairs", "dilation": "I
 
 
 def _found(types: Sequence[Any], given: Mapping[str, Any]) -> tuple[TensorType, ...]:
-    from mithril.base.registry import operation
+    from mithril.base import operation
 
     (made,) = operation("max_pool").infer(types, given)
     return made, TensorType(int64, made.shape)

@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mithril.backend.codegen import Call, Lowerings
-from mithril.base.registry import operation
-from mithril.base.tensor_type import TensorType
-from mithril.ir import Graph, Value
-from mithril.ir.core import Op
-from mithril.ir.declaration import Attribute
+from mithril.backend import Call, Lowerings
+from mithril.base import TensorType, operation
+from mithril.ir import Attribute, Graph, Op, Value
 from mithril.rewrite import Rule, rewrite
 
 RSQRT2, RSQRT2PI = 0.7071067811865476, 0.3989422804014327

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mithril.backend.codegen import needs
+from mithril.backend import needs
 from mithril_torch.lowering import table
 from mithril_torch.parallel.worker import exchanged_as, group_of
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from mithril.base.errors import BackendError
+from mithril.base import BackendError
 from mithril_torch.parallel.shared_memory import Block
 from mithril_torch.parallel.worker import Spec
 

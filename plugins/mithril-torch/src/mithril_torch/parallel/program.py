@@ -16,11 +16,8 @@ import torch
 import torch.distributed as dist
 
 import mithril as ml
-from mithril.backend.base import BuildOptions
-from mithril.backend.codegen.source import Source
-from mithril.backend.source_backend import SourceExecutable
-from mithril.base.errors import BackendError, OptionError
-from mithril.base.tensor_type import TensorType
+from mithril.backend import BuildOptions, Source, SourceExecutable
+from mithril.base import BackendError, OptionError, TensorType
 from mithril.ir import Graph
 from mithril_torch.execution import read
 from mithril_torch.parallel.pool import PoolProgram, pool
@@ -151,7 +148,7 @@ def spec_of(backend: MeshBackend, graph: Graph, options: BuildOptions, mesh: tup
         tasks: tuple[TaskText, ...] = (_text(backend, made.graph, options),)
         steps: tuple[tuple[int, int | None], ...] = ((0, 0),)
     else:
-        schedule = settings.get("pipeline_schedule") or "1f1b"
+        schedule: Any = settings.get("pipeline_schedule") or "1f1b"
         staged = ml.staged(graph, mesh[2], chunks, schedule, axes=axes, splits=splits, fsdp=fsdp)
         made = staged.sharded
         tasks = tuple(

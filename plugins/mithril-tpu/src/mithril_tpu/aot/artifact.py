@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from mithril.base.errors import BackendError, InputError
+from mithril.base import BackendError, InputError
 from mithril_targets.tpu import generation
 
 

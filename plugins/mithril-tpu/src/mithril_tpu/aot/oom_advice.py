@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mithril.base.errors import MithrilError
+from mithril.base import MithrilError
 from mithril.ir import Graph
 from mithril.plugins import HardwareTarget
 from mithril_parallel.mesh import DATA, MODEL, Mesh

@@ -18,9 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh as JaxMesh, NamedSharding, PartitionSpec
 
-from mithril.base import files
-from mithril.base.errors import BackendError, MemoryLimitError
-from mithril.base.tensor_type import TensorType
+from mithril.base import BackendError, MemoryLimitError, TensorType, files
 from mithril.ir import Graph, Input, result_name
 from mithril.plugins import HardwareTarget
 from mithril_parallel.mesh import Split, whole

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mithril.backend.base import BuildOptions
-from mithril.backend.source_backend import SourceExecutable
+from mithril.backend import BuildOptions, SourceExecutable
 from mithril.ir import Graph
 from mithril_jax.mesh.pipeline_parallel import Piped, texts
 from mithril_parallel.sharding.pipeline_schedule import Pipeline, staged

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from mithril.base.errors import BackendError, OptionError
+from mithril.base import BackendError, OptionError
 from mithril_targets.tpu import Generation, of_device
 
 # Number of chips -> how they stand, as the hardware is sold.

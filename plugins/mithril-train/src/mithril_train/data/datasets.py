@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.errors import InputError
+from mithril.base import InputError
 
 
 class Source:

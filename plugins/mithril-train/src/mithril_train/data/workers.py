@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.errors import MithrilError
+from mithril.base import MithrilError
 
 POLL = 0.5  # seconds between looks at whether the workers still live
 PATIENCE = 5.0  # seconds for a worker to finish its current batch

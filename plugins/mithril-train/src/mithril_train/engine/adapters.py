@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from mithril.base.errors import InputError
+from mithril.base import InputError
 from mithril_train.data.loader import DataLoader
 
 

@@ -9,18 +9,25 @@ from typing import Any
 import numpy as np
 
 from mithril import plugins
-from mithril.backend.arrays import to_numpy
-from mithril.backend.base import Backend, BuildOptions, Executable
-from mithril.base.dtypes import DType
-from mithril.base.errors import BackendError, InputError, OptionError, closest, unknown
-from mithril.base.tensor_type import TensorType
-from mithril.compiler.steps import Compiler
+from mithril.backend import Backend, BuildOptions, Executable, to_numpy
+from mithril.base import BackendError, DType, InputError, OptionError, TensorType, closest, unknown
+from mithril.compiler import Compiler
 from mithril.ir import Graph, Node, Output, Value
 from mithril.passes import PassManager
-from mithril.runtime.bounds import Bound, Room, with_bounds
-from mithril.runtime.compiled_model import CompiledModel
-from mithril.runtime.index_checks import GivenIndices, given_indices
-from mithril.runtime.signature import InputSpec, adapt, array_type, as_numpy, missing_or_unknown, settle
+from mithril.runtime import (
+    Bound,
+    CompiledModel,
+    GivenIndices,
+    InputSpec,
+    Room,
+    adapt,
+    array_type,
+    as_numpy,
+    given_indices,
+    missing_or_unknown,
+    settle,
+    with_bounds,
+)
 from mithril_train.step.broadcasts import broadcasts
 from mithril_train.step.step import (
     Carried,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mithril import ops
-from mithril.base.errors import MithrilError
+from mithril.base import MithrilError
 from mithril.ir import Graph, Node
 from mithril_train.step.step import continued, is_finite
 

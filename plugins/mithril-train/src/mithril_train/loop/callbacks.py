@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import numpy as np
 
-from mithril.backend.checked_calls import CheckedType
-from mithril.base.annotations import Least, Positive
-from mithril.base.errors import OptionError, PluginError
+from mithril.backend import CheckedType
+from mithril.base import Least, OptionError, PluginError, Positive
 from mithril_train.loop import checkpoint
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import files
-from mithril.base.errors import InputError
-from mithril.runtime.weight_files import load_file
+from mithril.base import InputError, files
+from mithril.runtime import load_file
 
 FORMAT = "mithril-training-1"
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mithril.base.dims import Dim
-from mithril.base.errors import MithrilError, OptionError, ShapeError, closest
-from mithril.base.tensor_type import TensorType
-from mithril.compiler.steps import compile as compile_model
+from mithril.base import Dim, MithrilError, OptionError, ShapeError, TensorType, closest
+from mithril.compiler import compile as compile_model
 from mithril.models import Layer
 from mithril.plugins import option_registry
-from mithril.runtime.compiled_model import CompiledModel
+from mithril.runtime import CompiledModel
 from mithril_train.engine.engine import Engine
 
 

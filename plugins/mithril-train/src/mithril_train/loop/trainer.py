@@ -10,11 +10,10 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from mithril.backend.checked_calls import CheckedType, checked
-from mithril.base.annotations import Least, Positive
-from mithril.base.errors import InputError, OptionError
+from mithril.backend import CheckedType, checked
+from mithril.base import InputError, Least, OptionError, Positive
 from mithril.models import Layer
-from mithril.runtime.compiled_model import CompiledModel
+from mithril.runtime import CompiledModel
 from mithril_train.engine.adapters import Loader, as_loader
 from mithril_train.engine.batches import is_batch, named, rows
 from mithril_train.engine.engine import Engine, compiler_of

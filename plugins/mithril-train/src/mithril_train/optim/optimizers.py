@@ -11,12 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, get_type_hints
 
-from mithril.backend.checked_calls import CheckedType, is_ours
-from mithril.base.annotations import Least, mismatch as misfit
-from mithril.base.dtypes import float32
-from mithril.base.errors import OptionError, closest
-from mithril.base.patterns import matches
-from mithril.base.tensor_type import TensorType
+from mithril.backend import CheckedType, is_ours
+from mithril.base import Least, OptionError, TensorType, closest, float32, matches, mismatch as misfit
 from mithril.ops import exp, expm1, log, matmul, maximum, mean, minimum, rsqrt, sign, sqrt, unsqueeze
 from mithril_train.optim.schedules import Schedule, as_schedule
 

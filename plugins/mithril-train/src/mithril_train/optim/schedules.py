@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
-from mithril.backend.checked_calls import CheckedType
-from mithril.base.annotations import Least, Positive
-from mithril.base.errors import OptionError
+from mithril.backend import CheckedType
+from mithril.base import Least, OptionError, Positive
 
 Rate = Annotated[float, Least(0)]
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mithril import ops
-from mithril.ir import Graph, Node
-from mithril.ir.type_rules import shape_text
+from mithril.ir import Graph, Node, shape_text
 
 
 def broadcasts(graph: Graph) -> Iterator[tuple[str, Node]]:

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.errors import MithrilError, OperationError, OptionError, closest, unknown
-from mithril.base.registry import operation, operations
+from mithril.base import MithrilError, OperationError, OptionError, closest, operation, operations, unknown
 from mithril.ir import Value
 from mithril.models import AUC, Accuracy, Layer, MeanAbsoluteError, MeanSquaredError, Metric, Perplexity, R2Score
 
@@ -201,7 +200,7 @@ def as_metrics(metrics: Any) -> dict[str, Measure]:
 
 def _short(metric: Any) -> str:
     if isinstance(metric, Layer):
-        from mithril.models.language.connection import snake_case
+        from mithril.models import snake_case
 
         return snake_case(type(metric).__name__)
     return ""

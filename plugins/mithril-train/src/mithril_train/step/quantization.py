@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mithril import Graph, Node, OptionError, Value, ops
-from mithril.base.patterns import matches
+from mithril.base import matches
 from mithril.passes import PassContext
 
 TAG = "quantized"

@@ -14,9 +14,7 @@ from typing import Any, NamedTuple
 
 from mithril import ops
 from mithril.autodiff import value_and_gradients
-from mithril.base.dtypes import bool_, float32, int32
-from mithril.base.errors import GradientError, OptionError, unknown
-from mithril.base.tensor_type import TensorType
+from mithril.base import GradientError, OptionError, TensorType, bool_, float32, int32, unknown
 from mithril.ir import Builder, Graph, Input, Output, Value, result, result_name
 from mithril_train.optim.optimizers import Scalars, toward
 from mithril_train.step.step_config import Recipe

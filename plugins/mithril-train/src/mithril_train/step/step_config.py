@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mithril.base.errors import OptionError
-from mithril.base.patterns import matches, require_match
+from mithril.base import OptionError, matches, require_match
 from mithril_train.optim.optimizers import Optimizer
 from mithril_train.step.loss_binding import Measure
 

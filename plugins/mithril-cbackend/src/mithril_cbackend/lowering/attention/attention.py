@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base.dtypes import float32
-from mithril.base.tensor_type import TensorType
+from mithril.base import TensorType, float32
 from mithril.ir import Value
 from mithril_cbackend.lowering.attention.attention_match import attention_of
 from mithril_cbackend.lowering.attention.blocked_attention import Blocks, Sizes

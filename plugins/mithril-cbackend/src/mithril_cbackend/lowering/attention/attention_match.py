@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mithril.base.dtypes import float32, int32
+from mithril.base import float32, int32
 from mithril.ir import Graph, Node, Value
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from mithril.base.dtypes import float32
+from mithril.base import float32
 from mithril.ir import Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.attention.attention_match import Attention, last_seen

@@ -11,8 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from mithril.base.dtypes import float32
-from mithril.base.tensor_type import TensorType
+from mithril.base import TensorType, float32
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad, slack

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mithril.base.dtypes import float32
-from mithril.base.tensor_type import TensorType
+from mithril.base import TensorType, float32
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of

@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dtypes import float32
-from mithril.base.tensor_type import TensorType
-from mithril.ir import Node, Value
-from mithril.ir.attribute_text import attributes_text
+from mithril.base import TensorType, float32
+from mithril.ir import Node, Value, attributes_text
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv import conv_weight_grad, im2col, strided_conv_grad, winograd
 from mithril_cbackend.lowering.conv.conv_weights import turn, turning

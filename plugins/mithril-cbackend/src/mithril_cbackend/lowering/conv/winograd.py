@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dtypes import float32
-from mithril.base.tensor_type import TensorType
+from mithril.base import TensorType, float32
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv.conv_weights import Kernels, reading

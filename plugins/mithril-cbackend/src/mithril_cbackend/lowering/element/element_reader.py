@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from itertools import product as every
 from typing import Any
 
-from mithril.base.registry import Registry
+from mithril.base import Registry
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import scalar_ops

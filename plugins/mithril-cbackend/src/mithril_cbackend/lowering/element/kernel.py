@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.ir import Node, Value
-from mithril.ir.attribute_text import attributes_text
+from mithril.ir import Node, Value, attributes_text
 
 Template = Callable[["Kernel", str, Any], Any]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mithril.base.dtypes import DType, dtype as as_dtype
-from mithril.base.registry import Registry
-from mithril.ops.elementwise import CENTRAL, TAIL
+from mithril.base import DType, Registry, dtype as as_dtype
+from mithril.ops import CENTRAL, TAIL
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import vector_math as m
 from mithril_cbackend.lowering.element.storage_dtypes import computed

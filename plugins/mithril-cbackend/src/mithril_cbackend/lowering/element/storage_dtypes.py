@@ -6,7 +6,7 @@ changes no result.
 
 from __future__ import annotations
 
-from mithril.base.dtypes import DType, bfloat16, float16
+from mithril.base import DType, bfloat16, float16
 from mithril_cbackend import tir as t
 
 

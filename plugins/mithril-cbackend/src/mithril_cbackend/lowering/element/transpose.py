@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mithril.base.dtypes import float32
+from mithril.base import float32
 from mithril.ir import Node
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of

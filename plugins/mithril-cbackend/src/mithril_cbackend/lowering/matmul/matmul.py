@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.tensor_type import TensorType
+from mithril.base import TensorType
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, shape_of

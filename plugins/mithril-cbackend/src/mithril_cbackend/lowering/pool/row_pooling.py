@@ -12,8 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from mithril.base.dtypes import dtype as as_dtype, float32
-from mithril.base.tensor_type import TensorType
+from mithril.base import TensorType, dtype as as_dtype, float32
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, conjunction, operand, shape_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mithril.base.dtypes import DType
+from mithril.base import DType
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from mithril.base.dtypes import DType
+from mithril.base import DType
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import scalar_ops

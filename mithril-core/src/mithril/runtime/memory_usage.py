@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mithril import ops
-from mithril.backend.base import Backend
-from mithril.backend.memory_plan import lifetimes, nbytes
-from mithril.base.dims import symbols
+from mithril.backend import Backend, lifetimes, nbytes
+from mithril.base import symbols
 from mithril.ir import Graph, Node, Value
 
 

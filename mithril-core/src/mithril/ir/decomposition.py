@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mithril.base.errors import UnsupportedError
+from mithril.base import UnsupportedError
 from mithril.ir.builder import Builder
 from mithril.ir.core import Graph, Node, Value
 

@@ -7,10 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from mithril.base.dims import Dim, _parse
-from mithril.base.dtypes import _BY_NAME, DType
-from mithril.base.errors import ParseError
-from mithril.base.quoting import quoted
+from mithril.base import DTYPE_NAMES, Dim, DType, ParseError, dim_of_node, quoted
 
 Limits = Mapping[str, tuple[int, int | None]]
 
@@ -72,6 +69,6 @@ def _value(node: ast.expr, limits: Limits) -> Any:
             return float(node.id)
         case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id="inf")):
             return -math.inf
-        case ast.Name(id=name) if name in _BY_NAME and name not in limits:
-            return _BY_NAME[name]
-    return _parse(node, limits)
+        case ast.Name(id=name) if name in DTYPE_NAMES and name not in limits:
+            return DTYPE_NAMES[name]
+    return dim_of_node(node, limits)

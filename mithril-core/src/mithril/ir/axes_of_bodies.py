@@ -8,17 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Size
-from mithril.base.errors import MithrilError
-from mithril.base.tensor_type import TensorType
-from mithril.ir.axes import WHOLE, Axes, Factors
+from mithril.base import MithrilError, Size, TensorType
+from mithril.ir.axes import WHOLE, Factors, OpAxes
 from mithril.ir.core import Graph, Node, Op, Value
 
 # A factor of an axis of a value, by the elements outside of it within the axis.
 Place = tuple[Value, int, int]
 
 
-def body_axes(op: Op, types: Sequence[TensorType | None], attributes: Mapping[str, Any]) -> Axes:
+def body_axes(op: Op, types: Sequence[TensorType | None], attributes: Mapping[str, Any]) -> OpAxes:
     """Return the axes that follow from the body; all but the parallel ones are whole."""
     body = op.decompose(types, attributes)
     ties = _Ties(body)
@@ -89,13 +87,13 @@ class _Ties:
         return sorted(entries)
 
 
-def _described(node: Node, axes: Axes) -> Iterator[tuple[Value, Sequence[Factors]]]:
+def _described(node: Node, axes: OpAxes) -> Iterator[tuple[Value, Sequence[Factors]]]:
     for v, fs in zip((*node.operands, *node.results), (*axes.operands, *axes.results), strict=True):
         if v is not None and fs is not None:
             yield v, fs
 
 
-def _places(node: Node, axes: Axes) -> dict[str, list[Place]]:
+def _places(node: Node, axes: OpAxes) -> dict[str, list[Place]]:
     """Return where each factor of a node is."""
     entries: dict[str, list[Place]] = {}
     for value, fs in _described(node, axes):
@@ -105,7 +103,7 @@ def _places(node: Node, axes: Axes) -> dict[str, list[Place]]:
     return entries
 
 
-def _begins(axes: Axes, factors: Factors) -> list[int]:
+def _begins(axes: OpAxes, factors: Factors) -> list[int]:
     """Return the elements outside of each factor of an axis; -1 if a size is unknown."""
     begin, out = 1, []
     for factor in factors:
@@ -115,7 +113,7 @@ def _begins(axes: Axes, factors: Factors) -> list[int]:
     return out
 
 
-def _assemble(ties: _Ties, types: Sequence[TensorType | None]) -> tuple[Axes, str | None]:
+def _assemble(ties: _Ties, types: Sequence[TensorType | None]) -> tuple[OpAxes, str | None]:
     """Return the axes of operands and results; and a group that overlaps with another one, if there is one."""
     sizes: dict[str, Size] = {}
     operands = iter([i.value for i in ties.body.inputs if i.data is None])
@@ -147,7 +145,7 @@ def _assemble(ties: _Ties, types: Sequence[TensorType | None]) -> tuple[Axes, st
     read = tuple(None if v is None else tuple(factors(v, k) for k in range(v.ndim)) for v in values)
     results = tuple(tuple(factors(v, k) for k in range(v.ndim)) for v in ties.body.outputs)
     roles = {f: WHOLE for f in sizes if f.startswith("rest")}
-    axes = Axes(read, results, sizes, roles, tuple(v.shape for v in ties.body.outputs))
+    axes = OpAxes(read, results, sizes, roles, tuple(v.shape for v in ties.body.outputs))
     return axes, broken[0] if broken else None
 
 
@@ -155,7 +153,7 @@ def _holds(
     op: Op,
     types: Sequence[TensorType | None],
     attributes: Mapping[str, Any],
-    axes: Axes,
+    axes: OpAxes,
     factor: str,
     ties: _Ties,
 ) -> bool:

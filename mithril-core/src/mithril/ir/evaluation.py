@@ -8,10 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Dim, Size, substitute
-from mithril.base.errors import InputError
-from mithril.base.guards import bind
-from mithril.base.tensor_type import TensorType
+from mithril.base import Dim, InputError, Size, TensorType, bind, substitute
 from mithril.ir.core import Graph, Node, Value
 
 Arrays = dict[str, np.ndarray[Any, Any]]

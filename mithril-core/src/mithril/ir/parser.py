@@ -11,16 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Shape, parse_dim
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.base.errors import MithrilError, ParseError
-from mithril.base.guards import Guard
-from mithril.base.registry import operation
-from mithril.base.tensor_type import TensorType
-from mithril.ir.attribute_text import parse_attributes
+from mithril.base import Guard, MithrilError, ParseError, Shape, TensorType, dtype as as_dtype, operation, parse_dim
+from mithril.ir.attribute_texts import parse_attributes
 from mithril.ir.core import NOWHERE, Graph, Input, Node, Origin, Output, Value
 from mithril.ir.result_names import PREFIXES, named_before_roles, result_name
-from mithril.ir.verify import verify
+from mithril.ir.verifier import verify
 
 _NAME = r'(?:"(?:[^"\\]|\\.)*"|[^\s"]+)'  # in quotes, or without spaces
 _HEAD = re.compile(rf"graph ({_NAME}) \{{$")

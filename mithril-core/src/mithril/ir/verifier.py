@@ -5,8 +5,7 @@ from __future__ import annotations
 from operator import is_
 from typing import Any
 
-from mithril.base.errors import MithrilError, VerificationError, unknown
-from mithril.base.guards import collect_guards
+from mithril.base import MithrilError, VerificationError, collect_guards, unknown
 from mithril.ir.core import ROLES, Graph, Node, Op, Value, iterate
 from mithril.ir.result_names import PREFIXES
 from mithril.ir.text import window

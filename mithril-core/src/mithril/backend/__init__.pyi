@@ -1,0 +1,99 @@
+"""Backends: the base class, memory plans, and code generation for backends that generate Python source."""
+
+from mithril.backend import memory_plan as memory_plan
+from mithril.backend.arrays import (
+    as_numpy as as_numpy,
+    to_numpy as to_numpy,
+)
+from mithril.backend.base import (
+    Backend as Backend,
+    BuildOptions as BuildOptions,
+    Executable as Executable,
+)
+from mithril.backend.capabilities import (
+    Capabilities as Capabilities,
+    Form as Form,
+    Prefers as Prefers,
+)
+from mithril.backend.checked_calls import (
+    CheckedType as CheckedType,
+    check_call as check_call,
+    checked as checked,
+    constructor as constructor,
+    is_ours as is_ours,
+    refuse as refuse,
+)
+from mithril.backend.codegen.call import Call as Call
+from mithril.backend.codegen.common import (
+    NUMPY_NAMES as NUMPY_NAMES,
+    QUESTIONS as QUESTIONS,
+    SIGNS as SIGNS,
+    UNARY as UNARY,
+    as_it_is as as_it_is,
+    axes_text as axes_text,
+    bounds as bounds,
+    dtype_of as dtype_of,
+    functions as functions,
+    integer_cast as integer_cast,
+    is_half as is_half,
+    is_integer as is_integer,
+    nothing_yet as nothing_yet,
+    operators as operators,
+    shared_helpers as shared_helpers,
+)
+from mithril.backend.codegen.control_flow import python_control as python_control
+from mithril.backend.codegen.emit import emit as emit
+from mithril.backend.codegen.helper_metadata import needs as needs
+from mithril.backend.codegen.lowering_table import Lowerings as Lowerings
+from mithril.backend.codegen.names import Names as Names
+from mithril.backend.codegen.shared import (
+    Dialect as Dialect,
+    HELPERS as HELPERS,
+    indexing as indexing,
+    integers as integers,
+    reductions as reductions,
+    xp as xp,
+)
+from mithril.backend.codegen.shared.indexing import positions as positions
+from mithril.backend.codegen.shared.integers import floordiv_int as floordiv_int
+from mithril.backend.codegen.shared.pooling import (
+    pool_counts as pool_counts,
+    taps as taps,
+    window_parts as window_parts,
+)
+from mithril.backend.codegen.shared.reductions import single as single
+from mithril.backend.codegen.slice_syntax import sliced as sliced
+from mithril.backend.codegen.source import (
+    Source as Source,
+    template_texts as template_texts,
+)
+from mithril.backend.fast_path import (
+    Quick as Quick,
+    never as never,
+    quick as quick,
+    written as written,
+)
+from mithril.backend.forking import watch as watch
+from mithril.backend.host_calls import (
+    check_results as check_results,
+    host_function as host_function,
+)
+from mithril.backend.memory_plan import (
+    ALIGNMENT as ALIGNMENT,
+    Buffer as Buffer,
+    MemoryPlan as MemoryPlan,
+    Strategy as Strategy,
+    columns as columns,
+    find_strategy as find_strategy,
+    human as human,
+    lifetimes as lifetimes,
+    nbytes as nbytes,
+    parse_bytes as parse_bytes,
+    peak_bytes as peak_bytes,
+    plan as plan,
+)
+from mithril.backend.source_backend import (
+    Forward as Forward,
+    SourceBackend as SourceBackend,
+    SourceExecutable as SourceExecutable,
+)

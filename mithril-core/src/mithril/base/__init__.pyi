@@ -1,0 +1,141 @@
+"""Shared vocabulary: errors, decisions, dtypes, symbolic sizes, registry, files on disk, timing."""
+
+from mithril.base import (
+    files as files,
+    registry as registry,
+)
+from mithril.base.annotations import (
+    Layers as Layers,
+    Least as Least,
+    Positive as Positive,
+    describe as describe,
+    mismatch as mismatch,
+)
+from mithril.base.cpu_stopwatch import (
+    Lap as Lap,
+    Stopwatch as Stopwatch,
+    typical as typical,
+)
+from mithril.base.decisions import (
+    Decision as Decision,
+    Decisions as Decisions,
+)
+from mithril.base.dims import (
+    Call as Call,
+    Dim as Dim,
+    Shape as Shape,
+    Size as Size,
+    Symbol as Symbol,
+    at_most as at_most,
+    bounds as bounds,
+    dim_of_node as dim_of_node,
+    equal as equal,
+    floordiv as floordiv,
+    is_static as is_static,
+    maximum as maximum,
+    minimum as minimum,
+    mod as mod,
+    numel as numel,
+    parse_dim as parse_dim,
+    product as product,
+    substitute as substitute,
+    symbols as symbols,
+)
+from mithril.base.disk_cache import Store as Store
+from mithril.base.dtypes import (
+    ALL as ALL,
+    DEFAULT_FLOAT as DEFAULT_FLOAT,
+    DTYPE_NAMES as DTYPE_NAMES,
+    DType as DType,
+    bfloat16 as bfloat16,
+    bool_ as bool_,
+    dtype as dtype,
+    float16 as float16,
+    float32 as float32,
+    float64 as float64,
+    int16 as int16,
+    int32 as int32,
+    int64 as int64,
+    int8 as int8,
+    promote as promote,
+    promote_scalar as promote_scalar,
+    scalar_dtype as scalar_dtype,
+    uint16 as uint16,
+    uint32 as uint32,
+    uint64 as uint64,
+    uint8 as uint8,
+)
+from mithril.base.errors import (
+    BackendError as BackendError,
+    CompileTimeoutError as CompileTimeoutError,
+    DTypeError as DTypeError,
+    GradientError as GradientError,
+    GraphError as GraphError,
+    GuardError as GuardError,
+    InputError as InputError,
+    MemoryLimitError as MemoryLimitError,
+    MithrilError as MithrilError,
+    ModelError as ModelError,
+    OperationError as OperationError,
+    OptionError as OptionError,
+    OptionWarning as OptionWarning,
+    ParseError as ParseError,
+    PassError as PassError,
+    PluginError as PluginError,
+    RewriteError as RewriteError,
+    ShapeError as ShapeError,
+    StrictError as StrictError,
+    UnsupportedError as UnsupportedError,
+    VerificationError as VerificationError,
+    closest as closest,
+    unknown as unknown,
+)
+from mithril.base.fingerprints import (
+    NoFingerprint as NoFingerprint,
+    fields as fields,
+    fingerprint as fingerprint,
+    package_stamp as package_stamp,
+)
+from mithril.base.guards import (
+    Guard as Guard,
+    assume as assume,
+    bind as bind,
+    collect_guards as collect_guards,
+)
+from mithril.base.interleaved_timing import in_turns as in_turns
+from mithril.base.levels import (
+    LEVELS as LEVELS,
+    PASS_LEVELS as PASS_LEVELS,
+    STAGES as STAGES,
+)
+from mithril.base.lru_cache import (
+    Counts as Counts,
+    LruCache as LruCache,
+)
+from mithril.base.operator_overloads import Operators as Operators
+from mithril.base.patterns import (
+    matches as matches,
+    require_match as require_match,
+)
+from mithril.base.quoting import (
+    c_quoted as c_quoted,
+    c_visible as c_visible,
+    docstring as docstring,
+    quoted as quoted,
+    storable as storable,
+    utf8 as utf8,
+    visible as visible,
+)
+from mithril.base.registry import (
+    Registry as Registry,
+    named as named,
+    operation as operation,
+    operations as operations,
+    register as register,
+)
+from mithril.base.tables import (
+    columns as columns,
+    si as si,
+)
+from mithril.base.tensor_type import TensorType as TensorType
+from mithril.base.version import __version__ as __version__

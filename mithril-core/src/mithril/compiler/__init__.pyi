@@ -1,0 +1,20 @@
+"""The compiler: from a model to an executable program, in seven steps."""
+
+from mithril.compiler.frontend import (
+    InputDeclaration as InputDeclaration,
+    Source as Source,
+    TraceRequest as TraceRequest,
+    source_of as source_of,
+)
+from mithril.compiler.input_types import (
+    TRAINING_FLAG as TRAINING_FLAG,
+    input_specs as input_specs,
+    probe_types as probe_types,
+)
+from mithril.compiler.pass_pipeline import installed as installed
+from mithril.compiler.steps import (
+    Compiler as Compiler,
+    compile as compile,
+    make_backend as make_backend,
+)
+from mithril.compiler.transforms import vmap as vmap

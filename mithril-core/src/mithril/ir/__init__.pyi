@@ -1,0 +1,136 @@
+"""The graph every plugin sees: values, nodes, graphs; building, editing, printing, parsing, verifying."""
+
+from mithril.ir.apply import emit as emit
+from mithril.ir.attribute_texts import (
+    attribute_text as attribute_text,
+    attributes_key as attributes_key,
+    attributes_text as attributes_text,
+    parse_attributes as parse_attributes,
+)
+from mithril.ir.attribute_types import (
+    Axes as Axes,
+    Axis as Axis,
+    Ints as Ints,
+    Pairs as Pairs,
+    normalise_axes as normalise_axes,
+    normalise_axis as normalise_axis,
+    number as number,
+)
+from mithril.ir.axes import (
+    Factors as Factors,
+    OpAxes as OpAxes,
+    Role as Role,
+    unknown_axes as unknown_axes,
+)
+from mithril.ir.axes_notation import (
+    Declaration as Declaration,
+    parse_axes as parse_axes,
+)
+from mithril.ir.axes_of_bodies import body_axes as body_axes
+from mithril.ir.builder import (
+    Builder as Builder,
+    computing as computing,
+    is_building as is_building,
+    trace as trace,
+)
+from mithril.ir.core import (
+    Graph as Graph,
+    Input as Input,
+    NOWHERE as NOWHERE,
+    Node as Node,
+    Op as Op,
+    Origin as Origin,
+    Output as Output,
+    Value as Value,
+    as_results as as_results,
+    iterate as iterate,
+)
+from mithril.ir.declaration import Attribute as Attribute
+from mithril.ir.declare import (
+    binary as binary,
+    composite as composite,
+    op as op,
+    unary as unary,
+)
+from mithril.ir.decomposition import decompose as decompose
+from mithril.ir.editor import Editor as Editor
+from mithril.ir.evaluation import (
+    Arrays as Arrays,
+    at_sizes as at_sizes,
+    evaluate as evaluate,
+    rounding_spread as rounding_spread,
+)
+from mithril.ir.formats import (
+    to_dot as to_dot,
+    to_json as to_json,
+)
+from mithril.ir.lazy_graph import Deferred as Deferred
+from mithril.ir.parser import parse as parse
+from mithril.ir.regions import (
+    Body as Body,
+    Region as Region,
+    close as close,
+    many as many,
+    named as named,
+)
+from mithril.ir.result_names import (
+    cotangent_name as cotangent_name,
+    result as result,
+    result_name as result_name,
+)
+from mithril.ir.samples import (
+    Arr as Arr,
+    Sample as Sample,
+    bools as bools,
+    exactly as exactly,
+    ints as ints,
+    positive as positive,
+    sample as sample,
+)
+from mithril.ir.text import (
+    same as same,
+    structural_hash as structural_hash,
+    to_text as to_text,
+)
+from mithril.ir.traits import (
+    is_addition as is_addition,
+    is_cheap as is_cheap,
+    is_expensive as is_expensive,
+    is_fold as is_fold,
+    is_layout as is_layout,
+    is_matrix_transpose as is_matrix_transpose,
+    is_permutation as is_permutation,
+    is_product as is_product,
+    is_source as is_source,
+    is_unchanged as is_unchanged,
+    is_view as is_view,
+    is_windowed_product as is_windowed_product,
+    linear_in as linear_in,
+    precision as precision,
+    reads_rows as reads_rows,
+    sample_nodes as sample_nodes,
+)
+from mithril.ir.type_rules import (
+    always as always,
+    attribute_dtype as attribute_dtype,
+    boolean as boolean,
+    broadcast as broadcast,
+    expect_equal as expect_equal,
+    expect_paired as expect_paired,
+    expect_rank as expect_rank,
+    floating as floating,
+    integer as integer,
+    integral as integral,
+    like as like,
+    logical as logical,
+    numeric as numeric,
+    operand as operand,
+    per_input as per_input,
+    reduced as reduced,
+    same_shape as same_shape,
+    shape_text as shape_text,
+)
+from mithril.ir.verifier import (
+    Snapshot as Snapshot,
+    verify as verify,
+)

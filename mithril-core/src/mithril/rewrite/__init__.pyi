@@ -1,0 +1,10 @@
+"""Rewriting graphs by rules: a rule is a pair of functions, ``before`` and ``after``."""
+
+from mithril.rewrite.matching import Match as Match
+from mithril.rewrite.rules import (
+    Explanation as Explanation,
+    Rule as Rule,
+    RuleSet as RuleSet,
+    rewrite as rewrite,
+    rule as rule,
+)

@@ -1,0 +1,51 @@
+"""Running: backends, the compiled model, memory plan, profile, benchmark."""
+
+from mithril.runtime.batch_buckets import (
+    Buckets as Buckets,
+    find_buckets as find_buckets,
+)
+from mithril.runtime.bounds import (
+    Bound as Bound,
+    KINDS as KINDS,
+    Room as Room,
+    with_bounds as with_bounds,
+)
+from mithril.runtime.capture import until as until
+from mithril.runtime.compiled_model import CompiledModel as CompiledModel
+from mithril.runtime.index_checks import (
+    Checked as Checked,
+    GivenIndices as GivenIndices,
+    given_indices as given_indices,
+    with_checks as with_checks,
+)
+from mithril.runtime.initializers import initialise as initialise
+from mithril.runtime.interpreter import Stepped as Stepped
+from mithril.runtime.memory_usage import (
+    MemoryUse as MemoryUse,
+    largest_sizes as largest_sizes,
+    memory_use as memory_use,
+)
+from mithril.runtime.model_files import load as load
+from mithril.runtime.program import (
+    Interface as Interface,
+    Kind as Kind,
+    Program as Program,
+    Request as Request,
+    Results as Results,
+)
+from mithril.runtime.signature import (
+    InputSpec as InputSpec,
+    adapt as adapt,
+    array_type as array_type,
+    as_numpy as as_numpy,
+    missing_or_unknown as missing_or_unknown,
+    settle as settle,
+)
+from mithril.runtime.watching import (
+    Watcher as Watcher,
+    watch as watch,
+)
+from mithril.runtime.weight_files import (
+    load_file as load_file,
+    save_file as save_file,
+)
