@@ -9,10 +9,8 @@ import pytest
 
 from mithril import ops
 from mithril.autodiff import gradients
-from mithril.base.registry import operations
-from mithril.ir import Builder, traits
-from mithril.ir.evaluate import evaluate
-from mithril.ir.traits import sample_nodes
+from mithril.base import operations
+from mithril.ir import Builder, evaluate, sample_nodes, traits
 from mithril.ops.nn import ACTIVATIONS
 from mithril_testing.traits import false_traits
 

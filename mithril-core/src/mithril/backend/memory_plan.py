@@ -12,11 +12,8 @@ from importlib import import_module
 import numpy as np
 
 from mithril import ops
-from mithril.base.dims import numel, substitute
-from mithril.base.errors import MemoryLimitError, OptionError, unknown
-from mithril.base.tensor_type import TensorType
-from mithril.ir import Graph, Node, Value
-from mithril.ir.traits import is_view
+from mithril.base import MemoryLimitError, OptionError, TensorType, numel, substitute, unknown
+from mithril.ir import Graph, Node, Value, is_view
 
 ALIGNMENT = 64
 

@@ -51,7 +51,7 @@ HOMES = {
     "operator_overloads": ("Operators",),
     "patterns": ("matches", "require_match"),
     "quoting": ("c_quoted", "c_visible", "docstring", "quoted", "storable", "utf8", "visible"),
-    "registry": ("Registry", "named", "operation", "operations", "register"),
+    "registry": ("Registry", "named", "names", "operation", "operations", "register"),
     "tables": ("columns", "si"),
     "tensor_type": ("TensorType",),
     "version": ("__version__",),

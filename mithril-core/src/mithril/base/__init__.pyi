@@ -129,6 +129,7 @@ from mithril.base.quoting import (
 from mithril.base.registry import (
     Registry as Registry,
     named as named,
+    names as names,
     operation as operation,
     operations as operations,
     register as register,

@@ -31,12 +31,14 @@ from mithril.ops import (  # noqa: F401
 )
 from mithril.ops.control_flow import BOUNDED, PLACES, cond, if_op, scan, scan_op, while_loop, while_op
 from mithril.ops.elementwise import CENTRAL, TAIL
+from mithril.ops.nn import ACTIVATIONS
 from mithril.ops.random import keys_of_rows, threefry
 from mithril.ops.row_independence import first_mixed
 from mithril.ops.shape import size_value, spread
 from mithril.ops.slicing import getitem
 
 __all__ = [
+    "ACTIVATIONS",
     "BOUNDED",
     "CENTRAL",
     "PLACES",

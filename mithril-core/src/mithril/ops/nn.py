@@ -6,11 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Shape, product
-from mithril.base.errors import OperationError, ShapeError, unknown
-from mithril.ir.core import Op
-from mithril.ir.declare import composite
-from mithril.ir.samples import exactly, ints, sample
+from mithril.base import OperationError, Shape, ShapeError, product, unknown
+from mithril.ir import Op, composite, exactly, ints, sample
 from mithril.ops import activations
 from mithril.ops.elementwise import greater_equal, tanh, where
 from mithril.ops.indexing import scatter_add, take

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.ops import linear
-from mithril.ops.nn import ACTIVATIONS
+from mithril.ops import ACTIVATIONS, linear
 from mithril.rewrite import RuleSet, rule
 
 # Those that kernels of products apply while they write the result.

@@ -9,15 +9,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from mithril import Graph, Node, pass_
-from mithril.backend.base import Backend, BuildOptions
-from mithril.base.dims import numel
-from mithril.base.disk_cache import Store
-from mithril.base.errors import OptionError
-from mithril.base.fingerprint import fingerprint, package_stamp
-from mithril.base.interleaved_timing import in_turns
-from mithril.ir import Builder
-from mithril.ir.editor import Editor
-from mithril.ir.traits import is_product
+from mithril.backend import Backend, BuildOptions
+from mithril.base import OptionError, Store, fingerprint, in_turns, numel, package_stamp
+from mithril.ir import Builder, Editor, is_product
 from mithril.passes import PassContext, random_arguments
 from mithril_passes.op_variants import Way, is_measurable, ways
 from mithril_passes.specialization import at_home

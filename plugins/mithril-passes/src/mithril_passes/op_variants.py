@@ -14,8 +14,7 @@ from typing import Any
 from mithril import Node, Value, ops
 from mithril.backend import Form
 from mithril.base import is_static
-from mithril.ops import add, dot, linear, matmul, mul, pad, reshape, stack, sum as total, transpose
-from mithril.ops.nn import ACTIVATIONS
+from mithril.ops import ACTIVATIONS, add, dot, linear, matmul, mul, pad, reshape, stack, sum as total, transpose
 
 NARROW = 4  # elements up to which a sum is unrolled into products
 TAPS = 32  # of a depthwise kernel: with more, a convolution is faster than sums of shifted images

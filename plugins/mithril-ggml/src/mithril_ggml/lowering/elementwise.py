@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base.dtypes import int32
-from mithril.base.registry import Registry, names, operations
+from mithril.base import Registry, int32, names, operations
 from mithril.ir import Node
 from mithril_ggml.library.library import ggml
 from mithril_ggml.lowering.table import Array, by_declaration, dtype_of, is_integer, is_single, row
