@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from mithril.base import registry
-from mithril.base.errors import OperationError, PluginError
+from mithril.base import OperationError, PluginError, registry
 from mithril.plugins import pip_hints
 from mithril.plugins.hook_calls import HookCalls, LastAnswers
 from mithril.plugins.loader import Loader, Plugin, Problem

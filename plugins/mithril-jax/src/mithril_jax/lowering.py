@@ -24,9 +24,7 @@ from mithril.backend import (
     shared_helpers,
     sliced,
 )
-from mithril.backend.codegen.shared import indexing, reductions
-from mithril.backend.codegen.slice_syntax import sliced
-from mithril.base.registry import names
+from mithril.base import names
 from mithril.ir import Node
 from mithril_jax import helpers
 

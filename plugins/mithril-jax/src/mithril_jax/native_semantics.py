@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from mithril import ops
-from mithril.backend.codegen import Call
-from mithril.backend.codegen.common import is_integer
-from mithril.base.registry import Registry
+from mithril.backend import Call, is_integer
+from mithril.base import Registry
 from mithril_jax.lowering import table
 
 own = table.extend()

@@ -18,13 +18,9 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.backend.codegen.names import Names
-from mithril.base.dims import numel
-from mithril.base.errors import BackendError, UnsupportedError
-from mithril.base.registry import Registry
-from mithril.base.tensor_type import TensorType
-from mithril.ir import Graph, Node, Value
-from mithril.ir.decompose import decompose
+from mithril.backend import Names
+from mithril.base import BackendError, Registry, TensorType, UnsupportedError, numel
+from mithril.ir import Graph, Node, Value, decompose
 from mithril_mlx.mlx_loader import mx
 
 THREADS = 256  # of a group

@@ -25,10 +25,7 @@ from mithril.backend import (
     shared_helpers,
     sliced,
 )
-from mithril.backend.codegen.control_flow import python_control
-from mithril.backend.codegen.shared import indexing, reductions
-from mithril.backend.codegen.slice_syntax import sliced
-from mithril.base.registry import names
+from mithril.base import names
 from mithril.ir import Node
 from mithril_numpy import helpers
 

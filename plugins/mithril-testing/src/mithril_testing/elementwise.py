@@ -7,14 +7,8 @@ from collections.abc import Collection
 import numpy as np
 
 from mithril import ops
-from mithril.base.dims import Shape
-from mithril.base.dtypes import ALL, DType, bool_, float32, int32
-from mithril.base.errors import MithrilError
-from mithril.base.registry import names
-from mithril.ir import Builder, Graph, Value
-from mithril.ir.core import Op
-from mithril.ir.decompose import decompose
-from mithril.ir.samples import Arr
+from mithril.base import ALL, DType, MithrilError, Shape, bool_, float32, int32, names
+from mithril.ir import Arr, Builder, Graph, Op, Value, decompose
 from mithril_testing.cases import is_primitive
 from mithril_testing.running import Array
 from mithril_testing.sample_arrays import every_pair, make_array, random_array, special_array

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mithril.base.registry import names, operation as op
+from mithril.base import names, operation as op
 from mithril.ir import Builder, Graph, Value
 
 UNARY = names("abs", "neg", "tanh", "sigmoid", "relu", "gelu", "silu", "square", "sin", "cos", "erf", "softsign")

@@ -28,12 +28,7 @@ from mithril.backend import (
     shared_helpers,
     sliced,
 )
-from mithril.backend.codegen.control_flow import python_control
-from mithril.backend.codegen.shared import HELPERS, indexing, integers, reductions
-from mithril.backend.codegen.slice_syntax import sliced
-from mithril.base.dtypes import uint32
-from mithril.base.errors import UnsupportedError
-from mithril.base.registry import names
+from mithril.base import UnsupportedError, names, uint32
 from mithril.ir import Node
 from mithril_torch import helpers
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from mithril import ops
-from mithril.backend.codegen import Call
-from mithril.backend.codegen.common import dtype_of
-from mithril.base.registry import Registry
+from mithril.backend import Call, dtype_of
+from mithril.base import Registry
 from mithril.ir import Node
 from mithril_torch.fusion import native_kernels
 from mithril_torch.lowering import is_words, table

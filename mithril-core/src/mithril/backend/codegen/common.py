@@ -9,7 +9,7 @@ from mithril import ops
 from mithril.backend.codegen.call import Call
 from mithril.backend.codegen.lowering_table import Lowerings
 from mithril.backend.codegen.shared import indexing, integers, pooling, random_words
-from mithril.base.registry import Registry, names, operation
+from mithril.base import Registry, names, operation
 from mithril.ir import Node
 
 SIGNS: Registry[str] = Registry(

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mithril.backend.codegen import Call
-from mithril.backend.codegen.common import dtype_of
-from mithril.base.registry import Registry
-from mithril.base.tensor_type import TensorType
+from mithril.backend import Call, dtype_of
+from mithril.base import Registry, TensorType
 from mithril.ir import Node
 from mithril_torch import helpers
 from mithril_torch.fusion import paired_ops, subgraph_fusion
