@@ -59,9 +59,19 @@ class Case:
         found |= {v for v in self.op.complete(self.sample.attributes).values() if isinstance(v, DType)}
         return found
 
-    def graph(self, symbolic: bool = False) -> Graph:
-        """The call as a graph of inputs ``x0, x1, ...``; symbolic: the first operand's leading size is a Dim."""
-        leading = next((a.shape[0] for a in self.arrays if a is not None and a.ndim), None) if symbolic else None
+    def graph(self) -> Graph:
+        """Return the call as a graph of inputs ``x0, x1, ...``."""
+        return self._graph
+
+    @cached_property
+    def _graph(self) -> Graph:
+        return self._built(None)
+
+    def symbolic_graph(self) -> Graph:
+        """Return the call with the first operand's leading size as a Dim."""
+        return self._built(next((a.shape[0] for a in self.arrays if a is not None and a.ndim), None))
+
+    def _built(self, leading: int | None) -> Graph:
         builder = Builder(self.op.name.replace(".", "_"))
         with builder:
             values: list[Value | None] = []
@@ -70,7 +80,7 @@ class Case:
                     values.append(None)
                     continue
                 shape: tuple[Size, ...] = array.shape
-                if symbolic and shape and shape[0] == leading and array.ndim == self._rank:
+                if shape and shape[0] == leading and array.ndim == self._rank:
                     shape = (Dim("N", 0, 64), *shape[1:])
                 values.append(builder.input(f"x{k}", shape, as_dtype(array.dtype)))
             attributes = self.sample.attributes
@@ -130,7 +140,7 @@ def symbolic_graph(case: Case) -> Graph | None:
     if not any(a is not None and a.ndim for a in case.arrays):
         return None
     try:
-        graph = case.graph(symbolic=True)
+        graph = case.symbolic_graph()
     except MithrilError:
         return None
     return graph if any(not i.type.is_static for i in graph.inputs) else None

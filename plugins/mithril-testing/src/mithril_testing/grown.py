@@ -19,22 +19,31 @@ WORK = 2e7  # floating-point operations of one case, at most
 
 
 def grown_cases(case: Case) -> Iterator[Case]:
-    """Larger forms of a sample: each size at ``ROWS``, all sizes at ``MIXED``, and the last of the first at ``LONG``.
+    """Yield larger forms: all sizes at ``MIXED``, the last of the first operand at ``LONG``, each alone at ``ROWS``.
 
+    Sizes grow alone in the first sample of its ranks, and where they cannot all grow: further samples have other
+    attributes, which have thresholds of their own hardly ever.
     Equal sizes grow together, in operands and in attributes that are shapes, so that sizes that must agree still do.
     Forms that the operation refuses are left out.
     """
     shapes = [s.shape for s in case.sample.operands if s is not None]
     sizes = list(dict.fromkeys(int(n) for shape in shapes for n in shape if int(n) > 1))
-    forms: dict[str, Mapping[int, int]] = {f"{n}-{ROWS}": {n: ROWS} for n in sizes}
-    if len(sizes) > 1:
-        forms["mixed"] = dict(zip(sizes, MIXED, strict=False))
+    mixed = _grown(case, dict(zip(sizes, MIXED, strict=False)), "mixed") if len(sizes) > 1 else None
+    if mixed is not None:
+        yield mixed
+    forms: dict[str, Mapping[int, int]] = {}
     if shapes and shapes[0] and int(shapes[0][-1]) > 1:
         forms["long"] = {int(shapes[0][-1]): LONG}
+    if mixed is None or all(_ranks(s) != _ranks(case.sample) for s in case.op.samples[: case.number]):
+        forms |= {f"{n}-{ROWS}": {n: ROWS} for n in sizes}
     for label, growth in forms.items():
         larger = _grown(case, growth, label)
         if larger is not None:
             yield larger
+
+
+def _ranks(sample: Sample) -> list[int | None]:
+    return [None if s is None else len(s.shape) for s in sample.operands]
 
 
 def _grown(case: Case, growth: Mapping[int, int], label: str) -> Case | None:
