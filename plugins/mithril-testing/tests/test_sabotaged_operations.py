@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from _pytest.outcomes import Failed
 
+import mithril_testing_summary
 from mithril import OpsSpec, hookimpl, plugins
 from mithril.base import registry
 from mithril.base.dtypes import float64
@@ -21,7 +22,7 @@ from mithril.ir.type_rules import floating, like, same_shape
 from mithril.ops import abs as absolute, cos, mul, sin, transpose
 from mithril_testing import BackendConformance, OpConformance
 from mithril_testing.cases import Case
-from mithril_testing.selection import Summary, core_operations, selected
+from mithril_testing.selection import core_operations, selected
 
 pytest_plugins = ["pytester"]
 
@@ -261,14 +262,22 @@ class TestMine(OpConformance):
     ],
 )
 def test_a_run_says_how_much_it_checked(pytester, monkeypatch, ops, expected):
-    from mithril_testing import selection
-
-    monkeypatch.setattr(selection, "_summary", Summary())
+    monkeypatch.setattr(mithril_testing_summary, "tallies", {})
     pytester.makepyfile(RUN.format(ops=ops))
     result = pytester.runpytest_inprocess("-q", "-p", "no:cacheprovider")
     text = result.stdout.str()
     assert expected in text
     assert (result.ret == 0) == ("checked" in expected)
+
+
+def test_parallel_workers_add_up_to_one_line(pytester):
+    pytest.importorskip("xdist")
+    pytester.makepyfile(RUN.format(ops="('softmax', 'relu')"))
+    alone = pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider").stdout.str()
+    together = pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider", "-n", "2").stdout.str()
+    lines = [[line for line in text.splitlines() if "checked 2 of 2 operations" in line] for text in (alone, together)]
+    assert lines[0] == lines[1]
+    assert len(lines[0]) == 1
 
 
 def test_a_backend_that_fits_no_case_is_an_error():

@@ -8,7 +8,8 @@
         backend = "mine"
         xfail = {"cumsum[int8]": "the library promotes to int32"}
 
-Nothing here is loaded by pytest on its own. ``KIT_VERSION`` rises when the kit gets stricter.
+Pytest loads ``mithril_testing_summary`` on its own, for the line at the end of a run, and nothing here.
+``KIT_VERSION`` rises when the kit gets stricter.
 """
 
 from mithril_testing.backend import BackendConformance

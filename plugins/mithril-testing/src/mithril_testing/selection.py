@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import mithril.ops
+import mithril_testing_summary as summary
 from mithril import plugins
 from mithril.base import OperationError, operation, operations, unknown
 from mithril.ir import Op
@@ -46,56 +45,22 @@ def _named(name: str) -> Op:
     return op
 
 
-@dataclass
-class Tally:
-    """The operations that one class of the kit is about, and the checks that have run."""
-
-    title: str
-    operations: Collection[str]
-    checked: set[str] = field(default_factory=set)
-    cases: int = 0
-    exempt: dict[str, str] = field(default_factory=dict)  # operations the class does not try, and why
-
-    def __str__(self) -> str:
-        missed = [n for n in self.operations if n not in self.checked]
-        line = f"{self.title}: checked {len(self.checked)} of {len(self.operations)} operations, {self.cases} cases"
-        if not missed:
-            return line
-        shown = [f"{n} ({self.exempt[n]})" if n in self.exempt else n for n in missed[:12]]
-        more = f" and {len(missed) - 12} more" if len(missed) > 12 else ""
-        return f"{line}; not checked: {', '.join(shown)}{more}"
-
-
-class Summary:
-    """A pytest plugin that ends a run with one line for each class of the kit."""
-
-    NAME = "mithril-conformance"
-
-    def __init__(self) -> None:
-        self.tallies: dict[type, Tally] = {}
-
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        terminalreporter.section("conformance")
-        for tally in self.tallies.values():
-            terminalreporter.line(str(tally))
-
-
-_summary = Summary()
-
-
 def begin(
     cls: type, operations: Collection[str], config: pytest.Config, exempt: Callable[[], dict[str, str]] = dict
 ) -> None:
     """Start the tally of a class, which is printed when the run ends."""
-    if not config.pluginmanager.has_plugin(Summary.NAME):
-        config.pluginmanager.register(_summary, Summary.NAME)
-    if cls not in _summary.tallies:
-        _summary.tallies[cls] = Tally(cls.__qualname__, operations, exempt=exempt())
+    if not config.pluginmanager.is_registered(summary):  # where pytest loads no plugins on its own
+        config.pluginmanager.register(summary, summary.KEY)
+    if _key(cls) not in summary.tallies:
+        summary.tallies[_key(cls)] = summary.Tally(cls.__qualname__, list(operations), exempt())
 
 
 def record(cls: type, names: Collection[str]) -> None:
     """Count a check of some operations that has run. Without a run of pytest there is no tally."""
-    tally = _summary.tallies.get(cls)
+    tally = summary.tallies.get(_key(cls))
     if tally is not None:
-        tally.cases += 1
-        tally.checked.update(n for n in names if n in tally.operations)
+        tally.add(names)
+
+
+def _key(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"

@@ -1,0 +1,71 @@
+"""Pytest plugin that ends a run with one line per class of the kit: how many operations it checked, in how many cases.
+
+Pytest loads it in every run, as the controlling process of pytest-xdist collects no tests and could not ask for it:
+it imports nothing but pytest. Workers hand their tallies over when they end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import pytest
+
+KEY = "mithril_conformance"
+
+
+@dataclass
+class Tally:
+    """The operations that one class of the kit is about, and the checks that have run."""
+
+    title: str
+    operations: list[str]
+    exempt: dict[str, str] = field(default_factory=dict)  # operations the class does not try, and why
+    checked: list[str] = field(default_factory=list)
+    cases: int = 0
+
+    def add(self, names: Collection[str], cases: int = 1) -> None:
+        """Count cases that have run, about some operations."""
+        self.cases += cases
+        self.checked += [n for n in names if n in self.operations and n not in self.checked]
+
+    def __str__(self) -> str:
+        missed = [n for n in self.operations if n not in self.checked]
+        line = f"{self.title}: checked {len(self.checked)} of {len(self.operations)} operations, {self.cases} cases"
+        if not missed:
+            return line
+        shown = [f"{n} ({self.exempt[n]})" if n in self.exempt else n for n in missed[:12]]
+        more = f" and {len(missed) - 12} more" if len(missed) > 12 else ""
+        return f"{line}; not checked: {', '.join(shown)}{more}"
+
+
+tallies: dict[str, Tally] = {}  # by the class's module and name
+
+
+def merge(others: Mapping[str, Mapping[str, Any]]) -> None:
+    """Add the tallies of another process; all processes collect the same classes."""
+    for key, other in others.items():
+        tally = tallies.setdefault(key, Tally(other["title"], other["operations"], other["exempt"]))
+        tally.add(other["checked"], other["cases"])
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand the tallies of a worker over."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output[KEY] = {key: asdict(tally) for key, tally in tallies.items()}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take the tallies of a worker that has ended; one that crashed leaves none."""
+    merge(getattr(node, "workeroutput", {}).get(KEY, {}))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print a line for each class."""
+    if tallies:
+        terminalreporter.section("conformance")
+        for tally in tallies.values():
+            terminalreporter.line(str(tally))
