@@ -140,6 +140,22 @@ def test_plugins_have_no_import_circles(distribution):
     assert circles(edges(project)) == TODAY["plugin circles"].get(distribution, [])
 
 
+# Packages of a plugin, ground first, where it has several; a module of its own counts as one.
+PLUGIN_FLOORS = {"mithril-parallel": ["mesh", "placing", "xla_model", "sharding", "planning", "plugin"]}
+
+
+@pytest.mark.parametrize("distribution", sorted(PLUGIN_FLOORS))
+def test_packages_of_plugins_import_downwards(distribution):
+    project = modules(PROJECT / "plugins" / distribution / "src")
+    floors = {f"{distribution.replace('-', '_')}.{p}": level for level, p in enumerate(PLUGIN_FLOORS[distribution])}
+
+    def floor(module: str) -> int:
+        return floors.get(".".join(module.split(".")[:2]), -1)
+
+    upward = {f"{a} -> {b}" for a, targets in edges(project).items() for b in targets if floor(b) > floor(a)}
+    assert not upward
+
+
 @pytest.mark.parametrize("name", sorted(FLOOR))
 def test_rooms_stay_small(name):
     budget = next(floor[name] for floor in FLOORS if name in floor)

@@ -8,9 +8,8 @@ from test_shard import CASES, step_graph
 
 import mithril as ml
 from mithril import ops
-from mithril.base.errors import UnsupportedError
-from mithril.ir import Builder
-from mithril.ir.evaluation import evaluate
+from mithril.base import UnsupportedError
+from mithril.ir import Builder, evaluate
 from mithril.models import BatchNorm1d, Conv2d, Flatten, IOKey, Linear, MaxPool2d, Model, Relu
 from mithril_parallel.sharding.api import CHUNK
 from mithril_parallel.sharding.spmd import cut

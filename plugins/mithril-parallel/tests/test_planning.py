@@ -14,8 +14,8 @@ from mithril.models import Dropout, IOKey, Linear, Model
 from mithril_parallel.mesh import DATA, MODEL, Mesh
 from mithril_parallel.placing.propagate import propagate
 from mithril_parallel.planning.step_time import work
-from mithril_parallel.xla_model.fusion_model import fuse
-from mithril_parallel.xla_model.image_layout import strip, strip_bytes, with_strips
+from mithril_parallel.xla_model.fusion_model import fuse, pointwise
+from mithril_parallel.xla_model.image_layout import images, strip, strip_bytes, with_strips
 from mithril_parallel.xla_model.layout_copies import copies
 from mithril_parallel.xla_model.tiling import image_bytes, stored
 
@@ -186,6 +186,39 @@ def test_products_compute_what_they_read_themselves(product, shapes):
         return made(read, v), made(read, v * 2.0) + made(read, v * 3.0), ops.sum(h)
 
     assert "tanh" in kept(thrice, *shapes)
+
+
+@pytest.mark.parametrize(
+    ("compute", "inside"),
+    [
+        (lambda x: ml.ops.tanh(x), True),
+        (lambda x: ml.ops.cast(x, dtype="float16"), True),
+        (lambda x: ml.ops.pad(x, widths=((0, 1), (0, 0))), True),
+        (lambda x: ml.ops.flip(x, axis=0), True),
+        (lambda x: ml.ops.tril(x), True),
+        (lambda x: x[1:], True),
+        (lambda x: ml.ops.concat(x, x, axis=0), True),
+        (lambda x: ml.ops.sort(x, axis=0), False),
+        (lambda x: ml.ops.cumsum(x, axis=0), False),
+        (lambda x: ml.ops.take(x, ml.ops.argmax(x, axis=0), axis=0), False),
+    ],
+)
+def test_elements_that_are_cut_padded_or_joined_are_computed_inside_their_readers(compute, inside):
+    with ml.Builder() as b:
+        compute(b.input("x", (6, 6)))
+    assert pointwise(b.nodes[-1]) is inside
+
+
+def test_pools_of_images_are_images():
+    with ml.Builder() as b:
+        x, w = b.input("x", (8, 3, 8, 8)), b.param("w", (4, 3, 3, 3))
+        y = ml.ops.conv(x, w)
+        pools = [op(y, kernel=(2, 2)) for op in (ml.ops.max_pool, ml.ops.avg_pool, ml.ops.max_pool_positions)]
+        own = ml.ops.max_pool(x, kernel=(2, 2))
+        total = ml.ops.sum(y, axis=1, keepdims=True)
+    found = images(b.build({"own": own, "total": total, **{str(k): v for k, v in enumerate(pools)}}))
+    assert {y, *pools} <= found
+    assert not found & {own, total}
 
 
 def convolution(image, kernel, padding=0):

@@ -13,10 +13,9 @@ from small_models import block, scalar_loss
 
 import mithril as ml
 from mithril import ops
-from mithril.base.dtypes import ALL
-from mithril.ir import Builder
-from mithril.ir.evaluation import evaluate
-from mithril.runtime.program import Kind, Request
+from mithril.base import ALL
+from mithril.ir import Builder, evaluate
+from mithril.runtime import Kind, Request
 from mithril_parallel.sharding import api, collective_buckets
 from mithril_parallel.sharding.spmd import cut
 from mithril_testing.cases import backend_cases

@@ -12,9 +12,9 @@ from small_models import block, scalar_loss
 
 import mithril as ml
 import mithril_tpu
-from mithril.backend.base import BuildOptions
+from mithril.backend import BuildOptions
 from mithril.ir import same
-from mithril.runtime.program import Kind, Request
+from mithril.runtime import Kind, Request
 from mithril_parallel.mesh import DATA, MODEL, Mesh
 from mithril_parallel.placing.propagate import propagate
 from mithril_parallel.placing.strategy import choose

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from mithril.ir import Factors, Node, OpAxes, Role
+from mithril.ir import Factors, OpAxes, Role
 from mithril_parallel.mesh import Mesh, Split, base, blocks, in_blocks
 
 Splits = Sequence[Split | None]
@@ -20,11 +20,14 @@ class Cut:
     blocks: int = 1
 
 
-def divide(node: Node, splits: Splits, mesh: Mesh, allows: Allows) -> Division:
+def divide(axes: OpAxes, splits: Splits, mesh: Mesh, allows: Allows) -> Division:
     """Return the division that operands in these splits lead to: factors of results first, then reduced ones."""
-    division = Division(node, mesh, allows)
-    order = {f: k for k, f in enumerate(f for fs in node.axes.results for a in fs for f in a)}
-    for factor, cut in sorted(wanted(node.axes, splits), key=lambda w: order.get(w[0], len(order))):
+    division = Division(axes, mesh, allows)
+    requests = list(dict.fromkeys(wanted(axes, splits)))
+    if len(requests) > 1:
+        order = {f: k for k, f in enumerate(f for fs in axes.results for a in fs for f in a)}
+        requests.sort(key=lambda w: order.get(w[0], len(order)))
+    for factor, cut in requests:
         division.take(factor, cut)
     return division
 
@@ -57,9 +60,8 @@ def length(axes: OpAxes, factor: str) -> int:
 class Division:
     """Factors of one node that are divided over a mesh."""
 
-    def __init__(self, node: Node, mesh: Mesh, allows: Allows) -> None:
-        self.mesh, self.allows = mesh, allows
-        self.axes: OpAxes = node.axes
+    def __init__(self, axes: OpAxes, mesh: Mesh, allows: Allows) -> None:
+        self.axes, self.mesh, self.allows = axes, mesh, allows
         self.cuts: dict[str, Cut] = {}
 
     @property

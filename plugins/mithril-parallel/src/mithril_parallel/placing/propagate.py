@@ -47,6 +47,15 @@ class Placed:
     gathered: dict[tuple[Value, str], int] = field(default_factory=dict)  # at what depth
     depths: dict[Value, int] = field(default_factory=dict)  # operations on the longest way to a value
     needs: dict[Node, tuple[Split | None, ...]] = field(default_factory=dict)
+    passages: dict[Node, tuple[tuple[Split | None, ...], Passage]] = field(default_factory=dict)
+
+    def passage(self, node: Node) -> Passage:
+        """Return the passage of a node's operands in their present splits; unknown ones are whole."""
+        have = tuple(None if v is None else self.splits.get(v) or whole(v.ndim) for v in node.operands)
+        known = self.passages.get(node)
+        if known is None or known[0] != have:
+            known = self.passages[node] = have, passage(node, have, self.mesh)
+        return known[1]
 
     def local(self, v: Value) -> tuple[int, ...]:
         """The shape of one device's part of a value."""
@@ -130,7 +139,7 @@ def step(placed: Placed, node: Node, readers: Mapping[Value, int] | None = None,
         _scan(placed, node)
         return
     have = [None if v is None else placed.splits[v] for v in node.operands]
-    found = passage(node, have, placed.mesh)
+    found = placed.passage(node)
     placed.needs[node] = found.needs
     waiting = _still_waiting(placed, node, found, readers or {}, collects)
     if not waiting:

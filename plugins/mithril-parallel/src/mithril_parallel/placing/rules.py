@@ -1,4 +1,4 @@
-"""How a split tensor passes through an operation, read off its axes: what it needs, what it gives, what is summed.
+"""The passage of a split tensor through an operation, read off its axes: splits of operands and results, open sums.
 
 The answer is that of a compiler which shares a program over devices (XLA): it sums whatever can be joined from parts,
 looks up in parts of a table, and lets merged axes be split by any of those that they were. ``sharding.local_rules``
@@ -29,14 +29,14 @@ class Passage:
 
 
 def passage(node: Node, splits: Sequence[Split | None], mesh: Mesh) -> Passage:
-    """Return what ``node`` does to operands with these splits."""
+    """Return the passage of operands with these splits through a node."""
     if not any(s is not None and any(s) for s in splits):
         return Passage(tuple(splits), tuple(whole(v.ndim) for v in node.results))
     if node.regions:
         needs = tuple(None if v is None else whole(v.ndim) for v in node.operands)
         return Passage(needs, tuple(whole(v.ndim) for v in node.results))
     axes = node.axes
-    division = divide(node, splits, mesh, lambda factor, role: _shares(axes, factor, role))
+    division = divide(axes, splits, mesh, lambda factor, role: _shares(axes, factor, role))
     gives = tuple(tuple(entry and base(entry) for entry in split) for split in division.gives)
     roles = [role for f in division.cuts if (role := axes.role(f)) is not None]
     at_once = any(role.operand is not None or role.kind not in ("sum", "mean") for role in roles)
@@ -56,12 +56,12 @@ def _shares(axes: OpAxes, factor: str, role: Role | None) -> bool:
 
 
 def sizes(v: Value) -> tuple[int, ...]:
-    """The shape as numbers; symbolic sizes count as 1, which nothing divides."""
+    """Return the shape as numbers; symbolic sizes count as 1, which nothing divides."""
     return tuple(n if isinstance(n, int) else 1 for n in v.shape)
 
 
 def as_part(dims: tuple[int, ...], result: Split, shape: Sequence[int]) -> Split:
-    """How an operand must be split to fit a broadcast result."""
+    """Return the split of an operand that fits a broadcast result."""
     return tuple(
         result[len(shape) - len(dims) + k] if dims[k] == shape[len(shape) - len(dims) + k] else None
         for k in range(len(dims))

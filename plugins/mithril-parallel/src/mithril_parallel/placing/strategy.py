@@ -174,7 +174,7 @@ def _place(axes: OpAxes, slot: int) -> _Weight | None:
 
 
 def _transposed(node: Node) -> list[int]:
-    """The axis of its one operand that each axis of a result is; empty where they are not the same axes."""
+    """Return the axis of the operand for each axis of the result; nothing where they are not the same axes."""
     (operand,), (result,) = node.axes.operands, node.axes.results
     if operand is None or len(set(operand)) != len(operand) or sorted(operand) != sorted(result):
         return []
@@ -205,10 +205,10 @@ class _Pairs:
         for at, node in enumerate(self.nodes):
             if _weights(node):
                 self._product(at, node)
-            elif node.axes.lookups:
-                self._table(node)
             elif node.op.elementwise:
                 self._bias(node)
+            elif node.axes.lookups:
+                self._table(node)
             step(self.placed, node)
             if any(v in self.given for v in node.operands if v is not None):
                 self.given.update(node.results)
@@ -312,9 +312,7 @@ class _Pairs:
 
     def _bias(self, node: Node) -> None:
         """A parameter that meets a split value element by element is split like it."""
-        have = [None if v is None else self.placed.splits[v] for v in node.operands]
-        needs = passage(node, have, self.mesh).needs
-        for v, need in zip(node.operands, needs, strict=True):
+        for v, need in zip(node.operands, self.placed.passage(node).needs, strict=True):
             if v is None or need is None or MODEL not in need:
                 continue
             source = self.graph.producers.get(v)

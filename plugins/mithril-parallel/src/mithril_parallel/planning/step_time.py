@@ -7,9 +7,8 @@ from math import log2, prod
 
 from mithril.ir import Node, Value, is_product, is_windowed_product
 from mithril.plugins import HardwareTarget
-from mithril_parallel.mesh import Mesh, Split, whole
+from mithril_parallel.mesh import Mesh
 from mithril_parallel.placing.propagate import Exchange, Placed
-from mithril_parallel.placing.rules import passage
 from mithril_parallel.planning.memory_estimate import sizer
 from mithril_parallel.xla_model.convolutions import is_kernel_gradient
 from mithril_parallel.xla_model.fusion_model import Fused, Kernel, walk
@@ -84,8 +83,7 @@ def _margins(node: Node, placed: Placed, strips: frozenset[Value]) -> float:
 
 def _share(node: Node, placed: Placed) -> float:
     """The part of a node's work that one device does: every mesh axis it is split along divides it."""
-    have: list[Split | None] = [None if v is None else placed.splits.get(v, whole(v.ndim)) for v in node.operands]
-    found = passage(node, have, placed.mesh)
+    found = placed.passage(node)
     axes = {a for split in found.gives for a in split if a is not None} | found.sums
     return 1 / prod(placed.mesh.size(a) for a in axes) if axes else 1.0
 

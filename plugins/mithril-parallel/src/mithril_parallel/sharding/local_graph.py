@@ -1,4 +1,4 @@
-"""The values of one device's graph: what part of each is there, and the exchanges that bring another part.
+"""The values of one device's graph: which part of each it holds, and the exchanges that bring another part.
 
 Every value has a split and the axes over which it is a sum still to be made.
 """
@@ -167,7 +167,7 @@ class LocalGraph(ABC):
         return UnsupportedError(
             "this model mixes the examples of a batch, which cannot be cut into chunks",
             facts=[repr(node), str(node.origin)] if node is not None else [],
-            hint="pipeline_chunks=1, or leave out what looks at the whole batch: batch normalisation in training, "
+            hint="pipeline_chunks=1, or leave out what looks at the whole batch: batch normalization in training, "
             "a loss divided by a sum over the batch",
         )
 

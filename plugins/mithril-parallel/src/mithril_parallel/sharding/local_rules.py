@@ -40,8 +40,9 @@ def local(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local | None:
         into = node.operands[role.operand] if role is not None and role.operand is not None else None
         return role is None or (role.kind in JOINED and (into is None or is_zero(graph, into)))
 
-    division = divide(node, splits, mesh, allows)
-    lost = any(division.cuts.get(f) != cut and cut.axis not in division.used for f, cut in wanted(node.axes, splits))
+    axes = node.axes
+    division = divide(axes, splits, mesh, allows)
+    lost = any(division.cuts.get(f) != cut and cut.axis not in division.used for f, cut in wanted(axes, splits))
     if lost and node.op.composite and not node.op.elementwise:
         return None
     kinds, scale = division.kinds, 1.0
@@ -51,7 +52,7 @@ def local(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local | None:
         division.needs,
         division.gives,
         frozenset(axis for axis, kind in kinds.items() if kind in ("sum", "mean")),
-        node.axes.cut(division.lengths),
+        axes.cut(division.lengths),
         scale,
         {axis: kind for axis, kind in kinds.items() if kind in ("max", "min")},
     )
