@@ -1,4 +1,4 @@
-"""Gradient checkpointing: equal gradients, less memory, barriers that hold, segments as asked for."""
+"""Gradient checkpointing: equal gradients, less memory, barriers that hold, the requested segments."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def measured(layers=24, dropout=0.0, **options):
     call = {name: np.ones_like(X)}
     compiled.evaluate(params, {"input": X}, call)
     tracemalloc.start()
-    made = compiled.evaluate(params, {"input": X}, call)[1]
+    gradients = compiled.evaluate(params, {"input": X}, call)[1]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    return made, peak - sum_bytes(made), compiled
+    return gradients, peak - sum_bytes(gradients), compiled
 
 
 def sum_bytes(arrays):
@@ -49,21 +49,21 @@ def sum_bytes(arrays):
 
 def test_memory_falls_to_a_third_at_equal_gradients():
     expected, before, _ = measured()
-    got, after, compiled = measured(gradient_checkpointing=True)
+    gradients, after, compiled = measured(gradient_checkpointing=True)
     for name, g in expected.items():
-        np.testing.assert_array_equal(got[name], g, err_msg=name)
+        np.testing.assert_array_equal(gradients[name], g, err_msg=name)
     assert before >= 3 * after, (before, after)
     assert "segments" in str(compiled.decisions)
 
 
 def test_dropout_draws_the_same_again():
     expected, _, _ = measured(layers=4, dropout=0.3)
-    got, _, _ = measured(layers=4, dropout=0.3, gradient_checkpointing=True, checkpoint_segments=3)
+    gradients, _, _ = measured(layers=4, dropout=0.3, gradient_checkpointing=True, checkpoint_segments=3)
     for name, g in expected.items():
-        np.testing.assert_array_equal(got[name], g, err_msg=name)
+        np.testing.assert_array_equal(gradients[name], g, err_msg=name)
 
 
-def test_segments_are_as_many_as_asked_for():
+def test_number_of_segments_is_as_requested():
     _, _, compiled = measured(layers=6, gradient_checkpointing=True, checkpoint_segments=4)
     assert "gradient checkpointing in 4 segments" in str(compiled.decisions)
     barriers = [n for n in compiled.graph.nodes if n.op.name == "barrier"]
@@ -81,22 +81,22 @@ def chain(n=12, size=64):
 
 def test_the_plan_shrinks_and_cleaning_does_not_merge_it_back():
     graph = chain()
-    made = gradient_checkpointing(graph, PassContext(options={}))
-    verify(made, since=graph)
-    cleaned = common_subexpression(dead_code_elimination(made))
-    assert len(cleaned.nodes) == len(made.nodes)
+    result = gradient_checkpointing(graph, PassContext(options={}))
+    verify(result, since=graph)
+    cleaned = common_subexpression(dead_code_elimination(result))
+    assert len(cleaned.nodes) == len(result.nodes)
     assert plan(cleaned).size < 0.75 * plan(graph).size
     arguments = random_arguments(graph)
-    expected, got = evaluate(graph, arguments), evaluate(made, arguments)
+    expected, actual = evaluate(graph, arguments), evaluate(result, arguments)
     for name, array in expected.items():
-        np.testing.assert_array_equal(got[name], array)
+        np.testing.assert_array_equal(actual[name], array)
 
 
 def test_recomputation_waits_for_the_cotangent():
-    made = gradient_checkpointing(chain(), PassContext(options={"checkpoint_segments": 3}))
-    _, backward = halves(made)
+    result = gradient_checkpointing(chain(), PassContext(options={"checkpoint_segments": 3}))
+    _, backward = halves(result)
     later = {v for n in backward for v in n.results}
-    for node in made.nodes:
+    for node in result.nodes:
         if node.op.name == "barrier":
             assert any(v in later or v.name.startswith("grad/") for v in node.operands), node
 

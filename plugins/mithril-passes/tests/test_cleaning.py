@@ -1,4 +1,4 @@
-"""Dead code, constant folding, common subexpressions: on the kit's graphs, and what each must and must not do."""
+"""Dead code, constant folding, common subexpressions: on the kit's graphs, with their limits."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def names(graph):
 
 def built(write, *shapes):
     with Builder() as b:
-        made = write(b, *[b.input(f"x{k}", shape) for k, shape in enumerate(shapes)])
-    return b.build(made if isinstance(made, dict) else {"y": made})
+        outputs = write(b, *[b.input(f"x{k}", shape) for k, shape in enumerate(shapes)])
+    return b.build(outputs if isinstance(outputs, dict) else {"y": outputs})
 
 
-def test_what_nothing_reads_goes():
+def test_unused_nodes_are_removed():
     def write(b, x):
         exp(neg(x))
         b.constant(np.ones(3, np.float32))
         return relu(x)
 
-    made = dead_code_elimination(built(write, (3,)))
-    assert names(made) == ["relu"]
-    assert [i.name for i in made.inputs] == ["x0"]
+    result = dead_code_elimination(built(write, (3,)))
+    assert names(result) == ["relu"]
+    assert [i.name for i in result.inputs] == ["x0"]
 
 
 def test_inputs_stay_even_unread():
@@ -56,9 +56,9 @@ def test_a_clean_graph_is_the_same_object():
 
 
 def test_equal_expressions_are_computed_once():
-    made = common_subexpression(built(lambda b, x: exp(x + 1.0) * exp(x + 1.0), (3,)))
-    assert names(made).count("exp") == 1
-    verify(made)
+    result = common_subexpression(built(lambda b, x: exp(x + 1.0) * exp(x + 1.0), (3,)))
+    assert names(result).count("exp") == 1
+    verify(result)
 
 
 def test_commuted_operands_are_equal():
@@ -71,34 +71,34 @@ def test_signed_zeros_are_not_equal():
     assert names(common_subexpression(graph)).count("mul") == 2
 
 
-def test_equal_parameters_stay_apart():
+def test_equal_parameters_are_not_merged():
     with Builder() as b:
         x, v, w = b.input("x", (2, 3)), b.param("v", (3, 3)), b.param("w", (3, 3))
         y = (x @ v) + (x @ w)
     assert names(common_subexpression(b.build({"y": y}))).count("matmul") == 2
 
 
-def test_draws_of_two_keys_stay_apart_and_of_one_merge():
+def test_draws_merge_for_one_key_only():
     with Builder() as b:
         first, second = (b.input(n, (2,), "uint32") for n in ("k1", "k2"))
-        made = uniform(first, shape=(4,)) + uniform(second, shape=(4,)) + uniform(first, shape=(4,))
-    assert names(common_subexpression(b.build({"y": made}))).count("uniform") == 2
+        total = uniform(first, shape=(4,)) + uniform(second, shape=(4,)) + uniform(first, shape=(4,))
+    assert names(common_subexpression(b.build({"y": total}))).count("uniform") == 2
 
 
 def test_constants_are_computed_now():
     graph = built(lambda b, x: x + exp(b.constant(np.zeros(3, np.float32))) * 2.0, (3,))
-    made = dead_code_elimination(constant_folding(graph))
-    assert names(made) == ["add"]
-    np.testing.assert_array_equal(evaluate(made, {"x0": np.ones(3, np.float32)})["y"], [3, 3, 3])
+    result = dead_code_elimination(constant_folding(graph))
+    assert names(result) == ["add"]
+    np.testing.assert_array_equal(evaluate(result, {"x0": np.ones(3, np.float32)})["y"], [3, 3, 3])
 
 
 def test_scalars_stay_scalars():
-    made = dead_code_elimination(constant_folding(built(lambda b, x: x * (b.constant(2.0) * 3.0), (3,))))
-    assert names(made) == ["constant", "mul"]
-    assert made.nodes[0].attributes["value"] == 6.0
+    result = dead_code_elimination(constant_folding(built(lambda b, x: x * (b.constant(2.0) * 3.0), (3,))))
+    assert names(result) == ["constant", "mul"]
+    assert result.nodes[0].attributes["value"] == 6.0
 
 
-def test_what_depends_on_inputs_or_parameters_is_left():
+def test_expressions_of_inputs_or_parameters_are_not_folded():
     with Builder() as b:
         w = b.param("w", (3,))
         y = exp(w)
@@ -108,9 +108,9 @@ def test_what_depends_on_inputs_or_parameters_is_left():
 
 @pytest.mark.parametrize("size", [FOLD_LIMIT, FOLD_LIMIT + 1])
 def test_large_constants_are_not_made(size):
-    small, wide = np.zeros(1, np.float32), np.zeros(size, np.float32)
-    made = constant_folding(built(lambda b, x: x + exp(b.constant(small)) + exp(b.constant(wide)), (1,)))
-    assert names(made).count("exp") == (size > FOLD_LIMIT)
+    small, large = np.zeros(1, np.float32), np.zeros(size, np.float32)
+    result = constant_folding(built(lambda b, x: x + exp(b.constant(small)) + exp(b.constant(large)), (1,)))
+    assert names(result).count("exp") == (size > FOLD_LIMIT)
 
 
 def test_bodies_of_loops_are_left_to_run():
@@ -118,9 +118,9 @@ def test_bodies_of_loops_are_left_to_run():
         return while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * 2.0), (b.constant(0), x))[1]
 
     graph = built(write, (3,))
-    made = constant_folding(graph)
-    verify(made)
-    np.testing.assert_array_equal(evaluate(made, {"x0": np.ones(3, np.float32)})["y"], [8, 8, 8])
+    result = constant_folding(graph)
+    verify(result)
+    np.testing.assert_array_equal(evaluate(result, {"x0": np.ones(3, np.float32)})["y"], [8, 8, 8])
 
 
 def test_made_of_nothing_is_left_to_the_backend():

@@ -1,4 +1,4 @@
-"""What inference adds: batch norm folded, sibling products merged, quantized pairs dropped only when asked for."""
+"""Inference passes: batch norm folding, horizontal fusion, quantized pairs dropped only on request."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_batch_norm_goes_into_the_convolution(bias):
     assert "batch_norm" in ops_of(plain) and "batch_norm" not in ops_of(folded)
     params, state = plain.randomize_params(0), state_of(plain)
     expected = plain.evaluate(params, {"x": IMAGE}, state=state)[0]["output"]
-    got = folded.evaluate(params, {"x": IMAGE}, state=state)[0]["output"]
-    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+    actual = folded.evaluate(params, {"x": IMAGE}, state=state)[0]["output"]
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_batch_norm_goes_into_the_linear():
@@ -106,14 +106,14 @@ def test_few_rows_are_not_worth_copying_the_weights():
     assert ops_of(compiled).count("linear") == 4
 
 
-def test_quantized_pairs_are_dropped_only_when_asked_for():
+def test_quantized_pairs_are_dropped_only_on_request():
     with Builder() as b:
         x, scale = b.input("x", (4, 8)), b.param("scale", ())
         y = dequantize(quantize(x, scale), scale)
     graph = b.build({"y": y})
     from mithril_passes.simplify import QUANTIZE_PAIRS
 
-    made = QUANTIZE_PAIRS(graph)
-    verify(made)
-    assert not made.nodes
+    result = QUANTIZE_PAIRS(graph)
+    verify(result)
+    assert not result.nodes
     assert "quantize-pairs" not in ml.compile(Model.create(outputs={"o": ml.IOKey("i") + 1.0}), "numpy").pipeline.names

@@ -1,4 +1,4 @@
-"""Other ways to compute an operation: each gives the same, backends get what they prefer, the fastest is remembered."""
+"""Variants of operations: equal results, preferences of backends, stored measurements."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def one(name, shapes, attributes):
     return b.build({"y": y})
 
 
-class TestSpecialising(PassConformance):
+class TestSpecialization(PassConformance):
     pass_ = "specialise-operations"
     context = PassContext(backend=NumpyBackend())
     graphs = {"pixels": one("conv", [(2, 3, 5, 6), (4, 3, 1, 1)], ONE)}
@@ -76,20 +76,20 @@ def test_every_way_gives_the_same(name, shapes, attributes):
     (node,) = (n for n in graph.nodes if n.op.name == name)
     arguments = random_arguments(graph)
     expected = evaluate(graph, arguments)["y"]
-    found = ways(node)
-    assert found
-    for way in found:
+    variants = ways(node)
+    assert variants
+    for way in variants:
         with Builder() as b:
             operands = [None if s is None else b.input(f"x{k}", s) for k, s in enumerate(shapes)]
             y = way.make(node, *operands)
-        got = evaluate(b.build({"y": y}), arguments)["y"]
-        assert got.shape == expected.shape and got.dtype == expected.dtype
-        np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5, err_msg=way.name)
+        actual = evaluate(b.build({"y": y}), arguments)["y"]
+        assert actual.shape == expected.shape and actual.dtype == expected.dtype
+        np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-5, err_msg=way.name)
 
 
 def test_all_ways_are_tried_above():
     tried = {(c[0], w.name) for c in ALL for w in ways(next(n for n in one(*c).nodes if n.op.name == c[0]))}
-    assert tried == {(op, w.name) for op, found in WAYS.items() for w in found}
+    assert tried == {(op, w.name) for op, variants in WAYS.items() for w in variants}
 
 
 @pytest.mark.parametrize(
@@ -112,12 +112,12 @@ def test_sixteen_bits_are_not_summed_term_by_term():
     assert not ways(b.build({"y": y}).nodes[-1])
 
 
-def test_backends_get_what_they_prefer():
+def test_backends_get_their_preferred_variant():
     graph = one("conv", [(ml.Dim("B"), 3, 5, 6), (4, 3, 1, 1)], ONE)
-    made = specialise_operations(graph, PassContext(backend=NumpyBackend()))
-    assert "conv" not in {n.op.name for n in made.nodes}
+    result = specialise_operations(graph, PassContext(backend=NumpyBackend()))
+    assert "conv" not in {n.op.name for n in result.nodes}
     arguments = random_arguments(graph)
-    np.testing.assert_allclose(evaluate(made, arguments)["y"], evaluate(graph, arguments)["y"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(evaluate(result, arguments)["y"], evaluate(graph, arguments)["y"], rtol=1e-5, atol=1e-6)
 
     class Indifferent(NumpyBackend):
         capabilities = replace(NumpyBackend().capabilities, prefers={})
@@ -125,16 +125,16 @@ def test_backends_get_what_they_prefer():
     assert specialise_operations(graph, PassContext(backend=Indifferent())) is graph
 
 
-def test_one_after_the_other():
-    """The second reads what took the first one's place."""
+def test_consecutive_operations():
+    """The second uses the replacement of the first."""
     with Builder() as b:
         x, w, v = (b.input(n, s) for n, s in (("x", (2, 3, 5, 6)), ("w", (4, 3, 1, 1)), ("v", (2, 4, 1, 1))))
         y = ops.conv(ops.conv(x, w, **ONE), v, **ONE)
     graph = b.build({"y": y})
-    made = specialise_operations(graph, PassContext(backend=NumpyBackend()))
-    assert "conv" not in {n.op.name for n in made.nodes}
+    result = specialise_operations(graph, PassContext(backend=NumpyBackend()))
+    assert "conv" not in {n.op.name for n in result.nodes}
     arguments = random_arguments(graph)
-    np.testing.assert_allclose(evaluate(made, arguments)["y"], evaluate(graph, arguments)["y"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(evaluate(result, arguments)["y"], evaluate(graph, arguments)["y"], rtol=1e-5, atol=1e-6)
 
 
 class Sluggish(NumpyBackend):
@@ -144,11 +144,11 @@ class Sluggish(NumpyBackend):
     built = 0
 
     def build(self, graph, options=None):
-        made = super().build(graph, options or BuildOptions())
+        executable = super().build(graph, options or BuildOptions())
         type(self).built += 1
         if not any(n.op.name == "conv" for n in graph.nodes):
-            return made
-        return lambda params, inputs: (time.sleep(0.003), made(params, inputs))[1]
+            return executable
+        return lambda params, inputs: (time.sleep(0.003), executable(params, inputs))[1]
 
 
 def large_conv():
@@ -157,25 +157,25 @@ def large_conv():
 
 def test_the_fastest_way_is_taken_and_remembered(tmp_path, monkeypatch):
     context = PassContext(backend=Sluggish(), options={"cache_dir": tmp_path})
-    made = kernel_choice(large_conv(), context)
-    assert "conv" not in {n.op.name for n in made.nodes}
+    result = kernel_choice(large_conv(), context)
+    assert "conv" not in {n.op.name for n in result.nodes}
     (decision,) = context.decisions.of("choice")
     assert "'conv'" in decision.message and "pointwise-matmul" in decision.message
     Sluggish.built = 0
     again = kernel_choice(large_conv(), PassContext(backend=Sluggish(), options={"cache_dir": tmp_path}))
-    assert str(again) == str(made) and Sluggish.built == 0
+    assert str(again) == str(result) and Sluggish.built == 0
     monkeypatch.setattr(kernel_selection, "package_stamp", lambda name: "another version")
     kernel_choice(large_conv(), PassContext(backend=Sluggish(), options={"cache_dir": tmp_path}))
     assert Sluggish.built == 2
 
 
-def test_what_is_fast_stays(tmp_path):
+def test_fast_operations_are_unchanged(tmp_path):
     class Fast(Sluggish):
         def build(self, graph, options=None):
-            made = NumpyBackend.build(self, graph, options)
+            executable = NumpyBackend.build(self, graph, options)
             if any(n.op.name == "conv" for n in graph.nodes):
-                return made
-            return lambda params, inputs: (time.sleep(0.003), made(params, inputs))[1]
+                return executable
+            return lambda params, inputs: (time.sleep(0.003), executable(params, inputs))[1]
 
     graph = large_conv()
     assert kernel_choice(graph, PassContext(backend=Fast(), options={"cache_dir": tmp_path})) is graph
@@ -188,11 +188,11 @@ def test_small_and_symbolic_operations_are_not_measured(tmp_path):
         assert kernel_choice(graph, context) is graph
 
 
-def test_a_folder_that_cannot_be_written_is_no_failure(tmp_path):
+def test_unwritable_store_is_tolerated(tmp_path):
     (tmp_path / "file").write_text("")
     context = PassContext(backend=Sluggish(), options={"cache_dir": tmp_path / "file" / "below"})
     assert "conv" not in {n.op.name for n in kernel_choice(large_conv(), context).nodes}
-    assert any("not remembered" in d.message for d in context.decisions.of("choice"))
+    assert any("cannot be stored" in d.message for d in context.decisions.of("choice"))
 
 
 def test_nothing_is_measured_here_for_hardware_elsewhere(tmp_path):

@@ -16,7 +16,7 @@ from mithril_testing.cases import backend_cases
 from mithril_testing.levels import Levels, special_arguments
 from mithril_testing.random_graphs import random_graph
 
-# Whether a zero of the padding meets an infinite weight is not specified.
+# The product of a padding zero with an infinite weight is unspecified.
 PADDED = ("conv", "conv_input_grad", "conv_weight_grad")
 FAITHFUL = ("low", "medium")  # level high may take the better of two values
 

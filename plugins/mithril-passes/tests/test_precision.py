@@ -1,4 +1,4 @@
-"""Mixed precision: what runs small, what stays full, what a user may change, and that models stay right."""
+"""Mixed precision: low and full operations, overrides by the user, and accuracy of models."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from mithril_passes.mixed_precision import mixed_precision
 X = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
 
 
-def small(graph, given=True):
-    return PassManager([mixed_precision]).run(graph, PassContext(options={"mixed_precision": given}))[0]
+def small(graph, setting=True):
+    return PassManager([mixed_precision]).run(graph, PassContext(options={"mixed_precision": setting}))[0]
 
 
 def dtypes(graph):
@@ -32,25 +32,25 @@ def chain():
 
 
 def test_products_are_small_followers_follow_and_the_rest_is_full():
-    made = small(chain())
-    verify(made)
-    assert dtypes(made) == {
+    result = small(chain())
+    verify(result)
+    assert dtypes(result) == {
         "matmul": "bfloat16",
         "add": "bfloat16",
         "relu": "bfloat16",
         "exp": "float32",
         "sum": "float32",
     }
-    assert made.outputs[0].dtype is ml.float32
+    assert result.outputs[0].dtype is ml.float32
 
 
 def test_parameters_stay_full_and_are_cast_once():
     with Builder() as b:
         x, w = b.input("x", (4, 8)), b.param("w", (8, 8))
         y = matmul(matmul(x, w), w)
-    made = small(b.build({"y": y}))
-    assert made.input("w").type.dtype is ml.float32
-    casts = [n for n in made.nodes if n.op.name == "cast" and n.operands[0] is made.input("w").value]
+    result = small(b.build({"y": y}))
+    assert result.input("w").type.dtype is ml.float32
+    casts = [n for n in result.nodes if n.op.name == "cast" and n.operands[0] is result.input("w").value]
     assert len(casts) == 1
 
 
@@ -89,12 +89,12 @@ def test_a_transformer_and_its_gradients_stay_near(dtype):
     x = np.random.default_rng(1).standard_normal((2, 5, 16)).astype(np.float32)
     shapes = {"x": [2, 5, 16], "t": [2, 5, 16]}
     results = []
-    for given in (False, {"dtype": dtype}):
-        compiled = ml.compile(model, "numpy", shapes=shapes, mixed_precision=given)
+    for setting in (False, {"dtype": dtype}):
+        compiled = ml.compile(model, "numpy", shapes=shapes, mixed_precision=setting)
         params = compiled.randomize_params(0)
         results.append(compiled.evaluate(params, {"x": x, "t": 0.1 * x}, "loss", training=False))
-    (full, exact), (near, rough) = results
-    assert abs(float(full["loss"] - near["loss"])) < 0.02 * abs(float(full["loss"]))
+    (full, exact), (rough_loss, rough) = results
+    assert abs(float(full["loss"] - rough_loss["loss"])) < 0.02 * abs(float(full["loss"]))
     largest = max(float(np.abs(g).max()) for g in exact.values())
     for name, g in exact.items():
         assert rough[name].dtype == g.dtype

@@ -57,12 +57,12 @@ ALL = [
 def kit(rule):
     linear = [("float32", (2, 3)), ("float32", (4, 3)), ("float32", (4,))]
     default = linear if rule.name.startswith("linear") else [("float32", (2, 3))] * 4
-    made = type(
+    kit_class = type(
         "Kit",
         (RuleConformance,),
         {"rule": rule, "types": SHAPES.get(rule.name, default)[: len(rule.pattern.variables)]},
     )
-    return made()
+    return kit_class()
 
 
 @pytest.mark.parametrize("rule", ALL, ids=lambda r: r.name)
@@ -75,11 +75,11 @@ def test_both_sides_agree(rule):
 
 
 @pytest.mark.parametrize("rule", ALL, ids=lambda r: r.name)
-def test_it_fires_on_what_it_describes(rule):
+def test_it_fires_on_its_pattern(rule):
     before, _ = kit(rule).sides()
-    made = rule(before)
-    assert made is not before, "\n".join(map(str, rule.explain(before)))
-    verify(made)
+    rewritten = rule(before)
+    assert rewritten is not before, "\n".join(map(str, rule.explain(before)))
+    verify(rewritten)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -113,13 +113,13 @@ class TestLinearActivation(PassConformance):
 
 def fused(write, *shapes):
     with Builder() as b:
-        made = write(*[b.input(f"x{k}", s) for k, s in enumerate(shapes)])
-    graph = b.build({"y": made})
+        outputs = write(*[b.input(f"x{k}", s) for k, s in enumerate(shapes)])
+    graph = b.build({"y": outputs})
     after = composite_matching.RULES(graph)
     verify(after)
     arguments = random_arguments(graph)
-    expected, got = evaluate(graph, arguments)["y"], evaluate(after, arguments)["y"]
-    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+    expected, actual = evaluate(graph, arguments)["y"], evaluate(after, arguments)["y"]
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
     return [n.op.name for n in after.nodes if n.op.name != "constant"]
 
 
@@ -139,7 +139,7 @@ def test_hand_written_attention_with_a_mask():
     assert fused(write, *[(2, 4, 6, 8)] * 3, (6, 6)) == ["attention"]
 
 
-def test_a_softmax_over_another_axis_is_no_attention():
+def test_softmax_over_another_axis_does_not_match_attention():
     def write(q, k, v):
         return ops.softmax(q @ ops.transpose(k, perm=(0, 1, 3, 2)) * 0.5, axis=2) @ v
 
@@ -172,11 +172,11 @@ def test_activations_join_linears_unless_others_read_them():
     compiled = ml.compile(model, "numpy", shapes={"x": [2, 3]})
     assert [n.op.name for n in compiled.graph.nodes] == ["linear"]
     assert compiled.graph.nodes[0].attributes["activation"] == "relu"
-    both = ml.compile(model, "numpy", shapes={"x": [2, 3]}, outputs=["h", "y"])
-    assert [n.op.name for n in both.graph.nodes] == ["linear", "relu"]
+    shared = ml.compile(model, "numpy", shapes={"x": [2, 3]}, outputs=["h", "y"])
+    assert [n.op.name for n in shared.graph.nodes] == ["linear", "relu"]
 
 
-def test_gradients_go_through_what_was_raised():
+def test_gradients_use_matched_composites():
     """Fusion runs before differentiation, so that a composite's own gradient is used."""
     model = Model()
     model |= Linear(4, name="l")(input="x", output="h")
