@@ -46,5 +46,6 @@ class Capabilities:
     threads: bool = False  # ``num_threads`` is followed
     # Who places values: a plan, the framework until their last use, the framework until the call ends, a compiler.
     memory: Literal["arena", "frees", "holds", "library"] = "holds"
-    estimate_error: str = "not measured"  # of memory estimates against measurements, on ten models
+    # Least and most of inexact memory figures over measurements of small networks, less 1.
+    estimate_error: tuple[float, float] | None = None
     prefers: Prefers = field(default_factory=lambda: MappingProxyType({}))  # forms that it always gains from

@@ -5,6 +5,7 @@ from mithril.base.lazy_exports import lazy_exports
 HOMES = {
     "frontend": ("InputDeclaration", "Source", "TraceRequest", "source_of"),
     "input_types": ("TRAINING_FLAG", "input_specs", "probe_types"),
+    "memory_remedy": ("check_memory",),
     "pass_pipeline": ("installed",),
     "steps": ("Compiler", "compile", "make_backend"),
     "transforms": ("vmap",),

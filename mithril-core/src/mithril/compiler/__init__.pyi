@@ -11,6 +11,7 @@ from mithril.compiler.input_types import (
     input_specs as input_specs,
     probe_types as probe_types,
 )
+from mithril.compiler.memory_remedy import check_memory as check_memory
 from mithril.compiler.pass_pipeline import installed as installed
 from mithril.compiler.steps import (
     Compiler as Compiler,

@@ -6,13 +6,41 @@ from collections.abc import Mapping
 from typing import Any
 
 from mithril import plugins
-from mithril.backend import Backend, human, nbytes
+from mithril.backend import Backend, human, nbytes, parse_bytes
 from mithril.base import MemoryLimitError, numel, substitute
 from mithril.ir import Graph
 from mithril.passes import PassContext
-from mithril.runtime import MemoryUse, memory_use
+from mithril.runtime import MemoryUse, ProgramMemory, largest_sizes, memory_use
 
+PLANNED = ("arena", "library")  # backends whose figure is exact once a program is built
 CHECKPOINTING = "gradient-checkpointing"
+
+
+def check_memory(memory: ProgramMemory, settings: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> None:
+    """Raise where a program does not fit ``max_memory_gb``, for these sizes or the largest that it may have."""
+    if settings.get("max_memory_gb") is None:
+        return  # without looking at the graph, which may be text still
+    sizes = largest_sizes(memory.graph) if sizes is None else sizes
+    if sizes is not None:
+        _hold(memory.at(sizes), memory.graph, memory.backend, settings, sizes)
+
+
+def check_arguments(graph: Graph, backend: Backend, settings: Mapping[str, Any]) -> None:
+    """Raise before anything is built where a graph cannot fit: by its arguments alone if an exact figure follows."""
+    if settings.get("max_memory_gb") is None or (sizes := largest_sizes(graph)) is None:
+        return
+    use = memory_use(graph, backend, sizes)
+    if backend.capabilities.memory in PLANNED and use.outside <= parse_bytes(settings["max_memory_gb"]):
+        return
+    _hold(use, graph, backend, settings, sizes)
+
+
+def _hold(
+    use: MemoryUse, graph: Graph, backend: Backend, settings: Mapping[str, Any], sizes: Mapping[str, int]
+) -> None:
+    limit = parse_bytes(settings["max_memory_gb"])
+    if use.peak > limit:
+        raise over_limit(use, graph, limit, sizes).with_hint(remedy(graph, backend, settings, use, limit, sizes))
 
 
 def remedy(

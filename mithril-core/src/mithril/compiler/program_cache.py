@@ -165,6 +165,7 @@ class ProgramCache:
             executable,
             _results(about["results"]),
             PipelineReport([PassRecord(*row) for row in about["report"]]),
+            backend=self.backend,
         )
         if bounds := [KINDS[kind](*fields) for kind, *fields in about["bounds"]]:
             program.checked = Checked(executable, bounds, program.types, self.backend)

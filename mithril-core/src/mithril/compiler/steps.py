@@ -15,7 +15,7 @@ import numpy as np
 
 from mithril import plugins
 from mithril.autodiff import gradients
-from mithril.backend import Backend, BuildOptions, Executable, checked, parse_bytes
+from mithril.backend import Backend, BuildOptions, Executable, checked
 from mithril.base import (
     BackendError,
     Decisions,
@@ -30,7 +30,7 @@ from mithril.base import (
 from mithril.compiler.deadline import Deadline
 from mithril.compiler.frontend import TraceRequest, source_of
 from mithril.compiler.input_types import input_specs, known_types, probe_types
-from mithril.compiler.memory_remedy import over_limit, remedy
+from mithril.compiler.memory_remedy import check_arguments, check_memory
 from mithril.compiler.observers import Observers
 from mithril.compiler.partition import Partitioned
 from mithril.compiler.pass_pipeline import chosen, make_pipeline, optimization_level, record_clashes
@@ -63,7 +63,6 @@ from mithril.runtime import (
     Results,
     find_buckets,
     largest_sizes,
-    memory_use,
     with_bounds,
     with_checks,
 )
@@ -230,11 +229,19 @@ class Compiler:
             made = self._optimized(request)
             executable = self.build(made.graph, (request.kind.of, made.wrt) if made.native else None)
             self._note_file("gradients" if request.kind.of else "", request)
-        self._report_unused()
         interface = Interface.of(made.traced, made.graph)
         program = Program(
-            request, Deferred(made.traced), Deferred(made.graph), interface, executable, made.results, made.report
+            request,
+            Deferred(made.traced),
+            Deferred(made.graph),
+            interface,
+            executable,
+            made.results,
+            made.report,
+            backend=self.backend,
         )
+        check_memory(program.memory, self.settings)
+        self._report_unused()
         if made.checks:
             program.checked = Checked(executable, made.checks, program.types, self.backend)
         if self.cache is not None:
@@ -418,41 +425,23 @@ class Compiler:
                 return Partitioned(graph, backend, others, single)
             lowered = self._decomposed(graph, backend, options)
             self._stage("generate", lowered)
-            self._check_memory(lowered)
+            check_arguments(lowered, self.backend, self.settings)
             if native is not None:
                 return backend.build_with_gradients(lowered, *native, options)
             return backend.build(lowered, options)
 
         executable: Executable = plugins.build(graph, self.backend, self.context.target, last)
         self._stage("build", executable.graph)
-        if self.settings.get("max_memory_gb") is not None:  # a graph may be kept as text until it is read
-            self._check_memory(executable.graph, executable=executable)
         return executable
 
     def check_call(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raise where a call's sizes do not fit the hint's batches, or an open program of them ``max_memory_gb``."""
         if wrong := outside_of_batches(self.settings, {n: shape[0] for n, shape in shapes.items() if shape}):
             raise InputError(wrong)
-        if self.settings.get("max_memory_gb") is None:
-            return  # without a look at the graph, which may have to be compiled again
-        if largest_sizes(program.executable.graph) is None:
+        if self.settings.get("max_memory_gb") is not None and largest_sizes(program.memory.graph) is None:
             types = program.types
             sizes = bind({n: t.shape for n, t in types.items()}, {n: shapes[n] for n in types})
-            self._check_memory(program.executable.graph, sizes)
-
-    def _check_memory(
-        self, graph: Graph, sizes: Mapping[str, int] | None = None, executable: Executable | None = None
-    ) -> None:
-        """Raise where a graph does not fit ``max_memory_gb``, for these sizes or the largest that it may have."""
-        limit = self.settings.get("max_memory_gb")
-        sizes = largest_sizes(graph) if sizes is None and limit is not None else sizes
-        if limit is None or sizes is None:
-            return
-        use = memory_use(graph, self.backend, sizes, executable)
-        if use.peak > parse_bytes(limit):
-            raise over_limit(use, graph, parse_bytes(limit), sizes).with_hint(
-                remedy(graph, self.backend, self.settings.peek(), use, parse_bytes(limit), sizes)
-            )
+            check_memory(program.memory, self.settings, sizes)
 
     # -- small things ------------------------------------------------------------------------------------------------
     def _differentiated(self, graph: Graph) -> tuple[str, ...]:

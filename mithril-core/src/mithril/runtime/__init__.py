@@ -10,7 +10,7 @@ HOMES = {
     "index_checks": ("Checked", "GivenIndices", "given_indices", "with_checks"),
     "initializers": ("initialise",),
     "interpreter": ("Stepped",),
-    "memory_usage": ("MemoryUse", "largest_sizes", "memory_use"),
+    "memory_usage": ("MemoryUse", "ProgramMemory", "largest_sizes", "memory_use"),
     "model_files": ("load",),
     "program": ("Interface", "Kind", "Program", "Request", "Results"),
     "signature": ("InputSpec", "adapt", "array_type", "as_numpy", "missing_or_unknown", "settle"),

@@ -22,6 +22,7 @@ from mithril.runtime.initializers import initialise as initialise
 from mithril.runtime.interpreter import Stepped as Stepped
 from mithril.runtime.memory_usage import (
     MemoryUse as MemoryUse,
+    ProgramMemory as ProgramMemory,
     largest_sizes as largest_sizes,
     memory_use as memory_use,
 )

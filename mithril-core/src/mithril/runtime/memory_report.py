@@ -14,13 +14,6 @@ from mithril.ir import Graph
 from mithril.runtime.compiled import Compiled
 from mithril.runtime.memory_usage import MemoryUse, memory_use, views_of
 
-SOURCES = {
-    "arena": "exact: one planned arena",
-    "arena and NumPy": "one planned arena; operations that NumPy runs took up to 22 % more on ten models",
-    "XLA": "exact: XLA's analysis of the compiled program",
-    "estimate": "an estimate; values and results were {error} on ten models. ml.run_benchmark measures",
-}
-
 
 @dataclass(slots=True)
 class LayerMemory:
@@ -70,7 +63,7 @@ class MemoryReport:
                 f"inputs {human(self.inputs)}, parameters {human(self.parameters)}, state {human(self.state)}",
                 values,
                 "largest: " + ", ".join(f"'{name}' {human(size)}" for name, size in self.largest),
-                f"peak {human(self.peak)}, {SOURCES[self.use.source].format(error=self.use.error)}",
+                f"peak {human(self.peak)}, {self.use.label}",
             ]
         )
 
@@ -99,7 +92,7 @@ def memory_report(
     elif any(n in (inputs or {}) and shapes[n] != t.shape for n, t in program.types.items()):
         graph = model.concrete(program, shapes)
         return report(graph, model.backend, memory_use(graph, model.backend), sizes)
-    return report(graph, model.backend, memory_use(graph, model.backend, sizes, program.executable), sizes)
+    return report(graph, model.backend, program.memory.at(sizes), sizes)
 
 
 def _shape(x: Any) -> tuple[int, ...]:

@@ -15,6 +15,13 @@ from mithril.backend import Backend, lifetimes, nbytes
 from mithril.base import symbols
 from mithril.ir import Graph, Node, Value
 
+SOURCES = {
+    "arena": "exact: one planned arena",
+    "arena and NumPy": "one planned arena without the memory of operations that NumPy runs: {error}",
+    "XLA": "exact: XLA's analysis of the compiled program",
+    "estimate": "an estimate, {error}; ml.run_benchmark measures",
+}
+
 
 @dataclass(frozen=True)
 class MemoryUse:
@@ -25,7 +32,7 @@ class MemoryUse:
     state: int
     workspace: int
     source: str  # "arena", "arena and NumPy", "XLA" or "estimate"
-    error: str = ""  # of the estimates of this backend against measurements
+    error: tuple[float, float] | None = None  # least and most of figures over measurements of small networks, less 1
 
     @property
     def outside(self) -> int:
@@ -41,6 +48,40 @@ class MemoryUse:
     def exact(self) -> bool:
         return self.source in ("arena", "XLA")
 
+    @property
+    def label(self) -> str:
+        """How far the figure is to be trusted."""
+        return SOURCES[self.source].format(error=_said(self.error))
+
+
+def _said(error: tuple[float, float] | None) -> str:
+    if error is None:
+        return "whose error was not measured"
+    least, most = error
+    return f"{-least:.0%} under to {most:.0%} over measurements of small networks"
+
+
+class ProgramMemory:
+    """The memory of one program as its backend runs it: the figure of every report, limit and picture."""
+
+    __slots__ = ("_figures", "backend", "executable")
+
+    def __init__(self, backend: Backend, executable: Any) -> None:
+        self.backend = backend
+        self.executable = executable
+        self._figures: dict[frozenset[tuple[str, int]], MemoryUse] = {}
+
+    @property
+    def graph(self) -> Graph:
+        return self.executable.graph  # type: ignore[no-any-return]
+
+    def at(self, sizes: Mapping[str, int]) -> MemoryUse:
+        """Return the figure for these sizes, which are planned once."""
+        key = frozenset(sizes.items())
+        if key not in self._figures:
+            self._figures[key] = memory_use(self.graph, self.backend, sizes, self.executable)
+        return self._figures[key]
+
 
 def memory_use(
     graph: Graph, backend: Backend, sizes: Mapping[str, int] | None = None, executable: Any = None
@@ -50,6 +91,7 @@ def memory_use(
     for i in graph.inputs:
         totals[i.role] += nbytes(i.type, sizes)
     exact = backend.exact_memory(executable, sizes or {}) if executable is not None else None
+    claims = backend.capabilities
     workspace, source = exact if exact is not None else (alive(graph, backend, sizes), "estimate")
     return MemoryUse(
         totals["input"] + totals["cotangent"],
@@ -57,7 +99,7 @@ def memory_use(
         totals["state"],
         workspace,
         source,
-        backend.capabilities.estimate_error,
+        None if source == "estimate" and claims.memory in ("arena", "library") else claims.estimate_error,
     )
 
 

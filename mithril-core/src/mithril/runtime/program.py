@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mithril.backend import Backend
 from mithril.base import Guard, TensorType
 from mithril.ir import Deferred, Graph, Output, cotangent_name
 from mithril.runtime.batch_buckets import Bucketed
 from mithril.runtime.index_checks import Checked
+from mithril.runtime.memory_usage import ProgramMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +89,15 @@ class Program:
     executable: Any
     results: Results
     report: Any = None  # of the passes
+    backend: Backend = field(kw_only=True)
+    memory: ProgramMemory = field(init=False)
     timed: bool = False  # whether a profile has run it before
     checked: Checked | None = None  # the executable where checks=True
     bucketed: Bucketed | None = None  # the executable for batches that are rounded up
     stepped: dict[Any, Any] = field(default_factory=dict)  # by shapes: ways to run it operation by operation
+
+    def __post_init__(self) -> None:
+        self.memory = ProgramMemory(self.backend, self.executable)
 
     def __repr__(self) -> str:
         kind = self.request.kind

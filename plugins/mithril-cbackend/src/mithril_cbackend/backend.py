@@ -100,12 +100,16 @@ class CBackend(Backend):
         return program_cache.revive(parts, graph, options)
 
     # -- memory ------------------------------------------------------------------------------------------------------
-    def exact_memory(self, executable: Any, sizes: Mapping[str, int]) -> tuple[int, str]:
+    def exact_memory(self, executable: Any, sizes: Mapping[str, int]) -> tuple[int, str] | None:
+        from mithril_cbackend.program.executable import Executable
+
+        if not isinstance(executable, Executable):
+            return None  # of several backends, or of a plugin's
         results = sum(math.prod(shape) * as_dtype(kind).itemsize for _, _, shape, kind in executable.layout.results)
         return executable.layout.arena + results, "arena"
 
     def measured_memory(self, run: Callable[[], Any], executable: Any = None) -> int:
-        return super().measured_memory(run) + (0 if executable is None else executable.arena.nbytes)
+        return super().measured_memory(run) + getattr(getattr(executable, "arena", None), "nbytes", 0)
 
     # -- arrays ------------------------------------------------------------------------------------------------------
     def array(self, data: Any, dtype: Any = None) -> np.ndarray[Any, Any]:

@@ -65,6 +65,7 @@ class GGMLBackend(Backend):
             keeps="graph",
             threads=self.recipe is not None,  # products of float32 are NumPy's
             memory="arena",
+            estimate_error=(-0.43, 0.0),  # operations that NumPy runs
             prefers={conv_input_grad: shifted, conv_weight_grad: shifted},
         )
 
@@ -106,13 +107,16 @@ class GGMLBackend(Backend):
         return self.build(graph.get(), options)
 
     # -- memory ------------------------------------------------------------------------------------------------------
-    def exact_memory(self, executable: Any, sizes: Mapping[str, int]) -> tuple[int, str]:
+    def exact_memory(self, executable: Any, sizes: Mapping[str, int]) -> tuple[int, str] | None:
+        if not isinstance(executable, (GGMLExecutable, SizedExecutable)):
+            return None  # of several backends, or of a plugin's
         program = executable.of_sizes(sizes) if isinstance(executable, SizedExecutable) else executable
         return program.memory.total - program.memory.fixed + program.result_bytes, "arena and NumPy"
 
     def measured_memory(self, run: Callable[[], Any], executable: Any = None) -> int:
         programs = executable.programs if isinstance(executable, SizedExecutable) else (executable,)
-        standing = max((p.memory.total - p.memory.fixed for p in programs if p is not None), default=0)
+        own = [p.memory for p in programs if isinstance(p, GGMLExecutable)]
+        standing = max((memory.total - memory.fixed for memory in own), default=0)
         return super().measured_memory(run) + standing
 
     # -- arrays ------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from mithril import ops
-from mithril.backend import BuildOptions, Forward
+from mithril.backend import BuildOptions, Forward, SourceExecutable
 from mithril.base import Decisions, InputError, OptionError, TensorType, substitute, unknown
 from mithril.ir import Graph, Input, Value, cotangent_name, iterate, result
 from mithril_jax import process_config
@@ -376,6 +376,8 @@ class Jitted:
 
 def analysis(executable: Any, sizes: Mapping[str, int]) -> Any:
     """Return XLA's memory analysis of a jitted program for these sizes; None where there is no such program."""
+    if not isinstance(executable, SourceExecutable):
+        return None  # of several backends, or of a plugin's
     call = getattr(executable.call, "jitted_call", executable.call)
     if not isinstance(call, Jitted) or call.shares is not None:
         return None

@@ -68,7 +68,7 @@ class MlxBackend(SourceBackend):
             autodiff="native",
             threads=common.family == "cpu" and BLAS.threads() is not None,
             memory="holds",  # all operations are begun before the first has ended
-            estimate_error="50 % under to 151 % over what was measured",
+            estimate_error=(-0.50, 1.51),
             prefers=on_cpu if common.family == "cpu" else {},
         )
 

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ from mithril import plugins
 from mithril.autodiff import gradients
 from mithril.backend import Backend, BuildOptions, Capabilities, Executable
 from mithril.base import MithrilError, bfloat16, float16, operation
-from mithril.ir import Builder, Deferred, Graph, Value, to_text
+from mithril.ir import Builder, Deferred, Graph, Value, cotangent_name, to_text
 from mithril.ops import cond
 from mithril_testing.compare import assert_close, tolerance
 from mithril_testing.running import Array, Arrays
@@ -97,7 +98,7 @@ class ClaimChecks:
             seconds = {}
             for flag in (True, False):
                 params, inputs = _split(backend, graph, {**arguments, "flag": np.array(flag)})
-                seconds[flag] = min(_seconds(backend, lambda p=params, i=inputs: run(p, i)) for _ in range(4))
+                seconds[flag] = min(_seconds(backend, partial(run, params, inputs)) for _ in range(4))
             assert seconds[True] > TIMES * seconds[False], f"both sides run: {seconds}"
 
         options = BuildOptions()
@@ -138,7 +139,7 @@ class ClaimChecks:
                     backend.build_with_gradients(lowered, ("y",), ("w", "x"), options)
                 return
             run = backend.build_with_gradients(lowered, ("y",), ("w", "x"), options)
-            given = {**arguments, "grad/y": np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)}
+            given = {**arguments, cotangent_name("y"): np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)}
             results = _called(backend, run, graph, given)
             reference = self.expected(gradients(graph, ["y"], ["w", "x"]), given)  # type: ignore[attr-defined]
             for name, value in reference.items():

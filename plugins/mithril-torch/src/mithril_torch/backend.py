@@ -100,7 +100,7 @@ class TorchBackend(SourceBackend):
             symbolic=self.device_mesh is None,  # parts of a batch want numbers
             autodiff="native",
             threads=True,
-            estimate_error="49 % under to 17 % over what was measured",
+            estimate_error=(-0.65, 0.17),
             prefers={conv_input_grad: forms, conv_weight_grad: forms} if own.family == "cpu" else {},
         )
 

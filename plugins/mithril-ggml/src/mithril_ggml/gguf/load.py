@@ -79,7 +79,7 @@ class GraphCompiler:
         executable = self.backend.build(self.lowered(request), self._options())
         graph = Deferred(self.graph)
         interface = Interface.of(self.graph, self.graph)
-        return Program(request, graph, graph, interface, executable, Results.of(self.graph))
+        return Program(request, graph, graph, interface, executable, Results.of(self.graph), backend=self.backend)
 
     def check_call(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Files carry no limit."""

@@ -11,7 +11,7 @@ import numpy as np
 from mithril import plugins
 from mithril.backend import Backend, BuildOptions, Executable, to_numpy
 from mithril.base import BackendError, DType, InputError, OptionError, TensorType, closest, unknown
-from mithril.compiler import Compiler
+from mithril.compiler import Compiler, check_memory
 from mithril.ir import Graph, Node, Output, Value
 from mithril.passes import PassManager
 from mithril.runtime import (
@@ -19,6 +19,7 @@ from mithril.runtime import (
     CompiledModel,
     GivenIndices,
     InputSpec,
+    ProgramMemory,
     Room,
     adapt,
     array_type,
@@ -370,6 +371,7 @@ class Engine:
     def _build(self, graph: Graph) -> Executable:
         """Build the executable, which receives ownership of all carried arrays."""
         executable: Executable = self.compiler.build(self._shared(graph))
+        check_memory(ProgramMemory(self.backend, executable), self.compiler.settings)
         return executable
 
     def _shared(self, graph: Graph) -> Graph:
