@@ -18,6 +18,7 @@ from mithril_cbackend.graph.int8_weights import quantized
 from mithril_parallel.mesh import Mesh
 from mithril_parallel.placing.propagate import propagate
 from mithril_parallel.placing.strategy import choose
+from mithril_passes.kernel_selection import _size
 from mithril_tools.cost_model import class_of, size_of
 
 FORMS = {
@@ -122,3 +123,25 @@ def test_plans_and_cost_models(form):
         )
     assert counts[form] == counts["matmul"]
     assert len(counts[form][0]) == 2
+
+
+@pytest.mark.parametrize("form", TWINS)
+def test_memory_plans_and_sizes_of_work(form):
+    """Plan the same memory with gradients, and measure the same products when choosing kernels."""
+    plans = {}
+    for name in ("matmul", form):
+        compiled = ml.compile(model(name), "numpy", shapes={"input": (16, 32)})
+        peak = compiled.memory_report(gradients=True).peak
+        plans[name] = peak, [_size(n) for n in compiled.graph.nodes if is_product(n)]
+    assert plans[form] == plans["matmul"]
+    assert plans[form][1] == [16 * 32 * 64] * 5
+
+
+@pytest.mark.parametrize("form", TWINS)
+def test_the_c_backend_plans_the_same_arena(form):
+    arenas = {}
+    for name in ("matmul", form):
+        compiled = ml.compile(model(name), "c", shapes={"input": (16, 32)}, inference=True)
+        compiled.randomize_params(0)
+        arenas[name] = compiled.programs[0].executable.arena.nbytes
+    assert arenas[form] <= arenas["matmul"]

@@ -70,7 +70,8 @@ def contract(xs: Any, equation: str, dot: Any, sum: Any, transpose: Any, reshape
         current = sum(current, axis=gone)
         terms = [c for c in terms if c in result]
     kept = [c for c in result if c in terms]
-    current = transpose(current, perm=tuple(terms.index(c) for c in kept))
+    if kept != terms or current is xs[0]:  # the operand itself is no result
+        current = transpose(current, perm=tuple(terms.index(c) for c in kept))
     if kept != result:  # letters that only occur with size one were squeezed away
         shape = tuple(sizes[c] if c in kept else 1 for c in result)
         current = broadcast_to(reshape(current, shape=shape), shape=tuple(sizes[c] for c in result))
