@@ -12,7 +12,7 @@ from mithril_parallel.sharding.local_rules import Local, is_zero
 
 
 def shard_if(local: LocalGraph, node: Node) -> None:
-    """Operands are split as they come; results as both branches leave them. All devices take the same branch."""
+    """Cut both branches for the splits of the operands; results have the splits that both agree on."""
     choice, *read = [v for v in node.operands if v is not None]
     for v in read:
         local.settled(v)
@@ -38,7 +38,7 @@ def _branch(local: LocalGraph, region: Graph, have: Sequence[Split], gives: Sequ
 
 
 def shard_scan(local: LocalGraph, node: Node) -> None:
-    """Carries are split as the body leaves them, sequences as they come but for the axis of steps.
+    """Cut a loop: carries have the splits that the body gives them, sequences theirs but for the axis of steps.
 
     A carry that begins as zeros and only has something added is a sum over devices when the loop has ended.
     """
@@ -89,7 +89,7 @@ def _body(
 
 
 def _with_places(branch: Graph, axes: Sequence[str]) -> Graph:
-    """The branch with its places along these axes as its last inputs, read or not."""
+    """Return a branch with the places along these axes as its last inputs, read or not."""
     names = [INDEX + axis for axis in axes]
     known = {i.name: i for i in branch.inputs if i.name in names}
     places = [known.get(name) or Input(Value(name, TensorType(int32, ()))) for name in names]
@@ -98,7 +98,7 @@ def _with_places(branch: Graph, axes: Sequence[str]) -> Graph:
 
 
 def _collected(body: Graph, carries: int) -> set[int]:
-    """The carries that only have something added at each step."""
+    """Return the carries that only have something added at each step."""
     found = set()
     for k, (entering, leaving) in enumerate(zip(body.arguments[:carries], body.outputs[:carries], strict=True)):
         node = body.producers.get(leaving)
@@ -108,5 +108,5 @@ def _collected(body: Graph, carries: int) -> set[int]:
 
 
 def _numbered(region: Graph) -> Graph:
-    """The region with its results named by their places."""
+    """Return a region whose results have their positions as names."""
     return region.replaced(results=tuple(Output(v, str(k)) for k, v in enumerate(region.outputs)))

@@ -22,7 +22,7 @@ INDEX = "mesh/"  # inputs of this name hold a device's place along an axis
 
 @dataclass(frozen=True)
 class Part:
-    """How an output comes together: split along axes of the mesh, and a sum still to be made over others."""
+    """The parts of an output: split along axes of the mesh, and terms of a sum over others."""
 
     split: Split
     sums: frozenset[str] = frozenset()
@@ -104,7 +104,7 @@ class LocalGraph(ABC):
         return node.tags.get("phase") == "update" or any(v in self.once for v in node.operands if v is not None)
 
     def settled(self, v: Value) -> Value:
-        """The value with its sums made."""
+        """Sum a value over the axes that it waits for, and return it."""
         for axis in sorted(self.open.pop(v, frozenset())):
             wanted = self.wanted.get(v) or self._met(v, axis)
             if wanted is not None and axis in wanted and self.splits[v][wanted.index(axis)] is None:
@@ -118,7 +118,7 @@ class LocalGraph(ABC):
         return self.made[v]
 
     def _met(self, v: Value, axis: str) -> Split | None:
-        """The split along an axis of an argument that a value meets element by element: of a gradient's parameter."""
+        """Return the split of an argument that is combined with a value, as a parameter is with its gradient."""
         front, seen = [v], {v}
         while front:
             for node in self.graph.users.get(front.pop(), ()):
@@ -135,7 +135,7 @@ class LocalGraph(ABC):
 
     # -- exchanges ----------------------------------------------------------------------------------------------------
     def as_split(self, v: Value, need: Split, *, closed: bool = True) -> Value:
-        """The local value of ``v`` in another split; its sums made unless it is not to be ``closed``."""
+        """Return the local value of ``v`` in another split, summed unless ``closed`` is False."""
         if closed:
             self.settled(v)
         known = self.known.get((v, need))
@@ -172,14 +172,14 @@ class LocalGraph(ABC):
         )
 
     def _gathered(self, value: Value, entry: str, k: int) -> Value:
-        """The whole along axis ``k`` of what devices have in parts."""
+        """Gather the parts of a value along axis ``k``."""
         if blocks(entry) == 1:
             return self._exchange("all_gather", value, entry, axis=k)
         made = self._exchange("all_gather", _taken_apart(value, entry, k), base(entry), axis=k + 1)
         return _joined(made, k)
 
     def _cut(self, value: Value, entry: str, k: int) -> Value:
-        """The part along axis ``k`` of a value that every device has whole."""
+        """Return this device's part along axis ``k`` of a whole value."""
         if blocks(entry) > 1:
             return _joined(self._cut(_taken_apart(value, entry, k), base(entry), k + 1), k)
         return self._cut_once(value, entry, k)
@@ -196,7 +196,7 @@ class LocalGraph(ABC):
         return made
 
     def place(self, mesh_axis: str) -> Value:
-        """The device's place along an axis, an input."""
+        """Return the input that holds the device's place along an axis."""
         name = INDEX + mesh_axis
         for i in self.builder.inputs:
             if i.name == name:
@@ -205,7 +205,7 @@ class LocalGraph(ABC):
 
 
 def _taken_apart(value: Value, entry: str, k: int) -> Value:
-    """The value with the blocks of axis ``k`` as an axis of their own."""
+    """Return a value with the blocks of axis ``k`` as an axis of their own."""
     n, count = value.shape[k], blocks(entry)
     assert isinstance(n, int)
     made: Value = operation("reshape")(value, shape=(*value.shape[:k], count, n // count, *value.shape[k + 1 :]))

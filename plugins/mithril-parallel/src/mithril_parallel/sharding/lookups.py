@@ -12,7 +12,7 @@ from mithril_parallel.sharding.local_rules import Local, own_places
 
 
 def look_up(local: LocalGraph, node: Node) -> bool:
-    """Each device finds the rows it has, and zeros for others; their sum is the answer."""
+    """Whether a table is split where it is looked up in: each device then reads its rows, and zeros for the others."""
     if node.op is not ops.take:
         return False
     table, at = node.operands

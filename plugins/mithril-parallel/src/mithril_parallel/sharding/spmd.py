@@ -74,7 +74,7 @@ class _Walk(LocalGraph):
         return Sharded(made, self.mesh, given, parts)
 
     def _leaving(self, v: Value, wanted: Split | None, left_open: bool) -> Value:
-        """An output as it is wanted, or as it comes."""
+        """Return an output in the split that is asked for, or in its own."""
         if wanted is not None:
             return self.as_split(v, wanted)
         if left_open:
@@ -150,7 +150,7 @@ class _Walk(LocalGraph):
         self.emit(node, operands, found)
 
     def _apart(self, node: Node) -> None:
-        """A composite without a rule is taken apart."""
+        """Cut the nodes of a composite that loses a split as a whole."""
         types = [None if v is None else v.type for v in node.operands]
         body: Graph = node.op.decompose(types, node.attributes)
         stage = Builder(body.name)
@@ -210,5 +210,5 @@ class _Walk(LocalGraph):
 
 
 def _with_body(graph: Graph, stage: Builder, results: Sequence[Value]) -> Graph:
-    """The graph with a composite's body beside it, to look up producers and readers of its values in."""
+    """Return the graph with a composite's body beside it, where producers and readers of its values are found."""
     return Graph((*graph.inputs, *stage.inputs), (*graph.nodes, *stage.nodes), (*graph.results, *as_results(results)))

@@ -7,7 +7,7 @@ from mithril_parallel.placing.rules import sizes
 
 
 def computes_image(node: Node) -> bool:
-    """Whether a node is a convolution, or the gradient of its image: examples stay apart."""
+    """Whether a node is a convolution, or the gradient of its image: examples stay separate."""
     return is_windowed_product(node) and node.axes.rows(0, 0) is not None
 
 
@@ -22,7 +22,7 @@ def is_image_gradient(node: Node) -> bool:
 
 
 def is_pool(node: Node) -> bool:
-    """Whether a node reads or writes through windows and is no product: pools and their gradients."""
+    """Whether a node reads or writes through windows and is not a product: pools and their gradients."""
     return not node.regions and not node.op.elementwise and bool(_windows(node.axes)) and not is_windowed_product(node)
 
 

@@ -1,6 +1,6 @@
 """The graph that XLA is given, without XLA: the operations it has, and the forms of them that it gains from.
 
-A backend of mithril that builds programs to look at. Plans are made of its graphs; the backend that compiles ahead of
+A backend of mithril that builds programs to inspect. Plans are made of its graphs; the backend that compiles ahead of
 time takes its preferences from here, so that a plan is about the program that is compiled.
 """
 
@@ -25,7 +25,7 @@ COMPOSITES = frozenset({ops.isfinite, ops.isinf, ops.log2, ops.rsqrt, ops.square
 
 @dataclass(frozen=True)
 class Described:
-    """A program that is only looked at."""
+    """A program that is only inspected."""
 
     graph: Graph
     source: str | None = None
