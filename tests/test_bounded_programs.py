@@ -35,7 +35,7 @@ def test_programs_are_bounded_and_come_back(backend):
         run(model, params, rows)
         assert len(model.programs) <= 3
     np.testing.assert_array_equal(run(model, params, 1), before)
-    assert len(model._programs._calls) <= 3 * 16
+    assert len(model._calls._calls) <= 3 * 16
     if backend in ("c", "jax"):
         assert model.decisions.of("evicted")
     if backend == "jax":

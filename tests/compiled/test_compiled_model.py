@@ -183,7 +183,7 @@ def test_whatever_changes_is_seen_by_the_fast_path_of_gradients(backend, monkeyp
     compiled.evaluate(params, x, slope)
     twice = {**params, "second.bias": array(np.float32([5, 5]))}
     with monkeypatch.context() as m:
-        m.setattr(compiled, "_evaluate", None)  # the way of calls that are checked
+        m.setattr(compiled._calling, "evaluate", None)  # the way of calls that are checked
         values, slopes = compiled.evaluate(twice, x, slope)
     expected, found = compiled.evaluate(twice, {"x": random(2, 3)}, slope)  # NumPy's arrays have to be converted
     assert list(values) == list(expected) and list(slopes) == list(found)
@@ -208,7 +208,7 @@ def test_calls_with_bound_parameters_are_checked_twice(static, monkeypatch, back
     x = compiled.backend.array(random(2, 3))
     expected = numbers(compiled, compiled({"x": x}))["y"].copy()
     compiled({"x": x})
-    monkeypatch.setattr(compiled, "_evaluate", None)  # the way of calls that are checked
+    monkeypatch.setattr(compiled._calling, "evaluate", None)  # the way of calls that are checked
     np.testing.assert_array_equal(numbers(compiled, compiled({"x": x}))["y"], expected)
 
 
@@ -239,7 +239,7 @@ def test_models_without_parameters_are_checked_twice(monkeypatch, backend):
     x = compiled.backend.array(random(2, 3))
     expected = numbers(compiled, compiled({"x": x}))["y"].copy()
     compiled({"x": x})
-    monkeypatch.setattr(compiled, "_evaluate", None)  # the way of calls that are checked
+    monkeypatch.setattr(compiled._calling, "evaluate", None)  # the way of calls that are checked
     np.testing.assert_array_equal(numbers(compiled, compiled({"x": x}))["y"], expected)
 
 
@@ -487,22 +487,3 @@ def test_arrays_of_the_other_byte_order(backend):
         for _ in range(3):
             got = compiled.backend.to_numpy(compiled.evaluate(arrays, {"input": given})["output"])
             np.testing.assert_allclose(got, expected, rtol=1e-6)
-
-
-def test_calls_that_differ_from_the_last_write_no_function(monkeypatch):
-    from mithril.runtime import compiled_model as module
-
-    written = []
-    monkeypatch.setattr(module, "quick", lambda *a: written.append(a) or module.never)
-    compiled = ml.compile(Linear(2, 3), "numpy", shapes={"input": ["B", 2]})
-    params, x = compiled.randomize_params(0), {"input": np.ones((1, 2), np.float32)}
-    for _ in range(3):
-        compiled.evaluate(dict(params), x)
-    assert not written
-    other = {"input": np.ones((2, 2), np.float32)}
-    for _ in range(3):
-        compiled.evaluate(params, x)
-        compiled.evaluate(params, other)
-    assert not written
-    compiled.evaluate(params, other)
-    assert len(written) == 1

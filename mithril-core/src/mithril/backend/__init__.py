@@ -38,7 +38,6 @@ HOMES = {
     "codegen.shared.reductions": ("single",),
     "codegen.slice_syntax": ("sliced",),
     "codegen.source": ("Source", "template_texts"),
-    "fast_path": ("Quick", "never", "quick", "written"),
     "forking": ("watch",),
     "host_calls": ("check_results", "host_function"),
     "memory_plan": (

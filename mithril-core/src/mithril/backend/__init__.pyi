@@ -67,12 +67,6 @@ from mithril.backend.codegen.source import (
     Source as Source,
     template_texts as template_texts,
 )
-from mithril.backend.fast_path import (
-    Quick as Quick,
-    never as never,
-    quick as quick,
-    written as written,
-)
 from mithril.backend.forking import watch as watch
 from mithril.backend.host_calls import (
     check_results as check_results,

@@ -15,7 +15,6 @@ from mithril.backend.capabilities import Capabilities
 from mithril.backend.codegen.emit import emit, render
 from mithril.backend.codegen.lowering_table import Lowerings
 from mithril.backend.codegen.source import Source, from_template, transformed
-from mithril.backend.fast_path import Quick, written
 from mithril.base import GradientError, UnsupportedError
 from mithril.ir import Deferred, Graph, Node, iterate
 from mithril.plugins import PluginLowering
@@ -53,14 +52,16 @@ class SourceExecutable:
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         return self.call(params, inputs)
 
+    @property
+    def direct(self) -> Forward:
+        """The function that a call runs, for callers that make many."""
+        return self.call
+
     def forget_sizes(self) -> None:
         """Drop what the backend's compiler made for single sizes; sizes that come again are compiled once more."""
         drop = getattr(self.call, "forget_sizes", None)
         if drop is not None:
             drop()
-
-    def quick(self, params: Mapping[str, Any], inputs: Mapping[str, Any], otherwise: Quick) -> Quick:
-        return written(params, inputs, ["return call(params, inputs)"], {"call": self.call})
 
 
 class SourceBackend(Backend):

@@ -8,7 +8,7 @@ from typing import Any
 
 from mithril.backend import Backend
 from mithril.base import Guard, TensorType
-from mithril.ir import Deferred, Graph, Output, cotangent_name
+from mithril.ir import Deferred, Graph, Output
 from mithril.runtime.batch_buckets import Bucketed
 from mithril.runtime.index_checks import Checked
 from mithril.runtime.memory_usage import ProgramMemory
@@ -121,60 +121,3 @@ class Program:
     @property
     def types(self) -> dict[str, TensorType]:
         return dict(self.request.types)
-
-
-class Kinds:
-    """Arrays that were checked, by class, shape and dtype, so that others like them need no checks."""
-
-    __slots__ = ("rows",)
-
-    def __init__(self, arrays: Mapping[str, Any]) -> None:
-        self.rows = tuple((name, type(x), x.shape, x.dtype) for name, x in arrays.items())
-
-    def accept(self, given: Any) -> bool:
-        """Whether these are arrays of the same names and kinds."""
-        try:
-            if len(given) != len(self.rows):
-                return False
-            for name, kind, shape, dtype in self.rows:
-                x = given[name]
-                if type(x) is not kind or x.shape != shape or x.dtype != dtype:
-                    return False
-        except (AttributeError, KeyError, TypeError, IndexError):
-            return False
-        return True
-
-
-class FastGradients:
-    """A call for gradients that looks just like the last one. Of parameters only the kinds do: they are trained."""
-
-    __slots__ = ("call", "gradients", "inputs", "names", "outputs", "params", "slopes", "training", "wrt")
-
-    def __init__(
-        self,
-        program: Program,
-        params: Mapping[str, Any],
-        inputs: Mapping[str, Any],
-        slopes: Mapping[str, Any],
-        training: bool | None,
-        wrt: Any,
-    ) -> None:
-        self.call = program.call
-        self.params, self.inputs, self.slopes = Kinds(params), Kinds(inputs), Kinds(slopes)
-        self.names = tuple((name, cotangent_name(name)) for name in slopes)
-        self.training, self.wrt = training, wrt
-        self.outputs, self.gradients = program.results.outputs, program.results.gradients
-
-    def accepts(self, params: Any, inputs: Any, slopes: Any, training: bool | None, wrt: Any) -> bool:
-        """Whether arrays of these kinds were checked before."""
-        return (
-            training is self.training
-            and wrt == self.wrt
-            and self.params.accept(params)
-            and self.inputs.accept(inputs)
-            and self.slopes.accept(slopes)
-        )
-
-    def run(self, params: Any, inputs: Any, slopes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        made = self.call(params, {**inputs, **{slope: slopes[name] for name, slope in self.names}})
-        return {n: made[n] for n in self.outputs}, {n: made[slope] for n, slope in self.gradients}

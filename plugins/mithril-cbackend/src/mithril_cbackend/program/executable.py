@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mithril.backend import Quick, written
 from mithril.base import InputError, dtype as as_dtype
 from mithril.ir import Deferred, Graph
 from mithril_cbackend.compile_target import Purpose
 from mithril_cbackend.graph.call_layout import ARENA, CALL, RUN, Array, Layout, aligned
 from mithril_cbackend.program.numpy_abi import KNOWN, address_of
+from mithril_cbackend.program.written_calls import Repeated, written
 
 if TYPE_CHECKING:
     from mithril.runtime import CompiledModel
@@ -188,7 +188,7 @@ class Executable:
             failures.clear()
             raise error
 
-    def quick(self, params: Mapping[str, Any], inputs: Mapping[str, Any], otherwise: Quick) -> Quick:
+    def repeated(self, params: Mapping[str, Any], inputs: Mapping[str, Any], otherwise: Repeated) -> Repeated:
         """What a call does, written out for these parameters and inputs like these, which have been called with."""
         place = {name: k for k, name in enumerate(inputs)}
         if self.host_steps or not (
@@ -221,7 +221,7 @@ class Executable:
             lines += ["acquire()", "try:", f"    other = run(table, {given})", "finally:", "    release()", "if other:"]
         made = ", ".join(f"{result.name!r}: y{k}" for k, result in enumerate(self.results))
         lines += ["    return otherwise(params, inputs)", f"return {{{made}}}"]
-        return written(params, inputs, lines, names, kinds=False)
+        return written(params, inputs, lines, names)
 
     def point(self, slots: Any, arguments: list[tuple[str, int]], arrays: Mapping[str, Any]) -> list[Array]:
         """Write the addresses of these arrays into a table. What had to be copied is given back, to be kept."""

@@ -1,0 +1,253 @@
+"""Records of calls that were checked, and the programs that they use: bounded, the least recently used go first."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from functools import partial
+from operator import is_
+from typing import Any
+
+from mithril.base import Decisions, TensorType
+from mithril.ir import cotangent_name
+from mithril.runtime.program import Program, Request
+
+DEFAULT = 64  # programs of a model, or sizes of a program that its backend compiles for each
+CALLS = 16  # records of calls for each program that may be kept: these are small
+
+Record = tuple[Program, dict[str, TensorType]]  # the program for a call, and the exact types of its inputs
+Last = Callable[[Any, Any], Any]  # gives the results for parameters and inputs that it accepts, else None
+Kinds = tuple[tuple[str, Any, Any, Any], ...]  # name, class, shape and dtype of arrays
+
+
+def kinds(arrays: Mapping[str, Any]) -> Kinds:
+    """Return name, class, shape and dtype of each array."""
+    return tuple((name, type(x), x.shape, x.dtype) for name, x in arrays.items())
+
+
+def are_kinds(rows: Kinds, arrays: Any) -> bool:
+    """Whether these are arrays of the same names and kinds. Other objects raise, as do missing names."""
+    if len(arrays) != len(rows):
+        return False
+    for name, kind, shape, dtype in rows:
+        x = arrays[name]
+        if type(x) is not kind or x.shape != shape or (x.dtype is not dtype and x.dtype != dtype):
+            return False
+    return True
+
+
+NO_MATCH = (AttributeError, IndexError, KeyError, TypeError)  # of arguments other than mappings of arrays
+
+
+class Call:
+    """A call without gradients that was checked. Immutable, and replaced as a whole, so that threads may share it.
+
+    Parameters are compared one by one, for another may take the place of one in the same dictionary.
+    """
+
+    __slots__ = ("baked", "count", "inputs", "params", "run", "source", "values")
+
+    def __init__(self, program: Program, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+        self.run: Callable[[Any, Any], Any] = getattr(program.call, "direct", program.call)
+        self.inputs, self.params, self.count = kinds(inputs), kinds(params), len(inputs)
+        self.values = tuple(params.values())
+        self.source, self.baked = params, bool(program.request.binding)
+
+    def results(self, params: Any, inputs: Any) -> Any:
+        """Return the results, or None unless arguments of these kinds were checked before."""
+        try:
+            if len(inputs) != self.count:
+                return None
+            for name, kind, shape, dtype in self.inputs:
+                x = inputs[name]
+                if type(x) is not kind or x.shape != shape or (x.dtype is not dtype and x.dtype != dtype):
+                    return None
+            values = self.values
+            equal = len(params) == len(values) and all(map(is_, params.values(), values))
+            if not equal and not are_kinds(self.params, params):
+                return None
+            if not values and self.baked and params is not self.source:
+                return None  # parameters are in the program: those of one binding
+        except NO_MATCH:
+            return None
+        return self.run(params, inputs)
+
+
+class GradientCall:
+    """A call with gradients that was checked. Of all arrays only the kinds count: parameters are trained."""
+
+    __slots__ = ("cotangents", "gradients", "inputs", "names", "outputs", "params", "run", "training", "wrt")
+
+    def __init__(
+        self,
+        program: Program,
+        params: Mapping[str, Any],
+        inputs: Mapping[str, Any],
+        cotangents: Mapping[str, Any],
+        training: bool | None,
+        wrt: tuple[str, ...] | None,
+    ) -> None:
+        self.run: Callable[[Any, Any], Any] = getattr(program.call, "direct", program.call)
+        self.outputs, self.gradients = program.results.outputs, program.results.gradients
+        self.params, self.inputs, self.cotangents = kinds(params), kinds(inputs), kinds(cotangents)
+        self.names = tuple((name, cotangent_name(name)) for name in cotangents)
+        self.training, self.wrt = training, wrt
+
+    def results(self, params: Any, inputs: Any, cotangents: Any, training: bool | None, wrt: Any) -> Any:
+        """Return outputs and gradients, or None unless arguments of these kinds were checked before."""
+        try:
+            if training is not self.training or wrt != self.wrt or not are_kinds(self.inputs, inputs):
+                return None
+            if not are_kinds(self.cotangents, cotangents) or not are_kinds(self.params, params):
+                return None
+        except NO_MATCH:
+            return None
+        results = self.run(params, {**inputs, **{slope: cotangents[name] for name, slope in self.names}})
+        return {n: results[n] for n in self.outputs}, {owner: results[n] for owner, n in self.gradients}
+
+
+def refused(params: Any, inputs: Any) -> None:
+    """Refuse every call: the function before there is a last call."""
+
+
+def refused_gradients(params: Any, inputs: Any, cotangents: Any, training: bool | None, wrt: Any) -> None:
+    """Refuse every call: the function before there is a last call with gradients."""
+
+
+class Calls:
+    """Programs by request, records of calls by the types of their inputs, and the last call. Threads may share it."""
+
+    def __init__(self, limit: int, decisions: Decisions, sizes: bool = False) -> None:
+        self.limit = limit
+        self.sizes = sizes  # whether the backend itself compiles a program again for each size
+        self.made = 0
+        self.last: Last = refused
+        self.last_gradients: Callable[[Any, Any, Any, bool | None, Any], Any] = refused_gradients
+        self._decisions = decisions
+        self._lock = threading.RLock()
+        self._programs: OrderedDict[Request, tuple[int, Program]] = OrderedDict()  # with the number of each
+        self._calls: OrderedDict[Hashable, Record] = OrderedDict()
+        self._making: dict[Request, threading.Event] = {}
+
+    def __len__(self) -> int:
+        return len(self._programs)
+
+    def __iter__(self) -> Iterator[Program]:
+        """Iterate in the order in which they were made."""
+        with self._lock:
+            ordered = sorted(self._programs.values(), key=lambda numbered: numbered[0])
+        return iter([program for _, program in ordered])
+
+    def keep(self, program: Program, params: Any, inputs: Any) -> None:
+        """Make this call, which was checked, the last one. An executable may have a better function for such."""
+        call = Call(program, params, inputs)
+        better = getattr(program.call, "repeated", None)
+        self.last = call.results if better is None else partial(self._repeat, program, call, better)
+
+    def _repeat(self, program: Program, call: Call, better: Callable[..., Last], params: Any, inputs: Any) -> Any:
+        """Run a call like the last one; a second one shows that a better function is worth making."""
+        results = call.results(params, inputs)
+        if results is not None and params is call.source:
+            self.last = better(params, inputs, partial(self._repeat, program, call, better))
+        elif results is not None and isinstance(params, dict):
+            self.keep(program, params, inputs)
+        return results
+
+    def keep_gradients(
+        self, program: Program, params: Any, inputs: Any, cotangents: Any, training: bool | None, wrt: Any
+    ) -> None:
+        """Make this call with gradients, which was checked, the last one."""
+        self.last_gradients = GradientCall(program, params, inputs, cotangents, training, wrt).results
+
+    def forget_last(self) -> None:
+        """Let the next calls be checked again."""
+        self.last, self.last_gradients = refused, refused_gradients
+
+    def call(self, key: Hashable) -> Record | None:
+        """Return the record of a call like this one."""
+        with self._lock:
+            record = self._calls.get(key)
+            if record is not None:
+                self._calls.move_to_end(key)
+                if record[0].request in self._programs:
+                    self._programs.move_to_end(record[0].request)
+            return record
+
+    def newest_types(self) -> dict[str, TensorType]:
+        """Return the types of the inputs of the last call that was recorded or repeated; empty before the first."""
+        with self._lock:
+            _, types = next(reversed(self._calls.values()), (None, {}))
+            return types
+
+    def remember(self, key: Hashable, record: Record) -> None:
+        """Keep the record of a call, and let others go."""
+        program = record[0]
+        with self._lock:
+            self._calls[key] = record
+            same = [k for k, (p, _) in self._calls.items() if p is program] if self.sizes else []
+            if len(same) > self.limit:
+                self._forget_sizes(program, same[:-1])
+            while len(self._calls) > CALLS * self.limit:
+                self._calls.popitem(last=False)
+
+    def _forget_sizes(self, program: Program, keys: list[Hashable]) -> None:
+        """Drop all that the backend compiled for single sizes; those still in use are compiled once more."""
+        getattr(program.executable, "forget_sizes", _nothing)()
+        for key in keys:
+            del self._calls[key]
+        self._decisions.record(
+            "evicted", f"a program was compiled for more than max_programs={self.limit} sizes: these are dropped"
+        )
+
+    def make(self, request: Request, function: Callable[[Request], Program]) -> Program:
+        """Return the program for a request. Threads that ask meanwhile wait for the one that makes it."""
+        while True:
+            with self._lock:
+                known = self._programs.get(request)
+                if known is not None:
+                    self._programs.move_to_end(request)
+                    return known[1]
+                event = self._making.get(request)
+                if event is None:
+                    mine = self._making[request] = threading.Event()
+                    break
+            event.wait()
+        try:
+            program = function(request)
+            with self._lock:
+                self.made += 1
+                self._programs[request] = self.made, program
+                self._evict()
+            return program
+        finally:
+            with self._lock:
+                del self._making[request]
+            mine.set()
+
+    def _evict(self) -> None:
+        while len(self._programs) > self.limit:
+            request, (number, program) = self._programs.popitem(last=False)
+            self.forget_last()  # it may hold on to the program
+            self._drop_calls(lambda other, program=program: other is program)  # type: ignore[misc]
+            getattr(program.executable, "forget_sizes", _nothing)()  # frameworks may hold on to the executable
+            inputs = ", ".join(f"{name}: {t}" for name, t in request.types)
+            self._decisions.record(
+                "evicted", f"program {number} for {inputs} was dropped: max_programs={self.limit} are kept"
+            )
+
+    def drop_bound(self) -> None:
+        """Forget the programs that have bound parameters inside."""
+        with self._lock:
+            self.forget_last()
+            for request in [r for r in self._programs if r.binding]:
+                del self._programs[request]
+            self._drop_calls(lambda program: bool(program.request.binding))
+
+    def _drop_calls(self, chosen: Callable[[Program], bool]) -> None:
+        for key in [k for k, (program, _) in self._calls.items() if chosen(program)]:
+            del self._calls[key]
+
+
+def _nothing() -> None:
+    """Stand in for executables that keep nothing for single sizes."""

@@ -1,0 +1,284 @@
+"""From the arguments of a call to a program and its arguments: defaults, types, conversions, cotangents."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+import numpy as np
+
+from mithril.backend import Backend, to_numpy
+from mithril.base import Decisions, InputError, MithrilError, ShapeError, TensorType, substitute, unknown
+from mithril.ir import Graph, cotangent_name
+from mithril.runtime.batch_buckets import Bucketed, Buckets
+from mithril.runtime.call import Calls
+from mithril.runtime.parameters import Bound, Parameters
+from mithril.runtime.program import Kind, Program, Request
+from mithril.runtime.signature import (
+    InputSpec,
+    adapt,
+    array_type,
+    as_numpy,
+    check_shapes,
+    missing_or_unknown,
+    settle,
+)
+from mithril.runtime.watching import Watched, Watcher, measured, watchers
+
+Arrays = Mapping[str, Any]
+
+
+class Compiler(Protocol):
+    """Makes programs on request."""
+
+    def specialise(self, request: Request) -> Program: ...
+
+    def probe(self, types: Mapping[str, TensorType] | None) -> Graph: ...
+
+    def buckets(self, training: bool) -> Buckets | None: ...
+
+    def check_call(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None: ...
+
+
+class Calling:
+    """The calls of one model that are checked; ``calls`` keeps those that may come again."""
+
+    def __init__(
+        self,
+        model: Watched,
+        specs: Mapping[str, InputSpec],
+        compiler: Compiler,
+        parameters: Parameters,
+        calls: Calls,
+        decisions: Decisions,
+        watching: tuple[Watcher, ...],
+        *,
+        inference: bool,
+    ) -> None:
+        self.model = model
+        self.backend: Backend = model.backend
+        self.specs = specs
+        self.compiler = compiler
+        self.parameters = parameters
+        self.calls = calls
+        self.decisions = decisions
+        self.watching = watching
+        self.inference = inference
+
+    # -- one call ----------------------------------------------------------------------------------------------------
+    def evaluate(
+        self,
+        params: Arrays,
+        inputs: Arrays,
+        cotangents: Any,
+        state: Arrays | None,
+        training: bool | None,
+        wrt: Collection[str] | None,
+        bound: Bound | None,
+    ) -> Any:
+        """Check a call, convert its arguments, run it, and keep it where it may be repeated."""
+        self.backend.check_fork()
+        train = bool(cotangents is not None if training is None else training)
+        if train and self.inference:
+            raise InputError("this model was compiled with inference=True: it has no training mode and no gradients")
+        given = self.with_defaults(inputs, train, params)
+        of = self._cotangent_names(cotangents, given, train)
+        kind = Kind(train, of, None if wrt is None or not of else tuple(wrt))
+        program, arrays, checked, arguments = self.prepared(given, params, state, kind, bound)
+        if of:
+            arguments.update(self._cotangents(program, cotangents, of, arrays))
+        results = self._run(program, checked, arguments)
+        plain = state is None and not program.interface.states and not self.watching
+        if plain and checked is params and isinstance(params, dict) and _are_same(arrays, inputs):
+            if not of and not train:
+                self.calls.keep(program, params, arrays)
+            elif of and isinstance(cotangents, Mapping) and (wrt is None or isinstance(wrt, tuple)):
+                unchanged = all(arguments[cotangent_name(n)] is cotangents[n] for n in of)
+                if unchanged:
+                    self.calls.keep_gradients(program, params, arrays, cotangents, training, wrt)
+        return _split(results, of, state, program)
+
+    def prepared(
+        self, given: Arrays, params: Arrays, state: Arrays | None, kind: Kind, bound: Bound | None = None
+    ) -> tuple[Program, dict[str, Any], Arrays, dict[str, Any]]:
+        """Return the program for a call, its inputs as the backend's arrays, its parameters, its other arguments."""
+        program, types = self.program(given, kind, bound)
+        arrays = {name: self._convert(name, given[name], t) for name, t in types.items()}
+        checked = self.parameters.checked(program, params)
+        return program, arrays, checked, {**arrays, **self.parameters.checked_state(program, state)}
+
+    def _run(self, program: Program, params: Arrays, inputs: Arrays) -> Mapping[str, Any]:
+        watching = (*watchers.get(), *self.watching)
+        if not watching:
+            results: Mapping[str, Any] = program.call(params, inputs)
+            return results
+        buckets = program.bucketed.buckets if program.bucketed is not None else None
+        filled = inputs if buckets is None else buckets.filled(self.backend, inputs)
+        results = measured(self.model, program, params, filled, watching)
+        if program.checked is not None:
+            results = program.checked.approved(results, filled)
+        return results if buckets is None else buckets.cut(self.backend, results, buckets.rows(inputs))
+
+    # -- inputs ------------------------------------------------------------------------------------------------------
+    def with_defaults(self, inputs: Arrays, training: bool, params: Arrays | None = None) -> dict[str, Any]:
+        """Return the inputs by name, with the training flag where the model has one."""
+        if not isinstance(inputs, Mapping):
+            if len(self.specs) == 1:
+                return {next(iter(self.specs)): inputs}
+            raise InputError(
+                "inputs must be a dictionary of arrays by name",
+                facts=[f"expected: {', '.join(self.specs)}", f"got: {type(inputs).__name__}"],
+            )
+        given = dict(inputs)
+        if "is_training" in self.specs:
+            given.setdefault("is_training", np.asarray(training))
+        expected = {n: s for n, s in self.specs.items() if s.required or n in given}
+        missing_or_unknown("input", expected, given, params)
+        return {name: given[name] for name in expected}
+
+    def needs_params(self, inputs: Any) -> bool:
+        """Whether the model has parameters; where that depends on shapes, those of the inputs of this call tell."""
+        try:
+            return bool(self.parameters.types)
+        except ShapeError:
+            given = self.with_defaults({} if inputs is None else inputs, False)
+            types = {n: settle(self.specs[n], array_type(n, x), self.backend.dtype) for n, x in given.items()}
+            return bool(self.compiler.probe(types).with_role("param"))
+
+    def program(
+        self, given: Mapping[str, Any], kind: Kind, bound: Bound | None = None
+    ) -> tuple[Program, dict[str, TensorType]]:
+        """Return the program for these inputs, and the exact types that they are converted to."""
+        actual = {name: array_type(name, x) for name, x in given.items()}
+        binding = bound.number if bound is not None else 0
+        key = (tuple(actual.values()), kind, binding)
+        known = self.calls.call(key)
+        if known is not None:
+            return known
+        settled = {name: settle(self.specs[name], t, self.backend.dtype) for name, t in actual.items()}
+        self._check_declared(settled, actual)
+        concrete = {n: TensorType(t.dtype, actual[n].shape) for n, t in settled.items()}
+        buckets = self.compiler.buckets(kind.training) if not kind.of else None
+        symbolic = self.backend.capabilities.symbolic
+        types = settled if symbolic else concrete if buckets is None else buckets.rounded(concrete)
+        constants = bound.constants if bound is not None and bound.constants is not None else {}
+        program = self.made(Request(tuple(types.items()), kind, binding, constants))
+        runs = program.checked or program.executable
+        program.bucketed = None if buckets is None else Bucketed(runs, buckets, self.backend)
+        if symbolic:
+            check_shapes(program.interface.guards, types, {n: t.shape for n, t in actual.items()})  # type: ignore[misc]
+        self.compiler.check_call(program, {n: t.shape for n, t in concrete.items()})  # type: ignore[misc]
+        self.calls.remember(key, (program, concrete))
+        return program, concrete
+
+    def _check_declared(self, settled: Mapping[str, TensorType], actual: Mapping[str, TensorType]) -> None:
+        """Given shapes against declared ones, before anything is compiled for them."""
+        guards: Sequence[Any] = ()
+        if not self.backend.capabilities.symbolic and not all(t.is_static for t in settled.values()):
+            # Programs for exact sizes have no guards; sizes must fit nevertheless as on other backends.
+            with suppress(MithrilError):  # a model that only exact sizes decide
+                guards = self.compiler.probe(settled).guards
+        check_shapes(guards, settled, {n: t.shape for n, t in actual.items()})  # type: ignore[misc]
+
+    def made(self, request: Request) -> Program:
+        """Return the program for a request, compiled where there is none."""
+        before = self.calls.made
+        program = self.calls.make(request, self.compiler.specialise)
+        if self.parameters.input_types is None:
+            self.parameters.input_types = dict(request.types)
+        if before and self.calls.made > before:
+            shapes = ", ".join(f"{n}: {t}" for n, t in request.types)
+            mode = "training" if request.kind.training else "inference"
+            extra = " with gradients" if request.kind.of else ""
+            self.decisions.record("specialised", f"program {self.calls.made} for {shapes} ({mode}{extra})")
+        return program
+
+    def _convert(self, name: str, x: Any, wanted: TensorType) -> Any:
+        backend = self.backend
+        if backend.is_array(x) and x.dtype == backend.native_dtype(wanted.dtype):
+            return x
+        if hasattr(x, "__dlpack__") and not isinstance(x, np.ndarray) and array_type(name, x).dtype is wanted.dtype:
+            self.decisions.record("cast", f"input '{name}' comes as {type(x).__module__.split('.')[0]} array")
+            return backend.array(x)
+        rounds = self.parameters.rounds(wanted.dtype)
+        if rounds and backend.is_array(x) and array_type(name, x).dtype.is_float:
+            self.decisions.record("cast", f"input '{name}' is converted to {wanted.dtype}, the backend's precision")
+            return backend.array(x, dtype=wanted.dtype)
+        array = as_numpy(name, to_numpy(x) if hasattr(x, "dtype") else x)
+        return backend.array(adapt(name, array, wanted.dtype, self.decisions, rounds=rounds))
+
+    # -- gradients ---------------------------------------------------------------------------------------------------
+    def _cotangent_names(self, cotangents: Any, given: Mapping[str, Any], training: bool) -> tuple[str, ...]:
+        if cotangents is None:
+            return ()
+        if isinstance(cotangents, str):
+            names = [cotangents]
+        elif isinstance(cotangents, Mapping):
+            names = list(cotangents)
+        else:
+            outputs = self._output_names(given, training)
+            if len(outputs) != 1:
+                raise InputError(
+                    "output_gradients must say which output each belongs to",
+                    facts=[f"outputs: {', '.join(outputs)}"],
+                    hint="output_gradients={'" + outputs[0] + "': g}",
+                )
+            return tuple(outputs)
+        known = self._output_names(given, training)
+        for name in names:
+            if name not in known:
+                message, facts, hint = unknown("output", name, known)
+                raise InputError(message, facts=facts, hint=hint)
+        return tuple(names)
+
+    def _output_names(self, given: Mapping[str, Any], training: bool) -> list[str]:
+        if self.parameters.input_types is None:
+            self.program(given, Kind(training))
+        return [r.name for r in self.parameters.interface.results if r.role != "state"]
+
+    def _cotangents(
+        self, program: Program, given: Any, of: tuple[str, ...], arrays: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        sizes = check_shapes(program.interface.guards, program.types, {n: tuple(a.shape) for n, a in arrays.items()})
+        types = program.interface.outputs
+        out = {}
+        for name in of:
+            expected = types[name]
+            shape = tuple(int(substitute(d, sizes)) for d in expected.shape)
+            if isinstance(given, str) or (isinstance(given, Mapping) and isinstance(given[name], (int, float))):
+                scale = 1.0 if isinstance(given, str) else float(given[name])
+                if shape != ():
+                    raise InputError(
+                        f"output '{name}' is no scalar, so its gradient needs an array",
+                        facts=[f"shape {list(shape)}"],
+                        hint=f"output_gradients={{'{name}': array of that shape}}",
+                    )
+                out[cotangent_name(name)] = self.backend.array(np.full(shape, scale, expected.dtype.numpy))
+                continue
+            x = given[name] if isinstance(given, Mapping) else given
+            found = array_type(f"output_gradients['{name}']", x)
+            if found.shape != shape:
+                raise InputError(
+                    f"the gradient of output '{name}' has shape {list(found.shape)}, expected {list(shape)}",
+                )
+            out[cotangent_name(name)] = self._convert(f"output_gradients['{name}']", x, expected)
+        return out
+
+
+def _are_same(arrays: Mapping[str, Any], inputs: Arrays) -> bool:
+    """Whether no input had to be converted, and none was added."""
+    return isinstance(inputs, Mapping) and all(x is inputs.get(name) for name, x in arrays.items())
+
+
+def _split(results: Mapping[str, Any], of: tuple[str, ...], state: Arrays | None, program: Program) -> Any:
+    """Return outputs, and with them gradients and new state where the caller requested these."""
+    names = program.results
+    if state is None and names.only_outputs:
+        return results
+    parts: list[Any] = [{n: results[n] for n in names.outputs}]  # in order: not every backend keeps it
+    if of:
+        parts.append({owner: results[n] for owner, n in names.gradients})
+    if state is not None:
+        parts.append({**state, **{owner: results[n] for owner, n in names.states}})
+    return parts[0] if len(parts) == 1 else tuple(parts)

@@ -1,0 +1,55 @@
+"""Questions about a compiled model: shapes, types, graphs, decisions. None of them changes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from mithril.base import Decisions, TensorType
+from mithril.ir import Graph
+from mithril.runtime.program import Kind, Program, Request
+
+
+class Lowering(Protocol):
+    """Lowers the graph of a request once more."""
+
+    def lowered(self, request: Request) -> Graph: ...
+
+
+def named_types(interface: Graph) -> dict[str, TensorType]:
+    """Return types of inputs, outputs and inner values that the user named; names of operations are left out."""
+    found = {i.name: i.type for i in interface.arguments}
+    for node in interface.nodes:
+        stem = node.op.name.rpartition(".")[2]
+        found.update((v.name, v.type) for v in node.results if v.name.rstrip("0123456789_") != stem)
+    found.update((r.name, r.type) for r in interface.results if r.role != "state")
+    return found
+
+
+def request_for(programs: tuple[Program, ...], gradients: bool) -> Request:
+    """Return a request like that of the newest program, with gradients of all outputs or without."""
+    newest = programs[-1]
+    of = tuple(n for n, t in newest.interface.outputs.items() if t.dtype.is_float)
+    return Request(newest.request.types, Kind(True, of) if gradients else Kind())
+
+
+def concrete(program: Program, shapes: Mapping[str, tuple[int, ...]], compiler: Lowering) -> Graph:
+    """Return the graph that a program runs, with the sizes that its inputs have."""
+    graph: Graph = program.executable.graph
+    static = all(v.type.is_static for node in graph.nodes for v in node.results)
+    if static and all(shapes.get(name, t.shape) == t.shape for name, t in program.request.types):
+        return graph
+    types = tuple((name, TensorType(t.dtype, shapes.get(name, t.shape))) for name, t in program.request.types)
+    return compiler.lowered(replace(program.request, types=types))
+
+
+def explanation(decisions: Decisions, programs: Iterable[Program]) -> str:
+    """Return all decisions, and the report of the passes for each program."""
+    parts = [str(decisions)]
+    for program in programs:
+        types, kind = ", ".join(f"{n}: {t}" for n, t in program.request.types), program.request.kind
+        purpose = f", gradients of {', '.join(kind.of)}" if kind.of else ", training" if kind.training else ""
+        title = f"program for {types}{purpose}"
+        parts.append(f"{title}:\n{program.report}" if program.report is not None else title)
+    return "\n\n".join(parts)

@@ -1,0 +1,240 @@
+"""Parameters and state of a compiled model: checked, bound, baked into programs, saved, loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from mithril.backend import Backend, to_numpy
+from mithril.base import Decisions, DType, InputError, ShapeError, TensorType
+from mithril.ir import Graph, Input
+from mithril.runtime import weight_files
+from mithril.runtime.call import Calls
+from mithril.runtime.program import Program
+from mithril.runtime.signature import array_type, missing_or_unknown
+
+Arrays = Mapping[str, Any]
+UNBOUND = "evaluate(params, inputs), or compiled.bind(params) once and then evaluate(inputs)"
+
+
+class Initial(Protocol):
+    """Knows what a model takes and begins with."""
+
+    def probe(self, types: Mapping[str, TensorType] | None) -> Graph: ...
+
+    def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """The arguments of ``bind``. Replaced as a whole, so that a call reads all of one binding or all of another."""
+
+    values: dict[str, Any]
+    passed: dict[str, Any]  # as parameters of calls without any: none of those that are inside of programs
+    number: int = 0  # counts bindings whose parameters are inside of programs
+    constants: Mapping[str, Any] | None = None  # those, and the state, as NumPy arrays
+
+
+class Parameters:
+    """The parameters and the state of one model."""
+
+    def __init__(
+        self, backend: Backend, source: Initial, calls: Calls, decisions: Decisions, options: Mapping[str, Any]
+    ) -> None:
+        self.backend = backend
+        self.source = source
+        self.calls = calls
+        self.decisions = decisions
+        self.seed: int = options.get("seed", 0)
+        self.static = bool(options.get("static_inference"))
+        self.bound: Bound | None = None
+        self.state: dict[str, Any] | None = None
+        self.input_types: dict[str, TensorType] | None = None  # of the first program
+        self._interface: Graph | None = None
+
+    # -- names and types ---------------------------------------------------------------------------------------------
+    @property
+    def interface(self) -> Graph:
+        """The traced graph; the training graph wherever there is one, because only that knows every state."""
+        if self._interface is None:
+            self._interface = self.source.probe(self.input_types)
+        return self._interface
+
+    def see_again(self) -> None:
+        """Trace the interface again: the types of inputs have become known."""
+        self._interface = None
+
+    @property
+    def types(self) -> dict[str, TensorType]:
+        return {i.name: i.type for i in self.interface.with_role("param")}
+
+    @property
+    def state_types(self) -> dict[str, TensorType]:
+        return {i.name: i.type for i in self.interface.with_role("state")}
+
+    # -- values of a call --------------------------------------------------------------------------------------------
+    def checked(self, program: Program, params: Arrays) -> Arrays:
+        """Return parameters as the program takes them; the same mapping where nothing is to be converted."""
+        expected = program.interface.params
+        if not isinstance(params, Mapping):
+            raise InputError(f"params must be a dictionary of arrays by name, got {type(params).__name__}")
+        missing_or_unknown("parameter", expected, params)
+        converted: dict[str, Any] = {}
+        for name, t in expected.items():
+            shape = getattr(params[name], "shape", None)
+            if shape is None or tuple(shape) != t.shape:
+                raise InputError(
+                    f"parameter '{name}' has shape {_shape(params[name])}, expected {list(t.shape)}",
+                    facts=[f"expected {t}"],
+                )
+            converted[name] = self._convert(name, params[name], t.dtype)
+        return converted if any(converted[name] is not params[name] for name in expected) else params
+
+    def checked_state(self, program: Program, state: Arrays | None) -> Arrays:
+        """Return the state that the program begins with."""
+        expected = program.interface.states
+        if not expected:
+            return {}
+        if state is None:
+            if program.request.kind.training:
+                self.decisions.record(
+                    "assumed",
+                    "training without state=: every call starts from the initial state (same dropout, old statistics)",
+                )
+            state = self.initial_state()
+        missing = [n for n in expected if n not in state]
+        if missing:
+            raise InputError(
+                "the state does not fit the model",
+                facts=[f"missing: {', '.join(missing[:8])}"],
+                hint="start from compiled.initial_state() and pass on what evaluate returns",
+            )
+        return {name: self._convert(name, state[name], t.dtype) for name, t in expected.items()}
+
+    def rounds(self, dtype: DType) -> bool:
+        """Whether floats of any size become this one: the precision of the backend."""
+        return self.backend.precision is not None and dtype is self.backend.dtype
+
+    def _convert(self, name: str, x: Any, expected: DType) -> Any:
+        backend = self.backend
+        if backend.is_array(x) and x.dtype == backend.native_dtype(expected):
+            return x
+        actual = array_type(name, x).dtype
+        if self.rounds(expected) and actual.is_float:
+            self.decisions.record("cast", f"parameters given as {actual} are converted to {expected}")
+            return backend.array(x, dtype=expected)
+        array = to_numpy(x)
+        if actual is not expected:
+            raise InputError(
+                f"Type mismatch: expected {expected}, got {actual}",
+                facts=[f"parameter '{name}', shape {list(array.shape)}"],
+                hint=f"convert it, for example params['{name}'].astype('{expected}')",
+            )
+        return backend.array(array)
+
+    # -- values of the model -----------------------------------------------------------------------------------------
+    def initial(self, role: str, seed: int | None) -> dict[str, Any]:
+        """Return fresh parameters or states."""
+        self.backend.check_fork()
+        start = self.seed if seed is None else seed
+        arrays = self.source.initial(self.interface.with_role(role), start)
+        return {name: self.backend.array(array) for name, array in arrays.items()}
+
+    def initial_state(self, seed: int | None = None) -> dict[str, Any]:
+        """Return the state to begin with; with ``seed`` a fresh one, else always the same."""
+        if seed is not None:
+            return self.initial("state", seed)
+        if self.state is None:
+            self.state = self.initial("state", None)
+        return self.state
+
+    def bind(self, params: Arrays, state: Arrays | None = None) -> None:
+        """Keep parameters, and with ``static_inference`` put them inside of the programs."""
+        try:
+            expected = self.types
+        except ShapeError:
+            if self.static:
+                raise
+            values = dict(params)  # the first call checks them
+        else:
+            missing_or_unknown("parameter", expected, params)
+            values = {
+                name: self._convert(name, x, expected[name].dtype) if self.rounds(expected[name].dtype) else x
+                for name, x in params.items()
+            }
+        if state is not None:
+            self.state = dict(state)
+        self.bound = self._baked(values, params) if self.static else Bound(values, values)
+        self.calls.drop_bound()
+
+    def _baked(self, values: dict[str, Any], params: Arrays) -> Bound:
+        """Return a binding for programs that have these parameters, and the state, inside."""
+        for name, t in self.types.items():
+            shape = tuple(getattr(params[name], "shape", ()))
+            if shape != t.shape:
+                raise InputError(f"parameter '{name}' has shape {list(shape)}, expected {list(t.shape)}")
+        state = self.initial_state() if self.interface.with_role("state") else {}
+        number = 1 if self.bound is None else self.bound.number + 1
+        return Bound(values, {}, number, {n: to_numpy(x) for n, x in (*params.items(), *state.items())})
+
+    # -- files -------------------------------------------------------------------------------------------------------
+    def save(self, path: str | os.PathLike[str], params: Arrays | None, state: Arrays | None) -> None:
+        """Write parameters, the bound ones if none are given, and state as safetensors."""
+        chosen = params if params is not None else self.bound.values if self.bound is not None else None
+        if chosen is None:
+            raise InputError("there are no parameters to save", hint="save(path, params), or bind(params) before")
+        missing_or_unknown("parameter", self.types, chosen)
+        states = (state if state is not None else self.state) or {}
+        tensors = {name: self.backend.to_numpy(x) for name, x in (*chosen.items(), *states.items())}
+        weight_files.save_file(tensors, path, {"format": "mithril", "states": json.dumps(sorted(states))})
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Bind the contents of a file; everything must fit."""
+        tensors = weight_files.load_file(path)
+        states = self.state_types
+        saved = weight_files.saved_states(path)  # a model for inference has less state than the one that was trained
+        read = {n: t for n, t in tensors.items() if n not in saved or n in states}
+        params, report = weight_files.match(self.types, {n: t for n, t in read.items() if n not in states})
+        states_loaded, state_report = weight_files.match({n: t for n, t in states.items() if n in tensors}, tensors)
+        report.mismatched += state_report.mismatched
+        if not report.complete:
+            raise _unfit(f"'{os.fspath(path)}'", report, "safetensors.numpy.load_file(path)")
+        self._bind_loaded(params, states_loaded)
+
+    def load_state_dict(self, tensors: Arrays, strict: bool) -> weight_files.LoadReport:
+        """Bind those tensors that belong to the model."""
+        expected, states = self.types, self.state_types
+        found, report = weight_files.match({**expected, **{n: t for n, t in states.items() if n in tensors}}, tensors)
+        if strict and not report.complete:
+            raise _unfit("the state dictionary", report, "tensors")
+        base = self.bound.values if self.bound is not None else self.initial("param", None)
+        array = self.backend.array
+        params = {n: array(found[n]) if n in found else base[n] for n in expected}
+        self._bind_loaded(params, {n: found[n] for n in states if n in found})
+        return report
+
+    def _bind_loaded(self, params: Arrays, states: Arrays) -> None:
+        array = self.backend.array
+        loaded = {n: array(x) for n, x in states.items()}
+        self.bind(
+            {n: x if self.backend.is_array(x) else array(x) for n, x in params.items()},
+            {**self.initial_state(), **loaded} if self.state_types else None,
+        )
+
+
+def _unfit(subject: str, report: weight_files.LoadReport, tensors: str) -> InputError:
+    return InputError(
+        f"{subject} does not fit this model",
+        facts=str(report).splitlines(),
+        hint=f"rename or remove tensors, or compiled.load_state_dict({tensors}, strict=False) for those that fit",
+    )
+
+
+def _shape(x: Any) -> list[int] | str:
+    shape = getattr(x, "shape", None)
+    return list(shape) if shape is not None else f"none: it is a {type(x).__name__}"
