@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,14 @@ from mithril.compiler.transformed import InputOf, Transformed, Types
 from mithril.ir import Graph, Input, Value
 from mithril.transforms import same_rows, vmap_function, vmap_graph
 
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "grad": grad_function,
+    "vjp": vjp_function,
+    "jvp": jvp_function,
+    "jacobian": jacobian_function,
+    "hvp": hvp_function,
+    "hessian": hessian_function,
+}
 Axis = int | None
 Axes = int | Sequence[Axis] | Mapping[str, Axis]
 
@@ -31,7 +38,7 @@ def vmap(target: Any, in_axes: Axes = 0, out_axes: Axes = 0, size: int | str | D
     if isinstance(target, Graph):
         return vmap_graph(target, _by_name("in_axes", in_axes), _by_name("out_axes", out_axes), size)
     if is_model(target):
-        change = Rows(_frozen(_by_name("in_axes", in_axes)), _frozen(_by_name("out_axes", out_axes)), size)
+        change = Rows(frozen(_by_name("in_axes", in_axes)), frozen(_by_name("out_axes", out_axes)), size)
         return Transformed(target, change)
     if callable(target):
         for name, axes in (("in_axes", in_axes), ("out_axes", out_axes)):
@@ -41,9 +48,95 @@ def vmap(target: Any, in_axes: Axes = 0, out_axes: Axes = 0, size: int | str | D
     raise _not_transformable(target)
 
 
+Names = str | Sequence[str] | None
+Wrt = int | str | Sequence[int | str] | None
+
+
+@checked()
+def grad(target: Any, of: str | None = None, wrt: Wrt = None) -> Any:
+    """Differentiate a scalar output ``of`` by the inputs ``wrt``.
+
+    The graph or model has the gradients as further outputs; the function returns them. ``wrt`` are names of inputs (the
+    parameters, else all floats), of functions numbers or names of arguments (0).
+    """
+    return _derived("grad", target, of, wrt)
+
+
+@checked()
+def vjp(target: Any, of: Names = None, wrt: Wrt = None) -> Any:
+    """Multiply cotangents of the outputs with the Jacobian: reverse mode.
+
+    The graph or model has an input for the cotangent of each output; the function is called as
+    ``ml.vjp(f)(x, cotangents=c)`` and returns values and products.
+    """
+    return _derived("vjp", target, of, wrt)
+
+
+@checked()
+def jvp(target: Any, of: Names = None, wrt: Wrt = None) -> Any:
+    """Multiply the Jacobian with tangents of the inputs: forward mode.
+
+    The graph or model has the inputs ``tangent/<input>`` and the outputs ``tangent/<output>``; the function is called
+    as ``ml.jvp(f)(x, tangents=t)`` and returns values and products.
+    """
+    return _derived("jvp", target, of, wrt)
+
+
+@checked()
+def jacobian(target: Any, of: Names = None, wrt: Wrt = None) -> Any:
+    """Compute Jacobians: their shape is that of the output, then that of the input.
+
+    The graph or model has the outputs ``jacobian/<output>/<input>``; the function returns them.
+    """
+    return _derived("jacobian", target, of, wrt)
+
+
+@checked()
+def hvp(target: Any, of: str | None = None, wrt: Wrt = None) -> Any:
+    """Multiply the Hessian of a scalar output with tangents of the inputs.
+
+    The graph or model has the inputs ``tangent/<input>``, and the gradients and ``hvp/<input>`` as outputs; the
+    function is called as ``ml.hvp(f)(x, tangents=t)``.
+    """
+    return _derived("hvp", target, of, wrt)
+
+
+@checked()
+def hessian(target: Any, of: str | None = None, wrt: Wrt = None) -> Any:
+    """Compute the second derivatives of a scalar output.
+
+    The graph or model has the gradients and ``hessian/<input>`` as outputs, ``hessian/<input>/<other input>`` of pairs;
+    the function returns them.
+    """
+    return _derived("hessian", target, of, wrt)
+
+
+def _derived(kind: str, target: Any, of: Names, wrt: Wrt) -> Any:
+    if isinstance(target, Graph):
+        return GRAPHS[kind](target, of, _input_names(wrt))
+    if is_model(target):
+        names = _input_names(wrt)
+        outputs = (of,) if isinstance(of, str) else None if of is None else tuple(of)
+        return Transformed(target, Derivative(kind, outputs, None if names is None else tuple(names)))
+    if callable(target):
+        if of is not None:
+            raise GraphError("'of' names an output of a graph or model; all results of a function count")
+        return FUNCTIONS[kind](target, 0 if wrt is None else wrt)
+    raise _not_transformable(target)
+
+
+def _input_names(wrt: Wrt) -> list[str] | None:
+    if wrt is None:
+        return None
+    names = [wrt] if isinstance(wrt, (int, str)) else list(wrt)
+    if not all(isinstance(name, str) for name in names):
+        raise GraphError(f"wrt={wrt!r} goes by name for graphs and models", hint="write wrt=['x']")
+    return names  # type: ignore[return-value]
+
+
 def _not_transformable(target: Any) -> GraphError:
     return GraphError(
-        f"a {type(target).__name__} cannot be transformed",
+        f"{type(target).__name__} cannot be transformed",
         facts=[f"got {target!r:.80}", "accepted: a Graph, a model, a Python function of values"],
     )
 
@@ -52,87 +145,3 @@ def _by_name(argument: str, axes: Axes) -> int | Mapping[str, Axis]:
     if isinstance(axes, (int, Mapping)):
         return axes
     raise GraphError(f"{argument} of graphs and models goes by name", hint=f"write {argument}={{'x': 0}}")
-
-
-Frozen = int | tuple[tuple[str, Axis], ...]
-
-
-def _frozen(axes: int | Mapping[str, Axis]) -> Frozen:
-    return axes if isinstance(axes, int) else tuple(axes.items())
-
-
-def _thawed(axes: Frozen) -> int | dict[str, Axis]:
-    return axes if isinstance(axes, int) else dict(axes)
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The change of ``vmap``."""
-
-    in_axes: Frozen
-    out_axes: Frozen
-    size: Size | str | None
-
-    def _axis(self, name: str, default: Axis) -> Axis:
-        if isinstance(self.in_axes, int):
-            return self.in_axes if default is not None else None
-        axes = [axis for pattern, axis in self.in_axes if matches(name, pattern)]
-        return axes[-1] if axes else default
-
-    def inputs(self, inner: Source) -> list[InputOf]:
-        declared = []
-        for d in inner.inputs:
-            axis, shape = self._axis(d.name, 0), d.shape
-            if axis is not None and shape is not None:
-                place = axis % (len(shape) + 1)
-                shape = (*shape[:place], self.size if self.size is not None else None, *shape[place:])
-            declared.append(InputOf(d.name, shape, d.dtype, d.where, d.required, d.alike))
-        return declared
-
-    def outputs(self, inner: Source) -> Sequence[str]:
-        return inner.outputs
-
-    def inner_types(self, inner: Source, types: Types) -> dict[str, TensorType]:
-        rows = {}
-        for name, t in types.items():
-            axis = self._axis(name, 0)
-            if axis is None:
-                rows[name] = t
-                continue
-            if not -t.rank <= axis < t.rank:
-                raise GraphError(
-                    f"in_axes: the rows of '{name}' are along axis {axis}, but it is {t}",
-                    hint=f"in_axes={{'{name}': None}} if it is the same for all rows",
-                )
-            place = axis % t.rank
-            rows[name] = TensorType(t.dtype, t.shape[:place] + t.shape[place + 1 :])
-        return rows
-
-    def apply(self, graph: Graph, types: Types) -> Graph:
-        axes = {n: (axis, t) for n, t in types.items() if (axis := self._axis(n, 0)) is not None}
-        size = Dim(self.size) if isinstance(self.size, str) else self.size
-        with collect_guards() as guards:
-            rows = same_rows(list(axes), [t.shape[axis] for axis, t in axes.values()], size)
-        mapped = vmap_graph(graph, _thawed(self.in_axes), _thawed(self.out_axes), rows)
-        return mapped.replaced(guards=(*mapped.guards, *guards)) if guards else mapped
-
-    def initial(self, inner: Source, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
-        """Initialize each row of a parameter that has rows as a separate model would be, by the next seed."""
-        values: dict[str, np.ndarray[Any, Any]] = {}
-        axes = {i: self._axis(i.name, None) for i in inputs}
-        values |= inner.initial([i for i, axis in axes.items() if axis is None], seed)
-        for i, axis in axes.items():
-            if axis is None:
-                continue
-            place = axis % i.type.rank
-            shape = i.type.shape
-            row = Input(
-                Value(i.name, TensorType(i.type.dtype, shape[:place] + shape[place + 1 :])), i.role, tags=i.tags
-            )
-            if not isinstance(shape[place], int):
-                raise GraphError(
-                    f"the number of rows of '{i.name}' is '{shape[place]}'", hint="say it: ml.vmap(..., size=8)"
-                )
-            rows = [inner.initial([row], seed + k)[i.name] for k in range(int(shape[place]))]
-            values[i.name] = np.stack(rows, axis=place)
-        return values

@@ -229,10 +229,15 @@ def nll_loss(log_probabilities, labels, *, axis: Axis = -1, reduction: str = "me
 
 
 def _bounded_log(p: Any, eps: float) -> Any:
-    """log(p), from -100 on, with the slope 1 / max(p, eps): a wrong prediction that is certain still learns."""
+    """Return log(p), at least -100, with the derivatives of log above eps and the slope 1 / eps below.
+
+    So a wrong prediction that is certain still learns.
+    """
     steady = stop_gradient(p)
-    slope = where(less(steady, 0.0), math.nan, maximum(steady, eps))
-    return stop_gradient(maximum(log(steady), -100.0)) + (p - steady) / slope
+    is_inner = less(eps, steady)
+    line = (p - eps) / where(less(steady, 0.0), math.nan, eps) + math.log(eps)
+    extended = where(is_inner, log(where(is_inner, p, 1.0)), line)
+    return extended + stop_gradient(maximum(log(steady), -100.0) - extended)
 
 
 @composite(promotes="float", samples=[sample(Arr((3, 4), low=0.1, high=0.9), Arr((3, 4), low=0.0, high=1.0))])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,14 @@ def check_gradients(graph: Graph, inputs: Mapping[str, Array]) -> None:
         _compare("the slope along a random direction", sum(float(p.sum()) for p in parts), slope(directions), size)
 
 
+def check_second_gradients(graph: Graph, inputs: Mapping[str, Array]) -> None:
+    """Raise AssertionError where the gradient of the gradient of a graph is not that of the gradient."""
+    outputs = float_outputs(graph)
+    slopes = gradients(graph, outputs, float_inputs(graph))
+    outputs_of_slopes = tuple(replace(r, name=f"slope/{r.of}", role="output") for r in slopes.results_of("gradient"))
+    check_gradients(slopes.replaced(results=outputs_of_slopes), {**inputs, **cotangents(graph, outputs)})
+
+
 def check_no_slope(graph: Graph, inputs: Mapping[str, Array], reason: str) -> None:
     """Raise AssertionError where a result moves with its operands although there is said to be no gradient."""
     outputs, wrt = float_outputs(graph), float_inputs(graph)
@@ -70,7 +79,7 @@ def float_outputs(graph: Graph) -> list[str]:
 
 
 def float_inputs(graph: Graph) -> list[str]:
-    return [i.name for i in graph.inputs if i.type.dtype is float64]
+    return [i.name for i in graph.arguments if i.type.dtype is float64]
 
 
 def cotangents(graph: Graph, outputs: Sequence[str], seed: int = 0) -> dict[str, Array]:

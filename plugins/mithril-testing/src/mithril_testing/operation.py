@@ -17,7 +17,14 @@ from mithril.ir import Graph, Op, Output, Sample, computing, decompose, evaluate
 from mithril_testing import xfail
 from mithril_testing.axes import false_axes, missing_axes, too_strict, untried_axes
 from mithril_testing.cases import Case, symbolic_graph
-from mithril_testing.differences import check_gradients, check_no_slope, cotangents, float_inputs, float_outputs
+from mithril_testing.differences import (
+    check_gradients,
+    check_no_slope,
+    check_second_gradients,
+    cotangents,
+    float_inputs,
+    float_outputs,
+)
 from mithril_testing.rows import check_rows
 from mithril_testing.selection import begin, record, selected
 from mithril_testing.traits import false_traits
@@ -28,9 +35,10 @@ class OpConformance:
 
     Checked on every sample: the shape and dtype rules against the arrays that the reference returns, with symbolic
     sizes as well; that the reference leaves its operands alone; the axes, by splitting each factor in two; the
-    operation and its gradient on all rows of a batch at once, against one row after the other; the gradient against
-    central differences in float64; a composite's own ``vjp`` against the gradient derived from its body (except a
-    ``surrogate_vjp``, which is meant to differ); and that results do not move where ``no_vjp`` says that there is no
+    operation and its gradient on all rows of a batch at once, against each row alone; the gradient against central
+    differences in float64, and the gradient of the gradient; a composite's own ``vjp`` against the gradient derived
+    from its body (except a ``surrogate_vjp``, which is meant to differ); and that results do not move where ``no_vjp``
+    says that there is no
     gradient. Every operation must have a sample, and one on which its gradient is checked if it has one. The
     operations' values are their references, which nothing here can check: test those yourself. How a backend runs them,
     ``BackendConformance`` checks.
@@ -142,6 +150,16 @@ class OpConformance:
                 check_gradients(case.graph(), case.inputs())
 
         self.check("gradient", sample, action)
+
+    def test_second_gradient(self, sample: Case) -> None:
+        """Compare the gradient of the gradient with differences of the gradient."""
+
+        def action() -> None:
+            case, op = in_float64(sample), sample.op
+            if case is not None and sample.sample.gradient and not op.gradient_reason and not op.surrogate:
+                check_second_gradients(case.graph(), case.inputs())
+
+        self.check("second", sample, action)
 
     def test_gradient_of_the_body(self, sample: Case) -> None:
         """Compare a composite's own gradient with the one derived from its body."""
