@@ -7,8 +7,7 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.ir import Builder, parse, same, verify
-from mithril.ir.evaluate import evaluate
+from mithril.ir import Builder, evaluate, parse, same, verify
 
 STEP = 1e-5
 

@@ -8,8 +8,7 @@ import pytest
 import mithril as ml
 from mithril import ops
 from mithril.base import registry
-from mithril.ir import Builder, Output, evaluate, like, op, result, sample, verify
-from mithril.ir.type_rules import same_shape
+from mithril.ir import Builder, Output, evaluate, like, op, result, same_shape, sample, verify
 from mithril.transforms.placement import place_rows
 
 N = 4

@@ -13,7 +13,7 @@ from mithril.base import __version__ as __version__, registry
 # Where the core's own names live: room -> names. ``__init__.pyi`` is generated from this table.
 _HOME = {
     "autodiff": ("gradients",),
-    "compiler": ("compile", "vmap"),
+    "compiler": ("compile", "grad", "hessian", "hvp", "jacobian", "jvp", "vjp", "vmap"),
     "base": (
         *("BackendError", "CompileTimeoutError", "DType", "DTypeError", "Dim", "GradientError", "GraphError"),
         *("GuardError", "InputError", "MemoryLimitError", "MithrilError", "ModelError", "OperationError"),

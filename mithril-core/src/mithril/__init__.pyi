@@ -54,7 +54,15 @@ from mithril.base import (
     uint8 as uint8,
 )
 from mithril.base.dims import Dim
-from mithril.compiler import vmap as vmap
+from mithril.compiler import (
+    grad as grad,
+    hessian as hessian,
+    hvp as hvp,
+    jacobian as jacobian,
+    jvp as jvp,
+    vjp as vjp,
+    vmap as vmap,
+)
 from mithril.ir import (
     Builder as Builder,
     Graph as Graph,

@@ -11,6 +11,6 @@ from mithril.base.lazy_exports import lazy_exports
 
 HOMES = {
     "gradient_graph": ("gradients", "value_and_gradients"),
-    "reverse": ("living",),
+    "reverse": ("living", "zeros"),
 }
 __all__, __getattr__, __dir__ = lazy_exports(__name__, HOMES)

@@ -9,4 +9,7 @@ from mithril.autodiff.gradient_graph import (
     gradients as gradients,
     value_and_gradients as value_and_gradients,
 )
-from mithril.autodiff.reverse import living as living
+from mithril.autodiff.reverse import (
+    living as living,
+    zeros as zeros,
+)

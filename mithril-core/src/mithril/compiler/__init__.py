@@ -8,6 +8,6 @@ HOMES = {
     "memory_remedy": ("check_memory",),
     "pass_pipeline": ("installed",),
     "steps": ("Compiler", "compile", "make_backend"),
-    "transforms": ("vmap",),
+    "transforms": ("grad", "hessian", "hvp", "jacobian", "jvp", "vjp", "vmap"),
 }
 __all__, __getattr__, __dir__ = lazy_exports(__name__, HOMES)

@@ -18,4 +18,12 @@ from mithril.compiler.steps import (
     compile as compile,
     make_backend as make_backend,
 )
-from mithril.compiler.transforms import vmap as vmap
+from mithril.compiler.transforms import (
+    grad as grad,
+    hessian as hessian,
+    hvp as hvp,
+    jacobian as jacobian,
+    jvp as jvp,
+    vjp as vjp,
+    vmap as vmap,
+)

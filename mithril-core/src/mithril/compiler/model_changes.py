@@ -8,24 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.dims import Dim, Size
-from mithril.base.errors import GraphError
-from mithril.base.guards import assume, collect_guards
-from mithril.base.patterns import matches
-from mithril.base.tensor_type import TensorType
+from mithril.base import Dim, GraphError, Size, TensorType, assume, collect_guards, matches
 from mithril.compiler.frontend import Source
 from mithril.compiler.transformed import InputOf, Types
 from mithril.ir import Graph, Input, Value, cotangent_name
-from mithril.transforms.derivatives import (
+from mithril.transforms import (
     grad_graph,
     hessian_graph,
     hvp_graph,
     jacobian_graph,
     jvp_graph,
+    same_rows,
     tangent_name,
     vjp_graph,
+    vmap_graph,
 )
-from mithril.transforms.vmap import same_rows, vmap_graph
 
 GRAPHS: dict[str, Callable[..., Graph]] = {
     "grad": grad_graph,

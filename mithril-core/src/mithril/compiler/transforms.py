@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from mithril.backend import checked
-from mithril.base import Dim, GraphError, Size, TensorType, collect_guards, matches
-from mithril.compiler.frontend import Source, is_model
-from mithril.compiler.transformed import InputOf, Transformed, Types
-from mithril.ir import Graph, Input, Value
-from mithril.transforms import same_rows, vmap_function, vmap_graph
+from mithril.base import Dim, GraphError
+from mithril.compiler.frontend import is_model
+from mithril.compiler.model_changes import GRAPHS, Derivative, Rows, frozen
+from mithril.compiler.transformed import Transformed
+from mithril.ir import Graph
+from mithril.transforms import (
+    grad_function,
+    hessian_function,
+    hvp_function,
+    jacobian_function,
+    jvp_function,
+    vjp_function,
+    vmap_function,
+    vmap_graph,
+)
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "grad": grad_function,

@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from mithril.autodiff import gradients, value_and_gradients
-from mithril.autodiff.reverse import living, zeros
-from mithril.base.dims import Size, numel
-from mithril.base.errors import GradientError
-from mithril.base.tensor_type import TensorType
+from mithril.autodiff import gradients, living, value_and_gradients, zeros
+from mithril.base import GradientError, Size, TensorType, numel
 from mithril.ir import Builder, Graph, Input, Output, Value
 from mithril.ops import eye
 from mithril.ops.shape import reshape, transpose

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mithril.base.errors import GradientError
-from mithril.ir import Graph, Value
-from mithril.ir.regions import many
+from mithril.base import GradientError
+from mithril.ir import Graph, Value, many
 from mithril.transforms.derivatives import (
     grad_graph,
     hessian_graph,
