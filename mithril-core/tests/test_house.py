@@ -9,7 +9,10 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import get_type_hints
 
 import pytest
@@ -25,7 +28,7 @@ TODAY = json.loads(Path(__file__).with_name("house_violations.json").read_text()
 FLOORS = [
     {"base": 2500},
     {"ir": 4050},
-    {"ops": 5900, "rewrite": 800, "passes": 700, "plugins": 2700},
+    {"ops": 6000, "rewrite": 800, "passes": 700, "plugins": 2700},
     {"backend": 3400, "autodiff": 700},
     {"runtime": 3200, "transforms": 1500},
     {"compiler": 2650},
@@ -34,6 +37,7 @@ FLOORS = [
 ]
 FLOOR = {room: level for level, floor in enumerate(FLOORS) for room in floor}
 LONGEST_FILE = 500
+PLUGINS = [path.name for path in (PROJECT / "plugins").glob("mithril-*")]
 
 
 def modules(source: Path) -> dict[str, Path]:
@@ -44,6 +48,19 @@ def modules(source: Path) -> dict[str, Path]:
     return {".".join(p.relative_to(source).with_suffix("").parts).removesuffix(".__init__"): p for p in files}
 
 
+@cache
+def homes(room: str) -> dict[str, str]:
+    """Return the module of each name that a room imports when it is first used."""
+    table = getattr(import_module(room), "HOMES", {}) if room.startswith("mithril.") else {}
+    modules = {name: home.partition(":")[0] for home, names in table.items() for name in names}
+    return {name: f"{room}.{m}{name if not m or m.endswith('.') else ''}" for name, m in modules.items()}
+
+
+def home_of(module: str, name: str) -> str | None:
+    """Return the file that holds what is imported through the door of a room."""
+    return homes(module).get(name) if module.count(".") == 1 else None
+
+
 def imports(path: Path, project: dict[str, Path]) -> Iterator[str]:
     """Yield each module that a file names: at its top, in functions, and for type checkers only."""
     for node in ast.walk(ast.parse(path.read_text())):
@@ -52,8 +69,10 @@ def imports(path: Path, project: dict[str, Path]) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
+            through = [home for alias in node.names if (home := home_of(node.module or "", alias.name))]
             yield from (name for name in names if name in project)
-            if any(name not in project for name in names):
+            yield from through
+            if any(name not in project for name in names) and not through:
                 yield node.module or ""
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "import_module":
             if node.args and isinstance(node.args[0], ast.Constant):
@@ -181,6 +200,78 @@ def test_plugins_import_the_core_and_declared_distributions(path):
             assert not root.startswith("mithril_") or root in allowed, f"{file} imports {module}"
             if root == "mithril":
                 assert not any(part.startswith("_") for part in module.split(".")), f"{file}: private {module}"
+
+
+def foreign_names(path: Path, own: str) -> Iterator[tuple[str, str]]:
+    """Yield module and name of what a file imports from rooms of the core other than its own."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mithril."):
+            if (node.module or "").split(".")[1] != own:
+                yield from ((node.module or "", alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((a.name, "") for a in node.names if a.name.startswith("mithril.") and a.name.count(".") > 1)
+
+
+def is_exported(module: str, name: str) -> bool:
+    exported = {*import_module(module).__all__, *(dir(mithril.ops) if module == "mithril.ops" else ())}
+    return module.count(".") == 1 and name in exported
+
+
+@pytest.mark.parametrize("name", ["", *sorted(room for room in FLOOR if room), *sorted(PLUGINS)])
+def test_rooms_are_entered_by_their_doors(name):
+    """Other rooms and plugins import ``mithril.<room>`` only, and names of its ``__all__``."""
+    if name in PLUGINS:
+        files = sorted((PROJECT / "plugins" / name / "src").rglob("*.py"))
+    else:
+        files = [path for module, path in CORE_MODULES.items() if room(module) == name]
+    for path in files:
+        own = name if path.is_relative_to(CORE) else ""
+        for module, imported in foreign_names(path, own):
+            if (module, path.name) == ("mithril.base.lazy_exports", "__init__.py"):
+                continue  # it makes the doors
+            assert is_exported(module, imported), f"{path}: from {module} import {imported}"
+
+
+@pytest.mark.parametrize("name", sorted(room for room in FLOOR if room))
+def test_no_file_bears_the_name_of_an_export(name):
+    """Importing ``mithril.ir.verify`` would put a module where users of the room expect the function."""
+    door = import_module(f"mithril.{name}")
+    files = {path.stem for path in (CORE / name).glob("*.py")} | {p.name for p in (CORE / name).iterdir() if p.is_dir()}
+    assert not {n for n in files & set(door.__all__) if not isinstance(getattr(door, n), ModuleType)}
+
+
+# What a lower floor needs of a higher one, or one file of another that imports it: the module that fills it.
+SLOTS = {
+    "mithril": {"registry.core_plugin", "registry.face_names", "registry.sources"},
+    "mithril.ir.apply": {"Op._apply", "Op._evaluate"},
+    "mithril.ir.axes_of_bodies": {"Op._body_axes"},
+    "mithril.ir.builder": {"Op._trace"},
+    "mithril.ir.editor": {"Graph._editor"},
+    "mithril.ir.text": {"Graph._printer"},
+    "mithril.models.language.apply_op": {"Connection._apply", "Connection._index"},
+    "mithril.models.language.model_summary": {"Model._summarize"},
+    "mithril.models.language.trace": {"Model._run"},
+    "mithril.ops.python_indexing": {"registry.indexing"},
+}
+
+
+def filled_slots(path: Path) -> set[str]:
+    """Return the attributes of imported classes and modules that a file assigns when it is imported."""
+    body = ast.parse(path.read_text()).body
+    imported = {
+        a.asname or a.name for node in body if isinstance(node, (ast.Import, ast.ImportFrom)) for a in node.names
+    }
+    targets = [t for node in body if isinstance(node, ast.Assign) for t in node.targets]
+    attributes = [t.value if isinstance(t, ast.Subscript) else t for t in targets]
+    return {ast.unparse(a) for a in attributes if isinstance(a, ast.Attribute) and ast.unparse(a.value) in imported}
+
+
+def test_slots_are_those_of_the_architecture_page_and_no_others():
+    found = {module: slots for module, path in CORE_MODULES.items() if (slots := filled_slots(path))}
+    assert found == SLOTS
+    page = (PROJECT / "docs" / "architecture.md").read_text()
+    named = {slot for slots in SLOTS.values() for slot in slots}
+    assert not {slot for slot in named if f"{slot}`" not in page}
 
 
 def test_core_imports_no_plugin():

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mithril import ops
 from mithril.base.dims import Dim
 from mithril.base.errors import DTypeError, ShapeError
 from mithril.base.registry import operation
 from mithril.ir import Builder, parse, same, verify
-from mithril.ops import shape as ops
 
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 

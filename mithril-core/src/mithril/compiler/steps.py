@@ -27,6 +27,7 @@ from mithril.base import (
     bind,
     is_static,
 )
+from mithril.compiler.backend_choice import backend_names, make_backend
 from mithril.compiler.deadline import Deadline
 from mithril.compiler.frontend import TraceRequest, source_of
 from mithril.compiler.input_types import input_specs, known_types, probe_types
@@ -80,7 +81,7 @@ def compile(model: Any, backend: Backend | type[Backend] | str, **options: Any) 
     settings = resolve_options(options)
     made = make_backend(backend, settings)
     decisions = Decisions(strict=settings["strict"])
-    own, foreign = fitted(options, _names(made, settings))
+    own, foreign = fitted(options, backend_names(made, settings))
     if foreign:
         settings = resolve_options(own)
         for keyword, readers in foreign.items():
@@ -103,33 +104,6 @@ def compile(model: Any, backend: Backend | type[Backend] | str, **options: Any) 
     observers.end(compiled, None)
     plugins.compile_end(context, compiled, None)
     return compiled
-
-
-def _names(backend: Backend, settings: Settings) -> set[str]:
-    """Return the names of a backend and of those in ``backend_map``, with the names of their base classes."""
-    guests = [plugins.backend_class(g) if isinstance(g, str) else g for g in settings.peek()["backend_map"].values()]
-    return {name for one in (backend, *guests) for name in one.names()}
-
-
-def make_backend(backend: Backend | type[Backend] | str, settings: Settings) -> Backend:
-    """The backend instance that was meant."""
-    if isinstance(backend, str):
-        backend = plugins.backend_class(backend)
-    if isinstance(backend, type) and issubclass(backend, Backend):
-        precision = settings["precision"]
-        return backend(precision=precision) if precision else backend()
-    if isinstance(backend, Backend):
-        precision = settings["precision"]
-        if precision and backend.precision not in (None, precision):
-            raise OptionError(
-                f"precision='{precision}' contradicts the backend's own precision '{backend.precision}'",
-                hint="give it in one place",
-            )
-        return backend.with_precision(precision) if precision and backend.precision is None else backend
-    raise BackendError(
-        f"{backend!r} is no backend",
-        facts=["accepted: a backend instance such as ml.NumpyBackend(), its class, or its name"],
-    )
 
 
 class _Optimized(NamedTuple):

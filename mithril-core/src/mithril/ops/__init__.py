@@ -22,6 +22,7 @@ from mithril.ops import (  # noqa: F401
     norms,
     pool,
     products,
+    python_indexing,
     quantization,
     random,
     reduction,
@@ -32,10 +33,10 @@ from mithril.ops import (  # noqa: F401
 from mithril.ops.control_flow import BOUNDED, PLACES, cond, if_op, scan, scan_op, while_loop, while_op
 from mithril.ops.elementwise import CENTRAL, TAIL
 from mithril.ops.nn import ACTIVATIONS
+from mithril.ops.python_indexing import getitem
 from mithril.ops.random import keys_of_rows, threefry
 from mithril.ops.row_independence import first_mixed
 from mithril.ops.shape import size_value, spread
-from mithril.ops.slicing import getitem
 
 __all__ = [
     "ACTIVATIONS",

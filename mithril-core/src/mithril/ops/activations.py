@@ -21,7 +21,8 @@ from mithril.ops.elementwise import (
     where,
 )
 from mithril.ops.reduction import max as max_, sum as sum_
-from mithril.ops.shape import reshape, split
+from mithril.ops.shape import reshape
+from mithril.ops.slicing import split
 from mithril.ops.upcast import down, up
 
 ANY = (sample((3, 4)), sample(Arr((2, 5), low=-12.0, high=12.0), label="wide"))

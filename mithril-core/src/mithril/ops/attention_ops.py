@@ -11,7 +11,8 @@ from mithril.ops.activations import softmax
 from mithril.ops.elementwise import greater_equal, neg, where
 from mithril.ops.products import matmul
 from mithril.ops.reduction import sum
-from mithril.ops.shape import concat, iota, reshape, split, stack, transpose
+from mithril.ops.shape import concat, iota, reshape, stack, transpose
+from mithril.ops.slicing import split
 from mithril.ops.upcast import down, kind, up
 
 INF = float("inf")

@@ -1,7 +1,4 @@
-"""Shapes: reshape, transpose, broadcast, join, reverse, and arrays made from a shape alone.
-
-What takes parts of an array (slice, pad, split, roll, indexing) is in ``slicing.py`` and is offered here as well.
-"""
+"""Shapes: reshape, transpose, broadcast, join, reverse, and arrays made from a shape alone."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ from mithril.ir import (
     sample,
 )
 from mithril.ops.layout_axes import reshape_axes
-from mithril.ops.slicing import END, getitem, narrow, pad, roll, select, slice, split
+from mithril.ops.slicing import narrow
 
 
 def _text(shape: Sequence[Any]) -> str:
@@ -483,25 +480,17 @@ def size_of(x, *, axis: Axis):
 
 
 __all__ = [
-    "END",
     "broadcast_to",
     "concat",
     "eye",
     "flip",
     "full",
-    "getitem",
     "iota",
-    "narrow",
-    "pad",
     "repeat",
     "reshape",
-    "roll",
-    "select",
     "shape_of",
     "size_of",
     "size_value",
-    "slice",
-    "split",
     "squeeze",
     "stack",
     "tile",

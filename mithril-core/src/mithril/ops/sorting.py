@@ -10,7 +10,7 @@ import numpy as np
 from mithril.base import ShapeError, Size, TensorType, at_most, dtype as as_dtype, int32, product
 from mithril.ir import Axis, always, composite, exactly, ints, like, op, same_shape, sample
 from mithril.ops.indexing import take_along_axis
-from mithril.ops.shape import narrow
+from mithril.ops.slicing import narrow
 
 
 def _order(x: np.ndarray[Any, Any], axis: int, descending: bool) -> np.ndarray[Any, Any]:

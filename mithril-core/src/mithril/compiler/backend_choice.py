@@ -1,0 +1,35 @@
+"""The backend that a user means: an instance, a class or a name."""
+
+from __future__ import annotations
+
+from mithril import plugins
+from mithril.backend import Backend
+from mithril.base import BackendError, OptionError
+from mithril.plugins import Settings
+
+
+def backend_names(backend: Backend, settings: Settings) -> set[str]:
+    """Return the names of a backend and of those in ``backend_map``, with the names of their base classes."""
+    guests = [plugins.backend_class(g) if isinstance(g, str) else g for g in settings.peek()["backend_map"].values()]
+    return {name for one in (backend, *guests) for name in one.names()}
+
+
+def make_backend(backend: Backend | type[Backend] | str, settings: Settings) -> Backend:
+    """The backend instance that was meant."""
+    if isinstance(backend, str):
+        backend = plugins.backend_class(backend)
+    if isinstance(backend, type) and issubclass(backend, Backend):
+        precision = settings["precision"]
+        return backend(precision=precision) if precision else backend()
+    if isinstance(backend, Backend):
+        precision = settings["precision"]
+        if precision and backend.precision not in (None, precision):
+            raise OptionError(
+                f"precision='{precision}' contradicts the backend's own precision '{backend.precision}'",
+                hint="give it in one place",
+            )
+        return backend.with_precision(precision) if precision and backend.precision is None else backend
+    raise BackendError(
+        f"{backend!r} is no backend",
+        facts=["accepted: a backend instance such as ml.NumpyBackend(), its class, or its name"],
+    )
