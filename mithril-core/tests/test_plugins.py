@@ -134,6 +134,13 @@ def test_formats_by_name_or_suffix(plugins):
     assert error.value.hint == "pip install mithril-ggml"
 
 
+@pytest.mark.parametrize("name", ["mobile", "tpu_v5e", "a100"])
+def test_targets_that_are_not_installed_name_their_distribution(plugins, name):
+    with pytest.raises(PluginError, match=f"the hardware target '{name}' is not installed") as error:
+        plugins.target(name)
+    assert error.value.hint == "pip install mithril-targets"
+
+
 def test_ops_are_imported_when_first_mentioned(plugins, site):
     (site.folder / "ops_of_one.py").write_text("")
     plugins.register(answering(ops=lambda: [OpsSpec("ops_of_one", ("bessel", "airy"))]), "one")
