@@ -41,13 +41,13 @@ def is_table(node, names):
 
 def checked(tree):
     """Return the nodes below arguments of calls that check names, and below ``__all__``."""
-    inside = set()
+    accepted = set()
     for node in ast.walk(tree):
         is_call = isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1].split("[")[0] in CHECKED
         is_export = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
         if is_call or is_export:
-            inside.update(map(id, ast.walk(node)))
-    return inside
+            accepted.update(map(id, ast.walk(node)))
+    return accepted
 
 
 def compares_a_name(node):

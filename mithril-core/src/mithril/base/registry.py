@@ -54,7 +54,7 @@ def named(op: Any, declared: Collection[str] = ()) -> str:
     """Return the name of an operation given by itself or by name; a name that no operation has is an error.
 
     A name with a dot is another distribution's, ``"acme.lookup"``: where nothing of ``acme`` is known, it may be absent
-    here, and the name stands for itself. ``declared`` are names of operations that are not imported yet.
+    here, and the name is accepted unchanged. ``declared`` are names of operations that are not imported yet.
     """
     if not isinstance(op, str):
         return str(op.name)

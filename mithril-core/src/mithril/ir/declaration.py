@@ -116,7 +116,7 @@ class Declaration:
         return tuple(slots), rest
 
     def all_operands(self, operands: Sequence[Any]) -> list[Any]:
-        """Operands with None for the optional ones that are absent."""
+        """Return the operands, with None for the optional ones that are absent."""
         if self.variadic:
             return list(operands)
         missing = [n for n in self.operands[len(operands) :] if n not in self.optional]

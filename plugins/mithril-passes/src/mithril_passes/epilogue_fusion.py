@@ -7,7 +7,7 @@ from typing import Any
 from mithril.ops import ACTIVATIONS, linear
 from mithril.rewrite import RuleSet, rule
 
-# Those that kernels of products apply while they write the result.
+# Activations that kernels of products apply while they write the result.
 EPILOGUES = ("relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
 
 
