@@ -27,7 +27,7 @@ from mithril.ir import (
 )
 from mithril.ops.basic import cast
 from mithril.ops.elementwise import div, equal, exp, log, where
-from mithril.ops.shape import broadcast_to, reshape, size_value
+from mithril.ops.shape import broadcast_to, concat, flip, full, iota, reshape, size_value, transpose
 
 Array = np.ndarray[Any, Any]
 REDUCTIONS = (
@@ -260,12 +260,41 @@ def cumprod(x, *, axis: Axis = -1, reverse: bool = False, exclusive: bool = Fals
 
 @cumprod.vjp
 def _(g, y, x, *, axis, reverse, exclusive):
-    """Exact with zeros: result j is the product over the elements before it, so dy_j/dx_i leaves x_i out.
+    """Divide by nothing, so that zeros are exact.
 
-    The products are taken in a square of positions (i, j) in which x_i is replaced by one.
+    The gradient at i is the product of the elements before i times s_i = g_i + x_(i+1) s_(i+1).
     """
-    from mithril.ops.shape import iota, transpose
+    if not isinstance(x.shape[axis], int):
+        return (_cumprod_vjp_of_open_size(g, x, axis, reverse, exclusive),)
+    if x.shape[axis] == 0:
+        return (x,)
+    if reverse:
+        x, g = flip(x, axis=(axis,)), flip(g, axis=(axis,))
+    zero = full(shape=_part(x, axis, 0, 1).shape, value=0.0, dtype=x.dtype)
+    factors = concat(_part(x, axis, 1, None), zero, axis=axis)
+    terms = concat(_part(g, axis, 1, None), zero, axis=axis) if exclusive else g
+    slope = cumprod(x, axis=axis, exclusive=True) * _linear_recurrence(factors, terms, axis)
+    return (flip(slope, axis=(axis,)) if reverse else slope,)
 
+
+def _part(x: Any, axis: int, start: int | None, stop: int | None) -> Any:
+    return x[(slice(None),) * axis + (slice(start, stop),)]
+
+
+def _linear_recurrence(factors: Any, terms: Any, axis: int) -> Any:
+    """Return s with s_i = terms_i + factors_i s_(i+1), in as many steps as the size has binary digits."""
+    n, step = terms.shape[axis], 1
+    while step < n:
+        near, far = _part(factors, axis, 0, n - step), _part(factors, axis, step, None)
+        carried = _part(terms, axis, 0, n - step) + near * _part(terms, axis, step, None)
+        terms = concat(carried, _part(terms, axis, n - step, None), axis=axis)
+        factors = concat(near * far, _part(factors, axis, n - step, None), axis=axis)
+        step *= 2
+    return terms
+
+
+def _cumprod_vjp_of_open_size(g: Any, x: Any, axis: int, reverse: bool, exclusive: bool) -> Any:
+    """Take products in a square of positions (i, j) in which x_i is replaced by one: dy_j/dx_i leaves x_i out."""
     rank, n = len(x.shape), x.shape[axis]
     perm = (*(k for k in range(rank) if k != axis), axis)
     inverse = tuple(perm.index(k) for k in range(rank))
@@ -276,7 +305,7 @@ def _(g, y, x, *, axis, reverse, exclusive):
     without = cumprod(where(equal(i, j), 1.0, spread), axis=-1, reverse=reverse, exclusive=exclusive)
     before = (j > i if exclusive else j >= i) if not reverse else (j < i if exclusive else j <= i)
     terms = where(before, without * reshape(cotangent, shape=(*flat.shape[:-1], 1, n)), 0.0)
-    return (transpose(sum(terms, axis=-1), perm=inverse),)
+    return transpose(sum(terms, axis=-1), perm=inverse)
 
 
 # -- made of others -----------------------------------------------------------------------------------------------
