@@ -284,7 +284,7 @@ def test_products_read_int8_weights_where_they_are(tmp_path, rows):
         x, ids = b.input("x", (rows, 48)), b.input("ids", (rows,), int32)
         w, v, table = b.param("w", (48, 300)), b.param("v", (300, 64)), b.param("table", (100, 64))
         y = ops.linear(ops.matmul(ops.matmul(x, w), v) + ops.take(table, ids, axis=0), table)
-    graph = decompose(b.build({"y": y}), lambda node: fusion.lowers(node.op.name))
+    graph = decompose(b.build({"y": y}), lambda node: fusion.lowers(node))
     params = {i.name: RNG.standard_normal(i.type.shape).astype(np.float32) for i in graph.with_role("param")}
     arenas = {}
     for quantization in (None, "int8"):
@@ -445,3 +445,76 @@ def test_a_folder_may_have_a_dot_in_its_name(tmp_path):
     compiled(mlp).export(tmp_path / "net.d")
     with pytest.raises(MithrilError, match="no file format has the suffix"):
         compiled(mlp).export(tmp_path / "model.gguff")
+
+
+def endless():
+    """A loop whose condition still holds after its last round."""
+    body = Model()
+    body |= Linear(4, name="l")(input="h", output="next")
+    model = Model()
+    model |= While(
+        condition="i < n",
+        body=body,
+        initial_state={"h": "x", "i": 0, "n": "limit"},
+        loop_vars={"h": "next", "i": "i + 1", "n": "n"},
+        output_vars={"y": "h"},
+        max_trips=3,
+    )(output="y")
+    return model, {"x": [2, 4], "limit": []}
+
+
+CALLS = """
+#include "model.h"
+#include <stdio.h>
+int main(void) {
+  static model_t instance;
+  static _Alignas(64) unsigned char arena[MODEL_ARENA_BYTES];
+  static float x[8], y[8];
+  const int32_t limits[3] = {2, 9, 3};
+  model_init(&instance, arena);
+  model_set_weights(&instance, model_weights);
+  for (int k = 0; k < 3; ++k) printf("%d ", model_run(&instance, x, &limits[k], y));
+  return 0;
+}
+"""
+
+
+@needs("cc", "make")
+def test_run_returns_1_where_a_loop_is_cut_off(tmp_path):
+    model, shapes = endless()
+    made = ml.compile(model, "c", shapes=shapes, types={"limit": "int32"}, inference=True)
+    made = made.bind(made.randomize_params(seed=1))
+    mithril_cbackend.export(made, tmp_path, inputs={"limit": np.int32(9)})
+    header = (tmp_path / "model.h").read_text()
+    assert "check" not in header
+    assert "model_run returns 1 where a loop has run max_trips rounds" in header
+    check(tmp_path)  # the code that Python's run amounts to is expected
+    (tmp_path / "calls.c").write_text(CALLS)
+    sources = [tmp_path / f for f in ("calls.c", "model.c", "model_weights.c")]
+    subprocess.run(["cc", "-std=c11", "-fwrapv", *sources, "-lm", "-o", tmp_path / "calls"], check=True)
+    done = subprocess.run([tmp_path / "calls"], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "1", "0"]
+
+
+@needs("cc", "make")
+def test_full_cache_returns_1_and_keeps_its_state(tmp_path):
+    made = compiled(cached)
+    mithril_cbackend.export(made, tmp_path, inputs={"position": np.int32(5)})
+    assert "position lies behind the end of a buffer" in (tmp_path / "model.h").read_text()
+    test = (tmp_path / "model_test.c").read_text()
+    assert test.count("!= 1) return EXIT_FAILURE") == 3
+    check(tmp_path)
+
+
+def test_files_replace_links(tmp_path):
+    """A file that a link in the folder names is left alone, and a reader never sees half a file."""
+    foreign, folder = tmp_path / "foreign.c", tmp_path / "out"
+    foreign.write_text("int main(void);")
+    folder.mkdir()
+    for name in ("model.c", "model.weights"):
+        (folder / name).symlink_to(foreign)
+    mithril_cbackend.export(compiled(mlp), folder)
+    assert foreign.read_text() == "int main(void);"
+    assert not (folder / "model.c").is_symlink()
+    assert not (folder / "model.weights").is_symlink()
+    assert not list(folder.glob(".*"))

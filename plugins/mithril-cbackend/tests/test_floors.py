@@ -15,6 +15,7 @@ FLOORS = (
     {"lowering.pool"},
     {"lowering.matmul"},
     {"lowering.attention", "lowering.conv"},
+    {"lowering.families"},
     {"graph"},
     {"program"},
     {"schedule"},

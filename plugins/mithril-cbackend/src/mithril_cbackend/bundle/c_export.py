@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import mithril as ml
-from mithril.base import InputError, UnsupportedError
+from mithril.base import InputError, UnsupportedError, files
 from mithril.runtime import CompiledModel
 from mithril_cbackend import toolchains
 from mithril_cbackend.bundle import export_files
@@ -124,7 +124,7 @@ def export_program(
 def write(made: Contents, folder: Path, embedded: bool) -> None:
     """All files; the C array of weights only if they are to be embedded."""
     name = made.name
-    files = {
+    texts = {
         f"{name}.h": export_files.header(made, embedded),
         f"{name}.c": export_files.source(made),
         f"{name}_test.c": export_files.test(made, embedded),
@@ -132,10 +132,10 @@ def write(made: Contents, folder: Path, embedded: bool) -> None:
         "CMakeLists.txt": cmake(name, made.purpose, embedded),
     }
     if embedded:
-        files[f"{name}_weights.c"] = export_files.weights(made)
-    for file, text in files.items():
-        (folder / file).write_text(text, encoding="utf-8")
-    (folder / f"{name}.weights").write_bytes(made.weights)
+        texts[f"{name}_weights.c"] = export_files.weights(made)
+    for file, text in texts.items():
+        files.write(folder / file, text)
+    files.write(folder / f"{name}.weights", made.weights)
 
 
 def program_of(compiled: CompiledModel) -> Executable:

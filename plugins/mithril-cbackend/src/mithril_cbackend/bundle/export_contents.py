@@ -13,6 +13,8 @@ from mithril_cbackend.c_names import unique
 from mithril_cbackend.graph.call_layout import packed
 from mithril_cbackend.program.executable import Executable
 
+BOUND = "bound/"  # beginning of the names of checks whose result is 1 where a loop or a buffer ended too early
+CUT_OFF = 1  # returned by a run that such a check fails
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 
@@ -47,6 +49,8 @@ class Contents:
             end += 2 * size
         self.arena_bytes = max(end, ALIGNMENT)
         self.runs = 3 if self.moving else 1  # the later ones show what is passed on
+        self.flags = [r.name for r in self.graph.results_of("check") if r.of.startswith(BOUND)]
+        self.codes: list[int] = []  # of the test's runs
         self.results = self._run({**self.params, **first})
         taken = set[str]()
         self.c_names = {n: unique(n, taken) for n in self.inputs}
@@ -57,8 +61,10 @@ class Contents:
         made: dict[str, Any] = {}
         for _ in range(self.runs):
             made = self.executable(carried, {**self.inputs, **carried})
-            carried = {**carried, **{n: np.array(made[result]) for n, result in self.moving.items()}}
-        passed = set(self.moving.values())
+            self.codes.append(CUT_OFF if any(np.any(made[n]) for n in self.flags) else 0)
+            if self.codes[-1] == 0:
+                carried = {**carried, **{n: np.array(made[result]) for n, result in self.moving.items()}}
+        passed = {*self.moving.values(), *self.flags}
         return {n: np.array(x) for n, x in made.items() if n not in passed}
 
 

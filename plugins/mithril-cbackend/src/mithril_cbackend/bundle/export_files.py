@@ -10,7 +10,7 @@ import numpy as np
 
 from mithril import __version__
 from mithril.base import c_quoted, c_visible, dtype as as_dtype
-from mithril_cbackend.bundle.export_contents import Contents
+from mithril_cbackend.bundle.export_contents import CUT_OFF, Contents
 from mithril_cbackend.graph.call_layout import ARENA
 from mithril_cbackend.program.c_printer import TYPES, body_text, prelude, slot_names
 
@@ -29,7 +29,9 @@ def header(made: Contents, embedded: bool) -> str:
         f"   {name}_set_weights(&instance, {f'{name}_weights' if embedded else 'bytes'});",
         f"   {name}_run(&instance, {', '.join([*made.c_names.values(), *made.outputs.values()])});",
         "",
-        "   Functions that return int return 0, or -1 where something is missing: then nothing was done. */",
+        "   Functions that return int return 0, or -1 where something is missing: then nothing was done.",
+        *cut_off(made),
+        "*/",
         f"#ifndef {up}_H",
         f"#define {up}_H",
         "",
@@ -148,8 +150,27 @@ def source(made: Contents) -> str:
     if made.moving:
         parts += moving(made, names)
     after = [turn(made, n, names) for n in made.moving]
+    if made.flags:
+        declared = f"  int32_t flags[{len(made.flags)}] = {{0}};"
+        slots = [
+            f"  self->table[{names[results[n]]}] = (int64_t)(intptr_t)&flags[{k}]; /* {c_visible(n)} */"
+            for k, n in enumerate(made.flags)
+        ]
+        raised = " || ".join(f"flags[{k}] != 0" for k in range(len(made.flags)))
+        calls, after = [declared, *calls, *slots], [f"  if ({raised}) return {CUT_OFF};", *after]
     calls = ["  if (self == NULL) return -1;", *calls, READY, "  run(self->table);", *after, "  return 0;"]
     return "\n".join([*parts, *ready(made, names), *function(f"int {name}_run({arguments(made)})", calls)])
+
+
+def cut_off(made: Contents) -> list[str]:
+    """Return the lines of the header on the code of a run that ended too early."""
+    if not made.flags:
+        return []
+    return [
+        f"   {made.name}_run returns {CUT_OFF} where a loop has run max_trips rounds and its condition still holds,",
+        "   or where a position lies behind the end of a buffer, such as a cache of keys and values. The results are",
+        "   invalid then, and state stays as it was before the call.",
+    ]
 
 
 READY = "  if (!ready(self->table)) return -1;"
@@ -256,14 +277,14 @@ def test(made: Contents, embedded: bool) -> str:
     stored = f"{name}_weights" if embedded else "weights"
     given = [f"(const void *){c}_given" for c in made.c_names.values()]
     to = [f"{c}_result" for c in made.outputs.values()]
-    call = f"if ({name}_run(&instance, {', '.join([*given, *to])}) != 0) return EXIT_FAILURE;"
+    call = f"{name}_run(&instance, {', '.join([*given, *to])})"
     parts += ["int main(void) {", "  double worst = 0.0;"]
     if not embedded:
         parts += ["  if (!read_weights()) return EXIT_FAILURE;"]
     parts += [
         f"  if ({name}_init(&instance, arena) != 0) return EXIT_FAILURE;",
         f"  if ({name}_set_weights(&instance, {stored}) != 0) return EXIT_FAILURE;",
-        *[f"  {call}"] * made.runs,
+        *[f"  if ({call} != {code}) return EXIT_FAILURE;" for code in made.codes],
     ]
     for n, x in checked.items():
         c, compare = made.outputs[n], f"compare_{as_dtype(x.dtype).name}"

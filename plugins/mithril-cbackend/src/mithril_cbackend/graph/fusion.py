@@ -12,69 +12,37 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import TensorType, dtype as as_dtype, int32
+from mithril import ops
+from mithril.base import TensorType, dtype as as_dtype
 from mithril.ir import Graph, Node, Value, is_expensive
 from mithril_cbackend.graph.foreign import is_primitive, plugin_lowering, plugin_template
 from mithril_cbackend.lowering.attention import attention, attention_match
 from mithril_cbackend.lowering.attention.attention_match import Attention
-from mithril_cbackend.lowering.conv import direct_convolution
-from mithril_cbackend.lowering.element import elementwise, scatter, vectorization
-from mithril_cbackend.lowering.element.element_reader import RULES, operand, shape_of
-from mithril_cbackend.lowering.element.kernel import Kernel, Template
+from mithril_cbackend.lowering.element import elementwise, vectorization
+from mithril_cbackend.lowering.element.element_reader import RULES, is_uniform, operand, shape_of
+from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.lowering.element.views import view
+from mithril_cbackend.lowering.families import LOWERINGS
 from mithril_cbackend.lowering.matmul import matmul, matmul_form
-from mithril_cbackend.lowering.pool import pooling, row_pooling
-from mithril_cbackend.lowering.rows import cumulative, fused_rows, reductions
-
-CONTROL = frozenset({"if", "while", "scan"})
-VIEWS = frozenset({"reshape", "barrier"})
-FREE = frozenset({"constant", "full"})
-TEMPLATES: dict[str, Template] = {
-    **dict.fromkeys(reductions.FOLDS, reductions.reduction),
-    "argmax": reductions.positions,
-    "argmin": reductions.positions,
-    "cumsum": cumulative.cumulative,
-    "cumprod": cumulative.cumulative,
-    "sort": cumulative.sorting,
-    "argsort": cumulative.sorting,
-    "scatter_nd": scatter.scatter,
-    "scatter_nd_add": scatter.scatter,
-    "max_pool": pooling.max_pool,
-    "max_pool_positions": pooling.max_pool_positions,
-    "avg_pool": pooling.average_pool,
-    "avg_pool_grad": pooling.average_pool_grad,
-    "matmul": matmul.matmul,
-    "dot": matmul.matmul,
-    "conv": direct_convolution.convolution,
-    "conv_input_grad": direct_convolution.convolution,
-    "conv_weight_grad": direct_convolution.weight_gradient,
-}
-PREPARES = {
-    "matmul": matmul.prepared,
-    "conv": direct_convolution.prepared,
-}  # templates that want a known operand otherwise
-PRODUCTS = frozenset({"matmul", "dot"})
-LEADING = frozenset(
-    {*PRODUCTS, *reductions.FOLDS, "conv", "conv_input_grad"}
-)  # templates that go on with element-wise operations
-READ_THROUGH = frozenset({*reductions.FOLDS, "cumsum", "cumprod"})  # templates that read each element once
+from mithril_cbackend.lowering.rows import fused_rows, reductions
 
 
-def lowers(name: str) -> bool:
-    return name in TEMPLATES or name in RULES or name in CONTROL
+def lowers(node: Node) -> bool:
+    """Whether a kernel computes a node, or the driver its regions."""
+    return bool(node.regions) or node.op.name in LOWERINGS or node.op.name in RULES
 
 
 def is_lowered(node: Node) -> bool:
     """Whether a kernel of this backend or of a plugin computes a node."""
-    return plugin_lowering(node) is not None or lowers(node.op.name)
+    return plugin_lowering(node) is not None or lowers(node)
 
 
 def runs_on_host(node: Node) -> bool:
     """Whether a node is a call back into Python: a plugin's kernel on arrays, or the reference."""
     if plugin_lowering(node) is not None:
         return plugin_template(node) is None
-    return not lowers(node.op.name) and is_primitive(node)
+    return not lowers(node) and is_primitive(node)
 
 
 @dataclass(eq=False)
@@ -125,7 +93,7 @@ class Grouping:
 
     def _find_attentions(self) -> None:
         for node in self.graph.nodes:
-            found = attention_match.attention_of(self.graph.producers, node) if node.op.name == "matmul" else None
+            found = attention_match.attention_of(self.graph.producers, node) if node.op is ops.matmul else None
             chain = None if found is None else attention_match.following(self.graph, found)
             if found is not None and any(plugin_lowering(n) for n in (*found.inner, node)):
                 continue
@@ -173,16 +141,16 @@ class Grouping:
             self._attend(*self.attentions[node])
         elif node in self.attended:
             return
-        elif name in CONTROL:
+        elif node.regions:
             for v in node.operands:
                 self._read(v, None)
             self.steps.append(Step(node))
-        elif name == "barrier" or (name == "reshape" and not self._reads_through(node)):
+        elif node.op is ops.barrier or (node.op is ops.reshape and not self._reads_through(node)):
             for source, result in zip(node.operands, node.results, strict=True):
                 assert source is not None
                 self.views[result] = source
                 self._read(source, None)
-        elif name in FREE:
+        elif is_uniform(node):
             for reader in readers[0]:
                 if reader is None:
                     self._alone(node)
@@ -199,14 +167,14 @@ class Grouping:
                 self._read(v, kernel)
         elif (kernel := self._leads(node, readers[0])) is not None:
             kernel.nodes.insert(0, node)
-            kernel.anchor, kernel.template = node, TEMPLATES[name]
+            kernel.anchor, kernel.template = node, LOWERINGS[name].template
             self._lead(kernel)
         else:
             self._alone(node)
 
     def _leads(self, node: Node, readers: list[Kernel | None]) -> Kernel | None:
         """The element-wise kernel that can be run on the node's results as they are made."""
-        if not self.machine.fuse or node.op.name not in LEADING or len(readers) != 1 or readers[0] is None:
+        if not self.machine.fuse or not is_producer(node) or len(readers) != 1 or readers[0] is None:
             return None
         kernel, made = readers[0], node.result
         if kernel.template is not elementwise.elementwise or shape_of(kernel.outputs[0]) != shape_of(made):
@@ -214,19 +182,14 @@ class Grouping:
         depends = {made}
         for other in kernel.nodes:
             if any(v in depends for v in other.operands):
-                if other.op.name not in vectorization.PLAIN or shape_of(other.result) != shape_of(made):
+                if not vectorization.is_plain(other) or shape_of(other.result) != shape_of(made):
                     return None
                 depends.add(other.result)
         return kernel
 
     def _of_rows(self, node: Node, readers: list[Kernel | None]) -> Kernel | None:
         """The kernel of rows that computes what a row has one of: a fold of the row, or what follows from folds."""
-        if (
-            not self.machine.fuse
-            or len(readers) != 1
-            or readers[0] is None
-            or node.op.name not in fused_rows.FOLDS | vectorization.PLAIN
-        ):
+        if not self.machine.fuse or len(readers) != 1 or readers[0] is None or not fused_rows.is_of_rows(node):
             return None
         kernel, made = readers[0], node.result
         shape = shape_of(kernel.outputs[0])
@@ -242,7 +205,7 @@ class Grouping:
             or any(shape_of(v) != shape for v in kernel.outputs)
         ):
             return None
-        if node.op.name in fused_rows.FOLDS:
+        if node.op in reductions.FOLDS:
             source = node.operands[0]
             assert source is not None
             if shape_of(source) != shape or node.attributes["axis"] != (len(shape) - 1,):
@@ -251,7 +214,7 @@ class Grouping:
         for other in kernel.nodes:
             if any(v in depends for v in other.operands):
                 fits = shape_of(other.result) in (shape, shape_of(made))
-                if not fits or other.op.name not in fused_rows.FOLDS | vectorization.PLAIN:
+                if not fits or not fused_rows.is_of_rows(other):
                     return None
                 depends.add(other.result)
         return kernel
@@ -261,7 +224,7 @@ class Grouping:
         source = node.operands[0]
         assert source is not None
         made = self.graph.producers.get(source)
-        if made is None or made.op.name not in RULES or made.op.name in (*VIEWS, *FREE):
+        if made is None or made.op.name not in RULES or made.op in (ops.reshape, ops.barrier) or is_uniform(made):
             return False
         return affine_reshape(shape_of(node.result), shape_of(source)) and (
             self._joins(node, self.readers.get(node.result, [])) is not None
@@ -275,12 +238,13 @@ class Grouping:
         anchor = kernel.anchor
         if kernel.template is attention.attention:
             return self._joins_attention(node, kernel)
-        if anchor.op.name in TEMPLATES:
-            if anchor.op.name in PRODUCTS and read_by_products(node) and feeds_only(kernel, node):
+        lowering = LOWERINGS.get(anchor.op.name)
+        if lowering is not None:
+            if kernel.template is matmul.matmul and read_by_products(node) and feeds_only(kernel, node):
                 return kernel
-            if anchor.op.name not in READ_THROUGH or (len(kernel.nodes) > 1 and kernel.outputs != [anchor.result]):
+            if not lowering.reads_once or (len(kernel.nodes) > 1 and kernel.outputs != [anchor.result]):
                 return None
-        source = anchor.operands[0] if anchor.op.name in TEMPLATES else anchor.result
+        source = anchor.operands[0] if lowering is not None else anchor.result
         assert source is not None
         if size(source) > size(node.result):  # elements would be computed several times
             if is_expensive(node) or self.expanded.get(kernel, 0) >= 6:
@@ -291,7 +255,7 @@ class Grouping:
     def _attend(self, found: Attention, chain: tuple[Node, ...]) -> None:
         """One kernel for an attention, and for the conditions in it that are made of places only."""
         producers = self.graph.producers
-        places = attention_match.of_places(producers, [operand(n) for n in found.between if n.op.name == "where"])
+        places = attention_match.of_places(producers, [operand(n) for n in found.between if n.op is ops.where])
         nodes = [*found.inner, found.second, *chain, *places]
         last = chain[-1] if chain else found.second
         kernel = Kernel(attention.attention, nodes, [last.result], found.second, kind=attention.attention.__name__)
@@ -308,20 +272,20 @@ class Grouping:
         assert found is not None
         roles = attention_match.roles(kernel, found, node.result)
         sources = [self.graph.producers.get(v) for v in node.operands if v is not None]
-        if node.op.name in ("transpose", "reshape") and roles in ({"matrix"}, {"query"}):
-            turned = node.op.name == "transpose" or any(m is not None and m.op.name == "transpose" for m in sources)
+        if node.op in (ops.transpose, ops.reshape) and roles in ({"matrix"}, {"query"}):
+            turned = node.op is ops.transpose or any(m is not None and m.op is ops.transpose for m in sources)
             producers = {node.result: node, **kernel.producers}
             read = (operand(found.first), operand(found.first, 1), operand(found.second, 1))
             return kernel if turned and None not in [view(producers, v) for v in read] else None
-        if any(made is not None and made.op.name in LEADING for made in sources):
+        if any(made is not None and is_producer(made) for made in sources):
             return None  # better done where those are computed
-        if node.op.name == "reshape" or not vectorization.vectorisable([node]):
+        if node.op is ops.reshape or not vectorization.vectorisable([node]):
             return None
         return kernel if roles == {"query"} or (roles == {"score"} and not is_expensive(node)) else None
 
     def _alone(self, node: Node) -> None:
-        name = node.op.name
-        template = TEMPLATES.get(name, elementwise.elementwise)
+        lowering = LOWERINGS.get(node.op.name)
+        template = elementwise.elementwise if lowering is None else lowering.template
         kernel = Kernel(template, [node], [node.result], node)
         self.steps.append(kernel)
         self._lead(kernel)
@@ -329,17 +293,25 @@ class Grouping:
     def _lead(self, kernel: Kernel) -> None:
         """What the template of a kernel's anchor wants: buffers, operands in its own order, operands as they are."""
         node = kernel.anchor
+        lowering = LOWERINGS.get(node.op.name)
         kernel.kind = kernel.template.__name__
-        if node.op.name in PREPARES and (found := known_elements(self.graph, node.operands[1])) is not None:
-            made = PREPARES[node.op.name](kernel, found, self.machine)
+        if lowering is not None and lowering.prepare is not None:
+            found = known_elements(self.graph, node.operands[1])
+            made = None if found is None else lowering.prepare(kernel, found, self.machine)
             if made is not None:
                 right = node.operands[1]
                 assert right is not None
                 kernel.prepared = {right: (Value("panels", TensorType(as_dtype(made.dtype), made.shape)), made)}
-        kernel.scratch = scratch(kernel, self.machine)
+        if lowering is not None and lowering.scratch is not None:
+            kernel.scratch = lowering.scratch(kernel, self.machine)
         for k, v in enumerate(node.operands):
             if k == 0 or v not in kernel.prepared:
                 self._read(v, kernel)
+
+
+def is_producer(node: Node) -> bool:
+    lowering = LOWERINGS.get(node.op.name)
+    return lowering is not None and lowering.is_producer
 
 
 def feeds_only(kernel: Kernel, node: Node) -> bool:
@@ -354,38 +326,22 @@ def feeds_only(kernel: Kernel, node: Node) -> bool:
 
 def read_by_products(node: Node) -> bool:
     """Whether a product reads through a node where it copies its operand."""
-    if node.op.name == "cast":
+    if node.op is ops.cast:
         source = node.operands[0]
         assert source is not None
         return matmul_form.widens(source.dtype, node.result.dtype)
-    return node.op.name == "transpose"
+    return node.op is ops.transpose
 
 
 def known_elements(graph: Graph, value: Value | None) -> np.ndarray[Any, Any] | None:
     """The elements of a value that is known now: a constant of the graph, as it is or transposed."""
     assert value is not None
     made = graph.producers.get(value)
-    if made is not None and made.op.name == "transpose":
+    if made is not None and made.op is ops.transpose:
         found = known_elements(graph, made.operands[0])
         return None if found is None else found.transpose(made.attributes["perm"])
     given = graph.input_of.get(value)
     return None if given is None or given.role != "constant" else np.asarray(given.data)
-
-
-def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
-    """Buffers that a template needs besides its result."""
-    node = kernel.anchor
-    source = node.operands[0] if node.operands else None
-    if node.op.name in ("sort", "argsort"):
-        assert source is not None
-        return [Value("scratch", TensorType(int32, (2 * shape_of(source)[node.attributes["axis"]],)))]
-    if node.op.name == "scatter_nd_add" and node.result.dtype.is_float and node.result.dtype.bits == 16:
-        return [Value("wide", TensorType(as_dtype("float32"), node.result.shape))]
-    if node.op.name in ("max_pool", "avg_pool"):
-        return row_pooling.scratch(node, machine)
-    if node.op.name.startswith("conv"):
-        return direct_convolution.scratch(kernel, machine, bool(kernel.prepared))
-    return []
 
 
 def affine_reshape(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

@@ -132,7 +132,7 @@ def product_of_narrow(node: Node, value: Value, weight: Narrow, turned: bool) ->
 
 def taken_from(node: Node, narrowed: Mapping[Value, Narrow]) -> Narrow | None:
     """The table whose rows a node takes."""
-    found = narrowed.get(operand(node)) if node.op.name == "take" else None
+    found = narrowed.get(operand(node)) if node.op is ops.take else None
     return found if found is not None and found.axis == node.attributes["axis"] == 0 else None
 
 

@@ -19,6 +19,7 @@ from mithril.ir import attributes_text
 from mithril_cbackend import tir as t
 from mithril_cbackend.c_names import identifier
 from mithril_cbackend.graph.call_layout import ARENA
+from mithril_cbackend.lowering.element.element_reader import is_uniform
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.program.program import Program
 from mithril_cbackend.tir.expr import dtype_of, kind_of, mentions, pointed
@@ -383,7 +384,7 @@ def comment(kernel: Kernel) -> str:
     """What a kernel computes, operation by operation, and the layer it was first needed by."""
     rows = []
     for node in kernel.nodes:
-        if node.op.name in ("constant", "full"):
+        if is_uniform(node):
             continue
         names = ", ".join("_" if v is None else v.name for v in node.operands)
         given = attributes_text(node.attributes, {})

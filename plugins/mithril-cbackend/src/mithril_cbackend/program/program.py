@@ -7,13 +7,14 @@ are loops and branches of the driver. Nothing is allocated when it runs.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from mithril.backend import memory_plan
-from mithril.base import TensorType, dtype as as_dtype
+from mithril.base import Registry, TensorType, dtype as as_dtype
 from mithril.ir import Graph, Node, Value, iterate
 from mithril_cbackend import tir as t
 from mithril_cbackend.graph.call_layout import ARENA, Layout
@@ -25,6 +26,7 @@ from mithril_cbackend.program.host_steps import CALLER, HostStep
 from mithril_cbackend.program.kernel_errors import blaming
 
 DRIVE = "drive"
+CONTROL: Registry[Callable[..., None]] = Registry("regions in C")
 
 
 @dataclass(frozen=True)
@@ -373,7 +375,8 @@ def host_call(
     code.call(CALLER, room.address(table), room.address(table), one, one, t.int_to_pointer(t.load(function, 0)))
 
 
-CONTROL = {"if": choose, "while": loop, "scan": scan}
+for _name, _drive in (("if", choose), ("while", loop), ("scan", scan)):
+    CONTROL(_name)(_drive)
 
 
 def write(graph: Graph, machine: Machine, strategy: Any = "greedy") -> Program:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mithril import ops
 from mithril.backend import BuildOptions
 from mithril.base import Store, fingerprint, float32, in_turns, package_stamp
 from mithril.ir import Builder, Graph, Input, Node, Value, iterate
@@ -29,7 +30,7 @@ MOST = 32  # operations that one compilation measures, the largest first
 SECONDS = 0.1  # for each
 MARGIN = 0.03  # of the time: smaller gains are noise
 DEFAULT = ""  # as the templates would choose
-PRODUCTS, CONVOLUTIONS = ("matmul", "dot"), ("conv", "conv_input_grad")
+PRODUCTS, CONVOLUTIONS = (ops.matmul, ops.dot), (ops.conv, ops.conv_input_grad)
 Compile = Callable[[Graph, Machine, Purpose], Callable[..., Mapping[str, Any]]]
 
 
@@ -45,13 +46,13 @@ class Operation:
 
     def choices(self, machine: Machine) -> list[str]:
         """The short list."""
-        if self.node.op.name in PRODUCTS:
+        if self.node.op in PRODUCTS:
             return matmul.schedules(self.node, machine)
         return direct_convolution.schedules(self.node, machine)
 
     def all_choices(self, machine: Machine) -> list[str]:
         """Every schedule there is."""
-        if self.node.op.name in CONVOLUTIONS:
+        if self.node.op in CONVOLUTIONS:
             return direct_convolution.schedules(self.node, machine, most=1 << 10)
         return crossed(self.choices(machine))
 
@@ -134,11 +135,11 @@ def operations(graph: Graph) -> dict[str, Operation]:
     """The products and convolutions of a graph and its regions by name, the largest first."""
     found: dict[str, Operation] = {}
     for node, within in iterate(graph):
-        product = matmul_form.product_of(node) if node.op.name in PRODUCTS else None
+        product = matmul_form.product_of(node) if node.op in PRODUCTS else None
         if product is not None:
             name, size = str(product), product.m * product.n * product.k * math.prod(product.batch)
-        elif node.op.name in CONVOLUTIONS and node.result.dtype is float32:
-            image = shape_of(node.result if node.op.name == "conv" else operand(node))
+        elif node.op in CONVOLUTIONS and node.result.dtype is float32:
+            image = shape_of(node.result if node.op is ops.conv else operand(node))
             name = direct_convolution.signature(node)
             size = math.prod(image[2:]) * image[0] * math.prod(shape_of(operand(node, 1)))
         else:

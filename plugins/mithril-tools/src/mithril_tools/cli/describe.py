@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from mithril import plugins
-from mithril.base import PluginError, closest
+from mithril.base import PluginError, closest, files
 from mithril_tools.cli.output import console, json_option, print_json, show
 
 
@@ -46,7 +46,5 @@ def stubs(folder: Path) -> None:
     """
     from mithril_tools.stubs import installed_stub
 
-    path = folder / "mithril" / "__init__.pyi"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(installed_stub(), encoding="utf-8")
+    path = files.write(folder / "mithril" / "__init__.pyi", installed_stub())
     click.echo(f"written: {path}")

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from mithril import __version__
+from mithril.base import files
 
 TEMPLATES = Path(__file__).parents[1] / "new_plugin"
 
@@ -130,8 +131,5 @@ def new_plugin(kind: str, name: str, into: Path) -> None:
     if folder.exists():
         raise click.ClickException(f"{folder} exists already; choose another name, or another folder with --into")
     for place, text in render(kind, words).items():
-        path = folder / place
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        click.echo(f"wrote {path}")
+        click.echo(f"wrote {files.write(folder / place, text)}")
     click.echo(f'\nnext: cd {folder} && pip install -e ".[test]" && pytest')

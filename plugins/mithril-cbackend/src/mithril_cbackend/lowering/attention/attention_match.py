@@ -8,22 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mithril import ops
 from mithril.base import float32, int32
 from mithril.ir import Graph, Node, Value
-from mithril_cbackend.lowering.element.element_reader import operand, shape_of
+from mithril_cbackend.lowering.element.element_reader import is_uniform, operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel
-from mithril_cbackend.lowering.element.vectorization import PLAIN
+from mithril_cbackend.lowering.element.vectorization import is_plain
 from mithril_cbackend.lowering.element.views import placed
 
 COMPARISONS = {  # which operand is the place of a key, and how many keys more than the other operand says are seen
-    "greater_equal": (1, 1),
-    "less_equal": (0, 1),
-    "greater": (1, 0),
-    "less": (0, 0),
+    ops.greater_equal: (1, 1),
+    ops.less_equal: (0, 1),
+    ops.greater: (1, 0),
+    ops.less: (0, 0),
 }
-OF_PLACES = frozenset(
-    {*COMPARISONS, "iota", "constant", "full", "size_value", "add", "logical_and", "reshape", "broadcast_to"}
-)
+OF_PLACES = (*COMPARISONS, ops.iota, ops.size_value, ops.add, ops.logical_and, ops.reshape, ops.broadcast_to)
 
 
 @dataclass(frozen=True)
@@ -92,9 +91,9 @@ def _product_below(producers: Mapping[Value, Node], scores: Value) -> tuple[Node
         node = producers.get(pending.pop())
         if node is None or node in chain or shape_of(node.result) != shape:
             continue
-        if node.op.name == "matmul":
+        if node.op is ops.matmul:
             products[node] = None
-        elif node.op.name in PLAIN and node.op.name not in ("constant", "full"):
+        elif is_plain(node) and not is_uniform(node):
             chain[node] = None
             pending += [v for v in node.operands if v is not None]
     if len(products) != 1 or next(iter(products)).result.dtype is not float32:
@@ -119,11 +118,11 @@ def following(graph: Graph, attention: Attention) -> tuple[Node, ...] | None:
     value, last = attention.second.result, 0
     while value not in graph.outputs and len(graph.users.get(value, ())) == 1:
         (node,) = graph.users[value]
-        if node.op.name not in ("reshape", "transpose") or placed([*chain, node], attention.second.result) is None:
+        if node.op not in (ops.reshape, ops.transpose) or placed([*chain, node], attention.second.result) is None:
             break
         chain.append(node)
         value = node.result
-        if node.op.name == "transpose":
+        if node.op is ops.transpose:
             last = len(chain)
     return tuple(chain[:last])
 
@@ -152,14 +151,14 @@ def conditions(producers: Mapping[Value, Node], attention: Attention) -> list[Va
     """Where these are false, a score is minus infinity."""
     found: list[Value] = []
     node = producers.get(attention.scores)
-    while node in attention.between and node.op.name == "where" and _is_minus_infinity(producers, operand(node, 2)):
+    while node in attention.between and node.op is ops.where and _is_minus_infinity(producers, operand(node, 2)):
         pending = [operand(node)]
         while pending:
             value = pending.pop()
             made = producers.get(value)
-            if made is not None and made.op.name == "logical_and":
+            if made is not None and made.op is ops.logical_and:
                 pending += [operand(made), operand(made, 1)]
-            elif made is not None and made.op.name in ("reshape", "broadcast_to") and _aligned(made):
+            elif made is not None and made.op in (ops.reshape, ops.broadcast_to) and _aligned(made):
                 pending.append(operand(made))
             else:
                 found.append(value)
@@ -170,14 +169,14 @@ def conditions(producers: Mapping[Value, Node], attention: Attention) -> list[Va
 def _aligned(node: Node) -> bool:
     """Whether only axes in front are new, so that places in a matrix stay what they are."""
     given, made = shape_of(operand(node)), shape_of(node.result)
-    if node.op.name == "broadcast_to":
+    if node.op is ops.broadcast_to:
         return True
     return made[len(made) - len(given) :] == given and len(made) >= len(given)
 
 
 def _is_minus_infinity(producers: Mapping[Value, Node], value: Value) -> bool:
     node = producers.get(value)
-    return node is not None and node.op.name in ("constant", "full") and node.attributes["value"] == -float("inf")
+    return node is not None and is_uniform(node) and node.attributes["value"] == -float("inf")
 
 
 def of_places(producers: Mapping[Value, Node], values: list[Value]) -> list[Node]:
@@ -186,7 +185,7 @@ def of_places(producers: Mapping[Value, Node], values: list[Value]) -> list[Node
     pending = list(values)
     while pending:
         node = producers.get(pending.pop())
-        if node is not None and node.op.name in OF_PLACES and not node.result.dtype.is_float:
+        if node is not None and (node.op in OF_PLACES or is_uniform(node)) and not node.result.dtype.is_float:
             found[node] = None
             pending += [v for v in node.operands if v is not None]
     return list(found)
@@ -200,8 +199,8 @@ def last_seen(producers: Mapping[Value, Node], attention: Attention) -> list[tup
     found = []
     for value in conditions(producers, attention):
         node = producers.get(value)
-        if node is not None and node.op.name in COMPARISONS:
-            key, more = COMPARISONS[node.op.name]
+        if node is not None and node.op in COMPARISONS:
+            key, more = COMPARISONS[node.op]
             keys, seen = operand(node, key), operand(node, 1 - key)
             count = shape_of(attention.scores)[-1]
             if _numbers_of_keys(producers, keys, count) and _grows(producers, seen):
@@ -211,7 +210,7 @@ def last_seen(producers: Mapping[Value, Node], attention: Attention) -> list[tup
 
 def _numbers_of_keys(producers: Mapping[Value, Node], value: Value, count: int) -> bool:
     node, shape = producers.get(value), shape_of(value)
-    if node is None or node.op.name != "iota":
+    if node is None or node.op is not ops.iota:
         return False
     return bool(node.attributes["axis"] == len(shape) - 1 and shape[-1] == count)
 
@@ -226,9 +225,9 @@ def _grows(producers: Mapping[Value, Node], value: Value) -> bool:
         shape, node = shape_of(value), producers.get(value)
         if all(n == 1 for n in shape[-2:]):
             continue  # one for all queries
-        if node is None or node.op.name not in ("iota", "add", "constant", "full"):
+        if node is None or not (is_uniform(node) or node.op in (ops.iota, ops.add)):
             return False
-        if node.op.name == "iota" and node.attributes["axis"] == len(shape) - 1:
+        if node.op is ops.iota and node.attributes["axis"] == len(shape) - 1:
             return False
         pending += [v for v in node.operands if v is not None]
     return True

@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from mithril import ops
 from mithril.base import float32
-from mithril.ir import Value
+from mithril.ir import Op, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.attention.attention_match import Attention, last_seen
 from mithril_cbackend.lowering.element import vector_math
@@ -275,7 +276,7 @@ class Blocks:
         starts = [reader.position(self.at["scores"] + k * row) for k in rows]
 
         def larger(best: t.Expr, at: Any, which: int) -> t.Expr:
-            return reductions.fold(code, "max", best, t.load(buffer, at), float32)
+            return reductions.fold(code, ops.max, best, t.load(buffer, at), float32)
 
         def more(total: t.Expr, at: Any, which: int) -> t.Expr:
             score = code.let(t.load(buffer, at) - largest[which], "score")
@@ -283,16 +284,16 @@ class Blocks:
             code.store(buffer, at, weight)
             return total + weight
 
-        largest = self.folded("max", starts, panels, larger)
-        sums = self.folded("sum", starts, panels, more)
+        largest = self.folded(ops.max, starts, panels, larger)
+        sums = self.folded(ops.sum, starts, panels, more)
         for k, total in zip(rows, sums, strict=True):
             factor = t.const(1.0, "float32") / total
             code.store(buffer, self.at["factors"] + k, factor)
 
-    def folded(self, op: str, starts: list[Any], panels: Any, take: Any) -> list[t.Expr]:
+    def folded(self, op: Op, starts: list[Any], panels: Any, take: Any) -> list[t.Expr]:
         """A fold along rows of scores that start here and there."""
         code, reader, columns = self.code, self.reader, self.sizes.keys_tile.columns
-        totals = [code.alloc(op, columns, "float32") for _ in starts]
+        totals = [code.alloc(op.name, columns, "float32") for _ in starts]
         for total in totals:
             with reader.loop("j", columns, t.VECTORIZED) as j:
                 code.store(total, j, reductions.start(op, float32))
@@ -304,7 +305,7 @@ class Blocks:
                         at = start + number * columns + slot
                         code.store(total, slot, take(t.load(total, slot), at, which))
         made = [reductions.gathered(self.frame, op, total, columns, float32, 0) for total in totals]
-        return [code.let(x, op) for x in made]
+        return [code.let(x, op.name) for x in made]
 
     def gather(self, lead: Index, first: Any, rows: int, panels: Any) -> None:
         """Weights times values, each row divided by its sum, stored where the result is wanted."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from mithril import ops
 from mithril.base import TensorType, float32
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
@@ -24,7 +25,7 @@ def reading(size: int) -> float:
 
 def turning(node: Node, machine: Machine) -> list[Value]:
     """Where kernels are turned."""
-    if node.op.name == "conv":
+    if node.op is ops.conv:
         return []
     given, made, *sizes = shape_of(operand(node, 1))
     size = given * math.prod(sizes) * count(made, width(made, machine)) * width(made, machine)
@@ -83,7 +84,7 @@ class Kernels:
     def __init__(self, frame: Frame, made: int, inner: int, elements: int) -> None:
         self.frame, self.made, self.channels, self.elements = frame, made, inner, elements
         self.depth = inner * elements
-        self.forward = frame.kernel.anchor.op.name == "conv"
+        self.forward = frame.kernel.anchor.op is ops.conv
         self.columns = width(made, frame.machine)
 
     @property

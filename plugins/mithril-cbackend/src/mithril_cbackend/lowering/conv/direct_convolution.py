@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from mithril import ops
 from mithril.base import TensorType, float32
 from mithril.ir import Node, Value, attributes_text
 from mithril_cbackend import tir as t
@@ -19,7 +20,7 @@ from mithril_cbackend.lowering.conv import conv_weight_grad, im2col, strided_con
 from mithril_cbackend.lowering.conv.conv_weights import turn, turning
 from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad, pad_channel, slack
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
-from mithril_cbackend.lowering.element.kernel import Kernel
+from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Machine
 from mithril_cbackend.lowering.element.vectorization import vectorisable
 from mithril_cbackend.lowering.matmul import naive_contractions
@@ -83,7 +84,7 @@ def signature(node: Node) -> str:
 
 def schedules(node: Node, machine: Machine, most: int = 3) -> list[str]:
     """What is worth measuring: the tiles of this file, and of the other plans the cheapest of each kind."""
-    if node.op.name == "conv_weight_grad" or not suits(node) or strided_conv_grad.plan_of(node, machine) is not None:
+    if node.op is ops.conv_weight_grad or not suits(node) or strided_conv_grad.plan_of(node, machine) is not None:
         return []
 
     def cheapest(plans: Sequence[Dense]) -> list[str]:
@@ -121,12 +122,12 @@ def _depth(node: Node) -> int:
     return int(channels * math.prod(layout_of(node).kernel))
 
 
-def scratch(kernel: Kernel, machine: Machine, known: bool) -> list[Value]:
+def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
     """The padded image, and what the tiles or columns need besides."""
-    node = kernel.anchor
+    node, known = kernel.anchor, bool(kernel.prepared)
     if not suits(node):
         return []
-    if node.op.name == "conv_weight_grad":
+    if node.op is ops.conv_weight_grad:
         return conv_weight_grad.plan_of(node).scratch(machine)
     found = planned(kernel, machine, known)
     if found is not None:
@@ -149,7 +150,7 @@ def scratch(kernel: Kernel, machine: Machine, known: bool) -> list[Value]:
 def prepared(kernel: Kernel, weights: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any] | None:
     """Kernels that are known now in the order in which they are read; None where that is the order they have."""
     node = kernel.anchor
-    if not suits(node) or node.op.name != "conv":
+    if not suits(node) or node.op is not ops.conv:
         return None
     groups = node.attributes["groups"]
     found = planned(kernel, machine, True)
@@ -166,17 +167,18 @@ def _buffer(name: str, size: int) -> Value:
 
 
 # -- forward, and the gradient of the image -----------------------------------------------------------------------
+@lowers(ops.conv, ops.conv_input_grad, is_producer=True, scratch=scratch, prepare=prepared)
 def convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
     """conv and conv_input_grad."""
     node = kernel.anchor
     if not suits(node):
-        simple = naive_contractions.conv if node.op.name == "conv" else naive_contractions.conv_input_grad
+        simple = naive_contractions.conv if node.op is ops.conv else naive_contractions.conv_input_grad
         return simple(kernel, name, machine)
     frame = Frame(kernel, name, machine)
     layout, x, w = layout_of(node), operand(node), operand(node, 1)
     found = planned(kernel, machine, known=w in kernel.prepared)
     if found is not None:
-        if node.op.name == "conv_input_grad":
+        if node.op is ops.conv_input_grad:
             turn(frame)
         found.write(frame)
         return frame.finish()
@@ -245,7 +247,7 @@ def _order_kernels(
 ) -> None:
     """Kernels in the order in which the tiles read them: by block, channel and element, a tile's channels together."""
     reader, code = frame.reader, frame.code
-    backward = node.op.name == "conv_input_grad"
+    backward = node.op is ops.conv_input_grad
     sizes = layout.kernel
     count = math.prod(sizes)
     made = blocks * rows
@@ -289,6 +291,7 @@ def _emit_block(
 
 
 # -- the gradient of the kernel -----------------------------------------------------------------------------------
+@lowers(ops.conv_weight_grad, scratch=scratch)
 def weight_gradient(kernel: Kernel, name: str, machine: Machine) -> Any:
     """conv_weight_grad."""
     node = kernel.anchor

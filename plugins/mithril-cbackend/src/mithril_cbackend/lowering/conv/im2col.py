@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from mithril import ops
 from mithril.base import TensorType, float32
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
@@ -127,7 +128,7 @@ class Plan:
 def plans(node: Node) -> list[Plan]:
     """The ways to cut a node's result."""
     groups, batch, channels = node.attributes["groups"], *shape_of(operand(node))[:2]
-    made, backward = shape_of(node.result)[1] // groups, node.op.name == "conv_input_grad"
+    made, backward = shape_of(node.result)[1] // groups, node.op is ops.conv_input_grad
     return cuts(batch, groups, made, channels // groups, layout_of(node), backward)
 
 

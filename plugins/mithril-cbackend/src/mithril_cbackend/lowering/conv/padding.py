@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import product as every
 from typing import Any
 
+from mithril import ops
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
@@ -68,13 +69,13 @@ class Layout:
 
 def layout_of(node: Node) -> Layout:
     a = node.attributes
-    if node.op.name == "conv_input_grad":
+    if node.op is ops.conv_input_grad:
         image, kernel, result = shape_of(operand(node))[2:], shape_of(operand(node, 1))[2:], shape_of(node.result)[2:]
         before = tuple((k - 1) * d - p[0] for k, d, p in zip(kernel, a["dilation"], a["padding"], strict=True))
         return Layout(image, a["stride"], before, (1,) * len(image), a["dilation"], kernel, result)
     image = shape_of(operand(node))[2:]
-    kernel = shape_of(operand(node, 1) if node.op.name == "conv" else node.result)[2:]
-    result = shape_of(node.result if node.op.name == "conv" else operand(node, 1))[2:]
+    kernel = shape_of(operand(node, 1) if node.op is ops.conv else node.result)[2:]
+    result = shape_of(node.result if node.op is ops.conv else operand(node, 1))[2:]
     before = tuple(p[0] for p in a["padding"])
     return Layout(image, (1,) * len(image), before, a["stride"], a["dilation"], kernel, result)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import product as every
 from typing import Any
 
+from mithril import ops
 from mithril.base import TensorType, float32
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
@@ -127,7 +128,7 @@ class Elements(Kernels):
 
 def plan_of(node: Node, machine: Machine) -> Plan | None:
     """None for what has no strides, and where channels are so few that zeros cost less than moving the rest."""
-    if node.op.name != "conv_input_grad" or max(node.attributes["stride"]) == 1:
+    if node.op is not ops.conv_input_grad or max(node.attributes["stride"]) == 1:
         return None
     a, (batch, channels, *image) = node.attributes, shape_of(node.result)
     cotangent, kernel = shape_of(operand(node)), shape_of(operand(node, 1))[2:]

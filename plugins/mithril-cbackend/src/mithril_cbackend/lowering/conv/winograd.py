@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from mithril import ops
 from mithril.base import TensorType, float32
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
@@ -147,7 +148,7 @@ def plans(node: Node, machine: Machine) -> list[Plan]:
         return []
     batch, inner = shape_of(operand(node))[:2]
     whole = Plan(
-        batch, shape_of(node.result)[1], inner, layout, count(layout.result[0], 2), 1, node.op.name == "conv_input_grad"
+        batch, shape_of(node.result)[1], inner, layout, count(layout.result[0], 2), 1, node.op is ops.conv_input_grad
     )
     height = whole.rows
     slabs = [replace(whole, rows=r) for r in range(1, height + 1) if height % r == 0]

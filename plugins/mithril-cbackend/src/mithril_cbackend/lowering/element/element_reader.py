@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from itertools import product as every
 from typing import Any
 
+from mithril import ops
 from mithril.base import Registry
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
@@ -148,12 +149,17 @@ class Reader:
 
 
 # -- element-wise -------------------------------------------------------------------------------------------------
+def is_uniform(node: Node | None) -> bool:
+    """Whether all elements are one number that the graph states."""
+    return node is not None and node.op in (ops.constant, ops.full)
+
+
 def _elementwise(reader: Reader, node: Node, at: Index) -> t.Expr:
     operands = [reader.broadcast(v, at) for v in node.operands if v is not None]
     first = node.operands[0]
     assert first is not None
-    kind = first.dtype if node.op.name != "where" else node.result.dtype
-    made = scalar_ops.apply(reader.code, node.op.name, operands, kind, node.attributes)
+    kind = first.dtype if node.op is not ops.where else node.result.dtype
+    made = scalar_ops.apply(reader.code, node.op, operands, kind, node.attributes)
     return rounded(reader.code, made, node.result.dtype)
 
 
@@ -161,18 +167,18 @@ for _name in scalar_ops.RULES:
     RULES[_name] = _elementwise
 
 
-@rule("constant", "full")
+@rule(ops.constant, ops.full)
 def _constant(reader: Reader, node: Node, at: Index) -> t.Expr:
     value, dtype = node.attributes["value"], node.result.dtype
     return t.const(float(dtype.numpy.type(value)) if dtype.is_float else value, computed(dtype))
 
 
-@rule("size_value")
+@rule(ops.size_value)
 def _size_value(reader: Reader, node: Node, at: Index) -> t.Expr:
     return t.const(int(node.attributes["value"]), "int32")
 
 
-@rule("iota")
+@rule(ops.iota)
 def _iota(reader: Reader, node: Node, at: Index) -> t.Expr:
     dtype = node.result.dtype
     return rounded(reader.code, t.cast(t.index(at[node.attributes["axis"]]), computed(dtype)), dtype)
@@ -185,17 +191,17 @@ def operand(node: Node, k: int = 0) -> Value:
     return found
 
 
-@rule("broadcast_to")
+@rule(ops.broadcast_to)
 def _broadcast_to(reader: Reader, node: Node, at: Index) -> t.Expr:
     return reader.broadcast(operand(node), at)
 
 
-@rule("barrier")
+@rule(ops.barrier)
 def _barrier(reader: Reader, node: Node, at: Index) -> t.Expr:
     return reader.at(operand(node), at)
 
 
-@rule("reshape")
+@rule(ops.reshape)
 def _reshape(reader: Reader, node: Node, at: Index) -> t.Expr:
     x = operand(node)
     return reader.at(x, unflattened(reader, at, reader.shape(node.result), shape_of(x)))
@@ -230,13 +236,13 @@ def _split(reader: Reader, flat: Any, shape: Sequence[int]) -> list[Any]:
     return list(reader.split(flat, shape))
 
 
-@rule("transpose")
+@rule(ops.transpose)
 def _transpose(reader: Reader, node: Node, at: Index) -> t.Expr:
     perm = node.attributes["perm"]
     return reader.at(operand(node), tuple(at[perm.index(k)] for k in range(len(perm))))
 
 
-@rule("slice")
+@rule(ops.slice)
 def _slice(reader: Reader, node: Node, at: Index) -> t.Expr:
     x, found = operand(node), list(at)
     a = node.attributes
@@ -246,7 +252,7 @@ def _slice(reader: Reader, node: Node, at: Index) -> t.Expr:
     return reader.at(x, tuple(found))
 
 
-@rule("flip")
+@rule(ops.flip)
 def _flip(reader: Reader, node: Node, at: Index) -> t.Expr:
     shape, axes = shape_of(operand(node)), node.attributes["axis"]
     return reader.at(
@@ -279,7 +285,7 @@ def conjunction(conditions: list[t.Expr]) -> t.Expr:
     return made
 
 
-@rule("pad")
+@rule(ops.pad)
 def _pad(reader: Reader, node: Node, at: Index) -> t.Expr:
     x, widths, mode = operand(node), node.attributes["widths"], node.attributes["mode"]
     shape, inside, found = shape_of(x), [], []
@@ -298,7 +304,7 @@ def _pad(reader: Reader, node: Node, at: Index) -> t.Expr:
     return made if mode != "constant" or not inside else t.select(conjunction(inside), made, fill)
 
 
-@rule("concat")
+@rule(ops.concat)
 def _concat(reader: Reader, node: Node, at: Index) -> t.Expr:
     axis, made, end = node.attributes["axis"], None, 0
     for x in node.operands:
@@ -315,10 +321,10 @@ def _concat(reader: Reader, node: Node, at: Index) -> t.Expr:
     return made
 
 
-@rule("tril", "triu")
+@rule(ops.tril, ops.triu)
 def _triangle(reader: Reader, node: Node, at: Index) -> t.Expr:
     edge = t.index(at[-2] + int(node.attributes["k"]))
-    kept = t.binary("le" if node.op.name == "tril" else "ge", t.index(at[-1]), edge)
+    kept = t.binary("le" if node.op is ops.tril else "ge", t.index(at[-1]), edge)
     zero = t.const(0, computed(node.result.dtype))
     return t.select(kept, reader.at(operand(node), at), zero)
 
@@ -341,7 +347,7 @@ def position_in(reader: Reader, positions: Value, at: Index, size: int) -> Any:
     return reader.code.let(t.cast(found, "int32"), "at")
 
 
-@rule("take")
+@rule(ops.take)
 def _take(reader: Reader, node: Node, at: Index) -> t.Expr:
     x, indices, axis = operand(node), operand(node, 1), node.attributes["axis"]
     rank = len(indices.shape)
@@ -349,14 +355,14 @@ def _take(reader: Reader, node: Node, at: Index) -> t.Expr:
     return reader.at(x, (*at[:axis], place, *at[axis + rank :]))
 
 
-@rule("take_along_axis")
+@rule(ops.take_along_axis)
 def _take_along_axis(reader: Reader, node: Node, at: Index) -> t.Expr:
     x, axis = operand(node), node.attributes["axis"]
     place = position_in(reader, operand(node, 1), at, shape_of(x)[axis])
     return reader.at(x, (*at[:axis], place, *at[axis + 1 :]))
 
 
-@rule("gather_nd")
+@rule(ops.gather_nd)
 def _gather_nd(reader: Reader, node: Node, at: Index) -> t.Expr:
     x, indices, batch = operand(node), operand(node, 1), node.attributes["batch_dims"]
     rank, depth, shape = len(indices.shape) - 1, shape_of(indices)[-1], shape_of(x)
@@ -386,14 +392,14 @@ def window_starts(reader: Reader, starts: Value, shape: Sequence[int], sizes: Se
     return found
 
 
-@rule("dynamic_slice")
+@rule(ops.dynamic_slice)
 def _dynamic_slice(reader: Reader, node: Node, at: Index) -> t.Expr:
     x, starts = operand(node), operand(node, 1)
     begin = window_starts(reader, starts, shape_of(x), shape_of(node.result))
     return reader.at(x, tuple(reader.position(b + i) for b, i in zip(begin, at, strict=True)))
 
 
-@rule("dynamic_update_slice")
+@rule(ops.dynamic_update_slice)
 def _dynamic_update_slice(reader: Reader, node: Node, at: Index) -> t.Expr:
     x, update, starts = (operand(node, k) for k in range(3))
     if 0 in shape_of(update):
@@ -434,20 +440,20 @@ def threefry(reader: Reader, key: Value, high: t.Expr, low: t.Expr) -> tuple[t.E
     return x0, x1
 
 
-@rule("random_bits")
+@rule(ops.random_bits)
 def _random_bits(reader: Reader, node: Node, at: Index) -> t.Expr:
     number = t.cast(t.index(reader.flat(at, shape_of(node.result))), "uint32")
     a, b = threefry(reader, operand(node), t.const(0, "uint32"), number)
     return a ^ b
 
 
-@rule("split_key")
+@rule(ops.split_key)
 def _split_key(reader: Reader, node: Node, at: Index) -> t.Expr:
     a, b = threefry(reader, operand(node), t.const(0, "uint32"), t.cast(t.index(at[0]), "uint32"))
     return t.select(t.equal(t.index(at[1]), 0), a, b)
 
 
-@rule("fold_in")
+@rule(ops.fold_in)
 def _fold_in(reader: Reader, node: Node, at: Index) -> t.Expr:
     data = operand(node, 1)
     word = scalar_ops.convert(reader.code, reader.at(data, ()), data.dtype, data.dtype)

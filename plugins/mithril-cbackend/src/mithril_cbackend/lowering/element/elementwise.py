@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from mithril import ops
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.element.transpose import turned, turns
-from mithril_cbackend.lowering.element.vectorization import PLAIN, vectorisable
+from mithril_cbackend.lowering.element.vectorization import is_plain, vectorisable
 
 
 def aligned_values(kernel: Kernel) -> list[Value] | None:
@@ -28,9 +29,9 @@ def aligned_values(kernel: Kernel) -> list[Value] | None:
         if node is None:
             continue
         operands = [v for v in node.operands if v is not None]
-        if node.op.name == "reshape":
+        if node.op is ops.reshape:
             elsewhere += operands
-        elif node.op.name in PLAIN:
+        elif is_plain(node):
             pending += [v for v in operands if v not in aligned]
             aligned.update(dict.fromkeys(operands))
         else:

@@ -8,8 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from mithril.ir import Node, Value, attributes_text
+from mithril import ops
+from mithril.base import Registry
+from mithril.ir import Node, Op, Value, attributes_text
 
+# in names of kernels
+SILENT = (ops.constant, ops.full, ops.broadcast_to, ops.reshape, ops.barrier, ops.cast, ops.size_value)
 Template = Callable[["Kernel", str, Any], Any]
 
 
@@ -86,10 +90,33 @@ class Kernel:
         """What it does, for people: the operations' names, the last ones if there are many."""
         words: dict[str, None] = {}
         for node in self.nodes:
-            if node.op.name not in SILENT:
+            if node.op not in SILENT:
                 words[node.op.name] = None
         chosen = list(words)[-4:] or [self.anchor.op.name]
         return "_".join(chosen)
 
 
-SILENT = frozenset({"constant", "full", "broadcast_to", "reshape", "barrier", "cast", "size_value"})
+@dataclass(frozen=True)
+class Lowering:
+    """How an operation runs that is no expression of single elements: its template, and what fusion may do with it."""
+
+    template: Template
+    is_producer: bool  # element-wise operations on the result can run in the same kernel
+    reads_once: bool  # each element of the operand is read once, so that the operand's producers can join
+    scratch: Callable[[Kernel, Any], list[Value]] | None
+    prepare: Callable[[Kernel, np.ndarray[Any, Any], Any], np.ndarray[Any, Any] | None] | None
+
+
+LOWERINGS: Registry[Lowering] = Registry("kernels in C")
+
+
+def lowers(
+    *ops: Op, is_producer: bool = False, reads_once: bool = False, scratch: Any = None, prepare: Any = None
+) -> Callable[[Template], Template]:
+    """Register a template for operations. `prepare` packs a second operand whose elements are known."""
+
+    def register(template: Template) -> Template:
+        LOWERINGS(*ops)(Lowering(template, is_producer, reads_once, scratch, prepare))
+        return template
+
+    return register

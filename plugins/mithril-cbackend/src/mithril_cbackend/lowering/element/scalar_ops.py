@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mithril import ops
 from mithril.base import DType, Registry, dtype as as_dtype
+from mithril.ir import Op
 from mithril.ops import CENTRAL, TAIL
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import vector_math as m
@@ -15,56 +18,77 @@ from mithril_cbackend.lowering.element.storage_dtypes import computed
 Rule = Callable[..., t.Expr]
 RULES: Registry[Rule] = Registry("element-wise arithmetic in C")
 rule = RULES
-LIBM = {
-    "sin": "sin", "cos": "cos", "asin": "asin", "acos": "acos", "atan": "atan", "sinh": "sinh", "cosh": "cosh",
-    "asinh": "asinh", "acosh": "acosh", "atanh": "atanh", "exp": "exp", "expm1": "expm1", "log": "log",
-    "log1p": "log1p", "tanh": "tanh", "erf": "erf",
-}  # fmt: skip
+LIBM = (  # under the same name in the C library
+    ops.sin,
+    ops.cos,
+    ops.asin,
+    ops.acos,
+    ops.atan,
+    ops.sinh,
+    ops.cosh,
+    ops.asinh,
+    ops.acosh,
+    ops.atanh,
+    ops.exp,
+    ops.expm1,
+    ops.log,
+    ops.log1p,
+    ops.tanh,
+    ops.erf,
+)
 
 
 def one(dtype: DType, value: Any) -> t.Expr:
     return t.const(value, computed(dtype))
 
 
-def calls_library(name: str, dtype: DType) -> bool:
+def calls_library(op: Op, dtype: DType) -> bool:
     """Whether an operation needs the C library, which has no vectors."""
-    if name in ("pow", "floordiv", "mod", "atan2"):
+    if op in (ops.pow, ops.floordiv, ops.mod, ops.atan2):
         return dtype.is_float
-    if name == "erfinv":
+    if op is ops.erfinv:
         return dtype.name == "float64"
-    return name in LIBM and dtype.is_float and (dtype.name == "float64" or name not in m.OWN)
+    return op in LIBM and dtype.is_float and (dtype.name == "float64" or op not in m.OWN)
 
 
 # -- arithmetic ---------------------------------------------------------------------------------------------------
-def _wrapping(name: str, a: t.Expr, b: t.Expr, dtype: DType) -> t.Expr:
+def _wrapping(operation: Callable[[Any, Any], Any], a: t.Expr, b: t.Expr, dtype: DType) -> t.Expr:
     """Integers wrap around: machine code may assume that sums in their own width never overflow, so they are formed in
     64 bits and cut off. (64-bit ones are formed as they are.)"""
     if not dtype.is_integer:
-        return t.binary(name, a, b)
-    return t.cast(t.binary(name, t.cast(a, "int64"), t.cast(b, "int64")), dtype.name)
+        result: t.Expr = operation(a, b)
+        return result
+    return t.cast(operation(t.cast(a, "int64"), t.cast(b, "int64")), dtype.name)
 
 
-for _name in ("add", "sub", "mul"):
-
-    def _arithmetic(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, _name: str = _name, **_: Any) -> t.Expr:
-        return _wrapping(_name, a, b, dtype)
-
-    RULES[_name] = _arithmetic
+@rule(ops.add)
+def add(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
+    return _wrapping(operator.add, a, b, dtype)
 
 
-@rule("div")
+@rule(ops.sub)
+def sub(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
+    return _wrapping(operator.sub, a, b, dtype)
+
+
+@rule(ops.mul)
+def mul(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
+    return _wrapping(operator.mul, a, b, dtype)
+
+
+@rule(ops.div)
 def _div(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     return a / b
 
 
-@rule("neg")
+@rule(ops.neg)
 def _neg(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     if dtype.is_float:
         return x * one(dtype, -1.0)
-    return _wrapping("sub", one(dtype, 0), x, dtype)
+    return sub(code, one(dtype, 0), x, dtype)
 
 
-@rule("abs")
+@rule(ops.abs)
 def _abs(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     if dtype.is_float:
         return t.intrinsic("abs", x)
@@ -73,7 +97,7 @@ def _abs(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     return t.select(x < one(dtype, 0), _neg(code, x, dtype), x)
 
 
-@rule("sign")
+@rule(ops.sign)
 def _sign(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     up = x > one(dtype, 0)
     if dtype.kind == "uint":
@@ -82,12 +106,12 @@ def _sign(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     return t.select(up, one(dtype, 1), t.select(x < one(dtype, 0), one(dtype, -1), neither))
 
 
-@rule("maximum")
+@rule(ops.maximum)
 def _maximum(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     return extreme("gt", a, b, dtype)
 
 
-@rule("minimum")
+@rule(ops.minimum)
 def _minimum(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     return extreme("lt", a, b, dtype)
 
@@ -100,7 +124,7 @@ def extreme(wins: str, a: t.Expr, b: t.Expr, dtype: DType) -> t.Expr:
     return t.select(t.isnan(a), a, better) if dtype.is_float else better
 
 
-@rule("clip")
+@rule(ops.clip)
 def _clip(code: t.Code, x: t.Expr, dtype: DType, *, low: float | None, high: float | None, **_: Any) -> t.Expr:
     def bound(value: float) -> t.Expr:
         return one(dtype, value if dtype.is_float else max(min(int(value), dtype.limits[1]), dtype.limits[0]))
@@ -119,7 +143,7 @@ def _truncated(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType) -> tuple[t.Expr
     return safe, quotient, code.let(a % safe, "r")
 
 
-@rule("floordiv")
+@rule(ops.floordiv)
 def _floordiv(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     a, b = code.let(a), code.let(b)
     if dtype.is_float:
@@ -134,7 +158,7 @@ def _floordiv(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.E
     return t.select(t.equal(b, one(dtype, 0)), one(dtype, 0), quotient)
 
 
-@rule("mod")
+@rule(ops.mod)
 def _mod(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     a, b = code.let(a), code.let(b)
     if dtype.is_float:
@@ -167,7 +191,7 @@ def _divmod(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType) -> tuple[t.Expr, t
     return t.select(by_zero, a / b, down), t.select(by_zero, t.libm("fmod", a, b), rest)
 
 
-@rule("pow")
+@rule(ops.pow)
 def _pow(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     if dtype.is_float:
         return t.libm("pow", a, b)
@@ -176,8 +200,8 @@ def _pow(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     base, left, made = a, b, unit
     for _step in range(dtype.bits - (dtype.kind == "int")):  # binary exponentiation, wrapping around
         odd = t.not_equal(left & unit, zero)
-        made = code.let(t.select(odd, _wrapping("mul", made, base, dtype), made))
-        base = code.let(_wrapping("mul", base, base, dtype))
+        made = code.let(t.select(odd, mul(code, made, base, dtype), made))
+        base = code.let(mul(code, base, base, dtype))
         left = code.let(left >> unit)
     if dtype.kind == "uint":
         return made
@@ -187,37 +211,35 @@ def _pow(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
 
 
 # -- functions of floats ------------------------------------------------------------------------------------------
-for _name, _library in LIBM.items():
+for _op in LIBM:
 
-    def _function(
-        code: t.Code, x: t.Expr, dtype: DType, _name: str = _name, _library: str = _library, **_: Any
-    ) -> t.Expr:
-        if dtype.name != "float64" and _name in m.OWN:
-            return m.OWN[_name](code, x)
-        return t.libm(_library, x)
+    def _function(code: t.Code, x: t.Expr, dtype: DType, _op: Op = _op, **_: Any) -> t.Expr:
+        if dtype.name != "float64" and _op in m.OWN:
+            return m.OWN[_op](code, x)
+        return t.libm(_op.name, x)
 
-    RULES[_name] = _function
+    rule(_op)(_function)
 
 
-@rule("atan2")
+@rule(ops.atan2)
 def _atan2(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     return t.libm("atan2", a, b)
 
 
-@rule("sqrt")
+@rule(ops.sqrt)
 def _sqrt(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     return t.intrinsic("sqrt", x)
 
 
-for _name, _intrinsic in (("floor", "floor"), ("ceil", "ceil"), ("trunc", "trunc"), ("round", "nearbyint")):
+for _op, _intrinsic in ((ops.floor, "floor"), (ops.ceil, "ceil"), (ops.trunc, "trunc"), (ops.round, "nearbyint")):
 
     def _stepped(code: t.Code, x: t.Expr, dtype: DType, _intrinsic: str = _intrinsic, **_: Any) -> t.Expr:
         return t.intrinsic(_intrinsic, x) if dtype.is_float else x
 
-    RULES[_name] = _stepped
+    rule(_op)(_stepped)
 
 
-@rule("erfinv")
+@rule(ops.erfinv)
 def _erfinv(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     """Giles' polynomials; in float64 their result is brought to full precision by two Newton steps."""
     kind = as_dtype("float64") if dtype.name == "float64" else as_dtype("float32")
@@ -227,7 +249,7 @@ def _erfinv(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
         return one(kind, value)
 
     squared = x * c(-1.0) * x
-    w = code.let(RULES["log1p"](code, squared, kind) * c(-1.0), "w")
+    w = code.let(apply(code, ops.log1p, [squared], kind, {}) * c(-1.0), "w")
     central = code.let(w - c(2.5))
     positive = t.select(w > c(0.0), w, c(0.0))
     tail = code.let(t.intrinsic("sqrt", positive) - c(3.0))
@@ -249,13 +271,13 @@ def _erfinv(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
 
 
 # -- comparisons, truth, bits -------------------------------------------------------------------------------------
-for _name, _sign_ in {
-    "equal": "eq",
-    "not_equal": "ne",
-    "less": "lt",
-    "less_equal": "le",
-    "greater": "gt",
-    "greater_equal": "ge",
+for _op, _sign_ in {
+    ops.equal: "eq",
+    ops.not_equal: "ne",
+    ops.less: "lt",
+    ops.less_equal: "le",
+    ops.greater: "gt",
+    ops.greater_equal: "ge",
 }.items():
 
     def _compare(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, _sign_: str = _sign_, **_: Any) -> t.Expr:
@@ -265,50 +287,50 @@ for _name, _sign_ in {
             return ~t.equal(a, b)  # TVM's != is false for nan
         return t.binary(_sign_, a, b)
 
-    RULES[_name] = _compare
+    rule(_op)(_compare)
 
 
-@rule("isnan")
+@rule(ops.isnan)
 def _isnan(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     return t.isnan(x) if dtype.is_float else t.const(False, "bool")
 
 
-@rule("where")
+@rule(ops.where)
 def _where(code: t.Code, condition: t.Expr, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     return t.select(condition, a, b)
 
 
-@rule("logical_not")
+@rule(ops.logical_not)
 def _logical_not(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     return ~x
 
 
-@rule("logical_and")
+@rule(ops.logical_and)
 def _and(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     return a & b
 
 
-@rule("logical_or")
+@rule(ops.logical_or)
 def _or(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     return a | b
 
 
-@rule("logical_xor")
+@rule(ops.logical_xor)
 def _xor(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     return a ^ b
 
 
-@rule("bitwise_not")
+@rule(ops.bitwise_not)
 def _bitwise_not(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     return ~x
 
 
-for _name in ("and", "or", "xor"):
+for _op, _name in ((ops.bitwise_and, "and"), (ops.bitwise_or, "or"), (ops.bitwise_xor, "xor")):
 
     def _bits(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, _name: str = _name, **_: Any) -> t.Expr:
         return t.binary(_name, a, b)
 
-    RULES[f"bitwise_{_name}"] = _bits
+    rule(_op)(_bits)
 
 
 def _within_width(code: t.Code, b: t.Expr, dtype: DType) -> tuple[t.Expr, t.Expr]:
@@ -320,7 +342,7 @@ def _within_width(code: t.Code, b: t.Expr, dtype: DType) -> tuple[t.Expr, t.Expr
     return inside, t.select(inside, b, one(dtype, 0))
 
 
-@rule("shift_left")
+@rule(ops.shift_left)
 def _shift_left(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     inside, places = _within_width(code, b, dtype)
     free = f"uint{dtype.bits}"
@@ -328,7 +350,7 @@ def _shift_left(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t
     return t.select(inside, moved, one(dtype, 0))
 
 
-@rule("shift_right")
+@rule(ops.shift_right)
 def _shift_right(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     a = code.let(a)
     inside, places = _within_width(code, b, dtype)
@@ -360,10 +382,11 @@ def convert(code: t.Code, x: t.Expr, source: DType, to: DType) -> t.Expr:
     return t.cast(x, to.name)
 
 
-@rule("cast")
+@rule(ops.cast)
 def _cast(code: t.Code, x: t.Expr, source: DType, *, dtype: DType, **_: Any) -> t.Expr:
     return convert(code, x, source, dtype)
 
 
-def apply(code: t.Code, name: str, operands: list[t.Expr], kind: DType, attributes: Mapping[str, Any]) -> t.Expr:
-    return RULES[name](code, *operands, kind, **attributes)
+def apply(code: t.Code, op: Op, operands: list[t.Expr], kind: DType, attributes: Mapping[str, Any]) -> t.Expr:
+    """Return an operation on single elements; `kind` is the dtype of the first."""
+    return RULES[op.name](code, *operands, kind, **attributes)

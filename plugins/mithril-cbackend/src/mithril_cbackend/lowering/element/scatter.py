@@ -5,13 +5,26 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from mithril import ops
+from mithril.base.dtypes import float32
+from mithril.base.tensor_type import TensorType
+from mithril.ir import Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import scalar_ops
 from mithril_cbackend.lowering.element.element_reader import operand, position_in, shape_of
-from mithril_cbackend.lowering.element.kernel import Kernel
+from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 
 
+def sums(kernel: Kernel, machine: Machine) -> list[Value]:
+    """Return sums in float32 of additions to 16-bit floats."""
+    node = kernel.anchor
+    if node.op is ops.scatter_nd_add and node.result.dtype.is_float and node.result.dtype.bits == 16:
+        return [Value("wide", TensorType(float32, node.result.shape))]
+    return []
+
+
+@lowers(ops.scatter_nd, ops.scatter_nd_add, scratch=sums)
 def scatter(kernel: Kernel, name: str, machine: Machine) -> Any:
     """A copy, then the updates. 16-bit floats add up in a float32 scratch buffer."""
     frame = Frame(kernel, name, machine)
@@ -42,11 +55,11 @@ def scatter(kernel: Kernel, name: str, machine: Machine) -> Any:
             place = code.let(t.index(place * row), "place")
             with reader.loop("e", row) as e:
                 flat, element = place + e, reader.at(updates, (u, e))
-                if node.op.name == "scatter_nd_add":
+                if node.op is ops.scatter_nd_add:
                     known = (
                         t.load(frame.outputs[wide], flat) if wide is not None else frame.read_flat(node.result, flat)
                     )
-                    element = scalar_ops.RULES["add"](code, known, element, x.dtype)
+                    element = scalar_ops.add(code, known, element, x.dtype)
                 put(flat, element)
     if wide is not None:
         with reader.loop("i", rows * row) as i:

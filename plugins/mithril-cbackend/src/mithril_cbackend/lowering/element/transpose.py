@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from mithril import ops
 from mithril.base import float32
 from mithril.ir import Node
 from mithril_cbackend import tir as t
@@ -20,7 +21,7 @@ from mithril_cbackend.lowering.element.vectorization import vectorisable
 def turns(kernel: Kernel, lanes: int) -> Node | None:
     """The transpose that a kernel ends with, where squares of both its moved axes fit."""
     node = kernel.producers.get(kernel.outputs[0])
-    if len(kernel.outputs) != 1 or node is None or node.op.name != "transpose" or lanes < 2:
+    if len(kernel.outputs) != 1 or node is None or node.op is not ops.transpose or lanes < 2:
         return None
     perm, shape = node.attributes["perm"], shape_of(node.result)
     if not perm or node.result.dtype is not float32 or perm[-1] == len(perm) - 1 or not vectorisable(kernel.nodes):

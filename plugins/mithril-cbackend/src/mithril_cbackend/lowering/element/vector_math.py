@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from mithril import ops
+from mithril.ir import Op
 from mithril_cbackend import tir as t
 
 INF = float("inf")
@@ -141,4 +143,11 @@ def erf(code: t.Code, x: t.Expr) -> t.Expr:
 
 
 Function = Callable[[t.Code, t.Expr], t.Expr]
-OWN: dict[str, Function] = {"exp": exp, "log": log, "log1p": log1p, "expm1": expm1, "tanh": tanh, "erf": erf}
+OWN: dict[Op, Function] = {
+    ops.exp: exp,
+    ops.log: log,
+    ops.log1p: log1p,
+    ops.expm1: expm1,
+    ops.tanh: tanh,
+    ops.erf: erf,
+}

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mithril import ops
 from mithril.ir import Node
 from mithril_cbackend.lowering.element import scalar_ops
-from mithril_cbackend.lowering.element.element_reader import shape_of
+from mithril_cbackend.lowering.element.element_reader import is_uniform, shape_of
 
-PLAIN = frozenset({*scalar_ops.RULES, "broadcast_to", "constant", "full"})  # positions only matter as those of operands
-STRAIGHT = PLAIN | {"iota", "transpose", "slice", "tril", "triu", "random_bits"}  # no loads at computed places
+# their operands are not read at computed positions
+STRAIGHT = (ops.iota, ops.transpose, ops.slice, ops.tril, ops.triu, ops.random_bits)
+
+
+def is_plain(node: Node) -> bool:
+    """Whether each element is made of the operands' elements at the same position, as far as they have its axes."""
+    return node.op.name in scalar_ops.RULES or node.op is ops.broadcast_to or is_uniform(node)
 
 
 def vectorisable(nodes: Sequence[Node]) -> bool:
@@ -18,10 +24,10 @@ def vectorisable(nodes: Sequence[Node]) -> bool:
 
 
 def _straight(node: Node) -> bool:
-    if node.op.name == "reshape":  # that only gives or takes axes of one
-        given = [v for v in node.operands if v is not None] + [node.result]
-        return len({tuple(n for n in shape_of(v) if n != 1) for v in given}) == 1
-    if node.op.name not in STRAIGHT:
+    if node.op is ops.reshape:  # only one that inserts or removes axes of size 1
+        values = [v for v in node.operands if v is not None] + [node.result]
+        return len({tuple(n for n in shape_of(v) if n != 1) for v in values}) == 1
+    if not is_plain(node) and node.op not in STRAIGHT:
         return False
     first = node.operands[0] if node.operands else None
-    return first is None or not scalar_ops.calls_library(node.op.name, first.dtype)
+    return first is None or not scalar_ops.calls_library(node.op, first.dtype)

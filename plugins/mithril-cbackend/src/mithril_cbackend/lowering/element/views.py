@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from mithril import ops
 from mithril.ir import Node, Value
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 
@@ -40,13 +41,13 @@ def reshaped(shape: Sequence[int], strides: Strides, wanted: Sequence[int]) -> S
 def view(producers: Mapping[Value, Node], value: Value) -> tuple[Value, Strides] | None:
     """The value that a chain of transposes and reshapes starts from, and the strides in it of what the chain gives."""
     node = producers.get(value)
-    if node is None or node.op.name not in ("transpose", "reshape"):
+    if node is None or node.op not in (ops.transpose, ops.reshape):
         return value, contiguous(shape_of(value))
     found = view(producers, operand(node))
     if found is None:
         return None
     source, strides = found
-    if node.op.name == "transpose":
+    if node.op is ops.transpose:
         return source, tuple(strides[k] for k in node.attributes["perm"])
     made = reshaped(shape_of(operand(node)), strides, shape_of(value))
     return None if made is None else (source, made)
@@ -59,7 +60,7 @@ def placed(chain: Sequence[Node], value: Value) -> Strides | None:
     shape, strides = shape_of(chain[-1].result), contiguous(shape_of(chain[-1].result))
     for node in reversed(chain):
         before = shape_of(operand(node))
-        if node.op.name == "transpose":
+        if node.op is ops.transpose:
             perm = node.attributes["perm"]
             strides = tuple(strides[perm.index(k)] for k in range(len(perm)))
         else:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from mithril_cbackend import tir as t
+from mithril_cbackend.lowering.element import scalar_ops
 from mithril_cbackend.lowering.element.element_reader import Index
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
-from mithril_cbackend.lowering.element.scalar_ops import RULES
 from mithril_cbackend.lowering.element.storage_dtypes import computed, rounded
 from mithril_cbackend.lowering.element.vectorization import vectorisable
 from mithril_cbackend.lowering.matmul.matmul_form import Product, stored
@@ -88,8 +88,8 @@ def by_column(frame: Frame, product: Product) -> None:
 
         def add(slot: int, lane: Any, i: int, c: int, k: Any) -> None:
             place = slot * lanes + lane
-            made = RULES["mul"](code, left(i, k), matrix.element(column + c, k), kind)
-            code.store(total, place, RULES["add"](code, t.load(total, place), made, kind))
+            made = scalar_ops.mul(code, left(i, k), matrix.element(column + c, k), kind)
+            code.store(total, place, scalar_ops.add(code, t.load(total, place), made, kind))
 
         for slot in range(len(cells)):
             with reader.loop("j", lanes, t.VECTORIZED) as j:
@@ -113,7 +113,7 @@ def _folded(frame: Frame, total: t.Buffer, first: int, lanes: int, product: Prod
         with frame.reader.loop("j", lanes, t.VECTORIZED if lanes > 1 else t.SERIAL) as j:
             at = j + first
             other = t.load(total, at + lanes)
-            made = RULES["add"](frame.code, t.load(total, at), other, product.kind)
+            made = scalar_ops.add(frame.code, t.load(total, at), other, product.kind)
             frame.code.store(total, at, made)
     return t.load(total, first)
 
@@ -157,7 +157,7 @@ def _chunks(frame: Frame, product: Product, first: int, chunks: int, size: int) 
                         made = t.load(total, i * pitch + column)
                         for u in range(count):
                             b = matrix.element(k + u, column)
-                            made = RULES["add"](code, made, RULES["mul"](code, factors[i][u], b, kind), kind)
+                            made = scalar_ops.add(code, made, scalar_ops.mul(code, factors[i][u], b, kind), kind)
                         code.store(total, i * pitch + column, made)
 
         with reader.loop("v", product.m * pitch // lanes) as v, reader.loop("j", lanes, t.VECTORIZED) as j:

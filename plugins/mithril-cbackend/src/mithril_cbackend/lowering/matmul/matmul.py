@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from mithril import ops
 from mithril.base import TensorType
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, shape_of
-from mithril_cbackend.lowering.element.kernel import Kernel
+from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.element.vectorization import vectorisable
 from mithril_cbackend.lowering.matmul import gemv, naive_contractions
@@ -137,11 +138,13 @@ def prepared(kernel: Kernel, right: np.ndarray[Any, Any], machine: Machine) -> n
     return pack(right, plan_of(product, kernel, machine).tile.columns)
 
 
+@lowers(ops.dot, is_producer=True)
+@lowers(ops.matmul, is_producer=True, prepare=prepared)
 def matmul(kernel: Kernel, name: str, machine: Machine) -> Any:
     """Products: NumPy's, and those over any axes."""
     product = product_of(kernel.anchor)
     if product is None:
-        simple = naive_contractions.matmul if kernel.anchor.op.name == "matmul" else naive_contractions.dot
+        simple = naive_contractions.matmul if kernel.anchor.op is ops.matmul else naive_contractions.dot
         return simple(kernel, name, machine)
     frame = Frame(kernel, name, machine)
     if gemv.suits(kernel, product, machine):

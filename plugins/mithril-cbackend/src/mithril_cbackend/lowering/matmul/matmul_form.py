@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mithril import ops
 from mithril.base import DType, float32, float64, int32, int64, uint32, uint64
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
@@ -169,10 +170,10 @@ def stored(side: Side, producers: Mapping[Value, Node]) -> Stored | None:
     value, shape = side.value, shape_of(side.value)
     order = list(range(len(shape)))  # axes of the side, as axes of what is stored
     while (made := producers.get(value)) is not None:
-        source = operand(made) if made.op.name in ("transpose", "cast") else None
-        if source is None or not (made.op.name == "transpose" or widens(source.dtype, value.dtype)):
+        source = operand(made) if made.op in (ops.transpose, ops.cast) else None
+        if source is None or not (made.op is ops.transpose or widens(source.dtype, value.dtype)):
             return None
-        if made.op.name == "transpose":
+        if made.op is ops.transpose:
             order = [made.attributes["perm"][k] for k in order]
         value = source
     sizes = shape_of(value)

@@ -17,7 +17,7 @@ from mithril.base import DType, float32
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import storage_dtypes
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
-from mithril_cbackend.lowering.element.scalar_ops import RULES
+from mithril_cbackend.lowering.element.scalar_ops import add, mul
 
 Element = Callable[[Any, Any], t.Expr]  # row, column -> element
 Left = Callable[..., t.Expr]  # row, positions in what is summed over -> element
@@ -218,8 +218,8 @@ def multiply_tile(
             with reader.loop("j", lanes, t.VECTORIZED) as j:
                 b = panel.element(reader.flat(k, inner), j + v * lanes)
                 at = j + slot
-                product = RULES["mul"](code, elements[i], b, kind)
-                code.store(total, at, RULES["add"](code, t.load(total, at), product, kind))
+                product = mul(code, elements[i], b, kind)
+                code.store(total, at, add(code, t.load(total, at), product, kind))
     if sums is None:
         each(give, vector)
     else:

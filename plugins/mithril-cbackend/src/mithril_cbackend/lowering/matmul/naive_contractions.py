@@ -28,10 +28,10 @@ def accumulate(frame: Frame, result: Value, inner: Sequence[int], terms: Terms) 
         if 0 not in inner:
             with reader.nest("abcdefgh", inner) as within:
                 a, b, conditions = terms(at, within)
-                product = scalar_ops.RULES["mul"](code, a, b, dtype)
+                product = scalar_ops.mul(code, a, b, dtype)
                 if conditions:
                     product = t.select(conjunction(conditions), product, zero)
-                code.store(total, 0, scalar_ops.RULES["add"](code, t.load(total, 0), product, dtype))
+                code.store(total, 0, scalar_ops.add(code, t.load(total, 0), product, dtype))
         frame.emit(at, rounded(code, t.load(total, 0), dtype))
     return frame.finish()
 

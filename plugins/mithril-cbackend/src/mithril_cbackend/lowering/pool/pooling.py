@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from mithril import ops
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, between, clamped, conjunction, operand, shape_of
-from mithril_cbackend.lowering.element.kernel import Kernel
+from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import computed, rounded
 from mithril_cbackend.lowering.pool import row_pooling
@@ -38,6 +39,7 @@ def line_in_window(frame: Frame, at: Index, offset: Index) -> tuple[Index, list[
     return place_in_window(frame, at, offset, *sizes)
 
 
+@lowers(ops.max_pool, scratch=row_pooling.scratch)
 def max_pool(kernel: Kernel, name: str, machine: Machine) -> Any:
     """The largest element of each window."""
     frame = Frame(kernel, name, machine)
@@ -45,10 +47,11 @@ def max_pool(kernel: Kernel, name: str, machine: Machine) -> Any:
     def emit(at: Index, element: t.Expr) -> None:
         frame.write(kernel.anchor.result, at, element)
 
-    row_pooling.fold_windows(frame, "max", partial(line_in_window, frame), emit)
+    row_pooling.fold_windows(frame, ops.max, partial(line_in_window, frame), emit)
     return frame.finish()
 
 
+@lowers(ops.max_pool_positions)
 def max_pool_positions(kernel: Kernel, name: str, machine: Machine) -> Any:
     """The number of each window's first largest element; nan is the largest, -1 where there is only padding."""
     frame = Frame(kernel, name, machine)
@@ -57,7 +60,7 @@ def max_pool_positions(kernel: Kernel, name: str, machine: Machine) -> Any:
     shape, result, dtype = shape_of(x), shape_of(node.result), x.dtype
     with reader.nest("", result, frame.kinds(result, math.prod(result))) as at:
         best, number = code.alloc("best", 1, reductions.accumulator(dtype)), code.alloc("number", 1, "int32")
-        code.store(best, 0, reductions.start("max", dtype))
+        code.store(best, 0, reductions.start(ops.max, dtype))
         code.store(number, 0, t.index(-1))
         with reader.nest("abcdef", a["kernel"]) as offset:
             place, inside = place_in_window(frame, at[2:], offset, shape[2:], a["stride"], a["padding"], a["dilation"])
@@ -86,6 +89,7 @@ def _count(frame: Frame, at: Index, attributes: Any, spatial: Sequence[int]) -> 
     return t.cast(t.index(total), "float32")
 
 
+@lowers(ops.avg_pool, scratch=row_pooling.scratch)
 def average_pool(kernel: Kernel, name: str, machine: Machine) -> Any:
     """The mean of each window."""
     frame = Frame(kernel, name, machine)
@@ -96,7 +100,7 @@ def average_pool(kernel: Kernel, name: str, machine: Machine) -> Any:
         count = t.cast(_count(frame, at[2:], node.attributes, spatial), computed(dtype))
         frame.write(node.result, at, rounded(frame.code, element / count, dtype))
 
-    row_pooling.fold_windows(frame, "sum", partial(line_in_window, frame), emit)
+    row_pooling.fold_windows(frame, ops.sum, partial(line_in_window, frame), emit)
     return frame.finish()
 
 
@@ -118,6 +122,7 @@ def windows_over(
     return tuple(found), there
 
 
+@lowers(ops.avg_pool_grad)
 def average_pool_grad(kernel: Kernel, name: str, machine: Machine) -> Any:
     """Each element of the image gets its share of every window it is in."""
     frame = Frame(kernel, name, machine)

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mithril.base import TensorType, dtype as as_dtype, float32
-from mithril.ir import Node, Value
+from mithril.ir import Node, Op, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, conjunction, operand, shape_of
+from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.rows import reductions
 
@@ -64,19 +65,20 @@ class Line:
         return part + k // self.stride
 
 
-def scratch(node: Node, machine: Machine) -> list[Value]:
+def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
     """A buffer for every thread."""
+    node = kernel.anchor
     held = as_dtype(reductions.accumulator(operand(node).dtype))
     return [Value("line", TensorType(held, (machine.threads * Line.of(node, machine).size,)))]
 
 
-def fold_windows(frame: Frame, op: str, window: Callable[..., Any], emit: Emit) -> None:
+def fold_windows(frame: Frame, op: Op, window: Callable[..., Any], emit: Emit) -> None:
     """What a fold makes of every window. ``window`` says where a line of one lies, and whether it lies there."""
     Lines(frame, op, window).write(emit)
 
 
 class Lines:
-    def __init__(self, frame: Frame, op: str, window: Callable[..., Any]) -> None:
+    def __init__(self, frame: Frame, op: Op, window: Callable[..., Any]) -> None:
         self.frame, self.op, self.window = frame, op, window
         self.code, self.reader, self.node = frame.code, frame.reader, frame.kernel.anchor
         self.x = operand(self.node)

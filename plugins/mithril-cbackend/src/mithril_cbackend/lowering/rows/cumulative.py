@@ -5,22 +5,25 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mithril.base import DType
+from mithril import ops
+from mithril.base import DType, TensorType, int32
+from mithril.ir import Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
-from mithril_cbackend.lowering.element.kernel import Kernel
+from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import rounded
 from mithril_cbackend.lowering.element.vectorization import vectorisable
 from mithril_cbackend.lowering.rows import reductions
 
 
+@lowers(ops.cumsum, ops.cumprod, reads_once=True)
 def cumulative(kernel: Kernel, name: str, machine: Machine) -> Any:
     """cumsum and cumprod; along an axis that is not the last one, for vectors of the last one at a time."""
     frame = Frame(kernel, name, machine)
     node, code, reader = kernel.anchor, frame.code, frame.reader
     x, axis = operand(node), node.attributes["axis"]
-    op, dtype, shape = "sum" if node.op.name == "cumsum" else "prod", x.dtype, shape_of(x)
+    op, dtype, shape = ops.sum if node.op is ops.cumsum else ops.prod, x.dtype, shape_of(x)
     work = math.prod(shape) * len(kernel.nodes)
 
     def run(at: dict[int, Any], begin: Any, width: int, vector: bool) -> None:
@@ -58,6 +61,13 @@ def comes_before(a: t.Expr, b: t.Expr, dtype: DType, descending: bool) -> t.Expr
     return first | t.isnan(b) & ~t.isnan(a)
 
 
+def sort_buffer(kernel: Kernel, machine: Machine) -> list[Value]:
+    """Return the positions of an axis, twice."""
+    length = shape_of(operand(kernel.anchor))[kernel.anchor.attributes["axis"]]
+    return [Value("scratch", TensorType(int32, (2 * length,)))]
+
+
+@lowers(ops.sort, ops.argsort, scratch=sort_buffer)
 def sorting(kernel: Kernel, name: str, machine: Machine) -> Any:
     """A stable merge sort of positions, bottom up, in a scratch buffer of twice the axis' size."""
     frame = Frame(kernel, name, machine)
@@ -81,7 +91,7 @@ def sorting(kernel: Kernel, name: str, machine: Machine) -> Any:
         sorted_at = n if passes % 2 else 0
         with reader.loop("i", n) as i:
             place = code.let(t.load(scratch, i + sorted_at), "place")
-            frame.write(node.result, there(i), place if node.op.name == "argsort" else reader.at(x, there(place)))
+            frame.write(node.result, there(i), place if node.op is ops.argsort else reader.at(x, there(place)))
     return frame.finish()
 
 

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from mithril import ops
 from mithril.base import TensorType, dtype as as_dtype, float32
 from mithril.ir import Node, Value, is_expensive
 from mithril_cbackend import tir as t
@@ -19,10 +20,9 @@ from mithril_cbackend.lowering.element.element_reader import Index, operand, sha
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import computed
-from mithril_cbackend.lowering.element.vectorization import vectorisable
+from mithril_cbackend.lowering.element.vectorization import is_plain, vectorisable
 from mithril_cbackend.lowering.rows import reductions
 
-FOLDS = frozenset({"sum", "mean", "prod", "max", "min"})
 WAYS = 4  # accumulators side by side where a pass does little else than folding
 EXPENSIVE = 12.0  # operations per element from which a value is computed once for all passes of a row
 
@@ -47,13 +47,13 @@ def passes_of(kernel: Kernel) -> Passes:
     number: dict[Value, int] = {}
     for node in kernel.nodes:
         known = max((number.get(v, 0) for v in node.operands if v is not None), default=0)
-        number[node.result] = known + (node.op.name in FOLDS)
+        number[node.result] = known + (node.op in reductions.FOLDS)
     count = max(number.values()) + 1
     folds: list[list[Node]] = [[] for _ in range(count)]
     narrow: list[list[Value]] = [[] for _ in range(count)]
     needed: dict[Value, set[int]] = {v: {count - 1} for v in kernel.outputs}
     for node in kernel.nodes:
-        if node.op.name in FOLDS:
+        if node.op in reductions.FOLDS:
             folds[number[node.result] - 1].append(node)
             needed.setdefault(operand(node), set()).add(number[node.result] - 1)
         elif is_narrow(node.result, width):
@@ -62,7 +62,7 @@ def passes_of(kernel: Kernel) -> Passes:
     shortcuts: list[list[Node]] = [[] for _ in range(count)]
     for node in reversed(kernel.nodes):
         times = needed.get(node.result)
-        if times is None or node.op.name in FOLDS or is_narrow(node.result, width):
+        if times is None or node.op in reductions.FOLDS or is_narrow(node.result, width):
             continue
         if is_expensive(node, EXPENSIVE) and len(times) > 1:
             kept[min(times)].append(node.result)
@@ -76,18 +76,23 @@ def passes_of(kernel: Kernel) -> Passes:
     return Passes(folds, kept, narrow, shortcuts)
 
 
+def is_of_rows(node: Node) -> bool:
+    """Whether a kernel of rows can compute a node: a fold, or an element-wise operation."""
+    return node.op in reductions.FOLDS or is_plain(node)
+
+
 def is_by_narrow(node: Node, width: int) -> bool:
     """Whether a node divides elements by what a row has one of."""
-    return node.op.name == "div" and node.result.dtype is float32 and is_narrow(operand(node, 1), width)
+    return node.op is ops.div and node.result.dtype is float32 and is_narrow(operand(node, 1), width)
 
 
 def is_of_negative(kernel: Kernel, node: Node) -> bool:
     """Whether a node is ``exp(x - max(x))``."""
-    sub = kernel.producers.get(operand(node)) if node.op.name == "exp" and node.result.dtype is float32 else None
-    if sub is None or sub.op.name != "sub":
+    sub = kernel.producers.get(operand(node)) if node.op is ops.exp and node.result.dtype is float32 else None
+    if sub is None or sub.op is not ops.sub:
         return False
     largest = kernel.producers.get(operand(sub, 1))
-    return largest is not None and largest.op.name == "max" and operand(largest) is operand(sub)
+    return largest is not None and largest.op is ops.max and operand(largest) is operand(sub)
 
 
 def is_narrow(value: Value, width: int) -> bool:
@@ -117,7 +122,7 @@ class Rows:
         self.shape = shape_of(kernel.outputs[0])
         self.width = self.shape[-1]
         self.buffers = dict(zip(passes.all_kept, (frame.outputs[v] for v in kernel.scratch), strict=True))
-        vectors = vectorisable([n for n in kernel.nodes if n.op.name not in FOLDS])
+        vectors = vectorisable([n for n in kernel.nodes if n.op not in reductions.FOLDS])
         bits = max(v.dtype.bits for n in kernel.nodes for v in n.results)
         self.lanes = frame.machine.lanes(max(bits, 32)) if vectors else 1
 
@@ -143,7 +148,7 @@ class Rows:
         """Once along a row."""
         code, reader, folds = self.code, self.reader, self.passes.folds[k]
         shortcuts = self.passes.shortcuts[k]
-        factors = {n: self.reciprocal(operand(n, 1), at) for n in shortcuts if n.op.name == "div"}
+        factors = {n: self.reciprocal(operand(n, 1), at) for n in shortcuts if n.op is ops.div}
         known = [v for values in self.passes.kept[:k] for v in values]
         whole = self.width // self.lanes if self.lanes > 1 else 0
         ways = WAYS if whole >= 2 * WAYS and folds and not self.dear(k) else 1
@@ -151,7 +156,7 @@ class Rows:
         for node, total in zip(folds, totals, strict=True):
             for way in range(ways):
                 with reader.loop("l", self.lanes, t.VECTORIZED) as lane:
-                    first = reductions.start(node.op.name, operand(node).dtype)
+                    first = reductions.start(node.op, operand(node).dtype)
                     code.store(total, lane + way * self.lanes, first)
 
         def element(i: Any, lane: Any) -> None:
@@ -166,7 +171,7 @@ class Rows:
                 code.store(self.buffers[v], start + i, reader.at(v, there))
             for node, total in zip(folds, totals, strict=True):
                 x, dtype = reader.at(operand(node), there), operand(node).dtype
-                code.store(total, lane, reductions.fold(code, node.op.name, t.load(total, lane), x, dtype))
+                code.store(total, lane, reductions.fold(code, node.op, t.load(total, lane), x, dtype))
             if k + 1 == len(self.passes.folds):
                 for v in self.frame.kernel.outputs:
                     self.frame.write(v, there, reader.at(v, there))
@@ -182,9 +187,7 @@ class Rows:
             with reader.loop("r", self.width - whole * self.lanes) as r:
                 element(r + whole * self.lanes, 0)
         for node, total in zip(folds, totals, strict=True):
-            made = reductions.gathered(
-                self.frame, node.op.name, total, ways * self.lanes, operand(node).dtype, self.width
-            )
+            made = reductions.gathered(self.frame, node.op, total, ways * self.lanes, operand(node).dtype, self.width)
             reader.give(node.result, (*at, 0), code.let(made, node.result.name))
         for v in self.passes.narrow[k]:
             reader.at(v, (*at, 0))

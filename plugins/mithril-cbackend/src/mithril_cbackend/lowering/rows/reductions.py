@@ -6,43 +6,44 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from mithril import ops
 from mithril.base import DType
-from mithril.ir import Node, Value
+from mithril.ir import Node, Op, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import scalar_ops
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
-from mithril_cbackend.lowering.element.kernel import Kernel
+from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import computed, rounded
 from mithril_cbackend.lowering.element.vectorization import vectorisable
 
 Block = Callable[[dict[int, Any], Any, int, bool], None]  # positions, first element, how many, whether vectors
-FOLDS = ("sum", "mean", "prod", "max", "min", "any", "all")
+FOLDS = (ops.sum, ops.mean, ops.prod, ops.max, ops.min, ops.any, ops.all)
 WAYS = 4  # vectors side by side, more than it takes to fold in one element
 
 
-def start(op: str, dtype: DType) -> t.Expr:
+def start(op: Op, dtype: DType) -> t.Expr:
     """What a reduction of nothing gives."""
-    if op in ("any", "all"):
-        return t.const(op == "all", "bool")
-    if op in ("max", "min"):
-        sign = -1 if op == "max" else 1
-        value = sign * math.inf if dtype.is_float else dtype.limits[0 if op == "max" else 1]
+    if op in (ops.any, ops.all):
+        return t.const(op is ops.all, "bool")
+    if op in (ops.max, ops.min):
+        sign = -1 if op is ops.max else 1
+        value = sign * math.inf if dtype.is_float else dtype.limits[0 if op is ops.max else 1]
         return t.const(value, computed(dtype))
-    return t.const(1 if op == "prod" else 0, computed(dtype))
+    return t.const(1 if op is ops.prod else 0, computed(dtype))
 
 
-def fold(code: t.Code, op: str, total: t.Expr, x: t.Expr, dtype: DType) -> t.Expr:
+def fold(code: t.Code, op: Op, total: t.Expr, x: t.Expr, dtype: DType) -> t.Expr:
     """One more element."""
-    if op in ("any", "all"):
-        return t.binary("or" if op == "any" else "and", total, x)
-    if op in ("max", "min"):
-        return scalar_ops.extreme("gt" if op == "max" else "lt", code.let(x), code.let(total), dtype)
-    return scalar_ops.RULES["mul" if op == "prod" else "add"](code, total, x, dtype)
+    if op in (ops.any, ops.all):
+        return t.binary("or" if op is ops.any else "and", total, x)
+    if op in (ops.max, ops.min):
+        return scalar_ops.extreme("gt" if op is ops.max else "lt", code.let(x), code.let(total), dtype)
+    return (scalar_ops.mul if op is ops.prod else scalar_ops.add)(code, total, x, dtype)
 
 
-def finished(code: t.Code, op: str, total: t.Expr, dtype: DType, count: int) -> t.Expr:
-    if op == "mean":
+def finished(code: t.Code, op: Op, total: t.Expr, dtype: DType, count: int) -> t.Expr:
+    if op is ops.mean:
         total = total / t.const(count, computed(dtype))
     return rounded(code, total, dtype)
 
@@ -61,7 +62,7 @@ def read(buffer: t.Buffer, at: Any, dtype: DType) -> t.Expr:
     return t.not_equal(x, t.const(0, "uint8")) if dtype.is_bool else x
 
 
-def gathered(frame: Frame, op: str, total: Any, lanes: int, dtype: DType, count: int) -> t.Expr:
+def gathered(frame: Frame, op: Op, total: Any, lanes: int, dtype: DType, count: int) -> t.Expr:
     """What the lanes of an accumulator come to: halves are folded together until one element is left."""
     code, reader = frame.code, frame.reader
     while lanes > 1:
@@ -72,6 +73,7 @@ def gathered(frame: Frame, op: str, total: Any, lanes: int, dtype: DType, count:
     return finished(code, op, read(total, 0, dtype), dtype, count)
 
 
+@lowers(*FOLDS, is_producer=True, reads_once=True)
 def reduction(kernel: Kernel, name: str, machine: Machine) -> Any:
     """Any axes: loops over what is kept, inside them loops over what is reduced.
 
@@ -98,7 +100,7 @@ def _kept(node: Node, shape: tuple[int, ...], axes: tuple[int, ...], at: dict[in
 
 
 def _along(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tuple[int, ...], lanes: int) -> None:
-    op, dtype, code, reader = node.op.name, x.dtype, frame.code, frame.reader
+    op, dtype, code, reader = node.op, x.dtype, frame.code, frame.reader
     kept = [k for k in range(len(shape)) if k not in axes]
     outer, inner = [k for k in axes if k != len(shape) - 1], shape[-1] if shape else 1
     count = math.prod(shape[k] for k in axes)
@@ -139,7 +141,7 @@ def _along(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tup
 
 def _across(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tuple[int, ...], lanes: int) -> None:
     """The last axis is kept: blocks of it are accumulated side by side."""
-    op, dtype, code, reader = node.op.name, x.dtype, frame.code, frame.reader
+    op, dtype, code, reader = node.op, x.dtype, frame.code, frame.reader
     last = len(shape) - 1
     count = math.prod(shape[k] for k in axes)
     work = math.prod(shape) * len(frame.kernel.nodes)
@@ -192,7 +194,7 @@ class Extreme:
     def __init__(self, frame: Frame, lanes: int) -> None:
         node = frame.kernel.anchor
         self.code, self.reader, self.dtype = frame.code, frame.reader, operand(node).dtype
-        self.wins = "gt" if node.op.name == "argmax" else "lt"
+        self.wins = "gt" if node.op is ops.argmax else "lt"
         self.best = self.code.alloc("best", lanes, accumulator(self.dtype))
         self.place = self.code.alloc("place", lanes, "int32")
 
@@ -224,6 +226,7 @@ class Extreme:
         self.code.store(self.place, lane, t.select(better, t.index(place), t.load(self.place, lane)))
 
 
+@lowers(ops.argmax, ops.argmin)
 def positions(kernel: Kernel, name: str, machine: Machine) -> Any:
     """argmax and argmin, with vectors along the last axis, whether it is searched or kept."""
     frame = Frame(kernel, name, machine)

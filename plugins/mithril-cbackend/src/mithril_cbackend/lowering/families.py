@@ -1,0 +1,12 @@
+"""The operations of all families of kernels: importing a family registers them in ``LOWERINGS``."""
+
+from mithril_cbackend.lowering.conv import direct_convolution
+from mithril_cbackend.lowering.element import scatter
+from mithril_cbackend.lowering.element.kernel import LOWERINGS
+from mithril_cbackend.lowering.matmul import matmul
+from mithril_cbackend.lowering.pool import pooling
+from mithril_cbackend.lowering.rows import cumulative, reductions
+
+FAMILIES = (cumulative, direct_convolution, matmul, pooling, reductions, scatter)
+
+__all__ = ["FAMILIES", "LOWERINGS"]
