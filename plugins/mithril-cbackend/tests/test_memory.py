@@ -103,3 +103,23 @@ def test_a_value_read_by_two_kernels_is_stored_once():
         return ops.matmul(y, w) + ops.sum(y, axis=1, keepdims=True)
 
     assert counted(function, (9, 40), (40, 48)) <= 3
+
+
+def test_optimize_size_takes_convolutions_with_small_buffers():
+    """Columns of a few rows in place of a whole image, with the same results."""
+
+    def program(**options):
+        model = stacked(
+            *[layer for k in range(3) for layer in (Conv2d(16, kernel_size=3, padding=1, name=f"c{k}"), Relu())]
+        )
+        mobile = {"arch": "x86_64", "platform": "linux", **options}
+        return ml.compile(model, "c", shapes={"input": [1, 3, 32, 32]}, mobile_options=mobile, num_threads=1)
+
+    fast, small = program(), program(optimize_size=True)
+    params = fast.randomize_params(seed=0)
+    x = {"input": np.random.default_rng(0).standard_normal((1, 3, 32, 32)).astype(np.float32)}
+    results = [made.evaluate(params, x)["output"] for made in (fast, small)]
+    np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-5)
+    sizes = [made.programs[-1].executable.layout.arena for made in (fast, small)]
+    activations = 2 * 16 * 32 * 32 * 4
+    assert sizes[1] < 2 * activations < sizes[0]

@@ -35,7 +35,12 @@ def machine(options: BuildOptions, chosen: Purpose, num_threads: int | None = No
     if cpu is not None:
         check_cpu(cpu)
     made = Machine(
-        cpu or machine_code.host_cpu(), int(threads), int(width), fuse=options.fuses, plan=options.memory_plan
+        cpu or machine_code.host_cpu(),
+        int(threads),
+        int(width),
+        fuse=options.fuses,
+        plan=options.memory_plan,
+        compact=chosen.optimize_size,
     )
     return replace(made, cache=second_cache()) if chosen.arch is None else made
 

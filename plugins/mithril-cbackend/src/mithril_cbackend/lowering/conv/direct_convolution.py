@@ -107,6 +107,10 @@ def planned(kernel: Kernel, machine: Machine, known: bool) -> Plan | None:
     chosen = machine.schedules.get(signature(node))
     if chosen is not None:
         return next((p for p in ways if str(p) == chosen), None)
+    if machine.compact:
+        sizes = {p: elements(p.scratch(machine, known)) for p in ways}
+        smallest = min(ways, key=lambda p: (sizes[p], p.cost(machine, known)))
+        return smallest if sizes[smallest] < elements(buffers(node, machine, known)) else None
     layout, found = layout_of(node), min(ways, key=lambda p: p.cost(machine, known))
     width, pixels = _width(layout, machine, _rows(node)), math.prod(layout.result)
     batch, depth = shape_of(node.result)[0], _depth(node)
@@ -132,19 +136,28 @@ def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
     found = planned(kernel, machine, known)
     if found is not None:
         return [*found.scratch(machine, known), *turning(node, machine)]
+    return buffers(node, machine, known)
+
+
+def elements(scratch: Sequence[Value]) -> int:
+    return sum(math.prod(shape_of(v)) for v in scratch)
+
+
+def buffers(node: Node, machine: Machine, known: bool) -> list[Value]:
+    """Return the buffers of this file's tiles: the padded image, a tile of it for each thread, ordered kernels."""
     layout = layout_of(node)
     batch, channels = shape_of(operand(node))[:2]
     width, rows = _width(layout, machine, _rows(node)), _rows(node)
     images = machine.threads * (channels // node.attributes["groups"]) if _apart(node) else batch * channels
     made = shape_of(node.result)[1]
-    buffers = [
+    scratch = [
         _buffer("padded", images * layout.channel + slack(layout, width)),
         _buffer("tiles", machine.threads * rows * count(layout.pixels, width) * width),
     ]
     if not known:
         depth = math.prod(layout.kernel) * (channels // node.attributes["groups"])
-        buffers.append(_buffer("kernels", made * depth))
-    return buffers
+        scratch.append(_buffer("kernels", made * depth))
+    return scratch
 
 
 def prepared(kernel: Kernel, weights: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any] | None:

@@ -29,6 +29,7 @@ class Machine:
     cache: int = 1 << 19  # bytes of the second cache, which each of its cores has to itself
     fuse: bool = True  # whether a kernel may compute several operations
     plan: str | Callable[..., Any] = "smallest"  # the strategy of the arena's plan
+    compact: bool = False  # whether scratch buffers should be small rather than kernels fast
 
     def lanes(self, dtype_bits: int = 32) -> int:
         return max(1, self.vector_bytes * 8 // dtype_bits)
