@@ -12,11 +12,8 @@ import pytest
 import mithril as ml
 import mithril_cbackend
 from mithril import ops
-from mithril.base.dtypes import int32
-from mithril.base.errors import BackendError, InputError, MithrilError
-from mithril.base.quoting import c_quoted
-from mithril.ir import Builder
-from mithril.ir.decomposition import decompose
+from mithril.base import BackendError, InputError, MithrilError, c_quoted, int32
+from mithril.ir import Builder, decompose
 from mithril.models import (
     BatchNorm1d,
     Conv2d,

@@ -8,10 +8,9 @@ from hypothesis import given, strategies as st
 
 import mithril as ml
 from mithril import ops
-from mithril.backend.memory_plan import Buffer, smallest
-from mithril.ir import Builder
-from mithril.ir.decomposition import decompose
-from mithril.ir.evaluation import evaluate
+from mithril.backend import Buffer
+from mithril.backend.memory_plan import smallest
+from mithril.ir import Builder, decompose, evaluate
 from mithril.models import Conv2d, Gelu, LayerNorm, Linear, MaxPool2d, Model, MultiHeadAttention, Relu
 from mithril_cbackend.backend import CBackend
 

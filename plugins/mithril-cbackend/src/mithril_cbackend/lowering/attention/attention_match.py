@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mithril import ops
 from mithril.base import float32, int32
-from mithril.ir import Graph, Node, Value
+from mithril.ir import Graph, Node, Op, Value
 from mithril_cbackend.lowering.element.element_reader import is_uniform, operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.vectorization import is_plain
@@ -62,15 +62,15 @@ def attention_of(producers: Mapping[Value, Node], second: Node) -> Attention | N
 def _softmax(producers: Mapping[Value, Node], weights: Value) -> tuple[Node, ...] | None:
     """max, sub, exp, sum, div over the last axis, in this order."""
 
-    def made(value: Value, name: str) -> Node | None:
+    def producer(value: Value, op: Op) -> Node | None:
         node = producers.get(value)
-        return node if node is not None and node.op.name == name else None
+        return node if node is not None and node.op is op else None
 
-    div = made(weights, "div")
-    exp = div and made(operand(div), "exp")
-    total = div and made(operand(div, 1), "sum")
-    sub = exp and made(operand(exp), "sub")
-    largest = sub and made(operand(sub, 1), "max")
+    div = producer(weights, ops.div)
+    exp = div and producer(operand(div), ops.exp)
+    total = div and producer(operand(div, 1), ops.sum)
+    sub = exp and producer(operand(exp), ops.sub)
+    largest = sub and producer(operand(sub, 1), ops.max)
     if not (div and exp and total and sub and largest) or weights.dtype is not float32:
         return None
     last = (len(weights.shape) - 1,)

@@ -6,8 +6,7 @@ import math
 from typing import Any
 
 from mithril import ops
-from mithril.base.dtypes import float32
-from mithril.base.tensor_type import TensorType
+from mithril.base import TensorType, float32
 from mithril.ir import Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import scalar_ops
