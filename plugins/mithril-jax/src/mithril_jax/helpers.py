@@ -141,6 +141,28 @@ def max_pool(x, kernel, stride, padding, dilation):
     )
 
 
+@needs(lowest)
+def max_pool_positions_by_windows(x, kernel, stride, padding, dilation):
+    """Return the position of each window's first maximum: one reduction, whatever the size of the kernel."""
+    count = 1
+    for n in x.shape[2:]:
+        count *= n
+    numbers = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32).reshape(1, 1, *x.shape[2:]), x.shape)
+
+    def better(a, b):
+        (top, first), (other, number) = a, b
+        is_nan = jnp.logical_and(other != other, top == top)
+        is_equal = (other == top) | ((other != other) & (top != top))
+        wins = is_nan | ((other > top) & (top == top)) | (is_equal & (number < first))
+        return jnp.where(wins, other, top), jnp.where(wins, number, first)
+
+    start = (lowest(x), jnp.int32(count))
+    borders = ((0, 0), (0, 0), *padding)
+    window = ((1, 1, *kernel), (1, 1, *stride), borders)
+    first = lax.reduce_window((x, numbers), start, better, *window, window_dilation=(1, 1, *dilation))[1]
+    return jnp.where(first < count, first, -1)
+
+
 def pool_counts(shape, kernel, stride, padding, count_include_pad, dtype):
     """How many elements each window averages."""
     if count_include_pad:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from mithril import ops
@@ -199,6 +200,14 @@ table.helpers(
     helpers.conv_input_grad,
     helpers.conv_weight_grad,
 )
+
+
+def _is_wide(node: Node) -> bool:
+    """Windows of many elements, each of which would be a slice of its own to compile."""
+    return math.prod(node.attributes["kernel"]) > 64
+
+
+table.helper(helpers.max_pool_positions_by_windows, op="max_pool_positions", when=_is_wide)
 
 
 def _exceeds(node: Node) -> bool:

@@ -43,9 +43,9 @@ class Tally:
 tallies: dict[str, Tally] = {}  # by the class's module and name
 
 
-def merge(others: Mapping[str, Mapping[str, Any]]) -> None:
+def merge(tallies_of_worker: Mapping[str, Mapping[str, Any]]) -> None:
     """Add the tallies of another process; all processes collect the same classes."""
-    for key, other in others.items():
+    for key, other in tallies_of_worker.items():
         tally = tallies.setdefault(key, Tally(other["title"], other["operations"], other["exempt"]))
         tally.add(other["checked"], other["cases"])
 
