@@ -17,24 +17,24 @@ from mithril_testing.cases import backend_cases
 
 
 def table(**rows):
-    made = Lowerings("tiny", ["import numpy as np"], bfloat16="ml_dtypes.bfloat16")
-    made.rows(
+    lowerings = Lowerings("tiny", ["import numpy as np"], bfloat16="ml_dtypes.bfloat16")
+    lowerings.rows(
         {"tanh": "np.tanh({x})", "add": "{a} + {b}", "mul": "{a} * {b}", "sub": "{a} - {b}", "exp": "np.exp({x})"}
     )
-    made.rows({name: row for name, row in rows.items() if row is not None})
-    return made
+    lowerings.rows({name: row for name, row in rows.items() if row is not None})
+    return lowerings
 
 
 def kit(rows=(), *, ops=("tanh",), xfail=(), **changes):
-    """A conformance class of a tiny backend with these lowerings."""
+    """Return a conformance class of a tiny backend with these lowerings."""
 
     class Tiny(SourceBackend):
         name = "tiny"
         tables = {"portable": table(**dict(rows))}
 
         def array(self, data, dtype=None):
-            made = as_numpy(data, self.dtype)
-            return made if dtype is None else made.astype(as_dtype(dtype).numpy)
+            array = as_numpy(data, self.dtype)
+            return array if dtype is None else array.astype(as_dtype(dtype).numpy)
 
         def to_numpy(self, array):
             return np.asarray(array)
@@ -53,8 +53,8 @@ def cases(cls):
 
 def run_all(cls, test):
     for case in cases(cls):
-        wanted = getattr(getattr(cls, test), "accepts", None)
-        if wanted is None or wanted(case):
+        expected_arguments = getattr(getattr(cls, test), "accepts", None)
+        if expected_arguments is None or expected_arguments(case):
             getattr(cls(), test)(case)
 
 
@@ -104,18 +104,18 @@ def test_a_deleted_lowering_is_found():
 
 
 def test_a_deleted_lowering_that_only_gradients_need_is_found():
-    made = table()
-    made._rows.pop("mul")
-    cls = kit(tables={"portable": made})
+    lowerings = table()
+    lowerings._rows.pop("mul")
+    cls = kit(tables={"portable": lowerings})
     run_all(cls, "test_forward")
     with pytest.raises(MithrilError, match="no way to run"):
         run_all(cls, "test_gradient")
 
 
 def test_falling_back_on_the_reference_is_found():
-    made = Lowerings("tiny", ["import numpy as np", "from mithril.ops import tanh as reference"])
-    made.row("tanh", "reference({x})")
-    cls = kit(tables={"portable": made})
+    lowerings = Lowerings("tiny", ["import numpy as np", "from mithril.ops import tanh as reference"])
+    lowerings.row("tanh", "reference({x})")
+    cls = kit(tables={"portable": lowerings})
     with pytest.raises(AssertionError, match="the backend ran the reference of 'tanh'"):
         run_all(cls, "test_forward")
 
@@ -126,9 +126,9 @@ def test_pretending_to_have_run_is_found():
     original = cls.make().build
 
     def build(graph, options=None):
-        made = original(graph, options)
-        made.__class__ = type("Pretender", (type(made),), {"__slots__": (), "lowered": frozenset()})
-        return made
+        executable = original(graph, options)
+        executable.__class__ = type("Pretender", (type(executable),), {"__slots__": (), "lowered": frozenset()})
+        return executable
 
     cls.make().build = build
     with pytest.raises(AssertionError, match="did not run"):
@@ -143,13 +143,13 @@ def test_wrong_special_values_are_found():
 
 
 def test_sizes_baked_in_are_found():
-    made = table()
+    lowerings = table()
 
-    @made.function("tanh")
+    @lowerings.function("tanh")
     def _(call):
         return f"np.tanh(np.asarray({call.x}, order='C').reshape(-1))[:12].reshape({call.x}.shape)"
 
-    cls = kit(tables={"portable": made})
+    cls = kit(tables={"portable": lowerings})
     with pytest.raises((AssertionError, ValueError)):
         run_all(cls, "test_symbolic")
 
@@ -163,13 +163,13 @@ def test_writing_into_inputs_is_found():
 def test_text_that_changes_is_found():
     import itertools
 
-    made, counter = table(), itertools.count()
+    lowerings, counter = table(), itertools.count()
 
-    @made.function("tanh")
+    @lowerings.function("tanh")
     def _(call):
         return f"np.tanh({call.x} + {next(counter)} * 0)"
 
-    cls = kit(tables={"portable": made})
+    cls = kit(tables={"portable": lowerings})
     with pytest.raises(AssertionError):
         run_all(cls, "test_same_source_twice")
 
@@ -188,7 +188,7 @@ def test_an_xfail_needs_a_reason():
         run_all(kit({"tanh": "{x}"}, xfail={"tanh": ""}), "test_forward")
 
 
-def test_helpers_that_lie_are_found():
+def test_wrong_array_helpers_are_found():
     cls = kit(zeros=lambda self, shape, dtype=None: np.ones(shape, np.float32))
     with pytest.raises(AssertionError):
         cls().test_array_helpers()
@@ -201,7 +201,7 @@ def test_an_unsupported_dtype_must_be_refused():
 
 
 def test_every_operation_has_cases():
-    """An operation without samples would be checked by nobody."""
+    """Without samples an operation would not be checked."""
     from mithril_testing.selection import core_operations
 
     controlled = {"if", "while", "scan"}  # need bodies: the kit has graphs of their own for them

@@ -179,8 +179,8 @@ class Differentiating(Honest):
 
     factor = 1
 
-    def build_with_gradients(self, graph, of, wrt, options=None):
-        program = self.build(self.decomposed(gradients(graph, of, wrt), options), options)
+    def build_with_gradients(self, graph, output_names, wrt, options=None):
+        program = self.build(self.decomposed(gradients(graph, output_names, wrt), options), options)
         return lambda params, inputs: {
             n: a * self.factor if n.startswith("grad/") else a for n, a in program(params, inputs).items()
         }
@@ -202,8 +202,8 @@ def spoil_inputs_of_rank_4(program, call, params, inputs):
 
 
 def run_both(backend, program, regions, operands):
-    both = [program.run(region, operands[1:]) for region in regions]
-    return both[0 if operands[0] else 1]
+    branches = [program.run(region, operands[1:]) for region in regions]
+    return branches[0 if operands[0] else 1]
 
 
 def scale_params(program, call, params, inputs):

@@ -273,9 +273,12 @@ def test_a_run_says_how_much_it_checked(pytester, monkeypatch, ops, expected):
 def test_parallel_workers_add_up_to_one_line(pytester):
     pytest.importorskip("xdist")
     pytester.makepyfile(RUN.format(ops="('softmax', 'relu')"))
-    alone = pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider").stdout.str()
+    single_process = pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider").stdout.str()
     together = pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider", "-n", "2").stdout.str()
-    lines = [[line for line in text.splitlines() if "checked 2 of 2 operations" in line] for text in (alone, together)]
+    lines = [
+        [line for line in text.splitlines() if "checked 2 of 2 operations" in line]
+        for text in (single_process, together)
+    ]
     assert lines[0] == lines[1]
     assert len(lines[0]) == 1
 

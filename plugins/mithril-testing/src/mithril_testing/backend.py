@@ -43,7 +43,7 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
     gradients, values of all ranks, casts between all pairs of dtypes, integers of all widths, rows of special values,
     16-bit sums, control flow, parameters, results that share no memory, repeatability, constants in every role, arrays.
 
-    Of the backend itself: every claim of its ``capabilities``, by its effect, and that its ``identity`` tells apart
+    Of the backend itself: every claim of its ``capabilities``, by its effect, and that its ``identity`` distinguishes
     configurations that give other programs: other precisions, and those listed in ``configurations``.
 
     Not checked: speed, options other than those of ``options``, devices other than the backend's default, denormal

@@ -15,7 +15,7 @@ from mithril.ir import Arr, Builder, Graph, Node, Op, Sample, Value, emit
 from mithril_testing.sample_arrays import arrays_for
 from mithril_testing.selection import selected
 
-# The dtypes every first sample of an operation is tried with besides its own, by kind.
+# Additional dtypes for the first sample of an operation, by kind.
 _SIBLINGS = {
     "float": ("float64", "float16", "bfloat16"),
     "int": ("int8", "int64", "uint8"),
@@ -42,7 +42,7 @@ class Case:
         return f"{self.op.name}[{'-'.join(parts)}]"
 
     def names(self) -> list[str]:
-        """Every name that an xfail may use for the case, widest first."""
+        """Return every name that an xfail may use for the case, the most general first."""
         names = [self.op.name, f"{self.op.name}[{self.sample.label or self.number}]", self.id]
         if self.dtype is not None:
             names.insert(1, f"{self.op.name}[{self.dtype.name}]")
@@ -55,9 +55,9 @@ class Case:
     @property
     def needs(self) -> set[DType]:
         """Dtypes the backend must have for the case."""
-        found = {as_dtype(a.dtype) for a in self.arrays if a is not None}
-        found |= {v for v in self.op.complete(self.sample.attributes).values() if isinstance(v, DType)}
-        return found
+        dtypes = {as_dtype(a.dtype) for a in self.arrays if a is not None}
+        dtypes |= {v for v in self.op.complete(self.sample.attributes).values() if isinstance(v, DType)}
+        return dtypes
 
     def graph(self) -> Graph:
         """Return the call as a graph of inputs ``x0, x1, ...``."""
@@ -85,10 +85,10 @@ class Case:
                 values.append(builder.input(f"x{k}", shape, as_dtype(array.dtype)))
             attributes = self.sample.attributes
             if not any(v is not None for v in values):
-                made = emit(self.op, (), attributes)
+                results = emit(self.op, (), attributes)
             else:
-                made = self.op(*values, **attributes)
-        outputs = made if isinstance(made, tuple) else (made,)
+                results = self.op(*values, **attributes)
+        outputs = results if isinstance(results, tuple) else (results,)
         return builder.build({f"y{k}": v for k, v in enumerate(outputs)})
 
     @property
@@ -100,7 +100,7 @@ class Case:
 
 
 def backend_cases(dtypes: Collection[DType], ops: Collection[str | Op] | None = None) -> Iterator[Case]:
-    """All cases that a backend with these dtypes must pass; ``ops`` as for ``selected``."""
+    """Yield all cases that a backend with these dtypes must pass; ``ops`` as for ``selected``."""
     for _, op in sorted(selected(ops).items()):
         for number, sample in enumerate(op.samples):
             cases = [Case(op, sample, number)]
@@ -136,7 +136,7 @@ def is_primitive(node: Node) -> bool:
 
 
 def symbolic_graph(case: Case) -> Graph | None:
-    """The case with a symbolic leading size, or None where the operation needs to know it."""
+    """Return the case with a symbolic leading size, or None if the operation requires a static one."""
     if not any(a is not None and a.ndim for a in case.arrays):
         return None
     try:

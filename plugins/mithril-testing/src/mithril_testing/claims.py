@@ -27,7 +27,7 @@ SIDE = 512  # of square matrices: 1 MB each
 LINKS = 10  # of a chain of products
 ACCURACY = 0.15  # of exact figures of memory
 OTHERS = 0.2  # of the time of the busiest thread, which others compute
-TIMES = 4.0  # as long as without it, at least, takes a branch of so many products
+TIMES = 4.0  # minimal slowdown by a branch with this many products
 
 
 class ClaimChecks:
@@ -139,9 +139,9 @@ class ClaimChecks:
                     backend.build_with_gradients(lowered, ("y",), ("w", "x"), options)
                 return
             run = backend.build_with_gradients(lowered, ("y",), ("w", "x"), options)
-            given = {**arguments, cotangent_name("y"): np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)}
-            results = _called(backend, run, graph, given)
-            reference = self.expected(gradients(graph, ["y"], ["w", "x"]), given)  # type: ignore[attr-defined]
+            call_arguments = {**arguments, cotangent_name("y"): np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)}
+            results = _called(backend, run, graph, call_arguments)
+            reference = self.expected(gradients(graph, ["y"], ["w", "x"]), call_arguments)  # type: ignore[attr-defined]
             for name, value in reference.items():
                 assert_close(results[name], value, tolerance(backend.dtype, 16.0), f"'{name}'")
 
@@ -234,11 +234,11 @@ class ClaimChecks:
                 first, second = kind(), kind()
                 assert first.identity() == second.identity(), "equal backends have other identities"
             precisions = [d.name for d in (float16, bfloat16) if d in backend.dtypes]
-            others = [*(backend.with_precision(p) for p in precisions), *self.configurations]
-            known = {before: backend}
-            for other in others:
-                same = known.setdefault(other.identity(), other)
-                assert same is other, f"{other!r} and {same!r} have one identity: {other.identity()}"
+            configurations = [*(backend.with_precision(p) for p in precisions), *self.configurations]
+            by_identity = {before: backend}
+            for other in configurations:
+                existing = by_identity.setdefault(other.identity(), other)
+                assert existing is other, f"{other!r} and {existing!r} have one identity: {other.identity()}"
 
         self.check(["identity"], action)
 
@@ -249,7 +249,7 @@ def _matrix(seed: int, side: int = SIDE) -> Array:
 
 
 def _chain(links: int, side: int = SIDE) -> tuple[Graph, dict[str, Array]]:
-    """Return products one after the other, none of which can be written over its operand."""
+    """Return a chain of products, none of which can overwrite its operand."""
     with Builder("chain") as b:
         x, w = b.input("x", (side, side)), b.param("w", (side, side))
         y = _products(x, w, links)
@@ -267,8 +267,8 @@ def _donated() -> tuple[Graph, dict[str, Array]]:
         x, w = b.input("x", (SIDE, SIDE)), b.param("w", (SIDE, SIDE))
         y = w + x * 2.0
     graph = b.build({"w": y})
-    given = tuple(replace(i, tags={**i.tags, "donated": True}) if i.name == "w" else i for i in graph.inputs)
-    return graph.replaced(inputs=given), {"x": _matrix(2), "w": _matrix(3)}
+    donated_inputs = tuple(replace(i, tags={**i.tags, "donated": True}) if i.name == "w" else i for i in graph.inputs)
+    return graph.replaced(inputs=donated_inputs), {"x": _matrix(2), "w": _matrix(3)}
 
 
 def _branch() -> tuple[Graph, dict[str, Array]]:
@@ -330,6 +330,6 @@ def _thread_times() -> Mapping[str, int]:
     """Return the nanoseconds that each thread of this process has computed."""
     times = {}
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+        with contextlib.suppress(OSError):  # a thread that has just ended
             times[task.name] = int((task / "schedstat").read_text().split()[0])
     return times

@@ -21,16 +21,16 @@ class Tolerance:
 
 
 def tolerance(dtype: DType, factor: float = 1.0) -> Tolerance:
-    """What results of a dtype may differ by; integers and bools not at all."""
+    """Return the allowed difference of results of a dtype; zero for integers and bools."""
     base = _RELATIVE.get(dtype.name, 0.0) * factor
     return Tolerance(base, base / 4)
 
 
 def assert_close(
-    got: np.ndarray[Any, Any],
+    actual: np.ndarray[Any, Any],
     expected: np.ndarray[Any, Any],
     allowed: Tolerance,
-    what: str = "result",
+    label: str = "result",
     unsure: float = 0.0,
     signs: bool = False,
     largest: float = np.inf,
@@ -40,26 +40,27 @@ def assert_close(
     ``unsure`` is an additional difference that elements may have, whatever their size. ``signs`` compares the signs of
     zeros as well. ``largest`` bounds the size of the elements that the absolute tolerance is relative to.
     """
-    assert got.dtype == expected.dtype, f"{what}: dtype {got.dtype}, expected {expected.dtype}"
-    assert got.shape == expected.shape, f"{what}: shape {list(got.shape)}, expected {list(expected.shape)}"
+    assert actual.dtype == expected.dtype, f"{label}: dtype {actual.dtype}, expected {expected.dtype}"
+    assert actual.shape == expected.shape, f"{label}: shape {list(actual.shape)}, expected {list(expected.shape)}"
     if not expected.size:
         return
     if not as_dtype(expected.dtype).is_float:
-        wrong = got != expected
+        wrong = actual != expected
     else:
-        g, e = got.astype(np.float64), expected.astype(np.float64)
+        g, e = actual.astype(np.float64), expected.astype(np.float64)
         finite = np.isfinite(e)
         with np.errstate(all="ignore"):
             scale = min(float(np.max(np.abs(e[finite]), initial=0.0)), largest)
-            near = np.abs(g - e) <= allowed.relative * np.abs(e) + allowed.absolute * scale + unsure
+            close = np.abs(g - e) <= allowed.relative * np.abs(e) + allowed.absolute * scale + unsure
         alike = (np.isnan(g) & np.isnan(e)) | (g == e)
-        wrong = np.where(finite, ~near, ~alike)
+        wrong = np.where(finite, ~close, ~alike)
         if signs:
             wrong |= (g == 0) & (e == 0) & (np.signbit(g) != np.signbit(e))
     if wrong.any():
-        at = np.unravel_index(int(np.argmax(wrong.ravel())), expected.shape)
-        index = ", ".join(str(int(i)) for i in at)
+        position = np.unravel_index(int(np.argmax(wrong.ravel())), expected.shape)
+        index = ", ".join(str(int(i)) for i in position)
         raise AssertionError(
-            f"{what}: {int(wrong.sum())} of {expected.size} elements differ; first at [{index}]: "
-            f"got {got[at]!r}, expected {expected[at]!r} (relative {allowed.relative:g}, absolute {allowed.absolute:g})"
+            f"{label}: {int(wrong.sum())} of {expected.size} elements differ; first at [{index}]: "
+            f"got {actual[position]!r}, expected {expected[position]!r} "
+            f"(relative {allowed.relative:g}, absolute {allowed.absolute:g})"
         )

@@ -83,11 +83,13 @@ class Levels:
         renamed = dict(zip(self.graph.output_names, self.layer.outputs, strict=True))
         if not gradient:
             return {renamed[n]: a for n, a in evaluate(self.graph, arguments).items()}
-        of = {n: renamed[n] for n in self.graph.output_names if renamed[n] in self.of}
+        differentiated = {n: renamed[n] for n in self.graph.output_names if renamed[n] in self.of}
         wrt = [n for n, name in self.names.items() if name in self.wrt]
-        backward = gradients(self.graph, of, wrt)
-        given = [i.name for i in backward.arguments if i.name not in self.names]
-        cotangents = {n: cotangent(o, self.of[o]) for n, o in zip(given, of.values(), strict=True)}
+        backward = gradients(self.graph, differentiated, wrt)
+        cotangent_names = [i.name for i in backward.arguments if i.name not in self.names]
+        cotangents = {
+            n: cotangent(o, self.of[o]) for n, o in zip(cotangent_names, differentiated.values(), strict=True)
+        }
         results = evaluate(backward, {**arguments, **cotangents})
         renamed |= {result_name("gradient", n): result_name("gradient", self.names[n]) for n in wrt}
         return {renamed[n]: a for n, a in results.items()}
@@ -177,7 +179,8 @@ def special_arguments(
     """Return arguments drawn from the awkward values of their dtypes; integers stay small, as they may be places.
 
     Without ``overflow`` no finite number is so large that sums of products overflow, whose results are unspecified.
-    Inputs named in ``finite`` get neither infinities nor nan: weights of convolutions, which meet zeros of a padding.
+    Inputs named in ``finite`` get neither infinities nor nan: weights of convolutions, which padding zeros
+    are multiplied with.
     """
     rng = np.random.default_rng(seed)
     drawn = {}

@@ -121,12 +121,12 @@ class OpConformance:
 
     def test_axes(self, op: Op) -> None:
         """Split every factor of the axes: parts of the operands give parts of the results, joined as the roles say."""
-        assert not (why := missing_axes(op)), why
+        assert not (reason := missing_axes(op)), reason
         wrong = [*false_axes(op), *untried_axes(op)]
         assert not wrong, "\n".join(wrong)
         if factors := too_strict(op):
-            what = f"axes of '{op.name}': all samples split along {', '.join(factors)}, which is declared whole"
-            warnings.warn(what, pytest.PytestWarning, stacklevel=1)
+            message = f"axes of '{op.name}': all samples split along {', '.join(factors)}, which is declared whole"
+            warnings.warn(message, pytest.PytestWarning, stacklevel=1)
 
     def test_traits(self, op: Op) -> None:
         """Try the traits: linear operands, elements that only move, operands that can be exchanged."""

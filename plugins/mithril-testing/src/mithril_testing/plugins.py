@@ -16,8 +16,8 @@ class TargetConformance:
     target: ClassVar[str | HardwareTarget] = ""
 
     def found(self) -> HardwareTarget:
-        chosen = self.target
-        return plugins.target(chosen).spec if isinstance(chosen, str) else chosen
+        selection = self.target
+        return plugins.target(selection).spec if isinstance(selection, str) else selection
 
     def test_rates_are_physical(self) -> None:
         """Rates and memory are positive; every dtype with a rate exists."""
@@ -35,9 +35,9 @@ class TargetConformance:
     def test_narrower_floats_are_not_slower(self) -> None:
         """Halving the width never lowers the peak rate on hardware that lists both."""
         rates = self.found().peak_flops
-        for wide, narrow in (("float64", "float32"), ("float32", "float16"), ("float32", "bfloat16")):
-            if wide in rates and narrow in rates:
-                assert rates[narrow] >= rates[wide], f"{narrow} is slower than {wide}"
+        for wider, narrow in (("float64", "float32"), ("float32", "float16"), ("float32", "bfloat16")):
+            if wider in rates and narrow in rates:
+                assert rates[narrow] >= rates[wider], f"{narrow} is slower than {wider}"
 
     def test_aliases_lead_here(self) -> None:
         target = self.found()
@@ -53,8 +53,8 @@ class ProfilerConformance:
     arguments: ClassVar[Mapping[str, Any]] = {}
 
     def test_measures_a_block(self) -> None:
-        made = plugins.load_profiler(self.profiler)(**self.arguments)
-        with made as running:
+        profiler = plugins.load_profiler(self.profiler)(**self.arguments)
+        with profiler as running:
             total = sum(range(1000))
         assert total == 499500
         assert isinstance(running.summary(), str)

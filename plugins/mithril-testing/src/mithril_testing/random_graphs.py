@@ -1,4 +1,4 @@
-"""Graphs drawn at random from a seed: what no sample thinks of, operations after one another in every order."""
+"""Random graphs from a seed: sequences of operations in orders that samples do not cover."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNARY = names("abs", "neg", "tanh", "sigmoid", "relu", "gelu", "silu", "square",
 BINARY = names("add", "sub", "mul", "maximum", "minimum")
 REDUCTIONS = names("sum", "mean", "max", "min")
 SMALL = (1, 2, 3, 4)
-WIDE = (1, 2, 3, 5, 7, 8, 12, 16, 17, 24, 33)  # what tiles and vectors of kernels divide, and what they do not
+WIDE = (1, 2, 3, 5, 7, 8, 12, 16, 17, 24, 33)  # sizes that are and are not multiples of the tile and vector widths
 LARGEST = 40_000  # elements of a value
 
 
@@ -24,9 +24,9 @@ def random_graph(seed: int, size: int = 14, sizes: Sequence[int] = SMALL) -> Gra
     with Builder(f"random_{seed}") as b:
         values = [b.input(f"x{k}", _shape(rng, sizes)) for k in range(rng.randint(1, 3))]
         for _ in range(size):
-            made = rng.choice(MOVES)(rng, values, b)
-            if made is not None and math.prod(made.shape) <= LARGEST:
-                values.append(op("tanh")(made) if rng.random() < 0.3 else made)
+            results = rng.choice(MOVES)(rng, values, b)
+            if results is not None and math.prod(results.shape) <= LARGEST:
+                values.append(op("tanh")(results) if rng.random() < 0.3 else results)
         read = {v for n in b.nodes for v in n.operands}
         ends = [v for v in values if v not in read] or values[-1:]
         return b.build({f"y{k}": v for k, v in enumerate(ends)})
@@ -63,7 +63,7 @@ def _reduce(rng: random.Random, values: list[Value], b: Builder) -> Any:
     return op(rng.choice(REDUCTIONS))(x, axis=tuple(axes), keepdims=rng.random() < 0.5)
 
 
-def _normalise(rng: random.Random, values: list[Value], b: Builder) -> Any:
+def _normalize(rng: random.Random, values: list[Value], b: Builder) -> Any:
     x = rng.choice(values)
     if not x.ndim:
         return None
@@ -107,12 +107,12 @@ def _slice(rng: random.Random, values: list[Value], b: Builder) -> Any:
 
 def _concat(rng: random.Random, values: list[Value], b: Builder) -> Any:
     x = rng.choice(values)
-    same = [v for v in values if v.shape == x.shape]
-    return op("concat")(x, rng.choice(same), axis=rng.randrange(x.ndim)) if x.ndim > 0 and _small(x) else None
+    candidates = [v for v in values if v.shape == x.shape]
+    return op("concat")(x, rng.choice(candidates), axis=rng.randrange(x.ndim)) if x.ndim > 0 and _small(x) else None
 
 
 def _product(rng: random.Random, values: list[Value], b: Builder) -> Any:
-    """A linear layer, or a product with one matrix or as many as there are, transposed or not."""
+    """Emit a linear layer, or a product with one matrix or a batch of them, transposed or not."""
     x = rng.choice(values)
     if x.ndim < 2:
         return None
@@ -154,8 +154,8 @@ def _convolve(rng: random.Random, values: list[Value], b: Builder) -> Any:
         int(n) + sum(p) < d * (k - 1) + 1 for n, k, p, d in zip(x.shape[2:], kernel, padding, dilation, strict=True)
     ):
         return None
-    made = groups * rng.choice((1, 2, 3, 8))
-    w = b.input(f"k{len(b.inputs)}", (made, channels // groups, *kernel))
+    out_channels = groups * rng.choice((1, 2, 3, 8))
+    w = b.input(f"k{len(b.inputs)}", (out_channels, channels // groups, *kernel))
     return op("conv")(x, w, stride=stride, padding=padding, dilation=dilation, groups=groups) * 0.3
 
 
@@ -170,8 +170,8 @@ def _pool(rng: random.Random, values: list[Value], b: Builder) -> Any:
     return op(rng.choice(("max_pool", "avg_pool")))(x, kernel=kernel, stride=_two(rng, (1, 2)), padding=padding)
 
 
-def _two(rng: random.Random, of: tuple[int, ...]) -> tuple[int, int]:
-    return rng.choice(of), rng.choice(of)
+def _two(rng: random.Random, choices: tuple[int, ...]) -> tuple[int, int]:
+    return rng.choice(choices), rng.choice(choices)
 
 
 def _choose(rng: random.Random, values: list[Value], b: Builder) -> Any:
@@ -189,7 +189,7 @@ MOVES: tuple[Callable[[random.Random, list[Value], Builder], Any], ...] = (
     _binary,
     _binary,
     _reduce,
-    _normalise,
+    _normalize,
     _transpose,
     _reshape,
     _slice,

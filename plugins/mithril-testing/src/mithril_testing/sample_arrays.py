@@ -35,7 +35,7 @@ SPECIAL_FLOATS = (
 
 
 def make_array(spec: Arr, seed: str, dtype: DType | None = None) -> np.ndarray[Any, Any]:
-    """The array that a sample means, in its own or another dtype of the kind."""
+    """Return the array of a sample, in its own or another dtype of the kind."""
     kind = dtype or as_dtype(spec.dtype)
     shape = tuple(int(n) for n in spec.shape)
     if spec.values is not None:
@@ -51,16 +51,16 @@ def make_array(spec: Arr, seed: str, dtype: DType | None = None) -> np.ndarray[A
 
 
 def arrays_for(sample: Sample, seed: str, dtype: DType | None = None) -> list[np.ndarray[Any, Any] | None]:
-    """All operands of a sample. ``dtype`` replaces that of the operands of the first operand's kind."""
+    """Return all operands of a sample. ``dtype`` replaces the dtype of operands with the first operand's kind."""
     base = next((as_dtype(s.dtype) for s in sample.operands if s is not None), None)
-    made: list[np.ndarray[Any, Any] | None] = []
+    arrays: list[np.ndarray[Any, Any] | None] = []
     for k, spec in enumerate(sample.operands):
         if spec is None:
-            made.append(None)
+            arrays.append(None)
             continue
-        same = dtype is not None and base is not None and as_dtype(spec.dtype) is base
-        made.append(make_array(spec, f"{seed}/{k}", dtype if same else None))
-    return made
+        has_base_dtype = dtype is not None and base is not None and as_dtype(spec.dtype) is base
+        arrays.append(make_array(spec, f"{seed}/{k}", dtype if has_base_dtype else None))
+    return arrays
 
 
 def special_array(dtype: DType, denormals: bool = False) -> np.ndarray[Any, Any]:

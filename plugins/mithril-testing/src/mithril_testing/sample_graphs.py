@@ -1,4 +1,4 @@
-"""Small graphs that passes are tried on: one of each kind of thing a pass may meet."""
+"""Small input graphs for pass tests, one for each feature of graphs that a pass must handle."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _mlp() -> Graph:
         x = b.input("x", (3, 8))
         h = op("relu")(op("linear")(x, b.param("w1", (16, 8)), b.param("b1", (16,))))
         y = op("softmax")(op("linear")(h, b.param("w2", (4, 16)), b.param("b2", (4,))))
-        op("exp")(h)  # read by nobody
+        op("exp")(h)  # unused
     return b.build({"y": y})
 
 
@@ -76,16 +76,16 @@ def _constants() -> Graph:
         table = b.constant(np.arange(6, dtype=np.float32).reshape(2, 3))
         half = op("sqrt")(b.constant(0.25, "float32"))
         y = x * 1.0 + op("exp")(table) * half + 0.0
-        turned = op("transpose")(table)
-    return b.build({"y": y, "turned": turned})
+        transposed = op("transpose")(table)
+    return b.build({"y": y, "turned": transposed})
 
 
 def _repeats() -> Graph:
     with Builder("repeats") as b:
         x, w = b.input("x", (3, 4)), b.param("w", (4, 4))
-        same = b.param("same", (4, 4))
+        duplicate = b.param("same", (4, 4))
         a, c = op("tanh")(x @ w), op("tanh")(x @ w)
-        y = a + c + op("tanh")(x @ same)
+        y = a + c + op("tanh")(x @ duplicate)
     return b.build({"y": y, "a": a, "c": c})
 
 

@@ -106,7 +106,7 @@ class PassConformance:
 
         self.check(graph, action)
 
-    def test_does_not_touch_what_it_was_given(self, graph: Graph) -> None:
+    def test_does_not_modify_its_input(self, graph: Graph) -> None:
         before = str(graph)
         self.run(graph)
         assert str(graph) == before
@@ -115,11 +115,11 @@ class PassConformance:
         assert str(self.run(graph)) == str(self.run(graph))
 
     def test_result_can_be_printed_and_read_back(self, graph: Graph) -> None:
-        made = self.run(graph)
-        assert same(parse(str(made)), made)
+        result = self.run(graph)
+        assert same(parse(str(result)), result)
 
-    def test_comes_to_rest(self, graph: Graph) -> None:
-        """Run on its own result it changes nothing, after a few runs at most; then it gives the same object."""
+    def test_reaches_a_fixed_point(self, graph: Graph) -> None:
+        """Repeated runs reach a fixed point after a few runs, and then return the same object."""
         current = graph
         for _ in range(5):
             following = self.run(current)
@@ -180,8 +180,8 @@ class RuleConformance:
                     ordinary = np.isfinite(array) & np.isfinite(other) & (np.abs(array) < 1e30)
                     allowed = tolerance(as_dtype(array.dtype), 64.0)
                     rounding = tolerance(as_dtype(array.dtype)).relative * largest_value(before, arguments)
-                    both = np.where(ordinary, other, 0), np.where(ordinary, array, 0)
-                    assert_close(*both, allowed, name, unsure=rounding)
+                    operands = np.where(ordinary, other, 0), np.where(ordinary, array, 0)
+                    assert_close(*operands, allowed, name, unsure=rounding)
 
     def compare(self, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> None:
         for (name, array), other in zip(expected.items(), actual.values(), strict=True):
@@ -192,7 +192,7 @@ class RuleConformance:
 
 
 def largest_value(graph: Graph, arguments: Mapping[str, Any]) -> float:
-    """Return the largest finite size among a graph's values: what rounding inside of it is relative to."""
+    """Return the largest finite magnitude among a graph's values, to which rounding errors are relative."""
     values = [v for node in graph.nodes for v in node.results if v.dtype.is_float]
     every = graph.replaced(results=as_results(values))
     arrays = [np.abs(np.asarray(x, np.float64)) for x in evaluate(every, arguments).values()]

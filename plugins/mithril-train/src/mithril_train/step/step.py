@@ -1,8 +1,8 @@
 """The training step as one graph: forward, loss, backward, clipping, the optimizer's update, metrics.
 
-What a step carries on (parameters, the model's state, the optimizer's slots and counters) are inputs of the role
-``param`` and outputs of the same names, tagged ``donated``: a backend may write the new ones over the old. The batch
-and the learning rates are inputs of the role ``input``. What a step tells are results of the role ``report``.
+Carried values (parameters, the model's state, the optimizer's slots and counters) are inputs of the role
+``param`` and outputs of the same names, tagged ``donated``: a backend may overwrite the old ones. The batch
+and the learning rates are inputs of the role ``input``. Reports are results of the role ``report``.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Reports(NamedTuple):
 
 @dataclass(frozen=True)
 class Carried:
-    """Something a step reads and gives back: its type and what it begins with."""
+    """A value that a step reads and returns: its type and its initial value."""
 
     type: TensorType
     initial: float
 
 
 def rate_name(pattern: str) -> str:
-    """The input that holds the learning rate of a group."""
+    """Return the name of the input with the learning rate of a group."""
     return f"{RATE}/{pattern}" if pattern else RATE
 
 
@@ -70,7 +70,7 @@ def sum_name(parameter: str) -> str:
 
 # -- forward ---------------------------------------------------------------------------------------------------------
 def continued(graph: Graph) -> Builder:
-    """A builder that goes on where a graph ends."""
+    """Return a builder that continues a graph."""
     builder = Builder(graph.name)
     builder.inputs = list(graph.inputs)
     builder.nodes = list(graph.nodes)
@@ -84,9 +84,9 @@ def continued(graph: Graph) -> Builder:
 
 
 def with_loss(traced: Graph, columns: Mapping[str, TensorType], recipe: Recipe) -> Graph:
-    """The model's graph with loss and metrics as reports beside its state; its own outputs go.
+    """Replace the outputs of the model's graph by loss and metrics as reports; keep its state.
 
-    ``columns`` are the types of the batch; those that the model does not read become further inputs.
+    ``columns`` are the types of the batch; columns that the model does not use become further inputs.
     """
     outputs = {r.name: r.value for r in traced.results if r.role != "state"}
     builder = continued(traced)
@@ -117,8 +117,8 @@ def _loss(recipe: Recipe, outputs: Mapping[str, Value], batch: Mapping[str, Valu
                     facts=[f"scalar outputs of the model: {', '.join(scalars) or 'none'}"],
                     hint='give one: Trainer(loss="cross_entropy"), or a function of the model\'s outputs and the batch',
                 )
-            what, facts, hint = unknown("scalar output", name, list(scalars))
-            raise OptionError(what, facts=facts, hint=hint)
+            message, facts, hint = unknown("scalar output", name, list(scalars))
+            raise OptionError(message, facts=facts, hint=hint)
         loss = scalars[name]
     if not loss.dtype.is_float:
         raise GradientError(f"the loss is {loss.type}: only floats have gradients")
@@ -144,7 +144,7 @@ def trained_names(graph: Graph, recipe: Recipe) -> tuple[str, ...]:
 
 
 def with_gradients(graph: Graph, recipe: Recipe, trained: Iterable[str]) -> Graph:
-    """The graph with the gradients of parameters, of the scaled loss where there is a loss scale."""
+    """Add the gradients of the parameters, of the scaled loss if there is a loss scale."""
     scaled = graph
     if recipe.loss_scale is not None:
         builder = continued(graph)
@@ -152,31 +152,31 @@ def with_gradients(graph: Graph, recipe: Recipe, trained: Iterable[str]) -> Grap
             scale = builder.input(SCALE, (), float32, "state")
             loss = next(r.value for r in graph.results if r.name == LOSS)
             scaled = builder.build((*graph.results, Output(loss * scale, SCALED)))
-    made = value_and_gradients(scaled, SCALED if scaled is not graph else LOSS, trained)
-    return made.replaced(results=tuple(r for r in made.results if r.name != SCALED))
+    differentiated = value_and_gradients(scaled, SCALED if scaled is not graph else LOSS, trained)
+    return differentiated.replaced(results=tuple(r for r in differentiated.results if r.name != SCALED))
 
 
 # -- update ----------------------------------------------------------------------------------------------------------
 def carried(graph: Graph, recipe: Recipe, trained: Iterable[str]) -> dict[str, Carried]:
-    """What the step carries besides the model's parameters and state."""
+    """Return the values that the step carries in addition to the model's parameters and state."""
     types = {i.name: i.type for i in graph.arguments}
-    made = {STEP: Carried(TensorType(int32, ()), 0)}
+    entries = {STEP: Carried(TensorType(int32, ()), 0)}
     for name in trained:
         optimizer = recipe.optimizer.in_group(recipe.optimizer.group_of(name))
         for slot, (kind, initial) in optimizer.slots(types[name]).items():
-            made[slot_name(slot, name)] = Carried(kind, initial)
+            entries[slot_name(slot, name)] = Carried(kind, initial)
         if recipe.ema is not None:
-            made[ema_name(name)] = Carried(_wide(types[name]), 0.0)  # the trainer begins it with the parameter
+            entries[ema_name(name)] = Carried(_wide(types[name]), 0.0)  # the trainer begins it with the parameter
         if recipe.accumulate > 1:
-            made[sum_name(name)] = Carried(_wide(types[name]), 0.0)
+            entries[sum_name(name)] = Carried(_wide(types[name]), 0.0)
     if recipe.accumulate > 1:
-        made[COUNT] = Carried(TensorType(int32, ()), 0)
+        entries[COUNT] = Carried(TensorType(int32, ()), 0)
     if recipe.loss_scale is not None:
-        made[SCALE] = Carried(TensorType(float32, ()), recipe.loss_scale.initial)
-        made[GOOD] = Carried(TensorType(int32, ()), 0)
+        entries[SCALE] = Carried(TensorType(float32, ()), recipe.loss_scale.initial)
+        entries[GOOD] = Carried(TensorType(int32, ()), 0)
     if recipe.stops:
-        made[SOUND] = Carried(TensorType(bool_, ()), 1)
-    return made
+        entries[SOUND] = Carried(TensorType(bool_, ()), 1)
+    return entries
 
 
 def _wide(t: TensorType) -> TensorType:
@@ -186,7 +186,7 @@ def _wide(t: TensorType) -> TensorType:
 def with_update(
     graph: Graph, recipe: Recipe, trained: tuple[str, ...], *, last: bool = True, branch: bool = False
 ) -> Graph:
-    """The whole step. ``last=False`` only adds the gradients up: all but the last of the batches accumulated.
+    """Build the full step. ``last=False`` only accumulates gradients, for all but the last batch of a step.
 
     ``branch`` leaves an update out by an ``if``, which costs nothing where operations run one by one; otherwise each
     value is selected, which costs nothing where they are fused.
@@ -195,23 +195,23 @@ def with_update(
 
 
 class _Update:
-    """Writes what comes after the backward part."""
+    """Builds the part after the backward part."""
 
     def __init__(self, graph: Graph, recipe: Recipe, trained: tuple[str, ...], last: bool, branch: bool) -> None:
         self.graph, self.recipe, self.trained, self.last, self.branch = graph, recipe, trained, last, branch
         self.gradients = {r.of: r.value for r in graph.results_of("gradient")}
         self.state = {r.of: r.value for r in graph.results_of("state")}
         self.builder = continued(graph)
-        known = {i.name: i.value for i in graph.arguments}
-        self.parameters = {name: known[name] for name in trained}
-        self.old: dict[str, Value] = {}  # what is carried, as it came in
+        values = {i.name: i.value for i in graph.arguments}
+        self.parameters = {name: values[name] for name in trained}
+        self.old: dict[str, Value] = {}  # carried values at the start of the step
         self.new: dict[str, Value] = {}
         for i in graph.inputs:
             if i.role in ("param", "state") or i.name in trained:
                 self.old[i.name] = i.value
-        for name, made in carried(graph, recipe, trained).items():
+        for name, entry in carried(graph, recipe, trained).items():
             if name not in self.old:
-                self.old[name] = self.builder.input(name, made.type.shape, made.type.dtype, "param")
+                self.old[name] = self.builder.input(name, entry.type.shape, entry.type.dtype, "param")
 
     def run(self) -> Graph:
         builder, recipe = self.builder, self.recipe
@@ -227,7 +227,7 @@ class _Update:
                 if recipe.clip_value is not None:
                     limit = recipe.clip_value
                     gradients = {n: ops.clip(g, low=-limit, high=limit) for n, g in gradients.items()}
-                found = gradients
+                unclipped = gradients
                 if recipe.clip_norm is not None:
                     norm = global_norm(gradients.values())
                     reports[NORM] = result("report", "gradient_norm", norm)
@@ -235,7 +235,7 @@ class _Update:
                     gradients = {n: g * self._as(share, g) for n, g in gradients.items()}
                 updates = self._updates(gradients)
                 if recipe.guarded:
-                    good = self._sound(reports, found)
+                    good = self._sound(reports, unclipped)
                     reports[FINITE] = result("report", FINITE, good)
                     self._guarded(self._ended(good), updates)
                     self._rescale(good)
@@ -243,13 +243,13 @@ class _Update:
                     for update in updates:
                         self.new.update(update())
             carried = [Output(self.new.get(name, v), name, "state", name) for name, v in self.old.items()]
-        made = builder.build((*carried, *reports.values()))
-        return made.replaced(inputs=tuple(self._role(i) for i in made.inputs), name="step" if self.last else "sum")
+        step = builder.build((*carried, *reports.values()))
+        return step.replaced(inputs=tuple(self._role(i) for i in step.inputs), name="step" if self.last else "sum")
 
     def _role(self, i: Input) -> Input:
         if i.name not in self.old or i.role == "constant":
             return i
-        return replace(i, role="param", tags={**i.tags, "donated": True})  # nobody reads the old after the step
+        return replace(i, role="param", tags={**i.tags, "donated": True})  # the old value is dead after the step
 
     # -- gradients ---------------------------------------------------------------------------------------------------
     def _float(self, g: Value) -> Value:
@@ -280,7 +280,7 @@ class _Update:
 
     # -- parameters --------------------------------------------------------------------------------------------------
     def _updates(self, gradients: Mapping[str, Value]) -> list[Update]:
-        """Functions that write parts of the update and give new values by name: what all share, then each parameter."""
+        """Return functions that emit parts of the update by name: the shared part, then each parameter."""
         optimizer = self.recipe.optimizer
         rates = {p: self.builder.input(rate_name(p), (), float32) for p in optimizer.rates(0)}
         step = self.old[STEP] + 1
@@ -288,20 +288,20 @@ class _Update:
         scalars: dict[str, Scalars] = {}
         for group in dict.fromkeys(map(optimizer.group_of, self.parameters)):
             scalars[group] = optimizer.in_group(group).scalars(t, rates[group if group in rates else ""])
-        each = [partial(self._update, n, g, scalars[optimizer.group_of(n)]) for n, g in gradients.items()]
-        return [lambda: {**self.state, STEP: step}, *each]
+        parameter_updates = [partial(self._update, n, g, scalars[optimizer.group_of(n)]) for n, g in gradients.items()]
+        return [lambda: {**self.state, STEP: step}, *parameter_updates]
 
     def _update(self, name: str, gradient: Value, scalars: Scalars) -> dict[str, Value]:
-        """One parameter, and what is kept for it."""
+        """Update one parameter and its optimizer state."""
         p, recipe = self.parameters[name], self.recipe
         optimizer = recipe.optimizer.in_group(recipe.optimizer.group_of(name))
         slots = {s: self.old[slot_name(s, name)] for s in optimizer.slots(p.type)}
-        wide = self._float(p)
-        made, kept = optimizer.update(wide, self._as(gradient, wide), slots, scalars)
-        new = {slot_name(s, name): v for s, v in kept.items()}
+        upcast = self._float(p)
+        updated, new_slots = optimizer.update(upcast, self._as(gradient, upcast), slots, scalars)
+        new = {slot_name(s, name): v for s, v in new_slots.items()}
         if recipe.ema is not None:
-            new[ema_name(name)] = toward(self.old[ema_name(name)], made, 1.0 - recipe.ema)
-        new[name] = ops.cast(made, dtype=p.dtype) if made.dtype is not p.dtype else made
+            new[ema_name(name)] = toward(self.old[ema_name(name)], updated, 1.0 - recipe.ema)
+        new[name] = ops.cast(updated, dtype=p.dtype) if updated.dtype is not p.dtype else updated
         return new
 
     def _sound(self, reports: Mapping[str, Output], gradients: Mapping[str, Value]) -> Value:
@@ -319,20 +319,20 @@ class _Update:
             for g in gradients.values() if dynamic or not short else short:
                 total = total + self._as(ops.sum(g), total)
         good: Value = is_finite(total)
-        if self.recipe.stops:  # later steps change nothing either, so that the bad one can be looked at afterwards
+        if self.recipe.stops:  # later steps change nothing either, so that the failed one can be inspected
             good = self.new[SOUND] = ops.logical_and(good, self.old[SOUND])
         return good
 
     def _ended(self, good: Value) -> Value:
-        """Whether all loops ended too: the call raises where one did not, and leaves everything as it was."""
+        """Whether all loops terminated, too: if not, the call raises and changes nothing."""
         for cut_off in self.graph.results_of("check"):
             good = ops.logical_and(good, ops.equal(cut_off.value, 0))
         return good
 
     def _guarded(self, good: Value, updates: list[Update]) -> None:
-        """Everything stays as it was where loss or gradients are not finite.
+        """Keep the old values if loss or gradients are not finite.
 
-        Each parameter has an ``if`` of its own, so that its gradient is let go before the next one is updated.
+        Each parameter has a separate ``if``, so that its gradient is released before the next one is updated.
         """
         for update in updates:
             if self.branch:
@@ -344,15 +344,15 @@ class _Update:
         names: list[str] = []
 
         def then() -> tuple[Value, ...]:
-            made = update()
-            names.extend(made)
-            return tuple(made.values())
+            selected = update()
+            names.extend(selected)
+            return tuple(selected.values())
 
-        made = ops.cond(good, then, lambda: tuple(self.old[n] for n in names))
-        return dict(zip(names, made, strict=True))
+        selected = ops.cond(good, then, lambda: tuple(self.old[n] for n in names))
+        return dict(zip(names, selected, strict=True))
 
     def _rescale(self, good: Value) -> None:
-        """The next loss scale, where it is dynamic."""
+        """Compute the next dynamic loss scale."""
         scale = self.recipe.loss_scale
         if scale is None or not scale.dynamic:
             return
@@ -370,7 +370,7 @@ def is_finite(x: Value) -> Value:
 
 
 def global_norm(gradients: Iterable[Value]) -> Value:
-    """The root of the sum of all squares."""
+    """Return the root of the sum of all squares."""
     total: Any = None
     for g in gradients:
         square = ops.sum(g * g)
