@@ -8,6 +8,7 @@ HOMES = {
     "memory_remedy": ("check_memory",),
     "pass_pipeline": ("installed",),
     "steps": ("Compiler", "compile", "make_backend"),
+    "transformed": ("Transformed",),
     "transforms": ("grad", "hessian", "hvp", "jacobian", "jvp", "vjp", "vmap"),
 }
 __all__, __getattr__, __dir__ = lazy_exports(__name__, HOMES)

@@ -18,6 +18,7 @@ from mithril.compiler.steps import (
     compile as compile,
     make_backend as make_backend,
 )
+from mithril.compiler.transformed import Transformed as Transformed
 from mithril.compiler.transforms import (
     grad as grad,
     hessian as hessian,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mithril.base import ShapeError, Size, TensorType, mod, product
-from mithril.ir import Axis, Ints, composite, normalise_axes, per_input, positive, sample
+from mithril.base import ShapeError, Size, mod, product
+from mithril.ir import Axes, Axis, composite, per_input, positive, sample
 from mithril.ops.elementwise import rsqrt, square
 from mithril.ops.reduction import mean, sized, sum
 from mithril.ops.shape import reshape
@@ -24,12 +24,6 @@ def _scaled(y: Any, scale: Any, bias: Any) -> Any:
     return y if bias is None else y + up(bias)
 
 
-def _axes_form(types: Sequence[TensorType | None], attributes: dict[str, Any]) -> dict[str, Any]:
-    if types[0] is not None:
-        attributes["axes"] = normalise_axes(attributes["axes"], types[0].rank)
-    return attributes
-
-
 def _expect_parameter(name: str, given: Any, shape: tuple[Size, ...]) -> None:
     if given is not None and tuple(given.shape) != tuple(shape):
         raise ShapeError(f"'{name}' has shape {list(given.shape)}, expected {list(shape)}")
@@ -37,7 +31,6 @@ def _expect_parameter(name: str, given: Any, shape: tuple[Size, ...]) -> None:
 
 @composite(
     promotes="float",
-    canonical=_axes_form,
     flops=per_input(8),
     tolerance=4.0,
     samples=[
@@ -47,7 +40,7 @@ def _expect_parameter(name: str, given: Any, shape: tuple[Size, ...]) -> None:
         sample((2, 4), (4,), None, label="no bias"),
     ],
 )
-def layer_norm(x, scale=None, bias=None, *, axes: Ints = (-1,), eps: float = 1e-5):
+def layer_norm(x, scale=None, bias=None, *, axes: Axes = (-1,), eps: float = 1e-5):
     """x to mean 0 and variance 1 over axes, then scaled and shifted by parameters of those axes' shape."""
     for name, given in (("scale", scale), ("bias", bias)):
         _expect_parameter(name, given, tuple(x.shape[k] for k in axes))

@@ -101,11 +101,21 @@ class _Search:
         self.axes: OpAxes = op.axes(self.types, self.attributes, self.expected)
 
     def run(self) -> Inserted | Joined | None:
-        for inserted in self._insertions():
+        """Prefer rows in front, then as part of an outer axis, then anywhere: the fewer elements move the better."""
+        candidates = list(self._insertions())
+        in_front = [c for c in candidates if not any(c.axis_places)]
+        outermost_first = sorted(self._factors(), key=lambda j: sum(k or 0 for k in (*j.operands, *j.results)))
+        inserted = self._first(in_front)
+        if inserted is None and (joined := next(filter(self._joins, outermost_first), None)) is not None:
+            return joined
+        return inserted or self._first([c for c in candidates if any(c.axis_places)])
+
+    def _first(self, candidates: Sequence[Inserted]) -> Inserted | None:
+        for inserted in candidates:
             results = self._where(inserted)
             if results is not None:
                 return replace(inserted, results=results)
-        return next(filter(self._joins, self._factors()), None)
+        return None
 
     # -- an axis of its own
     def _insertions(self) -> Iterator[Inserted]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mithril.base import Dim, MithrilError, OptionError, ShapeError, TensorType, closest
-from mithril.compiler import compile as compile_model
+from mithril.compiler import Transformed, compile as compile_model
 from mithril.models import Layer
 from mithril.plugins import option_registry
 from mithril.runtime import CompiledModel
@@ -22,7 +22,7 @@ def compiled_model(
             option = "backend" if backend is not None else next(iter(options))
             raise OptionError(f"the model is compiled already: '{option}' belongs to ml.compile")
         return model
-    if not isinstance(model, Layer):
+    if not isinstance(model, (Layer, Transformed)):
         raise OptionError(f"'{model!r}' is not a model", hint="give a model or a compiled model")
     if backend is None:
         raise OptionError("a logical model needs a backend", hint='Trainer(model, optimizer, backend="jax")')

@@ -12,6 +12,7 @@ import numpy as np
 
 from mithril.backend import CheckedType, checked
 from mithril.base import InputError, Least, OptionError, Positive
+from mithril.compiler import Transformed
 from mithril.models import Layer
 from mithril.runtime import CompiledModel
 from mithril_train.engine.adapters import Loader, as_loader
@@ -63,7 +64,7 @@ class Trainer(metaclass=CheckedType):
 
     def __init__(
         self,
-        model: Layer | CompiledModel,
+        model: Layer | Transformed | CompiledModel,
         optimizer: Optimizer,
         *,
         loss: Any = None,
@@ -207,7 +208,7 @@ class Trainer(metaclass=CheckedType):
         interruption. ``resume="auto"`` looks in the folder of the callback ``Checkpoint`` and starts from the seed if
         there is no checkpoint yet, so that one command starts and restarts a training.
         """
-        if isinstance(loader, CompiledModel | Layer):
+        if isinstance(loader, CompiledModel | Layer | Transformed):
             raise InputError("fit takes a loader of batches", hint="ml.DataLoader((x, y), batch_size=32)")
         if is_batch(loader):
             raise InputError(
