@@ -107,6 +107,16 @@ def page(name: str) -> tuple[Path, str, str]:
     return path, text, f"{begin}{MARK}\n\n{PAGES[name]()}\n"
 
 
+def architecture() -> tuple[Path, str, str]:
+    """Return path, present text and expected text of the page with the drawing of the rooms."""
+    from drawing import drawing
+
+    path, begin, end = DOCS / "architecture.md", "<!-- drawn by docs/drawing.py -->", "<!-- end of the drawing -->"
+    text = path.read_text()
+    before, _, rest = text.partition(begin)
+    return path, text, f"{before}{begin}\n{drawing()}\n{end}{rest.partition(end)[2]}"
+
+
 def stubs() -> dict[str, tuple[Path, str, str]]:
     """Return path, present text and expected text of the stubs of the public face and of the rooms."""
     from mithril_tools.stubs import face_stub, room_stub
@@ -123,7 +133,8 @@ def stubs() -> dict[str, tuple[Path, str, str]]:
 
 def main() -> int:
     stale = []
-    for name, (path, text, expected) in {**{name: page(name) for name in PAGES}, **stubs()}.items():
+    pages = {**{name: page(name) for name in PAGES}, "architecture.md": architecture(), **stubs()}
+    for name, (path, text, expected) in pages.items():
         if text != expected:
             stale.append(name)
             if "--check" not in sys.argv:

@@ -479,23 +479,7 @@ def size_of(x, *, axis: Axis):
     return size_value(value=x.shape[axis])
 
 
-__all__ = [
-    "broadcast_to",
-    "concat",
-    "eye",
-    "flip",
-    "full",
-    "iota",
-    "repeat",
-    "reshape",
-    "shape_of",
-    "size_of",
-    "size_value",
-    "squeeze",
-    "stack",
-    "tile",
-    "transpose",
-    "tril",
-    "triu",
-    "unsqueeze",
+__all__ = [  # noqa: PLE0604
+    *("broadcast_to", "concat", "eye", "flip", "full", "iota", "repeat", "reshape", "shape_of"),
+    *("size_of", "size_value", "squeeze", "stack", "tile", "transpose", "tril", "triu", "unsqueeze"),
 ]

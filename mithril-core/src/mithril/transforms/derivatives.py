@@ -12,8 +12,7 @@ from dataclasses import replace
 from mithril.autodiff import gradients, living, value_and_gradients, zeros
 from mithril.base import GradientError, Size, TensorType, numel
 from mithril.ir import Builder, Graph, Input, Output, Value
-from mithril.ops import eye
-from mithril.ops.shape import reshape, transpose
+from mithril.ops import eye, reshape, transpose
 from mithril.transforms.vmap import vmap_graph
 
 Names = Iterable[str] | None

@@ -25,7 +25,8 @@ def face_stub() -> str:
 
 def installed_stub() -> str:
     """Return such a text for everything that is installed."""
-    return _stub("`mithril stubs`", lambda distribution: True)
+    quiet = "# mypy: ignore-errors\n"  # a distribution may come without types
+    return quiet + _stub("`mithril stubs`", lambda distribution: True)
 
 
 def room_stub(package: str) -> str:
@@ -88,9 +89,12 @@ def _listed(names: Iterable[str]) -> str:
 def _export(name: str, loads: str, imports: Imports) -> str:
     """Return the line of a plugin's name; a name of a module is an import, and needs none."""
     module, _, path = loads.partition(":")
-    if "." not in path:
+    if path == name:
         imports[module].add(f"{path} as {name}")
         return ""
+    if "." not in path:  # type checkers take `A as A` only for a name that is exported again
+        imports[module].add(f"{path} as _{name}")
+        return f"{name} = _{name}"
     holder, _, attribute = path.partition(".")
     imports[module].add(f"{holder} as _{holder}")
     return f"{name} = _{holder}.{attribute}"
