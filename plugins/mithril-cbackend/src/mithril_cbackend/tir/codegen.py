@@ -84,21 +84,21 @@ class Code:
         self.emit(stmt.DeclBuffer(buffer, data=parameter))
         return buffer
 
-    def store(self, buffer: Buffer, at: Any, value: Expr) -> None:
-        self.emit(stmt.BufferStore(buffer, value.node, [index(at).node]))
+    def store(self, buffer: Buffer, position: Any, value: Expr) -> None:
+        self.emit(stmt.BufferStore(buffer, value.node, [index(position).node]))
 
     def call(self, function: str, *arguments: Expr) -> None:
         self.emit(stmt.Evaluate(tirx.call_extern("int32", function, *[x.node for x in arguments])))
 
     def transpose(
-        self, lanes: int, source: Buffer, at: Any, stride: Any, target: Buffer, target_at: Any, target_stride: Any
+        self, lanes: int, source: Buffer, start: Any, stride: Any, target: Buffer, target_start: Any, target_stride: Any
     ) -> None:
         """Transpose a float32 square of the vector length; strides lead from row to row of source and target."""
         name = f"turn_{lanes}"
         self.helpers[name] = _square_transpose(name, lanes)
         addresses = [
             Expr(tirx.call_intrin("handle", "tirx.address_of", load(b, i).node))
-            for b, i in ((source, at), (target, target_at))
+            for b, i in ((source, start), (target, target_start))
         ]
         self.call(name, addresses[0], index(stride), addresses[1], index(target_stride))
 

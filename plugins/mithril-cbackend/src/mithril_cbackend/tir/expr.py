@@ -224,8 +224,8 @@ def is_affine(position: Expr) -> bool:
 Buffer = Any  # a buffer of TVM
 
 
-def load(buffer: Buffer, at: Any) -> Expr:
-    return Expr(buffer[index(at).node])
+def load(buffer: Buffer, position: Any) -> Expr:
+    return Expr(buffer[index(position).node])
 
 
 def vector(start: Any, lanes: int) -> Expr:
