@@ -13,15 +13,15 @@ CORE = Path(__file__).parents[1] / "mithril-core/src/mithril"
 def room_imports() -> dict[str, set[str]]:
     """Return the rooms that each room imports, in functions and for type checkers too."""
     rooms = {path.parent.name for path in CORE.glob("*/__init__.py")}
-    found: dict[str, set[str]] = {room: set() for room in rooms}
+    edges: dict[str, set[str]] = {room: set() for room in rooms}
     for room in rooms:
         for path in (CORE / room).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "mithril":
                     parts = (node.module or "").split(".")
                     names = parts[1:2] or [alias.name for alias in node.names]
-                    found[room] |= {name for name in names if name in rooms and name != room}
-    return found
+                    edges[room] |= {name for name in names if name in rooms and name != room}
+    return edges
 
 
 def drawing() -> str:

@@ -25,7 +25,7 @@ ml.compile(None, "numpy", tiling="x")
 
 @pytest.fixture
 def toy():
-    """A plugin with an option and an optimizer: this object is everything that was written for them."""
+    """Register a plugin with an option and an optimizer: nothing else is written for them."""
     options = hookimpl(lambda: [Option("tiling", int, 1, "Size of tiles.")])
     exports = hookimpl(lambda: [Export("SoftSGD", "fractions:Fraction")])
     plugins.register(SimpleNamespace(mithril_options=options, mithril_exports=exports), "mithril-toy")
