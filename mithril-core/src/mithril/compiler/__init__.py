@@ -3,11 +3,12 @@
 from mithril.base.lazy_exports import lazy_exports
 
 HOMES = {
+    "backend_choice": ("make_backend",),
     "frontend": ("InputDeclaration", "Source", "TraceRequest", "source_of"),
     "input_types": ("TRAINING_FLAG", "input_specs", "probe_types"),
     "memory_remedy": ("check_memory",),
     "pass_pipeline": ("installed",),
-    "steps": ("Compiler", "compile", "make_backend"),
+    "steps": ("Compiler", "compile"),
     "transformed": ("Transformed",),
     "transforms": ("grad", "hessian", "hvp", "jacobian", "jvp", "vjp", "vmap"),
 }

@@ -1,5 +1,6 @@
 """The compiler: from a model to an executable program, in seven steps."""
 
+from mithril.compiler.backend_choice import make_backend as make_backend
 from mithril.compiler.frontend import (
     InputDeclaration as InputDeclaration,
     Source as Source,
@@ -16,7 +17,6 @@ from mithril.compiler.pass_pipeline import installed as installed
 from mithril.compiler.steps import (
     Compiler as Compiler,
     compile as compile,
-    make_backend as make_backend,
 )
 from mithril.compiler.transformed import Transformed as Transformed
 from mithril.compiler.transforms import (
