@@ -42,6 +42,7 @@ def _expect_parameter(name: str, given: Any, shape: tuple[Size, ...]) -> None:
 )
 def layer_norm(x, scale=None, bias=None, *, axes: Axes = (-1,), eps: float = 1e-5):
     """x to mean 0 and variance 1 over axes, then scaled and shifted by parameters of those axes' shape."""
+    assert isinstance(axes, tuple)
     for name, given in (("scale", scale), ("bias", bias)):
         _expect_parameter(name, given, tuple(x.shape[k] for k in axes))
     z = up(x)
