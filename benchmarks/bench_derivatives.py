@@ -64,7 +64,7 @@ def cases() -> dict[str, tuple[ml.Graph, str, dict[str, Any], Callable[..., Any]
     shared = dict.fromkeys(W)
     x = {"x": X, **W}
     rows = {"x": ROWS, **W}
-    own = (0, *[None] * len(W))
+    in_axes = (0, *[None] * len(W))
     by_rows = ml.vmap(ml.jacobian(forward, wrt="x"), shared, size=BATCH)
     per_sample = ml.vmap(ml.grad(scalar, wrt="w2"), shared, size=BATCH)
     gradient = jax.grad(reference_energy)
@@ -78,13 +78,13 @@ def cases() -> dict[str, tuple[ml.Graph, str, dict[str, Any], Callable[..., Any]
     w = tuple(W.values())
     tangent = {"tangent/x": T}
     return {
-        "vmap, 256 rows": (ml.vmap(forward, shared, size=BATCH), "y", rows, jax.vmap(reference, own), (ROWS, *w)),
+        "vmap, 256 rows": (ml.vmap(forward, shared, size=BATCH), "y", rows, jax.vmap(reference, in_axes), (ROWS, *w)),
         "gradients by w2 of 256 rows": (
-            per_sample, "grad/w2", rows, jax.vmap(jax.grad(reference_energy, 2), own), (ROWS, *w),
+            per_sample, "grad/w2", rows, jax.vmap(jax.grad(reference_energy, 2), in_axes), (ROWS, *w),
         ),
         "jvp": (ml.jvp(forward, wrt="x"), "tangent/y", x | tangent, forward_product, (X, T, *w)),
         "jacobian": (ml.jacobian(forward, wrt="x"), "jacobian/y/x", x, jax.jacobian(reference), (X, *w)),
-        "jacobians of 256 rows": (by_rows, "jacobian/y/x", rows, jax.vmap(jax.jacobian(reference), own), (ROWS, *w)),
+        "jacobians of 256 rows": (by_rows, "jacobian/y/x", rows, jax.vmap(jax.jacobian(reference), in_axes), (ROWS, *w)),
         "hvp": (ml.hvp(scalar, wrt="x"), "hvp/x", x | tangent, product, (X, T, *w)),
         "hessian by x": (ml.hessian(scalar, wrt="x"), "hessian/x", x, jax.hessian(reference_energy), (X, *w)),
         "hessian by w3": (
@@ -102,17 +102,17 @@ def main() -> None:
     print(f"{'':30} {'mithril':>9} {'jax':>9} {'ratio':>6} {'difference':>11}")
     for name, (transformed, output, inputs, function, arguments) in cases().items():
         compiled = ml.compile(transformed, "jax", outputs=[output])
-        placed: Mapping[str, Any] = {n: jnp.asarray(v) for n, v in inputs.items()}
+        device_inputs: Mapping[str, Any] = {n: jnp.asarray(v) for n, v in inputs.items()}
         jitted = jax.jit(function)
         values = tuple(jnp.asarray(a) for a in arguments)
-        apart = difference(compiled.evaluate({}, placed)[output], jitted(*values))
+        error = difference(compiled.evaluate({}, device_inputs)[output], jitted(*values))
         ways = {
-            "mithril": lambda c=compiled, p=placed, o=output: c.evaluate({}, p)[o].block_until_ready(),
+            "mithril": lambda c=compiled, p=device_inputs, o=output: c.evaluate({}, p)[o].block_until_ready(),
             "jax": lambda f=jitted, v=values: f(*v).block_until_ready(),
         }
         best = interleaved(ways, clock=time.process_time)
         ratio = best["mithril"] / best["jax"]
-        print(f"{name:30} {best['mithril'] * 1e6:9.1f} {best['jax'] * 1e6:9.1f} {ratio:6.2f} {apart:11.1e}")
+        print(f"{name:30} {best['mithril'] * 1e6:9.1f} {best['jax'] * 1e6:9.1f} {ratio:6.2f} {error:11.1e}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 import mithril as ml
 from mithril import ops
 from mithril.base import registry
-from mithril.ir import Builder, Output, evaluate, like, op, result, same_shape, sample, verify
+from mithril.ir import Builder, Output, composite, evaluate, like, op, result, same_shape, sample, verify
 from mithril.transforms.placement import place_rows
 
 N = 4
@@ -195,10 +195,12 @@ def test_rows_draw_apart_from_the_key_of_the_model_itself():
     results = evaluate(mapped, {"rng": key, "x": np.ones((N, 3), np.float32)})
     assert len({row.tobytes() for row in results["y"]}) == N
     np.testing.assert_array_equal(results["state/rng"], ops.fold_in(key, 0))
-    for k in range(N):
-        noise = ops.normal(ops.fold_in(ops.fold_in(key, 1), k), shape=(3,))
-        is_kept = results["y"][k] != 0
-        np.testing.assert_allclose(results["y"][k][is_kept], 2 * (1 + noise)[is_kept], 1e-5)
+    noise = ops.normal(ops.fold_in(key, 1), shape=(N, 3))
+    expected = ops.dropout(1 + noise, ops.fold_in(key, 2), p=0.5)
+    np.testing.assert_allclose(results["y"], expected, 1e-6)
+    outer = verify(ml.vmap(ml.vmap(keyed("state", drawing), size=2), size=N))
+    nested = evaluate(outer, {"rng": key, "x": np.ones((N, 2, 3), np.float32)})["y"]
+    assert len({row.tobytes() for row in nested.reshape(-1, 3)}) == 2 * N
 
 
 def test_rows_draw_apart_in_loops_as_well():
@@ -292,6 +294,23 @@ def test_a_rule_of_its_own(own_ops):
         ml.OperationError, match=r"(?s)rows of 'acme.ranks' are f32\[2, 3\], expected f32\[rows, 2, 3\]"
     ):
         ml.vmap(built(ranks, x=(2, 3)))
+
+
+def test_a_gradient_that_the_body_does_not_have_is_not_lost(own_ops):
+    """Keep a composite that has another gradient than its body."""
+
+    @composite(name="acme.rounded_product", samples=[sample((2, 3), (3, 2))])
+    def rounded_product(x, w):
+        """Multiply the rounded matrix."""
+        return ops.dot(ops.round(x), w, contract_a=(1,), contract_b=(0,))
+
+    rounded_product.surrogate_vjp(lambda g, y, x, w: (g @ ops.transpose(w), ops.transpose(x) @ g))
+    graph = built(rounded_product, x=(2, 3), w=(3, 2))
+    assert "acme.rounded_product" in names_of(same_as_loop(graph, {"x"}))
+    with pytest.raises(
+        ml.OperationError, match=r"(?s)'acme.rounded_product' cannot run on all rows.*@rounded_product\.vmap"
+    ):
+        ml.vmap(graph)
 
 
 def test_a_wrong_place_is_not_taken(own_ops):

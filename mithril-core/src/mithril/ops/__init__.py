@@ -34,7 +34,7 @@ from mithril.ops.control_flow import BOUNDED, PLACES, cond, if_op, scan, scan_op
 from mithril.ops.elementwise import CENTRAL, TAIL
 from mithril.ops.nn import ACTIVATIONS
 from mithril.ops.python_indexing import getitem
-from mithril.ops.random import keys_of_rows, threefry
+from mithril.ops.random import threefry
 from mithril.ops.row_independence import first_mixed
 from mithril.ops.shape import size_value, spread
 
@@ -51,7 +51,6 @@ __all__ = [
     "first_mixed",
     "getitem",
     "if_op",
-    "keys_of_rows",
     "op",
     "scan",
     "scan_op",

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import DType, OperationError, Shape, ShapeError, Size, bfloat16, float16, float32, float64, uint32
+from mithril.base import DType, OperationError, Shape, ShapeError, bfloat16, float16, float32, float64, uint32
 from mithril.ir import composite, exactly, expect_rank, op, sample
 from mithril.ops.basic import cast
 from mithril.ops.control_flow import scan
 from mithril.ops.elementwise import CENTRAL, TAIL, erfinv, less, log, maximum, shift_right, sqrt, where
-from mithril.ops.shape import iota, spread
+from mithril.ops.shape import spread
 
 Array = np.ndarray[Any, Any]
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -130,12 +130,7 @@ for _op in (random_bits, split_key, fold_in):
     _op.no_vjp(NO_GRADIENT)
 
 
-# -- keys of their own for each row: one after the other, as the counters of a key begin at 0 ----------------------
-def keys_of_rows(key: Any, rows: Size) -> Any:
-    """Return a key for each row: the key folded with its number."""
-    return _each(lambda number: fold_in(key, number), iota(shape=(rows,)))
-
-
+# -- keys that differ between rows: in sequence, as the counters of each key begin at 0 ----------------------------
 def _each(draw: Any, *operands: Any) -> Any:
     return scan(lambda carry, row: (carry, draw(*row)), (), operands)[1]
 

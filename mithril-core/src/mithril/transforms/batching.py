@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from mithril.base import MithrilError, OperationError, Registry, Size, TensorType, product
 from mithril.ir import Builder, Graph, Node, Op, Value
-from mithril.ops import keys_of_rows, random_bits, reshape, scan, spread, transpose
+from mithril.ops import random_bits, reshape, scan, spread, transpose
 from mithril.transforms.placement import Inserted, Joined, place_rows
 
 
@@ -68,9 +68,10 @@ class Batching:
             return region_rules[op.name](self, node, present)
         if draws and op.composite:
             return self._body(node, operands)
-        if draws and op is random_bits:
-            operands = [Carried(keys_of_rows(present[0].value, self.rows), has_rows=True)]
-        elif not has_rows:
+        if draws and op is random_bits:  # one draw for all rows
+            shape = (self.rows, *node.attributes["shape"])
+            return [Carried(random_bits(present[0].value, shape=shape), has_rows=True)]
+        if not has_rows:
             return self._once(node, operands, has_keys=True)
         return self._all_rows(node, operands)
 
