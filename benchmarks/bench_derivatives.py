@@ -64,7 +64,7 @@ def cases() -> dict[str, tuple[ml.Graph, str, dict[str, Any], Callable[..., Any]
     shared = dict.fromkeys(W)
     x = {"x": X, **W}
     rows = {"x": ROWS, **W}
-    in_axes = (0, *[None] * len(W))
+    axes = (0, *[None] * len(W))
     by_rows = ml.vmap(ml.jacobian(forward, wrt="x"), shared, size=BATCH)
     per_sample = ml.vmap(ml.grad(scalar, wrt="w2"), shared, size=BATCH)
     gradient = jax.grad(reference_energy)
@@ -78,13 +78,13 @@ def cases() -> dict[str, tuple[ml.Graph, str, dict[str, Any], Callable[..., Any]
     w = tuple(W.values())
     tangent = {"tangent/x": T}
     return {
-        "vmap, 256 rows": (ml.vmap(forward, shared, size=BATCH), "y", rows, jax.vmap(reference, in_axes), (ROWS, *w)),
+        "vmap, 256 rows": (ml.vmap(forward, shared, size=BATCH), "y", rows, jax.vmap(reference, axes), (ROWS, *w)),
         "gradients by w2 of 256 rows": (
-            per_sample, "grad/w2", rows, jax.vmap(jax.grad(reference_energy, 2), in_axes), (ROWS, *w),
+            per_sample, "grad/w2", rows, jax.vmap(jax.grad(reference_energy, 2), axes), (ROWS, *w),
         ),
         "jvp": (ml.jvp(forward, wrt="x"), "tangent/y", x | tangent, forward_product, (X, T, *w)),
         "jacobian": (ml.jacobian(forward, wrt="x"), "jacobian/y/x", x, jax.jacobian(reference), (X, *w)),
-        "jacobians of 256 rows": (by_rows, "jacobian/y/x", rows, jax.vmap(jax.jacobian(reference), in_axes), (ROWS, *w)),
+        "jacobians of 256 rows": (by_rows, "jacobian/y/x", rows, jax.vmap(jax.jacobian(reference), axes), (ROWS, *w)),
         "hvp": (ml.hvp(scalar, wrt="x"), "hvp/x", x | tangent, product, (X, T, *w)),
         "hessian by x": (ml.hessian(scalar, wrt="x"), "hessian/x", x, jax.hessian(reference_energy), (X, *w)),
         "hessian by w3": (
