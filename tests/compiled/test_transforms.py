@@ -7,7 +7,7 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.models import Dropout, Layer, LayerNorm, Linear, Model, Sequential, Sum, Tanh
+from mithril.models import Dropout, Layer, LayerNorm, Linear, Model, Multiply, Sequential, Sum, Tanh, While
 
 X = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
 T = np.random.default_rng(1).normal(size=(4, 3)).astype(np.float32)
@@ -93,6 +93,19 @@ def test_rows_drop_elements_of_their_own(python_backend):
     np.testing.assert_array_equal(outputs["output"], expected["output"])
     assert len({row.tobytes() for row in np.asarray(outputs["output"])}) == 8
     assert set(state) == {"rng"}
+
+
+def test_loops_of_rows_stop_at_their_bounds(backend):
+    body = Multiply()(left="s", right=1.5, output="more")
+    loop = While("k < rounds", body, {"s": "x", "k": 0}, {"s": "more", "k": "k + 1"}, {"y": "s"}, max_trips=6)
+    model = Model()
+    model |= loop(x="x", rounds="rounds", y="output")
+    x = np.ones((4, 3), np.float32)
+    compiled = ml.compile(ml.vmap(model), backend)
+    outputs = compiled.evaluate({}, {"x": x, "rounds": np.array([0, 1, 2, 6], np.int32)})
+    np.testing.assert_allclose(np.asarray(outputs["output"])[:, 0], 1.5 ** np.array([0, 1, 2, 6]), 1e-6)
+    with pytest.raises(ml.InputError, match="max_trips=6"):
+        compiled.evaluate({}, {"x": x, "rounds": np.array([0, 1, 2, 7], np.int32)})
 
 
 class Critic(Layer):

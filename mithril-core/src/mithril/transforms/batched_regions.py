@@ -76,9 +76,7 @@ def _chosen(choice: Value, a: Value, b: Value) -> Value:
 def if_rule(batching: Batching, node: Node, operands: Sequence[Carried]) -> list[Carried]:
     choice, *rest = operands
     if choice.has_rows:
-        tags, Builder.current().tags = Builder.current().tags, None
         branches = [batching.walk(region, rest) for region in node.regions]
-        Builder.current().tags = tags
         return [
             Carried(_chosen(choice.value, batching.with_rows(a), batching.with_rows(b)), has_rows=True)
             for a, b in zip(*branches, strict=True)

@@ -7,14 +7,16 @@ its body.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import packages_distributions
 from typing import Any, NamedTuple
 
 from mithril.base import MithrilError, OperationError, Registry, Size, TensorType, product
 from mithril.ir import Builder, Graph, Node, Op, Value
-from mithril.ops import random_bits, reshape, scan, spread, transpose
+from mithril.ops import BOUNDED, PLACES, random_bits, reshape, scan, spread, transpose
 from mithril.transforms.placement import Inserted, Joined, place_rows
+
+MARKS = (BOUNDED, PLACES)  # tags of one node, which those around it do not share
 
 
 class Carried(NamedTuple):
@@ -51,8 +53,12 @@ class Batching:
         for node in graph.nodes:
             operands = [None if v is None else values[v] for v in node.operands]
             has_origin = str(node.origin)
-            with builder.at(node.origin if has_origin else outer[0], node.tags or outer[1]):
+            marks = {name: tag for name, tag in node.tags.items() if name in MARKS}
+            tags = {name: tag for name, tag in node.tags.items() if name not in MARKS}
+            with builder.at(node.origin if has_origin else outer[0], tags or outer[1]):
                 results = self._node(node, operands)
+            if marks:
+                _mark(builder, results[0].value, marks)
             for old, new in zip(node.results, results, strict=True):
                 values[old] = new
         return [values[v] for v in graph.outputs]
@@ -259,6 +265,12 @@ def no_rule(op: Op) -> OperationError:
         facts=[reason, f"of {_distribution(op)}, declared at {op.declared_at}"],
         hint=f'declare its axes, @op(..., axes="..."), or a rule: @{op.name.rsplit(".", 1)[-1]}.vmap',
     )
+
+
+def _mark(builder: Builder, result: Value, marks: Mapping[str, Any]) -> None:
+    """Tag the node that gives a result."""
+    k = next(k for k in reversed(range(len(builder.nodes))) if result in builder.nodes[k].results)
+    builder.nodes[k] = builder.nodes[k].replaced(tags={**builder.nodes[k].tags, **marks})
 
 
 def _subsets(candidates: Sequence[bool]) -> list[list[bool]]:
