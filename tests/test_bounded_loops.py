@@ -54,21 +54,21 @@ def test_a_loop_that_is_cut_off_raises(backend, name):
     again = 2 if name == "in a loop" else 1
     for gradients in (False, True):
         for rounds, ends in ((4, True), (6, True), (7, False), (4, True)):
-            given = {"x": X, "rounds": np.int32(rounds)}
+            inputs = {"x": X, "rounds": np.int32(rounds)}
 
-            def run(given=given):
+            def run(inputs=inputs):
                 if not gradients:
-                    return compiled.evaluate({}, given)["output"], None
-                made, slopes = compiled.evaluate({}, given, output_gradients={"output": X}, wrt=("x",))
-                return made["output"], slopes["x"]
+                    return compiled.evaluate({}, inputs)["output"], None
+                outputs, slopes = compiled.evaluate({}, inputs, output_gradients={"output": X}, wrt=("x",))
+                return outputs["output"], slopes["x"]
 
             if not ends:
                 with pytest.raises(ml.MithrilError, match=r"max_trips=6 rounds, and its condition still holds"):
                     run()
                 continue
-            made, slope = run()
+            outputs, slope = run()
             expected = X * np.float32(1.5) ** (again * rounds)
-            np.testing.assert_allclose(compiled.backend.to_numpy(made), expected, rtol=1e-5)
+            np.testing.assert_allclose(compiled.backend.to_numpy(outputs), expected, rtol=1e-5)
             if slope is not None:
                 np.testing.assert_allclose(compiled.backend.to_numpy(slope), expected, rtol=1e-5)
 

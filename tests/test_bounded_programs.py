@@ -22,9 +22,9 @@ def compiled(backend, **options):
 
 def run(model, params, rows):
     x = np.full((rows, 4), rows, np.float32)
-    made = model.backend.to_numpy(model.evaluate(params, {"input": x})["output"])
-    assert made.shape == (rows, 8)
-    return made
+    output = model.backend.to_numpy(model.evaluate(params, {"input": x})["output"])
+    assert output.shape == (rows, 8)
+    return output
 
 
 @pytest.mark.parametrize("backend", ["numpy", "torch", "jax", "mlx", "c", "ggml"])
@@ -61,11 +61,11 @@ def test_max_programs_is_a_positive_number(value):
 
 def test_threads_compile_one_program_once(monkeypatch):
     model, params = compiled("c")
-    made = []
+    outputs = []
     specialise = model.compiler.specialise
 
     def slow(request):
-        made.append(request)
+        outputs.append(request)
         time.sleep(0.1)
         return specialise(request)
 
@@ -76,7 +76,7 @@ def test_threads_compile_one_program_once(monkeypatch):
         t.start()
     for t in threads:
         t.join()
-    assert len(results) == 8 and len(made) == 1
+    assert len(results) == 8 and len(outputs) == 1
 
 
 def test_a_failed_compilation_is_tried_again_by_those_who_waited(monkeypatch):

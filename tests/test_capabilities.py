@@ -30,10 +30,10 @@ def test_a_training_step_gives_its_arrays_over_where_the_backend_donates(backend
     before = dict(engine.arrays)
     copies = {n: np.array(engine.backend.to_numpy(a)) for n, a in before.items()}
     trainer.fit(data, epochs=1)
-    gone = [n for n, a in before.items() if _is_gone(engine.backend, a, copies[n])]
+    reused = [n for n, a in before.items() if _is_gone(engine.backend, a, copies[n])]
     moments = [n for n in before if n.startswith("optimizer/")]
     assert moments
-    assert set(moments) <= set(gone) or not engine.backend.capabilities.donates, f"kept: {set(moments) - set(gone)}"
+    assert set(moments) <= set(reused) or not engine.backend.capabilities.donates, f"kept: {set(moments) - set(reused)}"
 
 
 def _is_gone(backend, array, before):

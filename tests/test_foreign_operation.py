@@ -173,8 +173,8 @@ def test_an_operation_without_axes_is_reported():
 
     try:
         compiled = ml.compile(Silent(), "numpy", shapes={"input": (2, 3)})
-        said = [d.message for d in compiled.decisions.of("choice") if "acme.silent" in d.message]
-        assert said == ["operation 'acme.silent' declares no axes: it runs on whole operands"]
+        messages = [d.message for d in compiled.decisions.of("choice") if "acme.silent" in d.message]
+        assert messages == ["operation 'acme.silent' declares no axes: it runs on whole operands"]
     finally:
         operations_table().pop("acme.silent")
 

@@ -89,10 +89,10 @@ def mithril_lowerings(backend):
 
 @pytest.fixture
 def acme(tmp_path, monkeypatch):
-    """A distribution ``acme-ops 1.5``; call it with the text of its module of lowerings."""
+    """Install a distribution ``acme-ops 1.5``; call it with the text of its module of lowerings."""
     before = set(sys.modules)
     registry = importlib.import_module("mithril.base.registry")
-    known = dict(registry._operations)
+    registered = dict(registry._operations)
 
     def install(lowerings: str = "LOWERINGS = {}") -> None:
         for name, text in {"acme_ops": OPS, "acme_plugin": PLUGIN, "acme_lowerings": lowerings}.items():
@@ -110,7 +110,7 @@ def acme(tmp_path, monkeypatch):
         if name.startswith("acme_"):
             del sys.modules[name]
     registry._operations.clear()
-    registry._operations.update(known)
+    registry._operations.update(registered)
     monkeypatch.undo()
     plugins.reload()
 

@@ -58,7 +58,7 @@ X = np.array([[1.0, -2.0, 3.0], [0.5, 0.25, -1.0]], np.float32)
 
 @pytest.fixture(autouse=True)
 def nothing_runs(tmp_path, monkeypatch):
-    """The code in the names would leave a mark."""
+    """Run in a directory where code in the names would leave a file."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(builtins, "hostile", [], raising=False)
     yield
@@ -66,42 +66,42 @@ def nothing_runs(tmp_path, monkeypatch):
 
 
 def model_named(name: str, places=PLACES) -> tuple[Model, str, str]:
-    """A model with the name in these places, and what its input and output are called."""
-    at = {place: name if place in places else f"plain_{place}" for place in PLACES}
+    """Build a model with the name in these places; return it with the names of its input and output."""
+    names = {place: name if place in places else f"plain_{place}" for place in PLACES}
 
     class Own(Layer):
         def build(self, input):
-            weight = self.param(at["parameter"], (3,), "normal")
-            before = self.state(at["state"], (3,))
-            self.update_state(at["state"], before + 1)
+            weight = self.param(names["parameter"], (3,), "normal")
+            before = self.state(names["state"], (3,))
+            self.update_state(names["state"], before + 1)
             return input * weight + before
 
-    if not UNFIT.search(at["class"]):  # Python itself refuses these for classes
-        Own.__name__ = Own.__qualname__ = at["class"] or "C"
-    own = Own(name=at["layer"])
+    if not UNFIT.search(names["class"]):  # Python itself refuses these for classes
+        Own.__name__ = Own.__qualname__ = names["class"] or "C"
+    layer = Own(name=names["layer"])
     if "attribute" in places:
-        own.set_attribute("note", name)
+        layer.set_attribute("note", name)
     model = Model()
-    output = at["output"] + "_" if at["output"] == at["input"] else at["output"]
-    space = {"Linear": Linear, "model": model, "own": own, "a": at["input"], "b": output}
+    output = names["output"] + "_" if names["output"] == names["input"] else names["output"]
+    space = {"Linear": Linear, "model": model, "own": layer, "a": names["input"], "b": output}
     text = "model |= Linear(3)(input=a, output='inner h')\nmodel |= own(input='inner h', output=b)\n"
-    exec(compile(text, "plain.py" if "\x00" in at["file"] else at["file"], "exec"), space)
-    return model, at["input"], output
+    exec(compile(text, "plain.py" if "\x00" in names["file"] else names["file"], "exec"), space)
+    return model, names["input"], output
 
 
 def check_runs(backend: str, name: str, places=PLACES) -> None:
-    """The model runs, forward and backward, or is refused in our words."""
+    """Run the model forward and backward, or expect an error of mithril."""
     try:
-        model, given, wanted = model_named(name, places)
-        compiled = ml.compile(model, backend, shapes={given: [2, 3]})
+        model, input_name, output_name = model_named(name, places)
+        compiled = ml.compile(model, backend, shapes={input_name: [2, 3]})
         params = compiled.randomize_params(seed=0)
-        made = compiled.evaluate(params, {given: X}, state=compiled.initial_state())
-        values, gradients = compiled.evaluate(params, {given: X}, output_gradients={wanted: X})
+        outputs = compiled.evaluate(params, {input_name: X}, state=compiled.initial_state())
+        values, gradients = compiled.evaluate(params, {input_name: X}, output_gradients={output_name: X})
     except MithrilError as error:
         assert refusable(name), error
         return
-    assert np.shape(compiled.backend.to_numpy(values[wanted])) == (2, 3)
-    assert made and gradients
+    assert np.shape(compiled.backend.to_numpy(values[output_name])) == (2, 3)
+    assert outputs and gradients
 
 
 def refusable(name: str) -> bool:
@@ -132,8 +132,8 @@ def test_no_place_of_any_name_is_code_on_any_backend(place, backend):
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
 def test_graphs_are_read_back_with_their_names(name):
     try:
-        model, given, _ = model_named(name)
-        graph = ml.compile(model, "numpy", shapes={given: [2, 3]}).graph
+        model, input_name, _ = model_named(name)
+        graph = ml.compile(model, "numpy", shapes={input_name: [2, 3]}).graph
     except MithrilError:
         assert refusable(name)
         return
@@ -157,11 +157,11 @@ CROWD = {"shapes": {name: [2, 3] for name in ACCEPTED}, "outputs": [name + "'" f
 
 @pytest.fixture(scope="module")
 def crowd():
-    """One model with every accepted name as an input, an output, a layer, a class and a parameter."""
+    """Build one model with every accepted name as an input, an output, a layer, a class and a parameter."""
     model = Model()
     for name in ACCEPTED:
-        own = type("".join(c for c in name if c != "\x00") or "C", (Scaled,), {})(name)
-        model |= own(input=name, output=name + "'")
+        layer = type("".join(c for c in name if c != "\x00") or "C", (Scaled,), {})(name)
+        model |= layer(input=name, output=name + "'")
     return model
 
 
@@ -181,16 +181,16 @@ def compiled_crowd(model: Model, backend: str):
 
 
 def check_crowd(compiled, params=None) -> None:
-    """Every output is its input times its parameter."""
+    """Check that every output is its input times its parameter."""
     inputs = {name: X + k for k, name in enumerate(ACCEPTED)}
     if params is None:
-        made, params = compiled(inputs), compiled.params
+        outputs, params = compiled(inputs), compiled.params
     else:
-        made = compiled.evaluate(params, inputs)
+        outputs = compiled.evaluate(params, inputs)
     to_numpy = compiled.backend.to_numpy
     for key, x in params.items():
         name = next(n for n in ACCEPTED if key == f"{n}.{n}")
-        np.testing.assert_allclose(to_numpy(made[name + "'"]), inputs[name] * to_numpy(x), rtol=1e-2)
+        np.testing.assert_allclose(to_numpy(outputs[name + "'"]), inputs[name] * to_numpy(x), rtol=1e-2)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -272,13 +272,13 @@ class Mean(Layer):
 
     def build(self, input):
         size = input.shape[0]
-        both = ops.concat(input, input, axis=1)
-        return ops.reshape(ops.reshape(both, shape=(size * 2, 3)), shape=(size, 6)) * 1.0
+        joined_input = ops.concat(input, input, axis=1)
+        return ops.reshape(ops.reshape(joined_input, shape=(size * 2, 3)), shape=(size, 6)) * 1.0
 
 
 def test_names_that_no_file_can_hold_are_refused(tmp_path):
-    model, given, _ = model_named("\ud800")
-    compiled = ml.compile(model, "numpy", shapes={given: [2, 3]}, inference=True)
+    model, input_name, _ = model_named("\ud800")
+    compiled = ml.compile(model, "numpy", shapes={input_name: [2, 3]}, inference=True)
     compiled.bind(compiled.randomize_params(seed=0))
     with pytest.raises(MithrilError, match="cannot be saved"):
         compiled.save(tmp_path / "w.safetensors")

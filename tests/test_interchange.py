@@ -31,23 +31,23 @@ def test_elements_and_dtypes_survive(backends, source, target, dtype):
     if ml.dtype(dtype) not in a.dtypes & b.dtypes:
         pytest.skip(f"no {dtype} there")
     array = a.array(numbers(dtype))
-    for made in (b.array(array), b.shared(array)):
-        assert b.is_array(made)
-        found = b.to_numpy(made)
-        assert found.dtype == numbers(dtype).dtype
-        np.testing.assert_array_equal(found, numbers(dtype))
+    for imported in (b.array(array), b.shared(array)):
+        assert b.is_array(imported)
+        roundtrip = b.to_numpy(imported)
+        assert roundtrip.dtype == numbers(dtype).dtype
+        np.testing.assert_array_equal(roundtrip, numbers(dtype))
 
 
 def test_arrays_are_copied_unless_shared(backends):
-    """What PyTorch writes into a tensor must not reach arrays that others take for fixed."""
+    """Writes of PyTorch to a tensor must not change arrays that other frameworks treat as immutable."""
     if not {"torch", "jax"} <= set(backends):
         pytest.skip("needs jax and torch")
     import torch
 
     tensor = torch.zeros(1024)
-    kept = backends["jax"].array(tensor)
+    imported = backends["jax"].array(tensor)
     tensor += 1
-    assert float(kept.sum()) == 0
+    assert float(imported.sum()) == 0
     array = backends["jax"].ones((1024,))
     backends["torch"].array(array).zero_()
     assert float(array.sum()) == 1024
@@ -65,11 +65,11 @@ def test_numpy_views_are_not_written_to(backends):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("size", [10, 1 << 22])
-def test_what_is_written_afterwards_does_not_matter(backends, name, size):
+def test_later_writes_to_the_source_have_no_effect(backends, name, size):
     if name == "numpy":
         pytest.skip("NumPy's arrays are the user's own")
     for offset in (0, 1):
-        given = np.zeros(size + 1, np.float32)[offset : size + offset]
-        made = backends[name].array(given)
-        given[:] = 1
-        assert float(backends[name].to_numpy(made).sum()) == 0
+        source = np.zeros(size + 1, np.float32)[offset : size + offset]
+        imported = backends[name].array(source)
+        source[:] = 1
+        assert float(backends[name].to_numpy(imported).sum()) == 0

@@ -36,9 +36,9 @@ UNWRAPPED = ("evaluate", "gradients", "state", "bound", "loose")
 
 
 def model() -> Model:
-    made = Model()
-    made |= Linear(3)(input="input", output="output")
-    return made
+    model = Model()
+    model |= Linear(3)(input="input", output="output")
+    return model
 
 
 class Calls:
@@ -191,7 +191,7 @@ def run(count: int, folder: Path, seed: int = 0) -> tuple[Counter, list[str]]:
     rng = random.Random(seed)
     table = Calls(folder).table()
     names = list(table)
-    found: Counter = Counter()
+    outcomes: Counter = Counter()
     foreign = []
     for k in range(count):
         name = names[k % len(names)]
@@ -204,12 +204,12 @@ def run(count: int, folder: Path, seed: int = 0) -> tuple[Counter, list[str]]:
                 (),
                 {n: v for n, v in options.items() if n in right} | {n: None for n in right if n not in options},
             )
-        what, where = outcome(function, args, options)
-        found[what if what in ("ran", "refused") else "foreign"] += 1
-        if what not in ("ran", "refused"):
+        kind, location = outcome(function, args, options)
+        outcomes[kind if kind in ("ran", "refused") else "foreign"] += 1
+        if kind not in ("ran", "refused"):
             shown = ", ".join([*map(short, args), *(f"{n}={short(v)}" for n, v in options.items())])
-            foreign.append(f"{name}({shown}): {what}: {where}")
-    return found, foreign
+            foreign.append(f"{name}({shown}): {kind}: {location}")
+    return outcomes, foreign
 
 
 def short(value) -> str:
@@ -224,15 +224,15 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_malformed_calls_raise_our_errors(folder):
-    found, foreign = run(FAST, folder)
+    outcomes, foreign = run(FAST, folder)
     assert not foreign, "\n".join(foreign)
-    assert found["refused"] > FAST // 2
+    assert outcomes["refused"] > FAST // 2
 
 
 @pytest.mark.soak
 def test_two_thousand_malformed_calls(folder):
-    found, foreign = run(ALL, folder, seed=1)
-    print(dict(found))
+    outcomes, foreign = run(ALL, folder, seed=1)
+    print(dict(outcomes))
     assert not foreign, "\n".join(foreign)
 
 
@@ -273,5 +273,5 @@ def test_the_command_line_shows_no_traceback(folder, line):
     }
     for name, text in files.items():
         (folder / name).write_text(text)
-    made = CliRunner().invoke(main, line.split())
-    assert made.exception is None or isinstance(made.exception, SystemExit), repr(made.exception)
+    result = CliRunner().invoke(main, line.split())
+    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)

@@ -32,11 +32,11 @@ MODELS = {
 
 
 def hold(use, measured):
-    """An exact figure is within 15 % of a measurement, an estimate within the error that its label names."""
-    least, most = (-0.15, 0.15) if use.exact else use.error
+    """Check that an exact figure is within 15 % of a measurement, an estimate within its labeled error."""
+    low, high = (-0.15, 0.15) if use.exact else use.error
     assert use.exact or "exact" not in use.label
     error = use.workspace / measured - 1
-    assert least - 0.01 <= error <= most + 0.01, f"{use.label}: {use.workspace}, measured {measured}, {error:+.0%}"
+    assert low - 0.01 <= error <= high + 0.01, f"{use.label}: {use.workspace}, measured {measured}, {error:+.0%}"
 
 
 @pytest.mark.parametrize("name", MODELS)

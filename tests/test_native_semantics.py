@@ -55,7 +55,7 @@ def test_ordinary_values_agree(name, case):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_differs_is_recorded(name):
+def test_differences_are_recorded(name):
     import mithril as ml
     from mithril.models import Embedding, Model
 
@@ -63,10 +63,10 @@ def test_what_differs_is_recorded(name):
     model += Embedding(10, 4)
     options = {"shapes": {"input": [3]}, "types": {"input": "int32"}}
     portable = ml.compile(model, name, **options)
-    own = ml.compile(model, name, semantics="native", **options)
+    native = ml.compile(model, name, semantics="native", **options)
     assert not portable.decisions.of("choice")
-    assert "'take' as" in str(own.decisions)
-    assert portable.source != own.source
-    params, tokens = own.randomize_params(0), np.array([3, 0, 9], np.int32)
-    left, right = (next(iter(c.evaluate(params, {"input": tokens}).values())) for c in (portable, own))
+    assert "'take' as" in str(native.decisions)
+    assert portable.source != native.source
+    params, tokens = native.randomize_params(0), np.array([3, 0, 9], np.int32)
+    left, right = (next(iter(c.evaluate(params, {"input": tokens}).values())) for c in (portable, native))
     np.testing.assert_array_equal(np.asarray(left), np.asarray(right))

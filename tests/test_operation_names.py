@@ -94,7 +94,7 @@ def test_the_counts_are_those_of_today():
 
 
 def test_each_file_says_why():
-    unexplained = [file for file, (_, _, why) in json.loads(COUNTS.read_text()).items() if len(why.split()) < 3]
+    unexplained = [file for file, (_, _, reason) in json.loads(COUNTS.read_text()).items() if len(reason.split()) < 3]
     assert not unexplained
 
 

@@ -74,7 +74,7 @@ def test_parallelism_without_devices(backend):
         ml.compile(network(), backend, shapes=SHAPES, parallelism="data", strict=True)
 
 
-def test_what_is_ignored_is_a_warning_at_the_line_of_the_user():
+def test_ignored_options_warn_at_the_user_line():
     with pytest.warns(ml.OptionWarning, match="torch_fx, which is for: torch") as seen:
         compiled = ml.compile(network(), "numpy", shapes=SHAPES, torch_fx=True)
     assert [w.filename for w in seen] == [__file__]

@@ -126,23 +126,23 @@ ARENA = ("c", "ggml")
 
 
 def on(backends: tuple[str, ...], expected: Any, otherwise: Any = None) -> dict[str, Any]:
-    """The expectation on some backends, and that on the others."""
+    """Return the expectation on some backends, and that on the others."""
     return {b: expected if b in backends else otherwise for b in BACKENDS}
 
 
 def running(c: Any) -> Any:
-    """Return what is called, and what a closure of it holds: another object for each program."""
+    """Return the called object and the contents of its closure, which differ for each program."""
     call = c.programs[-1].executable.call
-    inside = [cell.cell_contents for cell in getattr(call, "__closure__", None) or ()]
+    captured = [cell.cell_contents for cell in getattr(call, "__closure__", None) or ()]
     return (
-        [type(x).__name__ for x in (call, *inside)],
+        [type(x).__name__ for x in (call, *captured)],
         str(getattr(call, "jitted", "")),
         str(getattr(call, "forward", "")),
     )
 
 
 def only(backend: str, observe: Callable[[Any], Any], keyword: str) -> dict[str, Any]:
-    """An effect on one backend; the others name the one that reads the option."""
+    """Expect an effect on one backend; the others name the backend that reads the option."""
     return on((backend,), EFFECT(observe), foreign(keyword, backend))
 
 

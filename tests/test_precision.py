@@ -29,13 +29,13 @@ def test_float32_arrays_are_rounded(backend, precision):
     expected, gradients = exact.evaluate(params, {"input": X}, slope)
     compiled = ml.compile(network(), backend, shapes={"input": [4, 16]}, precision=precision)
     to_numpy = compiled.backend.to_numpy
-    for given, x in (
+    for arguments, x in (
         (params, X),
         ({n: compiled.backend.array(p) for n, p in params.items()}, compiled.backend.array(X)),
     ):
-        made, slopes = compiled.evaluate(given, {"input": x}, slope)
-        assert to_numpy(made["output"]).dtype.name == precision
-        np.testing.assert_allclose(to_numpy(made["output"]).astype("f4"), expected["output"], atol=0.05)
+        outputs, slopes = compiled.evaluate(arguments, {"input": x}, slope)
+        assert to_numpy(outputs["output"]).dtype.name == precision
+        np.testing.assert_allclose(to_numpy(outputs["output"]).astype("f4"), expected["output"], atol=0.05)
         for name, g in gradients.items():
             np.testing.assert_allclose(to_numpy(slopes[name]).astype("f4"), g, atol=0.05 * np.abs(g).max() + 0.02)
     compiled.bind(params)

@@ -1,5 +1,5 @@
-"""What the documentation promises of ``ml.compile``, spelled as users spell it: each combination runs, and what it
-computes is what the NumPy backend computes without it.
+"""Promises of the documentation about ``ml.compile``, in the spelling of users: each combination runs and computes
+the results of the NumPy backend without it.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ def check(backend, tolerance: float = 1e-4, **options):
     params, expected = reference(perceptron(), X)
     compiled = ml.compile(model=perceptron(), backend=backend, **options)
     kind = compiled.backend.dtype
-    given = {name: compiled.backend.array(array, dtype=kind) for name, array in params.items()}
-    outputs = compiled.evaluate(given, {"input": compiled.backend.array(X, dtype=kind)})
-    got = compiled.backend.to_numpy(outputs["output"]).astype(np.float32)
+    arguments = {name: compiled.backend.array(array, dtype=kind) for name, array in params.items()}
+    outputs = compiled.evaluate(arguments, {"input": compiled.backend.array(X, dtype=kind)})
+    actual = compiled.backend.to_numpy(outputs["output"]).astype(np.float32)
     scale = np.abs(expected).max()
-    np.testing.assert_allclose(got / scale, expected / scale, atol=tolerance, rtol=0)
+    np.testing.assert_allclose(actual / scale, expected / scale, atol=tolerance, rtol=0)
     return compiled
 
 
@@ -171,8 +171,8 @@ def test_quantized_and_static_inference():
         model, backend, shapes={"input": [4, 128]}, inference=True, static_inference=True, graph_optimization=True
     )
     compiled.bind(params)
-    got = compiled({"input": x})["output"]
-    assert np.abs(got - expected).max() < 0.02 * np.abs(expected).max()
+    actual = compiled({"input": x})["output"]
+    assert np.abs(actual - expected).max() < 0.02 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "CBackend", "GGMLBackend"])
@@ -240,7 +240,7 @@ TEMPLATE = """# by {{ backend }}
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
-def test_files_that_are_asked_for(tmp_path):
+def test_requested_files(tmp_path):
     (tmp_path / "own.py.j2").write_text(TEMPLATE)
     check(
         ml.NumpyBackend(),
@@ -278,7 +278,7 @@ def test_source_of_a_program_is_written(backend, tmp_path, monkeypatch):
     assert (tmp_path / "generated_model.py").stat().st_size > 0
 
 
-def test_programs_of_ggml_are_no_text():
+def test_programs_of_ggml_have_no_source():
     with pytest.raises(MithrilError, match="programs are graphs of ggml"):
         check(ml.GGMLBackend(), file_path="generated_model.py")
 
@@ -294,7 +294,7 @@ def test_source_goes_through_own_functions(capsys):
 
 
 # -- models -----------------------------------------------------------------------------------------------------------
-def test_what_nothing_needs_is_dropped():
+def test_unused_layers_are_dropped():
     model = Model()
     model |= Linear(dimension=64)(input="input", output="unused")
     model += Linear(dimension=32)(input="input", output="output")
@@ -384,8 +384,8 @@ def test_parts_on_another_backend():
     compiled = ml.compile(
         model, ml.JaxBackend(dtype=ml.float32), shapes=SHAPES, backend_map={"torch": ml.TorchBackend(dtype=ml.float32)}
     )
-    got = compiled.evaluate(given_to(compiled, params), {"input": X})["output"]
-    np.testing.assert_allclose(compiled.backend.to_numpy(got), expected, rtol=1e-4, atol=1e-5)
+    actual = compiled.evaluate(given_to(compiled, params), {"input": X})["output"]
+    np.testing.assert_allclose(compiled.backend.to_numpy(actual), expected, rtol=1e-4, atol=1e-5)
 
 
 # -- tools ------------------------------------------------------------------------------------------------------------
@@ -450,7 +450,7 @@ def has_gpu() -> bool:
         (lambda: ml.JaxBackend(device="tpu"), {"tpu_replicas": 8}),
     ],
 )
-def test_what_is_not_here_is_said(make, options):
+def test_unavailable_hardware_is_reported(make, options):
     if has_gpu():
         pytest.skip("there is a GPU")
     with pytest.raises(BackendError) as error:
@@ -458,12 +458,12 @@ def test_what_is_not_here_is_said(make, options):
     assert any(word in str(error.value).lower() for word in ("gpu", "cuda", "tpu"))
 
 
-def test_pytorch_compiles_for_telephones():
+def test_pytorch_compiles_for_phones():
     check(ml.TorchBackend(), shapes=SHAPES, inference=True, target_hardware="mobile")
 
 
 @pytest.mark.parametrize(("quantization", "tolerance"), [(None, 1e-5), ("int8", 0.02)])
-def test_pytorch_exports_c_for_the_telephone_that_was_named(quantization, tolerance, tmp_path):
+def test_pytorch_exports_c_for_the_named_phone(quantization, tolerance, tmp_path):
     model = Model()
     model |= Linear(dimension=32)(input="input", output="hidden")
     model += Relu()(input="hidden", output="active")
@@ -483,7 +483,7 @@ def test_pytorch_exports_c_for_the_telephone_that_was_named(quantization, tolera
     np.testing.assert_allclose(contents.results["output"], expected, rtol=0, atol=tolerance * np.abs(expected).max())
 
 
-def test_pytorch_exports_state_to_telephones(tmp_path):
+def test_pytorch_exports_state_to_phones(tmp_path):
     compiled = ml.compile(
         image_model(),
         ml.TorchBackend(),
@@ -498,7 +498,7 @@ def test_pytorch_exports_state_to_telephones(tmp_path):
         np.testing.assert_allclose(contents.results[name], compiled.backend.to_numpy(y), rtol=1e-4, atol=1e-5)
 
 
-def test_pytorch_on_a_gpu_says_that_it_writes_no_c_for_telephones(monkeypatch):
+def test_pytorch_on_a_gpu_rejects_phone_targets(monkeypatch):
     on_gpu = replace(ml.TorchBackend().capabilities, family="cuda", families=("gpu", "nvidia"))
     monkeypatch.setattr(ml.TorchBackend, "capabilities", on_gpu)
     compiled = ml.compile(perceptron(), ml.TorchBackend(), shapes=SHAPES, mobile_options={"arch": "arm64-v8a"})
@@ -513,7 +513,7 @@ def test_no_file_of_a_format_that_is_for_other_backends(tmp_path):
         assert f"compile the model for backend {remedy}" in str(failed.value)
 
 
-def test_no_folder_of_c_for_telephones_that_were_not_named(tmp_path):
+def test_no_c_export_without_a_named_phone(tmp_path):
     compiled = ml.compile(perceptron(), ml.TorchBackend(), shapes=SHAPES)
     compiled.bind(compiled.randomize_params())
     with pytest.raises(MithrilError, match="backend 'torch' does not export C"):

@@ -20,8 +20,8 @@ RUNNERS = ["reference", *sorted(plugins.backends())]
 
 def build(write, arrays):
     with Builder() as b:
-        made = write(*[b.input(f"x{k}", a.shape, as_dtype(a.dtype)) for k, a in enumerate(arrays)])
-    return b.build({"y": made})
+        outputs = write(*[b.input(f"x{k}", a.shape, as_dtype(a.dtype)) for k, a in enumerate(arrays)])
+    return b.build({"y": outputs})
 
 
 def run(runner, graph, arrays):
@@ -32,14 +32,14 @@ def run(runner, graph, arrays):
     if any(v.dtype not in backend.dtypes for n in graph.nodes for v in (*n.results, *n.operands) if v is not None):
         pytest.skip(f"{runner} has not all of these dtypes")
     executable = backend.build(decompose(graph, backend.lowers))
-    made = executable({}, {n: backend.array(a) for n, a in arrays.items()})
-    return {n: backend.to_numpy(v) for n, v in made.items()}
+    outputs = executable({}, {n: backend.array(a) for n, a in arrays.items()})
+    return {n: backend.to_numpy(v) for n, v in outputs.items()}
 
 
-def same(got, expected):
+def same(actual, expected):
     expected = np.asarray(expected)
-    assert got.dtype == expected.dtype
-    np.testing.assert_allclose(np.asarray(got, np.float64), np.asarray(expected, np.float64), rtol=1e-5, atol=1e-7)
+    assert actual.dtype == expected.dtype
+    np.testing.assert_allclose(np.asarray(actual, np.float64), np.asarray(expected, np.float64), rtol=1e-5, atol=1e-7)
 
 
 FORWARD = [
@@ -111,9 +111,9 @@ def test_gradient(runner, write, arrays, expected):
     graph = build(write, arrays)
     inputs = {f"x{k}": a for k, a in enumerate(arrays)}
     backward = gradients(graph, ["y"], list(inputs))
-    made = run(runner, backward, {**inputs, "grad/y": np.ones(graph.outputs[0].shape, F)})
-    for name, wanted in zip(inputs, expected):
-        same(made[f"grad/{name}"], wanted)
+    outputs = run(runner, backward, {**inputs, "grad/y": np.ones(graph.outputs[0].shape, F)})
+    for name, gradient in zip(inputs, expected):
+        same(outputs[f"grad/{name}"], gradient)
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
@@ -133,10 +133,12 @@ def test_normals_are_the_same_everywhere(runner):
     key = np.array([7, 9], np.uint32)
     graph = build(lambda k: ops.normal(k, shape=(4096,)), [key])
     expected = run("reference", graph, {"x0": key})["y"]
-    made = run(runner, graph, {"x0": key})["y"]
+    output = run(runner, graph, {"x0": key})["y"]
     ulp = np.spacing(np.abs(expected))
-    assert (np.abs(made - expected) <= 2 * ulp).mean() > 0.995  # XLA joins products and sums, which moves a few further
-    np.testing.assert_allclose(made, expected, rtol=2e-6, atol=1e-6)
+    assert (
+        np.abs(output - expected) <= 2 * ulp
+    ).mean() > 0.995  # XLA joins products and sums, which moves a few further
+    np.testing.assert_allclose(output, expected, rtol=2e-6, atol=1e-6)
 
 
 def test_dtypes_that_are_not_there_are_errors():

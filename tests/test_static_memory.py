@@ -1,4 +1,4 @@
-"""``static_inference`` holds the weights once besides the caller's own: measured, in a process of its own."""
+"""``static_inference`` keeps one copy of the weights in addition to the caller's: measured in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All distributions in one environment: none disturbs another, and what each declares is there."""
+"""All distributions in one environment: they do not interfere, and every declared name loads."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ def test_versions_are_in_step():
 
 
 @pytest.mark.parametrize(("kind", "name"), [pair for pair in OFFERED if pair[0] in LOADERS])
-def test_what_is_offered_loads(kind, name):
+def test_declared_names_load(kind, name):
     assert LOADERS[kind](name) is not None
 
 
 def test_exports_are_known_for_the_pip_line():
     """A name that a distribution of this project exports is found in the table that prints the pip line."""
     exported = {name: entry.plugin.distribution for name, entry in plugins.exports().items()}
-    ours = {name: home for name, home in exported.items() if home in pip_hints.DISTRIBUTIONS}
-    assert {name: pip_hints.EXPORTS.get(name) for name in ours} == ours
+    own_exports = {name: home for name, home in exported.items() if home in pip_hints.DISTRIBUTIONS}
+    assert {name: pip_hints.EXPORTS.get(name) for name in own_exports} == own_exports
 
 
 def test_backends_are_known_for_the_pip_line():
-    ours = {name: entry.plugin.distribution for name, entry in plugins.backends().items()}
-    assert {n: pip_hints.BACKENDS.get(n) for n, home in ours.items() if home in pip_hints.DISTRIBUTIONS} == {
-        n: home for n, home in ours.items() if home in pip_hints.DISTRIBUTIONS
+    own_backends = {name: entry.plugin.distribution for name, entry in plugins.backends().items()}
+    assert {n: pip_hints.BACKENDS.get(n) for n, home in own_backends.items() if home in pip_hints.DISTRIBUTIONS} == {
+        n: home for n, home in own_backends.items() if home in pip_hints.DISTRIBUTIONS
     }
 
 

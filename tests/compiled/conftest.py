@@ -10,13 +10,13 @@ from mithril.backend.source_backend import SourceBackend
 
 def pytest_generate_tests(metafunc):
     if "python_backend" in metafunc.fixturenames:
-        chosen = [n for n in sorted(plugins.backends()) if issubclass(plugins.backend_class(n), SourceBackend)]
-        metafunc.parametrize("python_backend", chosen)
+        names = [n for n in sorted(plugins.backends()) if issubclass(plugins.backend_class(n), SourceBackend)]
+        metafunc.parametrize("python_backend", names)
     elif "backend" in metafunc.fixturenames:
         metafunc.parametrize("backend", sorted(plugins.backends()))
 
 
 @pytest.fixture
 def rows(backend):
-    """The first size of a shape: a word, where one program of this backend serves several sizes."""
+    """Return a leading size: a name if one program of this backend serves several sizes, else 3."""
     return "B" if plugins.backend_class(backend)().capabilities.symbolic else 3

@@ -38,13 +38,15 @@ def test_results_and_gradients_are_those_of_one_backend(backend, other):
     mixed = ml.compile(net(), backend, shapes={"x": ["B", 6]}, backend_map={"other": backend_of(other)})
     params = plain.randomize_params(0)
     expected, slopes = plain.evaluate(params, {"x": X}, ONES)
-    got, found = mixed.evaluate(params, {"x": X}, ONES)
+    outputs, gradients = mixed.evaluate(params, {"x": X}, ONES)
     to_numpy = plain.backend.to_numpy
-    assert mixed.backend.is_array(got["output"])
-    np.testing.assert_allclose(to_numpy(got["output"]), to_numpy(expected["output"]), rtol=1e-4, atol=1e-5)
+    assert mixed.backend.is_array(outputs["output"])
+    np.testing.assert_allclose(to_numpy(outputs["output"]), to_numpy(expected["output"]), rtol=1e-4, atol=1e-5)
     for name in slopes:
-        assert mixed.backend.is_array(found[name])
-        np.testing.assert_allclose(to_numpy(found[name]), to_numpy(slopes[name]), rtol=1e-4, atol=1e-5, err_msg=name)
+        assert mixed.backend.is_array(gradients[name])
+        np.testing.assert_allclose(
+            to_numpy(gradients[name]), to_numpy(slopes[name]), rtol=1e-4, atol=1e-5, err_msg=name
+        )
 
 
 def test_the_graph_is_cut_as_seldom_as_possible():

@@ -1,4 +1,4 @@
-"""``hints={"input_batch_size_range": ...}``: few sizes are compiled, and every batch gives what it gives by itself."""
+"""``hints={"input_batch_size_range": ...}``: few sizes are compiled, and results do not depend on the rounding."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def chosen(compiled):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 11, 12])
-def test_every_batch_gives_what_it_gives_by_itself(backend, rows):
+def test_results_do_not_depend_on_the_rounding(backend, rows):
     plain = ml.compile(net(), "numpy", shapes={"x": [None, 4]})
     params = plain.randomize_params(seed=0)
     compiled = ml.compile(net(), backend, shapes={"x": [None, 4]}, hints=HINTS)
     x = RNG.normal(size=(rows, 4)).astype(np.float32)
-    given = {n: compiled.backend.array(a) for n, a in params.items()}
+    arguments = {n: compiled.backend.array(a) for n, a in params.items()}
     for _ in range(3):  # the second and third take the short way
-        (got,) = compiled.evaluate(given, {"x": compiled.backend.array(x)}).values()
+        (actual,) = compiled.evaluate(arguments, {"x": compiled.backend.array(x)}).values()
         (expected,) = plain.evaluate(params, {"x": x}).values()
-        np.testing.assert_allclose(compiled.backend.to_numpy(got), expected, rtol=2e-5, atol=1e-6)
+        np.testing.assert_allclose(compiled.backend.to_numpy(actual), expected, rtol=2e-5, atol=1e-6)
 
 
 def test_few_sizes_are_compiled(backend):
@@ -59,17 +59,17 @@ def test_gradients_and_empty_batches_keep_their_size(backend, rows):
     compiled = ml.compile(net(), backend, shapes={"x": [None, 4]}, hints={"input_batch_size_range": (0, 12)})
     plain = ml.compile(net(), "numpy", shapes={"x": [None, 4]})
     params = plain.randomize_params(seed=0)
-    given = {n: compiled.backend.array(a) for n, a in params.items()}
+    arguments = {n: compiled.backend.array(a) for n, a in params.items()}
     x = {"x": RNG.normal(size=(rows, 4)).astype(np.float32)}
     (name,) = plain.evaluate(params, x)
-    assert tuple(compiled.evaluate(given, x)[name].shape) == (rows, 3)
+    assert tuple(compiled.evaluate(arguments, x)[name].shape) == (rows, 3)
     if rows == 0:
         return
     slope = {name: np.ones((rows, 3), np.float32) * np.arange(3, dtype=np.float32)}
     _, expected = plain.evaluate(params, x, slope)[:2]
-    _, got = compiled.evaluate(given, x, {name: compiled.backend.array(slope[name])})[:2]
+    _, gradients = compiled.evaluate(arguments, x, {name: compiled.backend.array(slope[name])})[:2]
     for key, array in expected.items():
-        np.testing.assert_allclose(compiled.backend.to_numpy(got[key]), array, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(compiled.backend.to_numpy(gradients[key]), array, rtol=1e-3, atol=1e-5)
 
 
 def test_a_model_that_mixes_rows_keeps_every_size(backend):
@@ -79,12 +79,12 @@ def test_a_model_that_mixes_rows_keeps_every_size(backend):
     compiled = ml.compile(model, backend, shapes={"x": [None, 4]}, hints=HINTS)
     params = compiled.randomize_params(seed=0)
     x = RNG.normal(size=(3, 4)).astype(np.float32)
-    got = compiled.backend.to_numpy(compiled.evaluate(params, {"x": x})["output"])
+    actual = compiled.backend.to_numpy(compiled.evaluate(params, {"x": x})["output"])
     w, b = (compiled.backend.to_numpy(params[f"last.{n}"]) for n in ("weight", "bias"))
-    np.testing.assert_allclose(got, (x @ w.T + b).mean(), rtol=1e-5)
+    np.testing.assert_allclose(actual, (x @ w.T + b).mean(), rtol=1e-5)
     if plugins.backend_class(backend)().capabilities.recompiles:
-        (said,) = chosen(compiled)
-        assert said.startswith("batches keep their sizes, each compiled for itself: 'mean' in layer 'all' at ")
+        (message,) = chosen(compiled)
+        assert message.startswith("batches keep their sizes, each compiled for itself: 'mean' in layer 'all' at ")
 
 
 def test_a_u_net_is_bucketed(monkeypatch):
@@ -107,5 +107,5 @@ def test_a_profile_sees_the_bucket():
     compiled = ml.compile(net(), "jax", shapes={"x": [None, 4]}, hints=HINTS)
     params = compiled.randomize_params(seed=0)
     with ml.profile() as prof:
-        (got,) = compiled.evaluate(params, {"x": np.zeros((3, 4), np.float32)}).values()
-    assert got.shape == (3, 3) and "first" in prof.summary()
+        (actual,) = compiled.evaluate(params, {"x": np.zeros((3, 4), np.float32)}).values()
+    assert actual.shape == (3, 3) and "first" in prof.summary()

@@ -1,4 +1,4 @@
-"""``cache=True``: what is found again, what must not be, and that a program from disk is the same program."""
+"""``cache=True``: hits, misses, and equality of programs loaded from disk."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def by_factor(x):
     return ops.mul(x, FACTOR)
 
 
-def test_what_a_users_function_reads_of_its_module_counts(tmp_path, monkeypatch):
+def test_globals_of_user_functions_are_part_of_the_key(tmp_path, monkeypatch):
     made("numpy", tmp_path, layer_with(lambda x: by_factor(x)))
     seen = stages(monkeypatch)
     made("numpy", tmp_path, layer_with(lambda x: by_factor(x)))
@@ -170,7 +170,7 @@ def test_what_a_users_function_reads_of_its_module_counts(tmp_path, monkeypatch)
     assert "cached" not in seen
 
 
-def test_what_has_no_fingerprint_is_not_kept(tmp_path):
+def test_models_without_fingerprint_are_not_cached(tmp_path):
     class Opaque:
         __module__ = "somewhere"
 
@@ -188,7 +188,7 @@ def test_what_has_no_fingerprint_is_not_kept(tmp_path):
     assert Store(tmp_path).info().entries == 0
 
 
-def test_a_damaged_entry_is_made_anew(tmp_path):
+def test_a_damaged_entry_is_rebuilt(tmp_path):
     first = made("numpy", tmp_path)
     (file,) = tmp_path.rglob("*.mithril")
     file.write_bytes(file.read_bytes()[:-100])

@@ -1,4 +1,4 @@
-"""``ml.calibrate`` and ``ml.estimate``: what is measured is kept, and tells what models take."""
+"""``ml.calibrate`` and ``ml.estimate``: measurements are stored, and predict the time of models."""
 
 from __future__ import annotations
 
@@ -14,34 +14,38 @@ from mithril.models import Linear, Model, Relu, Sequential
 from mithril_tools import calibrate as module, cli
 
 
-def perceptron(rows, wide):
-    model = Sequential(Linear(wide), Relu(), Linear(wide))
+def perceptron(rows, hidden):
+    model = Sequential(Linear(hidden), Relu(), Linear(hidden))
     return model, {"input": np.ones((rows, 64), np.float32)}
 
 
 @pytest.fixture
 def small(monkeypatch):
-    """A corpus that is measured in no time."""
+    """Use a corpus that is measured quickly."""
     sizes = [(1, 64), (4, 128), (16, 256), (64, 512), (256, 512)]
     monkeypatch.setattr(module, "corpus", lambda: {f"{r}x{w}": perceptron(r, w) for r, w in sizes})
 
 
-def compiled_of(rows, wide, backend="numpy"):
-    model, inputs = perceptron(rows, wide)
+def compiled_of(rows, hidden, backend="numpy"):
+    model, inputs = perceptron(rows, hidden)
     return ml.compile(model, backend, shapes={"input": inputs["input"].shape}), inputs
 
 
-def test_what_was_measured_is_kept(small, tmp_path, monkeypatch):
-    made = ml.calibrate("numpy", store=tmp_path, rounds=2)
-    assert made.samples and made.flops_per_second > 1e7 and made.bytes_per_second > 1e7
-    kept = module.calibration("numpy", tmp_path)
-    assert kept.samples == made.samples and kept.coefficients == made.coefficients and kept.apart == made.apart
+def test_measurements_are_stored(small, tmp_path, monkeypatch):
+    measured = ml.calibrate("numpy", store=tmp_path, rounds=2)
+    assert measured.samples and measured.flops_per_second > 1e7 and measured.bytes_per_second > 1e7
+    stored = module.calibration("numpy", tmp_path)
+    assert (
+        stored.samples == measured.samples
+        and stored.coefficients == measured.coefficients
+        and stored.apart == measured.apart
+    )
     assert module.calibration(ml.NumpyBackend(dtype="float16"), tmp_path) is None  # another backend
     monkeypatch.setattr(module, "stamps", lambda backend: ["edited since"])
     assert module.calibration("numpy", tmp_path) is None
 
 
-def test_a_damaged_file_is_measured_anew(small, tmp_path, monkeypatch):
+def test_a_damaged_file_is_measured_again(small, tmp_path, monkeypatch):
     ml.calibrate("numpy", store=tmp_path, rounds=1)
     key = module._key(ml.NumpyBackend())
     module.Store(tmp_path).put(key, {"cost_model": b'{"samples": [[1]]}'})
@@ -65,16 +69,20 @@ def test_estimate_that_calibrates_says_so(small, tmp_path, capsys, monkeypatch):
     ml.estimate(compiled, store=tmp_path, progress=lines.clear)
     assert lines, "a stored calibration says nothing"
     ml.estimate(compiled, store=tmp_path / "other")
-    told = capsys.readouterr().err
-    assert "ml.estimate: 'numpy' was never calibrated" in told and "round 1 of" in told and "compiling" not in told
+    printed = capsys.readouterr().err
+    assert (
+        "ml.estimate: 'numpy' was never calibrated" in printed
+        and "round 1 of" in printed
+        and "compiling" not in printed
+    )
 
 
 def test_estimates_name_layers_and_need_sizes(small, tmp_path):
     compiled, _ = compiled_of(32, 300)
-    found = ml.estimate(compiled, store=tmp_path)
-    assert set(found.layers) >= {"linear_0", "linear_1"} or len(found.layers) >= 2
-    assert found.flops >= 2 * 32 * (64 * 300 + 300 * 300) and found.unknown == ()
-    assert "estimated" in str(found)
+    estimate = ml.estimate(compiled, store=tmp_path)
+    assert set(estimate.layers) >= {"linear_0", "linear_1"} or len(estimate.layers) >= 2
+    assert estimate.flops >= 2 * 32 * (64 * 300 + 300 * 300) and estimate.unknown == ()
+    assert "estimated" in str(estimate)
     model = Model()
     model |= Linear(4)(input="x", output="y")
     open_ = ml.compile(model, "numpy", shapes={"x": ["B", 8]})
@@ -83,8 +91,8 @@ def test_estimates_name_layers_and_need_sizes(small, tmp_path):
         ml.estimate(ml.compile(model, "numpy"), store=tmp_path)
 
 
-def test_estimates_come_near_what_is_measured(small, tmp_path):
-    """Within a factor of two: benchmarks have the figures, on machines that nothing else keeps busy."""
+def test_estimates_are_near_measurements(small, tmp_path):
+    """Within a factor of two: benchmarks have precise figures, from an idle machine."""
     ml.calibrate("numpy", store=tmp_path, rounds=6)
     compiled, inputs = compiled_of(128, 384)
     params = compiled.randomize_params(0)
@@ -96,8 +104,8 @@ def test_estimates_come_near_what_is_measured(small, tmp_path):
 
 def test_the_command_says_what_was_found(small, tmp_path):
     arguments = ["calibrate", "--backends", "numpy", "--rounds", "3", "--dir", str(tmp_path)]
-    made = CliRunner().invoke(cli.main, arguments)
-    assert made.exit_code == 0 and "FLOP/s" in made.stdout and "nine of ten" in made.stdout
+    result = CliRunner().invoke(cli.main, arguments)
+    assert result.exit_code == 0 and "FLOP/s" in result.stdout and "nine of ten" in result.stdout
     data = json.loads(CliRunner().invoke(cli.main, [*arguments, "--json"]).stdout)
     assert data[0]["backend"] == "numpy" and data[0]["samples"] > 0
 

@@ -41,11 +41,11 @@ def test_without_checks_it_is_clamped(backend):
     compiled = ml.compile(lookup(), backend, shapes={"tokens": [3]}, types={"tokens": "int32"})
     params = compiled.randomize_params(seed=0)
     table = compiled.backend.to_numpy(params["words.weight"])
-    got = compiled.evaluate(params, {"tokens": ints(0, 7, -9)})["vectors"]
-    np.testing.assert_allclose(compiled.backend.to_numpy(got), table[[0, 4, 0]], rtol=1e-6)
+    actual = compiled.evaluate(params, {"tokens": ints(0, 7, -9)})["vectors"]
+    np.testing.assert_allclose(compiled.backend.to_numpy(actual), table[[0, 4, 0]], rtol=1e-6)
 
 
-def test_labels_are_looked_at_where_gradients_are_taken(backend):
+def test_labels_are_checked_when_gradients_are_computed(backend):
     model = Model()
     model |= Linear(4, name="head")(input="x", output="logits")
     model |= CrossEntropy(name="loss")(logits="logits", labels="labels", output="output")
@@ -70,24 +70,24 @@ def test_a_profile_looks_too():
 
 def test_an_empty_batch_has_nothing_outside():
     compiled = ml.compile(lookup(), "numpy", shapes={"tokens": [None]}, types={"tokens": "int32"}, checks=True)
-    got = compiled.evaluate(compiled.randomize_params(seed=0), {"tokens": np.zeros(0, np.int32)})
-    assert got["vectors"].shape == (0, 3)
+    outputs = compiled.evaluate(compiled.randomize_params(seed=0), {"tokens": np.zeros(0, np.int32)})
+    assert outputs["vectors"].shape == (0, 3)
 
 
 def test_several_indices_at_once():
     """Each component has a size of its own."""
     with Builder() as b:
         y = ml.ops.gather_nd(b.input("x", (2, 3)), b.input("at", (4, 2), "int32"))
-    graph, checks, inside = with_checks(b.build({"y": y}))
-    assert [c.size for c in checks] == [2, 3] and not inside
-    at = np.array([[0, 0], [1, 2], [-2, 1], [0, 4]], np.int32)
-    made = evaluate(graph, {"x": np.zeros((2, 3), np.float32), "at": at})
+    graph, checks, in_regions = with_checks(b.build({"y": y}))
+    assert [c.size for c in checks] == [2, 3] and not in_regions
+    indices = np.array([[0, 0], [1, 2], [-2, 1], [0, 4]], np.int32)
+    outputs = evaluate(graph, {"x": np.zeros((2, 3), np.float32), "at": indices})
     with pytest.raises(ml.InputError, match="index 4 of 'gather_nd' is outside of 3 elements"):
         for check in checks:
-            check.hold([made[name] for name in check.names], {})
+            check.hold([outputs[name] for name in check.names], {})
 
 
-def test_labels_that_count_for_nothing_are_not_looked_at():
+def test_ignored_labels_are_not_checked():
     model = Model()
     model |= CrossEntropy(ignore_index=-100, name="loss")(logits="logits", labels="labels", output="output")
     compiled = ml.compile(model, "numpy", shapes={"logits": [3, 4], "labels": [3]}, checks=True)

@@ -34,15 +34,15 @@ def random(*shape, seed=0):
 
 def run(compiled, inputs, seed=0, **keywords):
     params = compiled.randomize_params(seed, inputs)
-    made = compiled.evaluate(params, inputs, **keywords)
-    return {n: compiled.backend.to_numpy(v) for n, v in made.items()}
+    outputs = compiled.evaluate(params, inputs, **keywords)
+    return {n: compiled.backend.to_numpy(v) for n, v in outputs.items()}
 
 
 # -- the backend --------------------------------------------------------------------------------------------------
 def test_backends_come_as_name_class_or_instance():
-    for given in ("numpy", ml.NumpyBackend, ml.NumpyBackend()):
-        assert ml.compile(mlp(), given).backend.name == "numpy"
-        assert ml.compile(model=mlp(), backend=given).backend.name == "numpy"
+    for choice in ("numpy", ml.NumpyBackend, ml.NumpyBackend()):
+        assert ml.compile(mlp(), choice).backend.name == "numpy"
+        assert ml.compile(model=mlp(), backend=choice).backend.name == "numpy"
 
 
 def test_something_else_is_refused():
@@ -83,10 +83,10 @@ def test_shapes_hold(backend, shapes, good, bad):
 def test_one_name_is_one_size_and_two_nones_are_two(backend):
     model = Model()
     model |= Add()(left="a", right="b", output="y")
-    same = ml.compile(model, backend, shapes={"a": ["N", 2], "b": ["N", 2]})
-    assert run(same, {"a": random(3, 2), "b": random(3, 2)})["y"].shape == (3, 2)
+    compiled = ml.compile(model, backend, shapes={"a": ["N", 2], "b": ["N", 2]})
+    assert run(compiled, {"a": random(3, 2), "b": random(3, 2)})["y"].shape == (3, 2)
     with pytest.raises(InputError):
-        run(same, {"a": random(3, 2), "b": random(1, 2)})
+        run(compiled, {"a": random(3, 2), "b": random(1, 2)})
     free = ml.compile(model, backend, shapes={"a": [2, None], "b": [2, 4]})
     assert run(free, {"a": random(2, 4), "b": random(2, 4)})["y"].shape == (2, 4)
 
@@ -122,8 +122,8 @@ def test_hints_bound_the_batch():
 
 def test_types_are_held(backend):
     compiled = ml.compile(mlp(), backend, shapes={"x": [2, 3]}, types={"x": ml.float16})
-    made = run(compiled, {"x": random(2, 3).astype(np.float16)})
-    assert made["y"].dtype == np.float16
+    outputs = run(compiled, {"x": random(2, 3).astype(np.float16)})
+    assert outputs["y"].dtype == np.float16
     with pytest.raises(InputError, match=r"Type mismatch: expected float16, got float64"):
         run(compiled, {"x": np.ones((2, 3), np.int32) + 0.5})
 
@@ -154,10 +154,10 @@ def test_static_shapes():
 def test_static_types():
     model = Model()
     model |= Add()(left="a", right="b", output="y")
-    both = {"a": [2], "b": [2]}
-    assert ml.compile(model, "numpy", shapes=both, static_types=True).programs
+    input_shapes = {"a": [2], "b": [2]}
+    assert ml.compile(model, "numpy", shapes=input_shapes, static_types=True).programs
     with pytest.raises(OptionError, match="'a' is promoted from int32 to float32"):
-        ml.compile(model, "numpy", shapes=both, types={"a": "int32", "b": "float32"}, static_types=True)
+        ml.compile(model, "numpy", shapes=input_shapes, types={"a": "int32", "b": "float32"}, static_types=True)
 
 
 # -- what is computed ---------------------------------------------------------------------------------------------
@@ -190,11 +190,11 @@ def test_inference_takes_training_away(backend):
     model += BatchNorm2d()(input="h", output="b")
     model += Dropout(0.5)(input="b", output="y")
     compiled = ml.compile(model, backend, shapes={"x": [2, 3, 6, 6]}, inference=True)
-    made = [run(compiled, {"x": random(2, 3, 6, 6)})["y"] for _ in range(2)]
-    np.testing.assert_array_equal(*made)
+    results = [run(compiled, {"x": random(2, 3, 6, 6)})["y"] for _ in range(2)]
+    np.testing.assert_array_equal(*results)
     params = compiled.randomize_params(0)
     with pytest.raises(InputError, match="inference=True"):
-        compiled.evaluate(params, {"x": random(2, 3, 6, 6)}, np.ones_like(made[0]))
+        compiled.evaluate(params, {"x": random(2, 3, 6, 6)}, np.ones_like(results[0]))
 
 
 def test_control_flow_may_be_forbidden():
@@ -209,7 +209,7 @@ def test_control_flow_may_be_forbidden():
 
 
 # -- generated source ---------------------------------------------------------------------------------------------
-def test_source_goes_to_a_file_and_stands_alone(python_backend, tmp_path):
+def test_source_file_is_self_contained(python_backend, tmp_path):
     path = tmp_path / "generated.py"
     compiled = ml.compile(mlp(), python_backend, shapes={"x": [2, 3]}, file_path=path)
     text = path.read_text()
@@ -354,7 +354,7 @@ def sorted_rows():
 def test_native_gradients_equal_those_of_the_graph(backend, make, shape):
     model = make()
     arguments = random(*shape), np.ones((4, 2), np.float32)
-    made = []
+    built = []
     for kind in ("graph", "native"):
         compiled = ml.compile(model, backend, shapes={"x": list(shape)}, autodiff=kind)
         params = compiled.randomize_params(0)
@@ -362,14 +362,14 @@ def test_native_gradients_equal_those_of_the_graph(backend, make, shape):
             _, gradients = compiled.evaluate(params, {"x": arguments[0]}, arguments[1])
         except ml.UnsupportedError:
             pytest.skip("no automatic differentiation of its own")
-        made.append({n: compiled.backend.to_numpy(g) for n, g in gradients.items()})
-    assert list(made[0]) == list(made[1])
-    for name, gradient in made[0].items():
-        np.testing.assert_allclose(made[1][name], gradient, rtol=1e-4, atol=1e-5)
+        built.append({n: compiled.backend.to_numpy(g) for n, g in gradients.items()})
+    assert list(built[0]) == list(built[1])
+    for name, gradient in built[0].items():
+        np.testing.assert_allclose(built[1][name], gradient, rtol=1e-4, atol=1e-5)
 
 
-def test_native_gradients_of_what_has_another_of_its_own(backend):
-    """Frameworks would find 0 where a gradient passes straight through."""
+def test_native_gradients_of_surrogate_gradients(backend):
+    """Frameworks would return 0 for a straight-through gradient."""
 
     class Rounded(ml.models.Layer):
         def build(self, input):

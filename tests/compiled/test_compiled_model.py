@@ -1,4 +1,4 @@
-"""The compiled model: calling it, its gradients, its state, what it knows of itself, its weights."""
+"""The compiled model: calls, gradients, state, inspection, weights."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def test_three_forms_of_evaluate(backend):
     compiled.bind(params)
     third = numbers(compiled, compiled.evaluate({"x": x}))
     fourth = numbers(compiled, compiled({"x": x}))
-    for made in (numbers(compiled, outputs), third, fourth):
-        np.testing.assert_allclose(made["y"], first["y"], rtol=1e-5, atol=1e-6)
+    for alternative in (numbers(compiled, outputs), third, fourth):
+        np.testing.assert_allclose(alternative["y"], first["y"], rtol=1e-5, atol=1e-6)
 
 
 def test_gradients_are_right(backend):
@@ -104,12 +104,12 @@ def test_inputs_may_be_lists_numpy_or_native(backend):
     compiled = ml.compile(mlp(), backend, shapes={"x": [2, 3]})
     params = compiled.randomize_params(0)
     x = np.float32([[1, 2, 3], [4, 5, 6]])
-    made = [
-        numbers(compiled, compiled.evaluate(params, {"x": given}))["y"]
-        for given in (x, x.tolist(), compiled.backend.array(x), x.astype(np.float64).tolist())
+    results = [
+        numbers(compiled, compiled.evaluate(params, {"x": variant}))["y"]
+        for variant in (x, x.tolist(), compiled.backend.array(x), x.astype(np.float64).tolist())
     ]
-    for other in made[1:]:
-        np.testing.assert_array_equal(made[0], other)
+    for other in results[1:]:
+        np.testing.assert_array_equal(results[0], other)
 
 
 def test_arrays_of_another_framework_are_taken(backend):
@@ -185,9 +185,9 @@ def test_whatever_changes_is_seen_by_the_fast_path_of_gradients(backend, monkeyp
     with monkeypatch.context() as m:
         m.setattr(compiled._calling, "evaluate", None)  # the way of calls that are checked
         values, slopes = compiled.evaluate(twice, x, slope)
-    expected, found = compiled.evaluate(twice, {"x": random(2, 3)}, slope)  # NumPy's arrays have to be converted
-    assert list(values) == list(expected) and list(slopes) == list(found)
-    for left, right in ((values, expected), (slopes, found)):
+    expected, gradients = compiled.evaluate(twice, {"x": random(2, 3)}, slope)  # NumPy's arrays have to be converted
+    assert list(values) == list(expected) and list(slopes) == list(gradients)
+    for left, right in ((values, expected), (slopes, gradients)):
         for name, a in numbers(compiled, left).items():
             np.testing.assert_allclose(a, numbers(compiled, right)[name], rtol=1e-5, atol=1e-6)
     for name, wrong in (("second.bias", np.ones(3, np.float32)), ("third", np.ones(2, np.float32))):
@@ -213,9 +213,9 @@ def test_calls_with_bound_parameters_are_checked_twice(static, monkeypatch, back
 
 
 def test_parameters_are_bound_before_shapes_are_known(backend):
-    known = ml.compile(mlp(), backend, shapes={"x": [2, 3]})
-    params, x = known.randomize_params(0), {"x": random(2, 3)}
-    expected = numbers(known, known.evaluate(params, x))["y"]
+    static = ml.compile(mlp(), backend, shapes={"x": [2, 3]})
+    params, x = static.randomize_params(0), {"x": random(2, 3)}
+    expected = numbers(static, static.evaluate(params, x))["y"]
     compiled = ml.compile(mlp(), backend).bind(params)
     for _ in range(3):
         np.testing.assert_allclose(numbers(compiled, compiled(x))["y"], expected, rtol=1e-6)
@@ -245,13 +245,13 @@ def test_models_without_parameters_are_checked_twice(monkeypatch, backend):
 
 # -- parameters ---------------------------------------------------------------------------------------------------
 def test_one_seed_gives_the_same_parameters_on_every_backend(backend):
-    here = ml.compile(mlp(), backend, shapes={"x": [2, 3]})
-    there = ml.compile(mlp(), "numpy", shapes={"x": [2, 3]})
-    a, b = numbers(here, here.randomize_params(5)), there.randomize_params(5)
+    on_backend = ml.compile(mlp(), backend, shapes={"x": [2, 3]})
+    on_numpy = ml.compile(mlp(), "numpy", shapes={"x": [2, 3]})
+    a, b = numbers(on_backend, on_backend.randomize_params(5)), on_numpy.randomize_params(5)
     assert list(a) == list(b)
     for name in a:
         np.testing.assert_array_equal(a[name], b[name])
-    other = numbers(here, here.randomize_params(6))
+    other = numbers(on_backend, on_backend.randomize_params(6))
     assert not np.array_equal(a["first.weight"], other["first.weight"])
 
 
@@ -261,14 +261,14 @@ def test_dropout_draws_from_the_state(backend):
     model |= Dropout(0.5)(input="x", output="y")
     compiled = ml.compile(model, backend, shapes={"x": [4, 100]})
     x, state = np.ones((4, 100), np.float32), compiled.initial_state()
-    made = []
+    built = []
     for _ in range(2):
         outputs, state = compiled.evaluate({}, {"x": x}, state=state, training=True)
-        made.append(numbers(compiled, outputs)["y"])
-    assert not np.array_equal(*made)
-    assert all(set(np.unique(m)) == {0.0, 2.0} for m in made)
+        built.append(numbers(compiled, outputs)["y"])
+    assert not np.array_equal(*built)
+    assert all(set(np.unique(m)) == {0.0, 2.0} for m in built)
     again, _ = compiled.evaluate({}, {"x": x}, state=compiled.initial_state(), training=True)
-    np.testing.assert_array_equal(numbers(compiled, again)["y"], made[0])
+    np.testing.assert_array_equal(numbers(compiled, again)["y"], built[0])
     quiet = compiled.evaluate({}, {"x": x})
     np.testing.assert_array_equal(numbers(compiled, quiet)["y"], x)
 
@@ -366,34 +366,34 @@ def test_torch_state_dictionaries_load_by_name():
 @pytest.mark.parametrize("kind", ["embedding", "layer_norm", "gru"])
 def test_names_match_torch_for_the_common_layers(kind):
     torch = pytest.importorskip("torch")
-    theirs, ours, shape = {
+    theirs, layer, shape = {
         "embedding": (torch.nn.Embedding(7, 4), Embedding(7, 4, name="m"), [2]),
         "layer_norm": (torch.nn.LayerNorm(4), LayerNorm(name="m"), [2, 4]),
         "gru": (torch.nn.GRU(3, 4, batch_first=True), GRU(4, name="m"), [2, 5, 3]),
     }[kind]
     model = Model()
-    model |= ours(input="x", output="y")
+    model |= layer(input="x", output="y")
     types = {"x": "int32"} if kind == "embedding" else {}
     compiled = ml.compile(model, "numpy", shapes={"x": shape}, types=types)
     report = compiled.load_state_dict({f"m.{n}": p for n, p in theirs.state_dict().items()})
     assert report.complete, str(report)
     x = np.array([1, 6], np.int32) if kind == "embedding" else random(*shape)
     with torch.no_grad():
-        made = theirs(torch.from_numpy(x))
-        made = made[0] if isinstance(made, tuple) else made
-    np.testing.assert_allclose(compiled({"x": x})["y"], made.numpy(), rtol=1e-4, atol=1e-5)
+        expected_output = theirs(torch.from_numpy(x))
+        expected_output = expected_output[0] if isinstance(expected_output, tuple) else expected_output
+    np.testing.assert_allclose(compiled({"x": x})["y"], expected_output.numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_report_says_what_did_not_fit():
     compiled = ml.compile(mlp(), "numpy", shapes={"x": [2, 3]})
-    given = {"first.weight": random(8, 3), "second.weight": random(9, 9), "other": random(1)}
+    weights = {"first.weight": random(8, 3), "second.weight": random(9, 9), "other": random(1)}
     with pytest.raises(InputError) as caught:
-        compiled.load_state_dict(given)
+        compiled.load_state_dict(weights)
     for word in ("second.weight", "first.bias", "other"):
         assert word in str(caught.value)
-    report = compiled.load_state_dict(given, strict=False)
+    report = compiled.load_state_dict(weights, strict=False)
     assert not report.complete
-    np.testing.assert_array_equal(compiled.params["first.weight"], given["first.weight"])
+    np.testing.assert_array_equal(compiled.params["first.weight"], weights["first.weight"])
 
 
 @pytest.mark.parametrize("kind", ["linear", "norm"])
@@ -462,8 +462,8 @@ def test_the_mean_of_an_empty_batch_is_nan_and_silent(backend, shape, recwarn):
     model = Model()
     model += ml.models.Mean(axis=(0, 1))(input="x", output="y")
     compiled = ml.compile(model, backend, shapes={"x": shape})
-    made = compiled.evaluate({}, {"x": np.zeros((0, 3), np.float32)})["y"]
-    assert np.isnan(compiled.backend.to_numpy(made))
+    output = compiled.evaluate({}, {"x": np.zeros((0, 3), np.float32)})["y"]
+    assert np.isnan(compiled.backend.to_numpy(output))
     assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]
 
 
@@ -477,13 +477,13 @@ def test_programs_say_what_they_are_for():
 
 
 def test_arrays_of_the_other_byte_order(backend):
-    """Files written elsewhere hold such; no backend can read them as they are."""
+    """Files of other platforms contain such arrays; no backend can read them directly."""
     compiled = ml.compile(Linear(4, 3), backend, shapes={"input": [2, 4]})
     x = np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)
     params = {n: compiled.backend.to_numpy(p) for n, p in compiled.randomize_params(0).items()}
     expected = compiled.backend.to_numpy(compiled.evaluate(params, {"input": x})["output"])
-    turned = {n: p.astype(p.dtype.newbyteorder()) for n, p in params.items()}
-    for given, arrays in ((x.astype(x.dtype.newbyteorder()), params), (x, turned)):
+    swapped = {n: p.astype(p.dtype.newbyteorder()) for n, p in params.items()}
+    for variant, arrays in ((x.astype(x.dtype.newbyteorder()), params), (x, swapped)):
         for _ in range(3):
-            got = compiled.backend.to_numpy(compiled.evaluate(arrays, {"input": given})["output"])
-            np.testing.assert_allclose(got, expected, rtol=1e-6)
+            actual = compiled.backend.to_numpy(compiled.evaluate(arrays, {"input": variant})["output"])
+            np.testing.assert_allclose(actual, expected, rtol=1e-6)

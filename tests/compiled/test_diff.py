@@ -60,7 +60,7 @@ def test_the_first_operation_that_departs_is_named(tmp_path):
 
 
 def spoil(graph):
-    """Negate what tanh gives."""
+    """Negate the results of tanh."""
     from mithril.ops import neg
 
     node = next((n for n in graph.nodes if n.op.name == "tanh"), None)

@@ -12,12 +12,12 @@ from mithril.models import Clip, Conv2d, Gelu, LayerNorm, Linear, Maximum, Minim
 
 def evaluate(model, backend, inputs, params=None, **options):
     compiled = ml.compile(model, backend, **options)
-    made = compiled.randomize_params(0, inputs) if params is None else params
-    return {n: compiled.backend.to_numpy(v) for n, v in compiled.evaluate(made, inputs).items()}
+    arguments = compiled.randomize_params(0, inputs) if params is None else params
+    return {n: compiled.backend.to_numpy(v) for n, v in compiled.evaluate(arguments, inputs).items()}
 
 
 def conv_reference(x, w, stride=(1, 1), dilation=(1, 1), groups=1):
-    """A convolution by its definition."""
+    """Compute a convolution by its definition."""
     n, _, height, width = x.shape
     out, per_group, kh, kw = w.shape
     rows = (height - dilation[0] * (kh - 1) - 1) // stride[0] + 1
@@ -44,9 +44,9 @@ def test_layers_of_one_kind_on_different_inputs_are_not_merged(backend):
     model |= Relu()(input="b", output="y")
     model.set_outputs("x", "y")
     a, b = random(3, seed=1), random(3, seed=2)
-    got = evaluate(model, backend, {"a": a, "b": b})
-    np.testing.assert_allclose(got["x"], np.maximum(a, 0))
-    np.testing.assert_allclose(got["y"], np.maximum(b, 0))
+    actual = evaluate(model, backend, {"a": a, "b": b})
+    np.testing.assert_allclose(actual["x"], np.maximum(a, 0))
+    np.testing.assert_allclose(actual["y"], np.maximum(b, 0))
 
 
 def test_equal_layers_with_parameters_of_their_own_are_not_merged(backend):
@@ -54,8 +54,8 @@ def test_equal_layers_with_parameters_of_their_own_are_not_merged(backend):
     model |= Linear(4)(input="x", output="a")
     model |= Linear(4)(input="x", output="b")
     model.set_outputs("a", "b")
-    got = evaluate(model, backend, {"x": random(2, 3)})
-    assert np.abs(got["a"] - got["b"]).max() > 1e-3
+    actual = evaluate(model, backend, {"x": random(2, 3)})
+    assert np.abs(actual["a"] - actual["b"]).max() > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -63,16 +63,16 @@ def test_equal_layers_with_parameters_of_their_own_are_not_merged(backend):
     [{"dilation": 2}, {"stride": (1, 2)}, {"stride": (2, 1), "dilation": (1, 2)}, {"groups": 2}],
     ids=["dilation", "stride", "both", "groups"],
 )
-def test_convolution_honours_every_setting(backend, settings):
+def test_convolution_applies_every_setting(backend, settings):
     model = Model()
     model |= Conv2d(4, kernel_size=3, bias=False, **settings)(input="x", output="y")
     x = random(2, 4, 9, 10)
     compiled = ml.compile(model, backend, shapes={"x": list(x.shape)})
     params = compiled.randomize_params(0)
     (weight,) = (compiled.backend.to_numpy(p) for p in params.values())
-    got = compiled.backend.to_numpy(compiled.evaluate(params, {"x": x})["y"])
+    actual = compiled.backend.to_numpy(compiled.evaluate(params, {"x": x})["y"])
     pairs = {k: v if isinstance(v, tuple) or k == "groups" else (v, v) for k, v in settings.items()}
-    np.testing.assert_allclose(got, conv_reference(x, weight, **pairs), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(actual, conv_reference(x, weight, **pairs), rtol=1e-4, atol=1e-4)
 
 
 def test_float32_stays_float32(backend):
@@ -81,8 +81,8 @@ def test_float32_stays_float32(backend):
     model += Gelu()(input="h", output="g")
     model += LayerNorm()(input="g", output="y")
     model.set_outputs("h", "g", "y")
-    got = evaluate(model, backend, {"x": random(2, 4)})
-    assert {v.dtype for v in got.values()} == {np.dtype(np.float32)}
+    actual = evaluate(model, backend, {"x": random(2, 4)})
+    assert {v.dtype for v in actual.values()} == {np.dtype(np.float32)}
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_gradients_of_maximum_and_minimum(backend, layer, expected):
     compiled = ml.compile(model, backend, trainable=["a", "b"])
     a, b = np.array([1.0, 3.0, 2.0], np.float32), np.array([2.0, 1.0, 2.0], np.float32)
     _, gradients = compiled.evaluate({}, {"a": a, "b": b}, np.ones(3, np.float32))
-    for name, wanted in zip("ab", expected):
-        np.testing.assert_array_equal(compiled.backend.to_numpy(gradients[name]), wanted)
+    for name, expected_dtype in zip("ab", expected):
+        np.testing.assert_array_equal(compiled.backend.to_numpy(gradients[name]), expected_dtype)
 
 
 def test_gradient_of_clamp(backend):
@@ -128,10 +128,10 @@ def test_a_missing_parameter_is_named(backend):
     model |= Linear(4)(input="x", output="y")
     compiled = ml.compile(model, backend, shapes={"x": [2, 3]})
     params = compiled.randomize_params(0)
-    gone = sorted(params)[0]
+    missing = sorted(params)[0]
     with pytest.raises(InputError, match="parameter") as caught:
-        compiled.evaluate({n: p for n, p in params.items() if n != gone}, {"x": random(2, 3)})
-    assert gone in str(caught.value)
+        compiled.evaluate({n: p for n, p in params.items() if n != missing}, {"x": random(2, 3)})
+    assert missing in str(caught.value)
 
 
 @pytest.mark.parametrize("shape", [(4,), (2, 4), (2, 3, 4), (2, 3, 5, 4)])

@@ -8,7 +8,7 @@ from mithril.models import Model, TransformerEncoderLayer
 
 
 @pytest.mark.parametrize("engine", ["numpy", "torch", "jax", "mlx", "ggml"])
-def test_an_open_size_is_held_to_the_limit_at_each_call(engine):
+def test_open_sizes_are_checked_against_the_limit_at_each_call(engine):
     model = Model(TransformerEncoderLayer(32, 2, 128))
     compiled = ml.compile(model, engine, shapes={"input": [None, 32, 32]}, max_memory_gb="4MB")
     params = compiled.randomize_params(seed=0)

@@ -1,4 +1,4 @@
-"""What a compilation shows: verbose, dumps, shape traces, intermediates, profiles, pictures, benchmarks."""
+"""Observers of a compilation: verbose, dumps, shape traces, intermediates, profiles, pictures, benchmarks."""
 
 from __future__ import annotations
 
@@ -105,11 +105,11 @@ def test_profile_of_a_block_times_operations_by_layer(backend, rows):
     params = compiled.randomize_params(0)
     before = compiled.evaluate(params, {"x": X})
     with ml.profile() as prof:
-        inside = compiled.evaluate(params, {"x": X})
+        outputs = compiled.evaluate(params, {"x": X})
         compiled.evaluate(params, {"x": X})
     compiled.evaluate(params, {"x": X})  # outside: not counted
     to_numpy = compiled.backend.to_numpy
-    np.testing.assert_array_equal(to_numpy(before["output"]), to_numpy(inside["output"]))
+    np.testing.assert_array_equal(to_numpy(before["output"]), to_numpy(outputs["output"]))
     assert prof.calls == 2
     breakdown = prof.execution_breakdown
     assert {t.layer for t in breakdown.values()} >= {"first", "last"}

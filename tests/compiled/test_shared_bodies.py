@@ -1,4 +1,4 @@
-"""What bodies of composites have in common is computed once, though passes have run before they are written out."""
+"""Common parts of composites are computed once, although composites are decomposed after the passes."""
 
 from __future__ import annotations
 

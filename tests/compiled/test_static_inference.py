@@ -60,7 +60,7 @@ def test_binding_again_makes_another_program(backend):
     assert len([p for p in compiled.programs if p.request.binding]) == 1  # the old one is gone
 
 
-def test_large_parameters_stand_beside_the_source(tmp_path):
+def test_large_parameters_are_stored_next_to_the_source(tmp_path):
     model = Model()
     model |= Linear(300, name="l")(input="x", output="output")
     path = tmp_path / "net.py"
@@ -90,7 +90,7 @@ def test_large_parameters_stand_beside_the_source(tmp_path):
     np.testing.assert_array_equal(again.bind(again.randomize_params(0))({"x": x})["output"], expected)
 
 
-def test_what_depends_on_parameters_and_state_only_is_computed_once():
+def test_expressions_of_parameters_and_state_are_computed_once():
     compiled = ml.compile(net(), "numpy", shapes={"x": [4, 6]}, static_inference=True, outputs=["n"])
     params = compiled.randomize_params(0)
     state = {n: np.full(np.shape(a), 0.7, np.float32) for n, a in compiled.initial_state().items()}
@@ -127,7 +127,7 @@ MODELS = {
 
 
 def reading(graph):
-    """The nodes that depend on an input, and not on weights alone."""
+    """Return the nodes that depend on an input."""
     values = {i.value for i in graph.with_role("input")}
     nodes = []
     for node in graph.nodes:

@@ -153,13 +153,13 @@ def test_the_template_s_text_is_part_of_the_key(tmp_path):
     seen = []
     for factor in (1, 2, 2):
         part.write_text(f"    outputs['output'] = outputs['output'] * {factor}\n")
-        made = compiled(tmp_path / "cache", template_path=template, file_path=out)
-        seen.append(made.evaluate(made.randomize_params(seed=0), {"input": X})["output"])
+        model = compiled(tmp_path / "cache", template_path=template, file_path=out)
+        seen.append(model.evaluate(model.randomize_params(seed=0), {"input": X})["output"])
         assert f"* {factor}" in out.read_text()
     np.testing.assert_allclose(seen[1], 2 * seen[0], rtol=1e-6)
     np.testing.assert_array_equal(seen[1], seen[2])
     assert len(entries(tmp_path / "cache")) == 2
     template.write_text(text.replace("'part.j2'", "['part', '.j2'] | join"))
-    made = compiled(tmp_path / "cache", template_path=template)
-    assert any("computes" in d.message for d in made.decisions)
+    model = compiled(tmp_path / "cache", template_path=template)
+    assert any("computes" in d.message for d in model.decisions)
     assert len(entries(tmp_path / "cache")) == 2

@@ -24,7 +24,7 @@ def net():
 
 
 # -- measuring ----------------------------------------------------------------------------------------------------
-def test_ways_are_timed_in_turns_and_hopeless_ones_given_up():
+def test_candidates_are_timed_interleaved_and_slow_ones_dropped():
     calls = {"fast": 0, "slow": 0}
 
     def way(name, seconds):
@@ -64,17 +64,17 @@ def test_the_faster_choice_wins_and_is_kept(tmp_path, monkeypatch):
 
     monkeypatch.setattr(module.CompiledModel, "evaluate", evaluate)
     choices = {"optimization_level": ("medium", "low")}
-    found = ml.tune(net(), "numpy", {"x": X}, choices=choices, seconds=0.1, store=tmp_path)
-    assert found.options == {"optimization_level": "low"} and found.speedup > 2 and not found.from_store
-    assert found.compiled.options["optimization_level"] == "low"
+    result = ml.tune(net(), "numpy", {"x": X}, choices=choices, seconds=0.1, store=tmp_path)
+    assert result.options == {"optimization_level": "low"} and result.speedup > 2 and not result.from_store
+    assert result.compiled.options["optimization_level"] == "low"
     again = ml.tune(net(), "numpy", {"x": X}, choices=choices, seconds=0.1, store=tmp_path)
-    assert again.from_store and again.options == found.options
+    assert again.from_store and again.options == result.options
     other = ml.tune(net(), "numpy", {"x": X[:4]}, choices=choices, seconds=0.05, store=tmp_path)
     assert not other.from_store  # other shapes are another question
 
 
-def test_what_gives_other_results_is_not_taken(tmp_path):
-    found = ml.tune(
+def test_candidates_with_other_results_are_rejected(tmp_path):
+    result = ml.tune(
         net(),
         "numpy",
         {"x": X},
@@ -82,19 +82,19 @@ def test_what_gives_other_results_is_not_taken(tmp_path):
         seconds=0.05,
         store=False,
     )
-    assert found.options == {} or "precision" not in found.options
-    assert any("differ" in remark or "Type mismatch" in remark for *_, remark in found.tried)
+    assert result.options == {} or "precision" not in result.options
+    assert any("differ" in remark or "Type mismatch" in remark for *_, remark in result.tried)
 
 
-def test_a_choice_that_cannot_be_is_told():
+def test_impossible_choices_are_reported():
     choices = {"max_memory_gb": (None, "100B")}
-    found = ml.tune(net(), "numpy", {"x": X}, choices=choices, store=False, seconds=0.05)
-    assert found.options == {} and "max_memory_gb='100B': -  this program needs" in str(found)
+    result = ml.tune(net(), "numpy", {"x": X}, choices=choices, store=False, seconds=0.05)
+    assert result.options == {} and "max_memory_gb='100B': -  this program needs" in str(result)
     with pytest.raises(ml.OptionError, match="unknown option"):
         ml.tune(net(), "numpy", {"x": X}, choices={}, store=False, levle="high")
 
 
-def test_a_damaged_store_is_measured_anew(tmp_path):
+def test_a_damaged_store_is_measured_again(tmp_path):
     choices = {"optimization_level": ("medium", "low")}
     ml.tune(net(), "numpy", {"x": X}, choices=choices, seconds=0.05, store=tmp_path)
     for file in tmp_path.rglob("*.mithril"):
@@ -103,8 +103,8 @@ def test_a_damaged_store_is_measured_anew(tmp_path):
     assert Store(tmp_path).info().entries == 2  # the answer to this question, and the winner for level high
 
 
-def test_level_high_uses_what_was_found(tmp_path, monkeypatch):
-    """The default is slow, and so is high: the winner is what compiling at level high gives from then on."""
+def test_level_high_uses_tuned_options(tmp_path, monkeypatch):
+    """The default is slow, and so is high: from then on compiling at level high gives the winner."""
     from mithril.runtime import compiled_model as module
 
     original = module.CompiledModel.evaluate
@@ -122,21 +122,21 @@ def test_level_high_uses_what_was_found(tmp_path, monkeypatch):
     monkeypatch.setattr(module.CompiledModel, "evaluate", evaluate)
     choices = {"optimization_level": ("medium", "high", "low"), "semantics": ("portable",)}
     ml.tune(net(), "numpy", {"x": X}, choices=choices, seconds=0.1, store=tmp_path)
-    made = high()
-    assert made.options["optimization_level"] == "low"
-    assert "as mithril-tools 0.1.0 found: optimization_level='low', semantics='portable'" in made.explain()
+    compiled_model = high()
+    assert compiled_model.options["optimization_level"] == "low"
+    assert "as mithril-tools 0.1.0 found: optimization_level='low', semantics='portable'" in compiled_model.explain()
     assert high((4, 8)).options["optimization_level"] == "high"  # other shapes are another question
     assert high(("B", 8)).options["optimization_level"] == "high"
-    assert high(semantics="native").options["semantics"] == "native"  # what the user says is not touched
+    assert high(semantics="native").options["semantics"] == "native"  # options of the user are not overridden
     again = ml.tune(net(), "numpy", {"x": X}, choices=choices, seconds=0.1, cache_dir=tmp_path)
     (slow,) = [seconds for _, value, seconds, _ in again.tried if value == "high"]
-    assert slow > 0.004  # what was found before did not mix with this candidate
+    assert slow > 0.004  # earlier results did not affect this candidate
 
 
 def test_passes_are_tried_without(tmp_path):
     choices = {"optimizations": ({}, {"operator-fusion": False})}
-    found = ml.tune(net(), "numpy", {"x": X}, choices=choices, seconds=0.05, store=tmp_path)
-    assert ("optimizations", {"operator-fusion": False}) in [row[:2] for row in found.tried]
+    result = ml.tune(net(), "numpy", {"x": X}, choices=choices, seconds=0.05, store=tmp_path)
+    assert ("optimizations", {"operator-fusion": False}) in [row[:2] for row in result.tried]
     assert ml.tune(net(), "numpy", {"x": X}, choices=choices, seconds=0.05, store=tmp_path).from_store
 
 
@@ -144,9 +144,9 @@ def test_passes_are_tried_without(tmp_path):
 def test_batches_come_in_order_and_the_last_is_cut(backend):
     compiled = ml.compile(net(), backend, shapes={"x": ["B", 8]})
     params = compiled.randomize_params(0)
-    whole = compiled.backend.to_numpy(compiled.evaluate(params, {"x": X})["output"])
+    outputs = compiled.backend.to_numpy(compiled.evaluate(params, {"x": X})["output"])
     pieces = ml.process_in_batches(compiled, {"x": X}, 5, params=params)
-    np.testing.assert_allclose(pieces["output"], whole, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(pieces["output"], outputs, rtol=1e-5, atol=1e-6)
     assert len(compiled.programs) == 1 or not compiled.backend.capabilities.symbolic
 
 
@@ -179,7 +179,7 @@ def test_a_batch_of_one_that_does_not_fit_is_refused():
         ml.find_batch_size(compiled, {"x": X}, memory="100B")
 
 
-def test_state_is_no_obstacle():
+def test_models_with_state_can_be_tuned():
     model = Model()
     model |= Linear(4)(input="x", output="h")
     model |= BatchNorm1d(4)(input="h", output="output")

@@ -190,7 +190,7 @@ def test_statistics_survive_a_resume_in_the_middle_of_an_epoch(tmp_path):
     assert second.history.rows == full.history.rows
 
 
-def test_metric_that_is_no_number_is_rejected():
+def test_metric_that_is_not_a_scalar_is_rejected():
     trainer = ml.Trainer(
         _linear(),
         ml.SGD(0.1),

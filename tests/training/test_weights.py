@@ -138,7 +138,7 @@ def test_weights_of_other_shapes_are_rejected(loss, message):
         trainer(loss).step((LOGITS, labels))
 
 
-def test_weights_that_are_no_numbers_are_rejected():
+def test_weights_that_are_not_numbers_are_rejected():
     with pytest.raises(ml.ModelError, match=r"weight=\['a'\] is no number or array of numbers"):
         CrossEntropy(weight=["a"])
     unweighted = trainer(CrossEntropy(weight=None)).step((LOGITS, LABELS.clip(0)))["loss"]
