@@ -258,8 +258,8 @@ def gpt_jax(batch: dict[str, Any]) -> Step:
         return {**params, "a": (jnp.ones(f), jnp.zeros(f)), "b": (jnp.ones(f), jnp.zeros(f))}
 
     def norm(x: Any, p: Any) -> Any:
-        centred = x - x.mean(-1, keepdims=True)
-        return centred * jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + 1e-5) * p[0] + p[1]
+        centered = x - x.mean(-1, keepdims=True)
+        return centered * jax.lax.rsqrt((centered * centered).mean(-1, keepdims=True) + 1e-5) * p[0] + p[1]
 
     def linear(x: Any, p: Any) -> Any:
         return x @ p[0].T + p[1]

@@ -1,4 +1,4 @@
-"""Variants of operations on every backend: the candidates of specialise-operations and kernel-choice (english: ok).
+"""Variants of operations on every backend: the candidates of specialize-operations and kernel-choice (english: ok).
 
 ``OMP_NUM_THREADS=1 python benchmarks/bench_ways.py [backend ...]``: ratios are the operation's own time over the time
 of the other form; more than 1 is faster.

@@ -26,8 +26,8 @@ def block(features: int, heads: int, dropout: float, cache: int | None, name: st
     """Pre-norm transformer block: attention and an MLP, each with a residual connection."""
     x, position = IOKey("input"), IOKey("position")
     attention = MultiHeadAttention(features, heads, causal=True, dropout=dropout, cache=cache, name="attn")
-    normalised = LayerNorm(features, name="ln_1")(x)
-    x = x + (attention(normalised, position) if cache else attention(normalised))
+    normalized = LayerNorm(features, name="ln_1")(x)
+    x = x + (attention(normalized, position) if cache else attention(normalized))
     h = Linear(features, 4 * features, name="c_fc")(LayerNorm(features, name="ln_2")(x))
     h = Linear(4 * features, features, name="c_proj")(Gelu(approximate="tanh")(h))
     return Model.create(outputs=x + Dropout(dropout)(h), name=name)

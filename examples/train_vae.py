@@ -98,7 +98,7 @@ def draw(trainer: ml.Trainer, count: int) -> Any:
 
 
 def as_text(images: Any) -> str:
-    """Images side by side, a character for two levels of grey."""
+    """Images side by side, a character for two levels of gray."""
     shades = " .:-=+*#%@"
     rows = np.concatenate(list(images), axis=1)
     return "\n".join("".join(shades[min(int(v * 10), 9)] * 2 for v in row) for row in rows)

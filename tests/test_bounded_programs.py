@@ -62,14 +62,14 @@ def test_max_programs_is_a_positive_number(value):
 def test_threads_compile_one_program_once(monkeypatch):
     model, params = compiled("c")
     outputs = []
-    specialise = model.compiler.specialise
+    specialize = model.compiler.specialize
 
     def slow(request):
         outputs.append(request)
         time.sleep(0.1)
-        return specialise(request)
+        return specialize(request)
 
-    monkeypatch.setattr(model.compiler, "specialise", slow)
+    monkeypatch.setattr(model.compiler, "specialize", slow)
     results = []
     threads = [threading.Thread(target=lambda: results.append(run(model, params, 5))) for _ in range(8)]
     for t in threads:
@@ -81,16 +81,16 @@ def test_threads_compile_one_program_once(monkeypatch):
 
 def test_a_failed_compilation_is_tried_again_by_those_who_waited(monkeypatch):
     model, params = compiled("numpy")
-    specialise, calls = model.compiler.specialise, []
+    specialize, calls = model.compiler.specialize, []
 
     def once(request):
         calls.append(request)
         time.sleep(0.05)
         if len(calls) == 1:
             raise BackendError("not this time")
-        return specialise(request)
+        return specialize(request)
 
-    monkeypatch.setattr(model.compiler, "specialise", once)
+    monkeypatch.setattr(model.compiler, "specialize", once)
     outcomes = []
 
     def work():

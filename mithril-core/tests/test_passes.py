@@ -22,6 +22,7 @@ from mithril.passes import (
     pass_,
     pipeline_text,
 )
+from mithril.plugins import PassSpec
 
 
 def graph():
@@ -43,6 +44,11 @@ def named(name, **placing):
 def test_stages_come_in_their_order_whatever_the_order_given():
     passes = [named(f"in-{stage}", stage=stage) for stage in reversed(STAGES)]
     assert [p.stage for p in ordered(passes)] == list(STAGES)
+
+
+def test_british_stage_name_is_accepted():
+    assert named("p", stage="specialise").stage == "specialize"
+    assert PassSpec("p", "m:p", stage="specialise", level=None).stage == "specialize"
 
 
 def test_before_and_after_hold_and_the_rest_stays_as_given():

@@ -213,7 +213,7 @@ def test_malformed_entry_point(site):
     assert "has a malformed entry point\n  it reads: bad = some.module:object" in only_problem(site.plugins(), "bad")
 
 
-def test_unreadable_neighbours_do_not_matter(site):
+def test_unreadable_neighbors_do_not_matter(site):
     (site.folder / "broken-1.0.dist-info").mkdir()
     (site.folder / "other-1.0.dist-info").mkdir()
     (site.folder / "other-1.0.dist-info" / "METADATA").write_bytes(b"\xff\xfe nonsense")

@@ -17,8 +17,8 @@ from mithril import Export, hookimpl
 
 
 @hookimpl
-def mithril_advise(options, given):
-    return {"seed": 3} if options["optimization_level"] == "high" and "seed" not in given else {}
+def mithril_advise(options, user_options):
+    return {"seed": 3} if options["optimization_level"] == "high" and "seed" not in user_options else {}
 
 
 class Counter:

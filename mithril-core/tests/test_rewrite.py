@@ -52,7 +52,7 @@ def both(x, s, further):
     return {"y": x * s, "z": further(s)}
 
 
-def normalised(e):
+def normalized(e):
     return e / sum(e, axis=-1, keepdims=True)
 
 
@@ -209,7 +209,7 @@ def test_larger_matches_win():
 
 def test_what_a_pattern_writes_twice_may_be_one_node():
     one = rule(lambda x: exp(x) / sum(exp(x), axis=-1, keepdims=True), lambda x: softmax(x), exact=False, name="p")
-    graph = graph_of(lambda x: normalised(exp(x)), (2, 3))
+    graph = graph_of(lambda x: normalized(exp(x)), (2, 3))
     assert names(one(graph)) == ["softmax"]
 
 

@@ -106,7 +106,7 @@ def test_without_shapes_the_first_call_decides(backend):
     assert len(compiled.programs) == 1
     run(compiled, {"x": random(5, 3)})
     assert len(compiled.programs) == 2
-    assert any(d.kind == "specialised" for d in compiled.decisions)
+    assert any(d.kind == "specialized" for d in compiled.decisions)
 
 
 def test_hints_bound_the_batch():

@@ -8,7 +8,7 @@ from mithril.ir import verify
 from mithril.ir.evaluation import evaluate
 from mithril.models.language.flatten import flatten
 from mithril.models.language.trace import trace_model
-from mithril.runtime.initializers import initialise
+from mithril.runtime.initializers import initialize
 
 
 def graph_of(model, inputs, outputs=None, inference=False, **options):
@@ -24,7 +24,7 @@ def arrays(inputs):
 def run(model, inputs, params=None, **options):
     """Outputs, and the parameters and states they were made with."""
     graph = graph_of(model, inputs, **options)
-    start = initialise(graph.with_role("param", "state"), 0) | (params or {})
+    start = initialize(graph.with_role("param", "state"), 0) | (params or {})
     given = {n: a for n, a in arrays(inputs).items() if n in {i.name for i in graph.inputs}}
     return evaluate(graph, {**start, **given}), start
 

@@ -1,4 +1,4 @@
-"""Initialisers: distributions, keys by seed and name, arguments."""
+"""Initializers: distributions, keys by seed and name, arguments."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from mithril.base.dtypes import float16, float32, uint32
 from mithril.base.errors import ModelError, ShapeError
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Builder
-from mithril.runtime.initializers import INITIALISERS, initial, initialise, parse
+from mithril.runtime.initializers import INITIALIZERS, initial, initialize, parse
 
 PINNED_KEY = [67661388, 3421388485]
 PINNED = [0.17460942268371582, 0.8303195834159851, 0.5058397054672241]
@@ -74,11 +74,11 @@ def test_inputs_by_name_and_dtype():
     with Builder() as builder:
         builder.param("w", (2, 3), "float16", init="ones")
         builder.param("n", (2,), "int32")
-    made = initialise(builder.inputs, 0)
+    made = initialize(builder.inputs, 0)
     assert {n: a.dtype for n, a in made.items()} == {"w": float16.numpy, "n": np.int32}
 
 
-@pytest.mark.parametrize("init", sorted(set(INITIALISERS) - {"key"}))
+@pytest.mark.parametrize("init", sorted(set(INITIALIZERS) - {"key"}))
 def test_empty_and_small(init):
     text = init + "(fan_in=1)" if init == "fan_in_uniform" else init
     for shape in ((1, 1), (2, 1), (3, 3)):

@@ -162,7 +162,7 @@ def test_conv_transpose_is_the_transpose():
     close((out["output"] * y).sum(), (x * conv2d(y, p["weight"], stride=(2, 2))).sum(), 1e-3)
 
 
-# -- normalisation ------------------------------------------------------------------------------------------------
+# -- normalization ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "layer, shape", [(BatchNorm2d(3), (4, 3, 5, 6)), (BatchNorm1d(3), (7, 3)), (BatchNorm1d(), (4, 3, 5))]
 )
@@ -186,28 +186,28 @@ def test_batch_norm_of_unknown_batch_size():
     flat = flatten(BatchNorm2d(3))
     graph = trace_model(flat, {"input": TensorType(float32, (Dim("B"), 3, 4, 4))}, training=True)
     from mithril.ir.evaluation import evaluate
-    from mithril.runtime.initializers import initialise
+    from mithril.runtime.initializers import initialize
 
     x = f32(5, 3, 4, 4)
-    out = evaluate(graph, {**initialise(graph.with_role("param", "state"), 0), "input": x})
+    out = evaluate(graph, {**initialize(graph.with_role("param", "state"), 0), "input": x})
     close(out["state/running_var"], 0.9 + 0.1 * x.var((0, 2, 3)) * 80 / 79)
 
 
-def normalised(x, axes, eps):
+def normalized(x, axes, eps):
     return (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + eps)
 
 
 @pytest.mark.parametrize("layer, axes", [(LayerNorm(), (-1,)), (LayerNorm(4), (-1,)), (LayerNorm([3, 4]), (-2, -1))])
 def test_layer_norm(layer, axes):
     x = f32(2, 3, 4) * 3
-    close(run(layer, {"input": x})[0]["output"], normalised(x, axes, 1e-5))
+    close(run(layer, {"input": x})[0]["output"], normalized(x, axes, 1e-5))
 
 
 def test_group_instance_and_rms_norm():
     x = f32(2, 4, 3, 5) * 3
-    grouped = normalised(x.reshape(2, 2, 2, 3, 5), (2, 3, 4), 1e-5).reshape(x.shape)
+    grouped = normalized(x.reshape(2, 2, 2, 3, 5), (2, 3, 4), 1e-5).reshape(x.shape)
     close(run(GroupNorm(2, 4), {"input": x})[0]["output"], grouped)
-    close(run(InstanceNorm2d(), {"input": x})[0]["output"], normalised(x, (2, 3), 1e-5))
+    close(run(InstanceNorm2d(), {"input": x})[0]["output"], normalized(x, (2, 3), 1e-5))
     close(run(RMSNorm(), {"input": x})[0]["output"], x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6))
     with pytest.raises(ShapeError, match="groups=3 does not divide the 4 channels"):
         run(GroupNorm(3), {"input": x})
@@ -314,7 +314,7 @@ def test_cross_attention_with_a_mask():
 
 def test_a_cache_gives_what_the_whole_sequence_gives():
     from mithril.ir.evaluation import evaluate
-    from mithril.runtime.initializers import initialise
+    from mithril.runtime.initializers import initialize
 
     x = f32(1, 6, 8)
     whole, p = run(MultiHeadAttention(8, 2, causal=True, rotary=True), {"query": x})
@@ -323,7 +323,7 @@ def test_a_cache_gives_what_the_whole_sequence_gives():
     for start, stop in ((0, 3), (3, 4), (4, 6)):
         inputs = {"query": x[:, start:stop], "position": np.int32(start)}
         graph = graph_of(cached, inputs)
-        state = state or initialise(graph.with_role("state"), 0)
+        state = state or initialize(graph.with_role("state"), 0)
         out = evaluate(graph, {**p, **state, **inputs})
         parts.append(out["output"])
         state = {n: out[f"state/{n}"] for n in state}
@@ -375,7 +375,7 @@ def test_transformer_encoder(norm_first):
         return h @ p["layers.0.linear2.weight"].T + p["layers.0.linear2.bias"]
 
     def norm(y, k):
-        return normalised(y, (-1,), 1e-5) * p[f"layers.0.norm{k}.weight"] + p[f"layers.0.norm{k}.bias"]
+        return normalized(y, (-1,), 1e-5) * p[f"layers.0.norm{k}.weight"] + p[f"layers.0.norm{k}.bias"]
 
     if norm_first:
         h = x + attend(norm(x, 1))

@@ -16,7 +16,7 @@ from mithril.ir.evaluation import evaluate
 from mithril.models import Linear, Model, Relu
 from mithril.models.language.flatten import flatten
 from mithril.models.language.trace import trace_model
-from mithril.runtime.initializers import initialise
+from mithril.runtime.initializers import initialize
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 spec = importlib.util.spec_from_file_location("model_test_helpers", Path(__file__).with_name("helpers.py"))
@@ -60,7 +60,7 @@ SMALL = {
 def test_every_example_runs_for_sizes_that_were_unknown(name, training):
     make, types = SMALL[name]
     graph = verify(trace_model(flatten(make(example(name))), types, training=training))
-    start = initialise(graph.with_role("param", "state"), 0)
+    start = initialize(graph.with_role("param", "state"), 0)
     rng = np.random.default_rng(0)
     sizes = {"B": 2, "L": 5}
     inputs = {}
@@ -92,7 +92,7 @@ def test_gpt_token_by_token_gives_what_the_sequence_gives():
     for start, stop in ((0, 3), (3, 4), (4, 6)):
         inputs = {"input": tokens[:, start:stop], "position": np.int32(start)}
         graph = graph_of(cached, inputs)
-        state = state or initialise(graph.with_role("state"), 0)
+        state = state or initialize(graph.with_role("state"), 0)
         out = evaluate(graph, {**params, **state, **inputs})
         parts.append(out["output"])
         state = {n: out[f"state/{n}"] for n in state}

@@ -58,7 +58,7 @@ def wide():
     return stacked(Linear(48, name="l")), {"input": [9, 40]}
 
 
-def normalised():
+def normalized():
     return stacked(LayerNorm(name="n"), Linear(7, name="l")), {"input": [6, 24]}
 
 
@@ -104,7 +104,7 @@ def repeated():
     return model, {"x": [2, 4]}
 
 
-MODELS = [mlp, wide, normalised, image, attention, words, statistics, cached, branch, repeated]
+MODELS = [mlp, wide, normalized, image, attention, words, statistics, cached, branch, repeated]
 
 
 def compiled(build, **options):

@@ -19,7 +19,7 @@ RNG = np.random.default_rng(0)
 WINDOWS: dict[str, dict[str, Any]] = {
     "halves": {"kernel": (2, 2), "stride": (2, 2), "padding": ((0, 0), (0, 0))},
     "ResNet": {"kernel": (3, 3), "stride": (2, 2), "padding": ((1, 1), (1, 1))},
-    "neighbours": {"kernel": (3, 3), "stride": (1, 1), "padding": ((1, 1), (1, 1))},
+    "neighbors": {"kernel": (3, 3), "stride": (1, 1), "padding": ((1, 1), (1, 1))},
     "thirds": {"kernel": (2, 3), "stride": (1, 3), "padding": ((0, 0), (1, 2))},
     "gaps": {"kernel": (2, 2), "stride": (3, 5), "padding": ((0, 0), (0, 0))},
     "large": {"kernel": (11, 12), "stride": (4, 2), "padding": ((5, 5), (6, 5))},
@@ -55,7 +55,7 @@ def test_windows(name: str) -> None:
 @pytest.mark.parametrize("vector_bytes", [32, 16, 4])
 def test_widths_of_vectors(vector_bytes: int) -> None:
     x = RNG.standard_normal((1, 2, 9, 45)).astype(np.float32)
-    for windows in (WINDOWS["ResNet"], WINDOWS["neighbours"]):
+    for windows in (WINDOWS["ResNet"], WINDOWS["neighbors"]):
         check(lambda x: ops.max_pool(x, **windows), x, vector_bytes=vector_bytes)
 
 
@@ -85,7 +85,7 @@ def test_nan_and_infinities() -> None:
     x[0, 0, 5, 17] = np.nan
     x[0, 0, 8:, :9] = -np.inf
     x[0, 0, 0, 30] = np.inf
-    for name in ("halves", "ResNet", "neighbours"):
+    for name in ("halves", "ResNet", "neighbors"):
         made = run(lambda x: ops.max_pool(x, **WINDOWS[name]), x)
         np.testing.assert_array_equal(made, ops.max_pool(x, **WINDOWS[name]))
         assert 1 <= np.isnan(made).sum() <= 9

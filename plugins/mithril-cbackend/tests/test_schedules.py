@@ -187,7 +187,7 @@ def softmax(x: Any) -> Any:
     return e / sum(e, axis=-1, keepdims=True)
 
 
-def normalised(x: Any, s: Any, b: Any) -> Any:
+def normalized(x: Any, s: Any, b: Any) -> Any:
     apart = x - mean(x, axis=-1, keepdims=True)
     return apart / sqrt(mean(apart * apart, axis=-1, keepdims=True) + 1e-5) * s + b
 
@@ -197,14 +197,14 @@ def normalised(x: Any, s: Any, b: Any) -> Any:
 def test_rows(shape: tuple[int, ...], vector_bytes: int) -> None:
     n = shape[-1]
     check(softmax, {"x": random(*shape)}, vector_bytes=vector_bytes)
-    check(normalised, {"x": random(*shape), "s": random(n), "b": random(n)}, vector_bytes=vector_bytes, threads=2)
+    check(normalized, {"x": random(*shape), "s": random(n), "b": random(n)}, vector_bytes=vector_bytes, threads=2)
     check(lambda x: softmax(tanh(x)) * tanh(x), {"x": random(*shape)}, vector_bytes=vector_bytes)
     check(lambda x, y: softmax(x + y) * y, {"x": random(*shape), "y": random(n)}, vector_bytes=vector_bytes)
 
 
-def test_softmax_and_normalisation_are_one_kernel_each() -> None:
+def test_softmax_and_normalization_are_one_kernel_each() -> None:
     assert kernels_of(softmax, {"x": random(8, 64)}) == ["rows"]
-    assert kernels_of(normalised, {"x": random(8, 64), "s": random(64), "b": random(64)}) == ["rows"]
+    assert kernels_of(normalized, {"x": random(8, 64), "s": random(64), "b": random(64)}) == ["rows"]
 
 
 def test_rows_of_other_kernels_stay_apart() -> None:

@@ -240,8 +240,8 @@ def test_export_rejects_invalid_requests(tmp_path):
         compiled.export(path)
     with pytest.raises(InputError, match="is missing"):
         compiled.export(path, params=dict(list(params.items())[1:]))
-    with pytest.raises(OptionError, match="metadata 'colour' has no place"):
-        compiled.export(path, params=params, metadata={"colour": "red"})
+    with pytest.raises(OptionError, match="metadata 'color' has no place"):
+        compiled.export(path, params=params, metadata={"color": "red"})
     with pytest.raises(OptionError):
         compiled.export(path, params=params, metadata={"a.b": object()})
     model = ml.Model()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril import ops
+from mithril import ops, plugins
 from mithril.backend.base import BuildOptions
 from mithril.ir import Builder
 from mithril.ir.evaluation import evaluate
@@ -20,7 +20,7 @@ from mithril_numpy.backend import NumpyBackend
 from mithril_passes import kernel_selection
 from mithril_passes.kernel_selection import kernel_choice
 from mithril_passes.op_variants import WAYS, ways
-from mithril_passes.specialization import specialise_operations
+from mithril_passes.specialization import specialize_operations
 from mithril_testing import PassConformance
 
 ONE = {"stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1}
@@ -65,9 +65,14 @@ def one(name, shapes, attributes):
 
 
 class TestSpecialization(PassConformance):
-    pass_ = "specialise-operations"
+    pass_ = "specialize-operations"
     context = PassContext(backend=NumpyBackend())
     graphs = {"pixels": one("conv", [(2, 3, 5, 6), (4, 3, 1, 1)], ONE)}
+
+
+def test_british_pass_names_are_aliases():
+    aliases = plugins.pass_aliases()
+    assert aliases["specialise-operations"] == aliases["specialise_operations"] == "specialize-operations"
 
 
 @pytest.mark.parametrize(("name", "shapes", "attributes"), ALL, ids=[f"{c[0]}-{k}" for k, c in enumerate(ALL)])
@@ -114,7 +119,7 @@ def test_sixteen_bits_are_not_summed_term_by_term():
 
 def test_backends_get_their_preferred_variant():
     graph = one("conv", [(ml.Dim("B"), 3, 5, 6), (4, 3, 1, 1)], ONE)
-    result = specialise_operations(graph, PassContext(backend=NumpyBackend()))
+    result = specialize_operations(graph, PassContext(backend=NumpyBackend()))
     assert "conv" not in {n.op.name for n in result.nodes}
     arguments = random_arguments(graph)
     np.testing.assert_allclose(evaluate(result, arguments)["y"], evaluate(graph, arguments)["y"], rtol=1e-5, atol=1e-6)
@@ -122,7 +127,7 @@ def test_backends_get_their_preferred_variant():
     class Indifferent(NumpyBackend):
         capabilities = replace(NumpyBackend().capabilities, prefers={})
 
-    assert specialise_operations(graph, PassContext(backend=Indifferent())) is graph
+    assert specialize_operations(graph, PassContext(backend=Indifferent())) is graph
 
 
 def test_consecutive_operations():
@@ -131,7 +136,7 @@ def test_consecutive_operations():
         x, w, v = (b.input(n, s) for n, s in (("x", (2, 3, 5, 6)), ("w", (4, 3, 1, 1)), ("v", (2, 4, 1, 1))))
         y = ops.conv(ops.conv(x, w, **ONE), v, **ONE)
     graph = b.build({"y": y})
-    result = specialise_operations(graph, PassContext(backend=NumpyBackend()))
+    result = specialize_operations(graph, PassContext(backend=NumpyBackend()))
     assert "conv" not in {n.op.name for n in result.nodes}
     arguments = random_arguments(graph)
     np.testing.assert_allclose(evaluate(result, arguments)["y"], evaluate(graph, arguments)["y"], rtol=1e-5, atol=1e-6)
@@ -199,7 +204,7 @@ def test_nothing_is_measured_here_for_hardware_elsewhere(tmp_path):
     graph, target = large_conv(), SimpleNamespace(family="tpu")
     context = PassContext(backend=Sluggish(), target=target, options={"cache_dir": tmp_path})
     assert kernel_choice(graph, context) is graph
-    assert specialise_operations(graph, PassContext(backend=NumpyBackend(), target=target)) is graph
+    assert specialize_operations(graph, PassContext(backend=NumpyBackend(), target=target)) is graph
 
 
 def test_high_level_compiles_and_gives_the_same(tmp_path):

@@ -48,7 +48,7 @@ def test_what_a_program_tells():
     assert "tpu_v5e" in program.report()
 
 
-def test_an_artefact_is_saved(tmp_path):
+def test_an_artifact_is_saved(tmp_path):
     program = mithril_tpu.ahead_of(compiled(perceptron()))
     out = program.save(tmp_path / "made")
     told = json.loads((out / "analysis.json").read_text())

@@ -230,7 +230,7 @@ def test_a_batch_of_another_size_gets_its_own_executable_and_it_is_said():
     subject = trainer()
     subject.step(BATCH)
     subject.step({"input": X[:5], "target": Y[:5]})
-    assert any(d.kind == "specialised" for d in subject.engine.decisions)
+    assert any(d.kind == "specialized" for d in subject.engine.decisions)
 
 
 def test_dropout_differs_in_every_step_and_is_off_in_evaluation():

@@ -25,9 +25,9 @@ def fold_batch_norm(graph: Graph, context: PassContext) -> Graph:
 
 def match(editor: Editor, norm: Node) -> tuple[Node, Value | None] | None:
     """Return the convolution that only this batch norm uses, and the per-channel bias added in between."""
-    normalised = norm.operands[0]
-    before = editor.producer(normalised)
-    if before is None or editor.use_count(normalised) > 1:
+    normalized = norm.operands[0]
+    before = editor.producer(normalized)
+    if before is None or editor.use_count(normalized) > 1:
         return None
     added = None
     if before.op.name == "add":

@@ -46,7 +46,7 @@ HOMES = {
     "fingerprints": ("NoFingerprint", "fields", "fingerprint", "package_stamp"),
     "guards": ("Guard", "assume", "bind", "collect_guards"),
     "interleaved_timing": ("in_turns",),
-    "levels": ("LEVELS", "PASS_LEVELS", "STAGES"),
+    "levels": ("LEVELS", "PASS_LEVELS", "STAGES", "STAGE_ALIASES"),
     "lru_cache": ("Counts", "LruCache"),
     "operator_overloads": ("Operators",),
     "patterns": ("matches", "require_match"),

@@ -107,6 +107,7 @@ from mithril.base.levels import (
     LEVELS as LEVELS,
     PASS_LEVELS as PASS_LEVELS,
     STAGES as STAGES,
+    STAGE_ALIASES as STAGE_ALIASES,
 )
 from mithril.base.lru_cache import (
     Counts as Counts,

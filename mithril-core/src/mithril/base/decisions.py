@@ -11,7 +11,7 @@ from mithril.base.errors import OptionWarning, StrictError
 
 # Kinds that strict=True turns into errors: something the user asked for, or would expect, is not what happens.
 STRICT_KINDS = frozenset({"fallback", "ignored", "downgrade"})
-KINDS = STRICT_KINDS | {"choice", "cast", "assumed", "deferred", "evicted", "specialised"}
+KINDS = STRICT_KINDS | {"choice", "cast", "assumed", "deferred", "evicted", "specialized"}
 
 
 @dataclass(frozen=True, slots=True)

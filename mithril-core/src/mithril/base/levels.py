@@ -1,5 +1,6 @@
 """Where passes stand: the stages of a pipeline in running order, and optimization levels."""
 
-STAGES = ("clean", "canonical", "fuse", "specialise", "precision", "layout", "memory", "final")
+STAGES = ("clean", "canonical", "fuse", "specialize", "precision", "layout", "memory", "final")
 LEVELS = ("none", "low", "medium", "high")
 PASS_LEVELS = LEVELS[1:]  # the lowest level that includes a pass
+STAGE_ALIASES = {"specialise": "specialize"}  # earlier spellings, still accepted

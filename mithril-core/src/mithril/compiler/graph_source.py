@@ -10,7 +10,7 @@ import numpy as np
 from mithril.base import DTypeError, ModelError, ShapeError, TensorType, bind, is_static, unknown
 from mithril.compiler.frontend import TraceRequest
 from mithril.ir import Builder, Graph, Input, at_sizes
-from mithril.runtime import initialise
+from mithril.runtime import initialize
 
 
 class Declared:
@@ -72,7 +72,7 @@ class GraphSource:
         return with_constants(graph, request.constants) if request.constants else graph
 
     def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
-        return initialise(inputs, seed)
+        return initialize(inputs, seed)
 
 
 def with_constants(graph: Graph, constants: Mapping[str, Any]) -> Graph:

@@ -192,7 +192,7 @@ class Compiler:
             self.decisions.record("assumed", f"the dtype of {names} is taken from the first call")
 
     # -- a program ---------------------------------------------------------------------------------------------------
-    def specialise(self, request: Request) -> Program:
+    def specialize(self, request: Request) -> Program:
         """Steps three to seven for one set of input types; or what the cache kept of them."""
         with self.deadline:
             kept = self.cache.load(request) if self.cache is not None else None
@@ -261,7 +261,7 @@ class Compiler:
             return self._decomposed(graph, self.backend, options)
 
     def _decomposed(self, graph: Graph, backend: Backend, options: BuildOptions) -> Graph:
-        """What the backend lowers; and nothing twice, as a body repeats what its gradient or its neighbour computes."""
+        """What the backend lowers; and nothing twice, as a body repeats what its gradient or its neighbor computes."""
         made = backend.decomposed(graph, options)
         return made if made is graph else self.optimize(made, only="clean")[0]
 

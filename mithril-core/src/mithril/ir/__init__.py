@@ -6,7 +6,7 @@ from mithril.ir import apply, axes_of_bodies, builder, editor, text  # noqa: F40
 HOMES = {
     "apply": ("emit",),
     "attribute_texts": ("attribute_text", "attributes_key", "attributes_text", "parse_attributes"),
-    "attribute_types": ("Axes", "Axis", "Ints", "Pairs", "normalise_axes", "normalise_axis", "number"),
+    "attribute_types": ("Axes", "Axis", "Ints", "Pairs", "normalize_axes", "normalize_axis", "number"),
     "axes": ("Factors", "OpAxes", "Role", "unknown_axes"),
     "axes_notation": ("Declaration", "parse_axes"),
     "axes_of_bodies": ("body_axes",),

@@ -12,8 +12,8 @@ from mithril.ir.attribute_types import (
     Axis as Axis,
     Ints as Ints,
     Pairs as Pairs,
-    normalise_axes as normalise_axes,
-    normalise_axis as normalise_axis,
+    normalize_axes as normalize_axes,
+    normalize_axis as normalize_axis,
     number as number,
 )
 from mithril.ir.axes import (

@@ -18,7 +18,7 @@ Pairs = tuple[tuple[Size, Size], ...]
 number = bool | int | float
 
 __all__ = [
-    "NORMALISERS",
+    "NORMALIZERS",
     "Axes",
     "Axis",
     "DType",
@@ -26,8 +26,8 @@ __all__ = [
     "Pairs",
     "Shape",
     "Size",
-    "normalise_axes",
-    "normalise_axis",
+    "normalize_axes",
+    "normalize_axis",
     "number",
 ]
 
@@ -99,10 +99,10 @@ _PLAIN: dict[str, Callable[[Any], Any]] = {
     "Axis": _int,
     "Axes": _optional(_ints),
 }
-NORMALISERS = _PLAIN | {f"{name} | None": _optional(f) for name, f in _PLAIN.items()}
+NORMALIZERS = _PLAIN | {f"{name} | None": _optional(f) for name, f in _PLAIN.items()}
 
 
-def normalise_axis(axis: int, rank: int) -> int:
+def normalize_axis(axis: int, rank: int) -> int:
     """A non-negative axis, or an error saying which ones there are."""
     if not -rank <= axis < rank:
         accepted = f"{-rank} to {rank - 1}" if rank else "none: it is a scalar"
@@ -110,11 +110,11 @@ def normalise_axis(axis: int, rank: int) -> int:
     return axis % rank
 
 
-def normalise_axes(axes: Sequence[int] | None, rank: int) -> tuple[int, ...]:
+def normalize_axes(axes: Sequence[int] | None, rank: int) -> tuple[int, ...]:
     """Sorted non-negative axes; None is all of them."""
     if axes is None:
         return tuple(range(rank))
-    found = sorted(normalise_axis(a, rank) for a in axes)
+    found = sorted(normalize_axis(a, rank) for a in axes)
     if len(set(found)) != len(found):
         raise ShapeError(f"an axis is named twice in {tuple(axes)}")
     return tuple(found)

@@ -27,7 +27,7 @@ from mithril.base import (
     unknown,
 )
 from mithril.ir.attribute_texts import attributes_text
-from mithril.ir.attribute_types import NORMALISERS, attribute_error, normalise_axes, normalise_axis
+from mithril.ir.attribute_types import NORMALIZERS, attribute_error, normalize_axes, normalize_axis
 from mithril.ir.axes import AxesRule
 
 ShapeRule = Callable[..., Any]
@@ -165,7 +165,7 @@ class Declaration:
                 value = attributes[name]
                 if value is not declared.default or not isinstance(value, (bool, str)):
                     try:
-                        value = NORMALISERS[declared.annotation](value)
+                        value = NORMALIZERS[declared.annotation](value)
                     except (TypeError, ValueError, AttributeError) as cause:
                         raise attribute_error(self.name, name, value, declared.annotation, cause) from None
                 out[name] = value
@@ -205,9 +205,9 @@ class Declaration:
                 for name, annotation in self._axis_names:
                     value = attributes[name]
                     if annotation == "Axes":
-                        attributes[name] = normalise_axes(value, rank)
+                        attributes[name] = normalize_axes(value, rank)
                     elif value is not None:
-                        attributes[name] = normalise_axis(value, rank)
+                        attributes[name] = normalize_axis(value, rank)
             return attributes if self.canonical_rule is None else self.canonical_rule(types, attributes)
         except MithrilError as error:
             raise error.with_facts(self.call_text(types, attributes)) from None

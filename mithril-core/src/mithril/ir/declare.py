@@ -9,7 +9,7 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
 from mithril.base import OperationError, register
-from mithril.ir.attribute_types import NORMALISERS
+from mithril.ir.attribute_types import NORMALIZERS
 from mithril.ir.axes import AxesRule
 from mithril.ir.axes_notation import parse_axes
 from mithril.ir.core import Op
@@ -33,10 +33,10 @@ def _read(
             if p.name == "regions":
                 continue
             annotation = _annotation_text(p.annotation)
-            if annotation not in NORMALISERS:
+            if annotation not in NORMALIZERS:
                 raise OperationError(
                     f"operation '{name}': attribute '{p.name}' is annotated '{annotation}'",
-                    facts=["known: " + ", ".join(NORMALISERS)],
+                    facts=["known: " + ", ".join(NORMALIZERS)],
                     hint="declare operations in files with 'from __future__ import annotations'",
                 )
             default = NOTHING if p.default is p.empty else p.default
@@ -49,7 +49,7 @@ def _read(
                 optional.add(p.name)
     for attribute in attributes.values():
         if attribute.default is not NOTHING:
-            canonical = NORMALISERS[attribute.annotation](attribute.default)
+            canonical = NORMALIZERS[attribute.annotation](attribute.default)
             attributes[attribute.name] = Attribute(attribute.name, attribute.annotation, canonical)
     return tuple(operands), frozenset(optional), variadic, attributes
 

@@ -12,7 +12,7 @@ from mithril.compiler import TraceRequest
 from mithril.ir import Graph, Input
 from mithril.models.language.flatten import InputDecl, flatten
 from mithril.models.language.trace import trace_model
-from mithril.runtime import initialise
+from mithril.runtime import initialize
 
 
 class LayerSource:
@@ -59,4 +59,4 @@ class LayerSource:
         )
 
     def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
-        return initialise(inputs, seed)
+        return initialize(inputs, seed)

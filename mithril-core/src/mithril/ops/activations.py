@@ -71,7 +71,7 @@ def _(g, y, x, *, slope):
 
 @composite(promotes="float", flops=2, samples=[sample((2, 3, 4), (3,)), sample((2, 3), (), label="one slope")])
 def prelu(x, slope):
-    """x, times a learnt slope where negative: one slope, or one per channel (axis 1)."""
+    """x, times a learned slope where negative: one slope, or one per channel (axis 1)."""
     if len(slope.shape) == 1 and len(x.shape) > 2:
         slope = reshape(slope, shape=(slope.shape[0], *[1] * (len(x.shape) - 2)))
     return where(greater(x, 0.0), x, x * slope)
@@ -113,7 +113,7 @@ def celu(x, *, alpha: float = 1.0):
 
 @composite(elementwise=True, promotes="float", flops=15, samples=ANY, precision="follow", activation="selu")
 def selu(x):
-    """The self-normalising elu."""
+    """The self-normalizing elu."""
     return elu(x, alpha=1.6732632423543772) * 1.0507009873554805
 
 
@@ -248,7 +248,7 @@ ROWS = (
 
 @composite(promotes="float", flops=per_input(17), samples=ROWS)
 def softmax(x, *, axis: Axis = -1):
-    """exp(x) normalised to sum one along an axis; of a row of -inf it is nan."""
+    """exp(x) normalized to sum one along an axis; of a row of -inf it is nan."""
     z = up(x)
     e = exp(z - max_(z, axis=axis, keepdims=True))
     return down(e / sum_(e, axis=axis, keepdims=True), x)

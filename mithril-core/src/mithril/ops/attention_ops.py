@@ -149,7 +149,7 @@ ROTARY = (
 def rotary_embedding(x, cos, sin, *, interleaved: bool = False):
     """Pairs of the last axis turned by angles given by cosine and sine of [positions, size / 2].
 
-    A pair is the k-th of each half, or with ``interleaved`` the neighbours 2k and 2k+1.
+    A pair is the k-th of each half, or with ``interleaved`` the neighbors 2k and 2k+1.
     """
     return _rotated(x, cos, sin, interleaved)
 

@@ -1,4 +1,4 @@
-"""Control flow: ``if``, ``while`` and ``scan`` with regions for bodies; barriers against optimisation and gradients.
+"""Control flow: ``if``, ``while`` and ``scan`` with regions for bodies; barriers against optimization and gradients.
 
 The operations take what their regions read as operands; ``cond``, ``while_loop`` and ``scan`` build them from Python
 functions and find out themselves what those functions read from outside.
@@ -370,7 +370,7 @@ def _computed(helper: Callable[..., Any], *arguments: Any) -> Any:
     moves=True,
 )
 def barrier(*xs):
-    """The operands unchanged, as many results; optimisation neither merges nor moves anything across it."""
+    """The operands unchanged, as many results; optimization neither merges nor moves anything across it."""
     return xs
 
 

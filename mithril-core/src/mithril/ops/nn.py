@@ -155,7 +155,7 @@ RESIZE = (
 def resize(x, *, size: Shape, mode: str = "nearest", align_corners: bool = False):
     """The spatial axes of [batch, channels, ...] brought to a size, by the nearest element or linearly.
 
-    Positions are those of pixel centres; with ``align_corners`` the outer pixels' centres coincide.
+    Positions are those of pixel centers; with ``align_corners`` the outer pixels' centers coincide.
     """
     if mode not in MODES:
         what, facts, hint = unknown("mode of resize", mode, MODES)

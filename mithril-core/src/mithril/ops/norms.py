@@ -1,4 +1,4 @@
-"""Normalisations. Statistics are formed in float32 whatever the dtype of the data."""
+"""Normalizations. Statistics are formed in float32 whatever the dtype of the data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mithril.ops.upcast import down, up
 
 
 def _leading(x: Any, axes: Sequence[int]) -> tuple[int, ...]:
-    """The axes that are not normalised over."""
+    """The axes that are not normalized over."""
     return tuple(k for k in range(len(x.shape)) if k not in axes)
 
 

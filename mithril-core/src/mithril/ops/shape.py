@@ -33,7 +33,7 @@ from mithril.ir import (
     composite,
     expect_equal,
     like,
-    normalise_axis,
+    normalize_axis,
     number,
     op,
     same_shape,
@@ -131,7 +131,7 @@ def _transpose_form(types: Sequence[TensorType | None], attributes: dict[str, An
     rank, perm = types[0].rank, attributes["perm"]
     if perm is None:
         perm = tuple(reversed(range(rank)))
-    found = tuple(normalise_axis(p, rank) for p in perm)
+    found = tuple(normalize_axis(p, rank) for p in perm)
     if sorted(found) != list(range(rank)):
         raise ShapeError(
             f"{list(perm)} is no permutation of the axes of rank {rank}",
@@ -276,7 +276,7 @@ def squeeze(x, *, axis: Ints | None = None):
     if axis is None:
         gone = {k for k, d in enumerate(x.shape) if d == 1}
     else:
-        gone = {normalise_axis(a, x.ndim) for a in axis}
+        gone = {normalize_axis(a, x.ndim) for a in axis}
         for k in gone:
             if equal(x.shape[k], 1) is False:
                 raise ShapeError(f"cannot squeeze axis {k}: its size is {x.shape[k]}, not 1")
@@ -287,7 +287,7 @@ def squeeze(x, *, axis: Ints | None = None):
 def unsqueeze(x, *, axis: Ints):
     """New axes of size 1, at these places of the result."""
     rank = x.ndim + len(axis)
-    new = {normalise_axis(a, rank) for a in axis}
+    new = {normalize_axis(a, rank) for a in axis}
     if len(new) != len(axis):
         raise ShapeError(f"an axis is named twice in {tuple(axis)}")
     old = iter(x.shape)
@@ -299,7 +299,7 @@ def stack(*xs, axis: int = 0):
     """Operands of one shape along a new axis of the result."""
     if not xs:
         raise ShapeError("stack needs at least one operand")
-    at = normalise_axis(axis, xs[0].ndim + 1)
+    at = normalize_axis(axis, xs[0].ndim + 1)
     for k, x in enumerate(xs[1:], 1):
         if x.ndim != xs[0].ndim:
             raise ShapeError(f"stack: operand {k} has shape {_text(x.shape)}, the first {_text(xs[0].shape)}")
@@ -373,7 +373,7 @@ def _iota_shape(*, shape: Shape, axis: int, dtype: DType) -> Shape:
 
 
 def _iota_form(types: Any, attributes: dict[str, Any]) -> dict[str, Any]:
-    attributes["axis"] = normalise_axis(attributes["axis"], len(attributes["shape"]))
+    attributes["axis"] = normalize_axis(attributes["axis"], len(attributes["shape"]))
     return attributes
 
 

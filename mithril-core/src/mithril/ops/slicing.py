@@ -32,7 +32,7 @@ from mithril.base import (
     minimum,
     operation,
 )
-from mithril.ir import Axis, Ints, Pairs, composite, like, normalise_axis, number, op, sample
+from mithril.ir import Axis, Ints, Pairs, composite, like, normalize_axis, number, op, sample
 
 END = 2**63 - 1
 
@@ -118,7 +118,7 @@ def _slice_form(types: Sequence[TensorType | None], attributes: dict[str, Any]) 
         )
     rows = []
     for start, stop, step, axis in zip(starts, stops, steps, axes, strict=True):
-        k = normalise_axis(axis, len(shape))
+        k = normalize_axis(axis, len(shape))
         if step == 0:
             raise ShapeError(f"the step of axis {k} is 0", hint="use 1 for all elements, -1 for reversed order")
         rows.append((k, step, *_one_form(start, stop, step, shape[k])))
@@ -320,7 +320,7 @@ def select(x, *, index: Shape, axes: Ints):
     """One element along each axis named; those axes disappear. Negative positions count from the end."""
     if len(index) != len(axes):
         raise ShapeError(f"select got {len(index)} positions for {len(axes)} axes")
-    named = [normalise_axis(a, x.ndim) for a in axes]
+    named = [normalize_axis(a, x.ndim) for a in axes]
     starts: list[Size] = []
     stops: list[Size] = []
     for at, axis in zip(index, named, strict=True):
@@ -364,7 +364,7 @@ def roll(x, *, shift: Ints, axis: Ints):
     if len(shift) != len(axis):
         raise ShapeError(f"roll got {len(shift)} shifts for {len(axis)} axes")
     for places, where in zip(shift, axis, strict=True):
-        k = normalise_axis(where, x.ndim)
+        k = normalize_axis(where, x.ndim)
         size = x.shape[k]
         if size == 0:
             continue

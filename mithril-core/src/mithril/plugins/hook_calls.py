@@ -104,10 +104,12 @@ class HookCalls:
         return next((plugin for plugin in self.loader.plugins if plugin.name == name), None)
 
     def advise(
-        self, model: Any, backend: Any, options: Mapping[str, Any], given: Mapping[str, Any]
+        self, model: Any, backend: Any, options: Mapping[str, Any], user_options: Mapping[str, Any]
     ) -> list[tuple[str, dict[str, Any]]]:
         """Return the options that plugins advise for a model, with the origin of each advice."""
-        advice = self._observe("mithril_advise", model=model, backend=backend, options=options, given=given)
+        advice = self._observe(
+            "mithril_advise", model=model, backend=backend, options=options, user_options=user_options
+        )
         return [(plugin.origin, dict(answer)) for plugin, answer in advice if answer]
 
     def observers(self, context: CompileContext) -> list[Any]:

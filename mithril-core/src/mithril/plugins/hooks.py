@@ -1,7 +1,7 @@
-"""Every hook that a plugin may answer.
+"""The hooks that a plugin can implement.
 
-A plugin is a light module named by an entry point of the group ``mithril``. It defines any of the functions below,
-marked ``@hookimpl``, with the same parameter names (fewer are allowed), and answers with descriptors of ``specs``.
+A plugin is a module named by an entry point of the group ``mithril``; importing it must be cheap. It defines any of
+the functions below, marked ``@hookimpl``, with the same parameter names (fewer are allowed), and returns descriptors.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 hookimpl = pluggy.HookimplMarker("mithril")
 _hookspec = pluggy.HookspecMarker("mithril")
 
-# No parameter has a default: pluggy would not pass it. Order between plugins has no meaning anywhere.
+# Parameters have no defaults, because pluggy would not pass them. The order of plugins never matters.
 
 
 @_hookspec
 def mithril_backends() -> Sequence[BackendSpec]:  # type: ignore[empty-body]
-    """Backends that this distribution brings. All plugins are asked; keep it cheap: import nothing heavy.
+    """Return the backends that this distribution provides. Called for every plugin: do not import a framework here.
 
     >>> from mithril import BackendSpec, hookimpl
     >>> @hookimpl
@@ -50,7 +50,7 @@ def mithril_backends() -> Sequence[BackendSpec]:  # type: ignore[empty-body]
 
 @_hookspec
 def mithril_passes() -> Sequence[PassSpec]:  # type: ignore[empty-body]
-    """Passes that this distribution brings. ``loads`` names a function ``graph -> graph`` or a pass class.
+    """Return the passes that this distribution provides. ``loads`` names a function ``graph -> graph`` or a pass class.
 
     >>> from mithril import PassSpec, hookimpl
     >>> @hookimpl
@@ -61,7 +61,7 @@ def mithril_passes() -> Sequence[PassSpec]:  # type: ignore[empty-body]
 
 @_hookspec
 def mithril_targets() -> Sequence[HardwareTarget]:  # type: ignore[empty-body]
-    """Hardware that ``target_hardware=`` may name.
+    """Return the hardware targets that ``target_hardware=`` accepts by name.
 
     >>> from mithril import HardwareTarget, hookimpl
     >>> @hookimpl
@@ -73,7 +73,7 @@ def mithril_targets() -> Sequence[HardwareTarget]:  # type: ignore[empty-body]
 
 @_hookspec
 def mithril_detect_targets() -> Sequence[Found]:  # type: ignore[empty-body]
-    """Which of your targets this machine has. The core takes the highest rank, then the first name.
+    """Return the targets present on this machine. The highest rank wins, then the first name.
 
     >>> import os
     >>> from mithril import Found, hookimpl
@@ -85,7 +85,7 @@ def mithril_detect_targets() -> Sequence[Found]:  # type: ignore[empty-body]
 
 @_hookspec
 def mithril_profilers() -> Sequence[ProfilerSpec]:  # type: ignore[empty-body]
-    """Profilers that a user may choose by name.
+    """Return the profilers that users can select by name.
 
     >>> from mithril import ProfilerSpec, hookimpl
     >>> @hookimpl
@@ -96,19 +96,19 @@ def mithril_profilers() -> Sequence[ProfilerSpec]:  # type: ignore[empty-body]
 
 @_hookspec
 def mithril_options() -> Sequence[Option]:  # type: ignore[empty-body]
-    """Keywords of ``ml.compile`` that this distribution honours. A keyword has exactly one owner.
+    """Return the options of ``ml.compile`` that this distribution implements. Each option has exactly one owner.
 
     >>> from typing import Literal
     >>> from mithril import Option, hookimpl
     >>> @hookimpl
     ... def mithril_options():
-    ...     return [Option("tiling", Literal["small", "large"], "small", "Size of the tiles my pass cuts.")]
+    ...     return [Option("tiling", Literal["small", "large"], "small", "Tile size of my pass.")]
     """
 
 
 @_hookspec
 def mithril_ops() -> Sequence[OpsSpec]:  # type: ignore[empty-body]
-    """Modules that declare operations with ``ml.op`` or ``ml.composite``; imported when a name is first mentioned.
+    """Return the modules that declare operations with ``ml.op`` or ``ml.composite``; each is imported on first use.
 
     >>> from mithril import OpsSpec, hookimpl
     >>> @hookimpl
@@ -119,9 +119,9 @@ def mithril_ops() -> Sequence[OpsSpec]:  # type: ignore[empty-body]
 
 @_hookspec
 def mithril_lowerings(backend: str) -> Sequence[Lowering]:  # type: ignore[empty-body]
-    """Extra or better ways to run operations on ``backend``. Each that a compilation uses is named in its decisions.
+    """Return additional or faster lowerings of operations for ``backend``. Decisions name each lowering that is used.
 
-    Of two plugins that lower one operation, the one that declares it wins; between strangers it is an error.
+    If two plugins lower the same operation, the plugin that declares the operation wins; otherwise it is an error.
 
     >>> from mithril import Lowering, hookimpl
     >>> @hookimpl
@@ -132,7 +132,7 @@ def mithril_lowerings(backend: str) -> Sequence[Lowering]:  # type: ignore[empty
 
 @_hookspec
 def mithril_exports() -> Sequence[Export]:  # type: ignore[empty-body]
-    """Names for the public face. A backend's ``class_name`` is exported without being listed here.
+    """Return names to export from ``mithril``. The ``class_name`` of a backend is exported automatically.
 
     >>> from mithril import Export, hookimpl
     >>> @hookimpl
@@ -143,7 +143,7 @@ def mithril_exports() -> Sequence[Export]:  # type: ignore[empty-body]
 
 @_hookspec
 def mithril_formats() -> Sequence[FileFormat]:  # type: ignore[empty-body]
-    """Files or folders that models can be exported to, or loaded from.
+    """Return the file formats that compiled models can be exported to or loaded from.
 
     >>> from mithril import FileFormat, hookimpl
     >>> @hookimpl
@@ -154,7 +154,7 @@ def mithril_formats() -> Sequence[FileFormat]:  # type: ignore[empty-body]
 
 @_hookspec
 def mithril_frontends() -> Sequence[FrontendSpec]:  # type: ignore[empty-body]
-    """Kinds of models that ``ml.compile`` takes.
+    """Return the model types that ``ml.compile`` accepts, with the code that converts them to graphs.
 
     >>> from mithril import FrontendSpec, hookimpl
     >>> @hookimpl
@@ -165,7 +165,7 @@ def mithril_frontends() -> Sequence[FrontendSpec]:  # type: ignore[empty-body]
 
 @_hookspec
 def mithril_commands() -> Sequence[Command]:  # type: ignore[empty-body]
-    """Sub-commands of the ``mithril`` command line.
+    """Return subcommands of the ``mithril`` command line.
 
     >>> from mithril import Command, hookimpl
     >>> @hookimpl
@@ -176,7 +176,7 @@ def mithril_commands() -> Sequence[Command]:  # type: ignore[empty-body]
 
 @_hookspec
 def mithril_amend_pipeline(draft: PipelineDraft, target: HardwareTarget | None, level: str) -> None:
-    """Add, remove or replace passes by name, once per compile. Contradicting plugins are an error that names both.
+    """Add, remove or replace passes of the draft by name. Called once per compile; conflicting changes are an error.
 
     >>> from mithril import hookimpl
     >>> @hookimpl
@@ -188,7 +188,7 @@ def mithril_amend_pipeline(draft: PipelineDraft, target: HardwareTarget | None, 
 
 @_hookspec(firstresult=True)
 def mithril_run_pass(pass_: Any, graph: Graph, context: Any) -> Graph | None:
-    """The graph after ``pass_``. The core answers last; wrap it to time, trace, dump or cache.
+    """Return the graph after ``pass_``. The core implements it last; wrap the hook to time, trace, dump or cache.
 
     >>> import time
     >>> from mithril import hookimpl
@@ -203,7 +203,7 @@ def mithril_run_pass(pass_: Any, graph: Graph, context: Any) -> Graph | None:
 
 @_hookspec(firstresult=True)
 def mithril_build(graph: Graph, backend: Any, target: HardwareTarget | None) -> Any:
-    """The executable for ``graph``. The core answers last, by ``backend.build``; wrap it or answer from a cache.
+    """Return the executable for ``graph``. The core implements it last, with ``backend.build``; wrap it to add a cache.
 
     >>> from mithril import hookimpl
     >>> @hookimpl(wrapper=True)
@@ -215,20 +215,22 @@ def mithril_build(graph: Graph, backend: Any, target: HardwareTarget | None) -> 
 
 
 @_hookspec
-def mithril_advise(model: Any, backend: Any, options: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:  # type: ignore[empty-body]
-    """Options that measurements found best for a model on a backend, once per compile; nothing that the user has given.
+def mithril_advise(  # type: ignore[empty-body]
+    model: Any, backend: Any, options: Mapping[str, Any], user_options: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return options that were measured as fastest. Called once per compile; never overrides ``user_options``.
 
     >>> from mithril import hookimpl
     >>> @hookimpl
-    ... def mithril_advise(options, given):
-    ...     return {"jit": True} if options["optimization_level"] == "high" and "jit" not in given else {}
+    ... def mithril_advise(options, user_options):
+    ...     return {"jit": True} if options["optimization_level"] == "high" and "jit" not in user_options else {}
     """
 
 
 @_hookspec
 def mithril_observers(context: CompileContext) -> Sequence[Any]:  # type: ignore[empty-body]
-    """Observers of one compilation: objects with ``stage(name, graph, start, seconds)``, ``passed(name, before, after,
-    start, seconds)`` and ``end(result, error)``. An attribute ``watcher`` watches the model's calls as well.
+    """Return observers of one compilation, with the methods ``stage(name, graph, start, seconds)``, ``passed(name,
+    before, after, start, seconds)`` and ``end(result, error)``. An attribute ``watcher`` also observes model calls.
 
     >>> from mithril import hookimpl
     >>> @hookimpl
@@ -239,8 +241,8 @@ def mithril_observers(context: CompileContext) -> Sequence[Any]:  # type: ignore
 
 @_hookspec
 def mithril_compile_begin(context: CompileContext) -> None:
-    """``ml.compile`` begins. An observer: what it raises is reported with its name and does not stop compiling;
-    only an ``OptionError`` does, which says that the user asked for something wrong.
+    """Observe the start of ``ml.compile``. Exceptions are reported with the plugin's name and do not stop compilation,
+    except ``OptionError``, which means that the user passed an invalid option.
 
     >>> from mithril import hookimpl
     >>> @hookimpl
@@ -251,10 +253,8 @@ def mithril_compile_begin(context: CompileContext) -> None:
 
 @_hookspec
 def mithril_compile_stage(context: CompileContext, stage: str, graph: Graph | None) -> None:
-    """A stage has ended: flatten, resolve (no graph yet), shapes, types, gradients, optimize, generate, build;
-    or ``cached`` (without a graph) in the place of all from shapes on.
-
-    An observer.
+    """Observe the end of a stage: flatten, resolve (no graph yet), shapes, types, gradients, optimize, generate, build.
+    A program from the disk cache has one stage ``cached`` (without a graph) in place of shapes and all later stages.
 
     >>> from mithril import hookimpl
     >>> @hookimpl
@@ -265,7 +265,7 @@ def mithril_compile_stage(context: CompileContext, stage: str, graph: Graph | No
 
 @_hookspec
 def mithril_compile_end(context: CompileContext, result: Any, error: BaseException | None) -> None:
-    """``ml.compile`` ends, with the compiled model or with the error it is about to raise. An observer.
+    """Observe the end of ``ml.compile``, with the compiled model or the exception that it is about to raise.
 
     >>> from mithril import hookimpl
     >>> @hookimpl

@@ -1,7 +1,4 @@
-"""Which distribution of this project brings a name that is not installed: only ever used to print the pip line.
-
-``known.json`` is generated from the plugins themselves (``python -m mithril_tools.known``).
-"""
+"""Distributions that provide missing names, for pip hints only; ``python -m mithril_tools.known`` writes known.json."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from mithril.base import PASS_LEVELS, STAGES, Decisions
+from mithril.base import PASS_LEVELS, STAGE_ALIASES, STAGES, Decisions
 
 _LOADS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -65,6 +65,7 @@ class PassSpec:
         for name in (self.name, *self.aliases):
             _check_name(self, name)
         _check_loads(self, self.loads)
+        object.__setattr__(self, "stage", STAGE_ALIASES.get(self.stage, self.stage))
         if self.stage not in STAGES:
             raise ValueError(f"PassSpec '{self.name}': stage={self.stage!r} is none of {', '.join(STAGES)}")
         if self.level is not None and self.level not in PASS_LEVELS:
@@ -116,15 +117,14 @@ class ProfilerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A keyword of ``ml.compile``, declared by the one who honours it.
+    """An option of ``ml.compile``, declared by the distribution that implements it.
 
-    ``type`` is anything that may stand in an annotation (``int | None``, ``Literal["a", "b"]``, ``Mapping[str, int]``).
-    An alias is another keyword, or ``"group.key"``: the key of an option that takes a dictionary. ``keys`` are those
-    that a dictionary may have, with the types of their values; without it, any. ``backends`` names those that read the
-    option, where not all may do so: on any other one it is recorded as ignored before anything is compiled.
+    ``type`` is any annotation (``int | None``, ``Literal["a", "b"]``, ``Mapping[str, int]``). An alias is another
+    keyword or ``"group.key"``, a key of a dictionary option. ``keys`` lists the valid keys of a dictionary option with
+    the types of their values. ``backends`` lists the backends that read the option; others record it as ignored.
 
-    The rest concerns ``cache=True``: an option that ``affects`` only what is "shown" or kept is no part of a program's
-    key; one that ``needs_steps`` has all steps done again where it is set; of a ``file`` the contents are in the key.
+    Three fields concern ``cache=True``: options with ``affects="shown"`` are not part of the cache key, options with
+    ``needs_steps`` run all steps while they are set (no read of the cache), and a ``file`` is keyed by its contents.
     """
 
     name: str
@@ -223,11 +223,10 @@ class FrontendSpec:
 
 @dataclass(frozen=True, slots=True)
 class FileFormat:
-    """Files of models: ``compiled.export(path)`` calls what ``saves`` names, ``ml.load(path)`` what ``loads`` names.
+    """A file format for compiled models: ``compiled.export(path)`` calls ``saves``, ``ml.load(path)`` calls ``loads``.
 
-    ``saves(compiled, path, **options)`` gives what it wishes; ``loads(path, **options)`` a compiled model. A format
-    without ``suffixes`` is a folder, and is chosen by name. It writes models of the ``backends`` that it names, of any
-    where it names none.
+    ``saves(compiled, path, **options)`` returns any value, ``loads(path, **options)`` a compiled model. A format
+    without ``suffixes`` is a directory, selected by name. ``backends`` limits the models that can be exported.
     """
 
     name: str

@@ -8,7 +8,7 @@ HOMES = {
     "capture": ("until",),
     "compiled_model": ("CompiledModel",),
     "index_checks": ("Checked", "GivenIndices", "given_indices", "with_checks"),
-    "initializers": ("initialise",),
+    "initializers": ("initialize",),
     "interpreter": ("Stepped",),
     "memory_usage": ("MemoryUse", "ProgramMemory", "largest_sizes", "memory_use"),
     "model_files": ("load",),

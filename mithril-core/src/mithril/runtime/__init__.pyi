@@ -18,7 +18,7 @@ from mithril.runtime.index_checks import (
     given_indices as given_indices,
     with_checks as with_checks,
 )
-from mithril.runtime.initializers import initialise as initialise
+from mithril.runtime.initializers import initialize as initialize
 from mithril.runtime.interpreter import Stepped as Stepped
 from mithril.runtime.memory_usage import (
     MemoryUse as MemoryUse,

@@ -32,7 +32,7 @@ Arrays = Mapping[str, Any]
 class Compiler(Protocol):
     """Makes programs on request."""
 
-    def specialise(self, request: Request) -> Program: ...
+    def specialize(self, request: Request) -> Program: ...
 
     def probe(self, types: Mapping[str, TensorType] | None) -> Graph: ...
 
@@ -184,14 +184,14 @@ class Calling:
     def made(self, request: Request) -> Program:
         """Return the program for a request, compiled where there is none."""
         before = self.calls.made
-        program = self.calls.make(request, self.compiler.specialise)
+        program = self.calls.make(request, self.compiler.specialize)
         if self.parameters.input_types is None:
             self.parameters.input_types = dict(request.types)
         if before and self.calls.made > before:
             shapes = ", ".join(f"{n}: {t}" for n, t in request.types)
             mode = "training" if request.kind.training else "inference"
             extra = " with gradients" if request.kind.of else ""
-            self.decisions.record("specialised", f"program {self.calls.made} for {shapes} ({mode}{extra})")
+            self.decisions.record("specialized", f"program {self.calls.made} for {shapes} ({mode}{extra})")
         return program
 
     def _convert(self, name: str, x: Any, wanted: TensorType) -> Any:

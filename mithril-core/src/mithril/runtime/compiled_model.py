@@ -35,7 +35,7 @@ UNKNOWN: dict[str, Any] = {}  # the parameters where none are bound
 class Compiler(Protocol):
     """What makes programs on request: ``mithril.compiler.steps.Compiler``."""
 
-    def specialise(self, request: Request) -> Program: ...
+    def specialize(self, request: Request) -> Program: ...
 
     def probe(self, types: Mapping[str, TensorType] | None) -> Graph: ...
 
@@ -51,7 +51,7 @@ class Compiler(Protocol):
 
 
 class CompiledModel:
-    """A model made for one backend. Programs are specialised when the shapes of the inputs are known, and kept."""
+    """A model made for one backend. Programs are specialized when the shapes of the inputs are known, and kept."""
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class CompiledModel:
     # -- inspection --------------------------------------------------------------------------------------------------
     @property
     def programs(self) -> tuple[Program, ...]:
-        """The specialisations made so far, without those that were evicted."""
+        """The specializations made so far, without those that were evicted."""
         return tuple(self._calls)
 
     @property
@@ -256,7 +256,7 @@ class CompiledModel:
 
     @property
     def graph(self) -> Graph:
-        """The newest program's graph after the passes; before the first specialisation the traced one."""
+        """The newest program's graph after the passes; before the first specialization the traced one."""
         programs = self.programs
         return programs[-1].graph if programs else self.interface
 
@@ -336,9 +336,9 @@ class CompiledModel:
 
     def summary(self) -> str:
         """A table of the parameters and programs."""
-        from mithril.runtime.program_summary import summarise
+        from mithril.runtime.program_summary import summarize
 
-        return summarise(self)
+        return summarize(self)
 
     def __repr__(self) -> str:
         return f"<CompiledModel '{self.name}' on {self.backend.name}: {len(self._calls)} programs>"

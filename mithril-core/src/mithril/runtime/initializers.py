@@ -1,4 +1,4 @@
-"""Initialisers by name, drawn from the portable generator: one seed and one name give the same numbers everywhere."""
+"""Initializers by name, drawn from the portable generator: one seed and one name give the same numbers everywhere."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from mithril.ops import threefry
 
 Array = np.ndarray[Any, Any]
 BLOCK = 1 << 15  # pairs of words drawn at once: what fits a core's cache
-Initialiser = Callable[..., Array]
-INITIALISERS: dict[str, Initialiser] = {}
+Initializer = Callable[..., Array]
+INITIALIZERS: dict[str, Initializer] = {}
 
 
-def initialise(inputs: Iterable[Input], seed: int) -> dict[str, Array]:
+def initialize(inputs: Iterable[Input], seed: int) -> dict[str, Array]:
     """Arrays for inputs by name, each drawn with a key made of the seed and the name."""
     return {i.name: initial(i.name, i.type, str(i.tags.get("init", "zeros")), seed) for i in inputs}
 
 
 def initial(name: str, type: TensorType, init: str, seed: int) -> Array:
-    """One array; ``init`` is the name of an initialiser, with arguments where wanted: ``"normal(std=0.02)"``."""
+    """One array; ``init`` is the name of an initializer, with arguments where wanted: ``"normal(std=0.02)"``."""
     if not is_static(type.shape):
         raise ShapeError(
             f"Cannot infer shape for tensor '{name}'",
@@ -42,13 +42,13 @@ def initial(name: str, type: TensorType, init: str, seed: int) -> Array:
 
 
 @lru_cache(maxsize=4096)
-def parse(init: str) -> tuple[Initialiser, tuple[tuple[str, Any], ...]]:
+def parse(init: str) -> tuple[Initializer, tuple[tuple[str, Any], ...]]:
     """The function and its keyword arguments."""
     name = init.partition("(")[0]
-    if name not in INITIALISERS:
-        what, facts, hint = unknown("initialiser", name, list(INITIALISERS))
+    if name not in INITIALIZERS:
+        what, facts, hint = unknown("initializer", name, list(INITIALIZERS))
         raise ModelError(what, facts=facts, hint=hint)
-    function = INITIALISERS[name]
+    function = INITIALIZERS[name]
     known = [p for p in inspect.signature(function).parameters if p not in ("draws", "shape")]
     try:
         call = ast.parse(init, mode="eval").body
@@ -58,7 +58,7 @@ def parse(init: str) -> tuple[Initialiser, tuple[tuple[str, Any], ...]]:
             raise ValueError("arguments are given by name")
     except (SyntaxError, ValueError) as error:
         raise ModelError(
-            f"cannot read the initialiser '{init}'",
+            f"cannot read the initializer '{init}'",
             facts=[str(error), f"arguments of {name}: {', '.join(known) or 'none'}"],
             hint="write it like 'normal(std=0.02)'",
         ) from None
@@ -111,9 +111,9 @@ class Draws:
         return out.reshape(-1)[:n]
 
 
-def initialiser(function: Initialiser) -> Initialiser:
+def initializer(function: Initializer) -> Initializer:
     """Enter a function ``(draws, shape, **arguments) -> array`` under its name."""
-    INITIALISERS[function.__name__] = function
+    INITIALIZERS[function.__name__] = function
     return function
 
 
@@ -126,22 +126,22 @@ def fans(shape: tuple[int, ...]) -> tuple[int, int]:
     return shape[1] * window, shape[0] * window
 
 
-@initialiser
+@initializer
 def zeros(draws: Draws, shape: tuple[int, ...]) -> Array:
     return np.zeros(shape, np.float32)
 
 
-@initialiser
+@initializer
 def ones(draws: Draws, shape: tuple[int, ...]) -> Array:
     return np.ones(shape, np.float32)
 
 
-@initialiser
+@initializer
 def constant(draws: Draws, shape: tuple[int, ...], value: float = 0.0) -> Array:
     return np.full(shape, value)
 
 
-@initialiser
+@initializer
 def uniform(draws: Draws, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> Array:
     out = draws.uniform(math.prod(shape))
     out *= np.float32(high - low)
@@ -149,7 +149,7 @@ def uniform(draws: Draws, shape: tuple[int, ...], low: float = 0.0, high: float 
     return out
 
 
-@initialiser
+@initializer
 def normal(draws: Draws, shape: tuple[int, ...], mean: float = 0.0, std: float = 1.0) -> Array:
     out = draws.normal(math.prod(shape))
     if std != 1.0:
@@ -159,7 +159,7 @@ def normal(draws: Draws, shape: tuple[int, ...], mean: float = 0.0, std: float =
     return out
 
 
-@initialiser
+@initializer
 def trunc_normal(
     draws: Draws, shape: tuple[int, ...], mean: float = 0.0, std: float = 1.0, low: float = -2.0, high: float = 2.0
 ) -> Array:
@@ -177,41 +177,41 @@ def trunc_normal(
     return out
 
 
-@initialiser
+@initializer
 def fan_in_uniform(draws: Draws, shape: tuple[int, ...], fan_in: int) -> Array:
     """Uniform within 1 / sqrt(fan_in): torch's default for linear layers and convolutions."""
     bound = 1.0 / math.sqrt(fan_in) if fan_in else 0.0
     return uniform(draws, shape, -bound, bound)
 
 
-@initialiser
+@initializer
 def xavier_uniform(draws: Draws, shape: tuple[int, ...], gain: float = 1.0) -> Array:
     bound = gain * math.sqrt(6.0 / sum(fans(shape)))
     return uniform(draws, shape, -bound, bound)
 
 
-@initialiser
+@initializer
 def xavier_normal(draws: Draws, shape: tuple[int, ...], gain: float = 1.0) -> Array:
     return normal(draws, shape, 0.0, gain * math.sqrt(2.0 / sum(fans(shape))))
 
 
-@initialiser
+@initializer
 def kaiming_uniform(draws: Draws, shape: tuple[int, ...], a: float = 0.0, mode: str = "fan_in") -> Array:
     bound = math.sqrt(6.0 / ((1 + a * a) * fans(shape)[mode == "fan_out"]))
     return uniform(draws, shape, -bound, bound)
 
 
-@initialiser
+@initializer
 def kaiming_normal(draws: Draws, shape: tuple[int, ...], a: float = 0.0, mode: str = "fan_in") -> Array:
     return normal(draws, shape, 0.0, math.sqrt(2.0 / ((1 + a * a) * fans(shape)[mode == "fan_out"])))
 
 
-@initialiser
+@initializer
 def lecun_normal(draws: Draws, shape: tuple[int, ...]) -> Array:
     return normal(draws, shape, 0.0, math.sqrt(1.0 / fans(shape)[0]))
 
 
-@initialiser
+@initializer
 def orthogonal(draws: Draws, shape: tuple[int, ...], gain: float = 1.0) -> Array:
     """Orthonormal rows or columns of the matrix [first axis, all others]."""
     if len(shape) < 2:
@@ -224,14 +224,14 @@ def orthogonal(draws: Draws, shape: tuple[int, ...], gain: float = 1.0) -> Array
     return made
 
 
-@initialiser
+@initializer
 def identity(draws: Draws, shape: tuple[int, ...], gain: float = 1.0) -> Array:
     if len(shape) != 2:
         raise ModelError("identity needs two axes", facts=[f"shape {list(shape)}"])
     return gain * np.eye(*shape)
 
 
-@initialiser
+@initializer
 def key(draws: Draws, shape: tuple[int, ...]) -> Array:
     """A random key, for the state ``rng``."""
     return draws.key

@@ -10,7 +10,7 @@ from mithril.ir import Graph
 from mithril.runtime.compiled import Compiled
 
 
-def summarise(model: Compiled) -> str:
+def summarize(model: Compiled) -> str:
     """Layers with the shape they give, their parameters and floating-point operations, then the totals."""
     graph = model.interface
     rows = layer_rows(graph)

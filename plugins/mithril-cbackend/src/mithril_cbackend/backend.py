@@ -19,7 +19,7 @@ from mithril_cbackend.schedule.schedules import Schedules
 
 
 class CBackend(Backend):
-    """Arrays are NumPy's. Programs are specialised for every shape; TVM is imported when the first one is built.
+    """Arrays are NumPy's. Programs are specialized for every shape; TVM is imported when the first one is built.
 
     ``schedules`` is a file of those that were found to be fastest; it is read now. ``num_threads`` holds where the
     options of a compilation name none.

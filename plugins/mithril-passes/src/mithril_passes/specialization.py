@@ -8,8 +8,8 @@ from mithril.passes import PassContext
 from mithril_passes.op_variants import ways
 
 
-@pass_(name="specialise-operations", exact=False)
-def specialise_operations(graph: Graph, context: PassContext) -> Graph:
+@pass_(name="specialize-operations", exact=False)
+def specialize_operations(graph: Graph, context: PassContext) -> Graph:
     """Rewrite one-row products, one-pixel and depthwise convolutions to the variant that the backend prefers."""
     if context.backend is None or not at_home(context):
         return graph

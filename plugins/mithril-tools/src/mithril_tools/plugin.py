@@ -106,13 +106,15 @@ def mithril_options() -> Sequence[Option]:
 
 
 @hookimpl
-def mithril_advise(model: Any, backend: Any, options: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+def mithril_advise(
+    model: Any, backend: Any, options: Mapping[str, Any], user_options: Mapping[str, Any]
+) -> Mapping[str, Any]:
     """Return the options that ``ml.tune`` found fastest, at ``optimization_level="high"``."""
     if options["optimization_level"] != "high":
         return {}
     from mithril_tools.tuning_cache import winners
 
-    return winners(model, backend, options, given)
+    return winners(model, backend, options, user_options)
 
 
 @hookimpl

@@ -129,7 +129,7 @@ class AheadBackend(JaxBackend):
         return ahead
 
     def _of_stage(self, devices: list[Any], wanted: Wanted) -> list[Any]:
-        """The devices of this stage: neighbours along the pipeline are neighbours in the list."""
+        """The devices of this stage: neighbors along the pipeline are neighbors in the list."""
         return devices[self.stage :: wanted.stages]
 
     def _ahead(

@@ -88,7 +88,7 @@ def training_program(compiled: CompiledModel, of: str | Sequence[str], update: U
             what, facts, hint = unknown("output", name, known)
             raise InputError(what, facts=facts, hint=hint)
     with _waiting(backend):
-        made = ahead_of(compiled.compiler.specialise(Request(types, Kind(True, names))))
+        made = ahead_of(compiled.compiler.specialize(Request(types, Kind(True, names))))
     return (made if update is None else _with_update(made, update)).ready()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from mithril.base import files, visible
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 400, 64, 16, 40, 48
-COLOURS = ("#3366cc", "#dc3912", "#109618", "#ff9900", "#990099", "#0099c6", "#444444")
+COLORS = ("#3366cc", "#dc3912", "#109618", "#ff9900", "#990099", "#0099c6", "#444444")
 DASHES = ("", "6 3", "2 2", "8 3 2 3")  # coinciding curves stay visible
 Curve = Sequence[float]
 
@@ -45,9 +45,9 @@ def curves(
         f'<text x="{LEFT}" y="{TOP - 8}">{escape(visible(y))}</text>',
     ]
     for k, (name, line) in enumerate(points.items()):
-        colour, dash = COLOURS[k % len(COLOURS)], DASHES[k % len(DASHES)]
+        color, dash = COLORS[k % len(COLORS)], DASHES[k % len(DASHES)]
         places = " ".join(f"{across.place(a):.1f},{up.place(b):.1f}" for a, b in line)
-        style = f'fill="none" stroke="{colour}" stroke-width="1.8"' + (f' stroke-dasharray="{dash}"' if dash else "")
+        style = f'fill="none" stroke="{color}" stroke-width="1.8"' + (f' stroke-dasharray="{dash}"' if dash else "")
         parts.append(f'<polyline points="{places}" {style}><title>{escape(visible(name))}</title></polyline>')
         height = TOP + 14 + 18 * k
         parts.append(f'<line x1="{WIDTH - 170}" y1="{height - 4}" x2="{WIDTH - 146}" y2="{height - 4}" {style}/>')

@@ -67,7 +67,7 @@ def _around(text: str, error: Exception) -> list[str]:
 
 
 def transformed(text: str, transformers: Sequence[Callable[[str], str]]) -> str:
-    """The text after the user's functions; lines they inserted are indented as their neighbours where they must be."""
+    """The text after the user's functions; lines they inserted are indented as their neighbors where they must be."""
     for function in transformers:
         name = getattr(function, "__name__", repr(function))
         made = function(text)
@@ -152,7 +152,7 @@ def template_texts(path: str | os.PathLike[str]) -> dict[str, str] | None:
 
 
 def _templates(path: str | os.PathLike[str]) -> tuple[Path, Any]:
-    """The template's file, and the Jinja environment that finds it and its neighbours."""
+    """The template's file, and the Jinja environment that finds it and its neighbors."""
     import jinja2
 
     file = Path(path)

@@ -70,7 +70,7 @@ class Layer(metaclass=LayerType):
         return active(self)
 
     def param(self, name: str, shape: Iterable[Any], init: str = "zeros", dtype: Any = None) -> Value:
-        """A parameter of this layer, made by the named initialiser: ``"normal(std=0.02)"``."""
+        """A parameter of this layer, made by the named initializer: ``"normal(std=0.02)"``."""
         return self.context.param(self, name, tuple(shape), init, dtype)
 
     def state(self, name: str, shape: Iterable[Any], init: str = "zeros", dtype: Any = None) -> Value:

@@ -35,7 +35,7 @@ class Row:
         return [title, self.result, si(self.params), si(self.flops), si(self.memory, 1024, "B")]
 
 
-def summarise(
+def summarize(
     model: Layer,
     shapes: Mapping[str, Any] | None = None,
     types: Mapping[str, Any] | None = None,
@@ -154,4 +154,4 @@ def columns(head: tuple[str, ...], rows: list[list[str]], width: int) -> list[st
     return lines
 
 
-Model._summarize = staticmethod(summarise)
+Model._summarize = staticmethod(summarize)

@@ -1,4 +1,4 @@
-"""Attention with masks, grouped heads and a cache; learnt, sine and rotary positions."""
+"""Attention with masks, grouped heads and a cache; learned, sine and rotary positions."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class MultiHeadAttention(Layer):
 
 
 class PositionalEmbedding(Layer):
-    """A learnt vector per position, added to [batch, length, features]; ``position`` is that of the first token."""
+    """A learned vector per position, added to [batch, length, features]; ``position`` is that of the first token."""
 
     inputs = ("input",)
     optional = ("position",)

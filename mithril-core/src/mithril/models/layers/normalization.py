@@ -1,4 +1,4 @@
-"""Normalisation: batch, layer, RMS, group and instance norm, with torch's names for parameters and statistics."""
+"""Normalization: batch, layer, RMS, group and instance norm, with torch's names for parameters and statistics."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ class Upsample(Layer):
 
 
 class PRelu(Layer):
-    """Linear with a learnt slope for negative elements: one slope, or one per channel."""
+    """Linear with a learned slope for negative elements: one slope, or one per channel."""
 
     weights = ("weight",)
 

@@ -13,7 +13,7 @@ from mithril.models.layers.shape_layers import Dropout
 
 
 class TransformerEncoderLayer(Layer):
-    """Self-attention and a two-layer perceptron, each with a residual; ``norm_first`` normalises before, not after."""
+    """Self-attention and a two-layer perceptron, each with a residual; ``norm_first`` normalizes before, not after."""
 
     inputs = ("input",)
     optional = ("mask",)
@@ -102,7 +102,7 @@ class TransformerDecoderLayer(Layer):
 
 
 class TransformerEncoder(Layer):
-    """``layers`` encoder layers and, with ``norm``, a last normalisation; further keywords as for one layer."""
+    """``layers`` encoder layers and, with ``norm``, a last normalization; further keywords as for one layer."""
 
     inputs = ("input",)
     optional = ("mask",)

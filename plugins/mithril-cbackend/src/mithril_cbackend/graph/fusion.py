@@ -279,7 +279,7 @@ class Grouping:
             return kernel if turned and None not in [view(producers, v) for v in read] else None
         if any(made is not None and is_producer(made) for made in sources):
             return None  # better done where those are computed
-        if node.op is ops.reshape or not vectorization.vectorisable([node]):
+        if node.op is ops.reshape or not vectorization.vectorizable([node]):
             return None
         return kernel if roles == {"query"} or (roles == {"score"} and not is_expensive(node)) else None
 

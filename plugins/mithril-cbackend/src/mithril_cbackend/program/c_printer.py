@@ -1,6 +1,6 @@
 """The same kernels and driver as C11: what is exported, and what ``compiled.source`` shows.
 
-Vector loops are printed as loops that compilers vectorise; those that only load, multiply, add and store, as register
+Vector loops are printed as loops that compilers vectorize; those that only load, multiply, add and store, as register
 tiles do, with the vector extension that GCC and Clang share, because there compilers do not find the registers alone.
 Arithmetic of integers wraps around: compile with ``-fwrapv``.
 """

@@ -14,7 +14,7 @@ from mithril.compiler import make_backend
 from mithril.ir import Deferred, Graph, Input, parse
 from mithril.passes import PassContext, PassManager
 from mithril.plugins import resolve_options
-from mithril.runtime import CompiledModel, InputSpec, Interface, Program, Request, Results, initialise
+from mithril.runtime import CompiledModel, InputSpec, Interface, Program, Request, Results, initialize
 from mithril_ggml.backend import GGMLBackend
 from mithril_ggml.gguf.export import FORMAT
 from mithril_ggml.gguf.reader import PLAIN, GGUFFile, StoredTensor, read_gguf
@@ -72,7 +72,7 @@ class GraphCompiler:
         self.settings = settings
         self.decisions = Decisions(strict=settings["strict"])
 
-    def specialise(self, request: Request) -> Program:
+    def specialize(self, request: Request) -> Program:
         """Return the program; the file contains no gradients."""
         if request.kind.of or request.kind.training:
             raise InputError("a model loaded from a file is for inference only: it has no gradients")
@@ -96,7 +96,7 @@ class GraphCompiler:
 
     def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
         """Initial states; parameters come from the file."""
-        return initialise(inputs, seed)
+        return initialize(inputs, seed)
 
     def buckets(self, training: bool) -> None:
         """Return sizes unchanged: the file declares which are open."""

@@ -22,7 +22,7 @@ def mapped(forward: Forward, graph: Graph, decisions: Decisions) -> Forward:
     if size is None:
         decisions.record(
             "ignored",
-            "vectorize=True maps over a leading axis of any size, and this program's is fixed: XLA vectorises it whole "
+            "vectorize=True maps over a leading axis of any size, and this program's is fixed: XLA vectorizes it whole "
             "(shapes={'input': [None, ...]} leaves it open)",
         )
         return forward
@@ -90,7 +90,7 @@ class Mapped:
         return UnsupportedError(
             "vectorize=True computes each example on its own, and this model mixes the examples of a batch",
             facts=facts,
-            hint="leave vectorize out: XLA vectorises the program as it is",
+            hint="leave vectorize out: XLA vectorizes the program as it is",
         )
 
 

@@ -187,7 +187,7 @@ def fusing_rules() -> list[Rule]:
     """Return the rules of ``MlxKernelFusion`` for quantized values, and those of the installed passes that fuse."""
     rules: list[Rule] = [ELIMINATE]
     for name, entry in plugins.passes().items():
-        if entry.spec.stage in ("fuse", "specialise") and entry.spec.level is not None:
+        if entry.spec.stage in ("fuse", "specialize") and entry.spec.level is not None:
             loaded = plugins.load_pass(name)
             if isinstance(loaded, RuleSet):
                 rules += loaded.rules

@@ -206,7 +206,7 @@ def _graph(model: Model, of: tuple[str, ...], options: Mapping[str, Any]) -> Gra
             if name not in known:
                 what, facts, hint = unknown("output", name, known)
                 raise InputError(what, facts=facts, hint=hint)
-        program = compiled.compiler.specialise(Request(program.request.types, Kind(True, of)))
+        program = compiled.compiler.specialize(Request(program.request.types, Kind(True, of)))
     graph: Graph = program.executable.graph
     return graph
 

@@ -145,7 +145,7 @@ def _again(
             maker = graph.producers[o]
             if not pointwise(maker):
                 longer += _bytes(o)  # what must now be kept instead, bfloat16 before it was widened say
-                # Of as many bytes a convolution's result is kept, and not what a normalisation makes of it.
+                # Of as many bytes a convolution's result is kept, and not what a normalization makes of it.
                 if longer > _bytes(v) or (longer == _bytes(v) and maker.op is not ops.conv):
                     return False
                 continue

@@ -1,7 +1,7 @@
 """Which values are images to a TPU's compiler, stored as convolutions want them, and which of them it cuts in strips.
 
 Few images are cut ("space to batch"): where a device has less than eight, each is cut along its last axis into eight
-strips, which are convolved like a larger batch. Each strip has a margin from its neighbour.
+strips, which are convolved like a larger batch. Each strip has a margin from its neighbor.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ def passes(as_json: bool) -> None:
         return
     out = console()
     if not rows:
-        out.print("No passes are installed, so models compile unoptimised: pip install mithril-passes")
+        out.print("No passes are installed, so models compile unoptimized: pip install mithril-passes")
         return
     show(rows, ["name", "stage", "level", "aliases", "distribution", "summary"], out)
     out.print()

@@ -18,7 +18,7 @@ ARROW = (
     '<defs><marker id="a" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
     '<path d="M0 0L8 4L0 8z" fill="#777"/></marker></defs>'
 )
-COLOURS = {"input": "#e8f0fe", "param": "#f3f3f3", "state": "#fdf3d8", "output": "#e6f4ea", "layer": "#efe9fb"}
+COLORS = {"input": "#e8f0fe", "param": "#f3f3f3", "state": "#fdf3d8", "output": "#e6f4ea", "layer": "#efe9fb"}
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Item:
 
     key: str
     lines: list[str]
-    colour: str
+    color: str
     makes: list[Value] = field(default_factory=list)
     reads: list[Value] = field(default_factory=list)
 
@@ -82,7 +82,7 @@ def _edge(route: list[tuple[float, float]]) -> str:
 def _box(item: Item, box: Box) -> str:
     left = box.x - box.width / 2
     place = f'x="{left:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" height="{box.height:.1f}"'
-    parts = [f'<g><rect {place} rx="4" fill="{item.colour}" stroke="#888"/>']
+    parts = [f'<g><rect {place} rx="4" fill="{item.color}" stroke="#888"/>']
     for k, line in enumerate(item.lines):
         weight = ' font-weight="bold"' if k == 0 else ' fill="#555"'
         parts.append(
@@ -139,7 +139,7 @@ def _items(graph: Graph, look: Look, under: str) -> list[Item]:
     items = _in_order(items)
     if not under:
         for name, value in zip(graph.output_names, graph.outputs, strict=True):
-            items.append(Item(name, [name, "output"], COLOURS["output"], reads=[value]))
+            items.append(Item(name, [name, "output"], COLORS["output"], reads=[value]))
     return items
 
 
@@ -165,7 +165,7 @@ def _in_order(items: list[Item]) -> list[Item]:
 
 
 def _input(name: str, value: Value, role: str, look: Look) -> Item:
-    return Item(name, [name, role, *_type_lines([value], look)], COLOURS[role], [value])
+    return Item(name, [name, role, *_type_lines([value], look)], COLORS[role], [value])
 
 
 def _operation(node: Node, look: Look, params: Mapping[Value, str]) -> Item:
@@ -186,7 +186,7 @@ def _layer(path: str, look: Look) -> Item:
     lines = [path]
     if path in look.times:
         lines.append(f"{1e3 * look.times[path]:.3g} ms")
-    return Item(path, lines, COLOURS["layer"])
+    return Item(path, lines, COLORS["layer"])
 
 
 def _layer_lines(nodes: list[Node], params: Mapping[Value, str], look: Look) -> list[str]:

@@ -61,7 +61,7 @@ def memory(compiled: Any) -> Memory:
     )
 
 
-def analyse(compiled: Any, hlo: str | None) -> Analysis:
+def analyze(compiled: Any, hlo: str | None) -> Analysis:
     """All that a ``jax.stages.Compiled`` and its text tell."""
     cost = compiled.cost_analysis() or {}
     if isinstance(cost, list):

@@ -24,7 +24,7 @@ from mithril.plugins import HardwareTarget
 from mithril_parallel.mesh import Split, whole
 from mithril_parallel.placing.rules import sizes
 from mithril_parallel.placing.strategy import Choice
-from mithril_tpu.aot.analysis import Analysis, analyse, memory
+from mithril_tpu.aot.analysis import Analysis, analyze, memory
 
 Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 GIB = 1 << 30
@@ -232,7 +232,7 @@ class AheadProgram:
     @cached_property
     def analysis(self) -> Analysis:
         """Memory, operations and exchanges of one device."""
-        return analyse(self.compiled, self.hlo)
+        return analyze(self.compiled, self.hlo)
 
     def serialized(self) -> bytes:
         """The compiled program, for ``jax.experimental.serialize_executable`` on a machine that has the devices."""

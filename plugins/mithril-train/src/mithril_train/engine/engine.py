@@ -328,7 +328,7 @@ class Engine:
         self._steps[key] = step
         if len(self._steps) > 1:
             shapes = ", ".join(f"{n}: {t}" for n, t in columns.items())
-            self.decisions.record("specialised", f"training step {len(self._steps)} for {shapes}")
+            self.decisions.record("specialized", f"training step {len(self._steps)} for {shapes}")
         return step
 
     def _new_evaluation(self, key: Any, batch: Mapping[str, Any]) -> Evaluation:

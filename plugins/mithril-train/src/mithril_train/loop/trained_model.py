@@ -50,7 +50,7 @@ def prepare(compiled: CompiledModel, engine: Engine) -> None:
         try:
             compiled.prepare(opened)
         except MithrilError:
-            engine.decisions.record("specialised", f"the model takes batches of {size} only")
+            engine.decisions.record("specialized", f"the model takes batches of {size} only")
         else:
             return
     try:

@@ -16,7 +16,7 @@ from mithril_cbackend.lowering.element.element_reader import Index, clamped, ope
 from mithril_cbackend.lowering.element.elementwise import inner_loop
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Machine
-from mithril_cbackend.lowering.element.vectorization import vectorisable
+from mithril_cbackend.lowering.element.vectorization import vectorizable
 from mithril_cbackend.lowering.element.views import placed, view
 from mithril_cbackend.lowering.matmul import naive_contractions
 from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, copy_panel, count, multiply, tile_for
@@ -87,7 +87,7 @@ class Blocks:
         producers, nodes = frame.kernel.producers, set(frame.kernel.nodes)
         self.seen = last_seen(producers, found)
         apart = {found.first, found.second, *found.softmax, *self.chain}
-        self.vector = vectorisable([n for n in nodes if n not in apart])
+        self.vector = vectorizable([n for n in nodes if n not in apart])
         self.buffer = frame.outputs[frame.kernel.scratch[0]]
         self.parts = sizes.parts(frame.machine)
 
@@ -208,7 +208,7 @@ class Blocks:
 
     def copy_queries(self, lead: Index, first: Any, rows: int) -> None:
         shape, inner = shape_of(self.query), self.sizes.inner
-        vectors = self.lanes if vectorisable(self.making(self.query)) else 0
+        vectors = self.lanes if vectorizable(self.making(self.query)) else 0
         with self.reader.loop("row", rows) as row:
 
             def copy(at: Index) -> None:

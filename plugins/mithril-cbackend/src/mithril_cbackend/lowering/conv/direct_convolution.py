@@ -22,7 +22,7 @@ from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad, pad_c
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Machine
-from mithril_cbackend.lowering.element.vectorization import vectorisable
+from mithril_cbackend.lowering.element.vectorization import vectorizable
 from mithril_cbackend.lowering.matmul import naive_contractions
 from mithril_cbackend.lowering.matmul.microkernel import count
 
@@ -285,7 +285,7 @@ def _emit_block(
     lanes = frame.machine.lanes()
     reader, follow = frame.reader, [n for n in frame.kernel.nodes if n is not node]
     *outer, inner = layout.result
-    whole = inner // lanes if vectorisable(follow) else 0
+    whole = inner // lanes if vectorizable(follow) else 0
     with reader.loop("r", rows) as r:
         channel = block * rows + r
         base = begin + r * length

@@ -23,7 +23,7 @@ from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.elementwise import aligned_values, merge, merged
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Machine
-from mithril_cbackend.lowering.element.vectorization import vectorisable
+from mithril_cbackend.lowering.element.vectorization import vectorizable
 from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, copy_panel, count, multiply, pack, tile_for
 
 HELD = 1 << 18  # elements of columns that stay in the second cache beside the kernels
@@ -121,7 +121,7 @@ class Plan:
         def emit(image: Any, channel: Any, pixel: Any, element: t.Expr) -> None:
             frame.emit((image, channel, pixel), element)
 
-        vector = vectorisable([n for n in frame.kernel.nodes if n is not node])
+        vector = vectorizable([n for n in frame.kernel.nodes if n is not node])
         Columns(frame, self, Kernels(frame, self.made, self.inner, self.elements), emit, vector).write()
 
 

@@ -1,6 +1,6 @@
 """The gradient of the image of a convolution with strides: a dense convolution for each phase of the strides.
 
-The pixels of the image that lie a stride apart all meet the same elements of the kernel, at neighbouring pixels of the
+The pixels of the image that lie a stride apart all meet the same elements of the kernel, at neighboring pixels of the
 cotangent. Nothing is multiplied with the zeros that a stride would put between these.
 """
 

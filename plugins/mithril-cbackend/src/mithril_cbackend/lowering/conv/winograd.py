@@ -24,7 +24,7 @@ from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.elementwise import aligned_values, inner_loop, merge
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Machine
-from mithril_cbackend.lowering.element.vectorization import vectorisable
+from mithril_cbackend.lowering.element.vectorization import vectorizable
 from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, count, multiply, pack, tile_for
 
 SIDE = 4  # of a tile of the image
@@ -168,7 +168,7 @@ class Winograd:
         )
         if self.w in frame.kernel.prepared:
             self.kernels = self.reader.buffers[frame.kernel.prepared[self.w][0]]
-        self.vector = vectorisable([n for n in frame.kernel.nodes if n is not self.node])
+        self.vector = vectorizable([n for n in frame.kernel.nodes if n is not self.node])
         merge(frame, aligned_values(frame.kernel), shape_of(self.node.result), [[0], [1], [2, 3]])
 
     def write(self) -> None:

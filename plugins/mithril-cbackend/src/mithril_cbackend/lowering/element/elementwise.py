@@ -13,7 +13,7 @@ from mithril_cbackend.lowering.element.element_reader import Index, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.element.transpose import turned, turns
-from mithril_cbackend.lowering.element.vectorization import is_plain, vectorisable
+from mithril_cbackend.lowering.element.vectorization import is_plain, vectorizable
 
 
 def aligned_values(kernel: Kernel) -> list[Value] | None:
@@ -92,7 +92,7 @@ def elementwise(kernel: Kernel, name: str, machine: Machine) -> Any:
     shape = shape_of(kernel.outputs[0])
     values = aligned_values(kernel)
     extents = merge(frame, values, shape, merged(values, shape))
-    over_elements(frame, kernel.outputs, extents, vectorisable(kernel.nodes))
+    over_elements(frame, kernel.outputs, extents, vectorizable(kernel.nodes))
     return frame.finish()
 
 

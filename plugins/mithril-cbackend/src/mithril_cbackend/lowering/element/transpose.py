@@ -15,7 +15,7 @@ from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Frame
-from mithril_cbackend.lowering.element.vectorization import vectorisable
+from mithril_cbackend.lowering.element.vectorization import vectorizable
 
 
 def turns(kernel: Kernel, lanes: int) -> Node | None:
@@ -24,7 +24,7 @@ def turns(kernel: Kernel, lanes: int) -> Node | None:
     if len(kernel.outputs) != 1 or node is None or node.op is not ops.transpose or lanes < 2:
         return None
     perm, shape = node.attributes["perm"], shape_of(node.result)
-    if not perm or node.result.dtype is not float32 or perm[-1] == len(perm) - 1 or not vectorisable(kernel.nodes):
+    if not perm or node.result.dtype is not float32 or perm[-1] == len(perm) - 1 or not vectorizable(kernel.nodes):
         return None
     return node if shape[-1] >= lanes and shape[perm.index(len(perm) - 1)] >= lanes else None
 

@@ -18,7 +18,7 @@ def is_plain(node: Node) -> bool:
     return node.op.name in scalar_ops.RULES or node.op is ops.broadcast_to or is_uniform(node)
 
 
-def vectorisable(nodes: Sequence[Node]) -> bool:
+def vectorizable(nodes: Sequence[Node]) -> bool:
     """Whether every operation can be done on vectors."""
     return all(_straight(node) for node in nodes)
 

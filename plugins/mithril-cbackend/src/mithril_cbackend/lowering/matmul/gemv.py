@@ -14,7 +14,7 @@ from mithril_cbackend.lowering.element.element_reader import Index
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import computed, rounded
-from mithril_cbackend.lowering.element.vectorization import vectorisable
+from mithril_cbackend.lowering.element.vectorization import vectorizable
 from mithril_cbackend.lowering.matmul.matmul_form import Product, stored
 
 FEW = 8  # rows
@@ -40,10 +40,10 @@ def write(frame: Frame, product: Product) -> None:
 
 # -- results ------------------------------------------------------------------------------------------------------
 def straight(product: Product, kernel: Kernel) -> bool:
-    """Whether neighbours in a row of the result are neighbours in memory, and for all that follows."""
+    """Whether neighbors in a row of the result are neighbors in memory, and for all that follows."""
     several = [n for n in product.right.sizes(product.right.free) if n != 1]
-    neighbours = not product.turned or product.m == 1
-    return neighbours and (len(several) < 2 or kernel.outputs == [kernel.anchor.result])
+    neighbors = not product.turned or product.m == 1
+    return neighbors and (len(several) < 2 or kernel.outputs == [kernel.anchor.result])
 
 
 def emit(frame: Frame, product: Product, at: Index, row: Any, column: Any, total: t.Expr) -> None:
@@ -136,7 +136,7 @@ def _chunks(frame: Frame, product: Product, first: int, chunks: int, size: int) 
     code, reader, kind, lanes = frame.code, frame.reader, product.kind, frame.machine.lanes(product.kind.bits)
     right = stored(product.right, frame.kernel.producers)
     assert right is not None
-    vector = vectorisable([n for n in frame.kernel.nodes if n is not frame.kernel.anchor])
+    vector = vectorizable([n for n in frame.kernel.nodes if n is not frame.kernel.anchor])
     pitch = -(-size // lanes) * lanes
     pieces = [(0, size // lanes, lanes, t.VECTORIZED), (size // lanes * lanes, 1, size % lanes, t.SERIAL)]
     work = product.work * size * chunks // product.n

@@ -21,7 +21,7 @@ from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
-from mithril_cbackend.lowering.element.vectorization import vectorisable
+from mithril_cbackend.lowering.element.vectorization import vectorizable
 from mithril_cbackend.lowering.matmul import gemv, naive_contractions
 from mithril_cbackend.lowering.matmul.matmul_form import Product, Stored, product_of, stored
 from mithril_cbackend.lowering.matmul.microkernel import (
@@ -171,7 +171,7 @@ class Tiles:
         self.left, self.right = (stored(side, kernel.producers) for side in (product.left, product.right))
         feeding = {product.left.value, product.right.value}
         follow = [n for n in kernel.nodes if n is not kernel.anchor and n.result not in feeding]
-        self.vector = vectorisable(follow) and gemv.straight(product, kernel)
+        self.vector = vectorizable(follow) and gemv.straight(product, kernel)
         self.scratch = {v.name: frame.outputs[v] for v in kernel.scratch}
         self.worker: Any = None  # which one works on the matrix at hand, if not all do
 

@@ -153,7 +153,7 @@ class Stored:
     """A side whose elements are those of a stored value: as they are, transposed, or narrower than computed with."""
 
     value: Value
-    batch: tuple[int, ...]  # how far apart the elements of neighbours lie, by axis of the batch
+    batch: tuple[int, ...]  # how far apart the elements of neighbors lie, by axis of the batch
     free: int
     summed: int
 
@@ -192,7 +192,7 @@ def widens(source: DType, to: DType) -> bool:
 
 
 def _step(axes: tuple[int, ...], shape: tuple[int, ...], steps: list[int]) -> int | None:
-    """How far apart neighbours along several axes lie, if they can be counted as one."""
+    """How far apart neighbors along several axes lie, if they can be counted as one."""
     long = [k for k in axes if shape[k] != 1]
     if not long:
         return 1

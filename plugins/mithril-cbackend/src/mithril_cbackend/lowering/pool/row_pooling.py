@@ -1,4 +1,4 @@
-"""Windows folded a line at a time: first whole lines of the image, then neighbours within what came of them.
+"""Windows folded a line at a time: first whole lines of the image, then neighbors within what came of them.
 
 The line stands in a buffer with its padding, so that no element of it needs a test for borders. Where windows are a
 stride apart, the line is taken apart into as many, and vectors go along the last axis as well.

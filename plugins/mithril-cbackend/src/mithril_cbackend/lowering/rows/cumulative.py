@@ -13,7 +13,7 @@ from mithril_cbackend.lowering.element.element_reader import Index, operand, sha
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import rounded
-from mithril_cbackend.lowering.element.vectorization import vectorisable
+from mithril_cbackend.lowering.element.vectorization import vectorizable
 from mithril_cbackend.lowering.rows import reductions
 
 
@@ -27,7 +27,7 @@ def cumulative(kernel: Kernel, name: str, machine: Machine) -> Any:
     work = math.prod(shape) * len(kernel.nodes)
 
     def run(at: dict[int, Any], begin: Any, width: int, vector: bool) -> None:
-        """Along the axis, for so many neighbours."""
+        """Along the axis, for so many neighbors."""
         kind = t.VECTORIZED if vector else t.SERIAL
         total = code.alloc("total", width, reductions.accumulator(dtype))
         with reader.loop("j", width, kind) as j:
@@ -45,7 +45,7 @@ def cumulative(kernel: Kernel, name: str, machine: Machine) -> Any:
         with reader.nest("", shape[:-1], frame.kinds(shape[:-1], work)) as at:
             run(dict(enumerate(at)), 0, 1, False)
     else:
-        vectors = vectorisable([n for n in kernel.nodes if n is not node])
+        vectors = vectorizable([n for n in kernel.nodes if n is not node])
         lanes = machine.lanes(max(dtype.bits, 32)) if vectors else 0
         reductions.side_by_side(frame, shape, (axis,), lanes, work, run)
     return frame.finish()
@@ -101,7 +101,7 @@ def _before(frame: Frame, x: Any, there: Any, p: t.Expr, q: t.Expr, descending: 
 
 
 def _merge(frame: Frame, scratch: Any, source: int, target: int, width: int, n: int, before: Any) -> None:
-    """Neighbouring sorted runs of a width become one."""
+    """Neighboring sorted runs of a width become one."""
     code, reader = frame.code, frame.reader
 
     def least(a: t.Expr, b: int) -> t.Expr:

@@ -1,4 +1,4 @@
-"""Kernels that go along each row several times: softmax, normalisations, all that mixes rows' sums and elements.
+"""Kernels that go along each row several times: softmax, normalizations, all that mixes rows' sums and elements.
 
 A row stays in the nearest cache from time to time. What a row has one of (sums, their roots) is computed once, and
 instead of dividing all elements by it they are multiplied by its reciprocal, a last place off at most. Elements that
@@ -20,7 +20,7 @@ from mithril_cbackend.lowering.element.element_reader import Index, operand, sha
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import computed
-from mithril_cbackend.lowering.element.vectorization import is_plain, vectorisable
+from mithril_cbackend.lowering.element.vectorization import is_plain, vectorizable
 from mithril_cbackend.lowering.rows import reductions
 
 WAYS = 4  # accumulators side by side where a pass does little else than folding
@@ -122,7 +122,7 @@ class Rows:
         self.shape = shape_of(kernel.outputs[0])
         self.width = self.shape[-1]
         self.buffers = dict(zip(passes.all_kept, (frame.outputs[v] for v in kernel.scratch), strict=True))
-        vectors = vectorisable([n for n in kernel.nodes if n.op not in reductions.FOLDS])
+        vectors = vectorizable([n for n in kernel.nodes if n.op not in reductions.FOLDS])
         bits = max(v.dtype.bits for n in kernel.nodes for v in n.results)
         self.lanes = frame.machine.lanes(max(bits, 32)) if vectors else 1
 

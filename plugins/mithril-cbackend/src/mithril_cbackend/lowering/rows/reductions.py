@@ -15,7 +15,7 @@ from mithril_cbackend.lowering.element.element_reader import Index, operand, sha
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import computed, rounded
-from mithril_cbackend.lowering.element.vectorization import vectorisable
+from mithril_cbackend.lowering.element.vectorization import vectorizable
 
 Block = Callable[[dict[int, Any], Any, int, bool], None]  # positions, first element, how many, whether vectors
 FOLDS = (ops.sum, ops.mean, ops.prod, ops.max, ops.min, ops.any, ops.all)
@@ -83,7 +83,7 @@ def reduction(kernel: Kernel, name: str, machine: Machine) -> Any:
     node = kernel.anchor
     x, axes = operand(node), node.attributes["axis"]
     shape = shape_of(x)
-    vectors = vectorisable([n for n in kernel.nodes if n is not node])
+    vectors = vectorizable([n for n in kernel.nodes if n is not node])
     lanes = machine.lanes(max(x.dtype.bits, 32)) if vectors else 0
     if not shape or len(shape) - 1 in axes:
         _along(frame, node, x, shape, axes, lanes)
