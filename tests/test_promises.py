@@ -474,8 +474,8 @@ def test_pytorch_exports_c_for_the_named_phone(quantization, tolerance, tmp_path
     )
     compiled.bind(compiled.randomize_params())
     exported = compiled.export(tmp_path / "phone", library=None)
-    contents, purpose = exported.contents, exported.contents.purpose
-    assert (purpose.arch, purpose.quantization, purpose.optimize_size) == ("arm64-v8a", quantization, True)
+    contents, target = exported.contents, exported.contents.target
+    assert (target.arch, target.quantization, target.optimize_size) == ("arm64-v8a", quantization, True)
     assert bool(exported.quantization_error) == (quantization == "int8")
     assert (tmp_path / "phone" / "model.c").exists()
     inputs = {name: compiled.backend.array(x) for name, x in contents.inputs.items()}

@@ -28,7 +28,7 @@ x = np.linspace(-1, 1, 48, dtype=np.float32).reshape(8, 6)
 """
 TELEPHONE = """
 compiled = ml.compile(model, "c", target_hardware="mobile", shapes={"x": [8, 6]})
-assert compiled.programs[-1].executable.purpose.arch == "arm64-v8a"
+assert compiled.programs[-1].executable.target.arch == "arm64-v8a"
 compiled.export("bundle", params=compiled.randomize_params(0), library=None)
 """
 MESH = """

@@ -14,7 +14,7 @@ from mithril.ir.decomposition import decompose
 from mithril.ir.evaluation import evaluate
 from mithril.models import IOKey, Model, MultiHeadAttention
 from mithril_cbackend.backend import CBackend
-from mithril_cbackend.compile_target import Purpose
+from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.graph import fusion
 from mithril_cbackend.lowering.element import kernel_builder
 from mithril_cbackend.lowering.element.kernel import Kernel
@@ -52,7 +52,7 @@ def kinds(graph: Graph, **machine: Any) -> list[str]:
 
 
 def run(graph: Graph, arrays: Arrays, **machine: Any) -> np.ndarray[Any, Any]:
-    made = compile_graph.compiled(graph, Machine(machine_code.host_cpu(), **{"threads": 1, **machine}), Purpose())
+    made = compile_graph.compiled(graph, Machine(machine_code.host_cpu(), **{"threads": 1, **machine}), CompileTarget())
     return np.array(made({}, arrays)["y"])
 
 
@@ -152,7 +152,7 @@ def test_how_many_keys_are_seen_may_be_known_late() -> None:
         arrays = heads(1, 2, queries, 100, 32)
         graph = graph_of(cached, arrays | {"position": np.zeros(1, np.int32)})
         assert kinds(graph) == ["attention"]
-        program = compile_graph.compiled(graph, Machine(machine_code.host_cpu(), 1), Purpose())
+        program = compile_graph.compiled(graph, Machine(machine_code.host_cpu(), 1), CompileTarget())
         for position in (0, 31, 32, 60, 99, 2**31 - 100):
             given = arrays | {"position": np.full(1, position, np.int32)}
             expected = np.asarray(cached(*given.values()))
@@ -192,7 +192,7 @@ def test_heads_are_read_and_written_as_they_lie(options: dict[str, Any]) -> None
 
 def test_scores_are_not_in_the_arena() -> None:
     given = heads(1, 8, 512, 512, 16)
-    executable = compile_graph.compiled(graph_of(causal, given), Machine(machine_code.host_cpu(), 1), Purpose())
+    executable = compile_graph.compiled(graph_of(causal, given), Machine(machine_code.host_cpu(), 1), CompileTarget())
     assert executable.program.arena < 1 << 20  # scores are 8 MiB
 
 

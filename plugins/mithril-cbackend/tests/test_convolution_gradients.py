@@ -9,7 +9,7 @@ import pytest
 
 from mithril.ir import Builder
 from mithril.ops import conv, conv_input_grad, conv_weight_grad, maximum
-from mithril_cbackend.compile_target import Purpose
+from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.lowering.element import kernel_builder
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import compile_graph
@@ -48,7 +48,7 @@ def check(function: Any, arrays: Arrays, **options: Any) -> None:
     with Builder() as b:
         made = function(*(b.input(n, a.shape) for n, a in arrays.items()))
     machine = Machine(machine_code.host_cpu(), **{"threads": 1, **options})
-    found = np.array(compile_graph.compiled(b.build({"y": made}), machine, Purpose())({}, arrays)["y"])
+    found = np.array(compile_graph.compiled(b.build({"y": made}), machine, CompileTarget())({}, arrays)["y"])
     expected = np.asarray(function(*arrays.values()))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * float(np.abs(expected).max()))
 

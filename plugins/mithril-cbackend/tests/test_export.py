@@ -28,7 +28,7 @@ from mithril.models import (
 )
 from mithril_cbackend import toolchains
 from mithril_cbackend.backend import CBackend
-from mithril_cbackend.compile_target import Purpose
+from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.graph import fusion
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import compile_graph
@@ -287,7 +287,7 @@ def test_products_read_int8_weights_where_they_are(tmp_path, rows):
     for quantization in (None, "int8"):
         folder = tmp_path / str(quantization)
         executable = compile_graph.compiled(
-            graph, Machine(machine_code.host_cpu(), 1, 16), Purpose("x86_64", "linux", quantization=quantization)
+            graph, Machine(machine_code.host_cpu(), 1, 16), CompileTarget("x86_64", "linux", quantization=quantization)
         )
         exported = mithril_cbackend.export_program(executable, folder, params, library=None)
         arenas[quantization] = exported.contents.arena_bytes
@@ -338,8 +338,8 @@ def test_target_hardware_mobile_is_arm64():
     if "mobile_arm64" not in ml.plugins.targets():
         pytest.skip("mithril-targets, which knows telephones, is not installed")
     made = compiled(mlp, target_hardware="mobile")
-    assert made.programs[-1].executable.purpose.arch == "arm64-v8a"
-    assert compiled(mlp, target_hardware="mobile_x86").programs[-1].executable.purpose.arch == "x86_64"
+    assert made.programs[-1].executable.target.arch == "arm64-v8a"
+    assert compiled(mlp, target_hardware="mobile_x86").programs[-1].executable.target.arch == "x86_64"
     with pytest.raises(MithrilError, match="contradicts target_hardware='mobile'"):
         compiled(mlp, target_hardware="mobile", mobile_options={"arch": "x86_64"})
 

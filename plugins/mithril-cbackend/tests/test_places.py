@@ -20,7 +20,7 @@ from mithril.base.dtypes import dtype as as_dtype
 from mithril.ir import Builder, Graph
 from mithril.ir.decomposition import decompose
 from mithril_cbackend.backend import CBackend
-from mithril_cbackend.compile_target import Purpose
+from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import compile_graph, program as programs
 from mithril_cbackend.tir import machine_code
@@ -117,7 +117,7 @@ def test_every_family_on_every_shape(vector_bytes: int, shapes: Sequence[tuple[i
     printed = [programs.write(graph, machine, smallest) for graph, _, _ in cases.values()]
     library = in_c.library(tmp_path / "places.so", printed, machine.lanes())
     for k, (name, (graph, arrays, expected)) in enumerate(cases.items()):
-        executable = compile_graph.compiled(graph, machine, Purpose())
+        executable = compile_graph.compiled(graph, machine, CompileTarget())
         for how, results in (
             ("machine code", executable({}, arrays)),
             ("printed C", in_c.call(executable, library[f"entry_{k}"], arrays)),

@@ -9,7 +9,7 @@ import pytest
 
 from mithril import ops
 from mithril.ir import Builder
-from mithril_cbackend.compile_target import Purpose
+from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.lowering.element import kernel_builder
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import compile_graph
@@ -31,7 +31,9 @@ def run(function: Any, x: np.ndarray[Any, Any], **machine: Any) -> np.ndarray[An
     with Builder() as b:
         made = function(b.input("x", x.shape, x.dtype.name))
     graph = b.build({"y": made})
-    program = compile_graph.compiled(graph, Machine(machine_code.host_cpu(), **{"threads": 1, **machine}), Purpose())
+    program = compile_graph.compiled(
+        graph, Machine(machine_code.host_cpu(), **{"threads": 1, **machine}), CompileTarget()
+    )
     return np.array(program({}, {"x": x})["y"])
 
 

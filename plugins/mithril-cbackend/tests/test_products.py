@@ -13,7 +13,7 @@ from mithril.base.dtypes import dtype as as_dtype
 from mithril.ir import Builder, Graph, Input
 from mithril.ops import cast, dot, matmul, maximum, transpose
 from mithril_cbackend import tir
-from mithril_cbackend.compile_target import Purpose
+from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.lowering.element import kernel_builder
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.lowering.matmul.matmul import plan_of, schedules
@@ -46,7 +46,7 @@ def check(
     function: Any, *given: Array, machine: Machine = BASE, known: tuple[str, ...] = (), rtol: float = 2e-5
 ) -> None:
     arrays = {f"x{k}": a for k, a in enumerate(given)}
-    executable = compile_graph.compiled(graph_of(function, arrays, known), machine, Purpose())
+    executable = compile_graph.compiled(graph_of(function, arrays, known), machine, CompileTarget())
     made = np.array(executable({}, {n: a for n, a in arrays.items() if n not in known})["y"])
     expected = np.asarray(function(*given))
     assert made.dtype == expected.dtype

@@ -9,7 +9,7 @@ import pytest
 
 from mithril import ops
 from mithril.ir import Builder
-from mithril_cbackend.compile_target import Purpose
+from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import compile_graph
 from mithril_cbackend.tir import machine_code
@@ -21,7 +21,7 @@ def check(function: Any, x: np.ndarray[Any, Any], **machine: Any) -> None:
     with Builder() as b:
         made = function(b.input("x", x.shape, x.dtype.name))
     program = compile_graph.compiled(
-        b.build({"y": made}), Machine(machine_code.host_cpu(), **{"threads": 1, **machine}), Purpose()
+        b.build({"y": made}), Machine(machine_code.host_cpu(), **{"threads": 1, **machine}), CompileTarget()
     )
     np.testing.assert_allclose(program({}, {"x": x})["y"], function(x), rtol=1e-5, atol=1e-5)
 

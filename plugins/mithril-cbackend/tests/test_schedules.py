@@ -30,7 +30,7 @@ from mithril.ops import (
     tanh,
     transpose,
 )
-from mithril_cbackend.compile_target import Purpose
+from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.lowering.element import kernel_builder
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import compile_graph, program as programs
@@ -58,7 +58,7 @@ def graph_of(function: Any, arrays: dict[str, np.ndarray[Any, Any]], known: tupl
 
 
 def run(graph: Graph, arrays: dict[str, np.ndarray[Any, Any]], machine: Machine) -> np.ndarray[Any, Any]:
-    executable: Executable = compile_graph.compiled(graph, machine, Purpose())
+    executable: Executable = compile_graph.compiled(graph, machine, CompileTarget())
     given = {n: a for n, a in arrays.items() if n in {i.name for i in graph.arguments}}
     return np.array(executable({}, given)["y"])
 

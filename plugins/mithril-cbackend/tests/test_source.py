@@ -14,7 +14,7 @@ from mithril.backend.memory_plan import smallest
 from mithril.base.dtypes import dtype as as_dtype
 from mithril.ir.decomposition import decompose
 from mithril_cbackend.backend import CBackend
-from mithril_cbackend.compile_target import Purpose
+from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.program import compile_graph, program as programs
 from mithril_testing.cases import backend_cases
 from mithril_testing.compare import assert_close, tolerance
@@ -46,7 +46,7 @@ class Compiled:
         self.library = ctypes.CDLL(str(folder / "k.so"))
 
     def build(self, folder):
-        machine = compile_graph.machine(BuildOptions(), Purpose())
+        machine = compile_graph.machine(BuildOptions(), CompileTarget())
         printed = [programs.write(lowered(case), machine, smallest) for case in CASES]
         in_c.library(folder / "k.so", printed, machine.lanes())
 

@@ -17,7 +17,7 @@ from mithril.base.errors import InputError, OptionError, StrictError
 from mithril.ir import Builder, Graph
 from mithril.models import Linear, Model
 from mithril.ops import conv, matmul as product
-from mithril_cbackend.compile_target import Purpose
+from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.cpu_info import vector_bytes
 from mithril_cbackend.lowering.conv import direct_convolution
 from mithril_cbackend.lowering.element.kernel_builder import Machine
@@ -37,7 +37,7 @@ def random(*shape: int) -> np.ndarray[Any, Any]:
 
 def run(graph: Graph, machine: Machine, *arrays: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.array(
-        compile_graph.compiled(graph, machine, Purpose())({}, {f"x{k}": a for k, a in enumerate(arrays)})["y"]
+        compile_graph.compiled(graph, machine, CompileTarget())({}, {f"x{k}": a for k, a in enumerate(arrays)})["y"]
     )
 
 
@@ -71,7 +71,7 @@ def test_every_schedule_of_a_convolution_is_right() -> None:
     texts = set()
     for chosen in found:
         schedules = {direct_convolution.signature(node): chosen}
-        executable = compile_graph.compiled(graph, Machine(machine.cpu, 1, schedules=schedules), Purpose())
+        executable = compile_graph.compiled(graph, Machine(machine.cpu, 1, schedules=schedules), CompileTarget())
         made = executable({}, {"x0": x, "x1": w})["y"]
         np.testing.assert_allclose(made, np.asarray(conv(x, w, **how)), rtol=1e-4, atol=1e-4, err_msg=chosen)
         texts.add(executable.source)
@@ -148,9 +148,9 @@ def test_operations_are_those_of_all_regions_the_largest_first() -> None:
     ]
 
 
-def test_tiles_are_crossed_with_depths() -> None:
-    assert tuning.crossed(["8x32", "4x16"]) == ["8x32", "4x16"]
-    assert tuning.crossed(["8x32", "4x16", "8x32x256", "8x32x512"]) == [
+def test_tiles_are_combined_with_depths() -> None:
+    assert tuning.cross_depths(["8x32", "4x16"]) == ["8x32", "4x16"]
+    assert tuning.cross_depths(["8x32", "4x16", "8x32x256", "8x32x512"]) == [
         "8x32", "4x16", "8x32x256", "8x32x512", "4x16x256", "4x16x512",
     ]  # fmt: skip
 

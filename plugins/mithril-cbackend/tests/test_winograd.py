@@ -14,7 +14,7 @@ import mithril as ml
 from mithril.ir import Builder, Graph, Input
 from mithril.models import Conv2d, IOKey, Model
 from mithril.ops import conv, conv_input_grad, maximum
-from mithril_cbackend.compile_target import Purpose
+from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.lowering.conv import direct_convolution, winograd
 from mithril_cbackend.lowering.element import kernel_builder
 from mithril_cbackend.lowering.element.kernel_builder import Machine
@@ -40,7 +40,7 @@ def graph_of(function: Any, arrays: Arrays, known: tuple[str, ...] = ()) -> Grap
 
 def run(graph: Graph, arrays: Arrays, machine: Machine) -> np.ndarray[Any, Any]:
     given = {i.name: arrays[i.name] for i in graph.arguments}
-    return np.array(compile_graph.compiled(graph, machine, Purpose())({}, given)["y"])
+    return np.array(compile_graph.compiled(graph, machine, CompileTarget())({}, given)["y"])
 
 
 def ways(function: Any, arrays: Arrays, known: tuple[str, ...] = (), **machine: Any) -> dict[str, np.ndarray[Any, Any]]:

@@ -41,8 +41,8 @@ class CBackend(Backend):
         if num_threads is not None and (type(num_threads) is not int or num_threads < 1):
             raise OptionError(f"CBackend: num_threads={num_threads!r} is no number of threads", hint="num_threads=2")
         self.num_threads = num_threads
-        known = schedules if schedules is not None else Schedules()
-        self.schedules = known if isinstance(known, Schedules) else Schedules.load(known)
+        loaded = schedules if schedules is not None else Schedules()
+        self.schedules = loaded if isinstance(loaded, Schedules) else Schedules.load(loaded)
         self.processor = f"{fingerprint()}, {processors()} threads"  # what is in the cache is for such a one
 
     def with_precision(self, precision: str) -> CBackend:

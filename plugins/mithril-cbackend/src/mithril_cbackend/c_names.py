@@ -71,12 +71,12 @@ def identifier(name: str) -> str:
     return f"_{plain}" if plain[:1].isdigit() or not plain else plain
 
 
-def unique(name: str, taken: set[str]) -> str:
+def unique(name: str, used_names: set[str]) -> str:
     """Return an identifier whose spelling in capitals is not taken, and take it: macros are named after it."""
     plain = identifier(name)
     if is_taken(plain):
         plain = f"v_{plain}"
-    while plain.upper() in taken:
+    while plain.upper() in used_names:
         plain += "_"
-    taken.add(plain.upper())
+    used_names.add(plain.upper())
     return plain

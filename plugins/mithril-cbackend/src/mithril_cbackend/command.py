@@ -23,12 +23,12 @@ def tune(
     import mithril as ml
     from mithril_cbackend.schedule.offline_tuning import tune_offline
 
-    given = compile_options(**options)
-    made = load_model(model)
-    compiled = ml.compile(made, "c", num_threads=threads, **given)
-    inputs = random_inputs(made, given, 0)
+    settings = compile_options(**options)
+    network = load_model(model)
+    compiled = ml.compile(network, "c", num_threads=threads, **settings)
+    inputs = random_inputs(network, settings, 0)
     compiled.evaluate(compiled.randomize_params(0, inputs), inputs)
-    found = tune_offline(compiled, seconds=seconds, trials=trials)
-    click.echo(str(found))
+    result = tune_offline(compiled, seconds=seconds, trials=trials)
+    click.echo(str(result))
     if output is not None:
-        found.save(output)
+        result.save(output)

@@ -16,7 +16,7 @@ VECTOR_BYTES = 16  # of NEON and of SSE
 
 
 @dataclass(frozen=True)
-class Purpose:
+class CompileTarget:
     """``arch`` is None for this computer."""
 
     arch: str | None = None
@@ -39,33 +39,33 @@ class Purpose:
         return f"{ALWAYS} {SMALL if self.optimize_size else FAST}"
 
 
-def purpose(settings: Mapping[str, Any]) -> Purpose:
+def resolve_target(settings: Mapping[str, Any]) -> CompileTarget:
     """What the options of a compilation say."""
     name = settings.get("target_hardware")
     target = plugins.target(name).spec if name is not None else None
     mobile = target is not None and target.family == "mobile"
-    given: Mapping[str, Any] = settings.get("mobile_options") or {}
-    if not mobile and not given:
-        return Purpose()
-    meant = next(
+    overrides: Mapping[str, Any] = settings.get("mobile_options") or {}
+    if not mobile and not overrides:
+        return CompileTarget()
+    implied_arch = next(
         (arch for arch, t in ARCHITECTURES.items() if mobile and target is not None and t == target.name), None
     )
-    arch = _one_of("arch", given.get("arch", meant or "arm64-v8a"), ARCHITECTURES)
-    if meant is not None and arch != meant:
+    arch = _one_of("arch", overrides.get("arch", implied_arch or "arm64-v8a"), ARCHITECTURES)
+    if implied_arch is not None and arch != implied_arch:
         raise OptionError(
-            f"mobile_options: arch '{arch}' contradicts target_hardware='{name}', which is {meant}",
+            f"mobile_options: arch '{arch}' contradicts target_hardware='{name}', which is {implied_arch}",
             hint="give it in one place",
         )
-    return Purpose(
+    return CompileTarget(
         arch,
-        _one_of("platform", given.get("platform", "android"), PLATFORMS),
-        _one_of("quantization", given["quantization"], ("int8",)) if given.get("quantization") else None,
-        bool(given.get("optimize_size", False)),
+        _one_of("platform", overrides.get("platform", "android"), PLATFORMS),
+        _one_of("quantization", overrides["quantization"], ("int8",)) if overrides.get("quantization") else None,
+        bool(overrides.get("optimize_size", False)),
     )
 
 
-def _one_of(key: str, value: Any, known: Any) -> str:
-    if value not in known:
-        what, facts, hint = unknown(f"value of mobile_options' '{key}'", str(value), tuple(known))
-        raise OptionError(what, facts=facts, hint=hint)
+def _one_of(key: str, value: Any, accepted: Any) -> str:
+    if value not in accepted:
+        message, facts, hint = unknown(f"value of mobile_options' '{key}'", str(value), tuple(accepted))
+        raise OptionError(message, facts=facts, hint=hint)
     return str(value)

@@ -24,8 +24,8 @@ def features() -> frozenset[str]:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return frozenset()
-    found = [line.partition(":")[2].split() for line in lines if line.lower().startswith(("flags", "features"))]
-    return frozenset(found[0]) if found else frozenset()
+    rows = [line.partition(":")[2].split() for line in lines if line.lower().startswith(("flags", "features"))]
+    return frozenset(rows[0]) if rows else frozenset()
 
 
 @cache
@@ -39,12 +39,12 @@ def vector_bytes() -> int:
 
 
 @cache
-def second_cache() -> int:
+def l2_bytes() -> int:
     """Bytes of the cache behind the first one; what most processors have, where the system does not say."""
     folder = Path("/sys/devices/system/cpu/cpu0/cache")
     try:
-        found = [x for x in sorted(folder.glob("index*")) if (x / "level").read_text().strip() == "2"]
-        text = (found[0] / "size").read_text().strip() if found else ""
+        entries = [x for x in sorted(folder.glob("index*")) if (x / "level").read_text().strip() == "2"]
+        text = (entries[0] / "size").read_text().strip() if entries else ""
     except OSError:
         return 1 << 19
     unit = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 0)

@@ -53,9 +53,9 @@ def load(library: bytes, threads: int) -> Any:
 def _thread_pool(tvm_ffi: Any, threads: int) -> None:
     """Parallel loops run on the threads of TVM's run-time library."""
     os.environ.setdefault("TVM_NUM_THREADS", str(processors()))
-    found = importlib.util.find_spec("tvm")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("tvm")
+    if spec is None or spec.origin is None:
         raise BackendError("backend 'c' cannot find TVM", hint=INSTALL)
     suffix = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
-    ctypes.CDLL(str(Path(found.origin).parent / "lib" / f"libtvm_runtime.{suffix}"), ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(Path(spec.origin).parent / "lib" / f"libtvm_runtime.{suffix}"), ctypes.RTLD_GLOBAL)
     tvm_ffi.get_global_func("runtime.config_threadpool")(1, threads)

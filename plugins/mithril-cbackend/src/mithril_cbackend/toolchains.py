@@ -28,18 +28,18 @@ class Toolchain:
 
     def compiler(self) -> str | None:
         """The first compiler that is installed."""
-        where = os.pathsep.join(filter(None, [*ndk(), os.environ.get("PATH", "")]))
-        return next((found for name in self.compilers if (found := shutil.which(name, path=where))), None)
+        search_path = os.pathsep.join(filter(None, [*ndk(), os.environ.get("PATH", "")]))
+        return next((path for name in self.compilers if (path := shutil.which(name, path=search_path))), None)
 
     def require(self) -> str:
-        found = self.compiler()
-        if found is None:
+        path = self.compiler()
+        if path is None:
             raise BackendError(
                 "there is no C compiler for what is exported",
                 facts=[f"looked for: {', '.join(self.compilers)}"],
                 hint=f"{self.install}; or export(..., library=None) and compile it elsewhere with its Makefile",
             )
-        return found
+        return path
 
 
 def ndk() -> list[str]:
@@ -88,34 +88,34 @@ def code_bytes(path: Path) -> int:
     data = path.read_bytes()
     if data[:4] != b"\x7fELF":
         raise BackendError(f"'{path.name}' is no object file of ELF")
-    wide = data[4] == 2
+    is_64_bit = data[4] == 2
 
-    def number(at: int, size: int) -> int:
-        return int.from_bytes(data[at : at + size], "little")
+    def number(offset: int, size: int) -> int:
+        return int.from_bytes(data[offset : offset + size], "little")
 
-    start, width = (number(40, 8), number(58, 2)) if wide else (number(32, 4), number(46, 2))
-    count = number(60, 2) if wide else number(48, 2)
+    start, width = (number(40, 8), number(58, 2)) if is_64_bit else (number(32, 4), number(46, 2))
+    count = number(60, 2) if is_64_bit else number(48, 2)
     total = 0
     for k in range(count):
         section = start + k * width
-        flags = number(section + 8, 8 if wide else 4)
+        flags = number(section + 8, 8 if is_64_bit else 4)
         executable = 4
         if flags & executable:
-            total += number(section + (32 if wide else 20), 8 if wide else 4)
+            total += number(section + (32 if is_64_bit else 20), 8 if is_64_bit else 4)
     return total
 
 
 def run(command: Sequence[str]) -> str:
     """Run a tool; what it says is in the error if it fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise BackendError(f"'{command[0]}' is not installed", hint=f"install {command[0]}") from None
-    if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines()
+    if process.returncode != 0:
+        messages = (process.stderr or process.stdout).strip().splitlines()
         raise BackendError(
-            f"'{Path(command[0]).name}' failed with exit status {done.returncode}",
-            facts=[" ".join(command), *said[:8]],
+            f"'{Path(command[0]).name}' failed with exit status {process.returncode}",
+            facts=[" ".join(command), *messages[:8]],
             hint="if it complains of the generated code, that is a fault of mithril-cbackend: please report it",
         )
-    return done.stdout
+    return process.stdout

@@ -22,7 +22,7 @@ from mithril_cbackend.bundle import export_files
 from mithril_cbackend.bundle.export_contents import Contents
 from mithril_cbackend.bundle.makefiles import cmake, makefile
 from mithril_cbackend.c_names import is_model_name
-from mithril_cbackend.compile_target import purpose
+from mithril_cbackend.compile_target import resolve_target
 from mithril_cbackend.graph.int8_weights import quantized
 from mithril_cbackend.program import compile_graph
 from mithril_cbackend.program.executable import Executable
@@ -41,12 +41,12 @@ class Exported:
     quantization_error: float | None = None  # of the results, by their largest magnitude
 
     def __str__(self) -> str:
-        made = self.contents
-        rows = [("weights", len(made.weights)), ("arena", made.arena_bytes)]
+        contents = self.contents
+        rows = [("weights", len(contents.weights)), ("arena", contents.arena_bytes)]
         if self.code_bytes is not None:
             rows.append(("machine code", self.code_bytes))
-        lines = [f"{self.folder}: C for {made.purpose.arch or 'this computer'}"]
-        lines += [f"  {what:<14}{size:>14,} bytes" for what, size in rows]
+        lines = [f"{self.folder}: C for {contents.target.arch or 'this computer'}"]
+        lines += [f"  {label:<14}{size:>14,} bytes" for label, size in rows]
         if self.quantization_error is not None:
             lines.append(f"  int8 weights move the results by {self.quantization_error:.2%} of their largest")
         return "\n".join(lines)
@@ -102,40 +102,40 @@ def export_program(
             facts=[str(executable.host_steps[0].node.origin)],
             hint="give it a lowering for 'c' that writes a kernel, or compose it of other operations",
         )
-    weights, chosen, given = parameters(executable, params), executable.purpose, contents_inputs(executable, inputs)
-    made, error = Contents(executable, weights, given, state or {}, name), None
-    if chosen.quantization == "int8" and not made.moving.keys() & weights.keys():
-        whole = made
+    weights, target, test_inputs = parameters(executable, params), executable.target, test_inputs_of(executable, inputs)
+    contents, error = Contents(executable, weights, test_inputs, state or {}, name), None
+    if target.quantization == "int8" and not contents.carried.keys() & weights.keys():
+        float_contents = contents
         graph, weights = quantized(executable.graph, weights)
-        made = Contents(compile_graph.again(graph, executable), weights, given, state or {}, name)
-        error = apart(made.results, whole.results)
+        contents = Contents(compile_graph.rebuild(graph, executable), weights, test_inputs, state or {}, name)
+        error = max_relative_error(contents.results, float_contents.results)
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
-    write(made, folder, len(made.weights) <= EMBEDDED if embed is None else embed)
-    kind = ("static" if chosen.arch else None) if library == "auto" else library
+    write(contents, folder, len(contents.weights) <= EMBEDDED if embed is None else embed)
+    kind = ("static" if target.arch else None) if library == "auto" else library
     if kind is None:
-        return Exported(folder, made, quantization_error=error)
-    compiler = chosen.toolchain.require()
-    built = toolchains.build(folder, name, kind, compiler, chosen.flags)
-    code = toolchains.code_bytes(toolchains.build(folder, name, "object", compiler, chosen.flags))
-    return Exported(folder, made, built, code, error)
+        return Exported(folder, contents, quantization_error=error)
+    compiler = target.toolchain.require()
+    built = toolchains.build(folder, name, kind, compiler, target.flags)
+    code = toolchains.code_bytes(toolchains.build(folder, name, "object", compiler, target.flags))
+    return Exported(folder, contents, built, code, error)
 
 
-def write(made: Contents, folder: Path, embedded: bool) -> None:
+def write(contents: Contents, folder: Path, embedded: bool) -> None:
     """All files; the C array of weights only if they are to be embedded."""
-    name = made.name
+    name = contents.name
     texts = {
-        f"{name}.h": export_files.header(made, embedded),
-        f"{name}.c": export_files.source(made),
-        f"{name}_test.c": export_files.test(made, embedded),
-        "Makefile": makefile(name, made.purpose, embedded),
-        "CMakeLists.txt": cmake(name, made.purpose, embedded),
+        f"{name}.h": export_files.header(contents, embedded),
+        f"{name}.c": export_files.source(contents),
+        f"{name}_test.c": export_files.test(contents, embedded),
+        "Makefile": makefile(name, contents.target, embedded),
+        "CMakeLists.txt": cmake(name, contents.target, embedded),
     }
     if embedded:
-        texts[f"{name}_weights.c"] = export_files.weights(made)
+        texts[f"{name}_weights.c"] = export_files.weights(contents)
     for file, text in texts.items():
         files.write(folder / file, text)
-    files.write(folder / f"{name}.weights", made.weights)
+    files.write(folder / f"{name}.weights", contents.weights)
 
 
 def program_of(compiled: CompiledModel) -> Executable:
@@ -145,58 +145,60 @@ def program_of(compiled: CompiledModel) -> Executable:
     executable = compiled.programs[-1].executable
     if isinstance(executable, Executable):
         return executable
-    if "mobile" in compiled.backend.capabilities.families and purpose(compiled.options).arch is not None:
-        return for_telephone(compiled)
+    if "mobile" in compiled.backend.capabilities.families and resolve_target(compiled.options).arch is not None:
+        return for_mobile(compiled)
     raise UnsupportedError(
         f"backend '{compiled.backend.name}' does not export C", hint="compile the model for backend 'c'"
     )
 
 
-def for_telephone(compiled: CompiledModel) -> Executable:
+def for_mobile(compiled: CompiledModel) -> Executable:
     """Compile the newest program of another backend, as it was traced, for the telephone that its options name."""
     program, options = compiled.programs[-1], compiled.options
-    named = {n: options[n] for n in ("target_hardware", "mobile_options", "inference") if options.get(n)}
-    here = ml.compile(program.traced, "c", **named)
-    executable = here.programs[-1].executable
+    settings = {n: options[n] for n in ("target_hardware", "mobile_options", "inference") if options.get(n)}
+    recompiled = ml.compile(program.traced, "c", **settings)
+    executable = recompiled.programs[-1].executable
     assert isinstance(executable, Executable)
     return executable
 
 
-def parameters(executable: Executable, known: Mapping[str, Any]) -> dict[str, Any]:
+def parameters(executable: Executable, arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Every parameter of the program, as contiguous arrays."""
-    missing = [n for n, _ in executable.params if n not in known]
+    missing = [n for n, _ in executable.params if n not in arrays]
     if missing:
         raise InputError(
             "the weights to export are not known",
             facts=[f"missing: {', '.join(missing[:8])}"],
             hint="compiled.bind(params) before, or export(..., params=params); trainer.begin(batch) draws a trainer's",
         )
-    return {n: np.asarray(known[n], order="C") for n, _ in executable.params}
+    return {n: np.asarray(arrays[n], order="C") for n, _ in executable.params}
 
 
-def contents_inputs(executable: Executable, given: Mapping[str, Any] | None) -> dict[str, np.ndarray[Any, Any]]:
+def test_inputs_of(executable: Executable, user_inputs: Mapping[str, Any] | None) -> dict[str, np.ndarray[Any, Any]]:
     """Inputs for the test program."""
     rng = np.random.default_rng(0)
-    made = {}
+    arrays = {}
     for i in executable.graph.with_role("input"):
         shape = tuple(int(d) for d in i.type.shape)
-        if given is not None and i.name in given:
-            x = np.asarray(given[i.name], i.type.dtype.numpy, order="C")
+        if user_inputs is not None and i.name in user_inputs:
+            x = np.asarray(user_inputs[i.name], i.type.dtype.numpy, order="C")
             if x.shape != shape:
                 raise InputError(f"input '{i.name}' has shape {list(x.shape)}, expected {list(shape)}")
-            made[i.name] = x
+            arrays[i.name] = x
         elif i.type.dtype.is_float:
-            made[i.name] = rng.standard_normal(shape).astype(i.type.dtype.numpy)
+            arrays[i.name] = rng.standard_normal(shape).astype(i.type.dtype.numpy)
         else:
-            made[i.name] = rng.integers(0, 2, shape).astype(i.type.dtype.numpy)
-    return made
+            arrays[i.name] = rng.integers(0, 2, shape).astype(i.type.dtype.numpy)
+    return arrays
 
 
-def apart(ours: Mapping[str, np.ndarray[Any, Any]], others: Mapping[str, np.ndarray[Any, Any]]) -> float:
+def max_relative_error(
+    actual: Mapping[str, np.ndarray[Any, Any]], expected: Mapping[str, np.ndarray[Any, Any]]
+) -> float:
     """The largest difference of floating results, by the largest magnitude of each."""
-    found = 0.0
-    for name, x in others.items():
+    error = 0.0
+    for name, x in expected.items():
         if x.dtype.kind == "f" and x.size:
-            wide = x.astype(np.float64)
-            found = max(found, float(np.abs(ours[name] - wide).max() / max(np.abs(wide).max(), 1e-30)))
-    return found
+            reference = x.astype(np.float64)
+            error = max(error, float(np.abs(actual[name] - reference).max() / max(np.abs(reference).max(), 1e-30)))
+    return error

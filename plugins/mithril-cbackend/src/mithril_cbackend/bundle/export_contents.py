@@ -14,7 +14,7 @@ from mithril_cbackend.graph.call_layout import packed
 from mithril_cbackend.program.executable import Executable
 
 BOUND = "bound/"  # beginning of the names of checks whose result is 1 where a loop or a buffer ended too early
-CUT_OFF = 1  # returned by a run that such a check fails
+TRUNCATED = 1  # returned by a run that such a check fails
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 
@@ -26,12 +26,12 @@ class Contents:
     """
 
     def __init__(self, executable: Executable, params: Arrays, inputs: Arrays, state: Arrays, name: str) -> None:
-        self.name, self.up = name, name.upper()
+        self.name, self.prefix = name, name.upper()
         self.executable, self.program, self.graph = executable, executable.program, executable.graph
-        self.purpose = executable.purpose
+        self.target = executable.target
         self.inputs = dict(inputs)
         first = {i.name: np.asarray(state[i.name], order="C") for i in self.graph.with_role("state")}
-        self.moving = passed_on(self.graph)
+        self.carried = carried_outputs(self.graph)
         self.params = dict(params)
         self.constants = {f"constant {slot}": array for slot, array in self.program.constants.items()}
         self.blob = {**self.params, **first, **self.constants}
@@ -41,34 +41,34 @@ class Contents:
         }
         self.weights, offsets = packed(self.blob.values())
         self.offsets = dict(zip(self.blob, offsets, strict=True))
-        self.rooms: dict[str, tuple[int, int]] = {}  # of state that changes: where its two copies stand in the arena
-        end = up(self.program.arena)
-        for n in self.moving:
-            size = up(nbytes(self.graph.input(n).type))
-            self.rooms[n] = end, end + size
+        self.copies: dict[str, tuple[int, int]] = {}  # of state that changes: where its two copies stand in the arena
+        end = aligned(self.program.arena)
+        for n in self.carried:
+            size = aligned(nbytes(self.graph.input(n).type))
+            self.copies[n] = end, end + size
             end += 2 * size
         self.arena_bytes = max(end, ALIGNMENT)
-        self.runs = 3 if self.moving else 1  # the later ones show what is passed on
+        self.runs = 3 if self.carried else 1  # the later ones show what is passed on
         self.flags = [r.name for r in self.graph.results_of("check") if r.of.startswith(BOUND)]
         self.codes: list[int] = []  # of the test's runs
         self.results = self._run({**self.params, **first})
-        taken = set[str]()
-        self.c_names = {n: unique(n, taken) for n in self.inputs}
-        self.outputs = {n: unique(f"out_{n}" if n in self.inputs else n, taken) for n in self.results}
+        used_names = set[str]()
+        self.c_names = {n: unique(n, used_names) for n in self.inputs}
+        self.outputs = {n: unique(f"out_{n}" if n in self.inputs else n, used_names) for n in self.results}
 
     def _run(self, carried: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
         """What the last of the test's runs gives."""
-        made: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         for _ in range(self.runs):
-            made = self.executable(carried, {**self.inputs, **carried})
-            self.codes.append(CUT_OFF if any(np.any(made[n]) for n in self.flags) else 0)
+            results = self.executable(carried, {**self.inputs, **carried})
+            self.codes.append(TRUNCATED if any(np.any(results[n]) for n in self.flags) else 0)
             if self.codes[-1] == 0:
-                carried = {**carried, **{n: np.array(made[result]) for n, result in self.moving.items()}}
-        passed = {*self.moving.values(), *self.flags}
-        return {n: np.array(x) for n, x in made.items() if n not in passed}
+                carried = {**carried, **{n: np.array(results[result]) for n, result in self.carried.items()}}
+        internal_results = {*self.carried.values(), *self.flags}
+        return {n: np.array(x) for n, x in results.items() if n not in internal_results}
 
 
-def passed_on(graph: Graph) -> dict[str, str]:
+def carried_outputs(graph: Graph) -> dict[str, str]:
     """The results that take the place of inputs at the next run, by the inputs' names."""
     carried = {r.of: r for r in graph.results_of("state")}
     return {
@@ -78,5 +78,5 @@ def passed_on(graph: Graph) -> dict[str, str]:
     }
 
 
-def up(size: int) -> int:
+def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT

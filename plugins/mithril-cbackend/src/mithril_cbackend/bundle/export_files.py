@@ -10,27 +10,27 @@ import numpy as np
 
 from mithril import __version__
 from mithril.base import c_quoted, c_visible, dtype as as_dtype
-from mithril_cbackend.bundle.export_contents import CUT_OFF, Contents
+from mithril_cbackend.bundle.export_contents import TRUNCATED, Contents
 from mithril_cbackend.graph.call_layout import ARENA
 from mithril_cbackend.program.c_printer import TYPES, body_text, prelude, slot_names
 
 ARGUMENTS = {**TYPES, "bool": "uint8_t", "bfloat16": "uint16_t"}  # how elements are handed over
 
 
-def header(made: Contents, embedded: bool) -> str:
+def header(contents: Contents, embedded: bool) -> str:
     """The interface."""
-    name, up = made.name, made.up
+    name, up = contents.name, contents.prefix
     lines = [
-        f"/* {origin(made)}",
+        f"/* {origin(contents)}",
         "",
         f"   static {name}_t instance;",
         f"   static _Alignas(64) unsigned char arena[{up}_ARENA_BYTES];",
         f"   {name}_init(&instance, arena);",
         f"   {name}_set_weights(&instance, {f'{name}_weights' if embedded else 'bytes'});",
-        f"   {name}_run(&instance, {', '.join([*made.c_names.values(), *made.outputs.values()])});",
+        f"   {name}_run(&instance, {', '.join([*contents.c_names.values(), *contents.outputs.values()])});",
         "",
         "   Functions that return int return 0, or -1 where something is missing: then nothing was done.",
-        *cut_off(made),
+        *truncation_comment(contents),
         "*/",
         f"#ifndef {up}_H",
         f"#define {up}_H",
@@ -42,11 +42,11 @@ def header(made: Contents, embedded: bool) -> str:
         'extern "C" {',
         "#endif",
         "",
-        f"#define {up}_ARENA_BYTES {made.arena_bytes}",
-        f"#define {up}_WEIGHT_BYTES {max(len(made.weights), 4)}",
+        f"#define {up}_ARENA_BYTES {contents.arena_bytes}",
+        f"#define {up}_WEIGHT_BYTES {max(len(contents.weights), 4)}",
         "",
     ]
-    for names, arrays in ((made.c_names, made.inputs), (made.outputs, made.results)):
+    for names, arrays in ((contents.c_names, contents.inputs), (contents.outputs, contents.results)):
         for n, x in arrays.items():
             size = f"{up}_{names[n].upper()}_SIZE"
             lines.append(f"#define {size} {max(x.size, 1)} /* {as_dtype(x.dtype)}{list(x.shape)}, row by row */")
@@ -55,7 +55,7 @@ def header(made: Contents, embedded: bool) -> str:
     lines += [
         "",
         "/* One of these, and an arena, for every thread that runs the model. */",
-        f"typedef struct {{ int64_t table[{made.program.slots}]; const unsigned char *weights; }} {name}_t;",
+        f"typedef struct {{ int64_t table[{contents.program.slots}]; const unsigned char *weights; }} {name}_t;",
         "",
         f"/* {up}_ARENA_BYTES bytes for this instance alone, at a multiple of 8, better of 64. */",
         f"int {name}_init({name}_t *self, void *arena);",
@@ -69,57 +69,59 @@ def header(made: Contents, embedded: bool) -> str:
         f"int {name}_set_weight({name}_t *self, const char *name, const void *data);",
         "",
     ]
-    if made.moving:
+    if contents.carried:
         lines += [
-            f"/* Begin anew: every run changes {listed(list(made.moving))}. */",
+            f"/* Begin anew: every run changes {listed(list(contents.carried))}. */",
             f"void {name}_reset({name}_t *self);",
             "",
             "/* Where a weight, or what every run changes, stands now; NULL if there is none of that name. */",
             f"const void *{name}_get({name}_t *self, const char *name);",
             "",
         ]
-    lines += [f"int {name}_run({arguments(made)});", ""]
+    lines += [f"int {name}_run({arguments(contents)});", ""]
     if embedded:
         lines += [f"extern const uint32_t {name}_weights[]; /* what {name}.weights holds */", ""]
     lines += ["#ifdef __cplusplus", "}", "#endif", "", "#endif", ""]
     return "\n".join(lines)
 
 
-def arguments(made: Contents) -> str:
-    given = [
-        f"const {ctype(x)} {c}[{made.up}_{c.upper()}_SIZE]"
-        for c, x in zip(made.c_names.values(), made.inputs.values(), strict=True)
+def arguments(contents: Contents) -> str:
+    inputs = [
+        f"const {ctype(x)} {c}[{contents.prefix}_{c.upper()}_SIZE]"
+        for c, x in zip(contents.c_names.values(), contents.inputs.values(), strict=True)
     ]
-    to = [
-        f"{ctype(x)} {c}[{made.up}_{c.upper()}_SIZE]"
-        for c, x in zip(made.outputs.values(), made.results.values(), strict=True)
+    outputs = [
+        f"{ctype(x)} {c}[{contents.prefix}_{c.upper()}_SIZE]"
+        for c, x in zip(contents.outputs.values(), contents.results.values(), strict=True)
     ]
-    return ", ".join([f"{made.name}_t *self", *given, *to])
+    return ", ".join([f"{contents.name}_t *self", *inputs, *outputs])
 
 
-def source(made: Contents) -> str:
+def source(contents: Contents) -> str:
     """Kernels, driver and interface."""
-    name, program = made.name, made.program
+    name, program = contents.name, contents.program
     names = slot_names(program)
-    body = body_text(program, made.executable.machine.lanes())
-    weights = [weight(made, n, names[slot]) for n, slot in made.slots.items() if n not in made.moving]
+    body = body_text(program, contents.executable.machine.lanes())
+    weights = [weight(contents, n, names[slot]) for n, slot in contents.slots.items() if n not in contents.carried]
     keys = [
         f"  if (strcmp(name, {c_quoted(n)}) == 0) {{ self->table[{names[slot]}] = (int64_t)(intptr_t)data; return 0; }}"
-        for n, slot in made.slots.items()
-        if n not in made.constants
+        for n, slot in contents.slots.items()
+        if n not in contents.constants
     ]
     results = dict(program.results)
-    calls = [f"  self->table[{names[program.arguments[n]]}] = (int64_t)(intptr_t){c};" for n, c in made.c_names.items()]
-    calls += [f"  self->table[{names[results[n]]}] = (int64_t)(intptr_t){c};" for n, c in made.outputs.items()]
+    calls = [
+        f"  self->table[{names[program.arguments[n]]}] = (int64_t)(intptr_t){c};" for n, c in contents.c_names.items()
+    ]
+    calls += [f"  self->table[{names[results[n]]}] = (int64_t)(intptr_t){c};" for n, c in contents.outputs.items()]
     parts = [
-        f"/* {origin(made)} */",
+        f"/* {origin(contents)} */",
         f'#include "{name}.h"',
         "",
         "#ifdef __FAST_MATH__",
         '#error "-ffast-math changes the results of masks and of exponentials: compile without it"',
         "#endif",
         "",
-        prelude(body, made.executable.machine.lanes()),
+        prelude(body, contents.executable.machine.lanes()),
         body,
         *function(
             f"int {name}_init({name}_t *self, void *arena)",
@@ -130,7 +132,7 @@ def source(made: Contents) -> str:
                 "  return 0;",
             ],
         ),
-        *function(f"size_t {name}_arena_size(void)", [f"  return {made.up}_ARENA_BYTES;"]),
+        *function(f"size_t {name}_arena_size(void)", [f"  return {contents.prefix}_ARENA_BYTES;"]),
         *function(f"size_t {name}_instance_size(void)", [f"  return sizeof({name}_t);"]),
         *function(
             f"int {name}_set_weights({name}_t *self, const void *weights)",
@@ -138,7 +140,7 @@ def source(made: Contents) -> str:
                 "  if (self == NULL || weights == NULL || (uintptr_t)weights % 8 != 0) return -1;",
                 "  self->weights = weights;",
                 *weights,
-                *([f"  {name}_reset(self);"] if made.moving else []),
+                *([f"  {name}_reset(self);"] if contents.carried else []),
                 "  return 0;",
             ],
         ),
@@ -147,39 +149,39 @@ def source(made: Contents) -> str:
             [*(keys or ["  (void)self; (void)name; (void)data;"]), "  return -1;"],
         ),
     ]
-    if made.moving:
-        parts += moving(made, names)
-    after = [turn(made, n, names) for n in made.moving]
-    if made.flags:
-        declared = f"  int32_t flags[{len(made.flags)}] = {{0}};"
+    if contents.carried:
+        parts += carried_functions(contents, names)
+    after = [turn_call(contents, n, names) for n in contents.carried]
+    if contents.flags:
+        declared = f"  int32_t flags[{len(contents.flags)}] = {{0}};"
         slots = [
             f"  self->table[{names[results[n]]}] = (int64_t)(intptr_t)&flags[{k}]; /* {c_visible(n)} */"
-            for k, n in enumerate(made.flags)
+            for k, n in enumerate(contents.flags)
         ]
-        raised = " || ".join(f"flags[{k}] != 0" for k in range(len(made.flags)))
-        calls, after = [declared, *calls, *slots], [f"  if ({raised}) return {CUT_OFF};", *after]
+        raised = " || ".join(f"flags[{k}] != 0" for k in range(len(contents.flags)))
+        calls, after = [declared, *calls, *slots], [f"  if ({raised}) return {TRUNCATED};", *after]
     calls = ["  if (self == NULL) return -1;", *calls, READY, "  run(self->table);", *after, "  return 0;"]
-    return "\n".join([*parts, *ready(made, names), *function(f"int {name}_run({arguments(made)})", calls)])
+    return "\n".join([*parts, *ready(contents, names), *function(f"int {name}_run({arguments(contents)})", calls)])
 
 
-def cut_off(made: Contents) -> list[str]:
+def truncation_comment(contents: Contents) -> list[str]:
     """Return the lines of the header on the code of a run that ended too early."""
-    if not made.flags:
+    if not contents.flags:
         return []
     return [
-        f"   {made.name}_run returns {CUT_OFF} where a loop has run max_trips rounds and its condition still holds,",
-        "   or where a position lies behind the end of a buffer, such as a cache of keys and values. The results are",
-        "   invalid then, and state stays as it was before the call.",
+        f"   {contents.name}_run returns {TRUNCATED} if a loop reached max_trips while its condition still held,",
+        "   or if an index is past the end of a buffer, such as a key/value cache. The results are then invalid,",
+        "   and the state is unchanged.",
     ]
 
 
 READY = "  if (!ready(self->table)) return -1;"
 
 
-def ready(made: Contents, names: dict[int, str]) -> list[str]:
+def ready(contents: Contents, names: dict[int, str]) -> list[str]:
     """The lines of a function that looks whether arena, weights, inputs and results are there."""
-    slots = [ARENA, *made.program.arguments.values(), *(slot for _, slot in made.program.results)]
-    slots += made.program.constants
+    slots = [ARENA, *contents.program.arguments.values(), *(slot for _, slot in contents.program.results)]
+    slots += contents.program.constants
     return function(
         "static int ready(const int64_t *table)",
         [
@@ -192,30 +194,32 @@ def ready(made: Contents, names: dict[int, str]) -> list[str]:
     )
 
 
-def origin(made: Contents) -> str:
+def origin(contents: Contents) -> str:
     """Return a line that says what wrote the file, from which graph and for which weights."""
-    digest = hashlib.sha256(made.weights).hexdigest()[:16]
-    return f"Generated by mithril {__version__} from the graph '{c_visible(made.graph.name)}'; weights sha256 {digest}"
+    digest = hashlib.sha256(contents.weights).hexdigest()[:16]
+    return (
+        f"Generated by mithril {__version__} from the graph '{c_visible(contents.graph.name)}'; weights sha256 {digest}"
+    )
 
 
-def weight(made: Contents, n: str, slot: str) -> str:
-    return f"  self->table[{slot}] = (int64_t)(intptr_t)(self->weights + {made.offsets[n]}); /* {c_visible(n)} */"
+def weight(contents: Contents, n: str, slot: str) -> str:
+    return f"  self->table[{slot}] = (int64_t)(intptr_t)(self->weights + {contents.offsets[n]}); /* {c_visible(n)} */"
 
 
-def moving(made: Contents, names: dict[int, str]) -> list[str]:
+def carried_functions(contents: Contents, names: dict[int, str]) -> list[str]:
     """What passes values on from one run to the next, and tells where they are."""
-    results = dict(made.program.results)
+    results = dict(contents.program.results)
     rows = []
-    for n in made.moving:
-        at, to = made.program.arguments[n], results[made.moving[n]]
+    for n in contents.carried:
+        read_slot, write_slot = contents.program.arguments[n], results[contents.carried[n]]
         rows += [
-            weight(made, n, names[at]),
-            f"  self->table[{names[to]}] = self->table[ARENA] + {made.rooms[n][0]};",
+            weight(contents, n, names[read_slot]),
+            f"  self->table[{names[write_slot]}] = self->table[ARENA] + {contents.copies[n][0]};",
         ]
-    found = [
+    lookups = [
         f"  if (strcmp(name, {c_quoted(n)}) == 0) return at(self->table[{names[slot]}]);"
-        for n, slot in made.slots.items()
-        if n not in made.constants
+        for n, slot in contents.slots.items()
+        if n not in contents.constants
     ]
     return [
         "/* What was written is read next, and the other copy is written. */",
@@ -226,24 +230,29 @@ def moving(made: Contents, names: dict[int, str]) -> list[str]:
                 "  table[to] = table[ARENA] + (table[at] == table[ARENA] + first ? second : first);",
             ],
         ),
-        *function(f"void {made.name}_reset({made.name}_t *self)", rows),
-        *function(f"const void *{made.name}_get({made.name}_t *self, const char *name)", [*found, "  return NULL;"]),
+        *function(f"void {contents.name}_reset({contents.name}_t *self)", rows),
+        *function(
+            f"const void *{contents.name}_get({contents.name}_t *self, const char *name)", [*lookups, "  return NULL;"]
+        ),
     ]
 
 
-def turn(made: Contents, n: str, names: dict[int, str]) -> str:
-    at, to = names[made.program.arguments[n]], names[dict(made.program.results)[made.moving[n]]]
-    first, second = made.rooms[n]
-    return f"  turn(self->table, {at}, {to}, {first}, {second});"
+def turn_call(contents: Contents, n: str, names: dict[int, str]) -> str:
+    read_slot, write_slot = (
+        names[contents.program.arguments[n]],
+        names[dict(contents.program.results)[contents.carried[n]]],
+    )
+    first, second = contents.copies[n]
+    return f"  turn(self->table, {read_slot}, {write_slot}, {first}, {second});"
 
 
 def function(head: str, lines: Sequence[str]) -> list[str]:
     return [f"{head} {{", *lines, "}", ""]
 
 
-def weights(made: Contents) -> str:
-    size = f"({made.up}_WEIGHT_BYTES + 3) / 4"
-    return f'#include "{made.name}.h"\n\n' + words(f"{made.name}_weights", made.weights, size)
+def weights(contents: Contents) -> str:
+    size = f"({contents.prefix}_WEIGHT_BYTES + 3) / 4"
+    return f'#include "{contents.name}.h"\n\n' + words(f"{contents.name}_weights", contents.weights, size)
 
 
 def words(name: str, data: bytes, size: str = "") -> str:
@@ -253,41 +262,41 @@ def words(name: str, data: bytes, size: str = "") -> str:
     return f"_Alignas(64) const uint32_t {name}[{size}] = {{\n  " + ",\n  ".join(rows) + "\n};\n"
 
 
-def test(made: Contents, embedded: bool) -> str:
+def test(contents: Contents, embedded: bool) -> str:
     """A program that compares the last of some runs with what Python computed."""
-    name, up = made.name, made.up
+    name, up = contents.name, contents.prefix
     parts = [f'#include "{name}.h"', "", "#include <math.h>", "#include <stdio.h>", "#include <stdlib.h>", ""]
-    parts += ["static " + words(f"{made.c_names[n]}_given", x.tobytes()) for n, x in made.inputs.items()]
-    checked = {n: x for n, x in made.results.items() if x.size}
-    parts += ["static " + words(f"{made.outputs[n]}_expected", x.tobytes()) for n, x in checked.items()]
+    parts += ["static " + words(f"{contents.c_names[n]}_given", x.tobytes()) for n, x in contents.inputs.items()]
+    checked = {n: x for n, x in contents.results.items() if x.size}
+    parts += ["static " + words(f"{contents.outputs[n]}_expected", x.tobytes()) for n, x in checked.items()]
     parts += [
         f"static {name}_t instance;",
         f"static _Alignas(64) unsigned char arena[{up}_ARENA_BYTES];",
         *([] if embedded else [f"static _Alignas(64) unsigned char weights[{up}_WEIGHT_BYTES];"]),
-        *(f"static {ctype(x)} {made.outputs[n]}_result[{max(x.size, 1)}];" for n, x in made.results.items()),
+        *(f"static {ctype(x)} {contents.outputs[n]}_result[{max(x.size, 1)}];" for n, x in contents.results.items()),
         "",
     ]
     if not embedded:
         parts += READ.replace("NAME", name).splitlines()
     for kind in sorted({as_dtype(x.dtype).name for x in checked.values()}):
-        wide = "widened" if kind == "bfloat16" else "(double)"
+        conversion = "widened" if kind == "bfloat16" else "(double)"
         parts += (WIDENED if kind == "bfloat16" else "").splitlines()
-        text = COMPARE.replace("KIND", kind).replace("TYPE", ARGUMENTS[kind]).replace("WIDE", wide)
+        text = COMPARE.replace("KIND", kind).replace("TYPE", ARGUMENTS[kind]).replace("WIDE", conversion)
         parts += [*text.splitlines(), ""]
     stored = f"{name}_weights" if embedded else "weights"
-    given = [f"(const void *){c}_given" for c in made.c_names.values()]
-    to = [f"{c}_result" for c in made.outputs.values()]
-    call = f"{name}_run(&instance, {', '.join([*given, *to])})"
+    input_names = [f"(const void *){c}_given" for c in contents.c_names.values()]
+    output_names = [f"{c}_result" for c in contents.outputs.values()]
+    call = f"{name}_run(&instance, {', '.join([*input_names, *output_names])})"
     parts += ["int main(void) {", "  double worst = 0.0;"]
     if not embedded:
         parts += ["  if (!read_weights()) return EXIT_FAILURE;"]
     parts += [
         f"  if ({name}_init(&instance, arena) != 0) return EXIT_FAILURE;",
         f"  if ({name}_set_weights(&instance, {stored}) != 0) return EXIT_FAILURE;",
-        *[f"  if ({call} != {code}) return EXIT_FAILURE;" for code in made.codes],
+        *[f"  if ({call} != {code}) return EXIT_FAILURE;" for code in contents.codes],
     ]
     for n, x in checked.items():
-        c, compare = made.outputs[n], f"compare_{as_dtype(x.dtype).name}"
+        c, compare = contents.outputs[n], f"compare_{as_dtype(x.dtype).name}"
         parts += [
             f"  worst = fmax(worst, {compare}({c_quoted(n)},",
             f"    (const void *){c}_expected, {c}_result, {x.size}));",

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from mithril_cbackend.compile_target import Purpose
+from mithril_cbackend.compile_target import CompileTarget
 
 
-def makefile(name: str, purpose: Purpose, embedded: bool) -> str:
-    compiler = purpose.toolchain.compilers[0]
-    text = MAKEFILE.replace("@FLAGS@", purpose.portable_flags).replace("@ARCH@", purpose.toolchain.flags)
+def makefile(name: str, target: CompileTarget, embedded: bool) -> str:
+    compiler = target.toolchain.compilers[0]
+    text = MAKEFILE.replace("@FLAGS@", target.portable_flags).replace("@ARCH@", target.toolchain.flags)
     text = text.replace("@CC@", compiler).replace("@NAME@", name)
-    text = text.replace("@RUNNER@", f" {purpose.toolchain.runner}" if purpose.toolchain.runner else "")
+    text = text.replace("@RUNNER@", f" {target.toolchain.runner}" if target.toolchain.runner else "")
     return text.replace("@WEIGHTS@", f" {name}_weights.o" if embedded else "")
 
 
-def cmake(name: str, purpose: Purpose, embedded: bool) -> str:
-    flags = purpose.portable_flags.replace("-std=c11 ", "")
-    text = CMAKE.replace("@FLAGS@", flags).replace("@ARCH@", purpose.toolchain.flags).replace("@NAME@", name)
+def cmake(name: str, target: CompileTarget, embedded: bool) -> str:
+    flags = target.portable_flags.replace("-std=c11 ", "")
+    text = CMAKE.replace("@FLAGS@", flags).replace("@ARCH@", target.toolchain.flags).replace("@NAME@", name)
     return text.replace("@WEIGHTS@", f" {name}_weights.c" if embedded else "")
 
 

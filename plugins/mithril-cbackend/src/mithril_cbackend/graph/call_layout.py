@@ -21,18 +21,18 @@ MOST = 16  # arrays that ``call`` takes
 
 def aligned(size: int) -> Array:
     """So many bytes that begin at a multiple of 64."""
-    whole = np.zeros(size + ALIGNMENT, np.uint8)
-    return whole[-whole.ctypes.data % ALIGNMENT :][:size]
+    buffer = np.zeros(size + ALIGNMENT, np.uint8)
+    return buffer[-buffer.ctypes.data % ALIGNMENT :][:size]
 
 
 def packed(arrays: Iterable[Array]) -> tuple[bytes, list[int]]:
     """Arrays one after the other, each at a multiple of 64 bytes, and where they begin."""
-    whole, offsets = bytearray(), []
+    data, offsets = bytearray(), []
     for array in arrays:
-        whole += bytes(-len(whole) % ALIGNMENT)
-        offsets.append(len(whole))
-        whole += array.tobytes()
-    return bytes(whole), offsets
+        data += bytes(-len(data) % ALIGNMENT)
+        offsets.append(len(data))
+        data += array.tobytes()
+    return bytes(data), offsets
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Layout:
     def dump(self) -> dict[str, bytes]:
         """As bytes: the numbers, and the constants one after the other."""
         constants, offsets = packed(self.constants.values())
-        about = {
+        header = {
             "arena": self.arena,
             "slots": self.slots,
             "params": self.params,
@@ -68,26 +68,27 @@ class Layout:
             "results": self.results,
             "lowered": sorted(self.lowered),
             "constants": [
-                [slot, at, x.dtype.name, x.shape] for (slot, x), at in zip(self.constants.items(), offsets, strict=True)
+                [slot, offset, x.dtype.name, x.shape]
+                for (slot, x), offset in zip(self.constants.items(), offsets, strict=True)
             ],
         }
-        return {"layout": json.dumps(about).encode(), "constants": constants}
+        return {"layout": json.dumps(header).encode(), "constants": constants}
 
     @staticmethod
     def load(parts: Mapping[str, bytes]) -> Layout:
-        about = json.loads(parts["layout"])
+        header = json.loads(parts["layout"])
         constants, data = {}, parts["constants"]
-        whole = aligned(len(data))
-        whole[:] = np.frombuffer(data, np.uint8)
-        for slot, at, kind, shape in about["constants"]:
+        buffer = aligned(len(data))
+        buffer[:] = np.frombuffer(data, np.uint8)
+        for slot, offset, kind, shape in header["constants"]:
             dtype = as_dtype(kind).numpy
-            constants[slot] = whole[at : at + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+            constants[slot] = buffer[offset : offset + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
         return Layout(
-            about["arena"],
-            about["slots"],
-            [(name, slot) for name, slot in about["params"]],
-            [(name, slot) for name, slot in about["inputs"]],
-            [(name, slot, tuple(shape), kind) for name, slot, shape, kind in about["results"]],
-            frozenset(about["lowered"]),
+            header["arena"],
+            header["slots"],
+            [(name, slot) for name, slot in header["params"]],
+            [(name, slot) for name, slot in header["inputs"]],
+            [(name, slot, tuple(shape), kind) for name, slot, shape, kind in header["results"]],
+            frozenset(header["lowered"]),
             constants,
         )

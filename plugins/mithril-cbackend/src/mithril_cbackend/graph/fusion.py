@@ -61,7 +61,7 @@ class Step:
 
 
 @dataclass
-class Grouped:
+class FusionPlan:
     """Steps in order, and which stored value a view shows."""
 
     steps: list[Kernel | Step]
@@ -78,34 +78,36 @@ def size(value: Value) -> int:
     return math.prod(shape_of(value))
 
 
-class Grouping:
+class FusionPlanner:
     def __init__(self, graph: Graph, machine: Machine) -> None:
         self.graph = graph
         self.machine = machine
-        self.readers: dict[Value, list[Kernel | None]] = {}  # None: must be stored
+        self.users: dict[Value, list[Kernel | None]] = {}  # None: must be stored
         self.steps: list[Kernel | Step] = []
         self.views: dict[Value, Value] = {}
         self.expanded: dict[Kernel, int] = {}
         self.attentions: dict[Node, tuple[Attention, tuple[Node, ...]]] = {}  # by the last node of each
-        self.attended: set[Node] = set()  # nodes that are part of one
+        self.attention_nodes: set[Node] = set()  # nodes that are part of one
         if machine.fuse:
             self._find_attentions()
 
     def _find_attentions(self) -> None:
         for node in self.graph.nodes:
-            found = attention_match.attention_of(self.graph.producers, node) if node.op is ops.matmul else None
-            chain = None if found is None else attention_match.following(self.graph, found)
-            if found is not None and any(plugin_lowering(n) for n in (*found.inner, node)):
+            attention_pattern = (
+                attention_match.attention_of(self.graph.producers, node) if node.op is ops.matmul else None
+            )
+            chain = None if attention_pattern is None else attention_match.following(self.graph, attention_pattern)
+            if attention_pattern is not None and any(plugin_lowering(n) for n in (*attention_pattern.inner, node)):
                 continue
-            if found is not None and chain is not None:
-                self.attentions[chain[-1] if chain else node] = found, chain
-                self.attended.update(found.inner, [node], chain)
+            if attention_pattern is not None and chain is not None:
+                self.attentions[chain[-1] if chain else node] = attention_pattern, chain
+                self.attention_nodes.update(attention_pattern.inner, [node], chain)
 
-    def run(self) -> Grouped:
+    def run(self) -> FusionPlan:
         for v in self.graph.outputs:
-            self._read(v, None)
+            self._add_user(v, None)
         for node in reversed(self.graph.nodes):
-            self._place(node)
+            self._assign(node)
         self.steps.reverse()
         for step in self.steps:
             if isinstance(step, Kernel):
@@ -116,82 +118,82 @@ class Grouping:
                     step.scratch = fused_rows.scratch(step, self.machine)
                 if step.template is matmul.matmul:
                     step.scratch = matmul.scratch(step, self.machine)
-        return Grouped(self.steps, self.views)
+        return FusionPlan(self.steps, self.views)
 
-    def _read(self, value: Value | None, by: Kernel | None) -> None:
+    def _add_user(self, value: Value | None, by: Kernel | None) -> None:
         if value is not None:
-            found = self.readers.setdefault(value, [])
-            if by not in found:
-                found.append(by)
+            users = self.users.setdefault(value, [])
+            if by not in users:
+                users.append(by)
 
-    def _place(self, node: Node) -> None:
-        readers = [self.readers.get(v, []) for v in node.results]
+    def _assign(self, node: Node) -> None:
+        readers = [self.users.get(v, []) for v in node.results]
         if not any(readers):
             return  # nobody reads it
         name = node.op.name
         if runs_on_host(node):
             for v in node.operands:
-                self._read(v, None)
+                self._add_user(v, None)
             self.steps.append(Step(node))
         elif (template := plugin_template(node)) is not None:
             self.steps.append(Kernel(template, [node], list(node.results), node, kind=template.__name__))
             for v in node.operands:
-                self._read(v, None)  # the template reads stored values
+                self._add_user(v, None)  # the template reads stored values
         elif node in self.attentions:
-            self._attend(*self.attentions[node])
-        elif node in self.attended:
+            self._add_attention(*self.attentions[node])
+        elif node in self.attention_nodes:
             return
         elif node.regions:
             for v in node.operands:
-                self._read(v, None)
+                self._add_user(v, None)
             self.steps.append(Step(node))
-        elif node.op is ops.barrier or (node.op is ops.reshape and not self._reads_through(node)):
+        elif node.op is ops.barrier or (node.op is ops.reshape and not self._is_fused_reshape(node)):
             for source, result in zip(node.operands, node.results, strict=True):
                 assert source is not None
                 self.views[result] = source
-                self._read(source, None)
+                self._add_user(source, None)
         elif is_uniform(node):
             for reader in readers[0]:
                 if reader is None:
-                    self._alone(node)
+                    self._separate_kernel(node)
                 else:
                     reader.nodes.insert(0, node)
-        elif (kernel := self._of_rows(node, readers[0])) is not None:
+        elif (kernel := self._fuse_into_rows(node, readers[0])) is not None:
             kernel.nodes.insert(0, node)
             kernel.template, kernel.kind = fused_rows.rows, fused_rows.rows.__name__
             for v in node.operands:
-                self._read(v, kernel)
-        elif name in RULES and (kernel := self._joins(node, readers[0])) is not None:
+                self._add_user(v, kernel)
+        elif name in RULES and (kernel := self._fuse_consumer(node, readers[0])) is not None:
             kernel.nodes.insert(0, node)
             for v in node.operands:
-                self._read(v, kernel)
-        elif (kernel := self._leads(node, readers[0])) is not None:
+                self._add_user(v, kernel)
+        elif (kernel := self._fuse_producer(node, readers[0])) is not None:
             kernel.nodes.insert(0, node)
             kernel.anchor, kernel.template = node, LOWERINGS[name].template
-            self._lead(kernel)
+            self._anchor_inputs(kernel)
         else:
-            self._alone(node)
+            self._separate_kernel(node)
 
-    def _leads(self, node: Node, readers: list[Kernel | None]) -> Kernel | None:
+    def _fuse_producer(self, node: Node, readers: list[Kernel | None]) -> Kernel | None:
         """The element-wise kernel that can be run on the node's results as they are made."""
         if not self.machine.fuse or not is_producer(node) or len(readers) != 1 or readers[0] is None:
             return None
-        kernel, made = readers[0], node.result
-        if kernel.template is not elementwise.elementwise or shape_of(kernel.outputs[0]) != shape_of(made):
+        kernel, result = readers[0], node.result
+        if kernel.template is not elementwise.elementwise or shape_of(kernel.outputs[0]) != shape_of(result):
             return None
-        depends = {made}
+        depends = {result}
         for other in kernel.nodes:
             if any(v in depends for v in other.operands):
-                if not vectorization.is_plain(other) or shape_of(other.result) != shape_of(made):
+                if not vectorization.is_plain(other) or shape_of(other.result) != shape_of(result):
                     return None
                 depends.add(other.result)
         return kernel
 
-    def _of_rows(self, node: Node, readers: list[Kernel | None]) -> Kernel | None:
+    def _fuse_into_rows(self, node: Node, readers: list[Kernel | None]) -> Kernel | None:
         """The kernel of rows that computes what a row has one of: a fold of the row, or what follows from folds."""
         if not self.machine.fuse or len(readers) != 1 or readers[0] is None or not fused_rows.is_of_rows(node):
             return None
-        kernel, made = readers[0], node.result
+        kernel, result = readers[0], node.result
         shape = shape_of(kernel.outputs[0])
         if (
             kernel.template not in (elementwise.elementwise, fused_rows.rows)
@@ -200,8 +202,8 @@ class Grouping:
         ):
             return None
         if (
-            shape_of(made) != (*shape[:-1], 1)
-            or not made.dtype.is_float
+            shape_of(result) != (*shape[:-1], 1)
+            or not result.dtype.is_float
             or any(shape_of(v) != shape for v in kernel.outputs)
         ):
             return None
@@ -210,37 +212,42 @@ class Grouping:
             assert source is not None
             if shape_of(source) != shape or node.attributes["axis"] != (len(shape) - 1,):
                 return None
-        depends = {made}
+        depends = {result}
         for other in kernel.nodes:
             if any(v in depends for v in other.operands):
-                fits = shape_of(other.result) in (shape, shape_of(made))
+                fits = shape_of(other.result) in (shape, shape_of(result))
                 if not fits or not fused_rows.is_of_rows(other):
                     return None
                 depends.add(other.result)
         return kernel
 
-    def _reads_through(self, node: Node) -> bool:
+    def _is_fused_reshape(self, node: Node) -> bool:
         """Whether a reshape is better read through than stored: its operand may join the reader as well."""
         source = node.operands[0]
         assert source is not None
-        made = self.graph.producers.get(source)
-        if made is None or made.op.name not in RULES or made.op in (ops.reshape, ops.barrier) or is_uniform(made):
+        producer = self.graph.producers.get(source)
+        if (
+            producer is None
+            or producer.op.name not in RULES
+            or producer.op in (ops.reshape, ops.barrier)
+            or is_uniform(producer)
+        ):
             return False
         return affine_reshape(shape_of(node.result), shape_of(source)) and (
-            self._joins(node, self.readers.get(node.result, [])) is not None
+            self._fuse_consumer(node, self.users.get(node.result, [])) is not None
         )
 
-    def _joins(self, node: Node, readers: list[Kernel | None]) -> Kernel | None:
+    def _fuse_consumer(self, node: Node, readers: list[Kernel | None]) -> Kernel | None:
         """The kernel that computes the node as it reads it."""
         if not self.machine.fuse or len(readers) != 1 or readers[0] is None:
             return None
         kernel = readers[0]
         anchor = kernel.anchor
         if kernel.template is attention.attention:
-            return self._joins_attention(node, kernel)
+            return self._fuse_into_attention(node, kernel)
         lowering = LOWERINGS.get(anchor.op.name)
         if lowering is not None:
-            if kernel.template is matmul.matmul and read_by_products(node) and feeds_only(kernel, node):
+            if kernel.template is matmul.matmul and fuses_into_matmul_operand(node) and feeds_only(kernel, node):
                 return kernel
             if not lowering.reads_once or (len(kernel.nodes) > 1 and kernel.outputs != [anchor.result]):
                 return None
@@ -252,61 +259,61 @@ class Grouping:
             self.expanded[kernel] = self.expanded.get(kernel, 0) + 1
         return kernel
 
-    def _attend(self, found: Attention, chain: tuple[Node, ...]) -> None:
+    def _add_attention(self, pattern: Attention, chain: tuple[Node, ...]) -> None:
         """One kernel for an attention, and for the conditions in it that are made of places only."""
         producers = self.graph.producers
-        places = attention_match.of_places(producers, [operand(n) for n in found.between if n.op is ops.where])
-        nodes = [*found.inner, found.second, *chain, *places]
-        last = chain[-1] if chain else found.second
-        kernel = Kernel(attention.attention, nodes, [last.result], found.second, kind=attention.attention.__name__)
+        places = attention_match.of_places(producers, [operand(n) for n in pattern.between if n.op is ops.where])
+        nodes = [*pattern.inner, pattern.second, *chain, *places]
+        last = chain[-1] if chain else pattern.second
+        kernel = Kernel(attention.attention, nodes, [last.result], pattern.second, kind=attention.attention.__name__)
         self.steps.append(kernel)
-        made = {n.result for n in nodes}
+        inner_values = {n.result for n in nodes}
         for node in nodes:
             for v in node.operands:
-                if v not in made:
-                    self._read(v, kernel)
+                if v not in inner_values:
+                    self._add_user(v, kernel)
 
-    def _joins_attention(self, node: Node, kernel: Kernel) -> Kernel | None:
+    def _fuse_into_attention(self, node: Node, kernel: Kernel) -> Kernel | None:
         """Transposes of what is multiplied; what is computed once for each query; what is cheap for each score."""
-        found = attention_match.attention_of(kernel.producers, kernel.anchor)
-        assert found is not None
-        roles = attention_match.roles(kernel, found, node.result)
+        pattern = attention_match.attention_of(kernel.producers, kernel.anchor)
+        assert pattern is not None
+        roles = attention_match.roles(kernel, pattern, node.result)
         sources = [self.graph.producers.get(v) for v in node.operands if v is not None]
         if node.op in (ops.transpose, ops.reshape) and roles in ({"matrix"}, {"query"}):
-            turned = node.op is ops.transpose or any(m is not None and m.op is ops.transpose for m in sources)
+            is_transposed = node.op is ops.transpose or any(m is not None and m.op is ops.transpose for m in sources)
             producers = {node.result: node, **kernel.producers}
-            read = (operand(found.first), operand(found.first, 1), operand(found.second, 1))
-            return kernel if turned and None not in [view(producers, v) for v in read] else None
-        if any(made is not None and is_producer(made) for made in sources):
+            read = (operand(pattern.first), operand(pattern.first, 1), operand(pattern.second, 1))
+            return kernel if is_transposed and None not in [view(producers, v) for v in read] else None
+        if any(producer is not None and is_producer(producer) for producer in sources):
             return None  # better done where those are computed
         if node.op is ops.reshape or not vectorization.vectorizable([node]):
             return None
         return kernel if roles == {"query"} or (roles == {"score"} and not is_expensive(node)) else None
 
-    def _alone(self, node: Node) -> None:
+    def _separate_kernel(self, node: Node) -> None:
         lowering = LOWERINGS.get(node.op.name)
         template = elementwise.elementwise if lowering is None else lowering.template
         kernel = Kernel(template, [node], [node.result], node)
         self.steps.append(kernel)
-        self._lead(kernel)
+        self._anchor_inputs(kernel)
 
-    def _lead(self, kernel: Kernel) -> None:
+    def _anchor_inputs(self, kernel: Kernel) -> None:
         """What the template of a kernel's anchor wants: buffers, operands in its own order, operands as they are."""
         node = kernel.anchor
         lowering = LOWERINGS.get(node.op.name)
         kernel.kind = kernel.template.__name__
         if lowering is not None and lowering.prepare is not None:
-            found = known_elements(self.graph, node.operands[1])
-            made = None if found is None else lowering.prepare(kernel, found, self.machine)
-            if made is not None:
+            elements = constant_elements(self.graph, node.operands[1])
+            packed = None if elements is None else lowering.prepare(kernel, elements, self.machine)
+            if packed is not None:
                 right = node.operands[1]
                 assert right is not None
-                kernel.prepared = {right: (Value("panels", TensorType(as_dtype(made.dtype), made.shape)), made)}
+                kernel.prepared = {right: (Value("panels", TensorType(as_dtype(packed.dtype), packed.shape)), packed)}
         if lowering is not None and lowering.scratch is not None:
             kernel.scratch = lowering.scratch(kernel, self.machine)
         for k, v in enumerate(node.operands):
             if k == 0 or v not in kernel.prepared:
-                self._read(v, kernel)
+                self._add_user(v, kernel)
 
 
 def is_producer(node: Node) -> bool:
@@ -324,7 +331,7 @@ def feeds_only(kernel: Kernel, node: Node) -> bool:
     return node.result in before and all(o in on_the_way for o in kernel.nodes if node.result in o.operands)
 
 
-def read_by_products(node: Node) -> bool:
+def fuses_into_matmul_operand(node: Node) -> bool:
     """Whether a product reads through a node where it copies its operand."""
     if node.op is ops.cast:
         source = node.operands[0]
@@ -333,38 +340,38 @@ def read_by_products(node: Node) -> bool:
     return node.op is ops.transpose
 
 
-def known_elements(graph: Graph, value: Value | None) -> np.ndarray[Any, Any] | None:
+def constant_elements(graph: Graph, value: Value | None) -> np.ndarray[Any, Any] | None:
     """The elements of a value that is known now: a constant of the graph, as it is or transposed."""
     assert value is not None
-    made = graph.producers.get(value)
-    if made is not None and made.op is ops.transpose:
-        found = known_elements(graph, made.operands[0])
-        return None if found is None else found.transpose(made.attributes["perm"])
-    given = graph.input_of.get(value)
-    return None if given is None or given.role != "constant" else np.asarray(given.data)
+    producer = graph.producers.get(value)
+    if producer is not None and producer.op is ops.transpose:
+        elements = constant_elements(graph, producer.operands[0])
+        return None if elements is None else elements.transpose(producer.attributes["perm"])
+    source = graph.input_of.get(value)
+    return None if source is None or source.role != "constant" else np.asarray(source.data)
 
 
-def affine_reshape(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+def affine_reshape(shape: tuple[int, ...], target_shape: tuple[int, ...]) -> bool:
     """Whether positions of ``shape`` become positions of ``wanted`` by sums and products only."""
     if 0 in shape:
         return False
     a = b = 0
-    while a < len(shape) or b < len(wanted):
+    while a < len(shape) or b < len(target_shape):
         first = b
         m = n = 1
         started = False
         while m != n or not started:
             started = True
-            if (m <= n and a < len(shape)) or b == len(wanted):
+            if (m <= n and a < len(shape)) or b == len(target_shape):
                 m *= shape[a]
                 a += 1
             else:
-                n *= wanted[b]
+                n *= target_shape[b]
                 b += 1
-        if sum(k != 1 for k in wanted[first:b]) > 1:
+        if sum(k != 1 for k in target_shape[first:b]) > 1:
             return False
     return True
 
 
-def group(graph: Graph, machine: Machine) -> Grouped:
-    return Grouping(graph, machine).run()
+def group(graph: Graph, machine: Machine) -> FusionPlan:
+    return FusionPlanner(graph, machine).run()

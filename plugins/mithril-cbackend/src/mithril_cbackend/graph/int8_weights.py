@@ -18,7 +18,7 @@ from mithril.base import TensorType, float32, int8
 from mithril.ir import Graph, Input, Node, Value, is_matrix_transpose, is_product, linear_in, reads_rows
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 
-LEAST = 256  # elements; of less there is nothing to be saved
+MIN_ELEMENTS = 256  # elements; of less there is nothing to be saved
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
@@ -26,48 +26,48 @@ def quantized(graph: Graph, params: Mapping[str, np.ndarray[Any, Any]]) -> tuple
     """The graph that reads such weights, not decomposed yet, and its parameters."""
     inputs: list[Input] = []
     arrays: Arrays = dict(params)
-    narrowed: dict[Value, Narrow] = {}
+    quantized_weights: dict[Value, QuantizedWeight] = {}
     for i in graph.inputs:
-        if not worth_it(i) or i.value in graph.outputs:
+        if not should_quantize(i) or i.value in graph.outputs:
             inputs.append(i)
             continue
-        whole = i.data if i.role == "constant" else params[i.name]
-        assert whole is not None
+        weights = i.data if i.role == "constant" else params[i.name]
+        assert weights is not None
         axis = min(scaled_axes(graph, i.value), default=0)
-        numbers, scale = rounded(whole, axis)
-        narrow = Value(i.name, TensorType(int8, i.type.shape))
+        numbers, scale = quantize_symmetric(weights, axis)
+        int8_value = Value(i.name, TensorType(int8, i.type.shape))
         scales = Value(f"{i.name}.scale", TensorType(float32, scale.shape))
-        narrowed[i.value] = Narrow(narrow, scales, axis)
+        quantized_weights[i.value] = QuantizedWeight(int8_value, scales, axis)
         if i.role == "param":
-            arrays[narrow.name], arrays[scales.name] = numbers, scale
+            arrays[int8_value.name], arrays[scales.name] = numbers, scale
             numbers = scale = None
-        inputs += [Input(narrow, i.role, numbers), Input(scales, i.role, scale)]
+        inputs += [Input(int8_value, i.role, numbers), Input(scales, i.role, scale)]
     editor = graph.edit()
     for node in editor.nodes():
-        made = None
+        replacement = None
         with editor.before(node):
-            if (read := behind_product(graph, node, narrowed)) is not None:
-                made = product_of_narrow(node, *read)
-            elif (table := taken_from(node, narrowed)) is not None:
-                made = rows_of_narrow(node, table)
-        if made is not None:
-            editor.replace_value(node.result, made)
+            if (read := scaled_product_operand(graph, node, quantized_weights)) is not None:
+                replacement = quantized_product(node, *read)
+            elif (table := taken_table(node, quantized_weights)) is not None:
+                replacement = quantized_rows(node, table)
+        if replacement is not None:
+            editor.replace_value(node.result, replacement)
             editor.erase_dead(node)
             continue
         users = graph.users.get(node.results[0], ()) if is_matrix_transpose(node) else ()
-        if users and all(behind_product(graph, user, narrowed) is not None for user in users):
+        if users and all(scaled_product_operand(graph, user, quantized_weights) is not None for user in users):
             continue
         for v in node.operands:
-            if v in narrowed:  # widened just before it is first read, so that its floats are not held for long
-                found = narrowed[v]
+            if v in quantized_weights:  # widened just before it is first read, so that its floats are not held for long
+                weight = quantized_weights[v]
                 with editor.before(node):
-                    wide = ops.dequantize(found.numbers, found.scales, axis=found.axis)
-                editor.replace_value(v, wide)
+                    dequantized = ops.dequantize(weight.numbers, weight.scales, axis=weight.axis)
+                editor.replace_value(v, dequantized)
     return editor.freeze().replaced(inputs=tuple(inputs)), arrays
 
 
 @dataclass(frozen=True)
-class Narrow:
+class QuantizedWeight:
     """What takes the place of a weight: int8, and a scale for each of its places along an axis."""
 
     numbers: Value
@@ -75,7 +75,7 @@ class Narrow:
     axis: int
 
 
-def multiplies(node: Node, value: Value | None) -> str | None:
+def matmul_role(node: Node, value: Value | None) -> str | None:
     """Return whether a product reads a matrix, and nothing else of it, by "rows" or by "columns"."""
     if value is None or len(value.shape) != 2 or node.operands.count(value) != 1:
         return None
@@ -90,7 +90,7 @@ def scaled_axes(graph: Graph, value: Value) -> set[int]:
         if is_matrix_transpose(node):
             axes |= {1 - axis for axis in scaled_axes(graph, node.result)}
         else:
-            axes.add(1 if multiplies(node, value) == "columns" else 0)
+            axes.add(1 if matmul_role(node, value) == "columns" else 0)
     return axes
 
 
@@ -99,59 +99,65 @@ def outer_axis(node: Node, value: Value) -> int:
     axes = node.axes
     read = axes.operands[node.operands.index(value)]
     assert read is not None
-    (factor,) = read[0 if multiplies(node, value) == "rows" else 1]
+    (factor,) = read[0 if matmul_role(node, value) == "rows" else 1]
     return next(axis for axis, factors in enumerate(axes.results[0]) if factor in factors)
 
 
-def behind_product(graph: Graph, node: Node, narrowed: Mapping[Value, Narrow]) -> tuple[Value, Narrow, bool] | None:
+def scaled_product_operand(
+    graph: Graph, node: Node, quantized_weights: Mapping[Value, QuantizedWeight]
+) -> tuple[Value, QuantizedWeight, bool] | None:
     """The operand, its weight, and whether it is transposed, if its scales can be multiplied with a node's result."""
     for value in node.operands if len(node.results) == 1 else ():
-        read = multiplies(node, value)
+        read = matmul_role(node, value)
         if value is None or read is None:
             continue
-        made = graph.producers.get(value)
-        turned = made is not None and is_matrix_transpose(made)
-        found = narrowed.get(operand(made)) if made is not None and turned else narrowed.get(value)
-        if found is not None and found.axis == ((read == "columns") != turned):
-            return value, found, turned
+        producer = graph.producers.get(value)
+        is_transposed = producer is not None and is_matrix_transpose(producer)
+        weight = (
+            quantized_weights.get(operand(producer))
+            if producer is not None and is_transposed
+            else quantized_weights.get(value)
+        )
+        if weight is not None and weight.axis == ((read == "columns") != is_transposed):
+            return value, weight, is_transposed
     return None
 
 
-def product_of_narrow(node: Node, value: Value, weight: Narrow, turned: bool) -> Value:
+def quantized_product(node: Node, value: Value, weight: QuantizedWeight, is_transposed: bool) -> Value:
     """The product with int8 in place of an operand, its rows or columns scaled."""
     numbers = ops.cast(weight.numbers, dtype="float32")
-    if turned:
+    if is_transposed:
         numbers = ops.transpose(numbers, perm=(1, 0))
     op = node.op
     product = op(*[numbers if v is value else v for v in node.operands], **node.attributes)
     axis = outer_axis(node, value)
     shape = tuple(n if k == axis else 1 for k, n in enumerate(product.shape))
-    made: Value = product * (ops.reshape(weight.scales, shape=shape) if axis < len(shape) - 1 else weight.scales)
-    return made
+    result: Value = product * (ops.reshape(weight.scales, shape=shape) if axis < len(shape) - 1 else weight.scales)
+    return result
 
 
-def taken_from(node: Node, narrowed: Mapping[Value, Narrow]) -> Narrow | None:
+def taken_table(node: Node, quantized_weights: Mapping[Value, QuantizedWeight]) -> QuantizedWeight | None:
     """The table whose rows a node takes."""
-    found = narrowed.get(operand(node)) if node.op is ops.take else None
-    return found if found is not None and found.axis == node.attributes["axis"] == 0 else None
+    table = quantized_weights.get(operand(node)) if node.op is ops.take else None
+    return table if table is not None and table.axis == node.attributes["axis"] == 0 else None
 
 
-def rows_of_narrow(node: Node, table: Narrow) -> Value:
+def quantized_rows(node: Node, table: QuantizedWeight) -> Value:
     """Rows of int8, each with its scale."""
     rows = ops.cast(ops.take(table.numbers, node.operands[1], axis=0), dtype="float32")
     scales = ops.take(table.scales, node.operands[1], axis=0)
-    made: Value = rows * ops.reshape(scales, shape=(*scales.shape, *(1,) * (len(table.numbers.shape) - 1)))
-    return made
+    result: Value = rows * ops.reshape(scales, shape=(*scales.shape, *(1,) * (len(table.numbers.shape) - 1)))
+    return result
 
 
-def worth_it(i: Input) -> bool:
+def should_quantize(i: Input) -> bool:
     """Whether an input is a matrix of weights, or more than a matrix."""
     weights = i.role in ("param", "constant") and i.type.dtype is float32
-    return weights and len(i.type.shape) >= 2 and math.prod(shape_of(i.value)) >= LEAST
+    return weights and len(i.type.shape) >= 2 and math.prod(shape_of(i.value)) >= MIN_ELEMENTS
 
 
-def rounded(whole: np.ndarray[Any, Any], axis: int) -> tuple[Any, Any]:
+def quantize_symmetric(weights: np.ndarray[Any, Any], axis: int) -> tuple[Any, Any]:
     """The nearest of 255 steps between plus and minus the largest magnitude of each part along an axis."""
-    top = np.abs(whole).max(axis=tuple(k for k in range(whole.ndim) if k != axis), keepdims=True)
+    top = np.abs(weights).max(axis=tuple(k for k in range(weights.ndim) if k != axis), keepdims=True)
     scale = np.where(top > 0, top / 127, 1).astype(np.float32)
-    return np.rint(whole / scale).astype(np.int8), scale.reshape(-1)
+    return np.rint(weights / scale).astype(np.int8), scale.reshape(-1)

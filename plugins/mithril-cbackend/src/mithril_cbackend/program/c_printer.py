@@ -87,16 +87,16 @@ class Printer:
         self.written: list[tuple[str, str | None, set[str]]] = []  # a line, the name it gives, the names it reads
         self.reading: set[str] = set()
         self.depth = 1
-        self.constant = {str(p.name) for p in list(function.made.params)[: function.read]}  # arrays only read
+        self.constant = {str(p.name) for p in list(function.primfunc.params)[: function.read]}  # arrays only read
 
     def text(self, name: str) -> str:
-        body = self.function.made.body
+        body = self.function.primfunc.body
         declared: dict[str, Any] = {}
         for s in body.seq if isinstance(body, n.SeqStmt) else [body]:
             if isinstance(s, n.DeclBuffer):
                 declared[s.data.name] = s.buffer
         parameters = []
-        for k, p in enumerate(self.function.made.params):
+        for k, p in enumerate(self.function.primfunc.params):
             if p.name not in declared:  # a number
                 parameters.append(f"{TYPES[dtype_of(p)]} {p.name}")
                 continue
@@ -104,7 +104,7 @@ class Printer:
             parameters.append(f"{const}{TYPES[str(declared[p.name].dtype)]} *restrict {p.name}")
         self.statement(body)
         text = self.body()
-        for p in self.function.made.params:
+        for p in self.function.primfunc.params:
             if not re.search(rf"\b{p.name}\b", text):  # what a template has no use for with these sizes
                 text = f"  (void){p.name};\n{text}"
         return f"static void {name}({', '.join(parameters)}) {{\n{text}\n}}\n"
@@ -115,13 +115,13 @@ class Printer:
 
     def body(self) -> str:
         """The lines, without those that name a value which nothing reads."""
-        kept: list[str] = []
+        live_lines: list[str] = []
         needed: set[str] = set()
         for text, gives, reads in reversed(self.written):
             if gives is None or gives in needed:
-                kept.append(text)
+                live_lines.append(text)
                 needed |= reads
-        return "\n".join(reversed(kept))
+        return "\n".join(reversed(live_lines))
 
     # -- statements -----------------------------------------------------------------------------------------------
     def statement(self, s: Any) -> None:
@@ -174,9 +174,9 @@ class Printer:
     def loop(self, s: Any) -> None:
         i = s.loop_var.name
         if s.kind == t.VECTORIZED and isinstance(s.body, n.BufferStore):
-            whole = self.as_vector(s.body, s.loop_var, int(s.extent))
-            if whole is not None:
-                self.line(whole)
+            vector_store = self.as_vector(s.body, s.loop_var, int(s.extent))
+            if vector_store is not None:
+                self.line(vector_store)
                 return
         if s.kind == t.PARALLEL:
             self.line("PARALLEL")
@@ -194,8 +194,8 @@ class Printer:
         if start is None or value is None:
             return None
         target = f"VECTOR({s.buffer.name}[{start}])"
-        text, whole = value
-        if not whole:
+        text, is_vector = value
+        if not is_vector:
             return f"{target} = EVERY({text});"
         if text.startswith(f"{target} + "):
             return f"{target} += {text.removeprefix(f'{target} + ')};"
@@ -218,12 +218,12 @@ class Printer:
             const = "CONST_" if x.source.name in self.constant else ""
             return f"{const}VECTOR({x.source.name}[{start}])", True
         if isinstance(x, (n.Add, n.Mul)):
-            sign, own = SIGNS[type(x)]
-            a, b = self.vector(x.a, lane, own), self.vector(x.b, lane, own + 1)
+            sign, precedence = SIGNS[type(x)]
+            a, b = self.vector(x.a, lane, precedence), self.vector(x.b, lane, precedence + 1)
             if a is None or b is None:
                 return None
             text = f"{a[0]} {sign} {b[0]}"
-            return f"({text})" if own < level else text, a[1] or b[1]
+            return f"({text})" if precedence < level else text, a[1] or b[1]
         return None
 
     def start(self, index: Any, lane: Any) -> str | None:
@@ -247,17 +247,17 @@ class Printer:
     # -- expressions ----------------------------------------------------------------------------------------------
     def expr(self, x: Any, level: int = 0) -> str:
         """In brackets where it binds less tightly than ``level``."""
-        text, own = self.term(x)
-        return f"({text})" if own < level else text
+        text, precedence = self.term(x)
+        return f"({text})" if precedence < level else text
 
     def term(self, x: Any) -> tuple[str, int]:
         """An expression and how tightly it binds."""
         if type(x) in SIGNS:
-            sign, own = SIGNS[type(x)]
-            left = OPERANDS.get(own, own)
+            sign, precedence = SIGNS[type(x)]
+            left = OPERANDS.get(precedence, precedence)
             # a + (b + c) is another number than a + b + c, unless they are integers.
-            right = own if sign == "+" and "int" in dtype_of(x) else OPERANDS.get(own, own + 1)
-            return f"{self.expr(x.a, left)} {sign} {self.expr(x.b, right)}", own
+            right = precedence if sign == "+" and "int" in dtype_of(x) else OPERANDS.get(precedence, precedence + 1)
+            return f"{self.expr(x.a, left)} {sign} {self.expr(x.b, right)}", precedence
         if isinstance(x, n.Var):
             return str(x.name), ATOM
         if isinstance(x, n.IntImm):
@@ -285,8 +285,8 @@ class Printer:
         if isinstance(x, n.Cast):
             return f"({TYPES[dtype_of(x)]}){self.expr(x.value, UNARY)}", UNARY
         if isinstance(x, n.Shuffle):
-            both = ", ".join(self.expr(v) for v in x.vectors)
-            return f"SHUFFLE({both}, {', '.join(self.expr(k) for k in x.indices)})", ATOM
+            vectors = ", ".join(self.expr(v) for v in x.vectors)
+            return f"SHUFFLE({vectors}, {', '.join(self.expr(k) for k in x.indices)})", ATOM
         if isinstance(x, n.Call):
             return self.call(x)
         raise TypeError(f"an expression that C has no words for: {type(x).__name__}")
@@ -322,11 +322,11 @@ class Printer:
         return f"{name.removeprefix('llvm_')}{suffix}({self.expr(x.args[0])})", ATOM
 
     def reinterpreted(self, x: Any) -> str:
-        to, source = kind_of(x), dtype_of(x.args[0])
+        target, source = kind_of(x), dtype_of(x.args[0])
         inner = self.expr(x.args[0])
-        if to == "handle":
+        if target == "handle":
             return f"at({inner})"
-        return f"float_of_{source}({inner})" if to == "float32" else f"bits_{to}({inner})"
+        return f"float_of_{source}({inner})" if target == "float32" else f"bits_{target}({inner})"
 
 
 class DriverPrinter(Printer):
@@ -366,18 +366,18 @@ def number(value: float, dtype: str) -> str:
 
 def slot_names(program: Program) -> dict[int, str]:
     """A name in C for every slot of the table of addresses."""
-    named = {ARENA: "ARENA"}
+    names = {ARENA: "ARENA"}
     for stem, slots in (("AT", program.arguments), ("TO", dict(program.results))):
-        named.update({slot: f"{stem}_{identifier(name).upper()}" for name, slot in slots.items()})
-    named.update({slot: f"CONSTANT_{k}" for k, slot in enumerate(program.constants)})
-    named.update({slot: f"TRIP_{slot}" for slot in range(program.slots) if slot not in named})
-    taken: set[str] = set()
-    for slot, name in named.items():
-        while name in taken:
+        names.update({slot: f"{stem}_{identifier(name).upper()}" for name, slot in slots.items()})
+    names.update({slot: f"CONSTANT_{k}" for k, slot in enumerate(program.constants)})
+    names.update({slot: f"TRIP_{slot}" for slot in range(program.slots) if slot not in names})
+    used: set[str] = set()
+    for slot, name in names.items():
+        while name in used:
             name += "_"
-        taken.add(name)
-        named[slot] = name
-    return named
+        used.add(name)
+        names[slot] = name
+    return names
 
 
 def comment(kernel: Kernel) -> str:
@@ -387,9 +387,9 @@ def comment(kernel: Kernel) -> str:
         if is_uniform(node):
             continue
         names = ", ".join("_" if v is None else v.name for v in node.operands)
-        given = attributes_text(node.attributes, {})
-        made = ", ".join(f"{v.name}: {v.type}" for v in node.results)
-        rows.append(f"{made} = {node.op.name}({', '.join(filter(None, [names, given]))})")
+        attributes = attributes_text(node.attributes, {})
+        results = ", ".join(f"{v.name}: {v.type}" for v in node.results)
+        rows.append(f"{results} = {node.op.name}({', '.join(filter(None, [names, attributes]))})")
     if kernel.anchor.origin.path:
         rows.append(f"of layer {kernel.anchor.origin.path}")
     return "/* " + "\n   ".join(map(c_visible, rows)) + " */\n"

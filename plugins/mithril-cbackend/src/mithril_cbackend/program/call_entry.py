@@ -25,10 +25,10 @@ def entries(graph: Graph, layout: Layout) -> Mapping[str, Any]:
     code = t.Code()
     code.call(DRIVE, t.int_to_pointer(table))
     code.leave(0)
-    made = {RUN: t.entry(RUN, [table], code.finish())}
+    functions = {RUN: t.entry(RUN, [table], code.finish())}
     if layout.callable:
-        made[CALL] = call(graph, layout)
-    return made
+        functions[CALL] = call(graph, layout)
+    return functions
 
 
 def call(graph: Graph, layout: Layout) -> Any:
@@ -41,16 +41,16 @@ def call(graph: Graph, layout: Layout) -> Any:
     for k, ((name, slot), x) in enumerate(zip(layout.inputs, objects, strict=True)):
         shape = shapes[name]
         words = code.view("words", "int64", t.int_to_pointer(x), SIZE // 8)
-        refuse(code, word(words, CLASS), t.load(table, layout.slots))
-        refuse(code, word(words, DTYPE), t.load(table, layout.slots + 1 + k))
+        return_mismatch(code, word(words, CLASS), t.load(table, layout.slots))
+        return_mismatch(code, word(words, DTYPE), t.load(table, layout.slots + 1 + k))
         halves = code.view("halves", "int32", t.int_to_pointer(x), SIZE // 4)
-        refuse(code, t.load(halves, RANK // 4), t.const(len(shape), "int32"))
+        return_mismatch(code, t.load(halves, RANK // 4), t.const(len(shape), "int32"))
         flag = t.load(halves, FLAGS // 4) & t.const(IN_C_ORDER, "int32")
-        refuse(code, flag, t.const(IN_C_ORDER, "int32"))
+        return_mismatch(code, flag, t.const(IN_C_ORDER, "int32"))
         if shape:
             sizes = code.view("sizes", "int64", t.int_to_pointer(word(words, DIMENSIONS)), len(shape))
             for axis, size in enumerate(shape):
-                refuse(code, t.load(sizes, axis), t.const(size, "int64"))
+                return_mismatch(code, t.load(sizes, axis), t.const(size, "int64"))
         code.store(table, slot, word(words, DATA))
     for (_, slot, _, _), y in zip(layout.results, results, strict=True):
         code.store(table, slot, y)
@@ -63,7 +63,7 @@ def word(words: t.Buffer, offset: int) -> t.Expr:
     return t.load(words, offset // 8)
 
 
-def refuse(code: t.Code, found: t.Expr, wanted: t.Expr) -> None:
+def return_mismatch(code: t.Code, actual: t.Expr, expected: t.Expr) -> None:
     """Answer 1 where these differ."""
-    with code.when(t.not_equal(found, wanted)):
+    with code.when(t.not_equal(actual, expected)):
         code.leave(1)

@@ -9,47 +9,47 @@ from typing import Any
 from mithril.backend import BuildOptions
 from mithril.base import BackendError, OptionError, UnsupportedError, files, unknown
 from mithril.ir import Deferred, Graph, decompose
-from mithril_cbackend.compile_target import VECTOR_BYTES, Purpose
-from mithril_cbackend.cpu_info import processors, second_cache, vector_bytes
+from mithril_cbackend.compile_target import VECTOR_BYTES, CompileTarget
+from mithril_cbackend.cpu_info import l2_bytes, processors, vector_bytes
 from mithril_cbackend.graph import fusion
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import call_entry, kernel_errors, program as programs
-from mithril_cbackend.program.executable import Executable, Written, rewritten
+from mithril_cbackend.program.executable import Executable, LoweredProgram, rewritten
 from mithril_cbackend.tir import machine_code
 
 
-def machine(options: BuildOptions, chosen: Purpose, num_threads: int | None = None) -> Machine:
+def machine(options: BuildOptions, target: CompileTarget, num_threads: int | None = None) -> Machine:
     """What is compiled for: this computer, unless the options say otherwise."""
-    given: Mapping[str, Any] = options.settings.get("cpu_options", {}) or {}
-    width = given.get("vector_bytes", vector_bytes() if chosen.arch is None else VECTOR_BYTES)
+    cpu_options: Mapping[str, Any] = options.settings.get("cpu_options", {}) or {}
+    width = cpu_options.get("vector_bytes", vector_bytes() if target.arch is None else VECTOR_BYTES)
     if width not in (4, 16, 32, 64):
         raise OptionError(f"cpu_options: vector_bytes cannot be {width}", facts=["accepted: 16, 32, 64"])
-    if not given.get("vectorize", True):
+    if not cpu_options.get("vectorize", True):
         width = 4
     threads = options.num_threads or num_threads or processors()
     limit = processors()
     if threads > limit:
         options.decisions.record("downgrade", f"{threads} threads asked for, {limit} used: the process has no more")
         threads = limit
-    cpu = given.get("cpu")
+    cpu = cpu_options.get("cpu")
     if cpu is not None:
         check_cpu(cpu)
-    made = Machine(
+    result = Machine(
         cpu or machine_code.host_cpu(),
         int(threads),
         int(width),
         fuse=options.fuses,
         plan=options.memory_plan,
-        compact=chosen.optimize_size,
+        compact=target.optimize_size,
     )
-    return replace(made, cache=second_cache()) if chosen.arch is None else made
+    return replace(result, cache=l2_bytes()) if target.arch is None else result
 
 
 def check_cpu(cpu: Any) -> None:
     """Raise where machine code for a processor could not run here: it would end the process."""
     if cpu not in machine_code.cpu_names():
-        what, facts, hint = unknown("processor in cpu_options", str(cpu), machine_code.cpu_names())
-        raise OptionError(what, facts=facts[:1], hint=hint)
+        message, facts, hint = unknown("processor in cpu_options", str(cpu), machine_code.cpu_names())
+        raise OptionError(message, facts=facts[:1], hint=hint)
     missing = machine_code.missing_features(cpu)
     if missing:
         raise OptionError(
@@ -66,43 +66,43 @@ def write_source(executable: Executable, graph: Graph, options: BuildOptions) ->
         files.write(path, executable.source, "file_path")
 
 
-def again(graph: Graph, executable: Executable) -> Executable:
+def rebuild(graph: Graph, executable: Executable) -> Executable:
     """Another graph, not decomposed yet, for what an executable was made for."""
     lowered = decompose(graph, lambda node: fusion.is_lowered(node) or fusion.runs_on_host(node), "c")
-    return compiled(lowered, executable.machine, executable.purpose)
+    return compiled(lowered, executable.machine, executable.target)
 
 
-def compiled(graph: Graph, chosen: Machine, meant: Purpose) -> Executable:
+def compiled(graph: Graph, machine: Machine, target: CompileTarget) -> Executable:
     """Kernels and driver as machine code in this process."""
-    program = programs.write(graph, chosen, chosen.plan)
+    program = programs.write(graph, machine, machine.plan)
     if programs.elements(program) >= 1 << 31:
         raise UnsupportedError("a value of this graph has more than 2**31 elements")
-    if chosen.threads > 1:
-        machine_code.set_threads(chosen.threads)
-    functions: dict[str, Any] = {n: f.made for n, f in program.functions.items()}
+    if machine.threads > 1:
+        machine_code.set_threads(machine.threads)
+    functions: dict[str, Any] = {n: f.primfunc for n, f in program.functions.items()}
     functions[programs.DRIVE] = program.driver
     layout = program.layout(graph)
     try:
-        built = machine_code.compiled(functions, call_entry.entries(graph, layout), chosen.cpu, chosen.threads)
+        built = machine_code.compiled(functions, call_entry.entries(graph, layout), machine.cpu, machine.threads)
     except BackendError as error:
-        raise (culprit(program, chosen) or error) from error.__cause__
-    made = Written(program, chosen)
-    executable = Executable(Deferred(graph), layout, meant, built, lambda: made)
+        raise (first_failing_kernel(program, machine) or error) from error.__cause__
+    lowered = LoweredProgram(program, machine)
+    executable = Executable(Deferred(graph), layout, target, built, lambda: lowered)
     executable.host_steps = program.host_steps
     return executable
 
 
-def culprit(program: programs.Program, chosen: Machine) -> BackendError | None:
+def first_failing_kernel(program: programs.Program, machine: Machine) -> BackendError | None:
     """The error of the first kernel that cannot be compiled on its own."""
-    helpers = {n: f.made for n, f in program.functions.items() if n not in program.kernels}
+    helpers = {n: f.primfunc for n, f in program.functions.items() if n not in program.kernels}
     for name, kernel in program.kernels.items():
         try:
-            machine_code.compiled({**helpers, name: program.functions[name].made}, {}, chosen.cpu, chosen.threads)
+            machine_code.compiled({**helpers, name: program.functions[name].primfunc}, {}, machine.cpu, machine.threads)
         except BackendError as error:
             return kernel_errors.failed(kernel, str(error).splitlines()[0])
     return None
 
 
-def written(graph: Graph, chosen: Mapping[str, Any]) -> Written:
+def written(graph: Graph, machine: Mapping[str, Any]) -> LoweredProgram:
     """Kernels and driver of a program whose machine code came from the cache."""
-    return rewritten(graph, Machine(**chosen))
+    return rewritten(graph, Machine(**machine))

@@ -20,7 +20,7 @@ import numpy as np
 
 from mithril.base import InputError, dtype as as_dtype
 from mithril.ir import Deferred, Graph
-from mithril_cbackend.compile_target import Purpose
+from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.graph.call_layout import ARENA, CALL, RUN, Array, Layout, aligned
 from mithril_cbackend.program.numpy_abi import KNOWN, address_of
 from mithril_cbackend.program.written_calls import Repeated, written
@@ -36,71 +36,71 @@ if TYPE_CHECKING:
 SHORT = 1e-4  # seconds: programs that take less keep Python's lock, since letting go of it takes longer than it gains
 
 
-def chooser(names: list[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+def key_getter(names: list[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
     """What gives a dictionary's values of these names."""
     if len(names) > 1:
         return itemgetter(*names)
     return lambda given: tuple([given[name] for name in names])
 
 
-class Result:
+class ResultBuffer:
     """Where one result is written: arrays made by earlier calls, used again once nobody else holds them."""
 
-    KEPT = 3  # a loop that keeps what the last call gave while the next one runs needs two
+    MAX_ARRAYS = 3  # a loop that keeps what the last call gave while the next one runs needs two
 
     def __init__(self, name: str, slot: int, shape: tuple[int, ...], dtype: str) -> None:
         self.name, self.slot, self.shape, self.dtype = name, slot, shape, as_dtype(dtype).numpy
         self.size = math.prod(shape) * self.dtype.itemsize
-        self.made: list[tuple[Array, int]] = []
+        self.arrays: list[tuple[Array, int]] = []
 
     def array(self) -> tuple[Array, int]:
         """One that can be written, beginning at a multiple of 64 bytes, and its address."""
-        for known in self.made:
-            out = known[0]
+        for cached in self.arrays:
+            out = cached[0]
             # Held by the pair, by this name and by the call that counts. Views of it hold the bytes it is a view of.
             if getrefcount(out) == 3 and getrefcount(out.base) == 2:
-                return known
-        return self.another()
+                return cached
+        return self.allocate()
 
-    def another(self) -> tuple[Array, int]:
+    def allocate(self) -> tuple[Array, int]:
         """A new one."""
         out = aligned(self.size).view(self.dtype).reshape(self.shape)
-        self.made.insert(0, (out, address_of(out)))
-        del self.made[self.KEPT :]
-        return self.made[0]
+        self.arrays.insert(0, (out, address_of(out)))
+        del self.arrays[self.MAX_ARRAYS :]
+        return self.arrays[0]
 
 
 @dataclass(frozen=True)
-class Written:
+class LoweredProgram:
     """Kernels and driver before they became machine code, and what they were written for."""
 
     program: Program
     machine: Machine
 
 
-def rewritten(graph: Graph, machine: Machine) -> Written:
+def rewritten(graph: Graph, machine: Machine) -> LoweredProgram:
     """Return kernels and driver of a program again, as they were written for its machine code."""
     from mithril_cbackend.program.program import write
 
-    return Written(write(graph, machine, machine.plan), machine)
+    return LoweredProgram(write(graph, machine, machine.plan), machine)
 
 
 def executables(compiled: CompiledModel) -> list[Executable]:
     """The programs that this backend has made for a model, the newest last."""
-    found = [p.executable for p in compiled.programs if isinstance(p.executable, Executable)]
-    if not found:
+    programs = [p.executable for p in compiled.programs if isinstance(p.executable, Executable)]
+    if not programs:
         hint = "compile it for backend 'c' with shapes=, or call it once"
         raise InputError("this model has no program of the C backend yet", hint=hint)
-    return found
+    return programs
 
 
 class Executable:
     """The entry function, the arena it works in, and where its arguments come from."""
 
     def __init__(
-        self, graph: Deferred, layout: Layout, purpose: Purpose, code: Any, write: Callable[[], Written]
+        self, graph: Deferred, layout: Layout, target: CompileTarget, code: Any, write: Callable[[], LoweredProgram]
     ) -> None:
-        self.layout, self.purpose = layout, purpose
+        self.layout, self.target = layout, target
         self.code = code  # the module of machine code, which must live as long as its functions
         self.run = code[RUN]
         self.short: bool | None = None  # whether runs keep Python's lock; known after the first
@@ -116,8 +116,8 @@ class Executable:
         self.slots = self.table.data
         self.address = self.table.ctypes.data
         self.params, self.inputs = layout.params, layout.inputs
-        self.results = [Result(*row) for row in layout.results]
-        self.chosen = chooser([name for name, _ in self.params])
+        self.results = [ResultBuffer(*row) for row in layout.results]
+        self.get_params = key_getter([name for name, _ in self.params])
         self.bound: tuple[Any, ...] = (None,) * len(self.params)  # the parameters whose addresses stand in the table
         self.copies: list[Array] = []  # of those that are views
 
@@ -133,7 +133,7 @@ class Executable:
         self.__dict__.pop("written", None)
 
     @cached_property
-    def written(self) -> Written:
+    def written(self) -> LoweredProgram:
         return self._write()
 
     @property
@@ -154,22 +154,22 @@ class Executable:
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         self.lock.acquire()  # ``with`` takes longer
         try:
-            chosen = self.chosen(params)
-            if not all(map(is_, chosen, self.bound)):
-                self.copies = self.point(self.slots, self.params, params)
-                self.bound = chosen
-            kept = self.point(self.slots, self.inputs, inputs)
-            made = {}
+            arguments = self.get_params(params)
+            if not all(map(is_, arguments, self.bound)):
+                self.copies = self.write_addresses(self.slots, self.params, params)
+                self.bound = arguments
+            copies = self.write_addresses(self.slots, self.inputs, inputs)
+            results = {}
             for result in self.results:
-                made[result.name], self.slots[result.slot] = result.array()
+                results[result.name], self.slots[result.slot] = result.array()
             if self.short is None:
                 self.time()
             else:
                 self.run(self.address)
             if self.host_steps:
                 self.raise_failure()
-            del kept
-            return made
+            del copies
+            return results
         finally:
             self.lock.release()
 
@@ -190,40 +190,47 @@ class Executable:
 
     def repeated(self, params: Mapping[str, Any], inputs: Mapping[str, Any], otherwise: Repeated) -> Repeated:
         """What a call does, written out for these parameters and inputs like these, which have been called with."""
-        place = {name: k for k, name in enumerate(inputs)}
+        positions = {name: k for k, name in enumerate(inputs)}
         if self.host_steps or not (
-            KNOWN and self.layout.callable and place.keys() == {name for name, _ in self.inputs}
+            KNOWN and self.layout.callable and positions.keys() == {name for name, _ in self.inputs}
         ):
             return otherwise
         table = np.concatenate([self.table, np.zeros(self.layout.expected, np.int64)])
-        kept = [self, table, self.point(table.data, self.params, params)]
+        keep_alive = [self, table, self.write_addresses(table.data, self.params, params)]
         kinds = [np.ndarray, *(inputs[name].dtype for name, _ in self.inputs)]
         table[self.layout.slots :] = list(map(id, kinds))
         run = self.code[CALL]
         run.release_gil = not self.short
-        names: dict[str, Any] = {"run": run, "table": table.ctypes.data, "kept": [kept, kinds]}
+        names: dict[str, Any] = {"run": run, "table": table.ctypes.data, "keep_alive": [keep_alive, kinds]}
         names |= {"getrefcount": getrefcount, "otherwise": otherwise}
-        lines, given = ["kept"], ", ".join(f"id(x{place[name]})" for name, _ in self.inputs)
+        lines, arguments = ["keep_alive"], ", ".join(f"id(x{positions[name]})" for name, _ in self.inputs)
         for k, result in enumerate(self.results):
-            names |= {f"made{k}": result.made, f"another{k}": result.another}
+            names |= {f"arrays{k}": result.arrays, f"allocate{k}": result.allocate}
             lines += [
-                f"for y{k}, at{k} in made{k}:",  # as in Result.array
+                f"for y{k}, address{k} in arrays{k}:",  # as in ResultBuffer.array
                 f"    if getrefcount(y{k}) == 3 and getrefcount(y{k}.base) == 2:",
                 "        break",
                 "else:",
-                f"    y{k}, at{k} = another{k}()",
+                f"    y{k}, address{k} = allocate{k}()",
             ]
-            given += f", at{k}"
+            arguments += f", address{k}"
         if self.short:  # nothing else runs meanwhile
-            lines.append(f"if run(table, {given}):")
+            lines.append(f"if run(table, {arguments}):")
         else:
             names |= {"acquire": self.lock.acquire, "release": self.lock.release}
-            lines += ["acquire()", "try:", f"    other = run(table, {given})", "finally:", "    release()", "if other:"]
-        made = ", ".join(f"{result.name!r}: y{k}" for k, result in enumerate(self.results))
-        lines += ["    return otherwise(params, inputs)", f"return {{{made}}}"]
+            lines += [
+                "acquire()",
+                "try:",
+                f"    other = run(table, {arguments})",
+                "finally:",
+                "    release()",
+                "if other:",
+            ]
+        results = ", ".join(f"{result.name!r}: y{k}" for k, result in enumerate(self.results))
+        lines += ["    return otherwise(params, inputs)", f"return {{{results}}}"]
         return written(params, inputs, lines, names)
 
-    def point(self, slots: Any, arguments: list[tuple[str, int]], arrays: Mapping[str, Any]) -> list[Array]:
+    def write_addresses(self, slots: Any, arguments: list[tuple[str, int]], arrays: Mapping[str, Any]) -> list[Array]:
         """Write the addresses of these arrays into a table. What had to be copied is given back, to be kept."""
         copies = []
         for name, slot in arguments:

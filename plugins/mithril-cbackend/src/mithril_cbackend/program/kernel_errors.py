@@ -12,7 +12,7 @@ REPORT = "this is a fault of mithril-cbackend: please report it with str(compile
 
 
 @contextmanager
-def blaming(kernel: Kernel) -> Iterator[None]:
+def kernel_error_context(kernel: Kernel) -> Iterator[None]:
     """What goes wrong while a kernel is written is said with the kernel's layer."""
     try:
         yield
@@ -22,7 +22,7 @@ def blaming(kernel: Kernel) -> Iterator[None]:
         raise failed(kernel, f"{type(cause).__name__}: {first_line(cause)}") from cause
 
 
-def failed(kernel: Kernel, why: str) -> BackendError:
+def failed(kernel: Kernel, reason: str) -> BackendError:
     """Code could not be made for a kernel."""
     rows = []
     for node in kernel.nodes:
@@ -31,7 +31,7 @@ def failed(kernel: Kernel, why: str) -> BackendError:
     origin = str(kernel.anchor.origin)
     return BackendError(
         f"the C backend cannot make code for '{kernel.name()}'",
-        facts=[*([origin] if origin else []), *rows, why],
+        facts=[*([origin] if origin else []), *rows, reason],
         hint=REPORT,
     )
 

@@ -33,15 +33,15 @@ def _holds() -> bool:
 
 
 def _as_said(x: np.ndarray[Any, Any]) -> bool:
-    at = id(x)
-    dimensions = _long(at + DIMENSIONS).value
+    address = id(x)
+    dimensions = _long(address + DIMENSIONS).value
     return (
-        _long(at + CLASS).value == id(np.ndarray)
-        and _long(at + DATA).value == x.ctypes.data
-        and _int(at + RANK).value == x.ndim
+        _long(address + CLASS).value == id(np.ndarray)
+        and _long(address + DATA).value == x.ctypes.data
+        and _int(address + RANK).value == x.ndim
         and all(_long(dimensions + 8 * k).value == n for k, n in enumerate(x.shape))
-        and _long(at + DTYPE).value == id(x.dtype)
-        and bool(_int(at + FLAGS).value & IN_C_ORDER) == x.flags.c_contiguous
+        and _long(address + DTYPE).value == id(x.dtype)
+        and bool(_int(address + FLAGS).value & IN_C_ORDER) == x.flags.c_contiguous
     )
 
 

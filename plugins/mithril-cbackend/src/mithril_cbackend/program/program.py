@@ -18,31 +18,31 @@ from mithril.base import Registry, TensorType, dtype as as_dtype
 from mithril.ir import Graph, Node, Value, iterate
 from mithril_cbackend import tir as t
 from mithril_cbackend.graph.call_layout import ARENA, Layout
-from mithril_cbackend.graph.fusion import Grouped, Step, group
+from mithril_cbackend.graph.fusion import FusionPlan, Step, group
 from mithril_cbackend.lowering.element.element_reader import shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program.host_steps import CALLER, HostStep
-from mithril_cbackend.program.kernel_errors import blaming
+from mithril_cbackend.program.kernel_errors import kernel_error_context
 
 DRIVE = "drive"
 CONTROL: Registry[Callable[..., None]] = Registry("regions in C")
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a value lies: so many bytes after the address in a slot; ``moved`` bytes more in a loop."""
+class Location:
+    """Where a value lies: so many bytes after the address in a slot; ``shift`` bytes more in a loop."""
 
     slot: int
     offset: int = 0
-    moved: Any = None
+    shift: Any = None
 
     def address(self, table: t.Buffer) -> t.Expr:
-        if self.moved is None:
+        if self.shift is None:
             return t.address(table, self.slot, self.offset)
-        return t.address(table, self.slot, self.moved + t.const(self.offset, "int64"))
+        return t.address(table, self.slot, self.shift + t.const(self.offset, "int64"))
 
-    def at(self, offset: int) -> Place:
+    def at(self, offset: int) -> Location:
         return replace(self, offset=self.offset + offset)
 
 
@@ -60,12 +60,12 @@ class Region:
     """A graph ready to be driven: its steps, where its values lie within its part of the arena."""
 
     graph: Graph
-    grouped: Grouped
+    grouped: FusionPlan
     direct: dict[Value, int]  # stored values that are results: which
     copied: list[tuple[int, Value]]  # results that must be copied: inputs, constants, what is given out twice
     plan: memory_plan.MemoryPlan
     inner: dict[Node, list[Region]]
-    room: dict[Node, Value]  # the arena of a control-flow node's regions
+    scratch: dict[Node, Value]  # the arena of a control-flow node's regions
 
     @property
     def size(self) -> int:
@@ -75,38 +75,38 @@ class Region:
 def region(graph: Graph, machine: Machine, strategy: Any = "greedy") -> Region:
     """Group a graph and plan its memory, regions first."""
     grouped = group(graph, machine)
-    made = {v for step in grouped.steps for v in step.outputs}
+    stored_values = {v for step in grouped.steps for v in step.outputs}
     direct: dict[Value, int] = {}
     copied: list[tuple[int, Value]] = []
     for k, v in enumerate(graph.outputs):
         stored = grouped.stored(v)
-        if stored in made and stored not in direct:
+        if stored in stored_values and stored not in direct:
             direct[stored] = k
         else:
             copied.append((k, stored))
-    inner, room, nodes = {}, {}, []
+    inner, scratch, nodes = {}, {}, []
     for step in grouped.steps:
         results = [v for v in step.outputs if v not in direct]
         if isinstance(step, Kernel):
             results += step.scratch
         if isinstance(step, Step):
             inner[step.node] = regions = [region(r, machine, strategy) for r in step.node.regions]
-            extra = max((r.size for r in regions), default=0) + held(step.node)
-            room[step.node] = Value("room", TensorType(as_dtype("uint8"), (extra,)))
-            results.append(room[step.node])
+            extra = max((r.size for r in regions), default=0) + loop_state_bytes(step.node)
+            scratch[step.node] = Value("room", TensorType(as_dtype("uint8"), (extra,)))
+            results.append(scratch[step.node])
         read = tuple(dict.fromkeys(grouped.stored(v) for v in step.inputs))
         nodes.append(Node(_Stored("step"), read, {}, tuple(results)))  # type: ignore[arg-type]
-    last = tuple(v for _, v in copied if v in made and v not in direct)
-    kept = Node(_Stored("end"), tuple(v for _, v in copied) or last, {}, ())  # type: ignore[arg-type]
-    plan = memory_plan.plan(Graph((), (*nodes, kept), ()), strategy, views=lambda node: False)
-    return Region(graph, grouped, direct, copied, plan, inner, room)
+    last = tuple(v for _, v in copied if v in stored_values and v not in direct)
+    end = Node(_Stored("end"), tuple(v for _, v in copied) or last, {}, ())  # type: ignore[arg-type]
+    plan = memory_plan.plan(Graph((), (*nodes, end), ()), strategy, views=lambda node: False)
+    return Region(graph, grouped, direct, copied, plan, inner, scratch)
 
 
 def aligned(size: int) -> int:
     return -(-size // memory_plan.ALIGNMENT) * memory_plan.ALIGNMENT
 
 
-def held(node: Node) -> int:
+def loop_state_bytes(node: Node) -> int:
     """Bytes for the next states of a loop, and for a condition, beside the arenas of its regions."""
     if not node.regions:  # a step that runs on the host: addresses of its operands and results
         return aligned(8 * (len(node.operands) + len(node.results)))
@@ -163,7 +163,7 @@ class Writer:
         self.table = t.pointer("table", "int64", 1 << 20)
         self.functions: dict[str, t.Function] = {}
         self.kernels: dict[str, Kernel] = {}
-        self.known: dict[str, str] = {}
+        self.names: dict[str, str] = {}
         self.constants: dict[int, np.ndarray[Any, Any]] = {}
         self.constant_slots: dict[int, int] = {}
         self.host_steps: list[HostStep] = []
@@ -179,8 +179,8 @@ class Writer:
     def write(self) -> Program:
         arguments = {i.name: self.slot() for i in self.graph.arguments}
         results = [(name, self.slot()) for name in self.graph.output_names]
-        given = [Place(arguments[i.name]) for i in self.graph.arguments]
-        self.drive(self.top, given, [Place(s) for _, s in results], Place(ARENA))
+        inputs = [Location(arguments[i.name]) for i in self.graph.arguments]
+        self.emit_calls(self.top, inputs, [Location(s) for _, s in results], Location(ARENA))
         driver = t.function(DRIVE, [self.table], self.code.finish())
         return Program(
             self.graph,
@@ -198,181 +198,203 @@ class Writer:
         )
 
     # -- a region -------------------------------------------------------------------------------------------------
-    def drive(self, region: Region, given: list[Place], results: list[Place], arena: Place) -> None:
-        """The calls of one run of a region, between these places."""
-        places: dict[Value, Place] = {}
-        for i, address in zip(region.graph.arguments, given, strict=True):
-            places[i.value] = address
+    def emit_calls(self, region: Region, inputs: list[Location], results: list[Location], arena: Location) -> None:
+        """The calls of one run of a region, between these locations."""
+        locations: dict[Value, Location] = {}
+        for i, address in zip(region.graph.arguments, inputs, strict=True):
+            locations[i.value] = address
         read = {region.grouped.stored(v) for step in region.grouped.steps for v in step.inputs}
         read.update(v for _, v in region.copied)
         for i in region.graph.with_role("constant"):
             if i.value in read:  # else its elements lie elsewhere in another order
-                places[i.value] = Place(self.constant(i.data))
+                locations[i.value] = Location(self.constant(i.data))
         for v, buffer in region.plan.place.items():
-            places[v] = arena.at(buffer.offset)
+            locations[v] = arena.at(buffer.offset)
         for v, k in region.direct.items():
-            places[v] = results[k]
+            locations[v] = results[k]
 
-        def place(v: Value) -> Place:
-            return places[region.grouped.stored(v)]
+        def location(v: Value) -> Location:
+            return locations[region.grouped.stored(v)]
 
         for step in region.grouped.steps:
             if isinstance(step, Kernel):
                 for v, data in step.prepared.values():
-                    places[v] = Place(self.constant(data))
-                self.call(step, [place(v) for v in step.parameters])
+                    locations[v] = Location(self.constant(data))
+                self.call(step, [location(v) for v in step.parameters])
             else:
                 CONTROL.get(step.node.op.name, host_call)(
                     self,
                     step.node,
                     region.inner[step.node],
-                    [place(v) for v in step.inputs],
-                    [place(v) for v in step.outputs],
-                    places[region.room[step.node]],
+                    [location(v) for v in step.inputs],
+                    [location(v) for v in step.outputs],
+                    locations[region.scratch[step.node]],
                 )
         for k, v in region.copied:
-            self.copy(results[k], places[v], memory_plan.nbytes(region.graph.outputs[k].type))
+            self.copy(results[k], locations[v], memory_plan.nbytes(region.graph.outputs[k].type))
 
     def constant(self, data: Any) -> int:
-        found = self.constant_slots.get(id(data))
-        if found is None:
-            found = self.constant_slots[id(data)] = self.slot()
-            self.constants[found] = np.asarray(data, order="C")
-        return found
+        slot = self.constant_slots.get(id(data))
+        if slot is None:
+            slot = self.constant_slots[id(data)] = self.slot()
+            self.constants[slot] = np.asarray(data, order="C")
+        return slot
 
     # -- calls ----------------------------------------------------------------------------------------------------
-    def call(self, kernel: Kernel, places: list[Place]) -> None:
+    def call(self, kernel: Kernel, locations: list[Location]) -> None:
         if all(0 in shape_of(v) for v in kernel.outputs):
             return  # nothing to compute
         self.calls += 1
-        self.code.call(self.function(kernel), *[p.address(self.table[1]) for p in places])
+        self.code.call(self.function(kernel), *[p.address(self.table[1]) for p in locations])
 
     def function(self, kernel: Kernel) -> str:
         """The name of the kernel's function, written when the first of its kind comes."""
         key = kernel.key()
-        name = self.known.get(key)
+        name = self.names.get(key)
         if name is None:
-            name = self.known[key] = f"k{len(self.known)}_{kernel.name()}"
-            with blaming(kernel):
-                made = kernel.template(kernel, name, self.machine)
-            self.functions |= made.helpers
-            self.functions[name] = made
+            name = self.names[key] = f"k{len(self.names)}_{kernel.name()}"
+            with kernel_error_context(kernel):
+                function = kernel.template(kernel, name, self.machine)
+            self.functions |= function.helpers
+            self.functions[name] = function
             self.kernels[name] = kernel
         return name
 
-    def copy(self, to: Place, source: Place, size: int) -> None:
-        if size and to != source:
+    def copy(self, target: Location, source: Location, size: int) -> None:
+        if size and target != source:
             table = self.table[1]
-            self.code.call("memcpy", to.address(table), source.address(table), t.const(size, "int64"))
+            self.code.call("memcpy", target.address(table), source.address(table), t.const(size, "int64"))
 
     # -- control flow ---------------------------------------------------------------------------------------------
-    def truth(self, place: Place) -> t.Expr:
-        """The bool at a place.
+    def load_condition(self, location: Location) -> t.Expr:
+        """The bool at a location.
 
         A copy of it in the table would not be seen: LLVM is told that only the driver's own statements write there.
         """
-        condition = self.code.view("condition", "uint8", place.address(self.table[1]))
+        condition = self.code.view("condition", "uint8", location.address(self.table[1]))
         return t.not_equal(t.load(condition, 0), t.const(0, "uint8"))
 
 
 def choose(
-    writer: Writer, node: Node, regions: list[Region], given: list[Place], results: list[Place], room: Place
+    writer: Writer,
+    node: Node,
+    regions: list[Region],
+    inputs: list[Location],
+    results: list[Location],
+    scratch: Location,
 ) -> None:
-    """``if``: one of two regions, both giving their results to the same places."""
-    condition = writer.truth(given[0])
+    """``if``: one of two regions, both giving their results to the same locations."""
+    condition = writer.load_condition(inputs[0])
     blocks = []
     for region in regions:
         with writer.code.block() as block:
-            writer.drive(region, given[1:], results, room)
+            writer.emit_calls(region, inputs[1:], results, scratch)
         blocks.append(block)
     writer.code.either(condition, *blocks)
 
 
-def advance(writer: Writer, states: list[Value], after: list[Place], before: list[Place]) -> None:
-    """The next states take the places of the last."""
+def swap_states(writer: Writer, states: list[Value], after: list[Location], before: list[Location]) -> None:
+    """The next states take the locations of the last."""
     for v, source, target in zip(states, after, before, strict=True):
         writer.copy(target, source, memory_plan.nbytes(v.type))
 
 
-def pending(states: list[Value], room: Place) -> tuple[list[Place], Place]:
+def pending(states: list[Value], room: Location) -> tuple[list[Location], Location]:
     """Places for the next states at the beginning of the room, and the room that is left."""
-    places, offset = [], 0
+    locations, offset = [], 0
     for v in states:
-        places.append(room.at(offset))
+        locations.append(room.at(offset))
         offset += aligned(memory_plan.nbytes(v.type))
-    return places, room.at(offset)
+    return locations, room.at(offset)
 
 
 def loop(
-    writer: Writer, node: Node, regions: list[Region], given: list[Place], results: list[Place], room: Place
+    writer: Writer,
+    node: Node,
+    regions: list[Region],
+    inputs: list[Location],
+    results: list[Location],
+    scratch: Location,
 ) -> None:
     """``while``: the condition, then the body, as often as it holds."""
     count, trips = node.attributes["states"], node.attributes["max_trips"]
     states = list(node.results)
-    advance(writer, states, given[:count], results)
-    after, rest = pending(states, room)
+    swap_states(writer, states, inputs[:count], results)
+    after, rest = pending(states, scratch)
     holds, arena = rest, rest.at(memory_plan.ALIGNMENT)
-    now = [*results, *given[count:]]
+    now = [*results, *inputs[count:]]
     code = writer.code
-    writer.drive(regions[0], now, [holds], arena)
-    condition = writer.truth(holds)
+    writer.emit_calls(regions[0], now, [holds], arena)
+    condition = writer.load_condition(holds)
     table, trip = writer.table[1], writer.slot() if trips is not None else 0
     if trips is not None:
         code.store(table, trip, t.const(0, "int64"))
         condition = condition & (t.load(table, trip) < t.const(trips, "int64"))
     with code.block() as body:
-        writer.drive(regions[1], now, after, arena)
-        advance(writer, states, after, results)
-        writer.drive(regions[0], now, [holds], arena)
+        writer.emit_calls(regions[1], now, after, arena)
+        swap_states(writer, states, after, results)
+        writer.emit_calls(regions[0], now, [holds], arena)
         if trips is not None:
             code.store(table, trip, t.load(table, trip) + t.const(1, "int64"))
     code.repeat(condition, body)
 
 
 def scan(
-    writer: Writer, node: Node, regions: list[Region], given: list[Place], results: list[Place], room: Place
+    writer: Writer,
+    node: Node,
+    regions: list[Region],
+    operands: list[Location],
+    results: list[Location],
+    scratch: Location,
 ) -> None:
     """``scan``: the body once per step, its elements read from and stacked into whole arrays."""
     a = node.attributes
     carries, sequences, length = a["carries"], a["sequences"], int(a["length"])
     states = list(node.results[:carries])
-    advance(writer, states, given[:carries], results[:carries])
+    swap_states(writer, states, operands[:carries], results[:carries])
     if length == 0:
         return
-    after, rest = pending(states, room)
+    after, rest = pending(states, scratch)
     body = regions[0]
     with writer.code.loop("step", length) as step:
-        at = length - 1 - step if a["reverse"] else step
+        index = length - 1 - step if a["reverse"] else step
 
-        def row(place: Place, v: Value) -> Place:
+        def row(location: Location, v: Value) -> Location:
             size = memory_plan.nbytes(v.type)
-            if size == 0 or isinstance(at, int):
-                return place.at(size * at if isinstance(at, int) else 0)
-            moved = t.cast(t.index(at), "int64") * t.const(size, "int64")
-            return replace(place, moved=moved if place.moved is None else place.moved + moved)
+            if size == 0 or isinstance(index, int):
+                return location.at(size * index if isinstance(index, int) else 0)
+            shift = t.cast(t.index(index), "int64") * t.const(size, "int64")
+            return replace(location, shift=shift if location.shift is None else location.shift + shift)
 
         inputs = body.graph.arguments
-        elements = [row(given[carries + k], inputs[carries + k].value) for k in range(sequences)]
+        elements = [row(operands[carries + k], inputs[carries + k].value) for k in range(sequences)]
         stacked = [row(results[k], body.graph.outputs[k]) for k in range(carries, len(results))]
-        writer.drive(body, [*results[:carries], *elements, *given[carries + sequences :]], [*after, *stacked], rest)
-        advance(writer, states, after, results[:carries])
+        writer.emit_calls(
+            body, [*results[:carries], *elements, *operands[carries + sequences :]], [*after, *stacked], rest
+        )
+        swap_states(writer, states, after, results[:carries])
 
 
 def host_call(
-    writer: Writer, node: Node, regions: list[Region], given: list[Place], results: list[Place], room: Place
+    writer: Writer,
+    node: Node,
+    regions: list[Region],
+    inputs: list[Location],
+    results: list[Location],
+    scratch: Location,
 ) -> None:
     """A function of Python: it gets a pointer to the addresses of operands and results, which stand in the room."""
     step = HostStep(node, writer.failures)
     writer.host_steps.append(step)
     code, table = writer.code, writer.table[1]
-    words = code.view("words", "int64", room.address(table), len(given) + len(results))
-    for k, place in enumerate((*given, *results)):
-        code.store(words, k, t.pointer_to_int(place.address(table)))
+    words = code.view("words", "int64", scratch.address(table), len(inputs) + len(results))
+    for k, location in enumerate((*inputs, *results)):
+        code.store(words, k, t.pointer_to_int(location.address(table)))
     slot = writer.slot()
     writer.constants[slot] = np.array([step.address], np.int64)
-    function = code.view("function", "int64", Place(slot).address(table))
+    function = code.view("function", "int64", Location(slot).address(table))
     one = t.const(1, "int64")
-    code.call(CALLER, room.address(table), room.address(table), one, one, t.int_to_pointer(t.load(function, 0)))
+    code.call(CALLER, scratch.address(table), scratch.address(table), one, one, t.int_to_pointer(t.load(function, 0)))
 
 
 for _name, _drive in (("if", choose), ("while", loop), ("scan", scan)):

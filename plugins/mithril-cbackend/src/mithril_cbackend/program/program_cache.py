@@ -12,9 +12,9 @@ from pathlib import Path
 from mithril.backend import BuildOptions
 from mithril.ir import Deferred
 from mithril_cbackend import module_loader
-from mithril_cbackend.compile_target import purpose
+from mithril_cbackend.compile_target import resolve_target
 from mithril_cbackend.graph.call_layout import Layout
-from mithril_cbackend.program.executable import Executable, Written
+from mithril_cbackend.program.executable import Executable, LoweredProgram
 from mithril_cbackend.toolchains import HOST
 
 
@@ -39,12 +39,12 @@ def revive(parts: Mapping[str, bytes], graph: Deferred, options: BuildOptions) -
     machine = json.loads(parts["machine"])
     code = module_loader.load(parts["library"], machine["threads"])
 
-    def write() -> Written:
+    def write() -> LoweredProgram:
         from mithril_cbackend.program import compile_graph
 
         return compile_graph.written(graph.get(), machine)
 
-    executable = Executable(graph, Layout.load(parts), purpose(options.settings), code, write)
+    executable = Executable(graph, Layout.load(parts), resolve_target(options.settings), code, write)
     if options.file_path is not None:
         from mithril_cbackend.program import compile_graph
 

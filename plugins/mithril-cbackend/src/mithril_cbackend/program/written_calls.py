@@ -25,7 +25,7 @@ def written(
 
     The lines read ``names``, and the inputs as x0, x1, ..., whose kinds they check themselves.
     """
-    read, differs, held = _parameters(params)
+    read, differs, bindings = _parameters(params)
     differs.append(f"len(inputs) != {len(inputs)}")
     for k, name in enumerate(inputs):
         read.append(f"x{k} = inputs[{name!r}]")
@@ -39,9 +39,9 @@ def written(
         "except (AttributeError, KeyError, TypeError, IndexError, ValueError):",
         "    return otherwise(params, inputs)",
     ]
-    held |= {"known": params, **names}
-    made: Repeated = _maker(", ".join(held), "\n        ".join([*checks, *lines]))(**held)
-    return made
+    bindings |= {"known": params, **names}
+    function: Repeated = _maker(", ".join(bindings), "\n        ".join([*checks, *lines]))(**bindings)
+    return function
 
 
 def _parameters(params: Mapping[str, Any]) -> tuple[list[str], list[str], dict[str, Any]]:
@@ -53,8 +53,8 @@ def _parameters(params: Mapping[str, Any]) -> tuple[list[str], list[str], dict[s
         differs = [f"len(params) != {len(values)}", "not all(map(is_, params.values(), values))"]
         return [], differs, {"is_": is_, "values": values}
     names = [f"p{k}" for k in range(len(values))]
-    held = {f"value{k}": x for k, x in enumerate(values)}
-    return [f"{', '.join(names)}, = params.values()"], [f"p{k} is not value{k}" for k in range(len(values))], held
+    bindings = {f"value{k}": x for k, x in enumerate(values)}
+    return [f"{', '.join(names)}, = params.values()"], [f"p{k} is not value{k}" for k in range(len(values))], bindings
 
 
 @lru_cache(maxsize=256)  # programs of the same names share the code

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FINALISTS = 3  # of each operation, that the whole program is tried with
 HOPELESS = 1.2  # times slower than the best
 GAIN = 0.01  # of the whole program's time that another schedule must save
-LEAST = 0.1  # seconds for an operation or a race, however little time is given
+MIN_SECONDS = 0.1  # seconds for an operation or a race, however little time is given
 
 
 def lower_quartile(times: Sequence[float]) -> float:
@@ -49,13 +49,13 @@ class Row:
 
     def __str__(self) -> str:
         best, seconds = self.finalists[0]
-        kept = "the usual one" if self.chosen == DEFAULT else f"'{self.chosen}'"
-        alone = f"{1e6 * self.usual:.1f} us, '{best or 'the usual one'}' {1e6 * seconds:.1f} us of {self.tried}"
-        return f"{self.operation.name} ({self.operation.count}x): alone {alone}; kept {kept}"
+        selection = "the usual one" if self.chosen == DEFAULT else f"'{self.chosen}'"
+        timing = f"{1e6 * self.usual:.1f} us, '{best or 'the usual one'}' {1e6 * seconds:.1f} us of {self.tried}"
+        return f"{self.operation.name} ({self.operation.count}x): alone {timing}; kept {selection}"
 
 
 @dataclass
-class Found:
+class TuningResult:
     """The schedules that won. Print it for what was tried; ``save`` writes them to be shipped."""
 
     schedules: Schedules
@@ -84,7 +84,7 @@ def tune_offline(
     seconds: float = 60.0,
     trials: int | None = None,
     store: Store | str | os.PathLike[str] | None = None,
-) -> Found:
+) -> TuningResult:
     """Search the schedules of a model's newest program for about so many seconds.
 
     ``trials`` bounds how many schedules of each operation are tried. ``store`` is the cache folder in which level
@@ -94,33 +94,36 @@ def tune_offline(
         raise OptionError(f"tune_offline: nothing can be tried in {seconds} s with trials={trials}")
     executable = executables(compiled)[-1]
     machine = replace(executable.machine, schedules={})
-    kept = store if isinstance(store, Store) else Store(store or compiled.options.get("cache_dir"))
+    cache = store if isinstance(store, Store) else Store(store or compiled.options.get("cache_dir"))
     begin = time.perf_counter()
-    given = tuning.operations(executable.graph)
-    whole = sum(o.multiplications * o.count for o in given.values())
-    rows = [alone(o, machine, seconds / 2 * o.multiplications * o.count / whole, trials) for o in given.values()]
-    found = together(executable.graph, machine, rows, begin + seconds)
+    operations = tuning.operations(executable.graph)
+    work = sum(o.multiplications * o.count for o in operations.values())
+    rows = [
+        tune_operation(o, machine, seconds / 2 * o.multiplications * o.count / work, trials)
+        for o in operations.values()
+    ]
+    result = tune_program(executable.graph, machine, rows, begin + seconds)
     for row in rows:
-        tuning.remember(kept, row.operation.name, machine, row.chosen)
-    return found
+        tuning.save_cached(cache, row.operation.name, machine, row.chosen)
+    return result
 
 
-def alone(operation: Operation, machine: Machine, seconds: float, trials: int | None) -> Row:
+def tune_operation(operation: Operation, machine: Machine, seconds: float, trials: int | None) -> Row:
     """The fastest schedules of an operation by itself."""
     graph = tuning.single(operation.within, operation.node)
     calls = {DEFAULT: Call(graph, machine, compile_graph.compiled)}
     choices = list(dict.fromkeys([*operation.choices(machine), *operation.all_choices(machine)]))
     end = time.perf_counter() + seconds / 2
-    for chosen in choices[:trials]:
-        calls[chosen] = Call(graph, replace(machine, schedules={operation.name: chosen}), compile_graph.compiled)
+    for schedule in choices[:trials]:
+        calls[schedule] = Call(graph, replace(machine, schedules={operation.name: schedule}), compile_graph.compiled)
         if time.perf_counter() > end:
             break
-    times = in_turns(calls, seconds=max(LEAST, seconds / 2), hopeless=HOPELESS, of=lower_quartile)
+    times = in_turns(calls, seconds=max(MIN_SECONDS, seconds / 2), hopeless=HOPELESS, of=lower_quartile)
     order = sorted(times.items(), key=lambda item: item[1])
     return Row(operation, len(times) - 1, times[DEFAULT], order[:FINALISTS])
 
 
-def together(graph: Any, machine: Machine, rows: Sequence[Row], end: float) -> Found:
+def tune_program(graph: Any, machine: Machine, rows: Sequence[Row], end: float) -> TuningResult:
     """The whole program with what won alone; then, while there is time, with each operation's other finalists."""
 
     def program(schedules: Mapping[str, str]) -> Call:
@@ -129,7 +132,9 @@ def together(graph: Any, machine: Machine, rows: Sequence[Row], end: float) -> F
         )
 
     def race(calls: Mapping[str, Call]) -> dict[str, float]:
-        return in_turns(calls, seconds=max(LEAST, (end - time.perf_counter()) / (4 * len(rows) + 4)), of=lower_quartile)
+        return in_turns(
+            calls, seconds=max(MIN_SECONDS, (end - time.perf_counter()) / (4 * len(rows) + 4)), of=lower_quartile
+        )
 
     usual: dict[str, str] = {row.operation.name: DEFAULT for row in rows}
     best = {row.operation.name: row.finalists[0][0] for row in rows}
@@ -153,4 +158,4 @@ def together(graph: Any, machine: Machine, rows: Sequence[Row], end: float) -> F
     if calls["best"] is calls["usual"]:
         last["best"] = last["usual"]
     machine = replace(machine, schedules={n: s for n, s in best.items() if s})
-    return Found(Schedules.found_for(machine), last["usual"], last["best"], rows)
+    return TuningResult(Schedules.of_machine(machine), last["usual"], last["best"], rows)

@@ -49,30 +49,30 @@ class Schedules:
                 hint="search again, or install the mithril-cbackend that wrote it",
             )
         machines: Any = data.get("machines")
-        if not _by_name(machines, dict) or not all(_by_name(found, str) for found in machines.values()):
+        if not _by_name(machines, dict) or not all(_by_name(by_operation, str) for by_operation in machines.values()):
             raise OptionError(f"schedules: '{file}' does not say which schedules are for which machine")
         return Schedules(machines)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write them; what a file of this name has for other machines and sizes stays."""
         file = Path(path)
-        whole = Schedules.load(file).with_(self) if file.exists() else self
-        data = {"format": FORMAT, "version": VERSION, "machines": whole.machines}
+        merged = Schedules.load(file).merged_with(self) if file.exists() else self
+        data = {"format": FORMAT, "version": VERSION, "machines": merged.machines}
         files.write(file, json.dumps(data, indent=1, sort_keys=True) + "\n", "schedules")
 
-    def with_(self, others: Schedules) -> Schedules:
+    def merged_with(self, other: Schedules) -> Schedules:
         """Both; where both have one, that of the others."""
-        names = {*self.machines, *others.machines}
-        return Schedules({n: {**self.machines.get(n, {}), **others.machines.get(n, {})} for n in sorted(names)})
+        names = {*self.machines, *other.machines}
+        return Schedules({n: {**self.machines.get(n, {}), **other.machines.get(n, {})} for n in sorted(names)})
 
     @staticmethod
-    def found_for(machine: Machine) -> Schedules:
+    def of_machine(machine: Machine) -> Schedules:
         """Those that a program was compiled by."""
         return Schedules({kind(machine): dict(machine.schedules)})
 
 
-def _by_name(found: Any, of: type) -> bool:
-    return isinstance(found, dict) and all(isinstance(n, str) and isinstance(x, of) for n, x in found.items())
+def _by_name(value: Any, kind: type) -> bool:
+    return isinstance(value, dict) and all(isinstance(n, str) and isinstance(x, kind) for n, x in value.items())
 
 
 def kind(machine: Machine) -> str:
@@ -84,9 +84,9 @@ def save_schedules(path: str | os.PathLike[str], *compiled: CompiledModel) -> Sc
     """Write the schedules of all programs of these models, beside those that the file already has."""
     from mithril_cbackend.program.executable import executables
 
-    found = Schedules()
+    schedules = Schedules()
     for model in compiled:
         for executable in executables(model):
-            found = found.with_(Schedules.found_for(executable.machine))
-    found.save(path)
-    return found
+            schedules = schedules.merged_with(Schedules.of_machine(executable.machine))
+    schedules.save(path)
+    return schedules

@@ -16,8 +16,8 @@ from mithril.backend import BuildOptions
 from mithril.base import Store, fingerprint, float32, in_turns, package_stamp
 from mithril.ir import Builder, Graph, Input, Node, Value, iterate
 from mithril.passes import random_arguments
-from mithril_cbackend.compile_target import Purpose
-from mithril_cbackend.graph.fusion import known_elements
+from mithril_cbackend.compile_target import CompileTarget
+from mithril_cbackend.graph.fusion import constant_elements
 from mithril_cbackend.lowering.conv import direct_convolution
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.kernel_builder import Machine
@@ -26,12 +26,12 @@ from mithril_cbackend.schedule.schedules import Schedules, kind
 from mithril_tools.tuning_cache import machine as this_machine
 
 SMALL = 1 << 18  # multiplications: below, no schedule matters
-MOST = 32  # operations that one compilation measures, the largest first
+MAX_OPERATIONS = 32  # operations that one compilation measures, the largest first
 SECONDS = 0.1  # for each
 MARGIN = 0.03  # of the time: smaller gains are noise
 DEFAULT = ""  # as the templates would choose
 PRODUCTS, CONVOLUTIONS = (ops.matmul, ops.dot), (ops.conv, ops.conv_input_grad)
-Compile = Callable[[Graph, Machine, Purpose], Callable[..., Mapping[str, Any]]]
+Compile = Callable[[Graph, Machine, CompileTarget], Callable[..., Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class Operation:
         """Every schedule there is."""
         if self.node.op in CONVOLUTIONS:
             return direct_convolution.schedules(self.node, machine, most=1 << 10)
-        return crossed(self.choices(machine))
+        return cross_depths(self.choices(machine))
 
 
-def crossed(choices: list[str]) -> list[str]:
+def cross_depths(choices: list[str]) -> list[str]:
     """Tiles, as "8x32", with each of the depths that the list has for the usual tile, as "8x32x512"."""
     parts = [c.split("x") for c in choices]
     tiles = dict.fromkeys("x".join(p[:2]) for p in parts)
@@ -70,70 +70,78 @@ def scheduled(graph: Graph, machine: Machine, options: BuildOptions, shipped: Sc
     high = options.settings.get("optimization_level") == "high"
     if not high and not shipped.machines:
         return machine
-    given = operations(graph)
-    found = of_file(given, machine, options, shipped)
+    candidates = operations(graph)
+    schedules = from_file(candidates, machine, options, shipped)
     if high:
-        large = {n: x for n, x in given.items() if x.multiplications >= SMALL and n not in found}
-        found |= measured(dict(list(large.items())[:MOST]), machine, options, compiled)
-    return replace(machine, schedules={n: chosen for n, chosen in found.items() if chosen})
+        large = {n: x for n, x in candidates.items() if x.multiplications >= SMALL and n not in schedules}
+        schedules |= measure(dict(list(large.items())[:MAX_OPERATIONS]), machine, options, compiled)
+    return replace(machine, schedules={n: schedule for n, schedule in schedules.items() if schedule})
 
 
-def of_file(
-    given: Mapping[str, Operation], machine: Machine, options: BuildOptions, shipped: Schedules
+def from_file(
+    operations: Mapping[str, Operation], machine: Machine, options: BuildOptions, shipped: Schedules
 ) -> dict[str, str]:
     """Those for this machine that the templates still have."""
     if not shipped.machines:
         return {}
     if kind(machine) not in shipped.machines:
-        known = "; ".join(sorted(shipped.machines))
-        what = f"schedules: the file has none for {kind(machine)}; it has some for {known}"
-        options.decisions.record("ignored", what)
+        available = "; ".join(sorted(shipped.machines))
+        message = f"schedules: the file has none for {kind(machine)}; it has some for {available}"
+        options.decisions.record("ignored", message)
         return {}
-    found = {n: chosen for n, chosen in shipped.machines[kind(machine)].items() if n in given}
-    for name, chosen in list(found.items()):
-        if chosen not in given[name].all_choices(machine):
-            options.decisions.record("ignored", f"schedules: this version has none named '{chosen}' for {name}")
-            del found[name]
-    options.decisions.record("choice", f"schedules: the file has those of {len(found)} of {len(given)} operations")
-    return found
+    schedules = {n: schedule for n, schedule in shipped.machines[kind(machine)].items() if n in operations}
+    for name, schedule in list(schedules.items()):
+        if schedule not in operations[name].all_choices(machine):
+            options.decisions.record("ignored", f"schedules: this version has none named '{schedule}' for {name}")
+            del schedules[name]
+    options.decisions.record(
+        "choice", f"schedules: the file has those of {len(schedules)} of {len(operations)} operations"
+    )
+    return schedules
 
 
-def measured(
-    given: Mapping[str, Operation], machine: Machine, options: BuildOptions, compiled: Compile
+def measure(
+    operations: Mapping[str, Operation], machine: Machine, options: BuildOptions, compiled: Compile
 ) -> dict[str, str]:
     """Those that were found before, or are found now, to be the fastest here."""
     store = Store(options.settings.get("cache_dir"))
-    found: dict[str, str] = {}
-    for name, operation in given.items():
-        kept = remembered(store, name, machine)
-        if kept is None:
-            kept = fastest(operation, machine, compiled)
-            remember(store, name, machine, kept)
-        found[name] = kept
-    if given:
-        others = sum(1 for chosen in found.values() if chosen)
-        what = f"the schedules of {len(given)} operations were measured, {others} are not the usual ones"
-        options.decisions.record("choice", what)
-    return found
+    schedules: dict[str, str] = {}
+    for name, operation in operations.items():
+        schedule = load_cached(store, name, machine)
+        if schedule is None:
+            schedule = fastest(operation, machine, compiled)
+            save_cached(store, name, machine, schedule)
+        schedules[name] = schedule
+    if operations:
+        num_changed = sum(1 for chosen in schedules.values() if chosen)
+        message = f"the schedules of {len(operations)} operations were measured, {num_changed} are not the usual ones"
+        options.decisions.record("choice", message)
+    return schedules
 
 
-def remembered(store: Store, name: str, machine: Machine) -> str | None:
-    kept = store.get(_key(name, machine))
-    return kept["schedule"].decode() if kept is not None else None
+def load_cached(store: Store, name: str, machine: Machine) -> str | None:
+    entry = store.get(_key(name, machine))
+    return entry["schedule"].decode() if entry is not None else None
 
 
-def remember(store: Store, name: str, machine: Machine, chosen: str) -> None:
-    store.put(_key(name, machine), {"schedule": chosen.encode()})
+def save_cached(store: Store, name: str, machine: Machine, schedule: str) -> None:
+    store.put(_key(name, machine), {"schedule": schedule.encode()})
 
 
 def _key(name: str, machine: Machine) -> str:
-    here = [machine.cpu, machine.threads, machine.vector_bytes, this_machine(), package_stamp("mithril_cbackend")]
-    return fingerprint("schedule", name, here)
+    environment = [
+        machine.cpu,
+        machine.threads,
+        machine.vector_bytes,
+        this_machine(),
+        package_stamp("mithril_cbackend"),
+    ]
+    return fingerprint("schedule", name, environment)
 
 
 def operations(graph: Graph) -> dict[str, Operation]:
     """The products and convolutions of a graph and its regions by name, the largest first."""
-    found: dict[str, Operation] = {}
+    entries: dict[str, Operation] = {}
     for node, within in iterate(graph):
         product = matmul_form.product_of(node) if node.op in PRODUCTS else None
         if product is not None:
@@ -144,17 +152,17 @@ def operations(graph: Graph) -> dict[str, Operation]:
             size = math.prod(image[2:]) * image[0] * math.prod(shape_of(operand(node, 1)))
         else:
             continue
-        known = found.get(name)
-        found[name] = replace(known, count=known.count + 1) if known else Operation(name, node, within, size)
-    return {o.name: o for o in sorted(found.values(), key=lambda o: (-o.multiplications, o.name))}
+        existing = entries.get(name)
+        entries[name] = replace(existing, count=existing.count + 1) if existing else Operation(name, node, within, size)
+    return {o.name: o for o in sorted(entries.values(), key=lambda o: (-o.multiplications, o.name))}
 
 
 def fastest(operation: Operation, machine: Machine, compiled: Compile) -> str:
     """The schedule that is faster than the usual one, which is the empty text."""
-    alone = single(operation.within, operation.node)
-    calls = {DEFAULT: Call(alone, machine, compiled)}
-    for chosen in operation.choices(machine):
-        calls[chosen] = Call(alone, replace(machine, schedules={operation.name: chosen}), compiled)
+    graph = single(operation.within, operation.node)
+    calls = {DEFAULT: Call(graph, machine, compiled)}
+    for schedule in operation.choices(machine):
+        calls[schedule] = Call(graph, replace(machine, schedules={operation.name: schedule}), compiled)
     times = in_turns(calls, seconds=SECONDS)
     best = min(times, key=lambda n: times[n])
     return best if times[best] < (1 - MARGIN) * times[DEFAULT] else DEFAULT
@@ -162,29 +170,29 @@ def fastest(operation: Operation, machine: Machine, compiled: Compile) -> str:
 
 def single(graph: Graph, node: Node) -> Graph:
     """An operation alone, its right operand known if it is known in the graph."""
-    known: set[str] = set()
+    constants: set[str] = set()
     operands: list[Value | None] = []
     with Builder() as b:
         for k, v in enumerate(node.operands):
             assert v is not None
             operands.append(b.input(f"x{k}", shape_of(v), v.dtype))
-            if k == 1 and known_elements(graph, v) is not None:
-                known.add(f"x{k}")
-        made = b.emit(node.op, operands, node.attributes)
-    alone = b.build({"y": made[0]})
-    arrays = random_arguments(alone)
+            if k == 1 and constant_elements(graph, v) is not None:
+                constants.add(f"x{k}")
+        results = b.emit(node.op, operands, node.attributes)
+    single_graph = b.build({"y": results[0]})
+    arrays = random_arguments(single_graph)
 
     def constant(i: Input) -> Input:
-        return Input(i.value, "constant", arrays[i.name], i.tags) if i.name in known else i
+        return Input(i.value, "constant", arrays[i.name], i.tags) if i.name in constants else i
 
-    return alone.replaced(inputs=tuple(map(constant, alone.inputs)))
+    return single_graph.replaced(inputs=tuple(map(constant, single_graph.inputs)))
 
 
 class Call:
     """A call of a graph's program on random numbers."""
 
     def __init__(self, graph: Graph, machine: Machine, compiled: Compile) -> None:
-        self.executable = compiled(graph, machine, Purpose())
+        self.executable = compiled(graph, machine, CompileTarget())
         self.given = random_arguments(graph)
 
     def __call__(self) -> Mapping[str, Any]:

@@ -161,7 +161,7 @@ def sequence(body: list[Stmt]) -> Stmt:
 class Function:
     """A function of TIR, and how the C printer writes it."""
 
-    made: Any
+    primfunc: Any
     names: frozenset[str]  # arrays that are names of values
     read: int  # number of leading parameters that are only read
     helpers: Mapping[str, Function] = field(default_factory=dict)  # functions that it calls

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import product as every
+from itertools import product as cartesian
 from typing import Any
 
 from mithril import ops
@@ -37,20 +37,20 @@ class Reader:
         self.producers = producers
         self.buffers = buffers
         self.shapes: dict[Value, tuple[int, ...]] = {}  # where axes have been merged
-        self.given: list[dict[Any, t.Expr]] = [{}]
-        self._kept: list[Any] = []  # positions, kept alive because their ids are keys
+        self.elements: list[dict[Any, t.Expr]] = [{}]
+        self._keep_alive: list[Any] = []  # positions, kept alive because their ids are keys
 
     def shape(self, value: Value) -> tuple[int, ...]:
-        found = self.shapes.get(value)
-        return found if found is not None else shape_of(value)
+        merged = self.shapes.get(value)
+        return merged if merged is not None else shape_of(value)
 
     # -- code -----------------------------------------------------------------------------------------------------
     @contextmanager
     def loop(self, name: str, extent: Any, kind: Any = t.SERIAL) -> Iterator[Any]:
         with self.code.loop(name, extent, kind) as i:
-            self.given.append({})
+            self.elements.append({})
             yield i
-            self.given.pop()
+            self.elements.pop()
 
     def either(self, condition: Any, yes: Callable[[], None], no: Callable[[], None]) -> None:
         """One of two, by a condition that is known now (a bool) or when the code runs."""
@@ -59,10 +59,10 @@ class Reader:
             return
         blocks = []
         for write in (yes, no):
-            self.given.append({})
+            self.elements.append({})
             with self.code.block() as block:
                 write()
-            self.given.pop()
+            self.elements.pop()
             blocks.append(block)
         self.code.either(condition, *blocks)
 
@@ -72,8 +72,8 @@ class Reader:
         if not extents:
             yield ()
             return
-        with self._nest(names, list(extents), dict(kinds or {}), 0) as found:
-            yield found
+        with self._nest(names, list(extents), dict(kinds or {}), 0) as index:
+            yield index
 
     @contextmanager
     def _nest(self, names: str, extents: list[int], kinds: dict[int, Any], k: int) -> Iterator[Index]:
@@ -86,44 +86,44 @@ class Reader:
                     yield (i, *rest)
 
     @contextmanager
-    def several(self, names: str, extents: Sequence[int], most: int = 9) -> Iterator[list[Index]]:
+    def several(self, names: str, extents: Sequence[int], limit: int = 9) -> Iterator[list[Index]]:
         """All positions of a small shape, one after the other in the code, or those of one round of a loop."""
-        if math.prod(extents) <= most:
-            yield list(every(*map(range, extents)))
+        if math.prod(extents) <= limit:
+            yield list(cartesian(*map(range, extents)))
             return
-        with self.nest(names, extents) as at:
-            yield [at]
+        with self.nest(names, extents) as index:
+            yield [index]
 
     # -- elements -------------------------------------------------------------------------------------------------
-    def key(self, value: Value, at: Index) -> Any:
-        self._kept.append(at)
-        return (value, tuple(i if isinstance(i, int) else ("e", id(i)) for i in at))
+    def key(self, value: Value, index: Index) -> Any:
+        self._keep_alive.append(index)
+        return (value, tuple(i if isinstance(i, int) else ("e", id(i)) for i in index))
 
-    def give(self, value: Value, at: Index, element: t.Expr) -> None:
+    def give(self, value: Value, index: Index, element: t.Expr) -> None:
         """An element that is known from here on."""
-        self.given[-1][self.key(value, at)] = element
+        self.elements[-1][self.key(value, index)] = element
 
-    def at(self, value: Value, at: Index) -> t.Expr:
+    def at(self, value: Value, index: Index) -> t.Expr:
         """The element of a value at a position."""
-        key = self.key(value, at)
-        for elements in reversed(self.given):
+        key = self.key(value, index)
+        for elements in reversed(self.elements):
             element: t.Expr | None = elements.get(key)
             if element is not None:
                 return element
         buffer = self.buffers.get(value)
         if buffer is not None:
-            made = load(buffer, self.flat(at, self.shape(value)), value.dtype)
+            result = load(buffer, self.flat(index, self.shape(value)), value.dtype)
         else:
             node = self.producers[value]
-            made = RULES[node.op.name](self, node, at)
-        made = self.code.let(made, value.name)
-        self.given[-1][key] = made
-        return made
+            result = RULES[node.op.name](self, node, index)
+        result = self.code.let(result, value.name)
+        self.elements[-1][key] = result
+        return result
 
-    def flat(self, at: Index, shape: Sequence[int]) -> Any:
+    def flat(self, index: Index, shape: Sequence[int]) -> Any:
         """The number of a position in row-major order."""
         total: Any = 0
-        for k, (i, n) in enumerate(zip(at, shape, strict=True)):
+        for k, (i, n) in enumerate(zip(index, shape, strict=True)):
             total = (total * n if k else 0) + (0 if isinstance(n, int) and n == 1 else i)
         return total
 
@@ -137,15 +137,15 @@ class Reader:
             out.append(self.position(i % n if k and n != 1 else (i if n != 1 else 0)))
         return tuple(out)
 
-    def position(self, at: Any) -> Any:
+    def position(self, index: Any) -> Any:
         """A position that is used more than once: by name, unless it is a sum, which vector loads must see through."""
-        return at if isinstance(at, int) or t.is_affine(at) else self.code.let(at, "at")
+        return index if isinstance(index, int) or t.is_affine(index) else self.code.let(index, "at")
 
-    def broadcast(self, value: Value, at: Index) -> t.Expr:
+    def broadcast(self, value: Value, index: Index) -> t.Expr:
         """The element that meets a position of a larger shape."""
         shape = self.shape(value)
-        lead = len(at) - len(shape)
-        return self.at(value, tuple(0 if n == 1 else at[lead + k] for k, n in enumerate(shape)))
+        lead = len(index) - len(shape)
+        return self.at(value, tuple(0 if n == 1 else index[lead + k] for k, n in enumerate(shape)))
 
 
 # -- element-wise -------------------------------------------------------------------------------------------------
@@ -154,13 +154,13 @@ def is_uniform(node: Node | None) -> bool:
     return node is not None and node.op in (ops.constant, ops.full)
 
 
-def _elementwise(reader: Reader, node: Node, at: Index) -> t.Expr:
-    operands = [reader.broadcast(v, at) for v in node.operands if v is not None]
+def _elementwise(reader: Reader, node: Node, index: Index) -> t.Expr:
+    operands = [reader.broadcast(v, index) for v in node.operands if v is not None]
     first = node.operands[0]
     assert first is not None
     kind = first.dtype if node.op is not ops.where else node.result.dtype
-    made = scalar_ops.apply(reader.code, node.op, operands, kind, node.attributes)
-    return rounded(reader.code, made, node.result.dtype)
+    result = scalar_ops.apply(reader.code, node.op, operands, kind, node.attributes)
+    return rounded(reader.code, result, node.result.dtype)
 
 
 for _name in scalar_ops.RULES:
@@ -168,61 +168,61 @@ for _name in scalar_ops.RULES:
 
 
 @rule(ops.constant, ops.full)
-def _constant(reader: Reader, node: Node, at: Index) -> t.Expr:
+def _constant(reader: Reader, node: Node, index: Index) -> t.Expr:
     value, dtype = node.attributes["value"], node.result.dtype
     return t.const(float(dtype.numpy.type(value)) if dtype.is_float else value, computed(dtype))
 
 
 @rule(ops.size_value)
-def _size_value(reader: Reader, node: Node, at: Index) -> t.Expr:
+def _size_value(reader: Reader, node: Node, index: Index) -> t.Expr:
     return t.const(int(node.attributes["value"]), "int32")
 
 
 @rule(ops.iota)
-def _iota(reader: Reader, node: Node, at: Index) -> t.Expr:
+def _iota(reader: Reader, node: Node, index: Index) -> t.Expr:
     dtype = node.result.dtype
-    return rounded(reader.code, t.cast(t.index(at[node.attributes["axis"]]), computed(dtype)), dtype)
+    return rounded(reader.code, t.cast(t.index(index[node.attributes["axis"]]), computed(dtype)), dtype)
 
 
 # -- places -------------------------------------------------------------------------------------------------------
 def operand(node: Node, k: int = 0) -> Value:
-    found = node.operands[k]
-    assert found is not None
-    return found
+    value = node.operands[k]
+    assert value is not None
+    return value
 
 
 @rule(ops.broadcast_to)
-def _broadcast_to(reader: Reader, node: Node, at: Index) -> t.Expr:
-    return reader.broadcast(operand(node), at)
+def _broadcast_to(reader: Reader, node: Node, index: Index) -> t.Expr:
+    return reader.broadcast(operand(node), index)
 
 
 @rule(ops.barrier)
-def _barrier(reader: Reader, node: Node, at: Index) -> t.Expr:
-    return reader.at(operand(node), at)
+def _barrier(reader: Reader, node: Node, index: Index) -> t.Expr:
+    return reader.at(operand(node), index)
 
 
 @rule(ops.reshape)
-def _reshape(reader: Reader, node: Node, at: Index) -> t.Expr:
+def _reshape(reader: Reader, node: Node, index: Index) -> t.Expr:
     x = operand(node)
-    return reader.at(x, unflattened(reader, at, reader.shape(node.result), shape_of(x)))
+    return reader.at(x, unflattened(reader, index, reader.shape(node.result), shape_of(x)))
 
 
-def unflattened(reader: Reader, at: Index, shape: Sequence[int], wanted: Sequence[int]) -> Index:
+def unflattened(reader: Reader, index: Index, shape: Sequence[int], target_shape: Sequence[int]) -> Index:
     """The same element's position under another shape; groups of axes that make each other up stay apart."""
     out: list[Any] = []
     a = b = 0
-    while a < len(shape) or b < len(wanted):
+    while a < len(shape) or b < len(target_shape):
         left, right = a, b
         m = n = 1
         while m != n or (a == left and b == right):
-            if (m <= n and a < len(shape)) or b == len(wanted):
+            if (m <= n and a < len(shape)) or b == len(target_shape):
                 m *= shape[a]
                 a += 1
             else:
-                n *= wanted[b]
+                n *= target_shape[b]
                 b += 1
-        flat = reader.flat(at[left:a], shape[left:a])
-        out += _split(reader, flat, wanted[right:b])
+        flat = reader.flat(index[left:a], shape[left:a])
+        out += _split(reader, flat, target_shape[right:b])
     return tuple(out)
 
 
@@ -230,187 +230,187 @@ def _split(reader: Reader, flat: Any, shape: Sequence[int]) -> list[Any]:
     if not shape:
         return []
     if math.prod(shape) == max(shape):  # only one axis is longer than one
-        where = max(range(len(shape)), key=lambda k: shape[k])
+        axis = max(range(len(shape)), key=lambda k: shape[k])
         flat = reader.position(flat)
-        return [flat if k == where and shape[k] != 1 else 0 for k in range(len(shape))]
+        return [flat if k == axis and shape[k] != 1 else 0 for k in range(len(shape))]
     return list(reader.split(flat, shape))
 
 
 @rule(ops.transpose)
-def _transpose(reader: Reader, node: Node, at: Index) -> t.Expr:
+def _transpose(reader: Reader, node: Node, index: Index) -> t.Expr:
     perm = node.attributes["perm"]
-    return reader.at(operand(node), tuple(at[perm.index(k)] for k in range(len(perm))))
+    return reader.at(operand(node), tuple(index[perm.index(k)] for k in range(len(perm))))
 
 
 @rule(ops.slice)
-def _slice(reader: Reader, node: Node, at: Index) -> t.Expr:
-    x, found = operand(node), list(at)
+def _slice(reader: Reader, node: Node, index: Index) -> t.Expr:
+    x, source_index = operand(node), list(index)
     a = node.attributes
     for start, stop, step, axis in zip(a["starts"], a["stops"], a["steps"], a["axes"], strict=True):
         first = slice(int(start), int(stop), step).indices(shape_of(x)[axis])[0]
-        found[axis] = reader.position(at[axis] * step + first)
-    return reader.at(x, tuple(found))
+        source_index[axis] = reader.position(index[axis] * step + first)
+    return reader.at(x, tuple(source_index))
 
 
 @rule(ops.flip)
-def _flip(reader: Reader, node: Node, at: Index) -> t.Expr:
+def _flip(reader: Reader, node: Node, index: Index) -> t.Expr:
     shape, axes = shape_of(operand(node)), node.attributes["axis"]
     return reader.at(
         operand(node),
-        tuple(reader.position(shape[k] - 1 - i) if k in axes else i for k, i in enumerate(at)),
+        tuple(reader.position(shape[k] - 1 - i) if k in axes else i for k, i in enumerate(index)),
     )
 
 
-def clamped(reader: Reader, at: Any, low: int, high: int) -> Any:
+def clamped(reader: Reader, index: Any, low: int, high: int) -> Any:
     """A position kept from low to high inclusive."""
-    if isinstance(at, int):
-        return min(max(at, low), high)
-    at = reader.position(at)
-    at = reader.position(t.select(at < low, t.index(low), at))
-    return reader.position(t.select(at > high, t.index(high), at))
+    if isinstance(index, int):
+        return min(max(index, low), high)
+    index = reader.position(index)
+    index = reader.position(t.select(index < low, t.index(low), index))
+    return reader.position(t.select(index > high, t.index(high), index))
 
 
-def between(at: Any, low: int, high: int) -> t.Expr:
+def between(index: Any, low: int, high: int) -> t.Expr:
     """Whether low <= at < high."""
-    if isinstance(at, int):
-        return t.const(low <= at < high, "bool")
-    position: t.Expr = at
+    if isinstance(index, int):
+        return t.const(low <= index < high, "bool")
+    position: t.Expr = index
     return (position >= low) & (position < high)
 
 
 def conjunction(conditions: list[t.Expr]) -> t.Expr:
-    made = t.const(True, "bool")
+    result = t.const(True, "bool")
     for k, condition in enumerate(conditions):
-        made = condition if k == 0 else made & condition
-    return made
+        result = condition if k == 0 else result & condition
+    return result
 
 
 @rule(ops.pad)
-def _pad(reader: Reader, node: Node, at: Index) -> t.Expr:
+def _pad(reader: Reader, node: Node, index: Index) -> t.Expr:
     x, widths, mode = operand(node), node.attributes["widths"], node.attributes["mode"]
-    shape, inside, found = shape_of(x), [], []
-    for i, n, (before, after) in zip(at, shape, widths, strict=True):
+    shape, conditions, source_index = shape_of(x), [], []
+    for i, n, (before, after) in zip(index, shape, widths, strict=True):
         if before == 0 and after == 0:
-            found.append(i)
+            source_index.append(i)
             continue
-        moved = reader.position(i - int(before))
-        inside.append(between(moved, 0, n))
-        kept = clamped(reader, moved, 0, n - 1)
-        found.append(reader.position(kept * 2 - moved) if mode == "reflect" else kept)
-    fill = _constant(reader, node, at)
+        shifted = reader.position(i - int(before))
+        conditions.append(between(shifted, 0, n))
+        inner = clamped(reader, shifted, 0, n - 1)
+        source_index.append(reader.position(inner * 2 - shifted) if mode == "reflect" else inner)
+    fill = _constant(reader, node, index)
     if 0 in shape:
         return fill
-    made = reader.at(x, tuple(found))
-    return made if mode != "constant" or not inside else t.select(conjunction(inside), made, fill)
+    element = reader.at(x, tuple(source_index))
+    return element if mode != "constant" or not conditions else t.select(conjunction(conditions), element, fill)
 
 
 @rule(ops.concat)
-def _concat(reader: Reader, node: Node, at: Index) -> t.Expr:
-    axis, made, end = node.attributes["axis"], None, 0
+def _concat(reader: Reader, node: Node, index: Index) -> t.Expr:
+    axis, result, end = node.attributes["axis"], None, 0
     for x in node.operands:
         assert x is not None
         n, start = shape_of(x)[axis], end
         end += n
         if 0 in shape_of(x):
             continue
-        place = clamped(reader, at[axis] - start, 0, n - 1)
-        element = reader.at(x, (*at[:axis], place, *at[axis + 1 :]))
-        here = t.index(at[axis]) >= start
-        made = element if made is None else reader.code.let(t.select(here, element, made), "joined")
-    assert made is not None
-    return made
+        offset = clamped(reader, index[axis] - start, 0, n - 1)
+        element = reader.at(x, (*index[:axis], offset, *index[axis + 1 :]))
+        is_reached = t.index(index[axis]) >= start
+        result = element if result is None else reader.code.let(t.select(is_reached, element, result), "joined")
+    assert result is not None
+    return result
 
 
 @rule(ops.tril, ops.triu)
-def _triangle(reader: Reader, node: Node, at: Index) -> t.Expr:
-    edge = t.index(at[-2] + int(node.attributes["k"]))
-    kept = t.binary("le" if node.op is ops.tril else "ge", t.index(at[-1]), edge)
+def _triangle(reader: Reader, node: Node, index: Index) -> t.Expr:
+    edge = t.index(index[-2] + int(node.attributes["k"]))
+    condition = t.binary("le" if node.op is ops.tril else "ge", t.index(index[-1]), edge)
     zero = t.const(0, computed(node.result.dtype))
-    return t.select(kept, reader.at(operand(node), at), zero)
+    return t.select(condition, reader.at(operand(node), index), zero)
 
 
 # -- computed places ----------------------------------------------------------------------------------------------
-def position_in(reader: Reader, positions: Value, at: Index, size: int) -> Any:
+def position_in(reader: Reader, positions: Value, index: Index, size: int) -> Any:
     """A position that is read: negative ones count from the end, what is outside is moved inside."""
-    found, dtype = reader.at(positions, at), positions.dtype
-    wide = "int64" if dtype.bits == 64 or dtype.name == "uint32" else "int32"
+    position, dtype = reader.at(positions, index), positions.dtype
+    index_dtype = "int64" if dtype.bits == 64 or dtype.name == "uint32" else "int32"
     if dtype.kind == "uint":
         if dtype.limits[1] >= size:
             limit = t.const(size - 1, dtype.name)
-            found = t.select(found > limit, limit, found)
-        return reader.code.let(t.cast(found, "int32"), "at")
-    found = reader.code.let(t.cast(found, wide), "at")
-    zero, count = t.const(0, wide), t.const(size, wide)
-    found = reader.code.let(t.select(found < zero, found + count, found), "at")
-    last = t.const(size - 1, wide)
-    found = t.select(found < zero, zero, t.select(found > last, last, found))
-    return reader.code.let(t.cast(found, "int32"), "at")
+            position = t.select(position > limit, limit, position)
+        return reader.code.let(t.cast(position, "int32"), "at")
+    position = reader.code.let(t.cast(position, index_dtype), "at")
+    zero, count = t.const(0, index_dtype), t.const(size, index_dtype)
+    position = reader.code.let(t.select(position < zero, position + count, position), "at")
+    last = t.const(size - 1, index_dtype)
+    position = t.select(position < zero, zero, t.select(position > last, last, position))
+    return reader.code.let(t.cast(position, "int32"), "at")
 
 
 @rule(ops.take)
-def _take(reader: Reader, node: Node, at: Index) -> t.Expr:
+def _take(reader: Reader, node: Node, index: Index) -> t.Expr:
     x, indices, axis = operand(node), operand(node, 1), node.attributes["axis"]
     rank = len(indices.shape)
-    place = position_in(reader, indices, at[axis : axis + rank], shape_of(x)[axis])
-    return reader.at(x, (*at[:axis], place, *at[axis + rank :]))
+    position = position_in(reader, indices, index[axis : axis + rank], shape_of(x)[axis])
+    return reader.at(x, (*index[:axis], position, *index[axis + rank :]))
 
 
 @rule(ops.take_along_axis)
-def _take_along_axis(reader: Reader, node: Node, at: Index) -> t.Expr:
+def _take_along_axis(reader: Reader, node: Node, index: Index) -> t.Expr:
     x, axis = operand(node), node.attributes["axis"]
-    place = position_in(reader, operand(node, 1), at, shape_of(x)[axis])
-    return reader.at(x, (*at[:axis], place, *at[axis + 1 :]))
+    position = position_in(reader, operand(node, 1), index, shape_of(x)[axis])
+    return reader.at(x, (*index[:axis], position, *index[axis + 1 :]))
 
 
 @rule(ops.gather_nd)
-def _gather_nd(reader: Reader, node: Node, at: Index) -> t.Expr:
+def _gather_nd(reader: Reader, node: Node, index: Index) -> t.Expr:
     x, indices, batch = operand(node), operand(node, 1), node.attributes["batch_dims"]
     rank, depth, shape = len(indices.shape) - 1, shape_of(indices)[-1], shape_of(x)
-    places = [position_in(reader, indices, (*at[:rank], k), shape[batch + k]) for k in range(depth)]
-    return reader.at(x, (*at[:batch], *places, *at[rank:]))
+    positions = [position_in(reader, indices, (*index[:rank], k), shape[batch + k]) for k in range(depth)]
+    return reader.at(x, (*index[:batch], *positions, *index[rank:]))
 
 
 def window_starts(reader: Reader, starts: Value, shape: Sequence[int], sizes: Sequence[int]) -> list[Any]:
     """Where a part of a known size begins, moved inside so that it does not overrun."""
-    found: list[Any] = []
+    result: list[Any] = []
     for k, (n, size) in enumerate(zip(shape, sizes, strict=True)):
         if n == size:
-            found.append(0)
+            result.append(0)
             continue
         dtype = starts.dtype
-        wide = "int64" if dtype.bits == 64 or dtype.name == "uint32" else "int32"
+        index_dtype = "int64" if dtype.bits == 64 or dtype.name == "uint32" else "int32"
         start = reader.at(starts, (k,))
         if dtype.name == "uint64":
             limit = t.const(n, "uint64")
             start = t.select(start > limit, limit, start)
-        start = reader.code.let(t.cast(start, wide), "start")
-        zero, last = t.const(0, wide), t.const(n - size, wide)
-        wrapped = start + t.const(n, wide)
+        start = reader.code.let(t.cast(start, index_dtype), "start")
+        zero, last = t.const(0, index_dtype), t.const(n - size, index_dtype)
+        wrapped = start + t.const(n, index_dtype)
         start = reader.code.let(t.select(start < zero, wrapped, start), "start")
         start = t.select(start < zero, zero, t.select(start > last, last, start))
-        found.append(reader.code.let(t.cast(start, "int32"), "start"))
-    return found
+        result.append(reader.code.let(t.cast(start, "int32"), "start"))
+    return result
 
 
 @rule(ops.dynamic_slice)
-def _dynamic_slice(reader: Reader, node: Node, at: Index) -> t.Expr:
+def _dynamic_slice(reader: Reader, node: Node, index: Index) -> t.Expr:
     x, starts = operand(node), operand(node, 1)
     begin = window_starts(reader, starts, shape_of(x), shape_of(node.result))
-    return reader.at(x, tuple(reader.position(b + i) for b, i in zip(begin, at, strict=True)))
+    return reader.at(x, tuple(reader.position(b + i) for b, i in zip(begin, index, strict=True)))
 
 
 @rule(ops.dynamic_update_slice)
-def _dynamic_update_slice(reader: Reader, node: Node, at: Index) -> t.Expr:
+def _dynamic_update_slice(reader: Reader, node: Node, index: Index) -> t.Expr:
     x, update, starts = (operand(node, k) for k in range(3))
     if 0 in shape_of(update):
-        return reader.at(x, at)
+        return reader.at(x, index)
     begin = window_starts(reader, starts, shape_of(x), shape_of(update))
-    inside, places = [], []
-    for b, i, n in zip(begin, at, shape_of(update), strict=True):
-        place = reader.position(i - b)
-        inside.append(between(place, 0, n))
-        places.append(clamped(reader, place, 0, n - 1))
-    return t.select(conjunction(inside), reader.at(update, tuple(places)), reader.at(x, at))
+    conditions, update_index = [], []
+    for b, i, n in zip(begin, index, shape_of(update), strict=True):
+        offset = reader.position(i - b)
+        conditions.append(between(offset, 0, n))
+        update_index.append(clamped(reader, offset, 0, n - 1))
+    return t.select(conjunction(conditions), reader.at(update, tuple(update_index)), reader.at(x, index))
 
 
 # -- random numbers -----------------------------------------------------------------------------------------------
@@ -441,21 +441,21 @@ def threefry(reader: Reader, key: Value, high: t.Expr, low: t.Expr) -> tuple[t.E
 
 
 @rule(ops.random_bits)
-def _random_bits(reader: Reader, node: Node, at: Index) -> t.Expr:
-    number = t.cast(t.index(reader.flat(at, shape_of(node.result))), "uint32")
+def _random_bits(reader: Reader, node: Node, index: Index) -> t.Expr:
+    number = t.cast(t.index(reader.flat(index, shape_of(node.result))), "uint32")
     a, b = threefry(reader, operand(node), t.const(0, "uint32"), number)
     return a ^ b
 
 
 @rule(ops.split_key)
-def _split_key(reader: Reader, node: Node, at: Index) -> t.Expr:
-    a, b = threefry(reader, operand(node), t.const(0, "uint32"), t.cast(t.index(at[0]), "uint32"))
-    return t.select(t.equal(t.index(at[1]), 0), a, b)
+def _split_key(reader: Reader, node: Node, index: Index) -> t.Expr:
+    a, b = threefry(reader, operand(node), t.const(0, "uint32"), t.cast(t.index(index[0]), "uint32"))
+    return t.select(t.equal(t.index(index[1]), 0), a, b)
 
 
 @rule(ops.fold_in)
-def _fold_in(reader: Reader, node: Node, at: Index) -> t.Expr:
+def _fold_in(reader: Reader, node: Node, index: Index) -> t.Expr:
     data = operand(node, 1)
     word = scalar_ops.convert(reader.code, reader.at(data, ()), data.dtype, data.dtype)
     a, b = threefry(reader, operand(node), t.const(0, "uint32"), t.cast(word, "uint32"))
-    return t.select(t.equal(t.index(at[0]), 0), a, b)
+    return t.select(t.equal(t.index(index[0]), 0), a, b)

@@ -12,7 +12,7 @@ from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
-from mithril_cbackend.lowering.element.transpose import turned, turns
+from mithril_cbackend.lowering.element.transpose import final_transpose, transpose_squares
 from mithril_cbackend.lowering.element.vectorization import is_plain, vectorizable
 
 
@@ -65,9 +65,9 @@ def merged(values: Sequence[Value] | None, shape: tuple[int, ...], breaks: Seque
     return groups
 
 
-def _together(given: tuple[int, ...], shape: tuple[int, ...], axes: list[int]) -> bool:
+def _together(value_shape: tuple[int, ...], shape: tuple[int, ...], axes: list[int]) -> bool:
     """Whether a value has all of some axes in full, or none of them."""
-    return all(given[k] == shape[k] for k in axes) or all(given[k] == 1 for k in axes)
+    return all(value_shape[k] == shape[k] for k in axes) or all(value_shape[k] == 1 for k in axes)
 
 
 def merge(
@@ -85,9 +85,9 @@ def merge(
 def elementwise(kernel: Kernel, name: str, machine: Machine) -> Any:
     """One nest of loops over the results, which all have one shape."""
     frame = Frame(kernel, name, machine)
-    node = turns(kernel, machine.lanes())
+    node = final_transpose(kernel, machine.lanes())
     if node is not None:
-        turned(frame, node)
+        transpose_squares(frame, node)
         return frame.finish()
     shape = shape_of(kernel.outputs[0])
     values = aligned_values(kernel)
@@ -102,34 +102,37 @@ def over_elements(frame: Frame, results: Sequence[Value], extents: Sequence[int]
         return
     lanes = min(frame.machine.lanes(v.dtype.bits if v.dtype.bits >= 32 else 32) for v in results)
     outer, inner = list(extents[:-1]), extents[-1] if extents else 1
-    whole = inner // lanes if vectors else 0
+    num_vectors = inner // lanes if vectors else 0
     work = math.prod(extents) * len(frame.kernel.nodes)
 
-    def body(at: Index) -> None:
+    def body(index: Index) -> None:
         for v in results:
-            frame.write(v, at, frame.reader.at(v, at))
+            frame.write(v, index, frame.reader.at(v, index))
 
     if not extents:
         body(())
         return
-    if len(outer) == 0 and whole:  # one long row: its chunks are shared among threads
-        with frame.reader.loop("i", whole, frame.parallel(work)) as i, frame.reader.loop("j", lanes, t.VECTORIZED) as j:
+    if len(outer) == 0 and num_vectors:  # one long row: its chunks are shared among threads
+        with (
+            frame.reader.loop("i", num_vectors, frame.parallel(work)) as i,
+            frame.reader.loop("j", lanes, t.VECTORIZED) as j,
+        ):
             body((frame.reader.position(i * lanes + j),))
         if inner % lanes:
             with frame.reader.loop("k", inner % lanes) as k:
-                body((frame.reader.position(k + whole * lanes),))
+                body((frame.reader.position(k + num_vectors * lanes),))
         return
-    with frame.reader.nest("", outer, frame.kinds(outer, work)) as at:
-        inner_loop(frame, at, inner, lanes if vectors else 0, body)
+    with frame.reader.nest("", outer, frame.kinds(outer, work)) as index:
+        inner_loop(frame, index, inner, lanes if vectors else 0, body)
 
 
-def inner_loop(frame: Frame, at: Index, inner: int, lanes: int, body: Any) -> None:
+def inner_loop(frame: Frame, index: Index, inner: int, lanes: int, body: Any) -> None:
     """The last axis: whole vectors, then what is left one by one."""
-    whole = inner // lanes if lanes else 0
-    if whole:
-        with frame.reader.loop("i", whole) as i, frame.reader.loop("j", lanes, t.VECTORIZED) as j:
-            body((*at, frame.reader.position(i * lanes + j)))
-    rest = inner - whole * lanes
+    num_vectors = inner // lanes if lanes else 0
+    if num_vectors:
+        with frame.reader.loop("i", num_vectors) as i, frame.reader.loop("j", lanes, t.VECTORIZED) as j:
+            body((*index, frame.reader.position(i * lanes + j)))
+    rest = inner - num_vectors * lanes
     if rest:
         with frame.reader.loop("k", rest) as k:
-            body((*at, frame.reader.position(k + whole * lanes)) if whole else (*at, k))
+            body((*index, frame.reader.position(k + num_vectors * lanes)) if num_vectors else (*index, k))

@@ -41,27 +41,27 @@ class Kernel:
     def read_stored(self) -> None:
         """Find out which values come from outside."""
         self.nodes = self._in_order()
-        made = {v for node in self.nodes for v in node.results}
-        found: dict[Value, None] = {}
+        inner_values = {v for node in self.nodes for v in node.results}
+        captures: dict[Value, None] = {}
         for node in self.nodes:
             for v in node.operands:
-                if v is not None and v not in made and (node is not self.anchor or v not in self.prepared):
-                    found[v] = None
-        self.inputs = [*found, *(v for v, _ in self.prepared.values())]
+                if v is not None and v not in inner_values and (node is not self.anchor or v not in self.prepared):
+                    captures[v] = None
+        self.inputs = [*captures, *(v for v, _ in self.prepared.values())]
 
     def _in_order(self) -> list[Node]:
         """The nodes in an order that only depends on what they compute: operands first, from the outputs on."""
         producers = self.producers
-        found: dict[Node, None] = {}
+        order: dict[Node, None] = {}
         pending = [producers[v] for v in reversed(self.outputs)]
         while pending:
             node = pending[-1]
-            left = [producers[v] for v in node.operands if v in producers and producers[v] not in found]
+            left = [producers[v] for v in node.operands if v in producers and producers[v] not in order]
             if left:
                 pending += reversed(left)
             else:
-                found[pending.pop()] = None
-        return list(found)
+                order[pending.pop()] = None
+        return list(order)
 
     @property
     def producers(self) -> dict[Value, Node]:
@@ -81,8 +81,8 @@ class Kernel:
             parts.append(f"{number(v)}:{v.type}")
         for node in self.nodes:
             read = ",".join(map(number, node.operands))
-            made = ",".join(f"{number(v)}:{v.type}" for v in node.results)
-            parts.append(f"{made}={node.op.name}({read}|{attributes_text(node.attributes, {})})")
+            results = ",".join(f"{number(v)}:{v.type}" for v in node.results)
+            parts.append(f"{results}={node.op.name}({read}|{attributes_text(node.attributes, {})})")
         parts.append(">" + ",".join(map(number, self.outputs)) + "@" + number(self.anchor.results[0]))
         return ";".join(parts)
 
@@ -92,8 +92,8 @@ class Kernel:
         for node in self.nodes:
             if node.op not in SILENT:
                 words[node.op.name] = None
-        chosen = list(words)[-4:] or [self.anchor.op.name]
-        return "_".join(chosen)
+        selection = list(words)[-4:] or [self.anchor.op.name]
+        return "_".join(selection)
 
 
 @dataclass(frozen=True)

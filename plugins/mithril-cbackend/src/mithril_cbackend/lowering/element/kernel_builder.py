@@ -59,9 +59,9 @@ class Frame:
     def kinds(self, extents: Sequence[int], work: int) -> dict[int, Any]:
         """Of the loops of a nest over so much work: the outermost that has a round for every thread is shared."""
         enough = [k for k, n in enumerate(extents) if n >= self.machine.threads]
-        some = [k for k, n in enumerate(extents) if n > 1]
-        chosen = next(iter(enough + some), None)
-        return {} if chosen is None else {chosen: self.parallel(work)}
+        longer = [k for k, n in enumerate(extents) if n > 1]
+        axis = next(iter(enough + longer), None)
+        return {} if axis is None else {axis: self.parallel(work)}
 
     def workers(self, work: int, items: int) -> int:
         """How many threads share so much work on so many items."""
@@ -72,29 +72,29 @@ class Frame:
         """A loop over items, dealt out to the threads: which thread (for buffers of its own), and which item."""
         workers = self.workers(work, items)
         with self.reader.loop("worker", workers, t.PARALLEL) as worker:
-            whole, rest = divmod(items, workers)
-            mine: Any = whole if rest == 0 else (items + workers - 1 - worker) // workers
-            with self.reader.loop(name, mine) as i:
+            per_worker, rest = divmod(items, workers)
+            extent: Any = per_worker if rest == 0 else (items + workers - 1 - worker) // workers
+            with self.reader.loop(name, extent) as i:
                 yield worker, i * workers + worker
 
-    def write(self, value: Value, at: Index, element: t.Expr) -> None:
+    def write(self, value: Value, index: Index, element: t.Expr) -> None:
         """Store an element of a result."""
         shape = self.reader.shape(value)
-        store(self.code, self.outputs[value], self.reader.flat(at, shape), element, value.dtype)
+        store(self.code, self.outputs[value], self.reader.flat(index, shape), element, value.dtype)
 
-    def read(self, value: Value, at: Index) -> t.Expr:
+    def read(self, value: Value, index: Index) -> t.Expr:
         """An element of a result that has been stored."""
-        return load(self.outputs[value], self.reader.flat(at, self.reader.shape(value)), value.dtype)
+        return load(self.outputs[value], self.reader.flat(index, self.reader.shape(value)), value.dtype)
 
-    def emit(self, at: Index, element: t.Expr) -> None:
+    def emit(self, index: Index, element: t.Expr) -> None:
         """An element of the anchor's result has been computed: go on with what follows, and store the results."""
-        made = self.kernel.anchor.result
-        if self.kernel.outputs == [made]:
-            self.write(made, at, element)
+        result = self.kernel.anchor.result
+        if self.kernel.outputs == [result]:
+            self.write(result, index, element)
             return
-        self.reader.give(made, at, self.code.let(element, made.name))
+        self.reader.give(result, index, self.code.let(element, result.name))
         for v in self.kernel.outputs:
-            self.write(v, at, self.reader.at(v, at))
+            self.write(v, index, self.reader.at(v, index))
 
     def write_flat(self, value: Value, flat: Any, element: t.Expr) -> None:
         """Store an element by its number in row-major order."""
@@ -104,5 +104,5 @@ class Frame:
         return load(self.outputs[value], flat, value.dtype)
 
     def finish(self) -> Any:
-        made = t.function(self.name, self.parameters, self.code.finish())
-        return t.Function(made, frozenset(self.code.names), len(self.kernel.inputs), self.code.helpers)
+        primfunc = t.function(self.name, self.parameters, self.code.finish())
+        return t.Function(primfunc, frozenset(self.code.names), len(self.kernel.inputs), self.code.helpers)

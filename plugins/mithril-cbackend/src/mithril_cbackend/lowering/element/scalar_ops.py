@@ -151,8 +151,8 @@ def _floordiv(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.E
     safe, quotient, rest = _truncated(code, a, b, dtype)
     if dtype.kind == "int":
         zero = one(dtype, 0)
-        apart = (rest < zero) ^ (safe < zero)
-        down = t.not_equal(rest, zero) & apart
+        signs_differ = (rest < zero) ^ (safe < zero)
+        down = t.not_equal(rest, zero) & signs_differ
         quotient = quotient - t.cast(down, dtype.name)
         quotient = t.select(t.equal(b, one(dtype, -1)), _neg(code, a, dtype), quotient)
     return t.select(t.equal(b, one(dtype, 0)), one(dtype, 0), quotient)
@@ -166,9 +166,9 @@ def _mod(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     safe, _quotient, rest = _truncated(code, a, b, dtype)
     if dtype.kind == "int":
         zero = one(dtype, 0)
-        apart = (rest < zero) ^ (safe < zero)
-        wrong = t.not_equal(rest, zero) & apart
-        rest = t.select(wrong, rest + safe, rest)
+        signs_differ = (rest < zero) ^ (safe < zero)
+        needs_shift = t.not_equal(rest, zero) & signs_differ
+        rest = t.select(needs_shift, rest + safe, rest)
         rest = t.select(t.equal(b, one(dtype, -1)), zero, rest)
     return t.select(t.equal(b, one(dtype, 0)), one(dtype, 0), rest)
 
@@ -178,11 +178,11 @@ def _divmod(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType) -> tuple[t.Expr, t
     zero = one(dtype, 0.0)
     rest = code.let(t.libm("fmod", a, b), "r")
     quotient = code.let((a - rest) / b, "q")
-    apart = (b < zero) ^ (rest < zero)
-    wrong = code.let(t.not_equal(rest, zero) & apart)
+    signs_differ = (b < zero) ^ (rest < zero)
+    needs_shift = code.let(t.not_equal(rest, zero) & signs_differ)
     signed_zero = t.libm("copysign", zero, b)
-    rest = t.select(t.equal(rest, zero), signed_zero, t.select(wrong, rest + b, rest))
-    quotient = code.let(t.select(wrong, quotient - one(dtype, 1.0), quotient))
+    rest = t.select(t.equal(rest, zero), signed_zero, t.select(needs_shift, rest + b, rest))
+    quotient = code.let(t.select(needs_shift, quotient - one(dtype, 1.0), quotient))
     down = code.let(t.intrinsic("floor", quotient))
     half = quotient - down > one(dtype, 0.5)
     down = t.select(half, down + one(dtype, 1.0), down)
@@ -197,17 +197,17 @@ def _pow(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
         return t.libm("pow", a, b)
     a, b = code.let(a), code.let(b)
     zero, unit = one(dtype, 0), one(dtype, 1)
-    base, left, made = a, b, unit
+    base, exponent, power = a, b, unit
     for _step in range(dtype.bits - (dtype.kind == "int")):  # binary exponentiation, wrapping around
-        odd = t.not_equal(left & unit, zero)
-        made = code.let(t.select(odd, mul(code, made, base, dtype), made))
+        odd = t.not_equal(exponent & unit, zero)
+        power = code.let(t.select(odd, mul(code, power, base, dtype), power))
         base = code.let(mul(code, base, base, dtype))
-        left = code.let(left >> unit)
+        exponent = code.let(exponent >> unit)
     if dtype.kind == "uint":
-        return made
+        return power
     odd = t.not_equal(b & unit, zero)
     negative = t.select(t.equal(a, one(dtype, -1)), t.select(odd, one(dtype, -1), unit), zero)
-    return t.select(b < zero, t.select(t.equal(a, unit), unit, negative), made)
+    return t.select(b < zero, t.select(t.equal(a, unit), unit, negative), power)
 
 
 # -- functions of floats ------------------------------------------------------------------------------------------
@@ -265,9 +265,9 @@ def _erfinv(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
             finite = t.intrinsic("abs", y) < c(float("inf"))
             y = code.let(y - t.select(finite, step, c(0.0)), "y")
     edge = t.equal(t.intrinsic("abs", x), c(1.0))
-    outside = t.intrinsic("abs", x) > c(1.0)
+    is_outside = t.intrinsic("abs", x) > c(1.0)
     y = t.select(edge, x * c(float("inf")), y)
-    return t.select(outside, c(float("nan")), t.select(t.isnan(x), x, y))
+    return t.select(is_outside, c(float("nan")), t.select(t.isnan(x), x, y))
 
 
 # -- comparisons, truth, bits -------------------------------------------------------------------------------------
@@ -335,51 +335,51 @@ for _op, _name in ((ops.bitwise_and, "and"), (ops.bitwise_or, "or"), (ops.bitwis
 
 def _within_width(code: t.Code, b: t.Expr, dtype: DType) -> tuple[t.Expr, t.Expr]:
     b = code.let(b)
-    inside = b < one(dtype, dtype.bits)
+    is_valid = b < one(dtype, dtype.bits)
     if dtype.kind == "int":
-        inside = (b >= one(dtype, 0)) & inside
-    inside = code.let(inside)
-    return inside, t.select(inside, b, one(dtype, 0))
+        is_valid = (b >= one(dtype, 0)) & is_valid
+    is_valid = code.let(is_valid)
+    return is_valid, t.select(is_valid, b, one(dtype, 0))
 
 
 @rule(ops.shift_left)
 def _shift_left(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
-    inside, places = _within_width(code, b, dtype)
+    is_valid, amount = _within_width(code, b, dtype)
     free = f"uint{dtype.bits}"
-    moved = t.cast(t.cast(a, free) << t.cast(places, free), dtype.name)
-    return t.select(inside, moved, one(dtype, 0))
+    shifted = t.cast(t.cast(a, free) << t.cast(amount, free), dtype.name)
+    return t.select(is_valid, shifted, one(dtype, 0))
 
 
 @rule(ops.shift_right)
 def _shift_right(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     a = code.let(a)
-    inside, places = _within_width(code, b, dtype)
+    is_valid, amount = _within_width(code, b, dtype)
     past = a >> one(dtype, dtype.bits - 1) if dtype.kind == "int" else one(dtype, 0)
-    return t.select(inside, a >> places, past)
+    return t.select(is_valid, a >> amount, past)
 
 
 # -- casts --------------------------------------------------------------------------------------------------------
-def convert(code: t.Code, x: t.Expr, source: DType, to: DType) -> t.Expr:
+def convert(code: t.Code, x: t.Expr, source: DType, target: DType) -> t.Expr:
     """Floats to integers round towards zero and saturate, nan becomes 0; integers saturate."""
-    if source is to:
+    if source is target:
         return x
-    if to.is_bool:
+    if target.is_bool:
         return ~t.equal(x, one(source, 0))
-    if to.is_float or source.is_bool:
-        return t.cast(x, computed(to))
+    if target.is_float or source.is_bool:
+        return t.cast(x, computed(target))
     x = code.let(x)
-    low, high = to.limits
+    low, high = target.limits
     if source.is_float:
         over = x >= one(source, float(high))
         under = x <= one(source, float(low))
-        outside = over | under | t.isnan(x)
-        inside = t.cast(t.select(outside, one(source, 0.0), x), to.name)
-        return t.select(over, one(to, high), t.select(under, one(to, low), inside))
+        is_outside = over | under | t.isnan(x)
+        converted = t.cast(t.select(is_outside, one(source, 0.0), x), target.name)
+        return t.select(over, one(target, high), t.select(under, one(target, low), converted))
     if low > source.limits[0]:
         x = code.let(extreme("gt", x, one(source, low), source))
     if high < source.limits[1]:
         x = extreme("lt", x, one(source, high), source)
-    return t.cast(x, to.name)
+    return t.cast(x, target.name)
 
 
 @rule(ops.cast)

@@ -33,11 +33,11 @@ def scatter(kernel: Kernel, name: str, machine: Machine) -> Any:
     rows, row = math.prod(shape[:depth]), math.prod(shape[depth:])
     if 0 in shape:
         return frame.finish()
-    wide = kernel.scratch[0] if kernel.scratch else None
+    accumulator = kernel.scratch[0] if kernel.scratch else None
 
     def put(flat: Any, element: t.Expr) -> None:
-        if wide is not None:
-            code.store(frame.outputs[wide], flat, element)
+        if accumulator is not None:
+            code.store(frame.outputs[accumulator], flat, element)
         else:
             frame.write_flat(node.result, flat, element)
 
@@ -48,19 +48,21 @@ def scatter(kernel: Kernel, name: str, machine: Machine) -> Any:
     reader.shapes[indices] = (math.prod(lead), depth)
     if math.prod(lead) and row:
         with reader.loop("u", math.prod(lead)) as u:
-            place: Any = 0
+            start: Any = 0
             for k in range(depth):
-                place = place * shape[k] + position_in(reader, indices, (u, k), shape[k])
-            place = code.let(t.index(place * row), "place")
+                start = start * shape[k] + position_in(reader, indices, (u, k), shape[k])
+            start = code.let(t.index(start * row), "place")
             with reader.loop("e", row) as e:
-                flat, element = place + e, reader.at(updates, (u, e))
+                flat, element = start + e, reader.at(updates, (u, e))
                 if node.op is ops.scatter_nd_add:
-                    known = (
-                        t.load(frame.outputs[wide], flat) if wide is not None else frame.read_flat(node.result, flat)
+                    current = (
+                        t.load(frame.outputs[accumulator], flat)
+                        if accumulator is not None
+                        else frame.read_flat(node.result, flat)
                     )
-                    element = scalar_ops.add(code, known, element, x.dtype)
+                    element = scalar_ops.add(code, current, element, x.dtype)
                 put(flat, element)
-    if wide is not None:
+    if accumulator is not None:
         with reader.loop("i", rows * row) as i:
-            frame.write_flat(node.result, i, t.load(frame.outputs[wide], i))
+            frame.write_flat(node.result, i, t.load(frame.outputs[accumulator], i))
     return frame.finish()

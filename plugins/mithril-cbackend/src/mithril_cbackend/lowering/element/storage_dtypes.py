@@ -20,17 +20,17 @@ def computed(dtype: DType) -> str:
     return {"bfloat16": "float32", "float16": "float32"}.get(dtype.name, dtype.name)
 
 
-def unpacked(x: t.Expr, dtype: DType) -> t.Expr:
+def load_as_compute(x: t.Expr, dtype: DType) -> t.Expr:
     """An element as it is computed with, from as it is stored."""
     if dtype.is_bool:
         return t.not_equal(x, t.const(0, "uint8"))
     if dtype is bfloat16:
-        wide = t.cast(x, "uint32") << t.const(16, "uint32")
-        return t.bits(wide, "float32")
+        bits = t.cast(x, "uint32") << t.const(16, "uint32")
+        return t.bits(bits, "float32")
     return t.cast(x, computed(dtype))
 
 
-def packed(code: t.Code, x: t.Expr, dtype: DType) -> t.Expr:
+def to_storage(code: t.Code, x: t.Expr, dtype: DType) -> t.Expr:
     """An element as it is stored, from as it is computed with."""
     if dtype.is_bool:
         return t.cast(x, "uint8")
@@ -59,9 +59,9 @@ def rounded(code: t.Code, x: t.Expr, dtype: DType) -> t.Expr:
     return x
 
 
-def load(buffer: t.Buffer, at: object, dtype: DType) -> t.Expr:
-    return unpacked(t.load(buffer, at), dtype)
+def load(buffer: t.Buffer, index: object, dtype: DType) -> t.Expr:
+    return load_as_compute(t.load(buffer, index), dtype)
 
 
-def store(code: t.Code, buffer: t.Buffer, at: object, x: t.Expr, dtype: DType) -> None:
-    code.store(buffer, at, packed(code, x, dtype))
+def store(code: t.Code, buffer: t.Buffer, index: object, x: t.Expr, dtype: DType) -> None:
+    code.store(buffer, index, to_storage(code, x, dtype))

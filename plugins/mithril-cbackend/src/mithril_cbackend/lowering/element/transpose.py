@@ -1,6 +1,6 @@
-"""Transposes that move the last axis: squares as long as a vector, turned in registers.
+"""Transposes that move the last axis: square blocks of the vector length, transposed in registers.
 
-What comes before the transpose is computed in the order in which it lies in memory, into a square that is then turned.
+The producers of the operand are evaluated in its memory order into a block, which is then transposed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from mithril_cbackend.lowering.element.kernel_builder import Frame
 from mithril_cbackend.lowering.element.vectorization import vectorizable
 
 
-def turns(kernel: Kernel, lanes: int) -> Node | None:
-    """The transpose that a kernel ends with, where squares of both its moved axes fit."""
+def final_transpose(kernel: Kernel, lanes: int) -> Node | None:
+    """The transpose that a kernel ends with, index squares of both its moved axes fit."""
     node = kernel.producers.get(kernel.outputs[0])
     if len(kernel.outputs) != 1 or node is None or node.op is not ops.transpose or lanes < 2:
         return None
@@ -29,56 +29,64 @@ def turns(kernel: Kernel, lanes: int) -> Node | None:
     return node if shape[-1] >= lanes and shape[perm.index(len(perm) - 1)] >= lanes else None
 
 
-def turned(frame: Frame, node: Node) -> None:
+def transpose_squares(frame: Frame, node: Node) -> None:
     """The whole result, squares first, then what is left at both edges."""
     reader, code, lanes = frame.reader, frame.code, frame.machine.lanes()
     perm, shape = node.attributes["perm"], shape_of(node.result)
-    rank, moved = len(shape), perm.index(len(shape) - 1)
+    rank, last_axis = len(shape), perm.index(len(shape) - 1)
     source, target = operand(node), frame.outputs[node.result]
     stored = reader.buffers.get(source)
-    steps = [math.prod(shape[k + 1 :]) for k in range(rank)]
-    before = [math.prod(shape_of(source)[perm[k] + 1 :]) for k in range(rank)]
-    others = [k for k in range(rank) if k not in (moved, rank - 1)]
-    down, across = shape[moved] // lanes, shape[-1] // lanes
+    target_strides = [math.prod(shape[k + 1 :]) for k in range(rank)]
+    source_strides = [math.prod(shape_of(source)[perm[k] + 1 :]) for k in range(rank)]
+    outer_axes = [k for k in range(rank) if k not in (last_axis, rank - 1)]
+    down, across = shape[last_axis] // lanes, shape[-1] // lanes
 
     def at(lead: Any, i: Any, j: Any) -> list[Any]:
-        where: list[Any] = [0] * rank
-        for k, p in zip(others, lead, strict=True):
-            where[k] = p
-        where[moved], where[-1] = i, j
-        return where
+        index: list[Any] = [0] * rank
+        for k, p in zip(outer_axes, lead, strict=True):
+            index[k] = p
+        index[last_axis], index[-1] = i, j
+        return index
 
-    def place(where: list[Any], strides: list[int]) -> Any:
+    def offset(index: list[Any], strides: list[int]) -> Any:
         total: Any = 0
-        for p, step in zip(where, strides, strict=True):
+        for p, step in zip(index, strides, strict=True):
             total = total + p * step
         return total
 
-    def square(where: list[Any]) -> None:
-        to = place(where, steps)
+    def square(index: list[Any]) -> None:
+        target_start = offset(index, target_strides)
         if stored is not None:
-            code.transpose(lanes, stored, place(where, before), before[-1], target, to, steps[moved])
+            code.transpose(
+                lanes,
+                stored,
+                offset(index, source_strides),
+                source_strides[-1],
+                target,
+                target_start,
+                target_strides[last_axis],
+            )
             return
-        held = code.alloc("square", lanes * lanes, "float32")
+        block = code.alloc("square", lanes * lanes, "float32")
         with reader.loop("row", lanes) as row, reader.loop("lane", lanes, t.VECTORIZED) as lane:
-            there = [*where]
-            there[moved], there[-1] = where[moved] + lane, where[-1] + row
-            element = reader.at(source, tuple(there[perm.index(k)] for k in range(rank)))
-            code.store(held, row * lanes + lane, element)
-        code.transpose(lanes, held, 0, lanes, target, to, steps[moved])
+            outer_index = [*index]
+            outer_index[last_axis], outer_index[-1] = index[last_axis] + lane, index[-1] + row
+            element = reader.at(source, tuple(outer_index[perm.index(k)] for k in range(rank)))
+            code.store(block, row * lanes + lane, element)
+        code.transpose(lanes, block, 0, lanes, target, target_start, target_strides[last_axis])
 
-    def one(where: list[Any]) -> None:
-        frame.write(node.result, tuple(where), reader.at(node.result, tuple(where)))
+    def one(index: list[Any]) -> None:
+        frame.write(node.result, tuple(index), reader.at(node.result, tuple(index)))
 
-    lead = [shape[k] for k in others]
+    lead = [shape[k] for k in outer_axes]
     with frame.share("block", math.prod(lead) * down, math.prod(shape)) as (_, item):
         *outer, i = reader.split(item, (*lead, down))
         with reader.loop("j", across) as j:
             square(at(outer, i * lanes, j * lanes))
-    for (first, high), (begin, wide) in (
-        ((down * lanes, shape[moved] % lanes), (0, shape[-1])),
+    for (first, height), (left, width) in (
+        ((down * lanes, shape[last_axis] % lanes), (0, shape[-1])),
         ((0, down * lanes), (across * lanes, shape[-1] % lanes)),
     ):
-        if high and wide:
-            with reader.nest("", lead) as there, reader.loop("i", high) as i, reader.loop("j", wide) as j:
-                one(at(there, i + first, j + begin))
+        if height and width:
+            with reader.nest("", lead) as outer_index, reader.loop("i", height) as i, reader.loop("j", width) as j:
+                one(at(outer_index, i + first, j + left))

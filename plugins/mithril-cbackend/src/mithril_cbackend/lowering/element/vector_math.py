@@ -48,22 +48,22 @@ def exp(code: t.Code, x: t.Expr) -> t.Expr:
     x = code.let(x, "x")
     c = code.let(t.select(x < 88.7228394, x, f(88.7228394)), "c")
     c = code.let(t.select(c > -87.3365479, c, f(-87.3365479)), "c")
-    whole = code.let(c * LOG2_E + ROUNDING, "k")
-    p = code.let(_exp_less_one(code, c, code.let(whole - ROUNDING, "n")) + 1.0, "p")
-    exponent = t.bits(whole, "int32") << i(23)
-    made = t.bits(t.bits(p, "int32") + exponent, "float32")
-    made = t.select(x < -87.3365479, f(0.0), made)
-    made = t.select(x > 88.7228394, f(INF), made)
-    return t.select(t.isnan(x), x, made)
+    biased = code.let(c * LOG2_E + ROUNDING, "k")
+    p = code.let(_exp_less_one(code, c, code.let(biased - ROUNDING, "n")) + 1.0, "p")
+    exponent = t.bits(biased, "int32") << i(23)
+    result = t.bits(t.bits(p, "int32") + exponent, "float32")
+    result = t.select(x < -87.3365479, f(0.0), result)
+    result = t.select(x > 88.7228394, f(INF), result)
+    return t.select(t.isnan(x), x, result)
 
 
 def exp_of_negative(code: t.Code, x: t.Expr) -> t.Expr:
     """For what is at most 0, as softmax has it, with half as many instructions: 2**n is a float, from -88 on 0."""
     bias = ROUNDING + 127.0
     c = code.let(t.select(x < -88.0, f(-88.0), x), "c")  # nan stays
-    whole = code.let(c * LOG2_E + bias, "k")
-    n = code.let(whole - bias, "n")
-    scale = code.let(t.bits(t.bits(whole, "int32") << i(23), "float32"), "scale")
+    biased = code.let(c * LOG2_E + bias, "k")
+    n = code.let(biased - bias, "n")
+    scale = code.let(t.bits(t.bits(biased, "int32") << i(23), "float32"), "scale")
     return _exp_less_one(code, c, n) * scale + scale
 
 

@@ -17,24 +17,24 @@ def contiguous(shape: Sequence[int]) -> Strides:
     return tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))
 
 
-def reshaped(shape: Sequence[int], strides: Strides, wanted: Sequence[int]) -> Strides | None:
+def reshaped(shape: Sequence[int], strides: Strides, target_shape: Sequence[int]) -> Strides | None:
     """The strides of the same elements under another shape; None where they do not lie evenly under it."""
     axes = [(n, step) for n, step in zip(shape, strides, strict=True) if n != 1]
     out: list[int] = []
     left = 1  # of the axis taken apart: how many positions are not given to wanted axes yet
     step = 0
-    for k in reversed(range(len(wanted))):
-        if wanted[k] == 1:
+    for k in reversed(range(len(target_shape))):
+        if target_shape[k] == 1:
             out.append(0)
             continue
         if left == 1:
             left, step = axes.pop()
-        while left % wanted[k]:  # more than one axis makes up this one
+        while left % target_shape[k]:  # more than one axis makes up this one
             if not axes or axes[-1][1] != left * step:
                 return None
             left *= axes.pop()[0]
         out.append(step)
-        left, step = left // wanted[k], step * wanted[k]
+        left, step = left // target_shape[k], step * target_shape[k]
     return tuple(reversed(out))
 
 
@@ -43,14 +43,14 @@ def view(producers: Mapping[Value, Node], value: Value) -> tuple[Value, Strides]
     node = producers.get(value)
     if node is None or node.op not in (ops.transpose, ops.reshape):
         return value, contiguous(shape_of(value))
-    found = view(producers, operand(node))
-    if found is None:
+    source_view = view(producers, operand(node))
+    if source_view is None:
         return None
-    source, strides = found
+    source, strides = source_view
     if node.op is ops.transpose:
         return source, tuple(strides[k] for k in node.attributes["perm"])
-    made = reshaped(shape_of(operand(node)), strides, shape_of(value))
-    return None if made is None else (source, made)
+    result = reshaped(shape_of(operand(node)), strides, shape_of(value))
+    return None if result is None else (source, result)
 
 
 def placed(chain: Sequence[Node], value: Value) -> Strides | None:
@@ -59,14 +59,14 @@ def placed(chain: Sequence[Node], value: Value) -> Strides | None:
         return contiguous(shape_of(value))
     shape, strides = shape_of(chain[-1].result), contiguous(shape_of(chain[-1].result))
     for node in reversed(chain):
-        before = shape_of(operand(node))
+        source_shape = shape_of(operand(node))
         if node.op is ops.transpose:
             perm = node.attributes["perm"]
             strides = tuple(strides[perm.index(k)] for k in range(len(perm)))
         else:
-            found = reshaped(shape, strides, before)
-            if found is None:
+            result = reshaped(shape, strides, source_shape)
+            if result is None:
                 return None
-            strides = found
-        shape = before
+            strides = result
+        shape = source_shape
     return strides
