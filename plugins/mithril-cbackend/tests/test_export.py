@@ -484,7 +484,7 @@ def test_run_returns_1_where_a_loop_is_cut_off(tmp_path):
     mithril_cbackend.export(made, tmp_path, inputs={"limit": np.int32(9)})
     header = (tmp_path / "model.h").read_text()
     assert "check" not in header
-    assert "model_run returns 1 where a loop has run max_trips rounds" in header
+    assert "model_run returns 1 if a loop reached max_trips" in header
     check(tmp_path)  # the code that Python's run amounts to is expected
     (tmp_path / "calls.c").write_text(CALLS)
     sources = [tmp_path / f for f in ("calls.c", "model.c", "model_weights.c")]
