@@ -139,7 +139,7 @@ def test_weights_of_other_shapes_are_rejected(loss, message):
 
 
 def test_weights_that_are_not_numbers_are_rejected():
-    with pytest.raises(ml.ModelError, match=r"weight=\['a'\] is no number or array of numbers"):
+    with pytest.raises(ml.ModelError, match=r"weight=\['a'\] is not a number or an array of numbers"):
         CrossEntropy(weight=["a"])
     unweighted = trainer(CrossEntropy(weight=None)).step((LOGITS, LABELS.clip(0)))["loss"]
     assert unweighted == trainer("cross_entropy").step((LOGITS, LABELS.clip(0)))["loss"]

@@ -63,7 +63,7 @@ def test_the_training_side_of_a_choice_is_in_training():
 
 
 def test_inference_and_training_contradict():
-    with pytest.raises(ModelError, match="is_training=True contradicts inference=True"):
+    with pytest.raises(ModelError, match="is_training=True conflicts with inference=True"):
         graph_of(choice(), {"input": f32(3)}, inference=True, constants={"is_training": True})
 
 
@@ -93,8 +93,8 @@ def test_a_connection_as_condition():
 def test_branches_must_agree():
     with pytest.raises(ModelError) as error:
         If("c", Tanh()(input="x", output="a"), Tanh()(input="x", output="b"))
-    assert error.value.what == "If: both branches must give the same outputs"
-    assert error.value.facts[:2] == ("then_branch gives a", "else_branch gives b")
+    assert error.value.what == "If: both branches must have the same outputs"
+    assert error.value.facts[:2] == ("then_branch has a", "else_branch has b")
 
 
 def loop():
@@ -136,7 +136,7 @@ def test_a_loop_with_parameters_and_state():
 def test_unknown_loop_variable():
     with pytest.raises(ModelError) as error:
         While("k < 4", Identity(), {"state": "x", "k": 0}, {"stat": "output"})
-    assert error.value.what == "While: 'stat' in loop_vars is no loop variable"
+    assert error.value.what == "While: 'stat' in loop_vars is not a loop variable"
     assert error.value.hint == "did you mean 'state'?"
 
 

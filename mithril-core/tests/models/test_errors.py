@@ -51,7 +51,7 @@ def test_reading_and_writing_without_in_place():
     with pytest.raises(ModelError) as error:
         model |= Negate()(input="x", output="x")
     assert message(error, test_reading_and_writing_without_in_place) == (
-        "layer 'negate' reads and writes 'x'\n  at FILE+3\nhint: give the output another name, or say in_place=True"
+        "layer 'negate' reads and writes 'x'\n  at FILE+3\nhint: give the output another name, or set in_place=True"
     )
 
 
@@ -62,10 +62,10 @@ def test_cycle():
     with pytest.raises(ModelError) as error:
         flatten(model)
     assert message(error, test_cycle) == (
-        "the layers depend on each other in a circle: 'b' -> 'a' -> 'b'\n"
+        "cyclic dependency between layers: 'b' -> 'a' -> 'b'\n"
         "  layer 'b' at FILE+3\n"
         "  layer 'a' at FILE+2\n"
-        "hint: give one of the outputs another name, or use While for a loop"
+        "hint: rename one of the outputs, or use While for a loop"
     )
 
 
@@ -113,10 +113,10 @@ def test_dimension_and_position_disagree():
     with pytest.raises(ModelError) as error:
         Linear(128, 10, dimension=64)
     assert message(error, test_dimension_and_position_disagree) == (
-        "Linear: dimension=64 contradicts the features given by position\n"
-        "  got 128, 10: the last one is the out-size\n"
+        "Linear: dimension=64 conflicts with the positional features\n"
+        "  got 128, 10: the last one is the output size\n"
         "  in Linear at FILE+2\n"
-        "hint: give it in one place"
+        "hint: pass the output size only once"
     )
     assert Linear(128, 10, dimension=10).out_features == 10
 
@@ -138,7 +138,8 @@ def test_wrong_in_size():
     with pytest.raises(ShapeError) as error:
         graph_of(model, {"input": f32(1, 3, 8, 8)})
     assert message(error, test_wrong_in_size) == (
-        "the input has 3 channels, the layer was made for 64\n  input f32[1, 3, 8, 8]\n  layer 'batch_norm2d' at FILE+2"
+        "the input has 3 channels, but the layer was created for 64\n"
+        "  input f32[1, 3, 8, 8]\n  layer 'batch_norm2d' at FILE+2"
     )
 
 
@@ -162,7 +163,7 @@ def test_missing_type():
     assert message(error, test_missing_type) == (
         "Cannot infer shape for tensor 'hidden_1'\n"
         "  read by layer 'tanh' at FILE+2\n"
-        "hint: give it: shapes={'hidden_1': [...]}"
+        "hint: pass shapes={'hidden_1': [...]}"
     )
 
 
@@ -215,7 +216,8 @@ def test_a_model_cannot_contain_itself():
         (int, "the class int cannot be compiled\n  accepted: a model, or a single layer"),
         (
             Tanh,
-            "the class Tanh cannot be compiled\n  accepted: a model, or a single layer\nhint: make one: Tanh(...)",
+            "the class Tanh cannot be compiled\n  accepted: a model, or a single layer\n"
+            "hint: create an instance: Tanh(...)",
         ),
     ],
 )

@@ -38,7 +38,7 @@ def test_narrow_terminals_lose_columns_and_never_overflow():
 def test_unknown_shapes():
     lines = model().summary(width=80).splitlines()
     assert lines[0].split() == ["layer", "kind"]
-    assert lines[-1] == "shapes of input give sizes: summary(shapes=...)"
+    assert lines[-1] == "pass the shapes of input to see sizes: summary(shapes=...)"
 
 
 def test_symbolic_shapes():

@@ -1,4 +1,4 @@
-"""The model language and the layer library; every name is loaded when it is first used."""
+"""The model language and the layer library; each name is imported on first use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from mithril.base.lazy_exports import lazy_exports
 
-# Module below ``mithril.models`` -> the names it gives.
+# Module below ``mithril.models`` -> the names it exports.
 HOMES = {
     "language.flatten": ("flatten",),
     "language.arguments": (
@@ -76,5 +76,5 @@ def __getattr__(name: str) -> Any:
         return import_module(f"mithril.models.{name}")
     from mithril.base import unknown
 
-    what, _, hint = unknown("layer", name, __all__)
-    raise AttributeError(what + (f"; {hint}" if hint else ""))
+    message, _, hint = unknown("layer", name, __all__)
+    raise AttributeError(message + (f"; {hint}" if hint else ""))

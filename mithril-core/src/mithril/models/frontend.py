@@ -1,4 +1,4 @@
-"""The first frontend: layers and models."""
+"""The frontend for layers and models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mithril.runtime import initialize
 
 
 class LayerSource:
-    """A model, or a single layer, flattened."""
+    """A flattened model, or a flattened single layer."""
 
     def __init__(self, model: Any, *, outputs: Sequence[str] | None = None, inference: bool = False) -> None:
         self.flat = flatten(model, outputs=outputs, inference=inference)
@@ -33,19 +33,19 @@ class LayerSource:
 
     @property
     def layers(self) -> Sequence[str]:
-        return [leaf.path for leaf in self.flat.leaves]
+        return [call.path for call in self.flat.layer_calls]
 
     def __fingerprint__(self) -> tuple[Any, ...]:
         return (self.flat,)
 
     def expects(self, name: str) -> tuple[tuple[Any, ...] | None, Any] | None:
-        """Ask the first layer that reads an input: ``Layer.expects(terminal)``."""
+        """Return ``Layer.expects(terminal)`` of the first layer that uses the input, or None if no layer does."""
         slot = next((d.slot for d in self.flat.inputs if d.name == name), None)
-        for leaf in self.flat.leaves:
-            terminals = (*leaf.layer.inputs, *leaf.layer.optional)
-            for terminal, operand in zip(terminals, leaf.operands, strict=False):
+        for call in self.flat.layer_calls:
+            terminals = (*call.layer.inputs, *call.layer.optional)
+            for terminal, operand in zip(terminals, call.operands, strict=False):
                 if operand == slot:
-                    return leaf.layer.expects(terminal)
+                    return call.layer.expects(terminal)
         return None
 
     def graph(self, types: Mapping[str, TensorType], request: TraceRequest) -> Graph:

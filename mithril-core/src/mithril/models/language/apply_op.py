@@ -1,4 +1,4 @@
-"""Operations called on connections: each call becomes a layer of that one operation."""
+"""Operations called on connections: each call becomes a layer of that operation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mithril.base import ModelError
 from mithril.ir import Op
 from mithril.models.language.connection import Connection, Connections, Step
 from mithril.models.language.layer import Layer
-from mithril.models.language.source_location import here
+from mithril.models.language.source_location import user_location
 from mithril.models.language.symbolic_sizes import Size, as_operand, connections_in, resolve
 
 
@@ -27,8 +27,8 @@ class Apply(Layer):
         self.keywords = dict(attributes)
         self.sources: list[Connection] = []
         seen: set[int] = set()
-        for given in [*operands, *attributes.values()]:
-            for connection in [given] if isinstance(given, Connection) else connections_in(given):
+        for operand in [*operands, *attributes.values()]:
+            for connection in [operand] if isinstance(operand, Connection) else connections_in(operand):
                 if id(connection) not in seen:
                     seen.add(id(connection))
                     self.sources.append(connection)
@@ -40,17 +40,17 @@ class Apply(Layer):
         return dict(zip(self.inputs, self.sources, strict=True))
 
     def build(self, *values: Any) -> Any:
-        known = {id(c): v for c, v in zip(self.sources, values, strict=True)}
-        operands = [self._operand(o, known) for o in self.template]
-        return self.function(*operands, **{n: resolve(a, known) for n, a in self.keywords.items()})
+        values_by_id = {id(c): v for c, v in zip(self.sources, values, strict=True)}
+        operands = [self._operand(o, values_by_id) for o in self.template]
+        return self.function(*operands, **{n: resolve(a, values_by_id) for n, a in self.keywords.items()})
 
     @staticmethod
-    def _operand(given: Any, known: dict[int, Any]) -> Any:
-        if isinstance(given, Connection):
-            return known[id(given)]
-        if isinstance(given, Size):
-            return as_operand(given, known)
-        return resolve(given, known)
+    def _operand(operand: Any, values: dict[int, Any]) -> Any:
+        if isinstance(operand, Connection):
+            return values[id(operand)]
+        if isinstance(operand, Size):
+            return as_operand(operand, values)
+        return resolve(operand, values)
 
     def __repr__(self) -> str:
         return self.title
@@ -60,27 +60,27 @@ def _outputs(function: Any, attributes: Mapping[str, Any]) -> tuple[str, ...]:
     results: tuple[str, ...] = getattr(function, "results", ("result",))
     if len(results) == 1:
         return ("output",)
-    if not results:  # as many as the attributes say
+    if not results:  # one per entry of the attribute "sizes"
         results = tuple(f"output{k}" for k in range(len(attributes["sizes"])))
     return results
 
 
 def _wire(layer: Apply, name: str) -> Any:
     layer.name = None
-    step = Step(layer, (), {}, here())
+    step = Step(layer, (), {}, user_location())
     step.name = name
-    made = tuple(step.results.values())
-    step.settle()
-    return made[0] if len(made) == 1 else Connections(made)
+    outputs = tuple(step.results.values())
+    step.attach_to_model()
+    return outputs[0] if len(outputs) == 1 else Connections(outputs)
 
 
 def apply(op: Op, operands: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    """The layer that applies ``op``, wired; its output connections."""
-    for given in operands:
-        if isinstance(given, str):
+    """Wire a layer that applies ``op`` and return its output connections."""
+    for operand in operands:
+        if isinstance(operand, str):
             raise ModelError(
-                f"operation '{op.name}' cannot take the name '{given}'",
-                facts=[f"at {here()}"],
+                f"operation '{op.name}' cannot take the name '{operand}'",
+                facts=[f"at {user_location()}"],
                 hint="names work in layers; take the connection with model['...']",
             )
     if not op.variadic and any(a in op.operands for a in attributes):
@@ -89,22 +89,22 @@ def apply(op: Op, operands: Sequence[Any], attributes: Mapping[str, Any]) -> Any
 
 
 def apply_index(connection: Connection, index: Any) -> Any:
-    """The layer behind ``connection[index]``."""
+    """Wire a layer for ``connection[index]`` and return its output connection."""
     from mithril.ops import getitem
 
     parts = list(index) if isinstance(index, tuple) else [index]
-    flat: list[Any] = []
-    for part in parts:  # slices hold sizes too, and are taken apart so that those are found
+    operands: list[Any] = []
+    for part in parts:  # slices become tuples, so that ``connections_in`` finds the sizes in them
         if isinstance(part, slice):
             part = (part.start, part.stop, part.step)
-        flat.append(np.asarray(part) if isinstance(part, list) else part)
+        operands.append(np.asarray(part) if isinstance(part, list) else part)
     kinds = [isinstance(part, slice) for part in parts]
 
-    def take(x: Any, *given: Any) -> Any:
-        key = tuple(slice(*g) if is_slice else g for g, is_slice in zip(given, kinds, strict=True))
+    def take(x: Any, *entries: Any) -> Any:
+        key = tuple(slice(*entry) if is_slice else entry for entry, is_slice in zip(entries, kinds, strict=True))
         return getitem(x, key)
 
-    return _wire(Apply(take, [connection, *flat], {}, "index"), "index")
+    return _wire(Apply(take, [connection, *operands], {}, "index"), "index")
 
 
 Connection._apply = staticmethod(apply)

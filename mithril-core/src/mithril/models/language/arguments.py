@@ -1,4 +1,4 @@
-"""Constructor arguments that many layers share: sizes given as (in, out), kernels as a number or one per axis."""
+"""Constructor arguments common to many layers: (in, out) sizes, and one value for all axes or one per axis."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mithril.ir import Value
 def in_and_out(
     title: str, sizes: tuple[Any, ...], dimension: int | None, name: str = "features"
 ) -> tuple[int | None, int]:
-    """``(64)`` is the out-size, ``(128, 64)`` in and out; ``dimension=`` says the out-size too."""
+    """Return input and output size: ``(64)`` is the output size, ``(128, 64)`` both; ``dimension=`` is the output."""
     if len(sizes) > 2:
         raise ModelError(
             f"{title} takes at most 2 sizes, got {len(sizes)}", facts=[f"accepted: {title}(out) or {title}(in, out)"]
@@ -23,17 +23,17 @@ def in_and_out(
         raise ModelError(f"{title} needs its number of {name}", hint=f"write {title}(64)")
     if dimension is not None and dimension != out:
         raise ModelError(
-            f"{title}: dimension={dimension} contradicts the {name} given by position",
-            facts=[f"got {', '.join(map(str, sizes))}: the last one is the out-size"],
-            hint="give it in one place",
+            f"{title}: dimension={dimension} conflicts with the positional {name}",
+            facts=[f"got {', '.join(map(str, sizes))}: the last one is the output size"],
+            hint="pass the output size only once",
         )
     return (sizes[0] if len(sizes) == 2 else None), out
 
 
-def positive(title: str, what: str, value: Any) -> int:
-    """A positive int, or an error."""
+def positive(title: str, argument: str, value: Any) -> int:
+    """Return the value if it is a positive int; raise ModelError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ModelError(f"{title}: {what} must be a positive int, got {value!r}")
+        raise ModelError(f"{title}: {argument} must be a positive int, got {value!r}")
     return value
 
 
@@ -43,17 +43,17 @@ def probability(title: str, p: Any) -> float:
     return float(p)
 
 
-def per_axis(title: str, what: str, value: Any, rank: int, low: int = 1) -> tuple[int, ...]:
-    """``3`` as ``(3, 3)``."""
+def per_axis(title: str, argument: str, value: Any, rank: int, low: int = 1) -> tuple[int, ...]:
+    """Return one int per axis: ``3`` becomes ``(3, 3)``."""
     values = (value,) * rank if isinstance(value, int) else value
-    right = isinstance(values, (tuple, list)) and len(values) == rank
-    if not right or any(isinstance(v, bool) or not isinstance(v, int) or v < low for v in values):
-        raise ModelError(f"{title}: {what} must be an int of at least {low}, or {rank} of them; got {value!r}")
+    is_valid = isinstance(values, (tuple, list)) and len(values) == rank
+    if not is_valid or any(isinstance(v, bool) or not isinstance(v, int) or v < low for v in values):
+        raise ModelError(f"{title}: {argument} must be an int of at least {low}, or {rank} of them; got {value!r}")
     return tuple(values)
 
 
 def paddings(title: str, value: Any, kernel: tuple[int, ...], dilation: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Padding before and after each axis: a number, one per axis, pairs, "same" or "valid"."""
+    """Return (before, after) pairs for each axis from an int, ints per axis, pairs, "same" or "valid"."""
     rank = len(kernel)
     if isinstance(value, str) and value == "valid":
         return ((0, 0),) * rank
@@ -77,11 +77,13 @@ def expect_rank(x: Value, *ranks: int, layout: str) -> None:
         )
 
 
-def expect_size(x: Value, axis: int, expected: int | None, what: str) -> Size:
-    """The size of an axis, which must be the one given when the layer was made."""
+def expect_size(x: Value, axis: int, expected: int | None, description: str) -> Size:
+    """Return the size of an axis; raise ShapeError if the layer was created for another size."""
     if not -x.ndim <= axis < x.ndim:
-        raise ShapeError(f"the input has no axis {axis} for its {what}", facts=[f"input {x.type}"])
+        raise ShapeError(f"the input has no axis {axis} for the {description}", facts=[f"input {x.type}"])
     size = x.shape[axis]
-    if expected is not None and not assume(size, "==", expected, f"the {what} the layer was made for"):
-        raise ShapeError(f"the input has {size} {what}, the layer was made for {expected}", facts=[f"input {x.type}"])
+    if expected is not None and not assume(size, "==", expected, f"the layer was created for this many {description}"):
+        raise ShapeError(
+            f"the input has {size} {description}, but the layer was created for {expected}", facts=[f"input {x.type}"]
+        )
     return size if expected is None else expected

@@ -1,4 +1,4 @@
-"""Connections, the tensors of a model that is being wired, and steps, the layer applications that produce them."""
+"""Connections (symbolic tensors of a model) and steps (the layer applications that produce them)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from mithril.backend import checked
 from mithril.base import DType, ModelError, Operators, closest, dtype as as_dtype, operation
 from mithril.ir import Op
-from mithril.models.language.source_location import NOWHERE, Place, here
+from mithril.models.language.source_location import NOWHERE, SourceLocation, user_location
 from mithril.models.language.symbolic_sizes import ShapeOf
 
 _serial = count()
@@ -21,7 +21,7 @@ _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z][a-z])|(?<=[a-z])(?=[A-Z])")
 
 
 class Wirable(Protocol):
-    """The part of a layer that wiring reads."""
+    """The attributes of a layer that wiring uses."""
 
     name: str | None
     output_alias: bool
@@ -45,25 +45,25 @@ class Wirable(Protocol):
 
 
 class Owner(Protocol):
-    """A model, as its connections and steps know it."""
+    """The interface of a model that its connections and steps use."""
 
-    def adopt(self, step: Step) -> None: ...
+    def attach(self, step: Step) -> None: ...
 
 
-class _Nothing(Enum):
-    """An enum's member stays itself when copied or pickled."""
+class Unset(Enum):
+    """Sentinel type; an enum member keeps its identity when copied or pickled."""
 
     NO_DEFAULT = "no default"
 
 
-NO_DEFAULT = _Nothing.NO_DEFAULT
+NO_DEFAULT = Unset.NO_DEFAULT
 
 
 class Connection(Operators):
-    """One tensor of a model: an input, or what a layer gives. Operations on it make layers.
+    """A symbolic tensor of a model: an input, or an output of a layer. Operations on it add layers.
 
     ``x + 1``, ``x @ w``, ``x[:, 0]``, ``x.sum(axis=1)``, ``x.reshape(x.shape[0], -1)``: every operation is also a
-    method. A connection is found again under its name with ``model["name"]``.
+    method. ``model["name"]`` returns the connection of that name.
     """
 
     __slots__ = ("__weakref__", "alias", "key", "model", "name", "step", "terminal")
@@ -73,36 +73,36 @@ class Connection(Operators):
 
     def __init__(self, name: str = "", *, step: Step | None = None, terminal: str = "") -> None:
         self.name = name
-        self.step = step  # the layer application that makes it; None for inputs
+        self.step = step  # the layer application that produces the connection; None for inputs
         self.terminal = terminal
         self.model: Owner | None = None
-        self.alias: Connection | None = None  # what it turned out to be
-        self.key: IOKey | None = None  # what was declared of it
+        self.alias: Connection | None = None  # the connection that replaced this one
+        self.key: IOKey | None = None  # declared shape, dtype and role
 
     def __fingerprint__(self) -> tuple[Any, ...]:
-        return ()  # its identity is enough: the wiring is in the slots of the flat model
+        return ()  # the wiring is part of the flat model's fingerprint, as slots
 
     @property
     def origin(self) -> Connection:
-        """The connection this one stands for."""
-        found = self
-        while found.alias is not None:
-            found = found.alias
-        return found
+        """The connection at the end of the chain of aliases."""
+        origin = self
+        while origin.alias is not None:
+            origin = origin.alias
+        return origin
 
     @property
     def label(self) -> str:
-        """A name for messages."""
+        """The name to use in messages."""
         if self.name:
             return self.name
         return f"{self.step.label}.{self.terminal}" if self.step is not None else "an unnamed input"
 
     @property
-    def place(self) -> Place:
+    def location(self) -> SourceLocation:
         if self.step is not None:
-            return self.step.place
+            return self.step.location
         key = self if isinstance(self, IOKey) else self.key
-        return key.made if key is not None else NOWHERE
+        return key.declared_at if key is not None else NOWHERE
 
     # -- as a tensor -------------------------------------------------------------------------------------------------
     @property
@@ -113,7 +113,7 @@ class Connection(Operators):
 
     @property
     def shape(self) -> ShapeOf:
-        """The shape as far as it is known: index it, compute with its sizes, give them to other operations."""
+        """The symbolic shape. Its sizes can be indexed, computed with, and passed to other operations."""
         return ShapeOf(((self, slice(None)),))
 
     def __mithril_apply__(self, op: Op, operands: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
@@ -131,18 +131,18 @@ class Connection(Operators):
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
-        made = f" from {self.step.label}" if self.step is not None else ""
-        return f"<{type(self).__name__} '{self.label}'{made}>"
+        producer = f" from {self.step.label}" if self.step is not None else ""
+        return f"<{type(self).__name__} '{self.label}'{producer}>"
 
 
 class IOKey(Connection):
-    """A named input or output of a model and what is declared of it.
+    """A declaration of a named input or output of a model.
 
-    ``shape`` may hold numbers, names, ``Dim``s and None; ``trainable`` makes an input a parameter; ``expose`` makes a
-    terminal an output of the model; an input with a ``default`` need not be given.
+    ``shape`` consists of ints, names, ``Dim``s and None (any size); ``trainable`` makes an input a parameter;
+    ``expose`` makes a terminal an output of the model; an input with a ``default`` can be omitted in calls.
     """
 
-    __slots__ = ("default", "dtype_declared", "expose", "init", "made", "shape_declared", "trainable")
+    __slots__ = ("declared_at", "default", "dtype_declared", "expose", "init", "shape_declared", "trainable")
 
     @checked()
     def __init__(
@@ -163,39 +163,42 @@ class IOKey(Connection):
         self.expose = expose
         self.default = default
         self.init = init
-        self.made = here()
+        self.declared_at = user_location()
         if self.shape_declared is not None:
-            _check_shape(name, self.shape_declared, self.made)
+            _check_shape(name, self.shape_declared, self.declared_at)
 
     def __fingerprint__(self) -> tuple[Any, ...]:
         return (self.name, self.shape_declared, self.dtype_declared, self.trainable, self.default, self.init)
 
     def merged(self, later: IOKey) -> IOKey:
-        """Both declarations together; a disagreement is an error."""
+        """Return one declaration that combines both; raise ModelError if they conflict."""
         shape = _merged_shape(self, later)
         if self.dtype_declared is not None and later.dtype_declared not in (None, self.dtype_declared):
             raise ModelError(
                 f"'{self.name}' is declared with two dtypes",
-                facts=[f"{self.dtype_declared} at {self.made}", f"{later.dtype_declared} at {later.made}"],
+                facts=[
+                    f"{self.dtype_declared} at {self.declared_at}",
+                    f"{later.dtype_declared} at {later.declared_at}",
+                ],
             )
-        both = IOKey(self.name or later.name, trainable=self.trainable or later.trainable)
-        both.shape_declared = shape
-        both.dtype_declared = self.dtype_declared or later.dtype_declared
-        both.expose = self.expose or later.expose
-        both.default = self.default if later.default is NO_DEFAULT else later.default
-        both.init = later.init or self.init
-        both.made = self.made
-        return both
+        merged = IOKey(self.name or later.name, trainable=self.trainable or later.trainable)
+        merged.shape_declared = shape
+        merged.dtype_declared = self.dtype_declared or later.dtype_declared
+        merged.expose = self.expose or later.expose
+        merged.default = self.default if later.default is NO_DEFAULT else later.default
+        merged.init = later.init or self.init
+        merged.declared_at = self.declared_at
+        return merged
 
 
-def _check_shape(name: str, shape: tuple[Any, ...], made: Place) -> None:
+def _check_shape(name: str, shape: tuple[Any, ...], declared_at: SourceLocation) -> None:
     from mithril.base import Dim
 
     for size in shape:
         if isinstance(size, bool) or not (size is None or isinstance(size, (int, str, Dim))):
             raise ModelError(
                 f"'{name}' cannot have the size {size!r}",
-                facts=[f"declared at {made}", "accepted: numbers, names, ml.Dim(...) and None for any size"],
+                facts=[f"declared at {declared_at}", "accepted: ints, names, ml.Dim(...) and None for any size"],
             )
 
 
@@ -209,24 +212,24 @@ def _merged_shape(first: IOKey, later: IOKey) -> tuple[Any, ...] | None:
     if not fits:
         raise ModelError(
             f"'{first.name}' is declared with two shapes",
-            facts=[f"{list(a)} at {first.made}", f"{list(b)} at {later.made}"],
+            facts=[f"{list(a)} at {first.declared_at}", f"{list(b)} at {later.declared_at}"],
         )
     return tuple(n if m is None else m for m, n in zip(a, b, strict=True))
 
 
 def snake_case(name: str) -> str:
-    """``GlobalAvgPool2d`` as ``global_avg_pool2d``."""
+    """Convert a class name to snake case: ``GlobalAvgPool2d`` becomes ``global_avg_pool2d``."""
     return _WORDS.sub("_", name).lower()
 
 
 class Connections(tuple[Connection, ...]):
-    """The outputs of a layer that has several."""
+    """The outputs of a layer with more than one output."""
 
     __slots__ = ()
 
 
 class Constant:
-    """A number or array given where a connection could stand."""
+    """A number or array passed in place of a connection."""
 
     __slots__ = ("data",)
 
@@ -235,29 +238,31 @@ class Constant:
 
 
 class Step:
-    """One application of a layer: where its inputs come from and what it gives."""
+    """One application of a layer: the sources of its inputs, and the connections of its outputs."""
 
-    __slots__ = ("bindings", "layer", "model", "name", "place", "results", "serial", "wanted")
+    __slots__ = ("bindings", "layer", "location", "model", "name", "requested", "results", "serial")
 
-    def __init__(self, layer: Wirable, args: tuple[Any, ...], bindings: dict[str, Any], place: Place) -> None:
+    def __init__(
+        self, layer: Wirable, args: tuple[Any, ...], bindings: dict[str, Any], location: SourceLocation
+    ) -> None:
         self.layer = layer
-        self.place = place
+        self.location = location
         self.name = ""
         self.serial = next(_serial)
         self.model: Owner | None = None
         self.bindings: dict[str, Any] = dict(layer.default_bindings)
-        self.wanted: dict[str, Any] = {}  # output terminal -> name or IOKey
+        self.requested: dict[str, Any] = {}  # output terminal -> name or IOKey
         self._bind(args, bindings)
-        terminals = [*layer.outputs, *(t for t in self.wanted if t not in layer.outputs)]
-        self.results = {t: Connection(self._wanted_name(t), step=self, terminal=t) for t in terminals}
+        terminals = [*layer.outputs, *(t for t in self.requested if t not in layer.outputs)]
+        self.results = {t: Connection(self._requested_name(t), step=self, terminal=t) for t in terminals}
 
     @property
     def label(self) -> str:
         return self.name or self.layer.name or snake_case(type(self.layer).__name__)
 
-    def _wanted_name(self, terminal: str) -> str:
-        wanted = self.wanted.get(terminal, "")
-        return wanted if isinstance(wanted, str) else wanted.name
+    def _requested_name(self, terminal: str) -> str:
+        requested = self.requested.get(terminal, "")
+        return requested if isinstance(requested, str) else requested.name
 
     def _bind(self, args: tuple[Any, ...], bindings: dict[str, Any]) -> None:
         layer = self.layer
@@ -266,66 +271,67 @@ class Step:
             raise self._error(
                 f"{layer!r} takes {len(inputs)} inputs, got {len(args)}", [f"inputs: {', '.join(inputs)}"]
             )
-        for terminal, given in zip(inputs, args, strict=False):
-            if given is not None:
-                self.bindings[terminal] = self._checked(terminal, given)
+        for terminal, argument in zip(inputs, args, strict=False):
+            if argument is not None:
+                self.bindings[terminal] = self._checked(terminal, argument)
         outputs = layer.outputs
-        for terminal, given in bindings.items():
+        for terminal, argument in bindings.items():
             if terminal in inputs or terminal in layer.weights:
                 if terminal in inputs[: len(args)]:
                     raise self._error(f"{layer!r} got its input '{terminal}' twice", [])
-                if given is not None:
-                    self.bindings[terminal] = self._checked(terminal, given)
+                if argument is not None:
+                    self.bindings[terminal] = self._checked(terminal, argument)
             elif terminal in outputs:
-                self.wanted[terminal] = self._checked_output(terminal, given)
+                self.requested[terminal] = self._checked_output(terminal, argument)
             elif terminal == "output" and layer.output_alias:
-                self.wanted[outputs[0]] = self._checked_output(terminal, given)
+                self.requested[outputs[0]] = self._checked_output(terminal, argument)
             elif terminal in layer.terminals():
-                self.wanted[terminal] = self._checked_output(terminal, given)
+                self.requested[terminal] = self._checked_output(terminal, argument)
             else:
-                known = layer.terminals()
-                near = closest(terminal, known, 1)
+                terminals = layer.terminals()
+                suggestions = closest(terminal, terminals, 1)
                 raise self._error(
                     f"{layer!r} has no terminal '{terminal}'",
-                    [f"terminals: {', '.join(known)}"],
-                    f"did you mean '{near[0]}'?" if near else None,
+                    [f"terminals: {', '.join(terminals)}"],
+                    f"did you mean '{suggestions[0]}'?" if suggestions else None,
                 )
 
-    def _checked(self, terminal: str, given: Any) -> Any:
-        if isinstance(given, (str, Connection, Constant)):
-            return given
-        if isinstance(given, (bool, int, float, np.ndarray, np.generic, list)):
-            return Constant(given)
-        if isinstance(given, Connections):
-            names = ", ".join(c.terminal for c in given)
+    def _checked(self, terminal: str, argument: Any) -> Any:
+        if isinstance(argument, (str, Connection, Constant)):
+            return argument
+        if isinstance(argument, (bool, int, float, np.ndarray, np.generic, list)):
+            return Constant(argument)
+        if isinstance(argument, Connections):
+            names = ", ".join(c.terminal for c in argument)
             raise self._error(
-                f"input '{terminal}' of {self.layer!r} got {len(given)} connections",
-                [f"'{given[0].step.label if given[0].step else ''}' has the outputs {names}"],
-                "take one of them: y, *rest = layer(x)",
+                f"input '{terminal}' of {self.layer!r} got {len(argument)} connections",
+                [f"'{argument[0].step.label if argument[0].step else ''}' has the outputs {names}"],
+                "select one of them: y, *rest = layer(x)",
             )
         raise self._error(
-            f"input '{terminal}' of {self.layer!r} cannot be a {type(given).__name__}",
+            f"input '{terminal}' of {self.layer!r} cannot be a {type(argument).__name__}",
             ["accepted: a name, a connection, an IOKey, a number, a NumPy array"],
         )
 
-    def _checked_output(self, terminal: str, given: Any) -> Any:
-        if isinstance(given, (str, IOKey)):
-            return given
+    def _checked_output(self, terminal: str, argument: Any) -> Any:
+        if isinstance(argument, (str, IOKey)):
+            return argument
         raise self._error(
-            f"output '{terminal}' of {self.layer!r} cannot be a {type(given).__name__}", ["accepted: a name, an IOKey"]
+            f"output '{terminal}' of {self.layer!r} cannot be a {type(argument).__name__}",
+            ["accepted: a name, an IOKey"],
         )
 
-    def _error(self, what: str, facts: list[str], hint: str | None = None) -> ModelError:
-        return ModelError(what, facts=[f"at {self.place}", *facts], hint=hint)
+    def _error(self, message: str, facts: list[str], hint: str | None = None) -> ModelError:
+        return ModelError(message, facts=[f"at {self.location}", *facts], hint=hint)
 
     def sources(self) -> Iterable[Connection]:
-        """The connections among the bindings."""
+        """Return the connections among the bindings."""
         return (b for b in self.bindings.values() if isinstance(b, Connection))
 
-    def settle(self) -> None:
-        """Where an input already belongs to a model, so does this step."""
+    def attach_to_model(self) -> None:
+        """Add the step to the model that one of its inputs already belongs to, if any."""
         for source in self.sources():
             model = source.origin.model
             if model is not None:
-                model.adopt(self)
+                model.attach(self)
                 return

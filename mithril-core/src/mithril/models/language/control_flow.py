@@ -1,4 +1,4 @@
-"""Choices and loops in models: ``If`` and ``While``."""
+"""Branches and loops in models: ``If`` and ``While``."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from mithril.models.language.expressions import Expression
 from mithril.models.language.flatten import TRAINING_FLAG, flatten
 from mithril.models.language.layer import Layer
 from mithril.models.language.model import Model
-from mithril.models.language.source_location import here
+from mithril.models.language.source_location import user_location
 from mithril.models.language.trace import run_flat
 from mithril.models.language.trace_context import Context
 
 
 class Block:
-    """A branch or a body: a model of its own, whose free names are those of the model around it."""
+    """A branch or loop body: a nested model whose free names refer to the enclosing model."""
 
-    def __init__(self, what: str, item: Any) -> None:
-        self.named = False  # outputs carry names of the enclosing model
+    def __init__(self, description: str, item: Any) -> None:
+        self.named = False  # whether outputs have names in the enclosing model
         self.called = isinstance(item, (Connection, Connections))
         if isinstance(item, Connections):
             item = item[0]
@@ -31,22 +31,22 @@ class Block:
             self.model = item
         elif isinstance(item, Layer):
             self.model = Model()
-            self.model.adopt(Step(item, (), {t: t for t in item.outputs}, here()))
+            self.model.attach(Step(item, (), {t: t for t in item.outputs}, user_location()))
         elif isinstance(item, Connection) and item.origin.step is not None:
             step = item.origin.step
             if step.model is not None:
                 raise ModelError(
-                    f"{what} is already part of a model",
-                    facts=[f"at {here()}", f"layer '{step.label}' at {step.place}"],
-                    hint="wire it by names, or give a model",
+                    f"{description} is already part of a model",
+                    facts=[f"at {user_location()}", f"layer '{step.label}' at {step.location}"],
+                    hint="wire it by names, or pass a model",
                 )
             self.model = Model()
-            self.model.adopt(step)
+            self.model.attach(step)
             self.named = True
         else:
             raise ModelError(
-                f"{what} cannot be a {type(item).__name__}",
-                facts=[f"at {here()}", "accepted: a layer, called or not, or a model"],
+                f"{description} cannot be a {type(item).__name__}",
+                facts=[f"at {user_location()}", "accepted: a layer, the result of calling one, or a model"],
             )
 
     @property
@@ -57,19 +57,19 @@ class Block:
     def outputs(self) -> tuple[str, ...]:
         return self.model.outputs
 
-    def run(self, context: Context, known: Mapping[str, Any], part: str, outputs: Any = None) -> dict[str, Any]:
-        """The block's outputs for these values, built where the trace stands; its parameters live below ``part``."""
+    def run(self, context: Context, bindings: Mapping[str, Any], name: str, outputs: Any = None) -> dict[str, Any]:
+        """Build the block into the current trace and return its outputs; its parameters are named below ``name``."""
         flat = flatten(self.model, outputs=outputs)
         slots: list[Any] = [None] * flat.slots
         for decl in flat.inputs:
-            slots[decl.slot] = known.get(decl.name, decl.default)
-        path, home = (f"{p}.{part}" if p else part for p in (context.path, context.home))
-        return run_flat(context, flat, slots, path, home)
+            slots[decl.slot] = bindings.get(decl.name, decl.default)
+        path, scope = (f"{p}.{name}" if p else name for p in (context.path, context.parameter_scope))
+        return run_flat(context, flat, slots, path, scope)
 
 
 def updated_states(context: Context, build: Callable[[], Any]) -> list[str]:
-    """The states that a piece of the model updates, found by building it into a graph that is thrown away."""
-    before, context.updated = context.updated, {}
+    """Return the names of the states that ``build`` updates, by tracing it into a temporary graph."""
+    outer_updates, context.updated = context.updated, {}
     states, draws = dict(context.states), context.draws
     try:
         with Builder("trial"):
@@ -78,23 +78,23 @@ def updated_states(context: Context, build: Callable[[], Any]) -> list[str]:
     finally:
         for name in context.updated:
             context.states[name] = states.get(name, context.inputs_of_states[name])
-        context.updated, context.draws = before, draws
+        context.updated, context.draws = outer_updates, draws
 
 
 def with_states(context: Context, names: list[str], build: Callable[[], list[Any]]) -> list[Any]:
-    """What ``build`` gives and then the states of these names after it; the trace's own are left as they were."""
+    """Return the outputs of ``build``, then the updated states; restore the states of the context."""
     states, updated = dict(context.states), dict(context.updated)
-    made = build()
-    after = [context.states[name] for name in names]
+    outputs = build()
+    new_states = [context.states[name] for name in names]
     context.states.update(states)
     context.updated = updated
-    return [*made, *after]
+    return [*outputs, *new_states]
 
 
 class If(Layer):
-    """One of two branches, chosen by a bool: the name of an input, an expression of names, or a connection.
+    """One of two branches, selected by a bool: the name of an input, an expression of names, or a connection.
 
-    Both branches give the same outputs. A condition known when the model is compiled leaves no trace of the choice.
+    Both branches have the same outputs. If the condition is known at compile time, only that branch is compiled.
     """
 
     scalars = True
@@ -112,10 +112,10 @@ class If(Layer):
             )
         if set(self.then.outputs) != set(self.otherwise.outputs):
             raise ModelError(
-                "If: both branches must give the same outputs",
+                "If: both branches must have the same outputs",
                 facts=[
-                    f"then_branch gives {', '.join(self.then.outputs)}",
-                    f"else_branch gives {', '.join(self.otherwise.outputs)}",
+                    f"then_branch has {', '.join(self.then.outputs)}",
+                    f"else_branch has {', '.join(self.otherwise.outputs)}",
                 ],
             )
         self.outputs = self.then.outputs
@@ -137,7 +137,7 @@ class If(Layer):
         return tuple(dict.fromkeys(free))
 
     def expects(self, terminal: str) -> Any:
-        """One number where only the condition reads a name; a bool where the condition is the name."""
+        """Return a scalar shape for names that only the condition uses, with dtype bool for a condition of one name."""
         if self.expression is None or terminal in (*self.then.inputs, *self.otherwise.inputs):
             return None
         return (), "bool" if self.expression.text.strip() == terminal else None
@@ -146,58 +146,59 @@ class If(Layer):
         from mithril.ops import cond
 
         context = self.context
-        known = dict(zip(self.inputs, values, strict=True))
-        choice = self._choice(known)
+        bindings = dict(zip(self.inputs, values, strict=True))
+        choice = self._choice(bindings)
         if not isinstance(choice, Value):
-            return self._branch(context, known, bool(choice))
+            return self._branch(context, bindings, bool(choice))
 
-        def branch(taken: bool) -> Callable[[], list[Any]]:
-            return lambda: [context.as_value(v) for v in self._branch(context, known, taken)]
+        def branch(is_then: bool) -> Callable[[], list[Any]]:
+            return lambda: [context.as_value(v) for v in self._branch(context, bindings, is_then)]
 
-        names = list(dict.fromkeys(n for taken in (True, False) for n in updated_states(context, branch(taken))))
-        made = cond(
+        names = list(dict.fromkeys(n for is_then in (True, False) for n in updated_states(context, branch(is_then))))
+        selected = cond(
             choice,
             lambda: tuple(with_states(context, names, branch(True))),
             lambda: tuple(with_states(context, names, branch(False))),
         )
-        results = list(made) if isinstance(made, (tuple, list)) else [made]
+        results = list(selected) if isinstance(selected, (tuple, list)) else [selected]
         for name, value in zip(names, results[len(self.outputs) :], strict=True):
             context.states[name] = context.updated[name] = value
         return tuple(results[: len(self.outputs)])
 
-    def _choice(self, known: Mapping[str, Any]) -> Any:
+    def _choice(self, bindings: Mapping[str, Any]) -> Any:
         if self.expression is not None:
-            choice = self.expression.value(known)
+            choice = self.expression.value(bindings)
         else:
-            choice = self.condition if isinstance(self.condition, bool) else known["condition"]
+            choice = self.condition if isinstance(self.condition, bool) else bindings["condition"]
         if isinstance(choice, Value) and (not choice.dtype.is_bool or choice.ndim):
             raise ModelError(
-                f"the condition '{self.expression or 'condition'}' must be one bool",
-                facts=[f"it is {choice.type}"],
+                f"the condition '{self.expression or 'condition'}' must be a bool scalar",
+                facts=[f"got {choice.type}"],
                 hint="compare it with a number, or reduce it with any() or all()",
             )
         return choice
 
-    def _branch(self, context: Context, known: Mapping[str, Any], taken: bool) -> tuple[Any, ...]:
-        """A branch's outputs; on the side of ``is_training`` the graph is one for training, whatever it is around."""
+    def _branch(self, context: Context, bindings: Mapping[str, Any], is_then: bool) -> tuple[Any, ...]:
+        """Return the outputs of a branch; a condition ``is_training`` sets the training mode within the branches."""
         training = context.training
         if self.expression is not None and self.expression.text.strip() == TRAINING_FLAG:
-            context.training = taken
+            context.training = is_then
         try:
-            block, part = (self.then, "then") if taken else (self.otherwise, "else")
-            made = block.run(context, known, part)
+            block, block_name = (self.then, "then") if is_then else (self.otherwise, "else")
+            outputs = block.run(context, bindings, block_name)
         finally:
             context.training = training
-        return tuple(made[name] for name in self.outputs)
+        return tuple(outputs[name] for name in self.outputs)
 
 
 class While(Layer):
-    """A loop: ``body`` runs while ``condition`` holds.
+    """A loop that runs ``body`` while ``condition`` is true.
 
-    ``initial_state`` gives each loop variable its first value (the name of a terminal, a connection, a number, an
-    array), ``loop_vars`` what it becomes after a round: an expression of loop variables, of terminals of the body and
-    of other names. ``output_vars`` names results and the variables they are. Whatever else the body or an expression
-    reads is an input, the same in every round. ``max_trips`` bounds the rounds, which a gradient needs.
+    ``initial_state`` maps each loop variable to its initial value: the name of a terminal, a connection, a number or
+    an array. ``loop_vars`` maps loop variables to their updates, expressions of loop variables, terminals of the body
+    and other names. ``output_vars`` maps output names to loop variables. All other names that the body or an
+    expression uses are inputs, constant during the loop. ``max_trips`` limits the number of iterations; gradients
+    require it.
     """
 
     scalars = True
@@ -219,11 +220,11 @@ class While(Layer):
         self.updates = {name: Expression(str(text)) for name, text in loop_vars.items()}
         self.results = dict(output_vars) if output_vars is not None else {name: name for name in self.variables}
         self.max_trips = max_trips
-        for what, names in (("loop_vars", loop_vars), ("output_vars", self.results.values())):
+        for argument, names in (("loop_vars", loop_vars), ("output_vars", self.results.values())):
             for name in names:
-                self._check_variable(what, name)
+                self._check_variable(argument, name)
         terminals = self.body.model.connections
-        self.read = tuple(  # terminals of the body that the updates need
+        self.read = tuple(  # terminals of the body that the updates use
             dict.fromkeys(
                 n
                 for e in self.updates.values()
@@ -234,26 +235,26 @@ class While(Layer):
         self.outputs = tuple(self.results)
         self.inputs = self._inputs()
 
-    def _check_variable(self, what: str, name: str) -> None:
+    def _check_variable(self, argument: str, name: str) -> None:
         if name not in self.variables:
-            near = closest(name, self.variables, 1)
+            suggestions = closest(name, self.variables, 1)
             raise ModelError(
-                f"While: '{name}' in {what} is no loop variable",
+                f"While: '{name}' in {argument} is not a loop variable",
                 facts=[f"initial_state has {', '.join(self.variables) or 'none'}"],
-                hint=f"did you mean '{near[0]}'?" if near else None,
+                hint=f"did you mean '{suggestions[0]}'?" if suggestions else None,
             )
 
     def _inputs(self) -> tuple[str, ...]:
-        """Names read from around: initial values, then what every round sees alike."""
-        found: dict[str, None] = {}
+        """Return the names that the enclosing model provides: initial values, then loop invariants."""
+        names: dict[str, None] = {}
         self.connected: dict[str, Any] = {}
-        for variable, given in self.initial.items():
-            if isinstance(given, str):
-                found[given] = None
-            elif isinstance(given, Connection):
-                found[f"initial_{variable}"] = None
-                self.connected[f"initial_{variable}"] = given
-        own = {*self.variables, *self.read}
+        for variable, initial in self.initial.items():
+            if isinstance(initial, str):
+                names[initial] = None
+            elif isinstance(initial, Connection):
+                names[f"initial_{variable}"] = None
+                self.connected[f"initial_{variable}"] = initial
+        local_names = {*self.variables, *self.read}
         self.invariants = tuple(
             dict.fromkeys(
                 name
@@ -262,11 +263,11 @@ class While(Layer):
                     *(n for e in self.updates.values() for n in e.names),
                     *self.body.inputs,
                 ]
-                if name not in own
+                if name not in local_names
             )
         )
-        found.update(dict.fromkeys(self.invariants))
-        return tuple(found)
+        names.update(dict.fromkeys(self.invariants))
+        return tuple(names)
 
     @property
     def default_bindings(self) -> Mapping[str, Any]:
@@ -277,7 +278,7 @@ class While(Layer):
         return ()
 
     def expects(self, terminal: str) -> Any:
-        """One number where only the condition reads a name, an integer if it is held against integers."""
+        """Return a scalar shape for names that only the condition uses, with an integer dtype if all variables are."""
         if terminal not in self.condition.names or terminal in self.body.inputs or terminal in self.initial.values():
             return None
         counts = all(type(self.initial[n]) is int for n in self.condition.names if n in self.initial)
@@ -287,19 +288,19 @@ class While(Layer):
         from mithril.ops import BOUNDED, while_loop
 
         context = self.context
-        known = dict(zip(self.inputs, values, strict=True))
-        fixed = {name: known[name] for name in self.invariants}
-        start = [context.as_value(self._first(variable, known)) for variable in self.variables]
+        bindings = dict(zip(self.inputs, values, strict=True))
+        fixed = {name: bindings[name] for name in self.invariants}
+        start = [context.as_value(self._first(variable, bindings)) for variable in self.variables]
 
         def named(carried: tuple[Any, ...]) -> dict[str, Any]:
             return fixed | dict(zip(self.variables, carried, strict=False))
 
         def round_(carried: tuple[Any, ...]) -> list[Any]:
-            before = named(carried)
-            made = self.body.run(context, before, "body", self.read) if self.read else {}
-            after = before | made
+            values_before = named(carried)
+            body_values = self.body.run(context, values_before, "body", self.read) if self.read else {}
+            values_after = values_before | body_values
             return [
-                _like(v, self.updates[n].value(after)) if n in self.updates else v
+                _cast_to_variable(v, self.updates[n].value(values_after)) if n in self.updates else v
                 for v, n in zip(carried, self.variables, strict=False)
             ]
 
@@ -310,11 +311,11 @@ class While(Layer):
             return context.as_value(self.condition.value(named(carried)))
 
         def body(carried: tuple[Any, ...]) -> tuple[Any, ...]:
-            kept = dict(context.states)
+            outer_states = dict(context.states)
             context.states.update(zip(states, carried[len(self.variables) :], strict=True))
-            made = tuple(with_states(context, states, lambda: round_(carried)))
-            context.states.update(kept)
-            return made
+            updated = tuple(with_states(context, states, lambda: round_(carried)))
+            context.states.update(outer_states)
+            return updated
 
         last = while_loop(test, body, tuple(start), max_trips=self.max_trips)
         if self.max_trips is not None:
@@ -326,17 +327,17 @@ class While(Layer):
         final = dict(zip(self.variables, last, strict=False))
         return tuple(final[variable] for variable in self.results.values())
 
-    def _first(self, variable: str, known: Mapping[str, Any]) -> Any:
-        given = self.initial[variable]
-        if isinstance(given, str):
-            return known[given]
-        if isinstance(given, Connection):
-            return known[f"initial_{variable}"]
-        return np.asarray(given) if isinstance(given, list) else given
+    def _first(self, variable: str, bindings: Mapping[str, Any]) -> Any:
+        initial = self.initial[variable]
+        if isinstance(initial, str):
+            return bindings[initial]
+        if isinstance(initial, Connection):
+            return bindings[f"initial_{variable}"]
+        return np.asarray(initial) if isinstance(initial, list) else initial
 
 
-def _like(carried: Value, after: Any) -> Any:
-    """The update as a value; a plain number takes the variable's dtype."""
-    if isinstance(after, Value):
-        return after
-    return Builder.current().constant(after, carried.dtype)
+def _cast_to_variable(carried: Value, update: Any) -> Any:
+    """Return the update as a value; Python numbers become constants of the variable's dtype."""
+    if isinstance(update, Value):
+        return update
+    return Builder.current().constant(update, carried.dtype)

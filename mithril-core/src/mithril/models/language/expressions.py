@@ -1,6 +1,6 @@
-"""Conditions and updates written as text, ``"step < max_steps"``: a small grammar, read with ``ast`` and never run.
+"""Conditions and updates written as strings, ``"step < max_steps"``: parsed with ``ast``, never passed to ``eval``.
 
-Names, numbers, True and False, ``+ - * / // %``, comparisons, ``and or not`` and parentheses.
+The grammar has names, numbers, True and False, ``+ - * / // %``, comparisons, ``and or not`` and parentheses.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 from mithril import ops
 from mithril.base import ModelError
 from mithril.ir import Value
-from mithril.models.language.source_location import here
+from mithril.models.language.source_location import user_location
 
 GRAMMAR = "accepted: names, numbers, + - * / // %, comparisons, and, or, not, parentheses"
-_Pair = tuple[Callable[[Any, Any], Any], str]  # on Python numbers, and the operation otherwise
+_Pair = tuple[Callable[[Any, Any], Any], str]  # function of Python numbers, name of the operation on values
 BINARY: dict[type, _Pair] = {
     ast.Add: (operator.add, "add"),
     ast.Sub: (operator.sub, "sub"),
@@ -31,11 +31,11 @@ BINARY: dict[type, _Pair] = {
     ast.Eq: (operator.eq, "equal"),
     ast.NotEq: (operator.ne, "not_equal"),
 }
-LONGEST = 2000  # characters; keeps nesting far from Python's recursion limit
+LONGEST = 2000  # characters; keeps the nesting depth far below Python's recursion limit
 
 
 class Expression:
-    """One expression: what it reads, and its value when the names are known."""
+    """A parsed expression: the names it uses, and its value for bindings of these names."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -44,18 +44,18 @@ class Expression:
                 raise SyntaxError(f"it is longer than {LONGEST} characters")
             self.body = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise self._error(f"'{text}' is no expression", str(getattr(error, "msg", "") or error)) from None
+            raise self._error(f"'{text}' is not an expression", str(getattr(error, "msg", "") or error)) from None
         self.names = self._names()
 
     def _names(self) -> tuple[str, ...]:
-        """Names in order of appearance; anything outside of the grammar is an error."""
-        found: dict[str, None] = {}
+        """Return the names in order of appearance; raise ModelError for syntax outside the grammar."""
+        names: dict[str, None] = {}
         pending: list[ast.AST] = [self.body]
         while pending:
             node = pending.pop()
             match node:
                 case ast.Name(id=name):
-                    found[name] = None
+                    names[name] = None
                 case ast.Constant(value=bool() | int() | float()):
                     pass
                 case ast.BinOp(left=left, op=op, right=right) if type(op) in BINARY:
@@ -69,43 +69,43 @@ class Expression:
                 case _:
                     part = ast.unparse(node)
                     raise self._error(f"'{part}' is not allowed in the expression '{self.text}'")
-        return tuple(found)
+        return tuple(names)
 
-    def _error(self, what: str, *facts: str) -> ModelError:
-        return ModelError(what, facts=[*facts, f"at {here()}", GRAMMAR])
+    def _error(self, message: str, *facts: str) -> ModelError:
+        return ModelError(message, facts=[*facts, f"at {user_location()}", GRAMMAR])
 
-    def value(self, known: Mapping[str, Any]) -> Any:
-        """The value: a Python number where every name has one, else built from operations."""
-        return _value(self.body, known)
+    def value(self, bindings: Mapping[str, Any]) -> Any:
+        """Return a Python number if all bindings are numbers, else a value built from operations."""
+        return _value(self.body, bindings)
 
     def __str__(self) -> str:
         return self.text
 
 
-def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
+def _value(node: ast.expr, bindings: Mapping[str, Any]) -> Any:
     match node:
         case ast.Name(id=name):
-            return known[name]
+            return bindings[name]
         case ast.Constant(value=value):
             return value
         case ast.BinOp(left=left, op=op, right=right):
-            return _binary(op, _value(left, known), _value(right, known))
+            return _binary(op, _value(left, bindings), _value(right, bindings))
         case ast.Compare(left=left, ops=tests, comparators=rest):
-            values = [_value(n, known) for n in (left, *rest)]
-            made = [_binary(t, a, b) for t, a, b in zip(tests, values, values[1:], strict=False)]
-            return _joined(made, "logical_and", all)
+            values = [_value(n, bindings) for n in (left, *rest)]
+            comparisons = [_binary(t, a, b) for t, a, b in zip(tests, values, values[1:], strict=False)]
+            return _combine(comparisons, "logical_and", all)
         case ast.BoolOp(op=ast.And(), values=parts):
-            return _joined([_value(p, known) for p in parts], "logical_and", all)
+            return _combine([_value(p, bindings) for p in parts], "logical_and", all)
         case ast.BoolOp(values=parts):
-            return _joined([_value(p, known) for p in parts], "logical_or", any)
+            return _combine([_value(p, bindings) for p in parts], "logical_or", any)
         case ast.UnaryOp(op=ast.Not(), operand=inner):
-            value = _value(inner, known)
+            value = _value(inner, bindings)
             return ops.logical_not(_truth(value)) if isinstance(value, Value) else not value
         case ast.UnaryOp(op=ast.USub(), operand=inner):
-            value = _value(inner, known)
+            value = _value(inner, bindings)
             return ops.neg(value) if isinstance(value, Value) else -value
         case ast.UnaryOp(operand=inner):
-            return _value(inner, known)
+            return _value(inner, bindings)
     raise AssertionError(node)
 
 
@@ -119,15 +119,15 @@ def _binary(op: ast.AST, a: Any, b: Any) -> Any:
         raise ModelError("an expression divides by zero", facts=[f"{a} {name} {b}"]) from None
 
 
-def _joined(parts: list[Any], name: str, python: Callable[[list[Any]], bool]) -> Any:
-    """Parts that are known now decide now, or drop out; the others are joined by the operation."""
-    fixed = [bool(p) for p in parts if not isinstance(p, Value)]
-    open_ = [_truth(p) for p in parts if isinstance(p, Value)]
+def _combine(parts: list[Any], name: str, python: Callable[[list[Any]], bool]) -> Any:
+    """Combine the operands of ``and`` or ``or``; static operands are folded, the others use the operation."""
+    static = [bool(p) for p in parts if not isinstance(p, Value)]
+    dynamic = [_truth(p) for p in parts if isinstance(p, Value)]
     decides = name == "logical_or"
-    if not open_ or decides in fixed:
-        return python(fixed) if fixed else True
-    result = open_[0]
-    for part in open_[1:]:
+    if not dynamic or decides in static:
+        return python(static) if static else True
+    result = dynamic[0]
+    for part in dynamic[1:]:
         result = getattr(ops, name)(result, part)
     return result
 

@@ -1,4 +1,4 @@
-"""Steps one and two of compiling: from nested models to an ordered list of layer applications on numbered slots."""
+"""Flattening, the first step of compilation: from nested models to an ordered list of layer calls on slots."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mithril.base import DType, ModelError, closest, dtype as as_dtype, fields
 from mithril.models.language.connection import NO_DEFAULT, Connection, Constant, IOKey, Step
 from mithril.models.language.layer import Layer
 from mithril.models.language.model import Model
-from mithril.models.language.source_location import Place
+from mithril.models.language.source_location import SourceLocation
 
 TRAINING_FLAG = "is_training"
 NO_TAGS: Mapping[str, Any] = {}
@@ -18,15 +18,15 @@ NO_TAGS: Mapping[str, Any] = {}
 
 @dataclass(frozen=True, slots=True)
 class InputDecl:
-    """An input of the flat model and what the user declared of it."""
+    """An input of the flat model with its declared shape and dtype."""
 
     name: str
     slot: int
-    shape: tuple[Any, ...] | None = None  # numbers, names, dims, None for any size
+    shape: tuple[Any, ...] | None = None  # ints, names, dims, None for any size
     dtype: DType | None = None
     default: Any = NO_DEFAULT
-    where: str = ""  # the layer that reads it first, and the user's line
-    alike: str = ""  # a connection of nearly the same name, which a layer produces: the input may be a misspelling
+    where: str = ""  # the first layer that uses the input, and the user's line
+    alike: str = ""  # a similar name that a layer produces: the input may be a misspelling
 
     @property
     def required(self) -> bool:
@@ -35,40 +35,40 @@ class InputDecl:
 
 @dataclass(frozen=True, slots=True)
 class ParamDecl:
-    """An input that is a parameter: made by the layer that asks for it first, or from its declared shape."""
+    """An input that is a parameter, created by the first layer that uses it or from its declared shape."""
 
     name: str
     key: IOKey
 
 
 @dataclass(slots=True)
-class Leaf:
-    """One application of a layer that builds operations."""
+class LayerCall:
+    """One application of a layer that is not a model."""
 
     path: str
     layer: Layer
-    place: Place
+    location: SourceLocation
     tags: Mapping[str, Any]
-    operands: tuple[int | None, ...]  # slots, in the order of build's parameters
-    weights: Mapping[str, int]  # parameters that a slot takes the place of
+    operands: tuple[int | None, ...]  # slots, in the order of the parameters of ``build``
+    weights: Mapping[str, int]  # slots that replace parameters of the layer
     results: dict[str, int]  # output terminal -> slot
 
     def __fingerprint__(self) -> tuple[Any, ...]:
-        return fields(self, skip=("place",))
+        return fields(self, skip=("location",))
 
 
 @dataclass(slots=True)
 class FlatModel:
-    """Everything the tracer needs: leaves in order, and what the slots mean."""
+    """The input of the tracer: layer calls in order, and the contents of their slots."""
 
     name: str = "model"
     inference: bool = False
     inputs: tuple[InputDecl, ...] = ()
     outputs: tuple[tuple[str, int], ...] = ()
-    leaves: list[Leaf] = field(default_factory=list)
+    layer_calls: list[LayerCall] = field(default_factory=list)
     constants: dict[int, Any] = field(default_factory=dict)
     params: dict[int, ParamDecl] = field(default_factory=dict)
-    names: dict[int, str] = field(default_factory=dict)  # what the user called a slot
+    names: dict[int, str] = field(default_factory=dict)  # the user's name of a slot
     declared: dict[int, IOKey] = field(default_factory=dict)  # shapes and dtypes to check
     owned: dict[tuple[int, str], int] = field(default_factory=dict)  # a model used twice has one slot per parameter
     slots: int = 0
@@ -83,29 +83,29 @@ class FlatModel:
 
 @dataclass(slots=True)
 class _Frame:
-    """A model being flattened: where its connections ended up so far."""
+    """A model being flattened, with the slots assigned to its connections so far."""
 
     model: Model
     path: str
     tags: Mapping[str, Any]
     slots: dict[int, int]
     steps: Iterator[Step]
-    done: Any = None  # called with the frame when the model is finished
+    done: Any = None  # callback, called with the frame when all steps are flattened
 
 
 def flatten(model: Layer, outputs: Sequence[str] | None = None, inference: bool = False) -> FlatModel:
-    """The model's layers in an order that defines before it uses, with every connection resolved.
+    """Flatten a model into layer calls in topological order, with every connection resolved to a slot.
 
-    ``outputs`` names the values to give; under ``inference`` the input ``is_training`` is the constant False.
+    ``outputs`` selects the outputs by name; with ``inference`` the input ``is_training`` is the constant False.
     """
     if not isinstance(model, Layer):
-        raise _no_model(model)
-    model = model if isinstance(model, Model) else _wrapped(model)
+        raise _not_a_model(model)
+    model = model if isinstance(model, Model) else _as_model(model)
     flat = FlatModel(name=_identifier(model), inference=inference)
-    top = _Frame(model, "", model.tags or NO_TAGS, {}, iter(ordered(model)))
+    top = _Frame(model, "", model.tags or NO_TAGS, {}, iter(topological_order(model)))
     _enter_inputs(flat, top, {})
-    wanted = model.output_connections(outputs)
-    if not wanted:
+    outputs_by_name = model.output_connections(outputs)
+    if not outputs_by_name:
         raise ModelError("the model has no outputs", hint="add a layer, or model.set_outputs(...)")
     stack = [top]
     while stack:
@@ -117,30 +117,32 @@ def flatten(model: Layer, outputs: Sequence[str] | None = None, inference: bool 
                 frame.done(frame)
         elif isinstance(step.layer, Model):
             if any(f.model is step.layer for f in stack):
-                raise ModelError(f"model '{_join(frame.path, step.name)}' contains itself", facts=[f"at {step.place}"])
+                raise ModelError(
+                    f"model '{_join(frame.path, step.name)}' contains itself", facts=[f"at {step.location}"]
+                )
             stack.append(_enter_model(flat, frame, step))
         else:
-            flat.leaves.append(_leaf(flat, frame, step))
-    flat.outputs = tuple((name, _slot(flat, top, c)) for name, c in wanted.items())
+            flat.layer_calls.append(_layer_call(flat, frame, step))
+    flat.outputs = tuple((name, _slot(flat, top, c)) for name, c in outputs_by_name.items())
     flat.inputs = _input_declarations(flat, top)
     return flat
 
 
-def _no_model(given: object) -> ModelError:
+def _not_a_model(model: object) -> ModelError:
     hint = None
-    if isinstance(given, type):
-        what = f"the class {given.__name__}"
-        hint = f"make one: {given.__name__}(...)" if issubclass(given, Layer) else None
+    if isinstance(model, type):
+        description = f"the class {model.__name__}"
+        hint = f"create an instance: {model.__name__}(...)" if issubclass(model, Layer) else None
     else:
-        what = f"a {type(given).__name__}"
-    return ModelError(f"{what} cannot be compiled", facts=["accepted: a model, or a single layer"], hint=hint)
+        description = f"a {type(model).__name__}"
+    return ModelError(f"{description} cannot be compiled", facts=["accepted: a model, or a single layer"], hint=hint)
 
 
-def _wrapped(layer: Layer) -> Model:
-    """A model of one layer, whose parameters keep their plain names."""
+def _as_model(layer: Layer) -> Model:
+    """Return a model of one layer whose parameter names have no prefix."""
     model = Model()
-    step = Step(layer, (), {t: t for t in layer.outputs}, layer.place)
-    model.adopt(step)
+    step = Step(layer, (), {t: t for t in layer.outputs}, layer.location)
+    model.attach(step)
     step.name = ""
     model.chosen_outputs = dict(step.results)
     return model
@@ -155,12 +157,12 @@ def _join(path: str, name: str) -> str:
 
 
 # -- order --------------------------------------------------------------------------------------------------------
-def ordered(model: Model) -> Sequence[Step]:
-    """The steps so that each comes after those it reads from; as they were added wherever that is possible."""
+def topological_order(model: Model) -> Sequence[Step]:
+    """Return the steps in topological order, and in the order in which they were added where possible."""
     if not model.reordered:
         return model.steps
     out: list[Step] = []
-    state: dict[int, int] = {}  # 1: waiting for its sources, 2: done
+    state: dict[int, int] = {}  # step -> 1: on the stack, 2: done
     for root in model.steps:
         stack: list[tuple[Step, Iterator[Connection]]] = []
         if root.serial not in state:
@@ -186,18 +188,18 @@ def ordered(model: Model) -> Sequence[Step]:
 
 def _cycle(stack: list[Step], start: Step) -> ModelError:
     steps = stack[next(k for k, s in enumerate(stack) if s is start) :]
-    circle = list(reversed(steps))
-    path = " -> ".join(f"'{s.label}'" for s in [*circle, circle[0]])
+    cycle = list(reversed(steps))
+    path = " -> ".join(f"'{s.label}'" for s in [*cycle, cycle[0]])
     return ModelError(
-        f"the layers depend on each other in a circle: {path}",
-        facts=[f"layer '{s.label}' at {s.place}" for s in circle],
-        hint="give one of the outputs another name, or use While for a loop",
+        f"cyclic dependency between layers: {path}",
+        facts=[f"layer '{s.label}' at {s.location}" for s in cycle],
+        hint="rename one of the outputs, or use While for a loop",
     )
 
 
 # -- entering models ----------------------------------------------------------------------------------------------
 def _enter_inputs(flat: FlatModel, frame: _Frame, bound: Mapping[str, int]) -> None:
-    """Slots for what a model reads: bound from outside, a parameter of its own, or a default."""
+    """Assign slots to the inputs of a model: bound by the enclosing model, a parameter, or a default."""
     for name, connection in frame.model.inputs_by_name.items():
         slot = bound.get(name)
         key = connection.key
@@ -215,7 +217,7 @@ def _enter_inputs(flat: FlatModel, frame: _Frame, bound: Mapping[str, int]) -> N
             elif frame.path:
                 raise ModelError(
                     f"input '{name}' of model '{frame.path}' is not connected",
-                    hint="it was wired after the model had been added: add the model when it is complete",
+                    hint="it was wired after the model was added: add the model once it is complete",
                 )
         frame.slots[id(connection)] = slot
         _declare(flat, slot, key)
@@ -225,14 +227,14 @@ def _enter_model(flat: FlatModel, outer: _Frame, step: Step) -> _Frame:
     assert isinstance(step.layer, Model)
     model = step.layer
     path = _join(outer.path, step.name)
-    bound = {terminal: _source(flat, outer, given) for terminal, given in step.bindings.items()}
-    frame = _Frame(model, path, _merged(outer.tags, model.tags), {}, iter(ordered(model)))
+    bound = {terminal: _source(flat, outer, binding) for terminal, binding in step.bindings.items()}
+    frame = _Frame(model, path, _merged(outer.tags, model.tags), {}, iter(topological_order(model)))
     _enter_inputs(flat, frame, bound)
 
     def leave(inner: _Frame) -> None:
-        chosen = model.output_connections()
+        outputs = model.output_connections()
         for terminal, connection in step.results.items():
-            source = chosen[terminal] if terminal in chosen else model.terminal(terminal)
+            source = outputs[terminal] if terminal in outputs else model.terminal(terminal)
             slot = outer.slots[id(connection)] = _slot(flat, inner, source)
             if connection.name:
                 flat.names[slot] = connection.name
@@ -242,8 +244,8 @@ def _enter_model(flat: FlatModel, outer: _Frame, step: Step) -> _Frame:
     return frame
 
 
-def _merged(outer: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**outer, **own} if own and outer else own or outer
+def _merged(outer: Mapping[str, Any], inner: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**outer, **inner} if inner and outer else inner or outer
 
 
 def _declare(flat: FlatModel, slot: int, key: IOKey | None) -> None:
@@ -251,7 +253,7 @@ def _declare(flat: FlatModel, slot: int, key: IOKey | None) -> None:
         flat.declared[slot] = key
 
 
-def _leaf(flat: FlatModel, frame: _Frame, step: Step) -> Leaf:
+def _layer_call(flat: FlatModel, frame: _Frame, step: Step) -> LayerCall:
     layer = step.layer
     assert isinstance(layer, Layer)
     bindings = step.bindings
@@ -259,8 +261,8 @@ def _leaf(flat: FlatModel, frame: _Frame, step: Step) -> Leaf:
     for terminal in layer.inputs:
         operands.append(_source(flat, frame, bindings[terminal]))
     for terminal in layer.optional:
-        given = bindings.get(terminal)
-        operands.append(None if given is None else _source(flat, frame, given))
+        binding = bindings.get(terminal)
+        operands.append(None if binding is None else _source(flat, frame, binding))
     weights = {t: _source(flat, frame, bindings[t]) for t in layer.weights if t in bindings} if layer.weights else {}
     results = {}
     for terminal, connection in step.results.items():
@@ -270,15 +272,15 @@ def _leaf(flat: FlatModel, frame: _Frame, step: Step) -> Leaf:
         if connection.key is not None:
             _declare(flat, slot, connection.key)
     tags = _merged(frame.tags, layer.tags)
-    return Leaf(_join(frame.path, step.name), layer, step.place, tags, tuple(operands), weights, results)
+    return LayerCall(_join(frame.path, step.name), layer, step.location, tags, tuple(operands), weights, results)
 
 
-def _source(flat: FlatModel, frame: _Frame, given: Any) -> int:
-    if isinstance(given, Connection):
-        return _slot(flat, frame, given)
-    assert isinstance(given, Constant)
+def _source(flat: FlatModel, frame: _Frame, source: Any) -> int:
+    if isinstance(source, Connection):
+        return _slot(flat, frame, source)
+    assert isinstance(source, Constant)
     slot = flat.new_slot()
-    flat.constants[slot] = given.data
+    flat.constants[slot] = source.data
     return slot
 
 
@@ -287,13 +289,13 @@ def _slot(flat: FlatModel, frame: _Frame, connection: Connection) -> int:
 
 
 def _input_declarations(flat: FlatModel, top: _Frame) -> tuple[InputDecl, ...]:
-    readers: dict[int, tuple[Leaf, str]] = {}
-    for leaf in reversed(flat.leaves):
-        for slot, terminal in zip(leaf.operands, leaf.layer.inputs + leaf.layer.optional, strict=False):
+    readers: dict[int, tuple[LayerCall, str]] = {}
+    for call in reversed(flat.layer_calls):
+        for slot, terminal in zip(call.operands, call.layer.inputs + call.layer.optional, strict=False):
             if slot is not None:
-                readers[slot] = (leaf, terminal)
-    produced = {flat.names[slot] for leaf in flat.leaves for slot in leaf.results.values() if slot in flat.names}
-    found = []
+                readers[slot] = (call, terminal)
+    produced = {flat.names[slot] for call in flat.layer_calls for slot in call.results.values() if slot in flat.names}
+    declarations = []
     for name, connection in top.model.inputs_by_name.items():
         slot = top.slots[id(connection)]
         if slot in flat.params:
@@ -303,18 +305,18 @@ def _input_declarations(flat: FlatModel, top: _Frame) -> tuple[InputDecl, ...]:
             continue
         key = connection.key if connection.key is not None else IOKey(name)
         shape, dtype = key.shape_declared, key.dtype_declared
-        if dtype is None and slot in readers:  # integers for an embedding, say
-            leaf, terminal = readers[slot]
-            expected = leaf.layer.expects(terminal)
+        if dtype is None and slot in readers:  # for example integers for an embedding
+            call, terminal = readers[slot]
+            expected = call.layer.expects(terminal)
             dtype = as_dtype(expected[1]) if expected is not None and expected[1] is not None else None
         alike = next(iter(closest(name, sorted(produced), 1)), "")
-        found.append(InputDecl(name, slot, shape, dtype, key.default, _where(readers.get(slot)), alike))
-    return tuple(found)
+        declarations.append(InputDecl(name, slot, shape, dtype, key.default, _where(readers.get(slot)), alike))
+    return tuple(declarations)
 
 
-def _where(reader: tuple[Leaf, str] | None) -> str:
+def _where(reader: tuple[LayerCall, str] | None) -> str:
     if reader is None:
         return ""
-    leaf = reader[0]
-    parts = [f"layer '{leaf.path}'" if leaf.path else f"{leaf.layer!r}", str(leaf.place)]
+    call = reader[0]
+    parts = [f"layer '{call.path}'" if call.path else f"{call.layer!r}", str(call.location)]
     return "read by " + " at ".join(part for part in parts if part)

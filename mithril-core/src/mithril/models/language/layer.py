@@ -1,4 +1,4 @@
-"""Layers: a class that declares terminals and builds operations from typed values."""
+"""Layers: the base class, which declares terminals and builds operations from typed values."""
 
 from __future__ import annotations
 
@@ -10,100 +10,103 @@ from mithril.backend import check_call, constructor, is_ours
 from mithril.base import ModelError, OptionError, fields
 from mithril.ir import Value
 from mithril.models.language.connection import Connections, Step, snake_case
-from mithril.models.language.source_location import NOWHERE, Place, caller, here
+from mithril.models.language.source_location import NOWHERE, SourceLocation, caller_location, user_location
 from mithril.models.language.trace_context import Context, active
 
 
-class LayerType(type):
-    """Gives every layer ``name=`` and turns wrong constructor arguments into errors with the user's line."""
+class LayerMeta(type):
+    """Metaclass that adds ``name=`` to every layer and reports invalid constructor arguments with the user's line."""
 
     def __call__(cls, *args: Any, name: str | None = None, **options: Any) -> Any:
-        made: Any = object.__new__(cls)  # type: ignore[arg-type]  # mypy takes the metaclass for the class
-        made.__dict__.update(_children={}, tags={}, name=name, arguments=(args, options), place=NOWHERE)
+        layer: Any = object.__new__(cls)  # type: ignore[arg-type]  # mypy takes the metaclass for the class
+        layer.__dict__.update(_children={}, tags={}, name=name, arguments=(args, options), location=NOWHERE)
         try:
             check_call(cls.__name__, constructor(cls), args, options, {}, types=is_ours(cls), extra=("name",))
         except OptionError as error:
-            raise ModelError(error.what, facts=[f"at {here()}", *error.facts], hint=error.hint) from None
+            raise ModelError(error.what, facts=[f"at {user_location()}", *error.facts], hint=error.hint) from None
         try:
-            made.__init__(*args, **options)
+            layer.__init__(*args, **options)
         except ModelError as error:
-            raise error.with_facts(f"in {cls.__name__} at {here()}") from None
-        return made
+            raise error.with_facts(f"in {cls.__name__} at {user_location()}") from None
+        return layer
 
 
-class Layer(metaclass=LayerType):
-    """A building block. Subclasses name their terminals and say in ``build`` what is computed.
+class Layer(metaclass=LayerMeta):
+    """A building block of models. Subclasses declare their terminals and implement ``build``.
 
-    ``build`` is run when the shapes of the inputs are known; inside, ``self.param`` asks for a parameter,
-    ``self.training`` says which graph is being made, and other layers kept as attributes are called like functions.
+    ``build`` runs when the shapes of the inputs are known. Within it, ``self.param`` returns a parameter,
+    ``self.training`` is True in a training graph, and layers stored as attributes can be called like functions.
     """
 
     inputs: tuple[str, ...] = ("input",)
     outputs: tuple[str, ...] = ("output",)
-    optional: tuple[str, ...] = ()  # inputs that may stay unconnected: build gets None
-    weights: tuple[str, ...] = ()  # parameters that a connection may take the place of
-    scalars = False  # build takes Python numbers as they are
-    output_alias = False  # "output" also means the first output, whatever its name
+    optional: tuple[str, ...] = ()  # inputs that may be unconnected: ``build`` receives None
+    weights: tuple[str, ...] = ()  # parameters that a connection can replace
+    scalars = False  # whether ``build`` accepts Python numbers instead of values
+    output_alias = False  # "output" also refers to the first output, regardless of its name
 
     name: str | None
     tags: dict[str, Any]
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
-    place: Place  # where the layer was applied by a layer of the user's, for messages
+    location: SourceLocation  # line of the user's layer that applied this one, for messages
     _children: dict[int, str]
 
     def __fingerprint__(self) -> tuple[Any, ...]:
-        # the arguments are in the fields again; the place and the names of children are no part of the meaning
-        return fields(self, skip=("place", "arguments", "_children"))
+        # the fields repeat the arguments; the location and the names of children do not affect the result
+        return fields(self, skip=("location", "arguments", "_children"))
 
     def build(self, *inputs: Any) -> Any:
-        """The outputs for these inputs."""
+        """Build the operations of the layer and return its outputs."""
         raise ModelError(f"{type(self).__name__} has no build method", hint="define build(self, ...)")
 
     def expects(self, terminal: str) -> tuple[tuple[Any, ...] | None, Any] | None:
-        """Shape (None for any size) and dtype that an input should have, as far as the layer knows beforehand."""
+        """Return the expected shape (None for any size) and dtype of an input, or None if unknown before tracing."""
         return None
 
-    # -- what build may ask for --------------------------------------------------------------------------------------
+    # -- for use in build ---------------------------------------------------------------------------------------------
     @property
     def context(self) -> Context:
-        """The trace that is running."""
+        """The current trace."""
         return active(self)
 
     def param(self, name: str, shape: Iterable[Any], init: str = "zeros", dtype: Any = None) -> Value:
-        """A parameter of this layer, made by the named initializer: ``"normal(std=0.02)"``."""
+        """Return a parameter of this layer, with an initializer such as ``"normal(std=0.02)"``."""
         return self.context.param(self, name, tuple(shape), init, dtype)
 
     def state(self, name: str, shape: Iterable[Any], init: str = "zeros", dtype: Any = None) -> Value:
-        """A tensor the layer carries from call to call."""
+        """Return the current value of a state, a tensor that persists between calls."""
         return self.context.state(self, name, tuple(shape), init, dtype)
 
     def update_state(self, name: str, value: Value) -> None:
-        """What a state is after this call."""
+        """Set the value of a state after this call."""
         self.context.update_state(self, name, value)
 
     def key(self) -> Value:
-        """A random key of this application's own."""
+        """Return a new random key, used nowhere else in the model."""
         return self.context.key()
 
     @property
     def training(self) -> bool:
-        """Whether the graph being made is for training."""
+        """Whether the current trace builds a training graph."""
         return self.context.training
 
     # -- attributes --------------------------------------------------------------------------------------------------
     def set_attribute(self, name: str, value: Any) -> Layer:
-        """Mark everything inside: nodes keep it as a tag."""
+        """Set a tag on all nodes that this layer builds, and return the layer."""
         if not name.isidentifier():
-            raise ModelError(f"'{name}' cannot name an attribute", facts=[f"at {here()}"], hint="use an identifier")
+            raise ModelError(
+                f"'{name}' cannot name an attribute", facts=[f"at {user_location()}"], hint="use an identifier"
+            )
         if not isinstance(value, (str, bool, int, float)):
             raise ModelError(
-                f"attribute '{name}' cannot be {value!r}", facts=[f"at {here()}", "accepted: strings, numbers, bools"]
+                f"attribute '{name}' cannot be {value!r}",
+                facts=[f"at {user_location()}", "accepted: strings, numbers, bools"],
             )
         self.tags[name] = value
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Layers kept as attributes, alone or in lists, are named after them."""
+        """Name layers after the attribute that stores them, directly or in a list."""
         if isinstance(value, Layer):
             self._children[id(value)] = name
         elif isinstance(value, (list, tuple)):
@@ -113,26 +116,26 @@ class Layer(metaclass=LayerType):
         self.__dict__[name] = value
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Layer:
-        """A layer of the same kind with parameters of its own; the layers inside keep their names."""
-        made = object.__new__(type(self))
-        memo[id(self)] = made
-        made.__dict__.update({n: deepcopy(v, memo) for n, v in self.__dict__.items() if n != "_children"})
-        made.__dict__["_children"] = {id(memo[old]): name for old, name in self._children.items() if old in memo}
-        return made
+        """Return a copy with separate parameters; child layers keep their names."""
+        copy = object.__new__(type(self))
+        memo[id(self)] = copy
+        copy.__dict__.update({n: deepcopy(v, memo) for n, v in self.__dict__.items() if n != "_children"})
+        copy.__dict__["_children"] = {id(memo[old]): name for old, name in self._children.items() if old in memo}
+        return copy
 
     def child_name(self, child: Layer) -> str:
-        """The name under which another layer is kept here."""
+        """Return the attribute name of a child layer, else its own name."""
         return self._children.get(id(child)) or child.name or snake_case(type(child).__name__)
 
     # -- calling -----------------------------------------------------------------------------------------------------
     @property
     def default_bindings(self) -> Mapping[str, Any]:
-        """Connections given when the layer was made, for terminals not mentioned in the call."""
+        """Connections passed to the constructor, for terminals that the call does not mention."""
         return {}
 
     @property
     def implicit_names(self) -> Mapping[str, str]:
-        """Names that outputs have in the enclosing model where the call gives none."""
+        """Default names of outputs in the enclosing model, for outputs that the call does not name."""
         return {}
 
     @property
@@ -141,20 +144,20 @@ class Layer(metaclass=LayerType):
         return self.inputs
 
     def terminals(self) -> list[str]:
-        """Every name a call may mention."""
+        """Return all names that a call can bind."""
         return [*self.inputs, *self.optional, *self.weights, *self.outputs]
 
     def __call__(self, *args: Any, **bindings: Any) -> Any:
-        """Wire the layer: terminals by name, to names, connections, IOKeys or constants.
+        """Wire the layer: bind its terminals to names, connections, IOKeys or constants.
 
-        Gives the output connection (several: a tuple). With values, inside a build method, it builds at once.
+        Returns the output connection, or a tuple of them. Called on values in a build method, builds immediately.
         """
         if any(isinstance(a, Value) for a in args) or any(isinstance(b, Value) for b in bindings.values()):
-            return self.context.call(self, args, bindings, caller())
-        step = Step(self, args, bindings, here())
-        made = tuple(step.results.values())
-        step.settle()
-        return made[0] if len(made) == 1 else Connections(made)
+            return self.context.call(self, args, bindings, caller_location())
+        step = Step(self, args, bindings, user_location())
+        outputs = tuple(step.results.values())
+        step.attach_to_model()
+        return outputs[0] if len(outputs) == 1 else Connections(outputs)
 
     def __repr__(self) -> str:
         args, options = self.arguments

@@ -19,7 +19,7 @@ HEAD = ("layer", "result", "parameters", "flops", "memory")
 
 @dataclass(slots=True)
 class Row:
-    """One layer, with everything inside it."""
+    """The totals of a layer, including the layers inside it."""
 
     path: str
     depth: int
@@ -32,7 +32,7 @@ class Row:
     def cells(self) -> list[str]:
         name = "  " * self.depth + (self.path.rpartition(".")[2] or "model")
         title = f"{name} ({self.title})" if self.title else name
-        return [title, self.result, si(self.params), si(self.flops), si(self.memory, 1024, "B")]
+        return [title, self.result, format_si(self.params), format_si(self.flops), format_si(self.memory, 1024, "B")]
 
 
 def summarize(
@@ -41,23 +41,31 @@ def summarize(
     types: Mapping[str, Any] | None = None,
     width: int | None = None,
 ) -> str:
-    """The table; without the inputs' shapes only the layers, as their parameters are not known either."""
+    """Return the table of ``Model.summary``; unless all input shapes are known, only names and kinds of layers."""
     flat = flatten(model, inference=True)
-    wide = width or shutil.get_terminal_size((100, 24)).columns
-    known = _types(flat, shapes or {}, types or {})
-    if any(d.name not in known and d.required for d in flat.inputs):
-        missing = ", ".join(d.name for d in flat.inputs if d.name not in known)
-        rows = [[leaf.path or "model", type(leaf.layer).__name__] for leaf in flat.leaves]
+    columns_available = width or shutil.get_terminal_size((100, 24)).columns
+    input_types = _types(flat, shapes or {}, types or {})
+    if any(d.name not in input_types and d.required for d in flat.inputs):
+        missing = ", ".join(d.name for d in flat.inputs if d.name not in input_types)
+        rows = [[call.path or "model", type(call.layer).__name__] for call in flat.layer_calls]
         return "\n".join(
-            [*columns(("layer", "kind"), rows, wide), f"shapes of {missing} give sizes: summary(shapes=...)"]
+            [
+                *columns(("layer", "kind"), rows, columns_available),
+                f"pass the shapes of {missing} to see sizes: summary(shapes=...)",
+            ]
         )
-    graph = trace_model(flat, known)
-    rows = [row.cells() for row in layer_rows(graph, {leaf.path: type(leaf.layer).__name__ for leaf in flat.leaves})]
+    graph = trace_model(flat, input_types)
+    rows = [
+        row.cells() for row in layer_rows(graph, {call.path: type(call.layer).__name__ for call in flat.layer_calls})
+    ]
     params = sum(_known(numel(i.type.shape)) for i in graph.with_role("param"))
     size = sum(_known(numel(i.type.shape)) * i.type.dtype.itemsize for i in graph.with_role("param"))
     total = sum(_flops(node) for node in graph.nodes)
     return "\n".join(
-        [*columns(HEAD, rows, wide), f"{params:,} parameters ({si(size, 1024, 'B')}), {si(total)} operations"]
+        [
+            *columns(HEAD, rows, columns_available),
+            f"{params:,} parameters ({format_si(size, 1024, 'B')}), {format_si(total)} operations",
+        ]
     )
 
 
@@ -65,19 +73,19 @@ def _types(flat: FlatModel, shapes: Mapping[str, Any], types: Mapping[str, Any])
     names = [d.name for d in flat.inputs]
     for name in [*shapes, *types]:
         if name not in names:
-            near = closest(name, names, 1)
+            suggestions = closest(name, names, 1)
             raise ModelError(
                 f"the model has no input '{name}'",
                 facts=[f"inputs: {', '.join(names)}"],
-                hint=f"did you mean '{near[0]}'?" if near else None,
+                hint=f"did you mean '{suggestions[0]}'?" if suggestions else None,
             )
-    found = {}
+    input_types = {}
     for decl in flat.inputs:
         shape = shapes.get(decl.name, decl.shape)
         if shape is not None:
             kind = as_dtype(types.get(decl.name) or decl.dtype or "float32")
-            found[decl.name] = TensorType(kind, tuple(_size(decl.name, k, s) for k, s in enumerate(shape)))
-    return found
+            input_types[decl.name] = TensorType(kind, tuple(_size(decl.name, k, s) for k, s in enumerate(shape)))
+    return input_types
 
 
 def _size(name: str, axis: int, size: Any) -> Any:
@@ -85,7 +93,7 @@ def _size(name: str, axis: int, size: Any) -> Any:
 
 
 def layer_rows(graph: Graph, titles: Mapping[str, str]) -> list[Row]:
-    """A row per layer and per model around layers, in order of execution; sizes that are not known count as one."""
+    """Return one row per layer and enclosing model, in execution order; a symbolic size counts as its lower bound."""
     rows: dict[str, Row] = {"": Row("", 0)}
     for node in graph.nodes:
         if node.is_constant:
@@ -104,7 +112,7 @@ def layer_rows(graph: Graph, titles: Mapping[str, str]) -> list[Row]:
 
 
 def _prefixes(path: str) -> list[str]:
-    """``a.b.c`` as "", "a", "a.b", "a.b.c"."""
+    """Return the prefixes of a dotted path: "", "a", "a.b" and "a.b.c" for ``a.b.c``."""
     parts = path.split(".") if path else []
     return [".".join(parts[:k]) for k in range(len(parts) + 1)]
 
@@ -125,8 +133,8 @@ def _known(size: Any) -> int:
     return int(substitute(size, {s.name: max(s.low, 1) for s in symbols(size)}))
 
 
-def si(number: float, base: int = 1000, unit: str = "") -> str:
-    """1234567 as 1.23M."""
+def format_si(number: float, base: int = 1000, unit: str = "") -> str:
+    """Format a number with a unit prefix: 1234567 becomes 1.23M."""
     for prefix in ("", "k", "M", "G", "T"):
         if abs(number) < base or prefix == "T":
             return f"{number:.3g}{prefix}{unit}" if prefix else f"{int(number)}{unit}"
@@ -135,7 +143,7 @@ def si(number: float, base: int = 1000, unit: str = "") -> str:
 
 
 def columns(head: tuple[str, ...], rows: list[list[str]], width: int) -> list[str]:
-    """Aligned columns; in a narrow terminal the last ones are left out, then the first one is shortened."""
+    """Return the lines of a table; to fit ``width``, drop the last columns, then truncate the first one."""
     table = [list(head), *rows]
     widths = [max(len(r[k]) for r in table) for k in range(len(head))]
     while len(widths) > 2 and sum(widths) + 2 * (len(widths) - 1) > width:

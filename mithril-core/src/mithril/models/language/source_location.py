@@ -1,4 +1,4 @@
-"""The user's own line: the nearest frame outside of mithril, found in about a microsecond."""
+"""The user's source line: the innermost stack frame outside mithril. The lookup takes about a microsecond."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import NamedTuple
 PACKAGE = str(Path(__file__).parents[2]) + "/"
 
 
-class Place(NamedTuple):
-    """A line of somebody's file."""
+class SourceLocation(NamedTuple):
+    """A line of a source file."""
 
     file: str = ""
     line: int = 0
@@ -19,23 +19,23 @@ class Place(NamedTuple):
         return f"{self.file}:{self.line}" if self.file else ""
 
 
-NOWHERE = Place()
+NOWHERE = SourceLocation()
 
 
-def here() -> Place:
-    """The line of the nearest caller that is not mithril itself."""
+def user_location() -> SourceLocation:
+    """Return the line of the innermost caller outside mithril."""
     frame = sys._getframe(1)
     while frame.f_code.co_filename.startswith(PACKAGE):
         outer = frame.f_back
         if outer is None:
             return NOWHERE
         frame = outer
-    return Place(frame.f_code.co_filename, frame.f_lineno)
+    return SourceLocation(frame.f_code.co_filename, frame.f_lineno)
 
 
-def caller() -> Place | None:
-    """The caller's caller, unless that is mithril's own code."""
+def caller_location() -> SourceLocation | None:
+    """Return the line of the caller's caller, or None if it is in mithril itself."""
     frame = sys._getframe(2)
     if frame.f_code.co_filename.startswith(PACKAGE):
         return None
-    return Place(frame.f_code.co_filename, frame.f_lineno)
+    return SourceLocation(frame.f_code.co_filename, frame.f_lineno)

@@ -1,4 +1,4 @@
-"""Sizes of connections, which are known only when the model is traced: ``x.shape[0] * 2`` as a formula."""
+"""Symbolic sizes of connections: formulas such as ``x.shape[0] * 2`` that are evaluated when the model is traced."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mithril.ir import Value
 
 
 class Shaped(Protocol):
-    """The part of a connection that sizes read."""
+    """The attributes of a connection that sizes use."""
 
     @property
     def label(self) -> str: ...
@@ -28,7 +28,7 @@ ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "div": operator.truediv,
     "pow": operator.pow,
 }
-SYMBOLIC = {"add", "sub", "mul", "floordiv", "mod"}  # what unknown sizes can do and stay sizes
+SYMBOLIC = {"add", "sub", "mul", "floordiv", "mod"}  # operations whose result on symbolic sizes is a size
 
 
 def _formula(name: str, *, swap: bool = False) -> Any:
@@ -41,7 +41,7 @@ def _formula(name: str, *, swap: bool = False) -> Any:
 
 
 class Size:
-    """A number that the shapes of some connections determine."""
+    """A number computed from the shapes of connections."""
 
     __slots__ = ()
 
@@ -99,12 +99,12 @@ class Formula(Size):
 
 
 class ShapeOf:
-    """``x.shape``, or a piece of it, joined with other sizes by ``+``."""
+    """``x.shape``, or a slice of it, concatenated with other sizes by ``+``."""
 
     __slots__ = ("parts",)
 
     def __init__(self, parts: tuple[Any, ...]) -> None:
-        self.parts = parts  # sizes, and (connection, slice) where a whole piece of its shape stands
+        self.parts = parts  # sizes, and pairs (connection, slice) for slices of shapes
 
     def __getitem__(self, index: int | slice) -> Any:
         connection, piece = self._only()
@@ -147,7 +147,7 @@ class ShapeOf:
 
 
 def connections_in(value: Any) -> Iterator[Any]:
-    """The connections whose shapes an attribute depends on."""
+    """Yield the connections whose shapes an attribute depends on."""
     stack = [value]
     while stack:
         item = stack.pop()
@@ -166,7 +166,7 @@ def connections_in(value: Any) -> Iterator[Any]:
 
 
 def resolve(value: Any, values: dict[int, Value]) -> Any:
-    """The attribute with numbers and dims in place of formulas; ``values`` by identity of the connections."""
+    """Replace the formulas in an attribute by ints and dims; ``values`` maps ids of connections to their values."""
     if isinstance(value, SizeOf):
         shape = values[id(value.connection)].shape
         if not -len(shape) <= value.axis < len(shape):
@@ -176,7 +176,7 @@ def resolve(value: Any, values: dict[int, Value]) -> Any:
         left, right = resolve(value.left, values), resolve(value.right, values)
         if value.name not in SYMBOLIC and (isinstance(left, Dim) or isinstance(right, Dim)):
             raise ShapeError(
-                f"'{value}' needs sizes that are not known yet", hint="give numbers for them in shapes=..., or use //"
+                f"'{value}' requires sizes that are not known yet", hint="pass ints for them in shapes=..., or use //"
             )
         return ARITHMETIC[value.name](left, right)
     if isinstance(value, ShapeOf):
@@ -195,13 +195,13 @@ def resolve(value: Any, values: dict[int, Value]) -> Any:
 
 
 def as_operand(value: Any, values: dict[int, Value]) -> Any:
-    """A size used as a number in the computation: a Python number where it is known, else computed at run time."""
+    """Return a size as an operand: a Python number if it is static, else a scalar computed at run time."""
     if isinstance(value, Formula) and value.name not in SYMBOLIC:
         left, right = as_operand(value.left, values), as_operand(value.right, values)
         return ARITHMETIC[value.name](left, right)
-    known = resolve(value, values)
-    if isinstance(known, Dim):
+    size = resolve(value, values)
+    if isinstance(size, Dim):
         from mithril.ops import size_value
 
-        return size_value(value=known)
-    return known
+        return size_value(value=size)
+    return size

@@ -1,4 +1,4 @@
-"""Steps three and four of compiling: layers run on typed values, which gives the graph with all shapes and dtypes."""
+"""Tracing: running the layers on typed values, which yields a graph with all shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from mithril.base import Dim, DType, DTypeError, ModelError, ShapeError, TensorType, assume, closest, matches
 from mithril.ir import Builder, Graph, Value, as_results
 from mithril.models.language.connection import NO_DEFAULT, IOKey
-from mithril.models.language.flatten import TRAINING_FLAG, FlatModel, Leaf, flatten
+from mithril.models.language.flatten import TRAINING_FLAG, FlatModel, LayerCall, flatten
 from mithril.models.language.model import Model
 from mithril.models.language.trace_context import Context, LazyParam
 
@@ -24,11 +24,11 @@ def trace_model(
     trainable: Collection[str] = (),
     dtype: DType | None = None,
 ) -> Graph:
-    """The graph of a flat model for inputs of these types.
+    """Return the graph of a flat model for inputs of these types.
 
-    Inputs in ``constants`` are fixed to their values (a bool or number there decides ``If`` now). With ``trainable``,
-    only what matches these names or patterns is: inputs that match are marked ``trainable=True``, parameters that do
-    not ``trainable=False``. ``dtype`` is that of parameters which no input decides.
+    Inputs in ``constants`` are fixed to their values; a bool or number also resolves the conditions that use it. If
+    ``trainable`` contains names or patterns, inputs that match are tagged ``trainable=True``, and parameters that do
+    not match ``trainable=False``. ``dtype`` applies to parameters whose dtype does not follow from an input.
     """
     builder = Builder(flat.name)
     constants = constants or {}
@@ -39,16 +39,18 @@ def trace_model(
         for decl in flat.inputs:
             slots[decl.slot] = _input(builder, decl, types, constants, trainable)
         outputs = run_flat(context, flat, slots)
-        named = {name: context.as_value(value) for name, value in outputs.items()}
+        outputs_by_name = {name: context.as_value(value) for name, value in outputs.items()}
         carried = context.finish()
-        clash = next((r.name for r in carried if r.name in named), None)
+        clash = next((r.name for r in carried if r.name in outputs_by_name), None)
         if clash is not None:
-            raise ModelError(f"an output cannot be named '{clash}'", hint="that is the name of the model's state")
-    return builder.build((*as_results(named), *carried))
+            raise ModelError(
+                f"an output cannot be named '{clash}'", hint="rename it: a state of the model has this name"
+            )
+    return builder.build((*as_results(outputs_by_name), *carried))
 
 
 class _Frozen(dict[str, bool]):
-    """Which parameters a choice of trainable names leaves out."""
+    """Mapping from parameter names to whether the trainable patterns exclude the parameter."""
 
     def __init__(self, trainable: Collection[str]) -> None:
         super().__init__()
@@ -62,18 +64,18 @@ def _matches(name: str, patterns: Collection[str]) -> bool:
     return any(matches(name, p) for p in patterns)
 
 
-def _check_names(kind: str, given: Mapping[str, Any], flat: FlatModel) -> None:
-    known = [d.name for d in flat.inputs]
-    for name in given:
+def _check_names(kind: str, values: Mapping[str, Any], flat: FlatModel) -> None:
+    names = [d.name for d in flat.inputs]
+    for name in values:
         if flat.inference and name == TRAINING_FLAG:
-            if given[name]:
-                raise ModelError(f"{name}=True contradicts inference=True", hint="leave one of them out")
-        elif name not in known:
-            near = closest(name, known, 1)
+            if values[name]:
+                raise ModelError(f"{name}=True conflicts with inference=True", hint="remove one of them")
+        elif name not in names:
+            suggestions = closest(name, names, 1)
             raise ModelError(
-                f"the {kind} '{name}' is no input of the model",
-                facts=[f"inputs: {', '.join(known)}"],
-                hint=f"did you mean '{near[0]}'?" if near else None,
+                f"the {kind} '{name}' is not an input of the model",
+                facts=[f"inputs: {', '.join(names)}"],
+                hint=f"did you mean '{suggestions[0]}'?" if suggestions else None,
             )
 
 
@@ -85,20 +87,20 @@ def _input(
     trainable: Collection[str],
 ) -> Any:
     name = decl.name
-    given = constants.get(name, NO_DEFAULT if name in types else decl.default)
-    if given is not NO_DEFAULT:
-        if isinstance(given, (bool, int, float)):
-            return given
-        if isinstance(given, np.ndarray) and given.shape == () and given.dtype == np.bool_:
-            return bool(given)
-        return builder.constant(given, name=name)
+    constant = constants.get(name, NO_DEFAULT if name in types else decl.default)
+    if constant is not NO_DEFAULT:
+        if isinstance(constant, (bool, int, float)):
+            return constant
+        if isinstance(constant, np.ndarray) and constant.shape == () and constant.dtype == np.bool_:
+            return bool(constant)
+        return builder.constant(constant, name=name)
     if name not in types:
         raise ShapeError(
             f"Cannot infer shape for tensor '{name}'",
             facts=[decl.where],
             hint=f"no layer produces '{name}'; did you mean '{decl.alike}'?"
             if decl.alike
-            else f"give it: shapes={{'{name}': [...]}}",
+            else f"pass shapes={{'{name}': [...]}}",
         )
     t = types[name]
     tags = {"trainable": True} if trainable and _matches(name, trainable) else None
@@ -106,26 +108,26 @@ def _input(
 
 
 def run_flat(
-    context: Context, flat: FlatModel, slots: list[Any], path: str = "", home: str | None = None
+    context: Context, flat: FlatModel, slots: list[Any], path: str = "", scope: str | None = None
 ) -> dict[str, Any]:
-    """Run every leaf; ``slots`` holds the inputs and receives the rest. Gives the outputs by name.
+    """Run all layer calls and return the outputs by name; ``slots`` holds the inputs and receives all results.
 
-    ``path`` is where the model stands, ``home`` where its parameters do, if it is used more than once.
+    ``path`` is the path of the model. ``scope`` is the prefix of its parameters, if the model is used more than once.
     """
-    home = path if home is None else home
+    scope = path if scope is None else scope
     for slot, data in flat.constants.items():
         slots[slot] = data
     for slot, param in flat.params.items():
         if slots[slot] is None:
-            slots[slot] = LazyParam(f"{home}.{param.name}" if home else param.name, param.key)
+            slots[slot] = LazyParam(f"{scope}.{param.name}" if scope else param.name, param.key)
     sizes: dict[str, Any] = {}
     declared = flat.declared
     for slot, key in declared.items():
         if slots[slot] is not None:
             check_declared(flat.names.get(slot, ""), slots[slot], key, sizes)
-    for leaf in flat.leaves:
-        results = run_leaf(context, leaf, slots, path)
-        for slot, value in zip(leaf.results.values(), results, strict=True):
+    for call in flat.layer_calls:
+        results = run_layer_call(context, call, slots, path)
+        for slot, value in zip(call.results.values(), results, strict=True):
             slots[slot] = value
             name = flat.names.get(slot)
             if name is not None and isinstance(value, Value):
@@ -145,52 +147,52 @@ def run_model(model: Model, context: Context, values: Sequence[Any]) -> tuple[An
         slots[decl.slot] = decl.default if value is None else value
     for slot, param in flat.params.items():
         slots[slot] = context.bound.get(param.name)
-    return tuple(run_flat(context, flat, slots, context.path, context.home).values())
+    return tuple(run_flat(context, flat, slots, context.path, context.parameter_scope).values())
 
 
-def run_leaf(context: Context, leaf: Leaf, slots: list[Any], path: str) -> tuple[Any, ...]:
-    """The results of one leaf, as many as it has outputs."""
-    layer = leaf.layer
-    operands = tuple(None if s is None else slots[s] for s in leaf.operands)
+def run_layer_call(context: Context, call: LayerCall, slots: list[Any], path: str) -> tuple[Any, ...]:
+    """Run one layer call and return its results, one for each output."""
+    layer = call.layer
+    operands = tuple(None if s is None else slots[s] for s in call.operands)
     if not layer.scalars:
         operands = tuple(context.as_value(o) for o in operands)
     else:
-        operands = tuple(context.settle(o) if isinstance(o, LazyParam) else o for o in operands)
-    bound = {name: slots[s] for name, s in leaf.weights.items()} if leaf.weights else leaf.weights
-    full = f"{path}.{leaf.path}" if path and leaf.path else path or leaf.path
-    made = context.run(layer, full, leaf.place, leaf.tags, operands, bound)
-    results = tuple(made) if isinstance(made, (tuple, list)) else (made,)
-    if len(results) != len(leaf.results):
+        operands = tuple(context.materialize(o) if isinstance(o, LazyParam) else o for o in operands)
+    bound = {name: slots[s] for name, s in call.weights.items()} if call.weights else call.weights
+    full = f"{path}.{call.path}" if path and call.path else path or call.path
+    built = context.run(layer, full, call.location, call.tags, operands, bound)
+    results = tuple(built) if isinstance(built, (tuple, list)) else (built,)
+    if len(results) != len(call.results):
         raise ModelError(
-            f"{layer!r} gave {len(results)} results, but has the outputs {', '.join(leaf.results)}",
-            facts=[f"layer '{full}' at {leaf.place}"],
+            f"{layer!r} returned {len(results)} results, but declares the outputs {', '.join(call.results)}",
+            facts=[f"layer '{full}' at {call.location}"],
         )
     return results
 
 
 def _rename(value: Value, name: str) -> None:
-    """Call the newest value what the user calls it; a value made earlier keeps the name it has."""
+    """Give the user's name to a result of the last node; older values keep their names."""
     builder = Builder.current()
     if builder.nodes and any(value is r for r in builder.nodes[-1].results):
         value.name = builder.unique(name)
 
 
-def check_declared(name: str, given: Any, key: IOKey, sizes: dict[str, Any]) -> None:
-    """A value against what an IOKey says of it; names of sizes mean the same everywhere in a model."""
-    if not isinstance(given, Value):
+def check_declared(name: str, value: Any, key: IOKey, sizes: dict[str, Any]) -> None:
+    """Check a value against its IOKey; ``sizes`` holds the sizes bound to names so far, for the entire model."""
+    if not isinstance(value, Value):
         return
-    shape, where = key.shape_declared, f"declared at {key.made}"
-    if key.dtype_declared is not None and given.dtype is not key.dtype_declared:
+    shape, declared_at = key.shape_declared, f"declared at {key.declared_at}"
+    if key.dtype_declared is not None and value.dtype is not key.dtype_declared:
         raise DTypeError(
-            f"Type mismatch: expected {key.dtype_declared}, got {given.dtype}",
-            facts=[f"terminal '{name}', {where}"],
-            hint="insert a Cast layer, or give the input that dtype with types=",
+            f"Type mismatch: expected {key.dtype_declared}, got {value.dtype}",
+            facts=[f"terminal '{name}', {declared_at}"],
+            hint="insert a Cast layer, or set the dtype of the input with types=",
         )
     if shape is None:
         return
-    fits = len(shape) == len(given.shape)
+    fits = len(shape) == len(value.shape)
     if fits:
-        for size, actual in zip(shape, given.shape, strict=True):
+        for size, actual in zip(shape, value.shape, strict=True):
             if isinstance(size, str):
                 size = sizes.setdefault(size, actual)
             if isinstance(size, (int, Dim)) and not assume(size, "==", actual, f"the declared shape of '{name}'"):
@@ -198,7 +200,8 @@ def check_declared(name: str, given: Any, key: IOKey, sizes: dict[str, Any]) -> 
     if not fits:
         expected = ", ".join("any" if s is None else str(s) for s in shape)
         raise ShapeError(
-            f"'{name}' has the shape [{', '.join(map(str, given.shape))}], declared as [{expected}]", facts=[where]
+            f"'{name}' has the shape [{', '.join(map(str, value.shape))}], declared as [{expected}]",
+            facts=[declared_at],
         )
 
 

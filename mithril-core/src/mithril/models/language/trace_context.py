@@ -1,4 +1,4 @@
-"""What layers talk to while a model is being traced: parameters, state, random keys, and layers within layers."""
+"""The trace context of layers: parameters, state, random keys, and calls of nested layers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from mithril.base import (
 )
 from mithril.ir import Builder, Origin, Output, Value, result
 from mithril.models.language.connection import IOKey
-from mithril.models.language.source_location import Place
+from mithril.models.language.source_location import SourceLocation
 
 
 class Builds(Protocol):
-    """The part of a layer that a trace uses."""
+    """The attributes of a layer that a trace uses."""
 
     tags: dict[str, Any]
     scalars: bool
@@ -50,7 +50,7 @@ _active = _Active()
 
 
 def active(layer: Builds) -> Context:
-    """The running trace, or an error for layers that are applied outside of one."""
+    """Return the current trace; raise ModelError if a layer is applied to values outside a trace."""
     if _active.context is None:
         raise ModelError(
             f"{layer!r} is applied to values, but no model is being traced",
@@ -60,7 +60,7 @@ def active(layer: Builds) -> Context:
 
 
 class LazyParam:
-    """A trainable input whose shape the first layer that reads it decides."""
+    """A trainable input whose shape is determined by the first layer that uses it."""
 
     __slots__ = ("key", "name")
 
@@ -70,7 +70,7 @@ class LazyParam:
 
 
 class Context:
-    """One trace. Parameters, states and the random key are inputs of the root graph, whatever region asks for them."""
+    """The state of one trace. Parameters, states and the random key are inputs of the root graph in all regions."""
 
     def __init__(self, root: Builder, *, training: bool, dtype: DType | None, frozen: Mapping[str, bool]) -> None:
         self.root = root
@@ -78,13 +78,15 @@ class Context:
         self.dtype = dtype
         self.frozen = frozen
         self.path = ""
-        self.place = Place()
+        self.location = SourceLocation()
         self.tags: Mapping[str, Any] = {}
         self.operands: tuple[Any, ...] = ()
         self.bound: Mapping[str, Any] = {}
         self.params: dict[str, Value] = {}
-        self.owners: dict[str, int] = {}  # who made a name: two layers must not
-        self.homes: dict[int, str] = {}  # the path under which a layer keeps its parameters: that of its first use
+        self.owners: dict[str, int] = {}  # parameter name -> id of the only layer that may create it
+        self.parameter_scopes: dict[
+            int, str
+        ] = {}  # id of a layer -> prefix of its parameters: the path of its first use
         self.states: dict[str, Value] = {}  # current values
         self.inputs_of_states: dict[str, Value] = {}  # their values before this call
         self.updated: dict[str, Value] = {}
@@ -93,34 +95,34 @@ class Context:
 
     @contextmanager
     def active(self) -> Iterator[Context]:
-        before, _active.context = _active.context, self
+        outer, _active.context = _active.context, self
         try:
             yield self
         finally:
-            _active.context = before
+            _active.context = outer
 
     @property
-    def home(self) -> str:
-        """The path under which the layer that is being built keeps its parameters."""
-        return self.homes[id(self._current)]
+    def parameter_scope(self) -> str:
+        """The prefix of the parameter names of the current layer."""
+        return self.parameter_scopes[id(self._current)]
 
     # -- running a layer ---------------------------------------------------------------------------------------------
     def run(
         self,
         layer: Builds,
         path: str,
-        place: Place,
+        location: SourceLocation,
         tags: Mapping[str, Any],
         operands: tuple[Any, ...],
         bound: Mapping[str, Any],
     ) -> Any:
-        """Build one layer's operations; errors get its path and the user's line."""
-        before = (self.path, self.place, self.tags, self.operands, self.bound, self._current)
-        self.path, self.place, self.tags, self.operands, self.bound = path, place, tags, operands, bound
+        """Build the operations of a layer; add its path and the user's line to errors."""
+        saved = (self.path, self.location, self.tags, self.operands, self.bound, self._current)
+        self.path, self.location, self.tags, self.operands, self.bound = path, location, tags, operands, bound
         self._current = layer
-        self.homes.setdefault(id(layer), path)
+        self.parameter_scopes.setdefault(id(layer), path)
         builder = Builder.current()
-        origin = Origin(path, place.file, place.line)
+        origin = Origin(path, location.file, location.line)
         outer, builder.origin, builder.tags = (builder.origin, builder.tags), origin, tags or None
         try:
             return layer.build(*operands)
@@ -130,10 +132,12 @@ class Context:
             raise
         finally:
             builder.origin, builder.tags = outer
-            self.path, self.place, self.tags, self.operands, self.bound, self._current = before
+            self.path, self.location, self.tags, self.operands, self.bound, self._current = saved
 
-    def call(self, layer: Builds, args: tuple[Any, ...], bindings: Mapping[str, Any], place: Place | None) -> Any:
-        """A layer called on values inside another one's build."""
+    def call(
+        self, layer: Builds, args: tuple[Any, ...], bindings: Mapping[str, Any], location: SourceLocation | None
+    ) -> Any:
+        """Apply a layer to values inside the build method of another layer."""
         parent = self._current
         if parent is None or _active.context is not self:
             active(layer)
@@ -141,62 +145,64 @@ class Context:
         inputs = layer.inputs + layer.optional
         slots = list(args) + [None] * (len(inputs) - len(args))
         bound = {}
-        for name, given in bindings.items():
+        for name, value in bindings.items():
             if name in layer.weights:
-                bound[name] = given
+                bound[name] = value
             elif name in inputs and slots[inputs.index(name)] is None:
-                slots[inputs.index(name)] = given
+                slots[inputs.index(name)] = value
             else:
-                raise ModelError(f"{layer!r} cannot take '{name}' here", facts=[f"inputs: {', '.join(inputs)}"])
-        home = self.homes[id(parent)]
+                raise ModelError(
+                    f"{layer!r} has no unbound input or weight '{name}'", facts=[f"inputs: {', '.join(inputs)}"]
+                )
+        scope = self.parameter_scopes[id(parent)]
         name = parent.child_name(layer)
         path = f"{self.path}.{name}" if self.path else name
-        self.homes.setdefault(id(layer), f"{home}.{name}" if home else name)
+        self.parameter_scopes.setdefault(id(layer), f"{scope}.{name}" if scope else name)
         tags = {**self.tags, **layer.tags} if layer.tags else self.tags
         if not layer.scalars:
             slots = [self.as_value(s) for s in slots]
-        return self.run(layer, path, place or self.place, tags, tuple(slots), bound)
+        return self.run(layer, path, location or self.location, tags, tuple(slots), bound)
 
-    def as_value(self, given: Any) -> Any:
-        """Numbers and arrays as constants; a trainable input that has a shape as the parameter it is."""
-        if given is None or isinstance(given, Value):
-            return given
-        if isinstance(given, LazyParam):
-            return self.settle(given)
-        return Builder.current().constant(given)
+    def as_value(self, value: Any) -> Any:
+        """Convert to a value: numbers and arrays become constants, a trainable input becomes its parameter."""
+        if value is None or isinstance(value, Value):
+            return value
+        if isinstance(value, LazyParam):
+            return self.materialize(value)
+        return Builder.current().constant(value)
 
     # -- parameters --------------------------------------------------------------------------------------------------
     def param(self, layer: Builds, name: str, shape: Shape, init: str, dtype: Any) -> Value:
-        """The parameter of that name; a layer used twice gets the same one."""
-        given = self.bound.get(name) if layer is self._current else None
+        """Return the parameter of that name; a layer used twice gets the same parameter."""
+        binding = self.bound.get(name) if layer is self._current else None
         kind = self._dtype(dtype)
-        if isinstance(given, LazyParam):
-            return self._checked(given.name, self.settle(given, shape, init, kind), shape)
-        if given is not None:
-            return self._checked(name, self.as_value(given), shape)
-        home = self.homes[id(layer)]
-        full = f"{home}.{name}" if home else name
-        known = self.params.get(full)
-        if known is None:
+        if isinstance(binding, LazyParam):
+            return self._checked(binding.name, self.materialize(binding, shape, init, kind), shape)
+        if binding is not None:
+            return self._checked(name, self.as_value(binding), shape)
+        scope = self.parameter_scopes[id(layer)]
+        full = f"{scope}.{name}" if scope else name
+        existing = self.params.get(full)
+        if existing is None:
             self.owners[full] = id(layer)
             return self._new_param(full, shape, kind, init)
         if self.owners[full] != id(layer):
-            raise ModelError(
-                f"two parameters are named '{full}'", hint="give one of the layers another name with name=..."
-            )
-        return self._checked(full, known, shape)
+            raise ModelError(f"two parameters are named '{full}'", hint="rename one of the layers with name=...")
+        return self._checked(full, existing, shape)
 
-    def settle(self, lazy: LazyParam, shape: Shape | None = None, init: str = "", dtype: DType | None = None) -> Value:
-        """The parameter behind a trainable input, made now if it was not yet."""
-        known = self.params.get(lazy.name)
-        if known is not None:
-            return known
+    def materialize(
+        self, lazy: LazyParam, shape: Shape | None = None, init: str = "", dtype: DType | None = None
+    ) -> Value:
+        """Return the parameter of a trainable input, creating it if necessary."""
+        existing = self.params.get(lazy.name)
+        if existing is not None:
+            return existing
         declared = lazy.key.shape_declared
         if shape is None:
             if declared is None or not is_static(declared):
                 raise ShapeError(
                     f"Cannot infer shape for tensor '{lazy.name}'",
-                    facts=[f"declared at {lazy.key.made}"],
+                    facts=[f"declared at {lazy.key.declared_at}"],
                     hint="it is trainable: declare its shape with IOKey(shape=[...])",
                 )
             shape = declared
@@ -214,15 +220,16 @@ class Context:
     def _checked(self, name: str, value: Value, shape: Shape) -> Value:
         if len(value.shape) != len(shape) or any(equal(a, b) is False for a, b in zip(value.shape, shape, strict=True)):
             raise ShapeError(
-                f"the parameter '{name}' does not fit here",
-                facts=[f"it is {value.type}", f"expected [{', '.join(map(str, shape))}]"],
+                f"parameter '{name}' has shape [{', '.join(map(str, value.shape))}], "
+                f"but [{', '.join(map(str, shape))}] is required here",
+                facts=["its shape was determined where it was created"],
             )
         return value
 
-    def _dtype(self, wanted: Any) -> DType:
-        """As asked, else like the layer's inputs, else the trace's dtype."""
-        if wanted is not None:
-            return as_dtype(wanted)
+    def _dtype(self, requested: Any) -> DType:
+        """Return the requested dtype, else that of the layer's first float input, else that of the trace."""
+        if requested is not None:
+            return as_dtype(requested)
         for operand in self.operands:
             if isinstance(operand, Value) and operand.dtype.is_float:
                 return operand.dtype
@@ -230,31 +237,31 @@ class Context:
 
     # -- state -------------------------------------------------------------------------------------------------------
     def state(self, layer: Builds, name: str, shape: Shape, init: str, dtype: Any) -> Value:
-        """The current value of a state."""
-        home = self.homes[id(layer)]
-        full = f"{home}.{name}" if home else name
+        """Return the current value of a state."""
+        scope = self.parameter_scopes[id(layer)]
+        full = f"{scope}.{name}" if scope else name
         if full not in self.states:
             value = self.root.input(full, shape, self._dtype(dtype), "state", tags={"init": init})
             self.states[full] = self.inputs_of_states[full] = value
         return self.states[full]
 
     def update_state(self, layer: Builds, name: str, value: Value) -> None:
-        home = self.homes[id(layer)]
-        full = f"{home}.{name}" if home else name
+        scope = self.parameter_scopes[id(layer)]
+        full = f"{scope}.{name}" if scope else name
         self.states[full] = self.updated[full] = value
 
     def key(self) -> Value:
-        """A new random key: the state ``rng`` folded with the number of draws so far."""
+        """Return a new random key: the state ``rng`` folded with the number of keys drawn so far."""
         from mithril.ops import fold_in
 
         if RNG not in self.states:
             self.states[RNG] = self.root.input(RNG, (2,), "uint32", "state", tags={"init": "key"})
         self.draws += 1
-        made: Value = fold_in(self.states[RNG], self.draws)
-        return made
+        key: Value = fold_in(self.states[RNG], self.draws)
+        return key
 
     def finish(self) -> list[Output]:
-        """The results that carry state on: updated states, and the next random key where one was used."""
+        """Return the state results: updated states, and the next random key if one was used."""
         if self.draws:
             from mithril.ops import fold_in
 

@@ -1,4 +1,4 @@
-"""Attention with masks, grouped heads and a cache; learned, sine and rotary positions."""
+"""Attention with masks, grouped heads and a key-value cache; learned, sinusoidal and rotary positions."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ FULL = "[batch, length, features]"
 
 
 class MultiHeadAttention(Layer):
-    """Attention of ``query`` over ``key`` and ``value`` (itself unless given), all [batch, length, features].
+    """Attention of ``query`` over ``key`` and ``value`` (default: ``query``), all [batch, length, features].
 
     Parameters: ``query.weight [heads*size, in]``, ``key`` and ``value`` ``[kv_heads*size, in]``, ``output``, each with
-    a bias. ``kv_heads`` fewer than ``heads`` share keys among groups. ``mask`` is bool (True attends) or additive, and
-    broadcasts to [batch, heads, queries, keys]. With ``cache=n`` keys and values are kept as state for n positions, and
-    ``position`` says where this call's first token stands.
+    a bias. With ``kv_heads`` below ``heads``, groups of heads share keys and values. ``mask`` is bool (True attends) or
+    additive, and broadcasts to [batch, heads, queries, keys]. With ``cache=n`` the keys and values of n positions are
+    states, and ``position`` is the position of the first token of the call.
     """
 
     inputs: tuple[str, ...] = ("query",)
@@ -64,19 +64,19 @@ class MultiHeadAttention(Layer):
         return ((), "int32") if terminal == "position" else None
 
     def _projection(self, name: str, features: int) -> Linear:
-        """The linear layer of a name; made at the first use, which knows the number of features."""
-        made = self.projections.get(name)
-        if made is None:
-            made = self.projections[name] = Linear(features, bias=self.bias)
-            self._children[id(made)] = name
-        return made
+        """Return the projection of that name, created on first use, when the number of features is known."""
+        projection = self.projections.get(name)
+        if projection is None:
+            projection = self.projections[name] = Linear(features, bias=self.bias)
+            self._children[id(projection)] = name
+        return projection
 
-    def build(self, *given: Any) -> Any:
+    def build(self, *inputs: Any) -> Any:
         if self.cache:
-            query, position, mask = given
+            query, position, mask = inputs
             key = value = None
         else:
-            query, key, value, mask = given
+            query, key, value, mask = inputs
             position = None
         expect_rank(query, 3, layout=FULL)
         width = expect_size(query, -1, self.features, "features")
@@ -102,26 +102,26 @@ class MultiHeadAttention(Layer):
         return ops.transpose(ops.reshape(x, shape=(*x.shape[:2], heads, size)), perm=(0, 2, 1, 3))
 
     def _cached(self, k: Any, v: Any, position: Value, mask: Any, shape: tuple[Size, ...]) -> tuple[Any, Any, Any]:
-        """Keys and values so far, this call's written at their place, and the mask that hides what is not there yet."""
+        """Write keys and values to the cache; return both caches and a mask of the positions written so far."""
         assert self.cache is not None
         batch, _, _, size = k.shape
-        kept = (batch, self.kv_heads, self.cache, size)
+        shape_of_cache = (batch, self.kv_heads, self.cache, size)
         zero = Builder.current().constant(0, "int32")
-        where = ops.cast(position, dtype="int32")
-        starts = ops.stack(zero, zero, ops.reshape(where, shape=()), zero, axis=0)
-        keys = ops.dynamic_update_slice(self.state("cache_key", kept, "zeros", dtype=k.dtype), k, starts)
-        values = ops.dynamic_update_slice(self.state("cache_value", kept, "zeros", dtype=v.dtype), v, starts)
+        offset = ops.cast(position, dtype="int32")
+        starts = ops.stack(zero, zero, ops.reshape(offset, shape=()), zero, axis=0)
+        keys = ops.dynamic_update_slice(self.state("cache_key", shape_of_cache, "zeros", dtype=k.dtype), k, starts)
+        values = ops.dynamic_update_slice(self.state("cache_value", shape_of_cache, "zeros", dtype=v.dtype), v, starts)
         self.update_state("cache_key", keys)
         self.update_state("cache_value", values)
         length = shape[1]
-        rows = ops.iota(shape=(length, 1), axis=0, dtype="int32") + ops.reshape(where, shape=())
+        rows = ops.iota(shape=(length, 1), axis=0, dtype="int32") + ops.reshape(offset, shape=())
         _must_fit(rows, self.cache, self)
-        seen = ops.less_equal(ops.iota(shape=(1, self.cache), axis=1, dtype="int32"), rows)
+        visible = ops.less_equal(ops.iota(shape=(1, self.cache), axis=1, dtype="int32"), rows)
         if mask is None:
-            return keys, values, seen
+            return keys, values, visible
         if mask.dtype.is_bool:
-            return keys, values, ops.logical_and(mask, seen)
-        return keys, values, ops.where(seen, mask, float("-inf"))
+            return keys, values, ops.logical_and(mask, visible)
+        return keys, values, ops.where(visible, mask, float("-inf"))
 
 
 class PositionalEmbedding(Layer):
@@ -144,18 +144,18 @@ class PositionalEmbedding(Layer):
             return x + ops.embedding(rows, table)
         if isinstance(x.shape[1], int) and x.shape[1] > self.length:
             raise ShapeError(f"{x.shape[1]} positions, the layer has {self.length}", facts=[f"input {x.type}"])
-        return x + table[: x.shape[1]]  # a length that is only known at the call is guarded by the slice
+        return x + table[: x.shape[1]]  # the slice adds a guard for a dynamic length
 
 
 def _must_fit(rows: Any, size: int, owner: Layer) -> None:
-    """Mark the positions just computed: a call raises where one is none of the owner's ``size``."""
+    """Tag the positions just computed, so that a call raises if one is not below ``size``."""
     nodes = Builder.current().nodes
     assert nodes[-1].result is rows
     nodes[-1] = nodes[-1].replaced(tags={**nodes[-1].tags, PLACES: f"{size} {type(owner).__name__}"})
 
 
 def _angles(length: Size, size: int, base: float, position: Value | None, dtype: Any) -> Any:
-    """Position times frequency: [length, size // 2] in float32."""
+    """Return position times frequency: [length, size // 2] in float32."""
     frequencies = (base ** (-np.arange(0, size, 2) / size)).astype(np.float32)
     rows = ops.iota(shape=(length, 1), axis=0, dtype="float32")
     if position is not None:
@@ -164,7 +164,7 @@ def _angles(length: Size, size: int, base: float, position: Value | None, dtype:
 
 
 class SinusoidalEmbedding(Layer):
-    """Sines and cosines of the position, added to [batch, length, features]."""
+    """Sinusoidal position encoding, added to [batch, length, features]."""
 
     optional = ("position",)
 
@@ -175,14 +175,16 @@ class SinusoidalEmbedding(Layer):
         expect_rank(x, 3, layout=FULL)
         size = x.shape[2]
         if not isinstance(size, int) or size % 2:
-            raise ShapeError(f"sine positions need an even number of features, got {size}", facts=[f"input {x.type}"])
+            raise ShapeError(
+                f"sinusoidal positions require an even number of features, got {size}", facts=[f"input {x.type}"]
+            )
         angles = _angles(x.shape[1], size, self.base, position, x.dtype)
-        both = ops.stack(ops.sin(angles), ops.cos(angles), axis=2)
-        return x + ops.cast(ops.reshape(both, shape=(x.shape[1], size)), dtype=x.dtype)
+        waves = ops.stack(ops.sin(angles), ops.cos(angles), axis=2)
+        return x + ops.cast(ops.reshape(waves, shape=(x.shape[1], size)), dtype=x.dtype)
 
 
 class RotaryEmbedding(Layer):
-    """Pairs of features turned by an angle that grows with the position: on [batch, heads, length, size]."""
+    """Pairs of features rotated by an angle proportional to the position, on [batch, heads, length, size]."""
 
     optional = ("position",)
 
@@ -194,7 +196,7 @@ class RotaryEmbedding(Layer):
         expect_rank(x, 4, layout="[batch, heads, length, size]")
         size = x.shape[3]
         if not isinstance(size, int) or size % 2:
-            raise ShapeError(f"rotary positions need heads of even size, got {size}", facts=[f"input {x.type}"])
+            raise ShapeError(f"rotary positions require an even head size, got {size}", facts=[f"input {x.type}"])
         angles = _angles(x.shape[2], size, self.base, position, x.dtype)
         cos, sin = ops.cast(ops.cos(angles), dtype=x.dtype), ops.cast(ops.sin(angles), dtype=x.dtype)
         return ops.rotary_embedding(x, cos, sin, interleaved=self.interleaved)

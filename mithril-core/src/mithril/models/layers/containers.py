@@ -1,4 +1,4 @@
-"""Blocks of blocks: Sequential and Residual."""
+"""Containers of layers: Sequential and Residual."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mithril.models.language.layer import Layer
 
 
 class Sequential(Layer):
-    """Layers one after the other, named 0, 1, 2, ... as torch names them."""
+    """A sequence of layers, named 0, 1, 2, ... as in PyTorch."""
 
     def __init__(self, *layers: Layer) -> None:
         for layer in layers:
@@ -24,13 +24,13 @@ class Sequential(Layer):
 
     def build(self, x: Any) -> Any:
         for layer in self.layers:
-            made = layer(x)
-            x = made[0] if isinstance(made, (tuple, list)) else made
+            outputs = layer(x)
+            x = outputs[0] if isinstance(outputs, (tuple, list)) else outputs
         return x
 
 
 class Residual(Layer):
-    """``block(x) + shortcut(x)``; the shortcut is the identity unless given."""
+    """``block(x) + shortcut(x)``; the default shortcut is the identity."""
 
     def __init__(self, block: Layer, shortcut: Layer | None = None) -> None:
         self.block = block

@@ -1,4 +1,4 @@
-"""Convolutions in one, two and three dimensions, transposed and depthwise; channels first, torch's weight layout."""
+"""Convolutions in one, two and three dimensions, transposed and depthwise: channels first, PyTorch's weight layout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Build = Callable[[Any, Value], Any]
 
 
 def or_one_image(build: Build) -> Build:
-    """Wrap ``build`` so that an input without the batch axis is one image, and the result as well."""
+    """Wrap ``build`` to accept one image without a batch axis; the result then has no batch axis either."""
 
     @wraps(build)
     def built(layer: Any, x: Value) -> Any:
@@ -49,8 +49,8 @@ class _Conv(Layer):
     ) -> None:
         title = type(self).__name__
         if len(channels) == 3 and kernel_size is None:
-            *both, kernel_size = channels
-            channels = tuple(both)
+            *sizes, kernel_size = channels
+            channels = tuple(sizes)
         self.in_channels, self.out_channels = in_and_out(title, channels, dimension, "channels")
         if kernel_size is None:
             raise ModelError(f"{title} needs kernel_size", hint=f"write {title}(in, out, kernel_size=3)")
@@ -59,9 +59,9 @@ class _Conv(Layer):
         self.dilation = per_axis(title, "dilation", dilation, self.rank)
         self.padding = paddings(title, padding, self.kernel, self.dilation)
         self.groups = positive(title, "groups", groups)
-        for what, size in (("in", self.in_channels), ("out", self.out_channels)):
+        for side, size in (("in", self.in_channels), ("out", self.out_channels)):
             if size is not None and size % groups:
-                raise ModelError(f"{title}: groups={groups} does not divide the {size} {what}-channels")
+                raise ModelError(f"{title}: groups={groups} does not divide the {size} {side}-channels")
         self.bias = bias
         self.init = init
 
@@ -93,19 +93,19 @@ class _Conv(Layer):
 
 
 class Conv1d(_Conv):
-    """``Conv1d(in, out, kernel_size=3)`` on [N, C, L]; ``Conv1d(out, kernel_size=3)`` infers the in-size."""
+    """``Conv1d(in, out, kernel_size=3)`` on [N, C, L]; ``Conv1d(out, kernel_size=3)`` infers the input channels."""
 
     rank = 1
 
 
 class Conv2d(_Conv):
-    """``Conv2d(in, out, kernel_size=3)`` on [N, C, H, W]; ``Conv2d(out, kernel_size=3)`` infers the in-size."""
+    """``Conv2d(in, out, kernel_size=3)`` on [N, C, H, W]; ``Conv2d(out, kernel_size=3)`` infers the input channels."""
 
     rank = 2
 
 
 class Conv3d(_Conv):
-    """``Conv3d(in, out, kernel_size=3)`` on [N, C, D, H, W]; ``Conv3d(out, kernel_size=3)`` infers the in-size."""
+    """``Conv3d(in, out, kernel_size=3)`` on [N, C, D, H, W]; ``Conv3d(out, kernel_size=3)`` infers input channels."""
 
     rank = 3
 
@@ -118,7 +118,7 @@ class _ConvTranspose(_Conv):
     @or_one_image
     def build(self, x: Value) -> Any:
         per_group = self.out_channels // self.groups
-        fan_in = self._fan_in(per_group)  # torch counts the second axis of the weight
+        fan_in = self._fan_in(per_group)  # as in PyTorch, from the second axis of the weight
         shape = (self._channels(x), per_group, *self.kernel)
         w = self.param("weight", shape, self.init or f"fan_in_uniform(fan_in={fan_in})")
         y = ops.conv_transpose(
@@ -152,7 +152,7 @@ class ConvTranspose3d(_ConvTranspose):
 
 
 class DepthwiseConv2d(Layer):
-    """A convolution of each channel by itself: ``DepthwiseConv2d(kernel_size=3, multiplier=1)``."""
+    """A separate convolution per channel: ``DepthwiseConv2d(kernel_size=3, multiplier=1)``."""
 
     rank = 2
     weights = ("weight", "bias")
@@ -177,7 +177,7 @@ class DepthwiseConv2d(Layer):
     def build(self, x: Value) -> Any:
         channels = expect_size(x, 1, self.channels, "channels")
         if not isinstance(channels, int):
-            raise ModelError("DepthwiseConv2d needs a known number of channels", facts=[f"input {x.type}"])
+            raise ModelError("DepthwiseConv2d requires a static number of channels", facts=[f"input {x.type}"])
         out = channels * self.multiplier
         init = f"fan_in_uniform(fan_in={self.kernel[0] * self.kernel[1]})"
         w = self.param("weight", (out, 1, *self.kernel), init)

@@ -37,7 +37,7 @@ class Linear(Layer):
 
 
 class Embedding(Layer):
-    """Rows of a table by integer index: ``Embedding(vocabulary, size)``."""
+    """Rows of a table, selected by integer index: ``Embedding(vocabulary, size)``."""
 
     weights = ("weight",)
 
@@ -54,13 +54,13 @@ class Embedding(Layer):
 
 
 def activation_layer(name: str) -> Layer:
-    """Return the layer of an operation that declares itself an activation of this name."""
+    """Return the layer of the operation that is declared as the activation of this name."""
     classes = [c for c in vars(operation_layers).values() if isinstance(c, type) and issubclass(c, OperationLayer)]
     layers = {operation(c.op_name).activation: c for c in classes if c.op_name}
     layers.pop(None, None)
     if name not in layers:
-        what, facts, hint = unknown("activation", name, sorted(layers))
-        raise ModelError(what, facts=facts, hint=hint)
+        message, facts, hint = unknown("activation", name, sorted(layers))
+        raise ModelError(message, facts=facts, hint=hint)
     layer: Layer = layers[name]()
     return layer
 

@@ -1,7 +1,7 @@
 """Metrics of classification (accuracy, precision, recall, F1, AUC, perplexity) and regression (mean errors, R squared).
 
-A ratio of a whole data set is not the mean of the ratios of its batches. So a metric has two halves: statistics of a
-batch, which can be merged, and the result, which is computed from the merged statistics once.
+A ratio over a data set is not the mean of the ratios of its batches. A metric therefore has two stages: mergeable
+statistics of a batch, and the result, computed once from the merged statistics.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ Statistics = Mapping[str, Any]
 
 
 class Metric(Layer):
-    """Base of metrics that are right for any batch size: define ``statistics`` and ``result``.
+    """Base class of metrics that are exact for any batch size. Subclasses define ``statistics`` and ``result``.
 
     Both are written with operations and operators. ``statistics`` becomes part of the step; ``merge`` and ``result``
-    also run on NumPy arrays of float64, over all batches of an epoch. As a layer in a model a metric measures the
-    batch.
+    also run on float64 NumPy arrays, over all batches of an epoch. As a layer of a model, a metric measures one batch.
     """
 
     def build(self, *inputs: Value) -> Any:
         return self.result(**self.statistics(*inputs))
 
     def statistics(self, *inputs: Any) -> Statistics:
-        """Return values of one batch by name, such as sums and counts."""
+        """Return the statistics of one batch by name, such as sums and counts."""
         raise ModelError(
             f"{type(self).__name__} has no method 'statistics'",
             hint="define statistics(self, predictions, labels), which returns sums and counts in a dictionary",
@@ -48,7 +47,7 @@ class Metric(Layer):
         )
 
     def merge(self, total: Mapping[str, Array], batch: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Return the statistics of both parts of the data; the default adds them."""
+        """Combine the statistics of previous batches and the next one; the default adds them."""
         return {name: total[name] + x for name, x in batch.items()}
 
 
@@ -67,7 +66,7 @@ class _Mean(Metric):
 
 
 def _float(x: Any) -> Any:
-    """Cast to float32 where the value has fewer bits, so that sums do not overflow."""
+    """Cast values with fewer than 32 bits to float32, so that sums do not overflow."""
     return x if x.dtype.is_float and x.dtype.bits >= 32 else ops.cast(x, dtype="float32")
 
 
@@ -92,7 +91,7 @@ def _expect_labels(metric: str, logits: Value, labels: Value, axis: int = -1) ->
 
 
 class Accuracy(_Mean):
-    """The share of rows whose largest logit is the label's."""
+    """The fraction of rows whose largest logit is that of the label."""
 
     inputs = ("logits", "labels")
 
@@ -105,7 +104,7 @@ class Accuracy(_Mean):
 
 
 class TopKAccuracy(_Mean):
-    """The share of rows whose label is among the k largest logits."""
+    """The fraction of rows whose label is among the k largest logits."""
 
     inputs = ("logits", "labels")
 
@@ -120,7 +119,7 @@ class TopKAccuracy(_Mean):
 
 
 def _positive(labels: Value) -> Any:
-    """Labels 0 and 1, or booleans, as floats."""
+    """Convert labels, 0 and 1 or bools, to float32."""
     test = (
         ops.greater(labels, 0.5)
         if labels.dtype.is_float
@@ -132,7 +131,7 @@ def _positive(labels: Value) -> Any:
 
 
 class _Counts(Metric):
-    """Metric of binary predictions: probabilities or logits against ``threshold``, labels 0 and 1."""
+    """Base class of metrics of binary predictions: scores compared with ``threshold``, labels 0 and 1."""
 
     inputs = ("predictions", "labels")
 
@@ -148,14 +147,14 @@ class _Counts(Metric):
 
 
 class Precision(_Counts):
-    """Of those predicted positive, the share that is; 0 where none is predicted."""
+    """True positives / predicted positives; 0 if no prediction is positive."""
 
     def result(self, hits: Any, predicted: Any, actual: Any) -> Any:
         return hits / ops.maximum(predicted, 1.0)
 
 
 class Recall(_Counts):
-    """Of those positive, the share that is predicted; 0 where there is none."""
+    """True positives / actual positives; 0 if no label is positive."""
 
     def result(self, hits: Any, predicted: Any, actual: Any) -> Any:
         return hits / ops.maximum(actual, 1.0)
@@ -169,9 +168,10 @@ class F1Score(_Counts):
 
 
 class AUC(Metric):
-    """The area under the ROC curve of binary predictions: the share of pairs of a positive and a negative in order.
+    """The area under the ROC curve: the fraction of (positive, negative) pairs in which the positive scores higher.
 
-    Exact, with ties counted half: an epoch keeps all scores in memory. nan where one of the classes is missing.
+    The result is exact and counts ties as one half, so an epoch holds all scores in memory. It is nan if one of the
+    classes is missing.
     """
 
     inputs = ("predictions", "labels")
@@ -193,7 +193,7 @@ class AUC(Metric):
         return ordered * 0.5 / pairs
 
     def _ordered(self, scores: Any, labels: Any, last: bool) -> Any:
-        """Count pairs with the negative before the positive; ``last``: negatives come last among equal scores."""
+        """Count pairs with the negative before the positive; ``last`` sorts negatives last among equal scores."""
         by_label = ops.argsort(labels, descending=last)
         by_score = ops.argsort(ops.take(scores, by_label))  # stable: equal scores stay ordered by label
         ordered = ops.take(ops.take(labels, by_label), by_score)
@@ -224,14 +224,14 @@ class MeanAbsoluteError(_Errors):
 
 
 class R2Score(Metric):
-    """One minus the squared error over the targets' variance."""
+    """1 - (squared error / variance of the targets)."""
 
     inputs = ("predictions", "targets")
 
     def statistics(self, predictions: Value, targets: Value) -> Statistics:
-        """Return the squared error, and mean and squared deviation of the targets.
+        """Return the squared error, and the mean and squared deviation of the targets.
 
-        Sums of squared targets would add up as well, but cancel where the mean is large.
+        Sums of squared targets could be merged too, but suffer from cancellation if the mean is large.
         """
         expect_paired("R2Score", {"predictions": predictions.shape, "targets": targets.shape}, scalar=False)
         targets = _float(targets)
@@ -245,7 +245,7 @@ class R2Score(Metric):
         }
 
     def merge(self, total: Mapping[str, Array], batch: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Combine means and squared deviations about them."""
+        """Combine the means and the squared deviations from them."""
         count = total["count"] + batch["count"]
         shift = batch["mean"] - total["mean"]
         return {
@@ -260,7 +260,7 @@ class R2Score(Metric):
 
 
 class Perplexity(_Mean):
-    """exp of the mean cross entropy of logits [..., classes] with integer labels; ``ignore_index`` does not count."""
+    """exp(mean cross entropy) of logits [..., classes] and integer labels, except labels equal to ``ignore_index``."""
 
     inputs = ("logits", "labels")
 
@@ -280,7 +280,7 @@ class Perplexity(_Mean):
 
 
 class ConfusionMatrix(Metric):
-    """Counts [actual, predicted] for labels and largest logits."""
+    """Counts [actual, predicted] of label and largest logit."""
 
     inputs = ("logits", "labels")
 

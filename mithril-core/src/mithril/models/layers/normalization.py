@@ -1,4 +1,4 @@
-"""Normalization: batch, layer, RMS, group and instance norm, with torch's names for parameters and statistics."""
+"""Normalization: batch, layer, RMS, group and instance norm, with PyTorch's names for parameters and statistics."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _BatchNorm(Layer):
 
 
 def _unbiased(x: Value) -> Any:
-    """n / (n - 1) for n samples per channel: running variances are those of a sample."""
+    """Return n / (n - 1) for n elements per channel: running variances are sample variances."""
     sizes = [n for k, n in enumerate(x.shape) if k != 1]
     if is_static(tuple(sizes)):
         n = int(numel(tuple(sizes)))
@@ -58,28 +58,28 @@ def _unbiased(x: Value) -> Any:
 
 
 class BatchNorm1d(_BatchNorm):
-    """Over the batch (and length): [N, C] or [N, C, L]."""
+    """Batch norm over the batch (and length): [N, C] or [N, C, L]."""
 
     ranks = (2, 3)
     layout = "[N, C] or [N, C, L]"
 
 
 class BatchNorm2d(_BatchNorm):
-    """Over batch, height and width: [N, C, H, W]."""
+    """Batch norm over batch, height and width: [N, C, H, W]."""
 
     ranks = (4,)
     layout = "[N, C, H, W]"
 
 
 class BatchNorm3d(_BatchNorm):
-    """Over batch, depth, height and width: [N, C, D, H, W]."""
+    """Batch norm over batch, depth, height and width: [N, C, D, H, W]."""
 
     ranks = (5,)
     layout = "[N, C, D, H, W]"
 
 
 class LayerNorm(Layer):
-    """Over the last axes: ``LayerNorm()`` the last one, ``LayerNorm(64)`` one of 64, ``LayerNorm([8, 64])`` two."""
+    """Layer norm over the last axes: ``LayerNorm(64)`` one, ``LayerNorm([8, 64])`` two, ``LayerNorm()`` of any size."""
 
     weights = ("weight", "bias")
 
@@ -118,7 +118,7 @@ class RMSNorm(Layer):
 
 
 class GroupNorm(Layer):
-    """Over groups of channels: ``GroupNorm(groups=8)`` or, as torch has it, ``GroupNorm(8, 64)``."""
+    """Norm over groups of channels: ``GroupNorm(groups=8)`` or, as in PyTorch, ``GroupNorm(8, 64)``."""
 
     weights = ("weight", "bias")
 
@@ -158,12 +158,12 @@ class _InstanceNorm(Layer):
 
 
 class InstanceNorm1d(_InstanceNorm):
-    """Over the length of each sample and channel."""
+    """Norm over the length of each sample and channel: [N, C, L]."""
 
     rank, layout = 3, "[N, C, L]"
 
 
 class InstanceNorm2d(_InstanceNorm):
-    """Over height and width of each sample and channel."""
+    """Norm over height and width of each sample and channel: [N, C, H, W]."""
 
     rank, layout = 4, "[N, C, H, W]"

@@ -1,4 +1,4 @@
-"""Layers that are one operation each: activations, arithmetic, reductions, comparisons, losses, as rows of a table."""
+"""Layers of one operation each: activations, arithmetic, reductions, comparisons, losses."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any, cast
 import numpy as np
 
 from mithril.base import ModelError, operation
-from mithril.models.language.layer import Layer, LayerType
+from mithril.models.language.layer import Layer, LayerMeta
 
 TERMINALS = {("x",): ("input",), ("a", "b"): ("left", "right")}
 
 
 class OperationLayer(Layer):
-    """One operation: its operands are the terminals, its attributes the arguments of the constructor.
+    """A layer of one operation: the operands are its terminals, the attributes its constructor arguments.
 
-    An optional operand is a terminal, or an argument of the constructor by name, such as a class weight.
+    An optional operand, such as a class weight, can also be passed to the constructor by name.
     """
 
     op_name = ""
@@ -30,10 +30,10 @@ class OperationLayer(Layer):
             )
         constants = {n: attributes.pop(n) for n in op.operands if n in op.optional and n in attributes}
         self.constants = {n: _numbers(n, x) for n, x in constants.items() if x is not None}
-        given = dict(zip(op.attributes, args, strict=False)) | attributes
+        values = dict(zip(op.attributes, args, strict=False)) | attributes
         self.op = op
         self.in_place = in_place
-        self.attributes = op.complete(given)
+        self.attributes = op.complete(values)
         names = TERMINALS.get(op.operands, op.operands)
         optional = [k for k, name in enumerate(op.operands) if name in op.optional]
         self.inputs = tuple(n for k, n in enumerate(names) if k not in optional)
@@ -60,13 +60,13 @@ def _numbers(name: str, value: Any) -> np.ndarray[Any, Any]:
     try:
         return np.asarray(value, dtype=np.float32)
     except (TypeError, ValueError) as cause:
-        raise ModelError(f"{name}={value!r} is no number or array of numbers", facts=[str(cause)]) from None
+        raise ModelError(f"{name}={value!r} is not a number or an array of numbers", facts=[str(cause)]) from None
 
 
 def layer_of(title: str, op_name: str) -> type[OperationLayer]:
-    """The layer class of an operation."""
+    """Create the layer class of an operation."""
     body = {"op_name": op_name, "__doc__": f"The operation ``{op_name}`` as a layer.", "__module__": __name__}
-    return cast("type[OperationLayer]", LayerType(title, (OperationLayer,), body))
+    return cast("type[OperationLayer]", LayerMeta(title, (OperationLayer,), body))
 
 
 # activations
@@ -93,7 +93,7 @@ LogSigmoid = layer_of("LogSigmoid", "log_sigmoid")
 Glu = layer_of("Glu", "glu")
 SwiGlu = layer_of("SwiGlu", "swiglu")
 
-# element by element
+# elementwise
 Abs = layer_of("Abs", "abs")
 Negate = layer_of("Negate", "neg")
 Sign = layer_of("Sign", "sign")
@@ -132,7 +132,7 @@ LogicalAnd = layer_of("LogicalAnd", "logical_and")
 LogicalOr = layer_of("LogicalOr", "logical_or")
 LogicalNot = layer_of("LogicalNot", "logical_not")
 
-# reductions, orders, rearrangements
+# reductions, sorting, rearrangement
 PixelShuffle = layer_of("PixelShuffle", "pixel_shuffle")
 Normalize = layer_of("Normalize", "normalize")
 Sum = layer_of("Sum", "sum")
@@ -152,7 +152,7 @@ Sort = layer_of("Sort", "sort")
 TopK = layer_of("TopK", "top_k")
 OneHot = layer_of("OneHot", "one_hot")
 
-# losses; labels are integers, predictions and targets floats
+# losses; labels are integers, predictions and targets are floats
 CrossEntropy = layer_of("CrossEntropy", "cross_entropy")
 BinaryCrossEntropy = layer_of("BinaryCrossEntropy", "binary_cross_entropy")
 BinaryCrossEntropyWithLogits = layer_of("BinaryCrossEntropyWithLogits", "binary_cross_entropy_with_logits")

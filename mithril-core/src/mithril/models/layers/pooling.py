@@ -1,4 +1,4 @@
-"""Pooling over windows, to a fixed size, and over everything."""
+"""Pooling over windows, to a fixed output size, and over all positions."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class _MaxPool(Layer):
 
 
 class MaxPool1d(_MaxPool):
-    """The largest of each window of [N, C, L]; stride is the kernel's size unless given."""
+    """The maximum of each window of [N, C, L]; the default stride is the kernel size."""
 
     rank = 1
 
 
 class MaxPool2d(_MaxPool):
-    """The largest of each window of [N, C, H, W]; stride is the kernel's size unless given."""
+    """The maximum of each window of [N, C, H, W]; the default stride is the kernel size."""
 
     rank = 2
 
 
 class MaxPool3d(_MaxPool):
-    """The largest of each window of [N, C, D, H, W]; stride is the kernel's size unless given."""
+    """The maximum of each window of [N, C, D, H, W]; the default stride is the kernel size."""
 
     rank = 3
 
@@ -96,25 +96,25 @@ class _AdaptivePool(Layer):
 
 
 class AdaptiveAvgPool1d(_AdaptivePool):
-    """Means over as many windows as ``size`` says."""
+    """Means over windows that yield the output size ``size``."""
 
     rank, op_name = 1, "adaptive_avg_pool"
 
 
 class AdaptiveAvgPool2d(_AdaptivePool):
-    """Means over as many windows as ``size`` says."""
+    """Means over windows that yield the output size ``size``."""
 
     rank, op_name = 2, "adaptive_avg_pool"
 
 
 class AdaptiveMaxPool1d(_AdaptivePool):
-    """Maxima over as many windows as ``size`` says."""
+    """Maxima over windows that yield the output size ``size``."""
 
     rank, op_name = 1, "adaptive_max_pool"
 
 
 class AdaptiveMaxPool2d(_AdaptivePool):
-    """Maxima over as many windows as ``size`` says."""
+    """Maxima over windows that yield the output size ``size``."""
 
     rank, op_name = 2, "adaptive_max_pool"
 

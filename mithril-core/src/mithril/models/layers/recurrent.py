@@ -1,4 +1,4 @@
-"""Recurrent layers: RNN, GRU and LSTM, one or many layers, one or both directions; torch's names and gate order.
+"""Recurrent layers: RNN, GRU and LSTM, stacked and bidirectional, with PyTorch's names and gate order.
 
 Inputs are [batch, length, features] (``batch_first=False``: [length, batch, features]).
 """
@@ -29,7 +29,7 @@ class _Recurrent(Layer):
     ) -> None:
         title = type(self).__name__
         if not 1 <= len(sizes) <= 2:
-            raise ModelError(f"{title} takes its size, or in- and out-size; got {len(sizes)} sizes")
+            raise ModelError(f"{title} takes one size, or input and output size; got {len(sizes)} sizes")
         for size in sizes:
             positive(title, "size", size)
         self.in_size, self.size = (sizes[0] if len(sizes) == 2 else None), sizes[-1]
@@ -45,7 +45,7 @@ class _Recurrent(Layer):
         return ((None, None, self.in_size), None) if terminal == "input" else None
 
     def step(self, x: Any, state: tuple[Any, ...], recurrent: Any) -> tuple[Any, ...]:
-        """The next state from the input's share of the gates, already computed, and the old state."""
+        """Return the next state; ``x`` and ``recurrent`` are the gate inputs from the sequence and from the state."""
         raise NotImplementedError
 
     def build(self, x: Value, *initial: Value | None) -> Any:
@@ -56,31 +56,31 @@ class _Recurrent(Layer):
         for layer in range(self.layers):
             if layer and self.dropout and self.training:
                 y = ops.dropout(y, self.key(), p=self.dropout)
-            made = []
+            sequences = []
             for direction in range(self.directions):
                 start = self._start(initial, layer * self.directions + direction, y)
                 sequence, last = self._run(y, start, f"l{layer}" + "_reverse" * direction, direction == 1)
-                made.append(sequence)
-                for kept, value in zip(lasts, last, strict=True):
-                    kept.append(value)
-            y = made[0] if len(made) == 1 else ops.concat(*made, axis=2)
+                sequences.append(sequence)
+                for states, value in zip(lasts, last, strict=True):
+                    states.append(value)
+            y = sequences[0] if len(sequences) == 1 else ops.concat(*sequences, axis=2)
         if self.batch_first:
             y = ops.transpose(y, perm=(1, 0, 2))
-        return (y, *(ops.stack(*kept, axis=0) for kept in lasts))
+        return (y, *(ops.stack(*states, axis=0) for states in lasts))
 
     def _start(self, initial: tuple[Value | None, ...], row: int, y: Any) -> tuple[Any, ...]:
         zeros = None
         out = []
-        for given in initial:
-            if given is None:
+        for state in initial:
+            if state is None:
                 if zeros is None:
                     zeros = ops.full(shape=(y.shape[1], self.size), value=0.0, dtype=y.dtype)
                 out.append(zeros)
             else:
-                expect_rank(given, 3, layout="[layers * directions, batch, size]")
+                expect_rank(state, 3, layout="[layers * directions, batch, size]")
                 out.append(
                     ops.reshape(
-                        ops.slice(given, starts=(row,), stops=(row + 1,), steps=(1,), axes=(0,)), shape=given.shape[1:]
+                        ops.slice(state, starts=(row,), stops=(row + 1,), steps=(1,), axes=(0,)), shape=state.shape[1:]
                     )
                 )
         return tuple(out)
@@ -95,14 +95,14 @@ class _Recurrent(Layer):
         w_rec = self.param(f"weight_hh_{suffix}", (width, self.size), init)
         b_in = self.param(f"bias_ih_{suffix}", (width,), init) if self.bias else None
         b_rec = self.param(f"bias_hh_{suffix}", (width,), init) if self.bias else None
-        shares = ops.linear(y, w_in, b_in)  # all steps' inputs in one product
+        gate_inputs = ops.linear(y, w_in, b_in)  # one product for all steps
 
-        def body(carry: Any, share: Any) -> tuple[Any, Any]:
+        def body(carry: Any, gate_input: Any) -> tuple[Any, Any]:
             state = tuple(carry) if isinstance(carry, (tuple, list)) else (carry,)
-            after = self.step(share, state, ops.linear(state[0], w_rec, b_rec))
-            return (after if len(after) > 1 else after[0]), after[0]
+            new_state = self.step(gate_input, state, ops.linear(state[0], w_rec, b_rec))
+            return (new_state if len(new_state) > 1 else new_state[0]), new_state[0]
 
-        last, sequence = scan(body, start if len(start) > 1 else start[0], shares, reverse=reverse)
+        last, sequence = scan(body, start if len(start) > 1 else start[0], gate_inputs, reverse=reverse)
         return sequence, tuple(last) if isinstance(last, (tuple, list)) else (last,)
 
 
@@ -118,7 +118,7 @@ class RNN(_Recurrent):
 
 
 class GRU(_Recurrent):
-    """Gated recurrent units; gates reset, update, new."""
+    """Gated recurrent unit; the gates are reset, update, new."""
 
     gates = 3
 
@@ -131,7 +131,7 @@ class GRU(_Recurrent):
 
 
 class LSTM(_Recurrent):
-    """Long short-term memory; gates input, forget, cell, output."""
+    """Long short-term memory; the gates are input, forget, cell, output."""
 
     gates = 4
     states = ("hidden", "cell")

@@ -1,4 +1,4 @@
-"""Layers that move elements or choose among them: Identity, Dropout, Flatten, Reshape, Concat, Split, Pad, ..."""
+"""Layers that rearrange or select elements: Identity, Dropout, Flatten, Reshape, Concat, Split, Pad, ..."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from mithril.models.language.layer import Layer
 
 
 class Identity(Layer):
-    """What comes in goes out."""
+    """The identity: returns its input unchanged."""
 
     def build(self, x: Value) -> Any:
         return x
 
 
 class Dropout(Layer):
-    """Elements set to zero with probability p while training, the others scaled by 1 / (1 - p)."""
+    """In training, zeroes elements with probability p and scales the others by 1 / (1 - p)."""
 
     def __init__(self, p: float = 0.5) -> None:
         self.p = probability("Dropout", p)
@@ -32,7 +32,7 @@ class Dropout(Layer):
 
 
 class Flatten(Layer):
-    """Axes from ``start`` on as one: [N, C, H, W] to [N, C*H*W]."""
+    """Axes from ``start`` on merged into one: [N, C, H, W] to [N, C*H*W]."""
 
     def __init__(self, start: int = 1) -> None:
         self.start = start
@@ -43,7 +43,7 @@ class Flatten(Layer):
 
 
 class Reshape(Layer):
-    """The same elements in another shape: ``Reshape(-1, 8)`` keeps the first axis, ``batch=False`` none."""
+    """The same elements in another shape; ``Reshape(-1, 8)`` preserves the first axis unless ``batch=False``."""
 
     def __init__(self, *shape: Any, batch: bool = True) -> None:
         self.shape = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (list, tuple)) else shape
@@ -54,7 +54,7 @@ class Reshape(Layer):
 
 
 class Transpose(Layer):
-    """Axes in another order; without arguments reversed."""
+    """Axes in another order; reversed if there are no arguments."""
 
     def __init__(self, *perm: Any) -> None:
         self.perm = tuple(perm[0]) if len(perm) == 1 and isinstance(perm[0], (list, tuple)) else perm
@@ -64,7 +64,7 @@ class Transpose(Layer):
 
 
 class Squeeze(Layer):
-    """Without axes of size one: those named, or all."""
+    """Removes axes of size 1: those of ``axis``, or all."""
 
     def __init__(self, axis: int | Sequence[int] | None = None) -> None:
         self.axis = axis
@@ -74,7 +74,7 @@ class Squeeze(Layer):
 
 
 class Unsqueeze(Layer):
-    """With new axes of size one."""
+    """Inserts axes of size 1."""
 
     def __init__(self, axis: int | Sequence[int]) -> None:
         self.axis = (axis,) if isinstance(axis, int) else tuple(axis)
@@ -92,7 +92,7 @@ class _Joining(Layer):
 
 
 class Concat(_Joining):
-    """``n`` inputs one after the other along an axis: ``Concat(axis=1)(input0="a", input1="b")``."""
+    """``n`` inputs concatenated along an axis: ``Concat(axis=1)(input0="a", input1="b")``."""
 
     def build(self, *xs: Value) -> Any:
         axis = self.axis + xs[0].ndim if self.axis < 0 else self.axis
@@ -100,7 +100,7 @@ class Concat(_Joining):
 
 
 class Stack(_Joining):
-    """``n`` inputs along a new axis."""
+    """``n`` inputs stacked along a new axis."""
 
     def build(self, *xs: Value) -> Any:
         axis = self.axis + xs[0].ndim + 1 if self.axis < 0 else self.axis
@@ -111,14 +111,14 @@ MAX_PARTS = 1 << 16
 
 
 class Split(Layer):
-    """Pieces along an axis: ``Split(3)`` equal ones, ``Split([4, 8])`` of these sizes; outputs output0, output1, ..."""
+    """Segments along an axis: ``Split(3)`` of equal size, ``Split([4, 8])`` of these sizes; outputs output0, ..."""
 
     def __init__(self, parts: int | Sequence[int], axis: int = -1) -> None:
         self.parts = positive("Split", "parts", parts) if isinstance(parts, int) else tuple(parts)
         self.axis = axis
         count = self.parts if isinstance(self.parts, int) else len(self.parts)
         if count > MAX_PARTS:
-            raise ModelError(f"Split: parts={count} is too many", facts=[f"at most {MAX_PARTS}"])
+            raise ModelError(f"Split: parts={count} is too large", facts=[f"accepted: at most {MAX_PARTS}"])
         self.outputs = tuple(f"output{k}" for k in range(count))
 
     def build(self, x: Value) -> Any:
@@ -127,20 +127,20 @@ class Split(Layer):
             size = x.shape[self.axis]
             if is_static((size,)) and int(size) % sizes:
                 raise ShapeError(
-                    f"axis {self.axis} of size {size} has no {sizes} equal parts", facts=[f"input {x.type}"]
+                    f"cannot split axis {self.axis} of size {size} into {sizes} equal parts", facts=[f"input {x.type}"]
                 )
             sizes = (size // sizes,) * sizes  # type: ignore[assignment]
         return ops.split(x, sizes=sizes, axis=self.axis)
 
 
 class Pad(Layer):
-    """More elements around: pairs (before, after) for the last axes; mode constant, reflect or edge."""
+    """Padding of the last axes by pairs (before, after); ``mode`` is constant, reflect or edge."""
 
     def __init__(self, *widths: int | Sequence[int], mode: str = "constant", value: float = 0.0) -> None:
         pairs = [(w, w) if isinstance(w, int) else tuple(w) for w in widths]
         if not pairs or any(len(p) != 2 for p in pairs):
             raise ModelError(
-                f"Pad cannot use {widths!r}", hint="write Pad(1, 1) or Pad((0, 1), (2, 2)): last axes last"
+                f"Pad: invalid widths {widths!r}", hint="write Pad(1, 1) or Pad((0, 1), (2, 2)), the last axis last"
             )
         self.widths = tuple(pairs)
         self.mode = mode
@@ -156,7 +156,7 @@ class Pad(Layer):
 
 
 class Upsample(Layer):
-    """[N, C, H, W] larger: ``Upsample(scale=2)`` or ``Upsample(size=(64, 64))``, mode nearest or bilinear."""
+    """Upsampling of [N, C, H, W]: ``Upsample(scale=2)`` or ``Upsample(size=(64, 64))``, mode nearest or bilinear."""
 
     def __init__(
         self, scale: int | None = None, *, size: Any = None, mode: str = "nearest", align_corners: bool = False
@@ -177,7 +177,7 @@ class Upsample(Layer):
 
 
 class PRelu(Layer):
-    """Linear with a learned slope for negative elements: one slope, or one per channel."""
+    """max(x, 0) + slope * min(x, 0) with learned slopes: one, or one per channel."""
 
     weights = ("weight",)
 

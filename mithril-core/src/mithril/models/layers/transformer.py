@@ -1,4 +1,4 @@
-"""Transformer layers and stacks, with torch's names for everything but the attention's projections."""
+"""Transformer layers and stacks; parameters have PyTorch's names, except the projections of the attention."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mithril.models.layers.shape_layers import Dropout
 
 
 class TransformerEncoderLayer(Layer):
-    """Self-attention and a two-layer perceptron, each with a residual; ``norm_first`` normalizes before, not after."""
+    """Self-attention and a two-layer MLP, each with a residual; ``norm_first`` normalizes before, not after."""
 
     inputs = ("input",)
     optional = ("mask",)
@@ -55,7 +55,7 @@ class TransformerEncoderLayer(Layer):
 
 
 class TransformerDecoderLayer(Layer):
-    """Causal self-attention, attention over ``memory``, and a two-layer perceptron."""
+    """Causal self-attention, attention over ``memory``, and a two-layer MLP, each with a residual."""
 
     inputs = ("input", "memory")
     optional = ("mask", "memory_mask")
@@ -102,7 +102,7 @@ class TransformerDecoderLayer(Layer):
 
 
 class TransformerEncoder(Layer):
-    """``layers`` encoder layers and, with ``norm``, a last normalization; further keywords as for one layer."""
+    """``layers`` encoder layers and, with ``norm``, a final layer norm; further keywords as for one layer."""
 
     inputs = ("input",)
     optional = ("mask",)
