@@ -216,8 +216,10 @@ def test_a_model_cannot_contain_itself():
         (int, "the class int cannot be compiled\n  accepted: a model, or a single layer"),
         (
             Tanh,
-            "the class Tanh cannot be compiled\n  accepted: a model, or a single layer\n"
-            "hint: create an instance: Tanh(...)",
+            (
+                "the class Tanh cannot be compiled\n"
+                "  accepted: a model, or a single layer\nhint: create an instance: Tanh(...)"
+            ),
         ),
     ],
 )
