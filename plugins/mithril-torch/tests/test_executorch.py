@@ -48,7 +48,7 @@ def test_its_runtime_gives_the_same(make, delegate, tmp_path):
 
 
 @installed
-def test_what_cannot_be_written_is_said(tmp_path):
+def test_unsupported_export_is_rejected(tmp_path):
     model, shape = perceptron()
     opened = ml.compile(model, "torch", shapes={"input": ["B", 5]}, inference=True)
     with pytest.raises(InputError, match="the size B is not known"):

@@ -50,14 +50,14 @@ def no_pool_stays():
         workers.close()
 
 
-def assert_same(found, expected):
-    for left, right in zip(found, expected, strict=True):
+def assert_same(results, expected):
+    for left, right in zip(results, expected, strict=True):
         assert left.keys() == right.keys()
         for name in right:
             np.testing.assert_allclose(left[name], right[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-WAYS = {
+MESHES = {
     "data": ((2,), {}),
     "model": ((1, 2), {}),
     "fsdp": ((2,), {"parallelism": "fsdp"}),
@@ -69,18 +69,18 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MESHES)
 def test_equal_to_one_process(way, one):
-    mesh, options = WAYS[way]
-    compiled, params, found = stepped(ml.TorchBackend(device_mesh=mesh), **options)
-    assert_same(found, one)
-    params["fc.weight"].sub_(1.0)  # written into: the processes must hear of it
+    mesh, options = MESHES[way]
+    compiled, params, results = stepped(ml.TorchBackend(device_mesh=mesh), **options)
+    assert_same(results, one)
+    params["fc.weight"].sub_(1.0)  # modified in place: the workers must receive it again
     changed = compiled.evaluate(params, X, G)[0]["y"]
     single = ml.compile(block(), ml.TorchBackend(), shapes={"x": [8, 6, 16]})
     np.testing.assert_allclose(changed, single.evaluate(params, X)["y"], rtol=1e-4, atol=1e-4)
 
 
-def exchanges(mesh, **options):
+def collectives(mesh, **options):
     compiled, _, _ = stepped(ml.TorchBackend(device_mesh=mesh), **options)
     lines = [line for line in compiled.source.splitlines() if not line.startswith("def ")]
     names = ("all_reduce", "all_gather", "reduce_scatter")
@@ -88,10 +88,10 @@ def exchanges(mesh, **options):
 
 
 def test_collectives_are_those_expected():
-    """All gradients in one bucket; a pair of weights costs one sum each way."""
-    assert exchanges((2,)) == {"all_reduce": 1, "all_gather": 0, "reduce_scatter": 0}
-    assert exchanges((1, 2)) == {"all_reduce": 4, "all_gather": 0, "reduce_scatter": 0}
-    assert exchanges((2,), parallelism="fsdp") == {"all_reduce": 0, "all_gather": 1, "reduce_scatter": 1}
+    """All gradients are in one bucket; a pair of weights costs one all-reduce forward and one backward."""
+    assert collectives((2,)) == {"all_reduce": 1, "all_gather": 0, "reduce_scatter": 0}
+    assert collectives((1, 2)) == {"all_reduce": 4, "all_gather": 0, "reduce_scatter": 0}
+    assert collectives((2,), parallelism="fsdp") == {"all_reduce": 0, "all_gather": 1, "reduce_scatter": 1}
 
 
 def trainer(mesh, options, **recipe):
@@ -114,51 +114,53 @@ def test_training_in_a_pool(way, recipe):
     pytest.importorskip("mithril_train")
     batches = [{"x": np.roll(X["x"], k, 1), "target": np.roll(G, k, 1)} for k in range(4)]
     one, many = trainer(None, {}, **recipe), trainer(*way, **recipe)
-    expected, found = ([dict(made.step(batch)) for batch in batches] for made in (one, many))
-    for left, right in zip(found, expected, strict=True):
+    expected, results = ([dict(t.step(batch)) for batch in batches] for t in (one, many))
+    for left, right in zip(results, expected, strict=True):
         assert left == pytest.approx(right, rel=1e-4)
     weights = one.engine.to_numpy()
     for name, x in many.engine.to_numpy().items():
         np.testing.assert_allclose(x, weights[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def test_what_a_training_step_carries_stays_in_its_processes(monkeypatch):
+def test_training_state_stays_in_the_workers(monkeypatch):
     pytest.importorskip("mithril_train")
-    made = trainer((2,), {"parallelism": "fsdp"})
-    asked = []
-    ask = pool.Pool.ask
-    monkeypatch.setattr(pool.Pool, "ask", lambda pool, *words: (asked.append(words), ask(pool, *words))[1])
+    fsdp = trainer((2,), {"parallelism": "fsdp"})
+    requests = []
+    request = pool.Pool.request
+    monkeypatch.setattr(pool.Pool, "request", lambda pool, *words: (requests.append(words), request(pool, *words))[1])
     for _ in range(2):
-        made.step({**X, "target": G})
-    first, second = [words for words in asked if words[0] == "run"]
-    assert set(made.engine.arrays) <= set(first[2])
+        fsdp.step({**X, "target": G})
+    first, second = [words for words in requests if words[0] == "run"]
+    assert set(fsdp.engine.arrays) <= set(first[2])
     assert set(second[2]) <= {"x", "target", "learning_rate"}
-    made.engine.arrays["fc.weight"].mul_(0.0)  # written into: the processes must hear of it
-    made.step({**X, "target": G})
-    assert "fc.weight" in asked[-1][2]
+    fsdp.engine.arrays["fc.weight"].mul_(0.0)  # modified in place: the workers must receive it again
+    fsdp.step({**X, "target": G})
+    assert "fc.weight" in requests[-1][2]
 
 
-def test_a_training_step_exchanges_gradients_once():
-    """In parts they are updated in parts: what is gathered of a step are parameters, not gradients."""
+def test_a_training_step_reduces_gradients_once():
+    """Sharded parameters are updated in shards: a step gathers parameters, not gradients."""
     pytest.importorskip("mithril_train")
-    made = trainer((2,), {"parallelism": "fsdp"}, clip_norm=0.5)
-    made.begin({**X, "target": G})
-    source = next(iter(made.engine._steps.values())).run.source
+    fsdp = trainer((2,), {"parallelism": "fsdp"}, clip_norm=0.5)
+    fsdp.begin({**X, "target": G})
+    source = next(iter(fsdp.engine._steps.values())).run.source
     lines = [line for line in source.splitlines() if not line.startswith("def ")]
     names = ("all_reduce", "all_gather", "reduce_scatter")
     counts = {n: sum(len(re.findall(rf"(?<![.\w]){n}\(", line)) for line in lines) for n in names}
-    assert counts == {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}, "the loss and the norm are sums as well"
+    assert counts == {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}, (
+        "the loss and the norm are reduced as well"
+    )
 
 
 # -- processes ----------------------------------------------------------------------------------------------------
-def test_what_goes_wrong_in_a_process_is_told_with_its_traceback():
+def test_worker_failure_is_reported_with_its_traceback():
     compiled, params, _ = stepped(ml.TorchBackend(device_mesh=(2,)))
     workers = pool.pool(2, "cpu")
     with pytest.raises(ml.BackendError, match="process . of 2 failed") as caught:
-        workers.ask("run", 999, [], [])
+        workers.request("run", 999, [], [])
     assert "KeyError: 999" in str(caught.value)
     assert workers.process.poll() is not None
-    with pytest.raises(ml.BackendError, match="have ended"):
+    with pytest.raises(ml.BackendError, match="have exited"):
         compiled.evaluate(params, X)
     stepped(ml.TorchBackend(device_mesh=(2,)))  # another pool
 
@@ -184,14 +186,14 @@ def _gone(pids):
     return False
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
-def test_a_process_that_is_killed_ends_the_others():
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_killed_worker_ends_the_others():
     stepped(ml.TorchBackend(device_mesh=(2,)))
     workers = pool.pool(2, "cpu")
     members = _children(workers.process.pid)
     os.kill(members[1], signal.SIGKILL)
-    with pytest.raises(ml.BackendError, match="ended without a word"):
-        workers.ask("forget", 0)
+    with pytest.raises(ml.BackendError, match="exited without a message"):
+        workers.request("forget", 0)
     assert _gone(members)
 
 
@@ -209,10 +211,10 @@ SCRIPT = """
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("ending", ["", "raise SystemExit(3)", "time.sleep(60)"])
 def test_a_script_needs_no_main_guard_and_leaves_nothing(tmp_path, ending):
-    """However it ends: by itself, by an error, or killed."""
+    """Regardless of whether it returns, fails, or is killed."""
     file = tmp_path / "script.py"
     file.write_text(textwrap.dedent(SCRIPT) + ending)
     owner = subprocess.Popen([sys.executable, str(file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -225,7 +227,7 @@ def test_a_script_needs_no_main_guard_and_leaves_nothing(tmp_path, ending):
         owner.wait(SECONDS)
         assert owner.returncode == {"": 0, "raise SystemExit(3)": 3}.get(ending, -signal.SIGKILL)
         assert _gone(running)
-        assert not list(_shared()), "memory that is left behind"
+        assert not list(_shared()), "shared memory was not released"
     finally:
         owner.kill()
         owner.communicate()
@@ -241,7 +243,7 @@ RANKED = """
     torch.set_num_threads(1)
     sys.path.insert(0, {tests!r})
     import mithril as ml
-    from test_parallel import G, WAYS, X, assert_same, block, stepped, trainer
+    from test_parallel import G, MESHES, X, assert_same, block, stepped, trainer
 
     world = int(__import__("os").environ["WORLD_SIZE"])
     values = {{}}
@@ -249,32 +251,32 @@ RANKED = """
     params = single.randomize_params(0)
     expected = single.evaluate(params, X, G)
     for way in {ways!r}:
-        mesh, options = WAYS[way]
-        compiled, _, found = stepped(ml.TorchBackend(device_mesh=mesh), **options)
-        whole = [{{n: compiled.backend.to_numpy(x) for n, x in part.items()}} for part in found]
-        assert_same(whole, expected)
+        mesh, options = MESHES[way]
+        compiled, _, results = stepped(ml.TorchBackend(device_mesh=mesh), **options)
+        full = [{{n: compiled.backend.to_numpy(x) for n, x in part.items()}} for part in results]
+        assert_same(full, expected)
         if __import__("importlib.util").util.find_spec("mithril_train"):
-            alone, many = trainer(None, {{}}, clip_norm=0.5), trainer(mesh, options, clip_norm=0.5)
+            one, many = trainer(None, {{}}, clip_norm=0.5), trainer(mesh, options, clip_norm=0.5)
             for _ in range(2):
-                losses = [float(made.step({{**X, "target": G}})["loss"]) for made in (alone, many)]
+                losses = [float(t.step({{**X, "target": G}})["loss"]) for t in (one, many)]
                 np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
-            assert_same([many.engine.to_numpy()], [alone.engine.to_numpy()])
+            assert_same([many.engine.to_numpy()], [one.engine.to_numpy()])
         if way == "fsdp":
-            there = compiled.programs[-1].executable.call.placed(params)
-            gradients = compiled.evaluate(there, X, G)[1]
-            for name, p in there.items():
+            sharded = compiled.programs[-1].executable.call.placed(params)
+            gradients = compiled.evaluate(sharded, X, G)[1]
+            for name, p in sharded.items():
                 assert p.to_local().numel() * world == p.numel(), name
                 assert gradients[name].placements == p.placements, name
-            new = {{name: p - 0.1 * gradients[name] for name, p in there.items()}}  # each process updates its part
-            after = compiled.evaluate(new, X)["y"]
+            new = {{name: p - 0.1 * gradients[name] for name, p in sharded.items()}}  # each process updates its shard
+            y = compiled.evaluate(new, X)["y"]
             plain = {{name: p - 0.1 * expected[1][name] for name, p in params.items()}}
-            assert_same([{{"y": compiled.backend.to_numpy(after)}}], [single.evaluate(plain, X)])
-            ml.save_sharded({folder!r}, there)
+            assert_same([{{"y": compiled.backend.to_numpy(y)}}], [single.evaluate(plain, X)])
+            ml.save_sharded({folder!r}, sharded)
             dist.barrier()
             other = ml.compile(block(), ml.TorchBackend(device_mesh=(1, world)), shapes={{"x": [8, 6, 16]}})
-            read = ml.load_sharded({folder!r}, other)
-            assert read["fc.weight"].to_local().numel() * world == params["fc.weight"].numel()
-            assert_same([{{n: other.backend.to_numpy(x) for n, x in read.items()}}], [params])
+            loaded = ml.load_sharded({folder!r}, other)
+            assert loaded["fc.weight"].to_local().numel() * world == params["fc.weight"].numel()
+            assert_same([{{n: other.backend.to_numpy(x) for n, x in loaded.items()}}], [params])
     if dist.get_rank() == 0:
         print("fine", world, flush=True)
     dist.destroy_process_group()
@@ -284,7 +286,7 @@ RANKED = """
 def ranked(tmp_path, count, ways):
     file = tmp_path / "ranked.py"
     file.write_text(
-        textwrap.dedent(RANKED.format(tests=os.path.dirname(__file__), ways=ways, folder=str(tmp_path / "kept")))
+        textwrap.dedent(RANKED.format(tests=os.path.dirname(__file__), ways=ways, folder=str(tmp_path / "saved")))
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), str(file)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -301,43 +303,43 @@ def test_under_torchrun_with_four(tmp_path):
     ranked(tmp_path, 4, ["data and model", "data and stages"])
 
 
-# -- what cannot be -----------------------------------------------------------------------------------------------
+# -- invalid options ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("mesh", "options", "message"),
     [
-        ((2,), {"parallelism": "model"}, "needs a mesh with an axis for the model"),
-        ((1, 1, 2), {"pipeline_stages": 3}, "contradicts device_mesh"),
-        ((1, 1, 2), {"parallelism": "data"}, "contradicts device_mesh"),
+        ((2,), {"parallelism": "model"}, "requires a mesh with a model axis"),
+        ((1, 1, 2), {"pipeline_stages": 3}, "conflicts with device_mesh"),
+        ((1, 1, 2), {"parallelism": "data"}, "conflicts with device_mesh"),
         ((4,), {"parallelism": "pipeline", "pipeline_stages": 3}, "cannot be divided into 3 stages"),
         ((3,), {}, "cannot be divided over 3"),
-        ((2,), {"autodiff": "native"}, "contradicts a mesh"),
-        ((2,), {"jit": True}, "contradicts a mesh"),
+        ((2,), {"autodiff": "native"}, "conflicts with a mesh"),
+        ((2,), {"jit": True}, "conflicts with a mesh"),
     ],
 )
-def test_contradictions(mesh, options, message):
+def test_conflicting_options_are_rejected(mesh, options, message):
     with pytest.raises(ml.OptionError, match=message):
         stepped(ml.TorchBackend(device_mesh=mesh), **options)
 
 
 @pytest.mark.parametrize("mesh", [(), (0,), (2, 2, 2, 2), ("a",)])
-def test_what_is_no_mesh(mesh):
-    with pytest.raises(ml.OptionError, match="is no mesh of devices|device_mesh: at .0.: expected int"):
+def test_invalid_mesh_is_rejected(mesh):
+    with pytest.raises(ml.OptionError, match="is not a valid mesh of devices|device_mesh: at .0.: expected int"):
         ml.TorchBackend(device_mesh=mesh)
 
 
-def test_parallelism_without_devices_is_told():
+def test_parallelism_without_devices_is_ignored():
     compiled = ml.compile(block(), ml.TorchBackend(), shapes={"x": [8, 6, 16]}, parallelism="data")
     assert "device_mesh=(4,)" in str(compiled.decisions)
     assert program.world() is None
 
 
-def test_sixteen_bits_are_summed_in_thirty_two():
-    found = []
+def test_16_bit_floats_are_summed_in_float32():
+    results = []
     for mesh in (None, (2,)):
         backend = ml.TorchBackend(device_mesh=mesh, precision="bfloat16")
         compiled = ml.compile(block(), backend, shapes={"x": [8, 6, 16]})
         x, g = (backend.array(a, "bfloat16") for a in (X["x"], G))
-        found.append(compiled.evaluate(compiled.randomize_params(0), {"x": x}, g)[1])
-    for name, x in found[0].items():
-        assert found[1][name].dtype == torch.bfloat16
-        np.testing.assert_allclose(found[1][name].float(), x.float(), rtol=0.05, atol=0.15)
+        results.append(compiled.evaluate(compiled.randomize_params(0), {"x": x}, g)[1])
+    for name, x in results[0].items():
+        assert results[1][name].dtype == torch.bfloat16
+        np.testing.assert_allclose(results[1][name].float(), x.float(), rtol=0.05, atol=0.15)

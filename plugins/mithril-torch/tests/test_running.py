@@ -1,4 +1,4 @@
-"""Options of the PyTorch backend: what they do, that they are restored, and which contradict each other."""
+"""Options of the PyTorch backend: their effects, that they are restored, and which of them conflict."""
 
 from __future__ import annotations
 
@@ -36,51 +36,51 @@ def run(compiled, x, params=None):
 
 def test_compiled_programs_give_the_same_for_every_batch():
     eager = ml.compile(mlp(), "torch", shapes={"x": [None, 8]})
-    made = ml.compile(mlp(), "torch", shapes={"x": [None, 8]}, jit=True)
+    jitted = ml.compile(mlp(), "torch", shapes={"x": [None, 8]}, jit=True)
     for n in (2, 3, 17):
-        np.testing.assert_allclose(run(made, random(n, 8)), run(eager, random(n, 8)), rtol=1e-5, atol=1e-6)
-    assert len(made.programs) == 1
+        np.testing.assert_allclose(run(jitted, random(n, 8)), run(eager, random(n, 8)), rtol=1e-5, atol=1e-6)
+    assert len(jitted.programs) == 1
 
 
 def test_gradients_of_compiled_programs():
     x, g = random(4, 8), np.ones((4, 2), np.float32)
-    found = []
+    results = []
     jitted = {"jit": True, "jit_options": {"backend": "aot_eager"}}
     for options in ({}, jitted, {"autodiff": "native"}, {"autodiff": "native", **jitted}):
         compiled = ml.compile(mlp(), "torch", shapes={"x": [4, 8]}, **options)
-        found.append(compiled.evaluate(compiled.randomize_params(0), {"x": x}, g)[1])
-    for other in found[1:]:
-        for name, gradient in found[0].items():
+        results.append(compiled.evaluate(compiled.randomize_params(0), {"x": x}, g)[1])
+    for other in results[1:]:
+        for name, gradient in results[0].items():
             np.testing.assert_allclose(other[name], gradient, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
-def test_small_products_do_not_ask_for_onednn():
-    """Asking at run time takes a microsecond per layer; where the size is known it is settled."""
-    for rows, asked in ((1, False), (4096, True), (None, True)):
+def test_small_products_do_not_check_for_onednn():
+    """The check at run time takes a microsecond per layer; static sizes decide it at compile time."""
+    for rows, checks in ((1, False), (4096, True), (None, True)):
         source = ml.compile(mlp(), "torch", shapes={"x": [rows, 512]}, inference=True).source
-        assert ("onednn_pays" in source) == asked, rows
+        assert ("onednn_pays" in source) == checks, rows
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
 @pytest.mark.parametrize(("images", "size", "stride", "padding"), [(1, 7, 1, 1), (3, 5, 2, (0, 1)), (2, 3, 1, 0)])
-def test_large_kernels_at_few_places(monkeypatch, images, size, stride, padding):
-    """They are products of columns, with what belongs to them; the same as PyTorch's convolution."""
+def test_large_kernels_with_small_outputs(monkeypatch, images, size, stride, padding):
+    """These use im2col, with bias and activation fused, and equal PyTorch's convolution."""
     model = ml.Model()
     model += ml.models.Conv2d(128, 1024, kernel_size=3, stride=stride, padding=padding)(input="x")
     model += ml.models.Relu()(output="y")
     compiled = ml.compile(model, "torch", shapes={"x": [images, 128, size, size]}, inference=True)
     params, x = compiled.randomize_params(0), random(images, 128, size, size)
-    asked = []
+    calls = []
     linear = torch.ops.mkldnn._linear_pointwise
-    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", lambda *a: asked.append(a) or linear(*a))
-    got = compiled.evaluate(params, {"x": x})["y"]
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", lambda *a: calls.append(a) or linear(*a))
+    y = compiled.evaluate(params, {"x": x})["y"]
     weight, bias = params.values()
     expected = torch.relu(torch.nn.functional.conv2d(torch.from_numpy(x), weight, bias, stride, padding))
-    assert asked
-    assert got.is_contiguous()  # else what follows would go on with channels last
-    assert got.shape == expected.shape
-    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+    assert calls
+    assert y.is_contiguous()  # otherwise later operations would continue in channels-last layout
+    assert y.shape == expected.shape
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_jit_and_file_go_together(tmp_path):
@@ -97,7 +97,7 @@ def test_captured_programs(tmp_path):
     np.testing.assert_allclose(run(compiled, random(2, 8)), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_captured_programs_are_compiled_where_both_are_asked_for():
+def test_captured_programs_are_compiled_with_both_options():
     options = {"torch_fx": True, "torch_dynamo": True, "jit_options": {"backend": "eager"}}
     compiled = ml.compile(mlp(), "torch", shapes={"x": [2, 8]}, **options)
     expected = run(ml.compile(mlp(), "torch", shapes={"x": [2, 8]}), random(2, 8))
@@ -108,19 +108,19 @@ def test_captured_programs_are_compiled_where_both_are_asked_for():
     assert type(module).__name__ == "Compiled"
 
 
-@pytest.mark.parametrize("asked", ["backend", "option"])
-def test_amp_is_the_mixed_precision_of_all_backends(asked):
-    """Also of gradients, which autocast would leave to chance."""
+@pytest.mark.parametrize("setting", ["backend", "option"])
+def test_amp_is_the_mixed_precision_of_all_backends(setting):
+    """This includes gradients, whose dtype autocast would not fix."""
     plain = ml.compile(mlp(), "torch", shapes={"x": [64, 8]})
-    if asked == "backend":
-        made = ml.compile(mlp(), ml.TorchBackend(enable_amp=True), shapes={"x": [64, 8]})
+    if setting == "backend":
+        amp = ml.compile(mlp(), ml.TorchBackend(enable_amp=True), shapes={"x": [64, 8]})
     else:
-        made = ml.compile(mlp(), "torch", shapes={"x": [64, 8]}, torch_options={"enable_amp": True})
+        amp = ml.compile(mlp(), "torch", shapes={"x": [64, 8]}, torch_options={"enable_amp": True})
     params, x, g = plain.randomize_params(0), {"x": random(64, 8)}, {"y": random(64, 2, seed=1)}
-    (values, slopes), (expected, wanted) = made.evaluate(params, x, g), plain.evaluate(params, x, g)
-    assert "bfloat16" in made.source and values["y"].dtype == torch.float32
+    (values, slopes), (expected, expected_slopes) = amp.evaluate(params, x, g), plain.evaluate(params, x, g)
+    assert "bfloat16" in amp.source and values["y"].dtype == torch.float32
     np.testing.assert_allclose(values["y"], expected["y"], rtol=0.1, atol=0.1)
-    for name, slope in wanted.items():
+    for name, slope in expected_slopes.items():
         np.testing.assert_allclose(slopes[name], slope, rtol=0.1, atol=0.1 * float(slope.abs().max()))
 
 
@@ -145,8 +145,8 @@ def test_threads_are_set_for_the_call_only():
     assert torch.get_num_threads() == before
 
 
-def test_what_was_compiled_is_kept(tmp_path, monkeypatch):
-    """In the folder that the user named, whatever torch.compile would choose, which is not asked again."""
+def test_compiled_code_is_cached(tmp_path, monkeypatch):
+    """The user's cache directory takes precedence over the one of torch.compile."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "elsewhere"))
     seen = []
 
@@ -164,18 +164,18 @@ def test_what_was_compiled_is_kept(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"torch_dynamo": True, "jit": False}, "contradicts jit=False"),
+        ({"torch_dynamo": True, "jit": False}, "conflicts with jit=False"),
         ({"jit": True, "jit_options": {"backend": "inducto"}}, "inductor"),
         ({"jit": True, "jit_options": {"modes": "x"}}, "mode"),
         ({"jit": True, "jit_options": {"mode": "default", "options": {}}}, "not both"),
-        ({"jit": True, "jit_options": {"mode": "fast"}}, "torch.compile refuses"),
-        ({"jit": True, "jit_options": {"dynamic": "yes"}}, "torch.compile refuses"),
-        ({"jit": True, "jit_options": {"options": {"bogus": 1}}}, "torch.compile refuses"),
+        ({"jit": True, "jit_options": {"mode": "fast"}}, "torch.compile rejected"),
+        ({"jit": True, "jit_options": {"dynamic": "yes"}}, "torch.compile rejected"),
+        ({"jit": True, "jit_options": {"options": {"bogus": 1}}}, "torch.compile rejected"),
         ({"torch_options": {"amp": True}}, "enable_amp"),
         ({"torch_options": {"script_optimization": 7}}, "0 to 3"),
     ],
 )
-def test_what_cannot_be_is_said(options, message):
+def test_invalid_options_are_rejected(options, message):
     with pytest.raises(OptionError) as caught:
         ml.compile(mlp(), "torch", shapes={"x": [2, 8]}, **options)
     assert message in str(caught.value)
@@ -185,13 +185,13 @@ def test_what_cannot_be_is_said(options, message):
     ("backend", "options"),
     [({"enable_amp": False}, {"enable_amp": True}), ({"cudnn_benchmark": True}, {"benchmark_mode": False})],
 )
-def test_two_places_must_agree(backend, options):
-    with pytest.raises(OptionError, match="the backend says"):
+def test_backend_and_torch_options_must_agree(backend, options):
+    with pytest.raises(OptionError, match="conflicts with .*backend"):
         ml.compile(mlp(), ml.TorchBackend(**backend), shapes={"x": [2, 8]}, torch_options=options)
 
 
-def test_what_cannot_be_compiled_is_said():
-    """By the name of the compiler, not by a traceback of its inside."""
+def test_compilation_failure_is_reported():
+    """The error names the compiler instead of showing a traceback of its internals."""
 
     def broken(graph, examples):
         raise ArithmeticError("not today")
@@ -226,8 +226,8 @@ def test_tensors_are_shared_not_copied():
 def test_runs_on_a_gpu():
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
-    here = ml.compile(mlp(), ml.TorchBackend(device="cpu"), shapes={"x": [2, 8]})
-    there = ml.compile(mlp(), ml.TorchBackend(device="cuda"), shapes={"x": [2, 8]})
-    made = there.evaluate(there.randomize_params(0), {"x": random(2, 8)})["y"]
-    assert made.device.type == "cuda"
-    np.testing.assert_allclose(made.cpu(), run(here, random(2, 8)), rtol=1e-3, atol=1e-4)
+    on_cpu = ml.compile(mlp(), ml.TorchBackend(device="cpu"), shapes={"x": [2, 8]})
+    on_cuda = ml.compile(mlp(), ml.TorchBackend(device="cuda"), shapes={"x": [2, 8]})
+    y = on_cuda.evaluate(on_cuda.randomize_params(0), {"x": random(2, 8)})["y"]
+    assert y.device.type == "cuda"
+    np.testing.assert_allclose(y.cpu(), run(on_cpu, random(2, 8)), rtol=1e-3, atol=1e-4)

@@ -1,4 +1,4 @@
-"""``ml.TorchBackend``: generated PyTorch source, run as it is or compiled by ``torch.compile``."""
+"""``ml.TorchBackend``: generated PyTorch source, run eagerly or compiled by ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from mithril.ops import conv_input_grad, conv_weight_grad
 from mithril_torch.autograd import Differentiated
 from mithril_torch.execution import read, runner
 from mithril_torch.fusion import native_kernels  # noqa: F401  # add their rows to the table
-from mithril_torch.fusion.paired_ops import paired
-from mithril_torch.fusion.subgraph_fusion import joined
+from mithril_torch.fusion.paired_ops import pair_operations
+from mithril_torch.fusion.subgraph_fusion import fuse_subgraphs
 from mithril_torch.lowering import table
-from mithril_torch.native_semantics import DIFFERENT, own
+from mithril_torch.native_semantics import DIFFERENT, native_table
 from mithril_torch.parallel import collectives, program  # noqa: F401  # add their rows to the table
 
-MISSING = ("uint16", "uint64")  # PyTorch stores these but computes hardly anything with them
+MISSING = ("uint16", "uint64")  # PyTorch stores these but supports hardly any operation on them
 
 
 class TorchBackend(SourceBackend):
-    """Arrays are PyTorch's tensors, on one device or shared by the processes of a mesh.
+    """Backend whose arrays are PyTorch tensors, on one device or sharded over the processes of a mesh.
 
-    ``device_mesh=(4,)`` splits batches over four processes, ``(2, 4)`` batches over two and weights over four; the
-    third of three numbers is how many stages of a pipeline share the layers. Under ``torchrun`` these are its
-    processes, else this backend starts them.
+    ``device_mesh=(4,)`` splits batches over four processes, ``(2, 4)`` batches over two and weights over four; a
+    third number is the number of pipeline stages. Under ``torchrun`` the processes of the mesh are the launched
+    ones; otherwise the backend starts them.
 
-    Programs run as they are unless ``jit=True``: on a CPU ``torch.compile`` takes seconds and gains little.
+    Programs run eagerly unless ``jit=True``: on a CPU ``torch.compile`` takes seconds and gains little.
     """
 
     name = "torch"
     devices = ("cpu", "cuda", "mps")
     dtypes: ClassVar[frozenset[DType]] = frozenset(d for d in ALL if d.name not in MISSING)
-    tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table, "native": own}
+    tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table, "native": native_table}
 
     def __init__(
         self,
@@ -61,13 +61,13 @@ class TorchBackend(SourceBackend):
         cudnn_benchmark: bool | None = None,
         enable_amp: bool | None = None,
     ) -> None:
-        chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        super().__init__(device={"gpu": "cuda"}.get(chosen, chosen), dtype=dtype, precision=precision)
+        requested = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        super().__init__(device={"gpu": "cuda"}.get(requested, requested), dtype=dtype, precision=precision)
         self.torch_device = self._find(self.device)
         self.cudnn_benchmark = cudnn_benchmark
         self.enable_amp = enable_amp
         self.passes = ("mixed-precision",) if enable_amp else ()
-        self.device_mesh = None if device_mesh is None else program.shape_of(device_mesh)
+        self.device_mesh = None if device_mesh is None else program.parse_mesh(device_mesh)
 
     def with_precision(self, precision: str) -> TorchBackend:
         return type(self)(
@@ -91,21 +91,21 @@ class TorchBackend(SourceBackend):
 
     @property
     def capabilities(self) -> Capabilities:
-        families = {"cuda": ("gpu", "nvidia"), "mps": ("apple",), "cpu": ("cpu", "mobile")}  # mobile: as .pte files
-        own = super().capabilities
+        families = {"cuda": ("gpu", "nvidia"), "mps": ("apple",), "cpu": ("cpu", "mobile")}  # mobile: .pte files
+        base = super().capabilities
         forms = (Form.POINTWISE_MATMUL,)
         return replace(
-            own,
-            families=families.get(own.family, own.families),
-            symbolic=self.device_mesh is None,  # parts of a batch want numbers
+            base,
+            families=families.get(base.family, base.families),
+            symbolic=self.device_mesh is None,  # sharding a batch requires static sizes
             autodiff="native",
             threads=True,
             estimate_error=(-0.65, 0.17),
-            prefers={conv_input_grad: forms, conv_weight_grad: forms} if own.family == "cpu" else {},
+            prefers={conv_input_grad: forms, conv_weight_grad: forms} if base.family == "cpu" else {},
         )
 
     def branches(self, options: BuildOptions) -> bool:
-        """Not as torch.compile or a capture has it, which take programs without branches only."""
+        """Whether branches are allowed: torch.compile and torch.fx capture accept only programs without them."""
         settings = options.settings
         captured = settings.get("torch_fx") or dict(settings.get("torch_options", {})).get("graph_mode")
         return not (options.jit or settings.get("torch_dynamo") or captured)
@@ -121,28 +121,28 @@ class TorchBackend(SourceBackend):
     ) -> SourceExecutable:
         mesh = program.mesh_for(self, options or BuildOptions())
         if mesh is not None:
-            raise program.no_native(mesh)
+            raise program.native_autodiff_error(mesh)
         return super().build_with_gradients(graph, of, wrt, options)
 
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
         if options.semantics == "native":
             for name in sorted({node.op.name for node, _ in iterate(graph)} & set(DIFFERENT)):
-                options.decisions.record("choice", f"'{name}' as PyTorch has it: {DIFFERENT[name]}")
-        if "mobile" in self.capabilities.families and (telephone := options.settings.get("mobile_options")):
-            what = f"calls in this process are PyTorch's; compiled.export(folder) writes C for {dict(telephone)}"
-            options.decisions.record("choice", what)
+                options.decisions.record("choice", f"'{name}' has PyTorch's semantics: {DIFFERENT[name]}")
+        if "mobile" in self.capabilities.families and (mobile := options.settings.get("mobile_options")):
+            message = f"calls in this process run in PyTorch; compiled.export(folder) writes C for {dict(mobile)}"
+            options.decisions.record("choice", message)
         running = read(options, self.torch_device, cudnn_benchmark=self.cudnn_benchmark, enable_amp=self.enable_amp)
         return runner(forward, graph, running, options, lambda node: self.falls_back(node, options))
 
     def generate(self, graph: Graph, options: BuildOptions) -> Any:
-        return super().generate(paired(joined(graph)) if options.fuses else graph, options)
+        return super().generate(pair_operations(fuse_subgraphs(graph)) if options.fuses else graph, options)
 
     def differentiated(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
         return Differentiated(forward, of, wrt)
 
     # -- memory ------------------------------------------------------------------------------------------------------
     def workspace(self, node: Node, sizes: Mapping[str, int]) -> int:
-        blocked = nbytes(node.result.type, sizes) if "conv" in node.op.name else 0  # oneDNN's own order of channels
+        blocked = nbytes(node.result.type, sizes) if "conv" in node.op.name else 0  # oneDNN's blocked layout
         return max(blocked, super().workspace(node, sizes))
 
     def measured_memory(self, run: Callable[[], Any], executable: Any = None) -> int:
@@ -155,12 +155,12 @@ class TorchBackend(SourceBackend):
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
             self.synchronize(run())
         now: int = 0
-        most: int = 0
+        high_water: int = 0
         for event in profile.profiler.kineto_results.events():
             if event.name() == "[memory]" and event.device_type() == torch.profiler.DeviceType.CPU:
                 now += event.nbytes()
-                most = max(most, now)
-        return most
+                high_water = max(high_water, now)
+        return high_water
 
     # -- arrays ------------------------------------------------------------------------------------------------------
     def native_dtype(self, dtype: DType) -> torch.dtype:
@@ -168,27 +168,27 @@ class TorchBackend(SourceBackend):
 
     def array(self, data: Any, dtype: Any = None) -> torch.Tensor:
         if isinstance(data, torch.Tensor):
-            made = data.detach()
+            tensor = data.detach()
         elif hasattr(data, "__dlpack__") and not isinstance(data, np.ndarray):
-            made = torch.from_dlpack(data).clone()
+            tensor = torch.from_dlpack(data).clone()
         else:
             array = as_numpy(data, self.dtype)
             if array.dtype == ml_dtypes.bfloat16:
-                made = torch.from_numpy(np.asarray(array, order="C").view(np.int16).copy()).view(torch.bfloat16)
+                tensor = torch.from_numpy(np.asarray(array, order="C").view(np.int16).copy()).view(torch.bfloat16)
             else:
-                made = torch.tensor(array) if array.ndim == 0 else torch.from_numpy(np.array(array, order="C"))
-        return made.to(self.torch_device, None if dtype is None else self.native_dtype(as_dtype(dtype)))
+                tensor = torch.tensor(array) if array.ndim == 0 else torch.from_numpy(np.array(array, order="C"))
+        return tensor.to(self.torch_device, None if dtype is None else self.native_dtype(as_dtype(dtype)))
 
     def shared(self, data: Any) -> torch.Tensor:
-        """Another framework's array in the same memory where that is possible: nobody may write into it any more."""
+        """Share the buffer of another framework's array where possible; neither owner may modify it afterwards."""
         return self.array(data) if isinstance(data, np.ndarray) else torch.from_dlpack(data).to(self.torch_device)
 
     def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
-        whole = array.full_tensor() if hasattr(array, "full_tensor") else array  # of one that several processes hold
-        here = whole.detach().cpu()
-        if here.dtype == torch.bfloat16:
-            return here.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)  # type: ignore[no-any-return]
-        return here.numpy()  # type: ignore[no-any-return]
+        full = array.full_tensor() if hasattr(array, "full_tensor") else array  # gather a DTensor
+        host = full.detach().cpu()
+        if host.dtype == torch.bfloat16:
+            return host.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)  # type: ignore[no-any-return]
+        return host.numpy()  # type: ignore[no-any-return]
 
     def is_array(self, x: Any) -> bool:
         return isinstance(x, torch.Tensor)

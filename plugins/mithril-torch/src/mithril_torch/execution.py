@@ -1,4 +1,4 @@
-"""How a generated function runs: as it is, compiled, or captured; under settings that are restored after each call."""
+"""Execution of a generated function: eager, compiled or captured, with settings restored after each call."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from mithril.ops import if_op, while_op
 from mithril_torch.autograd import Differentiated
 
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
-MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")  # by script_optimization
+MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")  # indexed by script_optimization
 
 
 @dataclass(frozen=True)
-class Running:
-    """What ``ml.compile`` and the backend were told, in one form."""
+class RunOptions:
+    """The run options of ``ml.compile`` and of the backend, merged."""
 
     jit: bool
     compiler: Mapping[str, Any]  # arguments of torch.compile
@@ -32,33 +32,33 @@ class Running:
     benchmark: bool | None
     threads: int | None
     device: torch.device
-    folder: Path | None = None  # where torch.compile keeps what it made; None is its own choice
+    folder: Path | None = None  # cache directory of torch.compile; None for its default
 
 
 def read(
     options: BuildOptions, device: torch.device, *, cudnn_benchmark: bool | None, enable_amp: bool | None
-) -> Running:
-    """The options that concern running, checked against each other."""
+) -> RunOptions:
+    """Return the run options; raise OptionError if two of them conflict."""
     settings = options.settings
-    given = dict(settings.get("torch_options", {}))
+    torch_options = dict(settings.get("torch_options", {}))
     if enable_amp is False and settings.get("mixed_precision"):
         raise OptionError(
-            "mixed_precision, or torch_options' enable_amp, contradicts what the backend says: enable_amp=False",
-            hint="give it in one place",
+            "mixed_precision (or enable_amp in torch_options) conflicts with the backend's enable_amp=False",
+            hint="set it in one place",
         )
     dynamo, capture = settings.get("torch_dynamo", False), settings.get("torch_fx", False)
-    capture = bool(capture or given.get("graph_mode"))
+    capture = bool(capture or torch_options.get("graph_mode"))
     jit = options.jit
     if dynamo and jit is False:
-        raise OptionError("torch_dynamo=True contradicts jit=False", hint="leave one of them out")
+        raise OptionError("torch_dynamo=True conflicts with jit=False", hint="omit one of them")
     jit = bool(jit if jit is not None else dynamo)
-    compiler = _compiler(options, jit, given.get("script_optimization"))
-    return Running(
+    compiler = _compiler(options, jit, torch_options.get("script_optimization"))
+    return RunOptions(
         jit,
         compiler,
         capture,
-        given.get("enable_cudnn"),
-        _agreed("benchmark", given.get("benchmark_mode"), cudnn_benchmark),
+        torch_options.get("enable_cudnn"),
+        _merge("benchmark", torch_options.get("benchmark_mode"), cudnn_benchmark),
         options.num_threads,
         device,
         _inductor_folder(settings) if jit and settings.get("cache") else None,
@@ -66,7 +66,7 @@ def read(
 
 
 def _inductor_folder(settings: Mapping[str, Any]) -> Path:
-    """The part of the cache that PyTorch's compiler keeps itself: code, which only this user may write."""
+    """Return the cache directory of PyTorch's compiler, writable by this user only because it contains code."""
     store = Store(settings["cache_dir"])
     store.secure()
     folder = store.folder / "inductor"
@@ -74,47 +74,52 @@ def _inductor_folder(settings: Mapping[str, Any]) -> Path:
     return folder
 
 
-def _agreed(what: str, here: bool | None, there: bool | None) -> bool | None:
-    if here is not None and there is not None and here != there:
-        raise OptionError(f"{what}: torch_options say {here}, the backend says {there}", hint="give it in one place")
-    return here if here is not None else there
+def _merge(name: str, option: bool | None, backend_value: bool | None) -> bool | None:
+    if option is not None and backend_value is not None and option != backend_value:
+        raise OptionError(
+            f"{name}={option} in torch_options conflicts with {backend_value} of the backend",
+            hint="set it in one place",
+        )
+    return option if option is not None else backend_value
 
 
 def _compiler(options: BuildOptions, jit: bool, level: int | None) -> dict[str, Any]:
-    given = dict(options.jit_options)
+    jit_options = dict(options.jit_options)
     if level is not None and not (isinstance(level, int) and 0 <= level < len(MODES)):
         raise OptionError(f"torch_options: script_optimization={level!r}, expected 0 to {len(MODES) - 1}")
-    if (given or level) and not jit:
+    if (jit_options or level) and not jit:
         options.decisions.record(
             "ignored",
-            "jit_options and script_optimization are of torch.compile, which jit=True or torch_dynamo=True asks for",
+            "jit_options and script_optimization configure torch.compile, which requires jit=True or torch_dynamo=True",
         )
         return {}
-    if given.get("mode") is not None and level is not None:
-        raise OptionError("jit_options' mode and torch_options' script_optimization say the same", hint="give one")
+    if jit_options.get("mode") is not None and level is not None:
+        raise OptionError(
+            "mode in jit_options and script_optimization in torch_options set the same thing", hint="omit one of them"
+        )
     if level is not None:
-        given["mode"] = MODES[level]
-        options.decisions.record("choice", f"script_optimization={level} is torch.compile's mode '{MODES[level]}'")
-    if given.get("mode") is not None and given.get("options") is not None:
-        raise OptionError("jit_options: torch.compile takes mode or options, not both")
-    known = ("backend", "dynamic", "fullgraph", "mode", "options")
-    for name in given:
-        if name not in known:
-            what, facts, hint = unknown("key of jit_options for torch", name, known)
-            raise OptionError(what, facts=facts, hint=hint)
-    backend = given.get("backend")
+        jit_options["mode"] = MODES[level]
+        options.decisions.record("choice", f"script_optimization={level} selects torch.compile's mode '{MODES[level]}'")
+    if jit_options.get("mode") is not None and jit_options.get("options") is not None:
+        raise OptionError("jit_options: torch.compile accepts mode or options, not both")
+    accepted = ("backend", "dynamic", "fullgraph", "mode", "options")
+    for name in jit_options:
+        if name not in accepted:
+            message, facts, hint = unknown("key of jit_options for torch", name, accepted)
+            raise OptionError(message, facts=facts, hint=hint)
+    backend = jit_options.get("backend")
     if isinstance(backend, str):
         possible = torch.compiler.list_backends(exclude_tags=())
         if backend not in possible:
-            what, facts, hint = unknown("backend of torch.compile", backend, possible)
-            raise OptionError(what, facts=facts, hint=hint)
-    return given
+            message, facts, hint = unknown("backend of torch.compile", backend, possible)
+            raise OptionError(message, facts=facts, hint=hint)
+    return jit_options
 
 
 def runner(
-    forward: Forward, graph: Graph, running: Running, options: BuildOptions, on_host: Callable[[Node], bool]
+    forward: Forward, graph: Graph, running: RunOptions, options: BuildOptions, on_host: Callable[[Node], bool]
 ) -> Forward:
-    """The function that is called; ``on_host`` selects the nodes that run as NumPy references."""
+    """Return the function to call; ``on_host`` selects the nodes that run as NumPy references."""
     run: Any = forward
     compiles = running.jit or running.capture
     branching = _branching(graph) if compiles else None
@@ -126,11 +131,11 @@ def runner(
     elif branching is not None:
         options.decisions.record(
             "fallback",
-            f"'{branching.op.name}' depends on values known only at run time: it runs as Python",
+            f"'{branching.op.name}' depends on run-time values: it runs as Python",
             branching.origin,
         )
     elif running.jit and not running.capture:
-        run = _jitted(forward, dynamic=any(not i.type.is_static for i in graph.inputs), given=running.compiler)
+        run = _jitted(forward, dynamic=any(not i.type.is_static for i in graph.inputs), jit_options=running.compiler)
     elif running.capture:
         run = Captured(forward, running.compiler if running.jit else None)
     setting = _settings(running)
@@ -147,24 +152,26 @@ def runner(
 
 
 def _branching(graph: Graph) -> Node | None:
-    """Looked for only where it matters: a program from the cache is text until somebody looks at it."""
+    """Return the first ``if`` or ``while`` node; called only when needed, since it parses a cached graph."""
     return next((node for node, _ in iterate(graph) if node.op in (if_op, while_op)), None)
 
 
-def _jitted(forward: Forward, *, dynamic: bool, given: Mapping[str, Any]) -> Forward:
-    """The function compiled; of one that PyTorch differentiates, what it differentiates."""
+def _jitted(forward: Forward, *, dynamic: bool, jit_options: Mapping[str, Any]) -> Forward:
+    """Compile ``forward``; for one that autograd differentiates, compile the function inside."""
     if isinstance(forward, Differentiated):
-        return Differentiated(_jitted(forward.forward, dynamic=dynamic, given=given), forward.of, forward.wrt)
+        return Differentiated(
+            _jitted(forward.forward, dynamic=dynamic, jit_options=jit_options), forward.of, forward.wrt
+        )
     try:
-        return Compiled(torch.compile(forward, **{"fullgraph": True, "dynamic": dynamic, **given}))
+        return Compiled(torch.compile(forward, **{"fullgraph": True, "dynamic": dynamic, **jit_options}))
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         raise OptionError(
-            "torch.compile refuses the options given for it", facts=[str(error).splitlines()[0], f"given: {given}"]
+            "torch.compile rejected jit_options", facts=[str(error).splitlines()[0], f"jit_options={jit_options}"]
         ) from None
 
 
 class Compiled:
-    """A function of ``torch.compile``, which compiles at the first call of its kind."""
+    """A ``torch.compile`` function, compiled lazily once per input signature."""
 
     def __init__(self, run: Any) -> None:
         self.run = run
@@ -178,12 +185,12 @@ class Compiled:
             raise BackendError(
                 "torch.compile cannot compile this program",
                 facts=str(error).strip().splitlines()[:4],
-                hint="jit=False runs the generated code as it is; compiling for a CPU needs a C++ compiler",
+                hint="set jit=False to run the generated code eagerly; compiling for a CPU requires a C++ compiler",
             ) from error
 
 
-def _settings(running: Running) -> Callable[[], Any] | None:
-    """A context that sets what was asked for and restores it; None where there is nothing to set."""
+def _settings(running: RunOptions) -> Callable[[], Any] | None:
+    """Return a context manager that applies the settings and restores them, or None if there are none."""
     cuda = running.device.type == "cuda"
     if running.device.type == "cpu" and running.threads is None and running.folder is None:
         return None
@@ -197,7 +204,7 @@ def _settings(running: Running) -> Callable[[], Any] | None:
                 enabled = True if running.cudnn is None else running.cudnn
                 stack.enter_context(torch.backends.cudnn.flags(enabled=enabled, benchmark=bool(running.benchmark)))
             if running.folder is not None:
-                stack.enter_context(_kept_in(running.folder))
+                stack.enter_context(_inductor_cache(running.folder))
             if running.threads is not None:
                 stack.callback(torch.set_num_threads, torch.get_num_threads())
                 torch.set_num_threads(running.threads)
@@ -207,23 +214,23 @@ def _settings(running: Running) -> Callable[[], Any] | None:
 
 
 @contextmanager
-def _kept_in(folder: Path) -> Iterator[None]:
-    """The folder in which torch.compile looks for what it made in earlier processes."""
-    before = os.environ.get(INDUCTOR)
+def _inductor_cache(folder: Path) -> Iterator[None]:
+    """Set the directory in which torch.compile caches compiled code, and restore it afterwards."""
+    previous = os.environ.get(INDUCTOR)
     os.environ[INDUCTOR] = str(folder)
     try:
         yield
     finally:
-        if before is None:
+        if previous is None:
             del os.environ[INDUCTOR]
         else:
-            os.environ[INDUCTOR] = before
+            os.environ[INDUCTOR] = previous
 
 
 class Captured:
-    """The program as a ``torch.fx.GraphModule``, captured at the first call of each set of shapes.
+    """A program as a ``torch.fx.GraphModule``, captured at the first call with each set of shapes.
 
-    With ``compiler``, the arguments of ``torch.compile``, each module is compiled.
+    ``compiler`` holds arguments of ``torch.compile``, which then compiles each module.
     """
 
     def __init__(self, forward: Forward, compiler: Mapping[str, Any] | None = None) -> None:
@@ -234,9 +241,10 @@ class Captured:
         from torch.fx.experimental.proxy_tensor import make_fx
 
         params, inputs = dict(params), dict(inputs)
-        key = tuple((n, x.shape, x.dtype) for given in (params, inputs) for n, x in given.items())
+        key = tuple((n, x.shape, x.dtype) for arguments in (params, inputs) for n, x in arguments.items())
         if key not in self.modules:
             module = make_fx(self.forward)(params, inputs)
-            given = self.compiler
-            self.modules[key] = module if given is None else _jitted(module, dynamic=False, given=given)
+            if self.compiler is not None:
+                module = _jitted(module, dynamic=False, jit_options=self.compiler)
+            self.modules[key] = module
         return self.modules[key](params, inputs)  # type: ignore[no-any-return]

@@ -1,6 +1,6 @@
-"""``compiled.export("model.pte")``: a program for ExecuTorch, which runs on telephones and small devices.
+"""``compiled.export("model.pte")``: a program for ExecuTorch, which runs on mobile and embedded devices.
 
-The generated function is captured by ``torch.export`` with the weights inside, and lowered by ExecuTorch's own tools.
+``torch.export`` captures the generated function together with its weights; ExecuTorch's own tools lower the result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DELEGATES = (None, "xnnpack")
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written. The method ``forward`` takes the inputs, and gives the outputs, in these orders."""
+    """A written .pte file. Its method ``forward`` takes ``inputs`` and returns ``outputs`` in these orders."""
 
     path: Path
     bytes: int
@@ -35,7 +35,7 @@ class Exported:
 
 
 class _Program(torch.nn.Module):  # type: ignore[misc]
-    """The generated function with its weights, taking inputs by place."""
+    """The generated function with its weights as buffers and its inputs as positional arguments."""
 
     def __init__(self, graph: Graph, forward: Any, weights: Mapping[str, Any]) -> None:
         super().__init__()
@@ -47,11 +47,11 @@ class _Program(torch.nn.Module):  # type: ignore[misc]
         for name, buffer in {**self.params, **self.states}.items():
             self.register_buffer(buffer, weights[name].detach())
 
-    def forward(self, *given: Any) -> tuple[Any, ...]:
+    def forward(self, *arguments: Any) -> tuple[Any, ...]:
         params = {name: getattr(self, buffer) for name, buffer in self.params.items()}
         states = {name: getattr(self, buffer) for name, buffer in self.states.items()}
-        made = self.function(params, {**states, **dict(zip(self.inputs, given, strict=True))})
-        return tuple(made[name] for name in self.outputs)
+        results = self.function(params, {**states, **dict(zip(self.inputs, arguments, strict=True))})
+        return tuple(results[name] for name in self.outputs)
 
 
 def export(
@@ -62,23 +62,23 @@ def export(
     state: Mapping[str, Any] | None = None,
     delegate: str | None = None,
 ) -> Exported:
-    """Write the newest inference program of a model compiled for PyTorch.
+    """Write the latest inference program of a model compiled for PyTorch.
 
-    Parameters are the bound ones if none are given. ``delegate="xnnpack"`` hands what it can to XNNPACK's kernels.
+    ``params`` defaults to the bound parameters. ``delegate="xnnpack"`` runs the supported operations in XNNPACK.
     """
     if find_spec("executorch") is None:
-        raise BackendError("writing .pte files needs ExecuTorch", hint="pip install executorch")
+        raise BackendError("writing .pte files requires ExecuTorch", hint="pip install executorch")
     if delegate not in DELEGATES:
-        raise OptionError(f"delegate='{delegate}' is not known", facts=['accepted: None, "xnnpack"'])
+        raise OptionError(f"unknown delegate '{delegate}'", facts=['accepted: None, "xnnpack"'])
     graph, forward = _inference(compiled)
-    chosen = params if params is not None else compiled.params
-    if chosen is None and graph.with_role("param"):
+    weights = params if params is not None else compiled.params
+    if weights is None and graph.with_role("param"):
         raise InputError(
             "there are no parameters to export",
-            hint="compiled.export(path, params=params), or compiled.bind(params) before",
+            hint="use compiled.export(path, params=params), or call compiled.bind(params) first",
         )
     states = dict(state) if state is not None else compiled.initial_state() if graph.with_role("state") else {}
-    program = _Program(graph, forward, {**(chosen or {}), **states}).eval()
+    program = _Program(graph, forward, {**(weights or {}), **states}).eval()
     examples = tuple(
         torch.zeros(tuple(map(int, i.type.shape)), dtype=compiled.backend.native_dtype(i.type.dtype))
         for i in graph.with_role("input")
@@ -88,18 +88,18 @@ def export(
 
 
 def _inference(compiled: Any) -> tuple[Graph, Any]:
-    """The graph that runs, and the generated function."""
-    found = [p for p in compiled.programs if not p.request.kind.of and not p.request.kind.training]
-    if not found:
-        raise InputError("no inference program has been made yet", hint="give shapes= to ml.compile, or run the model")
-    graph: Graph = found[-1].executable.graph
+    """Return the graph of the latest inference program and its generated function."""
+    candidates = [p for p in compiled.programs if not p.request.kind.of and not p.request.kind.training]
+    if not candidates:
+        raise InputError("no inference program is compiled yet", hint="pass shapes= to ml.compile, or run the model")
+    graph: Graph = candidates[-1].executable.graph
     unknown = symbols(*(n for i in graph.inputs for n in i.type.shape))
     if unknown:
         raise InputError(
-            f"the size {unknown[0].name} is not known, and ExecuTorch's programs have fixed shapes",
-            hint="compile with numbers in shapes=",
+            f"size '{unknown[0].name}' is symbolic, but ExecuTorch requires static shapes",
+            hint="compile with integers in shapes=",
         )
-    return graph, found[-1].executable.forward
+    return graph, candidates[-1].executable.forward
 
 
 def _lowered(program: torch.nn.Module, examples: tuple[Any, ...], delegate: str | None) -> bytes:
@@ -112,14 +112,14 @@ def _lowered(program: torch.nn.Module, examples: tuple[Any, ...], delegate: str 
 
             partitioners.append(XnnpackPartitioner())
     except ImportError as error:
-        raise BackendError(f"ExecuTorch is not complete here: {error}", hint="pip install executorch") from error
+        raise BackendError(f"ExecuTorch is only partly installed: {error}", hint="pip install executorch") from error
     try:
         with torch.no_grad():
             captured = torch.export.export(program, examples)
-        made = to_edge_transform_and_lower(captured, partitioner=partitioners).to_executorch()
+        executorch_program = to_edge_transform_and_lower(captured, partitioner=partitioners).to_executorch()
     except Exception as error:
         raise UnsupportedError(
-            f"ExecuTorch cannot take this program: {str(error).strip().splitlines()[0]}",
-            hint="the C backend exports programs for the same devices: compile with backend 'c'",
+            f"ExecuTorch cannot lower this program: {str(error).strip().splitlines()[0]}",
+            hint="compile with backend 'c', which exports C programs for the same devices",
         ) from error
-    return bytes(made.buffer)
+    return bytes(executorch_program.buffer)

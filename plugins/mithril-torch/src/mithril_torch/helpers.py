@@ -1,4 +1,4 @@
-"""Functions whose source goes into generated files: PyTorch only, each standing alone save for those it ``needs``."""
+"""Functions whose source is copied into generated files: they use PyTorch and the functions in ``needs`` only."""
 # mypy: ignore-errors
 
 import ml_dtypes
@@ -11,18 +11,18 @@ from mithril.backend import Dialect, needs, pool_counts, positions, window_parts
 
 @needs(imports=("import ml_dtypes", "import numpy"))
 def on_host(function, types, *arrays):
-    """Results of a function of NumPy arrays, on the device of the first operand."""
-    given = []
+    """Call a function of NumPy arrays; return its results on the device of the first operand."""
+    host_arrays = []
     for x in arrays:
         if x is None:
-            given.append(None)
+            host_arrays.append(None)
         elif x.dtype == torch.bfloat16:
-            given.append(x.detach().cpu().contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16))
+            host_arrays.append(x.detach().cpu().contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16))
         else:
-            given.append(x.detach().cpu().numpy())
+            host_arrays.append(x.detach().cpu().numpy())
     device = next((x.device for x in arrays if x is not None), None)
     results = []
-    for result, (dtype, shape) in zip(function(*given), types):
+    for result, (dtype, shape) in zip(function(*host_arrays), types):
         array = numpy.array(result, order="C")
         if dtype == torch.bfloat16:
             results.append(torch.from_numpy(array.view(numpy.int16)).view(torch.bfloat16).reshape(shape).to(device))
@@ -32,20 +32,20 @@ def on_host(function, types, *arrays):
 
 
 # -- element-wise -------------------------------------------------------------------------------------------------
-def on_words(function, *xs):
-    """PyTorch lacks most operations on uint32: they run on int64."""
+def as_int64(function, *xs):
+    """Call ``function`` on uint32 operands cast to int64, since PyTorch lacks most operations on uint32."""
     return function(*[x.to(torch.int64) for x in xs])
 
 
 def gelu(x):
-    """x times the normal distribution function; PyTorch's kernel overflows from half the largest number on."""
-    inside = torch.clamp(x, max=torch.finfo(x.dtype).max / 2)
-    return F.gelu(inside) - (inside - x)  # which keeps the sign of zeros
+    """Return x times the normal distribution function; PyTorch's kernel overflows above half the dtype's maximum."""
+    clamped = torch.clamp(x, max=torch.finfo(x.dtype).max / 2)
+    return F.gelu(clamped) - (clamped - x)  # preserves the sign of zeros
 
 
 def fmod(a, b):
-    """Return torch.fmod, which is nan where the quotient overflows: computed in float64, there in two steps."""
-    if a.dtype != torch.float64 and a.device.type != "mps":  # which has no float64
+    """Return the remainder; torch.fmod is nan where the quotient overflows, so reduce in float64 and in two steps."""
+    if a.dtype != torch.float64 and a.device.type != "mps":  # MPS lacks float64
         return torch.fmod(a.to(torch.float64), b.to(torch.float64)).to(torch.result_type(a, b))
     overflows = torch.isinf(a / b) & torch.isfinite(a) & (b != 0)
     return torch.fmod(torch.where(overflows, torch.fmod(a, b * 2.0**1023), a), b)
@@ -53,12 +53,12 @@ def fmod(a, b):
 
 # -- reductions ---------------------------------------------------------------------------------------------------
 def total(x, axes, keepdims, dtype):
-    """The sum over axes; none of them leaves the elements alone."""
+    """Return the sum over ``axes``, or a copy if there are none."""
     return torch.sum(x, dim=axes, keepdim=keepdims, dtype=dtype) if axes else x.to(dtype, copy=True)
 
 
 def product(x, axes, keepdims, dtype):
-    """The product over axes."""
+    """Return the product over ``axes``."""
     x = x.to(dtype, copy=not axes)
     for axis in sorted(axes, reverse=True):
         x = torch.prod(x, dim=axis, keepdim=keepdims, dtype=dtype)
@@ -66,12 +66,12 @@ def product(x, axes, keepdims, dtype):
 
 
 def average(x, axes, keepdims):
-    """The mean over axes."""
+    """Return the mean over ``axes``."""
     return torch.mean(x, dim=axes, keepdim=keepdims) if axes else x.clone()
 
 
 def extreme(x, axes, keepdims, largest, start):
-    """The largest or smallest element over axes; of no elements the start."""
+    """Return the maximum or minimum over ``axes``; ``start`` if there are no elements."""
     if not axes:
         return x.clone()
     if any(x.shape[k] == 0 for k in axes):
@@ -89,7 +89,7 @@ def logic(x, axes, keepdims, function):
 
 
 def position(x, axis, keepdims, largest):
-    """The first place of the largest or smallest element; nan wins."""
+    """Return the first index of the maximum or minimum; nan takes precedence."""
     if x.dtype in (torch.bool, torch.uint32):
         x = x.to(torch.int64)
     best = torch.amax(x, axis, keepdim=True) if largest else torch.amin(x, axis, keepdim=True)
@@ -99,29 +99,29 @@ def position(x, axis, keepdims, largest):
 
 # -- products -----------------------------------------------------------------------------------------------------
 def matmul_int(a, b):
-    """The matrix product of integers or bools, which PyTorch has for some shapes only."""
-    wide = torch.matmul(a.to(torch.int64), b.to(torch.int64))
-    return wide != 0 if a.dtype == torch.bool else wide.to(a.dtype)
+    """Return the matrix product of integers or bools, which PyTorch supports for some shapes only."""
+    product = torch.matmul(a.to(torch.int64), b.to(torch.int64))
+    return product != 0 if a.dtype == torch.bool else product.to(a.dtype)
 
 
 def much_work(rows, inner, columns):
-    """Whether a product is worth the ten microseconds that oneDNN takes to begin."""
+    """Whether a product is large enough for oneDNN's call overhead of ten microseconds."""
     return rows >= 8 and rows * inner * columns >= 1 << 20
 
 
 @needs(much_work)
 def onednn_pays(x, rows, inner, columns):
-    """Whether oneDNN multiplies these faster: on CPUs where MKL is slow by far, on others hardly less.
+    """Whether to multiply by oneDNN: far faster where MKL is slow on this CPU, hardly slower elsewhere.
 
-    Its operation has no gradient, and torch.compile takes it with packed weights only.
+    Its operation has no gradient, and torch.compile supports it with packed weights only.
     """
-    much = much_work(rows, inner, columns)
-    return much and x.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    is_large = much_work(rows, inner, columns)
+    return is_large and x.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 @needs(onednn_pays)
-def times(a, b):
-    """The matrix product of float32: by oneDNN on a CPU, which multiplies twice as fast as MKL on some."""
+def matmul(a, b):
+    """Return the float32 matrix product, by oneDNN on a CPU: on some, twice as fast as MKL."""
     if b.ndim == 2 and a.ndim >= 2 and onednn_pays(a, a.numel() // max(a.shape[-1], 1), *b.shape):
         return torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "")
     return torch.matmul(a, b)
@@ -129,7 +129,7 @@ def times(a, b):
 
 @needs(onednn_pays, gelu)
 def linear(x, w, b, attribute, algorithm):
-    """x @ w.T + b of float32 and an activation, in one kernel where there is one."""
+    """Return ``activation(x @ w.T + b)`` for float32, as one kernel where oneDNN has one."""
     if x.ndim >= 2 and onednn_pays(x, x.numel() // max(x.shape[-1], 1), *w.shape):
         return torch.ops.mkldnn._linear_pointwise(x, w, b, attribute, [], algorithm)
     y = F.linear(x, w, b)
@@ -141,35 +141,35 @@ def linear(x, w, b, attribute, algorithm):
 
 
 def nan_where_masked(y, mask):
-    """Attention of queries that may attend to nothing is nan; PyTorch gives 0."""
+    """Return ``y`` with nan for fully masked queries, for which PyTorch returns 0."""
     dead = ~mask.any(-1, keepdim=True) if mask.dtype == torch.bool else (mask == float("-inf")).all(-1, keepdim=True)
     return torch.where(dead, float("nan"), y)
 
 
 def causal_mask(mask, n, m, like):
-    """A mask under which the queries are the last positions of the keys, joined with the given one."""
+    """Return ``mask`` combined with the causal mask in which the queries are the last positions of the keys."""
     allowed = torch.ones((n, m), dtype=torch.bool, device=like.device).tril(m - n)
     if mask is None:
         return allowed
     return mask & allowed if mask.dtype == torch.bool else torch.where(allowed, mask.to(like.dtype), float("-inf"))
 
 
-# -- places -------------------------------------------------------------------------------------------------------
+# -- indexing -----------------------------------------------------------------------------------------------------
 @needs(positions)
 def take(x, indices, axis):
-    """Elements at positions along an axis."""
+    """Return the elements at ``indices`` along an axis."""
     shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
     return x.index_select(axis, positions(indices, x.shape[axis]).reshape(-1)).reshape(shape)
 
 
 def take_along(x, indices, axis):
-    """Return elements at one position each along an axis."""
+    """Return one element per index along an axis."""
     z = x.to(torch.int64) if x.dtype == torch.uint32 else x
     return torch.take_along_dim(z, indices, axis).to(x.dtype)
 
 
 def part_at(x, first, sizes):
-    """Return a part of known size at computed starts."""
+    """Return a slice of static sizes at dynamic starts."""
     for axis, size in enumerate(sizes):
         if size != x.shape[axis]:
             x = x.index_select(axis, first[axis] + torch.arange(size, device=x.device))
@@ -177,22 +177,22 @@ def part_at(x, first, sizes):
 
 
 def put_part(x, first, update):
-    """x with a part overwritten."""
-    at = []
+    """Return ``x`` with the slice at ``first`` replaced by ``update``."""
+    indices = []
     for axis, size in enumerate(update.shape):
         shape = [1] * x.ndim
         shape[axis] = size
-        at.append((first[axis] + torch.arange(size, device=x.device)).reshape(shape))
-    return x.index_put(tuple(at), update)
+        indices.append((first[axis] + torch.arange(size, device=x.device)).reshape(shape))
+    return x.index_put(tuple(indices), update)
 
 
 def float_key(x):
-    """Floats as PyTorch sorts them: nan of one sign, which is last."""
+    """Return sort keys for floats: every nan gets the same sign, so that all sort last."""
     return torch.where(torch.isnan(x), torch.full_like(x, float("nan")), x)
 
 
 def stable_argsort(x, axis):
-    """Positions in order; equal elements keep theirs."""
+    """Return the indices of a stable ascending sort."""
     if not x.ndim:
         return torch.zeros((), dtype=torch.int64, device=x.device)
     return torch.sort(x.to(torch.uint8) if x.dtype == torch.bool else x, dim=axis, stable=True)[1]
@@ -200,104 +200,108 @@ def stable_argsort(x, axis):
 
 # -- windows ------------------------------------------------------------------------------------------------------
 def bordered(x, padding, fill):
-    """Images with a border."""
-    flat = [n for pair in reversed(padding) for n in pair]
-    return F.pad(x, flat, value=fill) if any(flat) else x
+    """Return images padded with ``fill``."""
+    widths = [n for pair in reversed(padding) for n in pair]
+    return F.pad(x, widths, value=fill) if any(widths) else x
 
 
 def even(padding):
-    """The padding as one number per axis where both sides agree, else None."""
+    """Return the padding as one number per axis, or None if the two sides differ."""
     return [a for a, b in padding] if all(a == b for a, b in padding) else None
 
 
 def onednn_runs(x):
-    """Whether oneDNN's own operations may be called: they have no gradients, and torch.compile knows few of them."""
+    """Whether oneDNN's own operations may be called: they have no gradients, and torch.compile supports few."""
     recorded = torch.is_grad_enabled() or torch.compiler.is_compiling()
     return not recorded and x.dtype == torch.float32 and x.device.type == "cpu" and torch.backends.mkldnn.is_available()
 
 
 def onednn_convolves(x, w):
-    """Whether to ask oneDNN for a convolution: on one thread PyTorch leaves a small image to slower code of its own."""
+    """Whether to call oneDNN for a small image, for which PyTorch on one thread selects slower code of its own."""
     return w.ndim == 4 and w[0, 0].numel() > 1 and x.shape[0] == 1 and x.numel() <= 20480
 
 
-def few_places(x, w, padding, stride, dilation):
-    """Height and width of the result where a large kernel meets few places: laying it out costs oneDNN the most."""
+def im2col_output_size(x, w, padding, stride, dilation):
+    """Return the output's height and width if im2col is faster, else None.
+
+    For a large kernel and a small output oneDNN spends most of its time in repacking the kernel.
+    """
     if w.ndim != 4 or w.numel() < 1 << 20:
         return None
     sizes = zip(x.shape[2:], w.shape[2:], padding, stride, dilation)
-    made = [(n + 2 * p - (k - 1) * d - 1) // s + 1 for n, k, p, s, d in sizes]
-    return made if 0 < x.shape[0] * made[0] * made[1] <= 64 else None
+    height, width = ((n + 2 * p - (k - 1) * d - 1) // s + 1 for n, k, p, s, d in sizes)
+    return (height, width) if 0 < x.shape[0] * height * width <= 64 else None
 
 
-def by_columns(x, w, b, made, padding, stride, dilation, after):
-    """A convolution as the product of a column for each place with the kernel as it lies."""
+def im2col_conv(x, w, b, output_size, padding, stride, dilation, activation):
+    """Return a convolution computed as im2col and a matrix product, without repacking the kernel."""
     columns = F.unfold(x, w.shape[2:], dilation, padding, stride).transpose(1, 2)
-    y = torch.ops.mkldnn._linear_pointwise(columns.flatten(0, 1), w.flatten(1), b, after, [], "")
-    return y.view(x.shape[0], -1, w.shape[0]).transpose(1, 2).contiguous().view(x.shape[0], w.shape[0], *made)
+    y = torch.ops.mkldnn._linear_pointwise(columns.flatten(0, 1), w.flatten(1), b, activation, [], "")
+    return y.view(x.shape[0], -1, w.shape[0]).transpose(1, 2).contiguous().view(x.shape[0], w.shape[0], *output_size)
 
 
-@needs(bordered, even, onednn_runs, onednn_convolves, few_places, by_columns)
+@needs(bordered, even, onednn_runs, onednn_convolves, im2col_output_size, im2col_conv)
 def conv(x, w, stride, padding, dilation, groups, b=None, relu=False):
-    """Convolution of [batch, channels, ...] images, a number added to each channel, and what is below 0 left out."""
-    own = even(padding)
-    if own is None:
-        x, own = bordered(x, padding, 0.0), [0] * len(padding)
+    """Return the convolution of [batch, channels, ...] images, with an optional bias per channel and relu."""
+    symmetric = even(padding)
+    if symmetric is None:
+        x, symmetric = bordered(x, padding, 0.0), [0] * len(padding)
     if onednn_runs(x):
-        after = "relu" if relu else "none"
-        made = few_places(x, w, own, stride, dilation) if groups == 1 else None
-        if made:
-            return by_columns(x, w, b, made, own, stride, dilation, after)
+        activation = "relu" if relu else "none"
+        output_size = im2col_output_size(x, w, symmetric, stride, dilation) if groups == 1 else None
+        if output_size:
+            return im2col_conv(x, w, b, output_size, symmetric, stride, dilation, activation)
         if onednn_convolves(x, w):
-            return torch.ops.mkldnn._convolution_pointwise(x, w, b, own, stride, dilation, groups, after, [], "")
-    made = (F.conv1d, F.conv2d, F.conv3d)[w.ndim - 3](x, w, b, stride, own, dilation, groups)
-    return torch.relu_(made) if relu else made
+            settings = (symmetric, stride, dilation, groups, activation, [], "")
+            return torch.ops.mkldnn._convolution_pointwise(x, w, b, *settings)
+    y = (F.conv1d, F.conv2d, F.conv3d)[w.ndim - 3](x, w, b, stride, symmetric, dilation, groups)
+    return torch.relu_(y) if relu else y
 
 
 @needs(bordered, even)
 def conv_gradient(g, x, w, stride, padding, dilation, groups, mask):
-    """The cotangents of a convolution's image and kernel, those the mask asks for."""
-    own = even(padding)
+    """Return the cotangent of a convolution's image or kernel, whichever ``mask`` selects."""
+    symmetric = even(padding)
     inner = x.shape[2:]
-    if own is None:
-        x, own = bordered(x, padding, 0.0), [0] * len(padding)
-    made = torch.ops.aten.convolution_backward(
-        g, x, w, None, stride, own, dilation, False, [0] * len(own), groups, [*mask, False]
+    if symmetric is None:
+        x, symmetric = bordered(x, padding, 0.0), [0] * len(padding)
+    gradients = torch.ops.aten.convolution_backward(
+        g, x, w, None, stride, symmetric, dilation, False, [0] * len(symmetric), groups, [*mask, False]
     )
     if mask[0] and x.shape[2:] != inner:
-        image = made[0]
-        for axis, ((before, _), n) in enumerate(zip(padding, inner)):
-            image = image.narrow(axis + 2, before, n)
+        image = gradients[0]
+        for axis, ((low, _), n) in enumerate(zip(padding, inner)):
+            image = image.narrow(axis + 2, low, n)
         return image
-    return made[0] if mask[0] else made[1]
+    return gradients[0] if mask[0] else gradients[1]
 
 
 @needs(conv_gradient)
 def conv_input_grad(g, w, shape, stride, padding, dilation, groups):
-    """The cotangent of a convolution's image."""
+    """Return the cotangent of a convolution's image."""
     x = torch.empty(shape, dtype=g.dtype, device=g.device)  # not read
     return conv_gradient(g, x, w, stride, padding, dilation, groups, (True, False))
 
 
 @needs(conv_gradient)
 def conv_weight_grad(x, g, shape, stride, padding, dilation, groups):
-    """The cotangent of a convolution's kernel."""
+    """Return the cotangent of a convolution's kernel."""
     w = torch.empty(shape, dtype=g.dtype, device=g.device)  # not read
     return conv_gradient(g, x, w, stride, padding, dilation, groups, (False, True))
 
 
 @needs(even)
 def conv_grads(g, x, w, stride, padding, dilation, groups):
-    """The cotangents of a convolution's image and kernel at once."""
-    own = even(padding)
+    """Return the cotangents of a convolution's image and kernel, from one call."""
+    symmetric = even(padding)
     return torch.ops.aten.convolution_backward(
-        g, x, w, None, stride, own, dilation, False, [0] * len(own), groups, [True, True, False]
+        g, x, w, None, stride, symmetric, dilation, False, [0] * len(symmetric), groups, [True, True, False]
     )[:2]
 
 
 @needs(window_parts, bordered)
 def max_pool(x, kernel, stride, padding, dilation):
-    """The largest element of each window; nan wins."""
+    """Return the maximum of each window; nan takes precedence."""
     if not x.is_floating_point():
         parts = window_parts(x, kernel, stride, padding, dilation, torch.iinfo(x.dtype).min)
         return torch.stack(parts).amax(0)
@@ -306,59 +310,61 @@ def max_pool(x, kernel, stride, padding, dilation):
 
 
 @needs(even)
-def max_found(x, kernel, stride, padding, dilation):
-    """The largest element of each window of images, and where it was: of several nan PyTorch takes the last."""
+def max_pool_with_indices(x, kernel, stride, padding, dilation):
+    """Return the maximum of each image window and its index; of several nan PyTorch selects the last."""
     return F.max_pool2d(x, kernel, stride, even(padding), dilation, return_indices=True)
 
 
 @needs(even)
-def max_spread(g, x, at, kernel, stride, padding, dilation):
-    """The cotangent of a max pool's operand, where its maxima are known."""
-    return torch.ops.aten.max_pool2d_with_indices_backward(g, x, kernel, stride, even(padding), dilation, False, at)
+def max_unpool(g, x, indices, kernel, stride, padding, dilation):
+    """Return the cotangent of a max pool's operand from the indices of the maxima."""
+    settings = (kernel, stride, even(padding), dilation, False)
+    return torch.ops.aten.max_pool2d_with_indices_backward(g, x, *settings, indices)
 
 
 @needs(bordered, even)
 def max_pool_grad(g, x, kernel, stride, padding, dilation):
-    """The cotangent of a max pool's operand, of images: each window's goes to its first maximum."""
+    """Return the cotangent of an image max pool's operand: each window's goes to its first maximum."""
     inf = float("inf")
-    own, inner = even(padding), x.shape[2:]
-    x = torch.nan_to_num(x, nan=inf, posinf=inf, neginf=-inf)  # of several nan PyTorch would take the last
-    if own is None or any(2 * p > k for p, k in zip(own, kernel)):
-        x, own = bordered(x, padding, -inf), [0] * len(padding)
-    at = F.max_pool2d(x, kernel, stride, own, dilation, return_indices=True)[1]
-    made = torch.ops.aten.max_pool2d_with_indices_backward(g, x, kernel, stride, own, dilation, False, at)
+    symmetric, inner = even(padding), x.shape[2:]
+    x = torch.nan_to_num(x, nan=inf, posinf=inf, neginf=-inf)  # of several nan PyTorch would select the last
+    if symmetric is None or any(2 * p > k for p, k in zip(symmetric, kernel)):
+        x, symmetric = bordered(x, padding, -inf), [0] * len(padding)
+    indices = F.max_pool2d(x, kernel, stride, symmetric, dilation, return_indices=True)[1]
+    settings = (kernel, stride, symmetric, dilation, False)
+    gradient = torch.ops.aten.max_pool2d_with_indices_backward(g, x, *settings, indices)
     for axis, ((before, _), n) in enumerate(zip(padding, inner)):
-        if made.shape[axis + 2] != n:
-            made = made.narrow(axis + 2, before, n)
-    return made
+        if gradient.shape[axis + 2] != n:
+            gradient = gradient.narrow(axis + 2, before, n)
+    return gradient
 
 
 @needs(pool_counts, window_parts, even)
 def avg_pool(x, kernel, stride, padding, count_include_pad):
-    """The mean of each window."""
+    """Return the mean of each window."""
     z = x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
-    own = even(padding)
-    if own is not None and all(p <= k // 2 for p, k in zip(own, kernel)):
+    symmetric = even(padding)
+    if symmetric is not None and all(p <= k // 2 for p, k in zip(symmetric, kernel)):
         function = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[len(kernel) - 1]
-        return function(z, kernel, stride, own, False, count_include_pad).to(x.dtype)
+        return function(z, kernel, stride, symmetric, False, count_include_pad).to(x.dtype)
     parts = window_parts(z, kernel, stride, padding, [1] * len(kernel), 0.0)
     return (sum(parts) / pool_counts(z, x.shape, kernel, stride, padding, count_include_pad)).to(x.dtype)
 
 
 def raise_part(x, cut, y):
-    """Add y to a part of x, in place."""
+    """Add ``y`` to a slice of ``x`` in place."""
     x[cut] += y
     return x
 
 
 def lowest(x):
-    """Return the lowest number of a dtype."""
+    """Return the smallest value of the dtype of ``x``."""
     return float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
 
 
-# -- shared helpers in PyTorch's words; random words are int64 there, of which the lower 32 bits count -----------------
+# -- shared helpers written for PyTorch; random words are int64, of which only the low 32 bits are significant --------
 def single(x):
-    """16-bit floats as float32, and uint32 as int64."""
+    """Return 16-bit floats as float32, and uint32 as int64."""
     return x.to(
         {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.uint32: torch.int64}.get(x.dtype, x.dtype)
     )

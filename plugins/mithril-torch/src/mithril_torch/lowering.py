@@ -57,8 +57,8 @@ def has_onednn() -> bool:
     return bool(torch.backends.mkldnn.is_available())
 
 
-def is_words(node: Node) -> bool:
-    """uint32 operands, for which PyTorch lacks most operations."""
+def is_uint32(node: Node) -> bool:
+    """Whether an operand is uint32, for which PyTorch lacks most operations."""
     return any(v is not None and v.dtype.name == "uint32" for v in node.operands)
 
 
@@ -92,11 +92,11 @@ def _where(call: Call) -> str:
     return f"torch.where({call.array('condition')}, {call.array('a')}, {call.array('b')})"
 
 
-def _words(function: str, narrow: bool) -> Any:
+def _uint32_function(function: str, narrow: bool) -> Any:
     def lower(call: Call) -> str:
         op = call.node.op
         operands = ", ".join(call.array(name) for name in op.operands)
-        text = f"{call.helper(helpers.on_words)}({function}, {operands})"
+        text = f"{call.helper(helpers.as_int64)}({function}, {operands})"
         return f"{text}.to(torch.uint32)" if narrow else text
 
     return lower
@@ -117,28 +117,28 @@ for _name, _function, _narrow in (
     ("greater", "torch.gt", False),
     ("greater_equal", "torch.ge", False),
 ):
-    table.function(_name, when=is_words)(_words(_function, _narrow))
+    table.function(_name, when=is_uint32)(_uint32_function(_function, _narrow))
 
 
-table.row("abs", "{x}.clone()", when=is_words)
+table.row("abs", "{x}.clone()", when=is_uint32)
 
 
-@table.function("shift_left", "shift_right", "floordiv", "mod", "pow", when=is_words)
-def _words_helped(call: Call) -> str:
+@table.function("shift_left", "shift_right", "floordiv", "mod", "pow", when=is_uint32)
+def _uint32_helper(call: Call) -> str:
     name = call.node.op.name
     helper = call.helper(HELPERS[f"{name}_int" if name in ("floordiv", "mod", "pow") else name])
-    return f"{call.helper(helpers.on_words)}({helper}, {call.array('a')}, {call.array('b')}).to(torch.uint32)"
+    return f"{call.helper(helpers.as_int64)}({helper}, {call.array('a')}, {call.array('b')}).to(torch.uint32)"
 
 
 @table.function("clip")
 def _clip(call: Call) -> str:
     low, high = bounds(call)
-    given = [f"{name}={bound}" for name, bound in (("min", low), ("max", high)) if bound is not None]
-    if not given:
+    keywords = [f"{name}={bound}" for name, bound in (("min", low), ("max", high)) if bound is not None]
+    if not keywords:
         return f"{call.array('x')}.clone()"
-    if is_words(call.node):
-        return f"torch.clamp({call.array('x')}.to(torch.int64), {', '.join(given)}).to(torch.uint32)"
-    return f"torch.clamp({call.x}, {', '.join(given)})"
+    if is_uint32(call.node):
+        return f"torch.clamp({call.array('x')}.to(torch.int64), {', '.join(keywords)}).to(torch.uint32)"
+    return f"torch.clamp({call.x}, {', '.join(keywords)})"
 
 
 @table.function("cast")
@@ -165,13 +165,13 @@ def _sum(call: Call) -> str:
 
 @table.function("sum", when=lambda node: bool(dtype_of(node).bits == 32 and node.attributes["axis"]))
 def _sum_plain(call: Call) -> str:
-    kept = ", keepdim=True" if call.keepdims else ""
-    wide = f", dtype={call.dtype()}" if is_integer(call.node) else ""
-    return f"torch.sum({call.array('x')}, {call.literal(call.axis)}{kept}{wide})"
+    keepdim = ", keepdim=True" if call.keepdims else ""
+    dtype = f", dtype={call.dtype()}" if is_integer(call.node) else ""
+    return f"torch.sum({call.array('x')}, {call.literal(call.axis)}{keepdim}{dtype})"
 
 
-@table.function("sum", "prod", when=is_words)
-def _sum_of_words(call: Call) -> str:
+@table.function("sum", "prod", when=is_uint32)
+def _sum_uint32(call: Call) -> str:
     name = call.helper(helpers.total if call.node.op is ops.sum else helpers.product)
     return f"{name}({_reduced(call)}, torch.int64).to(torch.uint32)"
 
@@ -221,7 +221,7 @@ def _matmul(call: Call) -> str:
 def _dot(call: Call) -> str:
     axes = ", ".join(call.literal(call.attributes[n]) for n in ("contract_a", "contract_b", "batch_a", "batch_b"))
     kind = dtype_of(call.node)
-    multiply = call.helper(helpers.times) if kind.name == "float32" and has_onednn() else "torch.matmul"
+    multiply = call.helper(helpers.matmul) if kind.name == "float32" and has_onednn() else "torch.matmul"
     if not kind.is_float:
         multiply = call.helper(helpers.matmul_int)
     return f"{call.helper(reductions.dot)}({call.array('a')}, {call.array('b')}, {axes}, {multiply})"
@@ -255,19 +255,19 @@ table.function("barrier", view=True)(as_it_is)
 @table.function("iota")
 def _iota(call: Call) -> str:
     shape = call.type.shape
-    place = ["1"] * len(shape)
-    place[call.axis] = "-1"
+    sizes = ["1"] * len(shape)
+    sizes[call.axis] = "-1"
     text = f"torch.arange({call.literal(shape[call.axis])}, dtype=torch.int64)"
     if len(shape) > 1:
-        text = f"{text}.reshape({', '.join(place)}).expand({call.shape()})"
+        text = f"{text}.reshape({', '.join(sizes)}).expand({call.shape()})"
     return f"({text} != 0)" if call.type.dtype.is_bool else f"{text}.to({call.dtype()})"
 
 
 @table.function("pad")
 def _pad(call: Call) -> str:
     if call.mode == "constant":
-        flat = [n for pair in reversed(call.widths) for n in pair]
-        return f"F.pad({call.array('x')}, {call.literal(flat)}, value={call.literal(call.value)})"
+        widths = [n for pair in reversed(call.widths) for n in pair]
+        return f"F.pad({call.array('x')}, {call.literal(widths)}, value={call.literal(call.value)})"
     return f"{call.helper(indexing.pad_inside)}({call.array('x')}, {call.literal(call.widths)}, {call.mode!r})"
 
 
@@ -279,17 +279,17 @@ def _slice(call: Call) -> str:
 @table.function("argsort", "sort")
 def _sort(call: Call) -> str:
     x = call.array("x")
-    key = f"{x}.to(torch.int64)" if is_words(call.node) else x
+    key = f"{x}.to(torch.int64)" if is_uint32(call.node) else x
     order = f"{call.helper(indexing.argsort)}({key}, {call.axis}, {call.descending})"
     if call.node.op is ops.argsort:
         return f"{order}.to(torch.int32)"
-    if is_words(call.node):
+    if is_uint32(call.node):
         return f"torch.take_along_dim({key}, {order}, {call.axis}).to(torch.uint32)"
     return f"torch.take_along_dim({x}, {order}, {call.axis})"
 
 
-@table.function("flip", "tril", "triu", when=is_words)
-def _moved_words(call: Call) -> str:
+@table.function("flip", "tril", "triu", when=is_uint32)
+def _layout_uint32(call: Call) -> str:
     x, attributes = f"{call.array('x')}.to(torch.int64)", call.attributes
     last = call.literal(attributes["axis"] if call.node.op is ops.flip else attributes["k"])
     return f"torch.{call.node.op.name}({x}, {last}).to(torch.uint32)"
@@ -306,20 +306,20 @@ table.helpers(
 @table.function("conv", "conv_input_grad", "conv_weight_grad", when=lambda node: not dtype_of(node).is_float)
 def _no_integer_convolution(call: Call) -> str:
     raise UnsupportedError(
-        f"backend 'torch' has no '{call.node.op.name}' of {dtype_of(call.node)}",
+        f"backend 'torch' does not support '{call.node.op.name}' of {dtype_of(call.node)}",
         facts=[str(call.node.origin)],
         hint="cast the operands to a float first: cast(x, dtype='float32')",
     )
 
 
-@table.function("scatter_nd_add", "dynamic_update_slice", "max_pool", "max_pool_positions", when=is_words)
-def _helped_by_words(call: Call) -> str:
-    """The helper on int64, as PyTorch has it for no uint32."""
+@table.function("scatter_nd_add", "dynamic_update_slice", "max_pool", "max_pool_positions", when=is_uint32)
+def _mixed_uint32(call: Call) -> str:
+    """Emit the helper on int64, since PyTorch does not support uint32."""
     function = HELPERS[call.node.op.name]
     operands = zip(call.node.op.operands, call.node.operands, strict=True)
-    words = {name for name, value in operands if value is not None and value.dtype is uint32}
+    converted = {name for name, value in operands if value is not None and value.dtype is uint32}
     names = [p.name for p in signature(function).parameters.values() if p.default is p.empty]
-    arguments = [f"{call.argument(n)}.to(torch.int64)" if n in words else call.argument(n) for n in names]
+    arguments = [f"{call.argument(n)}.to(torch.int64)" if n in converted else call.argument(n) for n in names]
     text = f"{call.helper(function)}({', '.join(arguments)})"
     return f"{text}.to(torch.uint32)" if call.type.dtype is uint32 else text
 

@@ -1,4 +1,4 @@
-"""``semantics="native"``: rows by which operations mean what PyTorch means by them, where that is less work."""
+"""``semantics="native"``: rows that follow PyTorch's semantics where these need less work."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from mithril.backend import Call, dtype_of
 from mithril.base import Registry
 from mithril.ir import Node
 from mithril_torch.fusion import native_kernels
-from mithril_torch.lowering import is_words, table
+from mithril_torch.lowering import is_uint32, table
 
-own = table.extend()
+native_table = table.extend()
 DIFFERENT: Registry[str] = Registry(
     "native semantics",
     {
         "argsort": "descending order puts nan first",
-        "attention": "a query that may attend to nothing gives 0",
-        "cast": "a float outside an integer's range wraps or saturates as the processor does",
+        "attention": "a fully masked query returns 0",
+        "cast": "a float outside an integer's range wraps or saturates as the CPU does",
         "floordiv": "an integer over 0 is an error",
         "mod": "an integer modulo 0 is an error",
         "sign": "the sign of nan is 0",
@@ -27,43 +27,43 @@ DIFFERENT: Registry[str] = Registry(
 
 
 def _common(node: Node) -> bool:
-    return not is_words(node)
+    return not is_uint32(node)
 
 
-@own.function("sign")
+@native_table.function("sign")
 def _sign(call: Call) -> str:
     return f"torch.sign({call.array('x')})"
 
 
-@own.function("floordiv", "mod", when=_common)
+@native_table.function("floordiv", "mod", when=_common)
 def _division(call: Call) -> str:
     name = "floor_divide" if call.node.op is ops.floordiv else "remainder"
     return f"torch.{name}({call.array('a')}, {call.array('b')})"
 
 
-@own.function("cast")
+@native_table.function("cast")
 def _cast(call: Call) -> str:
     return f"{call.array('x')}.to({call.dtype()})"
 
 
-@own.function("take", when=lambda node: node.operands[1] is not None and len(node.operands[1].shape) == 1)
+@native_table.function("take", when=lambda node: node.operands[1] is not None and len(node.operands[1].shape) == 1)
 def _take(call: Call) -> str:
     return f"torch.index_select({call.array('x')}, {call.axis}, {call.array('indices')})"
 
 
-@own.function("take_along_axis")
+@native_table.function("take_along_axis")
 def _take_along_axis(call: Call) -> str:
     return f"torch.take_along_dim({call.array('x')}, {call.array('indices')}.to(torch.int64), {call.axis})"
 
 
-@own.function("argsort", "sort", when=_common)
+@native_table.function("argsort", "sort", when=_common)
 def _sort(call: Call) -> str:
-    given = f"{call.array('x')}, dim={call.axis}, stable=True, descending={call.descending}"
+    arguments = f"{call.array('x')}, dim={call.axis}, stable=True, descending={call.descending}"
     if call.node.op is ops.sort:
-        return f"torch.sort({given})[0]"
-    return f"torch.argsort({given}).to(torch.int32)"
+        return f"torch.sort({arguments})[0]"
+    return f"torch.argsort({arguments}).to(torch.int32)"
 
 
-@own.function("attention", when=lambda node: bool(dtype_of(node).is_float))
+@native_table.function("attention", when=lambda node: bool(dtype_of(node).is_float))
 def _attention(call: Call) -> str:
     return native_kernels.attention(call)

@@ -1,4 +1,4 @@
-"""What mithril-torch adds to mithril; importing this module imports no framework."""
+"""Hook implementations of mithril-torch; importing this module imports no framework."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mithril import BackendSpec, FileFormat, Option, hookimpl
 
 @hookimpl
 def mithril_backends() -> Sequence[BackendSpec]:
-    """The torch backend."""
+    """Return the torch backend."""
     return [
         BackendSpec(
             name="torch",
@@ -24,7 +24,7 @@ def mithril_backends() -> Sequence[BackendSpec]:
 
 @hookimpl
 def mithril_options() -> Sequence[Option]:
-    """How the generated function is run."""
+    """Return the options that control how the generated function runs."""
     return [
         Option(
             "torch_dynamo",
@@ -44,7 +44,7 @@ def mithril_options() -> Sequence[Option]:
             "torch_options",
             Mapping[str, Any],
             {},
-            "How PyTorch runs the program; script_optimization 0 to 3 is a mode of torch.compile.",
+            "Settings of PyTorch for this program; script_optimization 0 to 3 selects a mode of torch.compile.",
             keys={"enable_cudnn": bool, "benchmark_mode": bool, "graph_mode": bool, "script_optimization": int | None},
             backends=("torch",),
         ),
@@ -53,13 +53,13 @@ def mithril_options() -> Sequence[Option]:
 
 @hookimpl
 def mithril_formats() -> Sequence[FileFormat]:
-    """``compiled.export("model.pte")``."""
+    """Return the format of ``compiled.export("model.pte")``."""
     return [
         FileFormat(
             "executorch",
             suffixes=(".pte",),
             saves="mithril_torch.executorch:export",
-            summary="a program for ExecuTorch on telephones, where executorch is installed",
+            summary="a program for ExecuTorch on mobile devices; requires executorch",
             backends=("torch",),
         )
     ]

@@ -1,4 +1,4 @@
-"""Composites that PyTorch has kernels for: rows on top of the primitives, each with the meaning of its operation."""
+"""Composites for which PyTorch has kernels: rows on top of the primitives, with the semantics of each operation."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ ONEDNN = {
     "sigmoid": ("sigmoid", ""),
     "tanh": ("tanh", ""),
 }
-AFTER = {
+ACTIVATION_TEMPLATES = {
     "relu": "torch.relu_({y})",
     "gelu_tanh": 'F.gelu({y}, approximate="tanh")',
     "silu": "F.silu({y})",
@@ -76,12 +76,12 @@ AFTER = {
 
 def _operands(call: Call, *names: str) -> str:
     op = call.node.op
-    found = dict(zip(op.operands, call.node.operands, strict=True))
-    return ", ".join("None" if found[name] is None else call.array(name) for name in names)
+    operands = dict(zip(op.operands, call.node.operands, strict=True))
+    return ", ".join("None" if operands[name] is None else call.array(name) for name in names)
 
 
 def may_pay(x: TensorType, columns: Any) -> bool:
-    """Whether a product may be large enough for oneDNN's: where sizes are known, nothing is asked at run time."""
+    """Whether a product may be large enough for oneDNN; with static sizes this avoids the check at run time."""
     *rows, inner = x.shape
     sizes = (*rows, inner, columns)
     if not all(isinstance(n, int) for n in sizes):
@@ -91,18 +91,18 @@ def may_pay(x: TensorType, columns: Any) -> bool:
 
 @table.function("linear", when=lambda node: is_float(node) and node.attributes["activation"] in ONEDNN)
 def _linear(call: Call) -> str:
-    given = _operands(call, "x", "w", "b")
+    operands = _operands(call, "x", "w", "b")
     if is_single(call.node) and may_pay(call.operand_type("x"), call.operand_type("w").shape[0]):
         attribute, algorithm = ONEDNN[call.activation]
-        return f'{call.helper(helpers.linear)}({given}, "{attribute}", "{algorithm}")'
-    made = f"F.linear({given})"
+        return f'{call.helper(helpers.linear)}({operands}, "{attribute}", "{algorithm}")'
+    product = f"F.linear({operands})"
     if call.activation == "gelu":
-        return f"{call.helper(helpers.gelu)}({made})"
-    return AFTER[call.activation].format(y=made) if call.activation != "none" else made
+        return f"{call.helper(helpers.gelu)}({product})"
+    return ACTIVATION_TEMPLATES[call.activation].format(y=product) if call.activation != "none" else product
 
 
 def _is_product(node: Node) -> bool:
-    """Of float32, by a matrix without batches, and perhaps large."""
+    """Whether ``node`` is a float32 product with an unbatched matrix that may be large enough for oneDNN."""
     a, b = node.operands
     assert a is not None
     assert b is not None
@@ -111,7 +111,7 @@ def _is_product(node: Node) -> bool:
 
 @table.function("matmul", when=_is_product)
 def _matmul(call: Call) -> str:
-    return f"{call.helper(helpers.times)}({call.array('a')}, {call.array('b')})"
+    return f"{call.helper(helpers.matmul)}({call.array('a')}, {call.array('b')})"
 
 
 # -- norms --------------------------------------------------------------------------------------------------------
@@ -165,10 +165,10 @@ def _max_pool_grad(call: Call) -> str:
 
 # -- attention ----------------------------------------------------------------------------------------------------
 def _attends(node: Node) -> bool:
-    """Every query sees a key: PyTorch gives 0, not nan, where a causal mask leaves none."""
+    """Whether the causal mask leaves every query a key: without one PyTorch returns 0 instead of nan."""
     queries, keys = (v.type.shape[2] for v in node.operands[:2] if v is not None)
-    seen = queries == keys or (isinstance(queries, int) and isinstance(keys, int) and queries <= keys)
-    return is_float(node) and (seen or not node.attributes["causal"])
+    never_masked = queries == keys or (isinstance(queries, int) and isinstance(keys, int) and queries <= keys)
+    return is_float(node) and (never_masked or not node.attributes["causal"])
 
 
 @table.function("attention", when=_attends)
@@ -181,14 +181,14 @@ def _attention(call: Call) -> str:
     return f"{call.helper(helpers.nan_where_masked)}({attention(call, name)}, {name})"
 
 
-def attention(call: Call, joined: str | None = None) -> str:
-    """PyTorch's kernel, with its own meaning; ``joined`` is the name of the given mask with the causal one in it."""
+def attention(call: Call, mask_name: str | None = None) -> str:
+    """Emit PyTorch's attention kernel with its own semantics; ``mask_name`` holds the combined mask, if any."""
     q, k = call.operand_type("q"), call.operand_type("k")
     mask = call.node.operands[3]
     square = q.shape[2] == k.shape[2]
     parts = [_operands(call, "q", "k", "v")]
     if mask is not None or (call.causal and not square):
-        parts.append(f"attn_mask={joined or _mask(call, mask)}")
+        parts.append(f"attn_mask={mask_name or _mask(call, mask)}")
     elif call.causal:
         parts.append("is_causal=True")
     if call.scale is not None:
@@ -199,9 +199,10 @@ def attention(call: Call, joined: str | None = None) -> str:
 
 
 def _mask(call: Call, mask: Any) -> str:
-    """The given mask and the causal one as PyTorch takes them: one of both."""
-    given = "None" if mask is None else call.array("mask")
+    """Emit one mask that combines the operand ``mask`` with the causal mask."""
+    mask_code = "None" if mask is None else call.array("mask")
     if not call.causal:
-        return f"{given}.to({call.dtype()})" if not mask.dtype.is_bool and mask.dtype is not call.type.dtype else given
+        needs_cast = not mask.dtype.is_bool and mask.dtype is not call.type.dtype
+        return f"{mask_code}.to({call.dtype()})" if needs_cast else mask_code
     n, m = (call.literal(call.operand_type(name).shape[2]) for name in ("q", "k"))
-    return f"{call.helper(helpers.causal_mask)}({given}, {n}, {m}, {call.array('q')})"
+    return f"{call.helper(helpers.causal_mask)}({mask_code}, {n}, {m}, {call.array('q')})"

@@ -1,6 +1,7 @@
-"""Operations that PyTorch computes two at a time: both cotangents of a convolution, a maximum and where it was.
+"""Pairs of operations that PyTorch computes in one call: both cotangents of a convolution, a max pool and its indices.
 
-Like the parts in ``joining`` they are found just before the source is written, and known to this backend alone.
+Like the subgraphs in ``subgraph_fusion``, they are matched just before the source is generated, and become operations
+private to this backend.
 """
 
 from __future__ import annotations
@@ -13,36 +14,36 @@ from mithril.backend import Call, Lowerings
 from mithril.base import TensorType, int64
 from mithril.ir import Graph, Node, Value
 from mithril_torch import helpers
-from mithril_torch.fusion.subgraph_fusion import SETTINGS, private
+from mithril_torch.fusion.subgraph_fusion import SETTINGS, backend_op
 
 WINDOW = {"kernel": "Ints", "stride": "Ints", "padding": "Pairs", "dilation": "Ints"}
 
 
-def _found(types: Sequence[Any], given: Mapping[str, Any]) -> tuple[TensorType, ...]:
+def _pool_types(types: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[TensorType, ...]:
     from mithril.base import operation
 
-    (made,) = operation("max_pool").infer(types, given)
-    return made, TensorType(int64, made.shape)
+    (result,) = operation("max_pool").infer(types, attributes)
+    return result, TensorType(int64, result.shape)
 
 
-conv_grads = private("conv_grads", "g", "x", "w", like=lambda types, given: types[1:], **SETTINGS)
-max_found = private("max_found", "x", like=_found, **WINDOW)
-max_spread = private("max_spread", "g", "x", "at", like=lambda types, given: types[1:2], **WINDOW)
+conv_grads = backend_op("conv_grads", "g", "x", "w", infer=lambda types, given: types[1:], **SETTINGS)
+max_pool_with_indices = backend_op("max_pool_with_indices", "x", infer=_pool_types, **WINDOW)
+max_unpool = backend_op("max_unpool", "g", "x", "at", infer=lambda types, given: types[1:2], **WINDOW)
 
 
-def paired(graph: Graph) -> Graph:
-    """The graph with those pairs as one operation each."""
-    place = {v: k for k, node in enumerate(graph.nodes) for v in node.results}
+def pair_operations(graph: Graph) -> Graph:
+    """Replace each pair by operations that share one call."""
+    position = {v: k for k, node in enumerate(graph.nodes) for v in node.results}
     changed: dict[Node, Node | None] = {}
     for first, second in _pairs(graph):
         if first.op is ops.max_pool:
-            at = Value(f"{first.result.name}_at", TensorType(int64, first.result.type.shape))
-            changed[first] = first.replaced(op=max_found, results=(first.result, at))
-            changed[second] = second.replaced(op=max_spread, operands=(*second.operands, at))
+            indices = Value(f"{first.result.name}_at", TensorType(int64, first.result.type.shape))
+            changed[first] = first.replaced(op=max_pool_with_indices, results=(first.result, indices))
+            changed[second] = second.replaced(op=max_unpool, operands=(*second.operands, indices))
             continue
         (g, w), x = first.operands, second.operands[0]
-        early, late = sorted((first, second), key=lambda n: place[n.result])
-        if all(place.get(v, -1) < place[early.result] for v in (x, w) if v is not None):
+        early, late = sorted((first, second), key=lambda n: position[n.result])
+        if all(position.get(v, -1) < position[early.result] for v in (x, w) if v is not None):
             settings = {name: first.attributes[name] for name in SETTINGS}
             results = (first.result, second.result)
             changed[early] = early.replaced(op=conv_grads, operands=(g, x, w), attributes=settings, results=results)
@@ -54,9 +55,9 @@ def paired(graph: Graph) -> Graph:
 
 
 def _pairs(graph: Graph) -> list[tuple[Node, Node]]:
-    """Of each pair the one whose first operand is shared last: (input's, kernel's gradient), (pool, its gradient)."""
+    """Return the pairs (gradient of the input, gradient of the kernel) and (max pool, its gradient)."""
     waiting: dict[Any, Node] = {}
-    found = []
+    pairs = []
     for node in graph.nodes:
         key = _key(node)
         if key is None:
@@ -65,12 +66,12 @@ def _pairs(graph: Graph) -> list[tuple[Node, Node]]:
         if other is None or other.op is node.op:
             waiting[key] = node
         else:
-            found.append((node, other) if node.op is ops.conv_input_grad else (other, node))
-    return found
+            pairs.append((node, other) if node.op is ops.conv_input_grad else (other, node))
+    return pairs
 
 
 def _key(node: Node) -> Any:
-    """Equal for the two operations of a pair."""
+    """Return a key that is equal for the two operations of a pair, or None."""
     name, attributes = node.op.name, node.attributes
     if name in ("conv_input_grad", "conv_weight_grad"):
         if any(a != b for a, b in attributes["padding"]):
@@ -86,12 +87,12 @@ def _key(node: Node) -> Any:
     return None
 
 
-# -- how they are written -----------------------------------------------------------------------------------------
+# -- lowering -----------------------------------------------------------------------------------------------------
 def add_rows(table: Lowerings) -> None:
-    """The rows of a table that these operations need."""
+    """Add the lowering rows of the paired operations to ``table``."""
     table.function(conv_grads)(_conv_grads)
-    table.function(max_found)(_max_found)
-    table.function(max_spread)(_max_spread)
+    table.function(max_pool_with_indices)(_max_pool_with_indices)
+    table.function(max_unpool)(_max_unpool)
 
 
 def _settings(call: Call, names: Mapping[str, str]) -> str:
@@ -102,9 +103,9 @@ def _conv_grads(call: Call) -> str:
     return f"{call.helper(helpers.conv_grads)}({call.g}, {call.x}, {call.w}, {_settings(call, SETTINGS)})"
 
 
-def _max_found(call: Call) -> str:
-    return f"{call.helper(helpers.max_found)}({call.x}, {_settings(call, WINDOW)})"
+def _max_pool_with_indices(call: Call) -> str:
+    return f"{call.helper(helpers.max_pool_with_indices)}({call.x}, {_settings(call, WINDOW)})"
 
 
-def _max_spread(call: Call) -> str:
-    return f"{call.helper(helpers.max_spread)}({call.g}, {call.x}, {call.at}, {_settings(call, WINDOW)})"
+def _max_unpool(call: Call) -> str:
+    return f"{call.helper(helpers.max_unpool)}({call.g}, {call.x}, {call.at}, {_settings(call, WINDOW)})"

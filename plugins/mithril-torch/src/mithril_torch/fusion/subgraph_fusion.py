@@ -1,7 +1,6 @@
-"""Parts of a program that PyTorch has one kernel for, though no operation of mithril's means them.
+"""Fusion of subgraphs for which PyTorch has one kernel but mithril has no operation.
 
-They are found in the graph just before its source is written, by rules as passes have them, and become operations known
-to nobody but this backend's table.
+Rewrite rules match them just before the source is generated, and replace them by operations private to this backend.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ SETTINGS = {"stride": "Ints", "padding": "Pairs", "dilation": "Ints", "groups": 
 op = operation
 
 
-def private(name: str, *operands: str, like: Any, **attributes: str) -> Op:
-    """An operation of this backend alone; ``like`` gives the types of its results from those of the operands."""
+def backend_op(name: str, *operands: str, infer: Any, **attributes: str) -> Op:
+    """Declare an operation private to this backend; ``infer`` returns its result types from the operand types."""
     return Op(
         name=f"torch.{name}",
         operands=operands,
@@ -31,78 +30,85 @@ def private(name: str, *operands: str, like: Any, **attributes: str) -> Op:
         reference=lambda *given, **settings: NotImplemented,
         declared_at=__name__,
         doc="",
-        infer_rule=lambda types, given, regions: like(types, given),
+        infer_rule=lambda types, given, regions: infer(types, given),
     )
 
 
-def _first(types: Sequence[TensorType | None], given: Any) -> Any:
+def _like_first(types: Sequence[TensorType | None], attributes: Any) -> Any:
     return types[:1]
 
 
-def _convolved(types: Sequence[TensorType | None], given: Any) -> Any:
-    return op("conv").infer(types[:2], given)
+def _like_conv(types: Sequence[TensorType | None], attributes: Any) -> Any:
+    return op("conv").infer(types[:2], attributes)
 
 
-relu_grad = private("relu_grad", "g", "y", like=_first)
-gelu_grad = private("gelu_grad", "g", "x", like=_first)
-layer_norm_grad = private("layer_norm_grad", "g", "x", "mean", "spread", "scale", like=_first)
-conv_bias = private("conv_bias", "x", "w", "b", like=_convolved, **SETTINGS)
-conv_bias_relu = private("conv_bias_relu", "x", "w", "b", like=_convolved, **SETTINGS)
+relu_grad = backend_op("relu_grad", "g", "y", infer=_like_first)
+gelu_grad = backend_op("gelu_grad", "g", "x", infer=_like_first)
+layer_norm_grad = backend_op("layer_norm_grad", "g", "x", "mean", "spread", "scale", infer=_like_first)
+conv_bias = backend_op("conv_bias", "x", "w", "b", infer=_like_conv, **SETTINGS)
+conv_bias_relu = backend_op("conv_bias_relu", "x", "w", "b", infer=_like_conv, **SETTINGS)
 
 
-# -- what is looked for -------------------------------------------------------------------------------------------
+# -- patterns -----------------------------------------------------------------------------------------------------
 def _conv_and_bias(x: Any, w: Any, b: Any, *, stride: Any, padding: Any, dilation: Any, groups: Any, shape: Any) -> Any:
-    made = op("conv")(x, w, stride=stride, padding=padding, dilation=dilation, groups=groups)
-    return op("add")(made, op("reshape")(b, shape=shape))
+    result = op("conv")(x, w, stride=stride, padding=padding, dilation=dilation, groups=groups)
+    return op("add")(result, op("reshape")(b, shape=shape))
 
 
 def _is_bias(x: Value, w: Value, b: Value, *, shape: Any) -> bool:
     return b.ndim == 1 and b.shape[0] == w.shape[0] and tuple(shape) == (1, w.shape[0], *[1] * (w.ndim - 2))
 
 
-def _gelu_slope(g: Any, x: Any) -> Any:
+def _gelu_grad_graph(g: Any, x: Any) -> Any:
     half = op("mul")(op("add")(op("erf")(op("mul")(x, RSQRT2)), 1.0), 0.5)
     bell = op("mul")(op("mul")(x, op("exp")(op("mul")(op("square")(x), -0.5))), RSQRT2PI)
     return op("mul")(g, op("add")(half, bell))
 
 
-def _layer_norm_slope(g: Any, x: Any, mean: Any, spread: Any, scale: Any, *, axis: Any) -> Any:
+def _layer_norm_grad_graph(g: Any, x: Any, mean: Any, spread: Any, scale: Any, *, axis: Any) -> Any:
     def average(v: Any) -> Any:
         return op("mean")(v, axis=axis, keepdims=True)
 
     normal = op("mul")(op("sub")(x, mean), spread)
     t = op("mul")(g, scale)
-    away = op("mul")(normal, average(op("mul")(t, normal)))
-    return op("mul")(spread, op("sub")(op("sub")(t, average(t)), away))
+    projection = op("mul")(normal, average(op("mul")(t, normal)))
+    return op("mul")(spread, op("sub")(op("sub")(t, average(t)), projection))
 
 
 def _is_trailing(g: Value, x: Value, mean: Value, spread: Value, scale: Value, *, axis: Any) -> bool:
     axes = tuple(range(x.ndim - scale.ndim, x.ndim))
-    kept = tuple(1 if k in axes else n for k, n in enumerate(x.shape))
-    same = g.type == x.type and mean.type == spread.type == TensorType(x.dtype, kept)
-    return same and tuple(axis) == axes and scale.shape == x.shape[x.ndim - scale.ndim :] and scale.dtype is x.dtype
+    reduced_shape = tuple(1 if k in axes else n for k, n in enumerate(x.shape))
+    types_match = g.type == x.type and mean.type == spread.type == TensorType(x.dtype, reduced_shape)
+    scale_matches = scale.shape == x.shape[x.ndim - scale.ndim :] and scale.dtype is x.dtype
+    return types_match and tuple(axis) == axes and scale_matches
 
 
-def _alike(g: Value, y: Value) -> bool:
+def _same_floats(g: Value, y: Value) -> bool:
     return g.type == y.type and g.dtype.is_float
 
 
-# The slope of relu where its result is nan is left open by the operation; PyTorch lets the cotangent through. Of any
-# other value that is compared with 0 the cotangent is 0 there.
+# relu leaves its gradient at nan unspecified, where PyTorch passes the cotangent through. For other values that are
+# compared with 0 the cotangent at nan must be 0, so the rules apply to results of relu only.
 RELU = (
-    Rule(lambda g, y: op("where")(op("greater")(y, 0.0), g, 0.0), relu_grad, exact=False, name="relu", when=_alike),
+    Rule(
+        lambda g, y: op("where")(op("greater")(y, 0.0), g, 0.0),
+        relu_grad,
+        exact=False,
+        name="relu",
+        when=_same_floats,
+    ),
     Rule(
         lambda g, y: op("where")(op("greater_equal")(0.0, y), 0.0, g),
         relu_grad,
         exact=False,
         name="relu of linear",
-        when=_alike,
+        when=_same_floats,
     ),
 )
 RULES = (
-    Rule(_gelu_slope, gelu_grad, exact=False, name="gelu", when=_alike, shared=True),
+    Rule(_gelu_grad_graph, gelu_grad, exact=False, name="gelu", when=_same_floats, shared=True),
     Rule(
-        _layer_norm_slope,
+        _layer_norm_grad_graph,
         lambda g, x, mean, spread, scale: layer_norm_grad(g, x, mean, spread, scale),
         exact=False,
         name="layer norm",
@@ -129,8 +135,8 @@ RULES = (
 )
 
 
-def joined(graph: Graph) -> Graph:
-    """The graph with those parts as one operation each."""
+def fuse_subgraphs(graph: Graph) -> Graph:
+    """Replace each subgraph that has a PyTorch kernel by one private operation."""
     rectified = {
         v for node in graph.nodes if "relu" in (node.op.name, node.attributes.get("activation")) for v in node.results
     }
@@ -138,9 +144,9 @@ def joined(graph: Graph) -> Graph:
     return rewrite(graph, RULES)
 
 
-# -- how they are written -----------------------------------------------------------------------------------------
+# -- lowering -----------------------------------------------------------------------------------------------------
 def add_rows(table: Lowerings) -> None:
-    """The rows of a table that these operations need."""
+    """Add the lowering rows of the private operations to ``table``."""
     table.row(relu_grad, "torch.ops.aten.threshold_backward({g}, {y}, 0)")
     table.row(gelu_grad, "torch.ops.aten.gelu_backward({g}, {x})")
     table.function(layer_norm_grad)(_layer_norm_grad)
@@ -149,8 +155,8 @@ def add_rows(table: Lowerings) -> None:
 
 def _layer_norm_grad(call: Call) -> str:
     shape = call.literal(call.operand_type("scale").shape)
-    given = f"{call.g}, {call.x}, {shape}, {call.mean}, {call.spread}, {call.scale}, None"
-    return f"torch.ops.aten.native_layer_norm_backward({given}, [True, False, False])[0]"
+    arguments = f"{call.g}, {call.x}, {shape}, {call.mean}, {call.spread}, {call.scale}, None"
+    return f"torch.ops.aten.native_layer_norm_backward({arguments}, [True, False, False])[0]"
 
 
 def _conv(call: Call) -> str:

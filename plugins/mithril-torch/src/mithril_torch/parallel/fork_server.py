@@ -1,7 +1,7 @@
-"""The processes of a pool: started from a clean interpreter, which imports PyTorch once and forks.
+"""Worker processes of a pool: a clean interpreter imports PyTorch once and forks.
 
-``python -m mithril_torch.parallel.fork_server <control> <folder> <device> <socket> ...``: the numbers are of inherited
-sockets. A process ends when its socket does; all of them end when the control socket does, whatever they wait for.
+``python -m mithril_torch.parallel.fork_server <control> <folder> <device> <socket> ...``: the numbers are inherited
+socket descriptors. A worker exits when its socket closes; all are killed when the control socket closes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from mithril_torch.parallel.shared_memory import Block
-from mithril_torch.parallel.worker import RankProgram, Spec
+from mithril_torch.parallel.worker import Spec, WorkerProgram
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
     for number in numbers:
         os.close(number)
     watch = socket.socket(fileno=int(control))
-    watch.recv(1)  # nothing is ever sent: this returns when the owner closes it, or is gone
+    watch.recv(1)  # nothing is ever sent: this returns when the owner closes the socket or exits
     for child in children:
         os.kill(child, signal.SIGKILL)
     for child in children:
@@ -48,12 +48,12 @@ def main() -> None:
 
 
 def _serve(connection: Connection, rank: int, world: int, folder: str, device: str) -> None:
-    """Answer until nobody asks any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # that is for the owner, whose end is ours
+    """Handle requests until the connection closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner handles it, and closes the connection when it exits
     try:
-        here = torch.device(device, rank) if device == "cuda" else torch.device(device)
+        local_device = torch.device(device, rank) if device == "cuda" else torch.device(device)
         if device == "cuda":
-            torch.cuda.set_device(here)
+            torch.cuda.set_device(local_device)
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))
         os.environ["LOCAL_RANK"] = str(rank)
         dist.init_process_group(
@@ -67,7 +67,7 @@ def _serve(connection: Connection, rank: int, world: int, folder: str, device: s
             except (EOFError, OSError):
                 return
             try:
-                _answer(word, rest, programs, here)
+                _answer(word, rest, programs, local_device)
                 connection.send(("done", None))
             except BaseException:
                 connection.send(("failed", traceback.format_exc()))
@@ -80,49 +80,49 @@ def _answer(word: str, rest: list[Any], programs: dict[int, _Loaded], device: to
         number, spec, path = rest
         programs[number] = _Loaded(spec, path, device)
     elif word == "run":
-        number, sent, kept = rest
-        programs[number].run(sent, kept)
+        number, shared, reused = rest
+        programs[number].run(shared, reused)
     elif word == "forget":
         programs.pop(rest[0], None)
 
 
 class _Loaded:
-    """A program, with the memory that its arguments and results are shared through."""
+    """A program and the shared memory of its arguments and results."""
 
     def __init__(self, spec: Spec, path: str, device: torch.device) -> None:
         if spec.threads is not None:
             torch.set_num_threads(spec.threads)
-        self.program = RankProgram(spec, device)
+        self.program = WorkerProgram(spec, device)
         self.block = Block.open(path, spec)
         self.arguments: dict[str, torch.Tensor] = {}
-        self.results: dict[str, torch.Tensor] = {}  # that the next call may take
+        self.results: dict[str, torch.Tensor] = {}  # possible arguments of the next call
 
-    def run(self, sent: list[str], kept: list[str]) -> None:
-        """``sent`` lie in the shared memory; ``kept`` are this process's own results of the last call."""
-        self.arguments.update({name: self.results[name] for name in kept if name in self.program.needs})
-        for name in sent:
+    def run(self, shared: list[str], reused: list[str]) -> None:
+        """Run the program; ``shared`` arguments are in shared memory, ``reused`` are results of the last call."""
+        self.arguments.update({name: self.results[name] for name in reused if name in self.program.needs})
+        for name in shared:
             if name in self.program.needs:
-                self.arguments[name] = self.program.part(name, self.block.arrays[name]).to(
+                self.arguments[name] = self.program.local_shard(name, self.block.arrays[name]).to(
                     self.program.device, copy=True
                 )
-        made = self.program(self.arguments)
-        self.results = {name: x for name, x in made.items() if self.program.spec.carries(name)}
-        for name, x in made.items():
+        results = self.program(self.arguments)
+        self.results = {name: x for name, x in results.items() if self.program.spec.carries(name)}
+        for name, x in results.items():
             self._write(name, x)
 
     def _write(self, name: str, x: torch.Tensor) -> None:
-        """Into this process's part of a result; what all have, the first writes."""
-        spec, whole = self.program.spec, self.block.arrays[f"result {name}"]
+        """Write this worker's shard of a result; only the first worker writes a replicated one."""
+        spec, full = self.program.spec, self.block.arrays[f"result {name}"]
         split = spec.outputs[name]
         used = {axis for axis in split if axis is not None} | {"pipeline"}
-        if any(n for axis, n in self.program.place.items() if axis not in used):
+        if any(n for axis, n in self.program.coordinates.items() if axis not in used):
             return
-        at = spec.axes.get(name)
-        if at is None:
-            self.program._part(split, whole).copy_(x)
+        chunk_axis = spec.axes.get(name)
+        if chunk_axis is None:
+            self.program._shard(split, full).copy_(x)
             return
-        for into, piece in zip(whole.chunk(spec.chunks, at), x.chunk(spec.chunks, at), strict=True):
-            self.program._part(split, into).copy_(piece)
+        for into, piece in zip(full.chunk(spec.chunks, chunk_axis), x.chunk(spec.chunks, chunk_axis), strict=True):
+            self.program._shard(split, into).copy_(piece)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Processes of this machine that run a program together, started from any script, with or without a main guard."""
+"""Pool of local processes that run one program, started from any script, with or without a main guard."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _pools: dict[tuple[int, str], Pool] = {}
 
 
 def pool(count: int, device: str) -> Pool:
-    """The pool of so many processes, which all programs share."""
-    found = _pools.get((count, device))
-    if found is None or found.closed:
-        found = _pools[count, device] = Pool(count, device)
-    return found
+    """Return the pool of ``count`` processes, which all programs share."""
+    existing = _pools.get((count, device))
+    if existing is None or existing.closed:
+        existing = _pools[count, device] = Pool(count, device)
+    return existing
 
 
 class Pool:
-    """``count`` processes. When one fails, all are ended, and the failure is an error here with its traceback."""
+    """``count`` worker processes. If one fails, all are killed, and its traceback is raised as a BackendError."""
 
     def __init__(self, count: int, device: str) -> None:
         self.count = count
@@ -61,18 +61,18 @@ class Pool:
         atexit.register(self.close)
         self._gather("starting", START_SECONDS)
 
-    def ask(self, *message: Any) -> None:
-        """Tell all processes something and wait until all have done it."""
+    def request(self, *message: Any) -> None:
+        """Send a message to all workers and wait until all have handled it."""
         if self.closed:
-            raise BackendError("the processes of this program have ended", hint="compile the model again")
+            raise BackendError("the worker processes of this program have exited", hint="compile the model again")
         try:
             for connection in self.connections:
                 connection.send(message)
         except OSError:
-            pass  # the answer, or its absence, says more
+            pass  # the reply, or its absence, is more informative
         self._gather(message[0], None)
 
-    def _gather(self, doing: str, seconds: float | None) -> None:
+    def _gather(self, activity: str, seconds: float | None) -> None:
         waiting = dict(enumerate(self.connections))
         end = None if seconds is None else time.monotonic() + seconds
         while waiting:
@@ -80,23 +80,23 @@ class Pool:
             ready = wait(list(waiting.values()), left)
             if not ready:
                 self.close()
-                raise BackendError(f"the processes did not answer within {seconds:.0f} seconds while {doing}")
+                raise BackendError(f"the worker processes did not reply within {seconds:.0f} seconds while {activity}")
             for rank in [k for k, c in waiting.items() if c in ready]:
                 try:
                     word, text = waiting.pop(rank).recv()
                 except (EOFError, OSError):
-                    word, text = "failed", "it ended without a word: killed, perhaps for want of memory"
+                    word, text = "failed", "it exited without a message: killed, possibly out of memory"
                 if word == "failed":
                     self.close()
                     raise BackendError(f"process {rank} of {self.count} failed", facts=text.strip().splitlines()[-25:])
 
     def close(self) -> None:
-        """End all processes, whatever they are doing."""
+        """Stop all workers, even in the middle of a call."""
         if self.closed:
             return
         self.closed = True
         atexit.unregister(self.close)
-        self.control.close()  # their parent sees it, and kills them
+        self.control.close()  # the fork server detects this and kills the workers
         for connection in self.connections:
             connection.close()
         try:
@@ -107,20 +107,20 @@ class Pool:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-Seen = tuple[weakref.ref[torch.Tensor], int]  # a tensor, and how often it had been written into
+Version = tuple[weakref.ref[torch.Tensor], int]  # a tensor and its version counter
 
 
-def _seen(x: torch.Tensor) -> Seen:
+def _version(x: torch.Tensor) -> Version:
     return weakref.ref(x), x._version
 
 
-def _same(seen: Seen | None, x: torch.Tensor) -> bool:
-    """Whether it is that tensor, and nobody has written into it since."""
-    return seen is not None and seen[1] == x._version and seen[0]() is x
+def _is_unchanged(version: Version | None, x: torch.Tensor) -> bool:
+    """Whether ``x`` is the recorded tensor and has not been modified since."""
+    return version is not None and version[1] == x._version and version[0]() is x
 
 
 class PoolProgram:
-    """A program that a pool runs. Arguments are whole tensors here, and so are results."""
+    """A program that a pool runs. Arguments and results are full tensors."""
 
     def __init__(self, spec: Spec, pool: Pool) -> None:
         self.spec = spec
@@ -129,34 +129,34 @@ class PoolProgram:
         pool.programs += 1
         self.block, path = Block.create(spec)
         try:
-            pool.ask("load", self.number, spec, str(path))
+            pool.request("load", self.number, spec, str(path))
         finally:
             path.unlink()
-        self.known: dict[str, Seen] = {}  # arguments that the processes have
-        self.made: dict[str, Seen] = {}  # results that they have, of which a next call may make arguments
+        self.versions: dict[str, Version] = {}  # arguments that the workers hold
+        self.last_results: dict[str, Version] = {}  # results that the workers hold
         weakref.finalize(self, _forget, pool, self.number)
 
     def __call__(
         self, params: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        given = {n: x for n, x in (*params.items(), *inputs.items()) if n in self.spec.splits}
-        new = {n: x for n, x in given.items() if not _same(self.known.get(n), x)}
-        kept = [n for n, x in new.items() if _same(self.made.get(n), x)]
-        sent = [n for n in new if n not in kept]
-        for name in sent:
+        arguments = {n: x for n, x in (*params.items(), *inputs.items()) if n in self.spec.splits}
+        new = {n: x for n, x in arguments.items() if not _is_unchanged(self.versions.get(n), x)}
+        reused = [n for n, x in new.items() if _is_unchanged(self.last_results.get(n), x)]
+        shared = [n for n in new if n not in reused]
+        for name in shared:
             self.block.arrays[name].copy_(new[name].detach())
-        self.pool.ask("run", self.number, sent, kept)
-        self.known.update({name: _seen(x) for name, x in new.items()})
-        device = next((x.device for x in given.values()), torch.device(self.pool.device))
+        self.pool.request("run", self.number, shared, reused)
+        self.versions.update({name: _version(x) for name, x in new.items()})
+        device = next((x.device for x in arguments.values()), torch.device(self.pool.device))
         results = {name: self.block.arrays[f"result {name}"].to(device, copy=True) for name in self.spec.outputs}
-        self.made = {name: _seen(x) for name, x in results.items() if self.spec.carries(name)}
+        self.last_results = {name: _version(x) for name, x in results.items() if self.spec.carries(name)}
         return results
 
     def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Parameters as they are: the processes keep their parts, and are told when a tensor changes."""
+        """Return the parameters unchanged: the workers hold their shards, and receive a tensor when it changes."""
         return dict(params)
 
 
 def _forget(pool: Pool, number: int) -> None:
     if not pool.closed:
-        pool.ask("forget", number)
+        pool.request("forget", number)

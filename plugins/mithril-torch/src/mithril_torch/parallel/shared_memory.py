@@ -1,4 +1,4 @@
-"""Memory that the processes of one machine share: the arguments and results of a program, whole, at fixed places."""
+"""Memory shared by local processes: the full arguments and results of a program at fixed offsets."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ import torch
 from mithril_torch.parallel.worker import Spec
 
 ALIGNED = 64
-_FOLDER = "/dev/shm"  # memory, where there is such a thing
+_FOLDER = "/dev/shm"  # file system in memory, where available
 
 
 class Block:
-    """``arrays`` are views of the memory: arguments by name, results as ``"result <name>"``."""
+    """A block of shared memory; ``arrays`` are views: arguments by name, results as ``"result <name>"``."""
 
     def __init__(self, file: int, spec: Spec) -> None:
-        places, total = _places(spec)
+        offsets, total = _offsets(spec)
         self.memory = mmap.mmap(file, total)
         self.arrays: dict[str, torch.Tensor] = {}
-        for name, (at, shape, dtype) in places.items():
+        for name, (offset, shape, dtype) in offsets.items():
             count = prod(shape)
-            flat = (
-                torch.frombuffer(self.memory, dtype=dtype, count=count, offset=at)
+            flattened = (
+                torch.frombuffer(self.memory, dtype=dtype, count=count, offset=offset)
                 if count
                 else torch.empty(0, dtype=dtype)
             )
-            self.arrays[name] = flat.view(shape)
+            self.arrays[name] = flattened.view(shape)
 
     @classmethod
     def create(cls, spec: Spec) -> tuple[Block, Path]:
-        """New memory and the file it has a name by, which is no longer needed once everybody has opened it."""
+        """Allocate a block and return it with its file, which can be deleted once all workers have opened it."""
         file, path = tempfile.mkstemp(prefix="mithril-", dir=_FOLDER if os.path.isdir(_FOLDER) else None)
-        os.ftruncate(file, _places(spec)[1])
+        os.ftruncate(file, _offsets(spec)[1])
         try:
             return cls(file, spec), Path(path)
         finally:
@@ -44,7 +44,7 @@ class Block:
 
     @classmethod
     def open(cls, path: str, spec: Spec) -> Block:
-        """The memory that another process created."""
+        """Open a block that another process created."""
         file = os.open(path, os.O_RDWR)
         try:
             return cls(file, spec)
@@ -52,11 +52,11 @@ class Block:
             os.close(file)
 
 
-def _places(spec: Spec) -> tuple[dict[str, tuple[int, tuple[int, ...], torch.dtype]], int]:
-    places = {}
-    at = 0
+def _offsets(spec: Spec) -> tuple[dict[str, tuple[int, tuple[int, ...], torch.dtype]], int]:
+    offsets = {}
+    offset = 0
     for name, (shape, kind) in spec.types.items():
         dtype = getattr(torch, kind)
-        places[name] = (at, shape, dtype)
-        at += -(-prod(shape) * dtype.itemsize // ALIGNED) * ALIGNED
-    return places, max(at, ALIGNED)
+        offsets[name] = (offset, shape, dtype)
+        offset += -(-prod(shape) * dtype.itemsize // ALIGNED) * ALIGNED
+    return offsets, max(offset, ALIGNED)
