@@ -8,7 +8,7 @@ import pytest
 import mithril as ml
 from mithril import ops
 from mithril.base import registry
-from mithril.ir import Builder, Output, composite, evaluate, like, op, result, same_shape, sample, verify
+from mithril.ir import Builder, Output, composite, evaluate, iterate, like, op, result, same_shape, sample, verify
 from mithril.transforms.placement import place_rows
 
 N = 4
@@ -147,6 +147,43 @@ FLOWS = {
     "scan, backwards": lambda x, p: ops.scan(lambda c, e: (c * e + x, c), p, x, reverse=True)[1],
     "nested": lambda x, p: ops.scan(lambda c, e: (ops.cond(e > 0, lambda: c + e, lambda: doubled(c)), e), p, x)[0],
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("inside", ["branch", "branch of a step", "branch of a round"])
+def test_loops_run_for_the_rows_only_that_take_their_branch(inside):
+    """Count the rounds: a row of the other branch would go on to the bound."""
+
+    def endless(x):  # but for positive numbers
+        return ops.while_loop(lambda s: s[0] < 100.0, lambda s: (s[0] * 2.0,), (x,), max_trips=64)[0]
+
+    def branch(x):
+        return ops.cond(x > 0.0, lambda: endless(x), lambda: x - 1.0)
+
+    def function(x):
+        if inside == "branch of a step":
+            return ops.scan(lambda c, e: (branch(c) * 0.5 + e, None), x, np.zeros(2, np.float32))[0]
+        if inside == "branch of a round":
+            return ops.while_loop(lambda s: s[1] < 2, lambda s: (branch(s[0]) * 0.5, s[1] + 1), (x, 0))[0]
+        return branch(x)
+
+    x = np.array([1.0, -1.0, 0.0, 3.0], np.float32)
+    mapped = same_as_loop(built(function, x=()), {"x"}, {"x": x})
+    loops = [n for n, _ in iterate(mapped) if n.op.name == "while" and n.attributes["max_trips"] == 64]
+    rounds = []
+    original = loops[0].op.reference
+
+    def counted(*operands, regions, **attributes):
+        if attributes["max_trips"] == 64:
+            rounds.append(operands[0].copy())
+        return original(*operands, regions=regions, **attributes)
+
+    loops[0].op.reference = counted
+    try:
+        evaluate(mapped, {"x": x})
+    finally:
+        loops[0].op.reference = original
+    assert rounds
+    assert not any(going[1:3].any() for going in rounds), "rows -1 and 0 take the other branch"
 
 
 @pytest.mark.parametrize("mapped_names", [{"x"}, {"p"}, {"x", "p"}], ids="-".join)

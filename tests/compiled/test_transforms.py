@@ -7,7 +7,7 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.models import Dropout, Layer, LayerNorm, Linear, Model, Multiply, Sequential, Sum, Tanh, While
+from mithril.models import Dropout, If, Layer, LayerNorm, Linear, Model, Multiply, Negate, Sequential, Sum, Tanh, While
 
 X = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
 T = np.random.default_rng(1).normal(size=(4, 3)).astype(np.float32)
@@ -106,6 +106,19 @@ def test_loops_of_rows_stop_at_their_bounds(backend):
     np.testing.assert_allclose(np.asarray(outputs["output"])[:, 0], 1.5 ** np.array([0, 1, 2, 6]), 1e-6)
     with pytest.raises(ml.InputError, match="max_trips=6"):
         compiled.evaluate({}, {"x": x, "rounds": np.array([0, 1, 2, 7], np.int32)})
+
+
+def test_a_loop_in_a_branch_runs_for_the_rows_only_that_take_it(python_backend):
+    """Rows of the other branch would reach the bound, which raises."""
+    body = Multiply()(left="s", right=2.0, output="more")
+    loop = While("s < 100", body, {"s": "x"}, {"s": "more"}, {"y": "s"}, max_trips=9)
+    model = Model()
+    model |= If("x > 0", loop, Negate()(input="x", output="y"))(x="x", y="output")
+    compiled = ml.compile(ml.vmap(model), python_backend)
+    outputs = compiled.evaluate({}, {"x": np.array([1.0, -1.0, 0.0, 3.0], np.float32)})
+    np.testing.assert_allclose(outputs["output"], [128.0, 1.0, 0.0, 192.0])
+    with pytest.raises(ml.InputError, match="max_trips=9"):
+        compiled.evaluate({}, {"x": np.array([1.0, -1.0, 0.0, 0.001], np.float32)})
 
 
 class Critic(Layer):

@@ -13,7 +13,7 @@ from typing import Any
 
 from mithril.base import TensorType
 from mithril.ir import Builder, Graph, Node, Op, Value
-from mithril.ops import any as any_of, if_op, reshape, scan_op, transpose, where, while_op
+from mithril.ops import any as any_of, if_op, logical_and, logical_not, reshape, scan_op, transpose, where, while_op
 from mithril.transforms.batching import Batching, Carried, region_rules
 
 
@@ -24,7 +24,10 @@ def _graph(
     inputs: Sequence[tuple[Value, Carried]],
     names: Sequence[str],
 ) -> Graph:
-    """Return the closed graph of a function of carried values; ``inputs`` are (value of one row, how it comes in)."""
+    """Return the closed graph of a function of carried values; ``inputs`` are (value of one row, how it comes in).
+
+    Which rows are active comes in as the last input, as ``_emit`` gives it.
+    """
     outer = Builder.current()
     builder = Builder(name)
     builder.origin, builder.tags = outer.origin, outer.tags
@@ -33,7 +36,9 @@ def _graph(
         for value, carried in inputs:
             shape = (batching.rows, *value.shape) if carried.has_rows else value.shape
             values.append(carried._replace(value=builder.input(value.name, shape, value.dtype)))
-        outputs = body(*values)
+        active = None if batching.active is None else builder.input("active", (batching.rows,), batching.active.dtype)
+        with batching.within(active):
+            outputs = body(*values)
     outer.guards.update(builder.guards)
     return builder.build(dict(zip(names, outputs, strict=True)))
 
@@ -65,6 +70,10 @@ def _in_rows(batching: Batching, carried: Sequence[Carried], rows: Sequence[bool
     return [batching.with_rows(c) if r else c.value for c, r in zip(carried, rows, strict=True)]
 
 
+def _both(a: Value, b: Value | None) -> Value:
+    return a if b is None else logical_and(a, b)  # type: ignore[no-any-return]
+
+
 def _chosen(choice: Value, a: Value, b: Value) -> Value:
     """a or b for each row."""
     if choice.ndim:
@@ -76,7 +85,10 @@ def _chosen(choice: Value, a: Value, b: Value) -> Value:
 def if_rule(batching: Batching, node: Node, operands: Sequence[Carried]) -> list[Carried]:
     choice, *rest = operands
     if choice.has_rows:
-        branches = [batching.walk(region, rest) for region in node.regions]
+        branches = []
+        for region, takes in zip(node.regions, (choice.value, logical_not(choice.value)), strict=True):
+            with batching.within(_both(takes, batching.active)):
+                branches.append(batching.walk(region, rest))
         return [
             Carried(_chosen(choice.value, batching.with_rows(a), batching.with_rows(b)), has_rows=True)
             for a, b in zip(*branches, strict=True)
@@ -98,7 +110,7 @@ def if_rule(batching: Batching, node: Node, operands: Sequence[Carried]) -> list
         )
         for region in node.regions
     ]
-    results = _emit(node, if_op, [o.value for o in operands], {}, regions)
+    results = _emit(batching, node, if_op, [o.value for o in operands], {}, regions)
     return [Carried(v, r, k) for v, r, k in zip(results, rows, keys, strict=True)]
 
 
@@ -109,14 +121,15 @@ def while_rule(batching: Batching, node: Node, operands: Sequence[Carried]) -> l
     states, rest = list(operands[:count]), list(operands[count:])
     final = _settled(batching, body, operands, count)
     (holds,) = _settled(batching, condition, [*final[:count], *rest], 0)
-    if holds.has_rows:
+    is_masked = holds.has_rows or batching.active is not None
+    if is_masked:
         final = [s._replace(has_rows=True) for s in final]
     rows = [s.has_rows for s in final]
     states = [
         s._replace(value=v, has_rows=r) for s, v, r in zip(final, _in_rows(batching, states, rows), rows, strict=True)
     ]
     inputs = list(zip([i.value for i in body.arguments], [*states, *rest], strict=True))
-    if not holds.has_rows:
+    if not is_masked:
         regions = [
             _graph(
                 batching, "condition", lambda *values: [batching.walk(condition, values)[0].value], inputs, ("holds",)
@@ -130,7 +143,7 @@ def while_rule(batching: Batching, node: Node, operands: Sequence[Carried]) -> l
             ),
         ]
         operands = [*states, *rest]
-        results = _emit(node, while_op, [o.value for o in operands], node.attributes, regions)
+        results = _emit(batching, node, while_op, [o.value for o in operands], node.attributes, regions)
         return [s._replace(value=v) for s, v in zip(states, results, strict=True)]
     return _masked(batching, node, states, rest, inputs)
 
@@ -146,16 +159,18 @@ def _masked(
     condition, body = node.regions
     count = len(states)
     (first,) = batching.walk(condition, [*states, *rest])
-    going = first._replace(value=batching.with_rows(first), has_rows=True)
+    going = first._replace(value=_both(batching.with_rows(first), batching.active), has_rows=True)
     flag = Value("going", TensorType(condition.outputs[0].dtype, ()))
 
     def step(goes: Carried, *values: Carried) -> list[Value]:
         before, captured = values[:count], values[count:]
-        new = batching.walk(body, values)[:count]
+        with batching.within(goes.value):
+            new = batching.walk(body, values)[:count]
         after = [_chosen(goes.value, batching.with_rows(n), b.value) for n, b in zip(new, before, strict=True)]
         carried = [b._replace(value=v) for b, v in zip(before, after, strict=True)]
-        (again,) = batching.walk(condition, [*carried, *captured])
-        return [batching.with_rows(again), *after]
+        with batching.within(goes.value):
+            (again,) = batching.walk(condition, [*carried, *captured])
+        return [logical_and(goes.value, batching.with_rows(again)), *after]
 
     bound = [(flag, going), *inputs]
     regions = [
@@ -164,7 +179,7 @@ def _masked(
     ]
     attributes = {**node.attributes, "states": count + 1}
     values = [going.value, *(c.value for c in (*states, *rest))]
-    results = _emit(node, while_op, values, attributes, regions)[1:]
+    results = _emit(batching, node, while_op, values, attributes, regions)[1:]
     return [s._replace(value=v) for s, v in zip(states, results, strict=True)]
 
 
@@ -186,7 +201,7 @@ def scan_rule(batching: Batching, node: Node, operands: Sequence[Carried]) -> li
         list(zip([i.value for i in body.arguments], carried, strict=True)),
         body.output_names,
     )
-    results = _emit(node, scan_op, [c.value for c in carried], node.attributes, [region])
+    results = _emit(batching, node, scan_op, [c.value for c in carried], node.attributes, [region])
     outputs = [s._replace(value=v) for s, v in zip(final, results, strict=True)]
     return [*outputs[:carries], *(c._replace(value=_steps_first(c)) for c in outputs[carries:])]
 
@@ -198,7 +213,9 @@ def _steps_first(carried: Carried) -> Value:
 
 
 def _emit(
-    node: Node, op: Op, operands: Sequence[Value], attributes: Any, regions: Sequence[Graph]
+    batching: Batching, node: Node, op: Op, operands: Sequence[Value], attributes: Any, regions: Sequence[Graph]
 ) -> tuple[Value, ...]:
     builder = Builder.current()
+    if batching.active is not None:
+        operands = [*operands, batching.active]
     return builder.emit(op, operands, dict(attributes), regions, node.results[0].name if node.results else None)

@@ -7,7 +7,8 @@ its body.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import packages_distributions
 from typing import Any, NamedTuple
 
@@ -37,6 +38,16 @@ class Batching:
 
     def __init__(self, rows: Size) -> None:
         self.rows = rows
+        self.active: Value | None = None  # which rows take the branch or the round that is walked; None: all
+
+    @contextmanager
+    def within(self, active: Value | None) -> Iterator[None]:
+        """Walk a branch or a round that only some rows take: loops in it run for those rows only."""
+        outer, self.active = self.active, active
+        try:
+            yield
+        finally:
+            self.active = outer
 
     def walk(self, graph: Graph, arguments: Sequence[Carried]) -> list[Carried]:
         """Return the outputs for these values of the inputs that are not constants."""
@@ -68,7 +79,8 @@ class Batching:
         present = [o for o in operands if o is not None]
         has_rows = any(o.has_rows for o in present)
         draws = any(o.is_own_key and not o.has_rows for o in present)
-        if not has_rows and not draws:
+        is_loop_of_some_rows = bool(node.regions) and self.active is not None
+        if not has_rows and not draws and not is_loop_of_some_rows:
             return self._once(node, operands, has_keys=False)
         if node.regions:
             return region_rules[op.name](self, node, present)
