@@ -1,4 +1,4 @@
-"""Sizes: canonical polynomials, what is known of them, guards, and binding to real shapes."""
+"""Sizes: canonical polynomials, known relations, guards, and binding to real shapes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_equal_sizes_are_equal_whatever_the_way():
     assert isinstance(B - B + 3, int)
 
 
-def test_a_size_has_no_truth_value_and_is_no_number():
+def test_a_size_is_neither_a_bool_nor_a_number():
     with pytest.raises(MithrilError):
         bool(L)
     assert B  # it is at least 1
@@ -125,7 +125,7 @@ def test_symbols_and_substitution():
 
 
 # -- guards -------------------------------------------------------------------------------------------------------
-def test_what_is_known_needs_no_guard():
+def test_known_relations_need_no_guard():
     with collect_guards() as guards:
         assert assume(B, "==", B)
         assert assume(B, "<=", 32)
@@ -133,7 +133,7 @@ def test_what_is_known_needs_no_guard():
     assert guards == []
 
 
-def test_what_is_not_known_becomes_one():
+def test_unknown_relations_become_guards():
     with collect_guards() as guards:
         assert assume(B, "==", L, "add needs equal sizes")
     (guard,) = guards
@@ -169,7 +169,7 @@ def test_binding_reads_sizes_from_shapes():
         ({"x": (2 * L,)}, {"x": (9,)}, ["x", "9"]),
     ],
 )
-def test_what_does_not_fit_is_named(declared, actual, words):
+def test_mismatches_are_named(declared, actual, words):
     with pytest.raises(GuardError) as caught:
         bind(declared, actual)
     for word in words:
@@ -227,11 +227,11 @@ def test_bounds_hold(size, values):
 
 @settings(max_examples=200, deadline=None)
 @given(sizes(), sizes(), VALUES)
-def test_what_comparisons_claim_is_true(a, b, values):
+def test_comparisons_are_sound(a, b, values):
     x, y = substitute(a, values), substitute(b, values)
     assert equal(a, b) in (None, x == y) or (equal(a, b) is False and x != y)
-    said = at_most(a, b)
-    assert said is None or said == (x <= y)
+    answer = at_most(a, b)
+    assert answer is None or answer == (x <= y)
 
 
 @pytest.mark.parametrize("text", ["", "B +", "f(B)", "B ** 2", "B / 2", "'B'", "B.x", "[B]", "1.5", "__import__('os')"])

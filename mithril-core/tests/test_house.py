@@ -57,7 +57,7 @@ def homes(room: str) -> dict[str, str]:
 
 
 def home_of(module: str, name: str) -> str | None:
-    """Return the file that holds what is imported through the door of a room."""
+    """Return the file that defines a name imported through the door of a room."""
     return homes(module).get(name) if module.count(".") == 1 else None
 
 
@@ -145,7 +145,7 @@ def test_core_has_no_import_circles():
 
 
 def test_nodes_know_the_type_of_their_operation():
-    """Nobody looks for an attribute of an operation that might not be there."""
+    """Attributes of operations are typed, so no code looks them up by ``getattr``."""
     assert get_type_hints(Node.__init__)["op"] is Op
     unsure = re.compile(r"\bop: Any\b|getattr\((\w+\.)*node\.op, \"")
     sources = [p for p in (*CORE.glob("*/**/*.py"), *PROJECT.glob("plugins/*/src/**/*.py")) if p.parent.name != "base"]
@@ -202,11 +202,11 @@ def test_plugins_import_the_core_and_declared_distributions(path):
                 assert not any(part.startswith("_") for part in module.split(".")), f"{file}: private {module}"
 
 
-def foreign_names(path: Path, own: str) -> Iterator[tuple[str, str]]:
-    """Yield module and name of what a file imports from rooms of the core other than its own."""
+def foreign_names(path: Path, own_name: str) -> Iterator[tuple[str, str]]:
+    """Yield module and name of every import of a file from other rooms of the core."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mithril."):
-            if (node.module or "").split(".")[1] != own:
+            if (node.module or "").split(".")[1] != own_name:
                 yield from ((node.module or "", alias.name) for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from ((a.name, "") for a in node.names if a.name.startswith("mithril.") and a.name.count(".") > 1)
@@ -225,8 +225,8 @@ def test_rooms_are_entered_by_their_doors(name):
     else:
         files = [path for module, path in CORE_MODULES.items() if room(module) == name]
     for path in files:
-        own = name if path.is_relative_to(CORE) else ""
-        for module, imported in foreign_names(path, own):
+        own_name = name if path.is_relative_to(CORE) else ""
+        for module, imported in foreign_names(path, own_name):
             if (module, path.name) == ("mithril.base.lazy_exports", "__init__.py"):
                 continue  # it makes the doors
             assert is_exported(module, imported), f"{path}: from {module} import {imported}"
@@ -240,7 +240,7 @@ def test_no_file_bears_the_name_of_an_export(name):
     assert not {n for n in files & set(door.__all__) if not isinstance(getattr(door, n), ModuleType)}
 
 
-# What a lower floor needs of a higher one, or one file of another that imports it: the module that fills it.
+# Slots for objects that a lower floor needs of a higher one, or a file of its importer, with the filling module.
 SLOTS = {
     "mithril": {"registry.core_plugin", "registry.face_names", "registry.sources"},
     "mithril.ir.apply": {"Op._apply", "Op._evaluate"},
@@ -267,11 +267,11 @@ def filled_slots(path: Path) -> set[str]:
 
 
 def test_slots_are_those_of_the_architecture_page_and_no_others():
-    found = {module: slots for module, path in CORE_MODULES.items() if (slots := filled_slots(path))}
-    assert found == SLOTS
+    filled = {module: slots for module, path in CORE_MODULES.items() if (slots := filled_slots(path))}
+    assert filled == SLOTS
     page = (PROJECT / "docs" / "architecture.md").read_text()
-    named = {slot for slots in SLOTS.values() for slot in slots}
-    assert not {slot for slot in named if f"{slot}`" not in page}
+    known_slots = {slot for slots in SLOTS.values() for slot in slots}
+    assert not {slot for slot in known_slots if f"{slot}`" not in page}
 
 
 def test_core_imports_no_plugin():
@@ -291,18 +291,18 @@ OTHER_MEANINGS = {  # of such words in the core
 
 def test_core_names_no_backend_and_no_distribution():
     """Docstrings and messages are longer than a name."""
-    named = {
+    mentioned = {
         (module, node.value)
         for module, path in CORE_MODULES.items()
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in FIRST_PARTY
     }
-    assert named == OTHER_MEANINGS.keys()
+    assert mentioned == OTHER_MEANINGS.keys()
 
 
 def compared_names(tree: ast.AST) -> list[str]:
     """Return comparisons of, look-ups by, and lists of the names of backends; capabilities say the same of all."""
-    found = []
+    violations = []
     keywords = [k for node in ast.walk(tree) if isinstance(node, ast.Call) for k in node.keywords]
     declared = {id(k.value) for k in keywords if k.arg == "backends"}
     for node in ast.walk(tree):
@@ -318,8 +318,8 @@ def compared_names(tree: ast.AST) -> list[str]:
         elements = getattr(node, "elts", getattr(node, "keys", [])) if id(node) not in declared else []
         listed = {e.value for e in elements if isinstance(e, ast.Constant) and isinstance(e.value, str)}
         if len(listed & BACKENDS) > 1 or any(_is_backend_name(part) for part in parts):
-            found.append(ast.unparse(node))
-    return found
+            violations.append(ast.unparse(node))
+    return violations
 
 
 def _is_backend_name(node: ast.expr) -> bool:
@@ -334,9 +334,11 @@ SOURCES = [CORE, *(PROJECT / "plugins").glob("*/src/*")]
 
 
 @pytest.mark.parametrize("path", sorted(SOURCES), ids=lambda p: p.name)
-def test_nobody_compares_names_of_backends(path):
-    found = {str(file.relative_to(path)): compared_names(ast.parse(file.read_text())) for file in path.rglob("*.py")}
-    assert not {file: names for file, names in found.items() if names}
+def test_backend_names_are_not_compared(path):
+    comparisons = {
+        str(file.relative_to(path)): compared_names(ast.parse(file.read_text())) for file in path.rglob("*.py")
+    }
+    assert not {file: names for file, names in comparisons.items() if names}
 
 
 def test_comparisons_of_names_are_found():
@@ -369,7 +371,7 @@ ALL_SOURCES = [*CORE_MODULES.values(), *sorted((PROJECT / "plugins").glob("*/src
 NAMING = CORE / "ir" / "result_names.py"
 
 
-def test_results_are_told_by_role_not_by_name():
+def test_results_are_identified_by_role_not_by_name():
     readers = []
     for path in ALL_SOURCES:
         if not re.search(r"(grad|state|report|check)/|PREFIXES|result_name|cotangent_name", text := path.read_text()):

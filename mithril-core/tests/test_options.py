@@ -114,7 +114,7 @@ def test_wrong_choice(core):
 
 
 @pytest.mark.parametrize(
-    ("given", "wrong"),
+    ("options", "wrong"),
     [
         ({"jit": "yes"}, "expected bool or None, got 'yes' (str)"),
         ({"num_threads": True}, "expected int of at least 1 or None, got True (bool)"),
@@ -136,9 +136,9 @@ def test_wrong_choice(core):
         ({"file_path": 3}, "expected str or a path or None, got 3 (int)"),
     ],
 )
-def test_wrong_types(core, given, wrong):
-    (keyword,) = given
-    assert refused(core, **given).splitlines()[0] == f"option '{keyword}' of ml.compile: {wrong}"
+def test_wrong_types(core, options, wrong):
+    (keyword,) = options
+    assert refused(core, **options).splitlines()[0] == f"option '{keyword}' of ml.compile: {wrong}"
 
 
 def test_keys_of_dictionaries_are_checked_by_their_declaration(site, core):
@@ -147,20 +147,20 @@ def test_keys_of_dictionaries_are_checked_by_their_declaration(site, core):
         "  known: input_batch_size_range, inference_priority\n"
         "hint: did you mean 'input_batch_size_range'?"
     )
-    own = registry(site, Option("tile_options", bool | dict, {}, "Tiles.", keys={"width": int}))
-    assert own.resolve({"tile_options": True})["tile_options"] is True
-    assert "unknown key of tile_options 'widht'" in refused(own, tile_options={"widht": 3})
-    assert "at ['width']: expected int, got 'x' (str)" in refused(own, tile_options={"width": "x"})
+    table = registry(site, Option("tile_options", bool | dict, {}, "Tiles.", keys={"width": int}))
+    assert table.resolve({"tile_options": True})["tile_options"] is True
+    assert "unknown key of tile_options 'widht'" in refused(table, tile_options={"widht": 3})
+    assert "at ['width']: expected int, got 'x' (str)" in refused(table, tile_options={"width": "x"})
 
 
-def test_options_of_other_backends_are_told_apart(site):
+def test_options_of_other_backends_are_distinguished(site):
     declared = Option("jit_sort", int, 0, "Sort.", backends=("jax",)), Option("tile", int, 0, "Tile.", ("jit_group.t",))
-    both = registry(site, *declared, Option("jit_group", dict, {}, "Group.", backends=("jax",)))
-    given = {"jit_sort": 3, "tile": 1, "seed": 4}
-    assert both.fitted(given, {"jax"}) == (given, {})
-    assert both.fitted(given, {"numpy"}) == ({"tile": 1, "seed": 4}, {"jit_sort": "jax"})
-    assert both.fitted({"jit_group": {"t": 2}}, {"jax"}) == ({"tile": 2}, {})
-    assert both.fitted({"jit_group": {"t": 2}}, {"numpy"}) == ({}, {"jit_group.t": "jax"})
+    table = registry(site, *declared, Option("jit_group", dict, {}, "Group.", backends=("jax",)))
+    values = {"jit_sort": 3, "tile": 1, "seed": 4}
+    assert table.fitted(values, {"jax"}) == (values, {})
+    assert table.fitted(values, {"numpy"}) == ({"tile": 1, "seed": 4}, {"jit_sort": "jax"})
+    assert table.fitted({"jit_group": {"t": 2}}, {"jax"}) == ({"tile": 2}, {})
+    assert table.fitted({"jit_group": {"t": 2}}, {"numpy"}) == ({}, {"jit_group.t": "jax"})
 
 
 def test_one_option_under_two_names_counts_once(core):
@@ -171,7 +171,7 @@ def test_one_option_under_two_names_counts_once(core):
 def test_right_types(core, tmp_path):
     import numpy as np
 
-    given = {
+    values = {
         "shapes": {"a": [32, None, "B"], "b": (np.int64(3),), "c": []},
         "timeout": 3,
         "num_threads": np.int32(2),
@@ -180,17 +180,17 @@ def test_right_types(core, tmp_path):
         "code_transformers": [str.upper],
         "trainable": ("a", "b"),
     }
-    settings = core.resolve(given)
-    assert {name: settings[name] for name in given} == given
+    settings = core.resolve(values)
+    assert {name: settings[name] for name in values} == values
 
 
 def test_alias_and_agreement(site):
     tiling = Option("tiling", Literal["small", "large"], "small", "Size of tiles.", ("tiles", "tile_options.size"))
     group = Option("tile_options", Tiles, {}, "More about tiles.")
-    both = registry(site, tiling, group)
-    assert both.resolve({"tiles": "large"})["tiling"] == "large"
-    assert both.resolve({"tiles": "large", "tile_options": {"size": "large"}})["tiling"] == "large"
-    settings = both.resolve({"tile_options": {"size": "large", "width": 3}})
+    table = registry(site, tiling, group)
+    assert table.resolve({"tiles": "large"})["tiling"] == "large"
+    assert table.resolve({"tiles": "large", "tile_options": {"size": "large"}})["tiling"] == "large"
+    settings = table.resolve({"tile_options": {"size": "large", "width": 3}})
     assert (settings["tiling"], settings["tile_options"]) == ("large", {"width": 3})
     assert settings.unused() == []
 
@@ -216,8 +216,8 @@ def test_keys_of_a_declared_dictionary_are_checked(site):
 
 def test_two_owners_of_one_keyword_is_nobodys(site):
     option = Option("tiling", int, 1, "Tiles.")
-    both = registry(site, option, two=[option])
-    assert refused(both, tiling=3) == (
+    table = registry(site, option, two=[option])
+    assert refused(table, tiling=3) == (
         "option 'tiling' of ml.compile has more than one owner\n"
         "  declared by: one, two\n"
         "hint: pip uninstall one of them, or name it in MITHRIL_DISABLE_PLUGINS"
@@ -225,22 +225,22 @@ def test_two_owners_of_one_keyword_is_nobodys(site):
 
 
 def test_keywords_of_the_core_cannot_be_taken(site):
-    both = registry(site, Option("jit", int, 1, "Mine now."), Option("fine", int, 1, "Fine."))
-    assert both.by_name["jit"].owner == "mithril-core"
-    assert both.by_name["fine"].owner == "one"
-    (problem,) = both._source.loader.plugins[0].problems
+    table = registry(site, Option("jit", int, 1, "Mine now."), Option("fine", int, 1, "Fine."))
+    assert table.by_name["jit"].owner == "mithril-core"
+    assert table.by_name["fine"].owner == "one"
+    (problem,) = table._source.loader.plugins[0].problems
     assert f"declared by: mithril-core {__version__}, one" in problem.facts
 
 
 def test_arrays_that_contradict_do_not_end_in_a_foreign_error(site):
     import numpy as np
 
-    both = registry(site, Option("offsets", Any, None, "Offsets.", ("shifts",)))
-    assert "contradict each other" in refused(both, offsets=np.arange(3), shifts=np.arange(3))
+    table = registry(site, Option("offsets", Any, None, "Offsets.", ("shifts",)))
+    assert "contradict each other" in refused(table, offsets=np.arange(3), shifts=np.arange(3))
 
 
 @pytest.mark.parametrize("name", ["two words", "", "a-b", "group.key"])
-def test_names_that_are_no_keywords(name):
+def test_names_that_are_not_keywords(name):
     with pytest.raises(ValueError, match="is not a keyword"):
         Option(name, int, 1, "help")
 

@@ -32,8 +32,8 @@ def graph():
     return b.build({"y": y})
 
 
-def nothing(given):
-    return given
+def nothing(source):
+    return source
 
 
 def named(name, **placing):
@@ -91,8 +91,8 @@ class Fuse:
     max_nodes: int = 4
     kinds: tuple[str, ...] = ()
 
-    def __call__(self, given):
-        return given
+    def __call__(self, source):
+        return source
 
 
 def test_a_pipeline_is_text_that_reads_back():
@@ -101,10 +101,10 @@ def test_a_pipeline_is_text_that_reads_back():
     again = parse_pipeline(text, {"fuse": Fuse, "nothing": nothing}.__getitem__)
     assert again[0].run == Fuse(8, ("a", "b")) and pipeline_text(again) == text
     assert pipeline_text([as_pass(Fuse(), name="fuse")]) == "fuse"
-    assert str(PassManager(again)) == text  # what print(compiled.pipeline) shows
+    assert str(PassManager(again)) == text  # printed by print(compiled.pipeline)
 
 
-def test_what_is_no_pipeline_is_said():
+def test_invalid_pipelines_are_rejected():
     with pytest.raises(PassError, match="cannot read the pipeline at '%%'"):
         parse_pipeline("nothing, %%", lambda name: nothing)
     with pytest.raises(PassError, match="pass 'fuse' does not take these options"):
@@ -124,10 +124,10 @@ def test_a_pass_with_a_second_parameter_gets_the_context():
     seen = []
 
     @pass_(stage="final", exact=False)
-    def looking(given, context):
+    def looking(source, context):
         """Look."""
         seen.append(context.option("wish", "default"))
-        return given
+        return source
 
     ml.PassManager([looking]).run(graph(), PassContext(options={"wish": 3}))
     assert seen == [3] and looking.summary == "Look." and "test_passes.py" in looking.origin
@@ -147,7 +147,7 @@ def test_a_pass_that_returns_something_else():
 
 
 def test_a_pass_that_raises_keeps_its_cause():
-    def broken(given):
+    def broken(source):
         raise ZeroDivisionError("oh")
 
     with pytest.raises(PassError) as error:
@@ -157,27 +157,27 @@ def test_a_pass_that_raises_keeps_its_cause():
 
 
 def test_a_pass_that_makes_an_unsound_graph():
-    def reversed_nodes(given):
-        return given.replaced(nodes=given.nodes[::-1])
+    def reversed_nodes(source):
+        return source.replaced(nodes=source.nodes[::-1])
 
     text = fault(reversed_nodes)
     assert "made a graph that is not sound" in text and "mistake of the pass, not of the model" in text
 
 
 def test_a_pass_that_changes_the_interface():
-    def renamed(given):
-        return given.replaced(results=(Output(given.outputs[0], "z"),))
+    def renamed(source):
+        return source.replaced(results=(Output(source.outputs[0], "z"),))
 
     text = fault(renamed)
     assert "changed the graph's inputs or outputs" in text and "keeps_interface=False" in text
-    made, _ = ml.PassManager([as_pass(renamed, keeps_interface=False)]).run(graph())
-    assert made.output_names == ("z",)
+    result, _ = ml.PassManager([as_pass(renamed, keeps_interface=False)]).run(graph())
+    assert result.output_names == ("z",)
 
 
 def test_a_pass_that_changes_values_is_found_when_asked():
-    def swapped(given):
-        editor = given.edit()
-        node = next(n for n in given.nodes if n.op.name == "exp")
+    def swapped(source):
+        editor = source.edit()
+        node = next(n for n in source.nodes if n.op.name == "exp")
         with editor.before(node):
             editor.replace_value(node.result, mul(node.operands[0], node.operands[0]))
         return editor.freeze()
@@ -190,7 +190,7 @@ def test_a_pass_that_changes_values_is_found_when_asked():
 def test_values_that_cancel_may_differ_by_the_rounding_inside(factor, sound):
     with Builder() as b:
         y = add(add(b.input("x", (2, 3)), 1000.0), -1000.0)
-    given = b.build({"y": y})
+    source = b.build({"y": y})
 
     def rounded(graph):
         editor = graph.edit()
@@ -202,10 +202,10 @@ def test_values_that_cancel_may_differ_by_the_rounding_inside(factor, sound):
     one = as_pass(rounded, exact=False, tolerance=0.1)
     manager = PassManager([one], check="numeric")
     if sound:
-        manager.run(given)
+        manager.run(source)
     else:
         with pytest.raises(PassError, match="changes the value of output 'y'"):
-            manager.run(given)
+            manager.run(source)
 
 
 def test_the_report_counts_nodes_and_times():
@@ -220,9 +220,9 @@ def test_the_report_counts_nodes_and_times():
 def test_a_runner_wraps_every_pass():
     seen = []
 
-    def runner(one, given, context, last):
+    def runner(one, source, context, last):
         seen.append(one.name)
-        return last(one, given, context)
+        return last(one, source, context)
 
     ml.PassManager([named("a"), named("b")]).run(graph(), runner=runner)
     assert seen == ["a", "b"]

@@ -72,7 +72,7 @@ class Program:
 
 @pytest.fixture
 def installed(site):
-    """The fake site as the plugins of this process."""
+    """Use the fake site as the plugins of this process."""
     yield lambda **options: plugins.reload()
     plugins.reload()
 
@@ -187,17 +187,17 @@ def test_amendments_and_wrappers_are_named(site, installed):
 
 # ------------------------------------------------------------------------------------------------------------- order
 @pytest.mark.parametrize(
-    ("placed", "complaint"),
+    ("placement", "complaint"),
     [
         ("before=('nope-pass',)", "before='nope-pass': no installed pass has that name"),
         ("after=('operation-fusoin',)", "did the author mean 'operation-fusion'?"),
         ("after=('dead-code',)", "that pass runs in stage 'clean', not in 'fuse'"),
     ],
 )
-def test_order_that_names_nothing_is_the_plugins_mistake(site, installed, placed, complaint):
+def test_order_that_names_nothing_is_the_plugins_mistake(site, installed, placement, complaint):
     specs = ("operation-fusion", "fuse"), ("dead-code", "clean")
     site.install("mithril-passes", passes("mithril_passes_passes_plugin", *specs))
-    site.install("aaa-kit", passes("aaa_kit_aaa_plugin", ("shiny", "fuse", placed)), entry="aaa")
+    site.install("aaa-kit", passes("aaa_kit_aaa_plugin", ("shiny", "fuse", placement)), entry="aaa")
     installed()
     with pytest.warns(PluginWarning, match="pass 'shiny' of aaa-kit 1.0 says"):
         result = compiled()
@@ -256,7 +256,7 @@ def test_custom_pass_with_the_name_of_an_installed_one_is_recorded(site, install
     assert "a pass named 'dead-code' exists: the custom pass runs as 'dead-code-2'" in str(result.decisions)
 
 
-def test_pass_option_that_nobody_declares_is_recorded(site, installed):
+def test_undeclared_pass_option_is_recorded(site, installed):
     site.install("aaa-kit", passes("aaa_kit_aaa_plugin", ("shiny", "fuse", "options=('shine',)")), entry="aaa")
     installed()
     assert "no installed plugin declares 'shine'" in str(quiet().decisions)

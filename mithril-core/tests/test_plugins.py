@@ -1,4 +1,4 @@
-"""The typed methods around the hooks: what each gives back, and what happens when plugins contradict each other."""
+"""The typed methods around the hooks: their results, and conflicts of plugins."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HERE = "heavy_module_of_test"
 
 
 def answering(**hooks):
-    """A plugin object whose hooks give fixed answers (or run the function given)."""
+    """Return a plugin object whose hooks return fixed answers (or call a function)."""
     body = {f"mithril_{name}": staticmethod(hookimpl(value)) for name, value in hooks.items()}
     return type("Answering", (), body)()
 
@@ -89,8 +89,8 @@ def test_pass_claimed_by_two_is_nobodys(plugins):
 
 def test_alias_that_is_another_ones_name(plugins):
     plugins.register(answering(passes=lambda: [PassSpec("fold", f"{HERE}:thing", "fuse", "low")]), "one")
-    taken = PassSpec("other", f"{HERE}:thing", "fuse", "low", aliases=("fold",))
-    plugins.register(answering(passes=lambda: [taken]), "two")
+    clashing = PassSpec("other", f"{HERE}:thing", "fuse", "low", aliases=("fold",))
+    plugins.register(answering(passes=lambda: [clashing]), "two")
     assert list(plugins.passes()) == ["other"]
     with pytest.raises(PluginError, match="claimed by two"):
         plugins.load_pass("fold")
@@ -337,7 +337,7 @@ def test_pass_running_a_pass(plugins):
     assert plugins.run_pass(Doubling(), 4, None, outer) == 9
 
 
-def test_error_of_the_pass_itself_stays_what_it_is(plugins):
+def test_error_of_the_pass_itself_is_unchanged(plugins):
     @hookimpl(wrapper=True)
     def mithril_run_pass(pass_):
         return (yield)

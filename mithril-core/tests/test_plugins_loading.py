@@ -1,4 +1,4 @@
-"""The loader: what is found, what is imported when, and that a broken plugin hurts nobody else."""
+"""The loader: discovery, lazy imports, and isolation of broken plugins."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def test_finding_imports_nothing(site):
 
 
 def test_asking_for_one_backend_imports_only_its_plugin(site):
-    wanted = site.install("mithril-good", backend("good"))
+    expected_plugin = site.install("mithril-good", backend("good"))
     other = site.install("mithril-other", backend("other"))
     (site.folder / "fake_backend.py").write_text("class FakeBackend: pass")
     assert site.plugins().backend_class("good").__name__ == "FakeBackend"
-    assert wanted in sys.modules
+    assert expected_plugin in sys.modules
     assert other not in sys.modules
 
 
@@ -63,7 +63,7 @@ def test_listing_backends_imports_no_backend_module(site):
     assert list(site.plugins().backends()) == ["good"]
 
 
-def test_plugin_that_raises_is_isolated_and_shown_when_its_name_is_asked_for(site):
+def test_plugin_that_raises_is_isolated_and_shown_on_request(site):
     site.install("mithril-bad", "raise RuntimeError('boom')", version="2.1")
     site.install("mithril-good", backend("good"))
     plugins = site.plugins()
@@ -168,7 +168,7 @@ def test_forgotten_marker_still_counts(site):
     assert list(site.plugins().backends()) == ["good"]
 
 
-def test_helper_imported_from_elsewhere_is_no_hook(site):
+def test_imported_helper_is_not_a_hook(site):
     (site.folder / "helpers_of_bad.py").write_text("def mithril_helper(): pass")
     site.install("mithril-good", "from helpers_of_bad import mithril_helper\n")
     assert states(site.plugins()) == {"good": "loaded"}
@@ -280,7 +280,7 @@ def test_argument_disables(site):
     assert set(states(site.plugins(autoload=False)).values()) == {"disabled"}
 
 
-def test_strict_raises_what_is_otherwise_kept(site, monkeypatch):
+def test_strict_raises_recorded_problems(site, monkeypatch):
     site.install("mithril-bad", "raise RuntimeError('boom')")
     monkeypatch.setenv("MITHRIL_STRICT_PLUGINS", "1")
     plugins = site.plugins()
@@ -315,10 +315,10 @@ def test_installation_order_does_not_matter(site, monkeypatch):
     site.install("mithril-bad", "raise RuntimeError('boom')")
     site.install("twin-one", backend("one"), entry="twin")
     site.install("twin-two", backend("two"), entry="twin")
-    found = list(importlib.metadata.distributions())
-    assert len(found) == 5
+    installed = list(importlib.metadata.distributions())
+    assert len(installed) == 5
     reports = set()
-    for order in itertools.permutations(found):
+    for order in itertools.permutations(installed):
         monkeypatch.setattr(importlib.metadata, "distributions", lambda order=order: iter(order))
         plugins = site.plugins()
         reports.add(
@@ -366,7 +366,7 @@ def test_register_reports_mistakes_at_once(site):
         site.plugins().register(Wrong(), "wrong")
 
 
-def test_reload_finds_what_was_installed_meanwhile(site):
+def test_reload_finds_newly_installed_plugins(site):
     plugins = site.plugins()
     assert plugins.backends() == {}
     site.install("mithril-good", backend("good"))

@@ -1,4 +1,4 @@
-"""What plugins add to a compilation: advice, observers of stages and calls, methods of the compiled model."""
+"""Plugins in a compilation: advice, observers of stages and calls, methods of the compiled model."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_advice_is_taken_and_recorded():
     assert "as mithril-adviser 1.0 found: seed=3" in str(model.decisions)
 
 
-def test_advice_does_not_replace_what_the_user_chose():
+def test_advice_does_not_override_user_options():
     model = compiled(optimization_level="high", seed=1)
     assert model.options["seed"] == 1
     assert not model.decisions.of("choice")

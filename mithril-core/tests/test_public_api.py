@@ -1,4 +1,4 @@
-"""The public face: its names, that they are lazy, and what importing it costs."""
+"""The public face: names, laziness, and the cost of importing it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ jvp load op parse pass_ promote rule uint16 uint32 uint64 uint8 verify vjp vmap
 
 
 def fresh(code):
-    """What ``code`` prints in a fresh interpreter."""
+    """Return the output of ``code`` in a fresh interpreter."""
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
 
 
@@ -59,11 +59,11 @@ def test_importing_loads_neither_plugins_nor_numpy_nor_the_rest_of_the_core():
 def test_importing_costs_less_than_numpy():
     """Fresh processes, interleaved; the promise is 1.3 times, the measure some way below it."""
     code = "import time; a = time.perf_counter(); import {}; print(time.perf_counter() - a)"
-    ours, theirs = [], []
+    own_modules, theirs = [], []
     for _ in range(5):
-        ours.append(float(fresh(code.format("mithril"))))
+        own_modules.append(float(fresh(code.format("mithril"))))
         theirs.append(float(fresh(code.format("numpy"))))
-    assert statistics.median(ours) <= 1.3 * statistics.median(theirs)
+    assert statistics.median(own_modules) <= 1.3 * statistics.median(theirs)
 
 
 def test_names_of_plugins_are_listed_and_unknown_ones_refused():

@@ -1,4 +1,4 @@
-"""Rewrite rules: what they match, what stops them, and that rewriting ends."""
+"""Rewrite rules: matching, conditions, and termination."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def names(graph):
 
 def graph_of(function, *shapes, dtype="float32"):
     with Builder() as b:
-        made = function(*[b.input(f"x{k}", shape, dtype) for k, shape in enumerate(shapes)])
-    return b.build({"y": made} if not isinstance(made, dict) else made)
+        result = function(*[b.input(f"x{k}", shape, dtype) for k, shape in enumerate(shapes)])
+    return b.build({"y": result} if not isinstance(result, dict) else result)
 
 
 def both(x, s, further):
@@ -66,10 +66,10 @@ def same_results(before, after):
 
 def test_a_pattern_is_replaced():
     graph = graph_of(lambda x: x * sigmoid(x) + 1.0, (3, 4))
-    made = SILU(graph)
-    assert names(made) == ["silu", "constant", "add"]
-    verify(made)
-    same_results(graph, made)
+    result = SILU(graph)
+    assert names(result) == ["silu", "constant", "add"]
+    verify(result)
+    same_results(graph, result)
 
 
 @pytest.mark.parametrize("write", [lambda x: x * sigmoid(x), lambda x: sigmoid(x) * x])
@@ -110,18 +110,18 @@ def test_attributes_and_numbers_are_captured():
         exact=False,
         name="norm",
     )
-    made = norm(graph_of(lambda x: x * rsqrt(sum(square(x), axis=0, keepdims=True) + 0.25), (3, 4)))
-    total = next(n for n in made.nodes if n.op.name == "sum")
-    number = next(n for n in made.nodes if n.op.name == "constant")
+    result = norm(graph_of(lambda x: x * rsqrt(sum(square(x), axis=0, keepdims=True) + 0.25), (3, 4)))
+    total = next(n for n in result.nodes if n.op.name == "sum")
+    number = next(n for n in result.nodes if n.op.name == "constant")
     assert total.attributes["axis"] == (0,) and number.attributes["value"] == 0.5
 
 
 def test_a_keyword_is_one_thing():
-    both = rule(
+    symmetric = rule(
         lambda x, *, axis=0: sum(sum(x, axis=axis), axis=axis), lambda x, *, axis: sum(x), exact=False, name="p"
     )
     graph = graph_of(lambda x: sum(sum(x, axis=1), axis=0), (2, 3))
-    assert both(graph) is graph
+    assert symmetric(graph) is graph
 
 
 def test_numbers_match_as_the_dtype_holds_them():
@@ -148,7 +148,7 @@ def test_numbers_may_be_arrays_without_axes():
     assert names(plus(graph_of(lambda x: x + np.array(1.0, np.float32), (3,)))) == ["neg"]
 
 
-def test_what_others_read_is_left_alone():
+def test_values_with_other_users_are_not_rewritten():
     graph = graph_of(lambda x: both(x, sigmoid(x), exp), (3,))
     assert SILU(graph) is graph
     assert "also read by 'exp'" in str(SILU.explain(graph)[0])
@@ -160,9 +160,9 @@ def test_what_others_read_is_left_alone():
 def test_shared_rules_leave_the_other_readers_their_nodes():
     shared = rule(lambda x: x * sigmoid(x), lambda x: silu(x), exact=False, name="silu", shared=True)
     graph = graph_of(lambda x: both(x, sigmoid(x), exp), (3,))
-    made = shared(graph)
-    assert sorted(names(made)) == ["exp", "sigmoid", "silu"]
-    same_results(graph, made)
+    result = shared(graph)
+    assert sorted(names(result)) == ["exp", "sigmoid", "silu"]
+    same_results(graph, result)
 
 
 def test_conditions_see_operands_and_say_why_not():
@@ -189,8 +189,8 @@ def test_a_replacement_of_another_type_is_refused():
 def test_an_operand_may_take_the_place():
     twice = rule(lambda x: neg(neg(x)), lambda x: x, exact=True, name="p")
     graph = graph_of(lambda x: neg(neg(neg(neg(x)))), (3,))
-    made = twice(graph)
-    assert names(made) == [] and made.outputs[0] is made.inputs[0].value
+    result = twice(graph)
+    assert names(result) == [] and result.outputs[0] is result.inputs[0].value
 
 
 def test_larger_matches_win():
@@ -207,13 +207,13 @@ def test_larger_matches_win():
     assert names(rules(graph)) == ["softmax"]
 
 
-def test_what_a_pattern_writes_twice_may_be_one_node():
+def test_repeated_parts_of_a_pattern_match_one_node():
     one = rule(lambda x: exp(x) / sum(exp(x), axis=-1, keepdims=True), lambda x: softmax(x), exact=False, name="p")
     graph = graph_of(lambda x: normalized(exp(x)), (2, 3))
     assert names(one(graph)) == ["softmax"]
 
 
-def test_what_a_rule_makes_is_matched_again():
+def test_results_of_rules_are_matched_again():
     rules = [
         rule(lambda x: relu(tanh(x)), lambda x: exp(x), exact=False, name="a"),
         rule(lambda x: neg(x), lambda x: tanh(x), exact=False, name="b"),
@@ -231,7 +231,7 @@ def test_rules_that_undo_each_other_are_named():
     assert "there, back" in str(caught.value)
 
 
-def test_a_rule_that_makes_what_it_matches_is_stopped():
+def test_a_rule_that_matches_its_own_result_is_stopped():
     with pytest.raises(RewriteError, match="does not come to an end"):
         rewrite(
             graph_of(lambda x: neg(x), (3,)),
@@ -241,11 +241,11 @@ def test_a_rule_that_makes_what_it_matches_is_stopped():
 
 def test_bodies_of_control_flow_are_rewritten():
     graph = graph_of(lambda x: cond(sum(x) > 0.0, lambda: x * sigmoid(x), lambda: x), (3,))
-    made = SILU(graph)
-    body = next(n for n in made.nodes if n.op.name == "if").regions[0]
+    result = SILU(graph)
+    body = next(n for n in result.nodes if n.op.name == "if").regions[0]
     assert "silu" in names(body)
-    verify(made)
-    same_results(graph, made)
+    verify(result)
+    same_results(graph, result)
 
 
 def test_bodies_hide_nothing_when_they_do_not_change():
@@ -260,14 +260,14 @@ def test_origin_stays():
     with b, b.at(Origin("block.act", "model.py", 7)):
         x = b.input("x", (3,))
         y = x * sigmoid(x)
-    made = SILU(b.build({"y": y}))
-    assert made.nodes[0].origin == Origin("block.act", "model.py", 7)
+    result = SILU(b.build({"y": y}))
+    assert result.nodes[0].origin == Origin("block.act", "model.py", 7)
 
 
 def test_explanations_tell_how_far_it_got():
     graph = graph_of(lambda x: x * tanh(x), (3,))
-    (said,) = SILU.explain(graph)
-    assert str(said) == "%mul = mul: 1 of 2 operations match; expected 'sigmoid', found 'tanh' (%tanh)"
+    (explanation,) = SILU.explain(graph)
+    assert str(explanation) == "%mul = mul: 1 of 2 operations match; expected 'sigmoid', found 'tanh' (%tanh)"
     assert str(SILU.explain(graph_of(lambda x: x * sigmoid(x), (3,)))[0]).endswith("matches")
 
 
@@ -290,8 +290,8 @@ def test_bad_rules_are_refused_where_they_are_written(before, after, message):
 
 
 def test_a_rule_is_a_pass():
-    made = ml.PassManager([ml.Pass("silu", SILU, exact=False)]).run(graph_of(lambda x: x * sigmoid(x), (3,)))[0]
-    assert names(made) == ["silu"]
+    result = ml.PassManager([ml.Pass("silu", SILU, exact=False)]).run(graph_of(lambda x: x * sigmoid(x), (3,)))[0]
+    assert names(result) == ["silu"]
     from mithril.passes import as_pass
 
     assert as_pass(SILU).name == "silu" and not as_pass(SILU).exact
@@ -312,9 +312,9 @@ def test_time_grows_linearly():
         best = math.inf
         for _ in range(3):
             start = time.process_time()
-            made = SILU(graph)
+            result = SILU(graph)
             best = min(best, time.process_time() - start)
-        assert len(made.nodes) == n
+        assert len(result.nodes) == n
         return best
 
     assert seconds(8000) < 24 * seconds(1000)

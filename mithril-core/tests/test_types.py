@@ -18,8 +18,8 @@ from mithril.base.tensor_type import TensorType
 
 @pytest.mark.parametrize("one", ALL, ids=str)
 def test_there_is_one_object_per_dtype(one):
-    for like in (one, one.name, one.short, one.numpy, one.numpy.type, np.zeros(1, one.numpy).dtype):
-        assert dtype(like) is one
+    for spelling in (one, one.name, one.short, one.numpy, one.numpy.type, np.zeros(1, one.numpy).dtype):
+        assert dtype(spelling) is one
     assert pickle.loads(pickle.dumps(one)) is one and copy.deepcopy(one) is one and copy.copy(one) is one
     assert one.numpy.itemsize == one.itemsize
 
@@ -47,10 +47,10 @@ def test_promotion_is_symmetric_and_holds_every_value_of_both_integers():
     for a, b in itertools.product(ALL, ALL):
         assert common(a, b) is common(b, a)
         assert promote(a, a) is a
-        joined = common(a, b)
-        if joined is not None and a.is_integer and b.is_integer:
-            assert joined.limits[0] <= min(a.limits[0], b.limits[0])
-            assert joined.limits[1] >= max(a.limits[1], b.limits[1])
+        promoted = common(a, b)
+        if promoted is not None and a.is_integer and b.is_integer:
+            assert promoted.limits[0] <= min(a.limits[0], b.limits[0])
+            assert promoted.limits[1] >= max(a.limits[1], b.limits[1])
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_promotion_by_example(a, b, expected):
     assert promote(dtype(a), dtype(b)).name == expected
 
 
-def test_what_no_integer_holds_is_an_error_with_a_remedy():
+def test_unrepresentable_integers_are_errors_with_a_remedy():
     with pytest.raises(DTypeError) as error:
         promote(dtype("uint64"), dtype("int8"))
     assert str(error.value) == (
@@ -95,8 +95,8 @@ def test_scalars_do_not_widen(array, scalar, expected):
 
 def test_tensor_types_compare_by_dtype_and_shape():
     b = Dim("B")
-    one, same, other = (TensorType(dtype(d), (b, 3)) for d in ("float32", "f32", "int32"))
-    assert one == same and hash(one) == hash(same) and one != other and one != "f32[B, 3]"
+    one, equal, other = (TensorType(dtype(d), (b, 3)) for d in ("float32", "f32", "int32"))
+    assert one == equal and hash(one) == hash(equal) and one != other and one != "f32[B, 3]"
     assert str(one) == "f32[B, 3]" and not one.is_static and one.rank == 2
 
 

@@ -52,7 +52,7 @@ def names_of(graph):
 
 
 # -- where rows are ------------------------------------------------------------------------------------------------
-def test_what_is_the_same_for_all_rows_is_neither_repeated_nor_computed_twice():
+def test_unbatched_values_are_not_repeated():
     graph = built(lambda x, w, b: ops.tanh(x @ ops.exp(w) + b), x=(3,), w=(3, 5), b=(5,))
     mapped = same_as_loop(graph, {"x"})
     assert names_of(mapped) == names_of(graph)
@@ -240,7 +240,7 @@ def test_rows_draw_apart_from_the_key_of_the_model_itself():
     assert len({row.tobytes() for row in nested.reshape(-1, 3)}) == 2 * N
 
 
-def test_rows_draw_apart_in_loops_as_well():
+def test_rows_draw_independently_in_loops():
     def steps(x, key):
         returned, _ = ops.scan(lambda c, i: (ops.dropout(c, ops.fold_in(key, i), p=0.5), None), x, np.arange(3))
         return {"y": returned, "next": ops.fold_in(key, 0)}
@@ -287,7 +287,7 @@ def test_wrong_arguments(options, message):
         ml.vmap(graph, **options)
 
 
-def test_what_cannot_be_transformed():
+def test_unsupported_arguments_are_rejected():
     with pytest.raises(ml.GraphError, match="str cannot be transformed"):
         ml.vmap("model")
     with pytest.raises(ml.GraphError, match="'argument 1' has 4 rows, expected 3"):

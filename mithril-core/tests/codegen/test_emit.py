@@ -1,4 +1,4 @@
-"""Generated source: its form, its names, that it is the same every time and stands alone."""
+"""Generated source: form, names, determinism, independence of mithril."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from mithril.ops import exp, iota, neg, relu, reshape, sum
 
 
 def table():
-    made = Lowerings("numpy", ["import numpy as np"], bfloat16="ml_dtypes.bfloat16")
-    made.rows({"neg": "-{x}", "matmul": "np.matmul({a}, {b})", "reshape": "np.reshape({x}, {shape})"})
-    made.row("add", "{a} + {b}", out="np.add({a}, {b}, out={out})")
-    made.row("exp", "np.exp({x})", out="np.exp({x}, out={out})")
-    made.row("sum", "np.sum({x}, axis={axis}, keepdims={keepdims})")
-    made.row("relu", "np.maximum({x}, 0)")
-    made.row("transpose", "np.transpose({x}, {perm})", view=True)
-    return made
+    result = Lowerings("numpy", ["import numpy as np"], bfloat16="ml_dtypes.bfloat16")
+    result.rows({"neg": "-{x}", "matmul": "np.matmul({a}, {b})", "reshape": "np.reshape({x}, {shape})"})
+    result.row("add", "{a} + {b}", out="np.add({a}, {b}, out={out})")
+    result.row("exp", "np.exp({x})", out="np.exp({x}, out={out})")
+    result.row("sum", "np.sum({x}, axis={axis}, keepdims={keepdims})")
+    result.row("relu", "np.maximum({x}, 0)")
+    result.row("transpose", "np.transpose({x}, {perm})", view=True)
+    return result
 
 
-def source(graph, chosen=None):
-    return render(emit(graph, chosen or table()))
+def source(graph, chosen_table=None):
+    return render(emit(graph, chosen_table or table()))
 
 
 def run(graph, **inputs):
@@ -73,8 +73,8 @@ def test_is_the_same_every_time():
 def test_any_name_works(name):
     with Builder() as b:
         y = exp(neg(b.input(name, (2,))))
-    made = Source(source(b.build({"y": y}))).function()({}, {name: np.zeros(2, np.float32)})
-    np.testing.assert_array_equal(made["y"], [1, 1])
+    result = Source(source(b.build({"y": y}))).function()({}, {name: np.zeros(2, np.float32)})
+    np.testing.assert_array_equal(result["y"], [1, 1])
 
 
 def test_outputs_may_be_inputs_constants_and_twice_the_same():
@@ -82,8 +82,8 @@ def test_outputs_may_be_inputs_constants_and_twice_the_same():
         x = b.input("x", (2,))
         y = exp(x)
         c = b.constant(np.float32([1, 2]))
-    made = run(b.build({"a": x, "b": y, "c": y, "d": c}), x=np.zeros(2, np.float32))
-    assert [made[n].tolist() for n in "abcd"] == [[0, 0], [1, 1], [1, 1], [1, 2]]
+    result = run(b.build({"a": x, "b": y, "c": y, "d": c}), x=np.zeros(2, np.float32))
+    assert [result[n].tolist() for n in "abcd"] == [[0, 0], [1, 1], [1, 1], [1, 2]]
 
 
 def test_memory_that_is_still_read_is_not_written_to():
@@ -92,9 +92,9 @@ def test_memory_that_is_still_read_is_not_written_to():
         h = x + 1.0
         y = exp(h) + h
     x = np.arange(4, dtype=np.float32)
-    made = run(b.build({"y": y, "h": h}), x=x)
-    np.testing.assert_allclose(made["h"], x + 1)
-    np.testing.assert_allclose(made["y"], np.exp(x + 1) + x + 1, rtol=1e-6)
+    result = run(b.build({"y": y, "h": h}), x=x)
+    np.testing.assert_allclose(result["h"], x + 1)
+    np.testing.assert_allclose(result["y"], np.exp(x + 1) + x + 1, rtol=1e-6)
     np.testing.assert_array_equal(x, np.arange(4))
 
 
@@ -113,29 +113,29 @@ def mithril_transpose(x):
     return transpose(x, perm=(1, 0))
 
 
-def test_branches_write_over_what_dies_with_them_and_over_nothing_else():
-    """Memory that the function made and reads for the last time in a branch; never inputs, or what comes twice."""
-    chosen = table()
-    python_control(chosen, "np.stack({rows})", "np.empty({shape}, {dtype})")
+def test_branches_reuse_only_buffers_that_die_in_them():
+    """Buffers of the function with their last use in a branch; never inputs, or values with two uses."""
+    selected = table()
+    python_control(selected, "np.stack({rows})", "np.empty({shape}, {dtype})")
     with Builder() as b:
         x, y, flag = b.input("x", (2,)), b.input("y", (2,)), b.input("flag", (), "bool")
-        dying, twice, kept = exp(x), exp(y), neg(x)
+        dying, twice, retained = exp(x), exp(y), neg(x)
         one = ops.cond(flag, lambda: exp(dying) + x, lambda: dying + y)
-        both = ops.cond(flag, lambda: exp(twice) + exp(kept), lambda: exp(exp(twice)))
-    graph = b.build({"one": one, "both": both, "kept": kept})
-    text = source(graph, chosen)
+        branches = ops.cond(flag, lambda: exp(twice) + exp(retained), lambda: exp(exp(twice)))
+    graph = b.build({"one": one, "both": branches, "kept": retained})
+    text = source(graph, selected)
     assert "np.exp(exp_2, out=exp_2)" in text, "its own, read for the last time"
     assert "np.exp(neg_1)\n" in text, "an output of the whole"
     x, y = np.array([0.5, 1.0], np.float32), np.array([0.25, -1.0], np.float32)
     for flag in (True, False):
-        given = {"x": x.copy(), "y": y.copy(), "flag": np.array(flag)}
-        made = Source(text).function()({}, given)
-        np.testing.assert_array_equal(given["x"], x)
-        np.testing.assert_array_equal(given["y"], y)
-        np.testing.assert_array_equal(made["kept"], -x)
+        arguments = {"x": x.copy(), "y": y.copy(), "flag": np.array(flag)}
+        result = Source(text).function()({}, arguments)
+        np.testing.assert_array_equal(arguments["x"], x)
+        np.testing.assert_array_equal(arguments["y"], y)
+        np.testing.assert_array_equal(result["kept"], -x)
         e, f = np.exp(x), np.exp(y)
-        np.testing.assert_allclose(made["one"], np.exp(e) + x if flag else e + y, rtol=1e-6)
-        np.testing.assert_allclose(made["both"], np.exp(f) + np.exp(-x) if flag else np.exp(np.exp(f)), rtol=1e-6)
+        np.testing.assert_allclose(result["one"], np.exp(e) + x if flag else e + y, rtol=1e-6)
+        np.testing.assert_allclose(result["both"], np.exp(f) + np.exp(-x) if flag else np.exp(np.exp(f)), rtol=1e-6)
 
 
 def test_symbolic_sizes_are_read_from_the_inputs():
@@ -148,7 +148,7 @@ def test_symbolic_sizes_are_read_from_the_inputs():
     assert "B = x.shape[0]" in source(graph)
 
 
-def test_constants_stand_in_the_file():
+def test_constants_are_written_to_the_file():
     data = np.linspace(0, 1, 100).astype(np.float32)
     with Builder() as b:
         y = b.input("x", (100,)) + data
@@ -159,7 +159,7 @@ def test_constants_stand_in_the_file():
     assert "import mithril" not in text
 
 
-def test_helpers_come_with_what_they_need():
+def test_helpers_include_their_dependencies():
     def inner(x):
         return x + 1
 
@@ -167,15 +167,15 @@ def test_helpers_come_with_what_they_need():
         return inner(x) * 2
 
     outer.needs = (inner,)
-    chosen = table()
+    selected = table()
 
-    @chosen.function("relu")
+    @selected.function("relu")
     def _(call):
         return f"{call.helper(outer)}({call.x})"
 
     with Builder() as b:
         y = relu(b.input("x", (2,)))
-    text = source(b.build({"y": y}), chosen)
+    text = source(b.build({"y": y}), selected)
     assert text.index("def inner") < text.index("def outer") < text.index("def forward")
     assert text.count("def inner") == 1
 
@@ -187,19 +187,19 @@ def test_a_helper_is_called_with_the_operands_and_attributes_that_its_parameters
     def sum(x, axis, keepdims, faster=False):  # the operation's name
         return np.sum(x, axis=axis, keepdims=keepdims)
 
-    chosen = table()
-    chosen.helpers(sum)
-    chosen.helper(clip, op="clip")
+    selected = table()
+    selected.helpers(sum)
+    selected.helper(clip, op="clip")
     with Builder() as b:
         x = b.input("x", (2, 3))
         y = ops.sum(ops.clip(x, low=0.0, high=2.0), axis=1)
     graph = b.build({"y": y})
     np.testing.assert_array_equal(
-        Source(source(graph, chosen)).function()({}, {"x": np.float32([[-1, 1, 3], [4, 5, 0]])})["y"], [3, 4]
+        Source(source(graph, selected)).function()({}, {"x": np.float32([[-1, 1, 3], [4, 5, 0]])})["y"], [3, 4]
     )
 
 
-def test_what_is_not_lowered_is_said():
+def test_operations_without_lowering_are_reported():
     with Builder() as b:
         y = iota(shape=(3,))
     with pytest.raises(UnsupportedError, match="'numpy' does not lower 'iota'"):
@@ -207,12 +207,12 @@ def test_what_is_not_lowered_is_said():
 
 
 def test_rows_with_conditions_come_first():
-    chosen = table()
-    chosen.row("exp", "np.exp2({x})", when=lambda node: node.result.dtype.name == "float64")
+    selected = table()
+    selected.row("exp", "np.exp2({x})", when=lambda node: node.result.dtype.name == "float64")
     for dtype, expected in (("float32", "np.exp("), ("float64", "np.exp2(")):
         with Builder() as b:
             y = exp(b.input("x", (2,), dtype))
-        assert expected in source(b.build({"y": y}), chosen)
+        assert expected in source(b.build({"y": y}), selected)
 
 
 # -- transformers -------------------------------------------------------------------------------------------------
@@ -220,13 +220,13 @@ TEXT = "import math\n\n\ndef forward(params, inputs):\n    x = 1\n    return out
 
 
 def test_inserted_lines_are_indented():
-    made = transformed(TEXT, [lambda c: c.replace("return outputs", "    y = 2\n    return outputs")])
-    assert "    y = 2\n    return outputs" in made
+    result = transformed(TEXT, [lambda c: c.replace("return outputs", "    y = 2\n    return outputs")])
+    assert "    y = 2\n    return outputs" in result
 
 
 def test_transformers_run_in_order():
-    made = transformed(TEXT, [lambda c: c.replace("x = 1", "x = 2"), lambda c: c.replace("x = 2", "x = 3")])
-    assert "x = 3" in made
+    result = transformed(TEXT, [lambda c: c.replace("x = 1", "x = 2"), lambda c: c.replace("x = 2", "x = 3")])
+    assert "x = 3" in result
 
 
 def test_a_broken_result_is_shown_as_a_difference():

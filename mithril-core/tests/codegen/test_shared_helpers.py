@@ -83,7 +83,7 @@ def test_a_program_holds_the_primitives_of_its_helpers_and_the_backends_versions
 
 
 @pytest.mark.parametrize("name", sorted(HELPERS))
-def test_shared_helpers_name_what_they_call(name):
+def test_shared_helpers_declare_their_callees(name):
     """Check that ``needs`` names every helper that one calls: generated files hold those only."""
     tree = ast.parse(inspect.getsource(HELPERS[name]))
     called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}

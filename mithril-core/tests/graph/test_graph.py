@@ -46,9 +46,9 @@ def test_inputs_have_roles_and_outputs_names():
 def test_names_are_unique():
     with Builder() as b:
         x = b.input("x", (2,))
-        made = [neg(x) for _ in range(3)]
+        result = [neg(x) for _ in range(3)]
         again = b.input("x", (2,))
-    assert [v.name for v in (*made, again)] == ["neg", "neg_1", "neg_2", "x_1"]
+    assert [v.name for v in (*result, again)] == ["neg", "neg_1", "neg_2", "x_1"]
 
 
 def test_scalars_are_shared():
@@ -155,14 +155,14 @@ def test_attributes_operands_and_types_count():
             y = write(b.input("x", shape), b.input("z", shape))
         return structural_hash(b.build({"y": y}))
 
-    made = [
+    result = [
         build(lambda x, z: sum(x, axis=0)),
         build(lambda x, z: sum(x, axis=1)),
         build(lambda x, z: sum(z, axis=0)),
         build(lambda x, z: sum(x, axis=0), (2, 4)),
         build(lambda x, z: sum(x, axis=0, keepdims=True)),
     ]
-    assert len(set(made)) == len(made)
+    assert len(set(result)) == len(result)
 
 
 # -- the verifier -------------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def test_operands_that_do_not_fit():
         verify(broken(graph, nodes=(wrong, *graph.nodes[1:])))
 
 
-def test_outputs_must_exist_and_be_named_apart():
+def test_outputs_must_exist_and_have_distinct_names():
     graph = small()
     with pytest.raises(VerificationError, match="which nothing defines"):
         verify(broken(graph, results=(Output(Value("q", TensorType(float32, ())), "y"),)))
@@ -224,7 +224,7 @@ def test_inputs_must_be_sound():
         verify(Graph((Input(x), Input(Value("x", x.type))), (), as_results(x)))
 
 
-def test_what_is_wrong_inside_a_region_is_found():
+def test_errors_inside_a_region_are_found():
     with Builder() as b:
         x = b.input("x", (2,))
         y = cond(sum(x) > 0.0, lambda: neg(x), lambda: x)
@@ -249,18 +249,18 @@ def test_values_are_replaced_everywhere():
     touched = editor.replace_value(relu_node.result, relu_node.operands[0])
     assert [n.op.name for n in touched] == ["add"]
     editor.erase_dead(relu_node)
-    made = verify(editor.freeze())
-    assert [n.op.name for n in made.nodes] == ["matmul", "constant", "add"]
-    assert [n.op.name for n in graph.nodes] == ["matmul", "relu", "constant", "add"]  # the old one is as it was
+    result = verify(editor.freeze())
+    assert [n.op.name for n in result.nodes] == ["matmul", "constant", "add"]
+    assert [n.op.name for n in graph.nodes] == ["matmul", "relu", "constant", "add"]  # the old graph is unchanged
 
 
 def test_outputs_are_replaced_too():
     graph = small()
     editor = graph.edit()
     editor.replace_value(graph.outputs[0], graph.nodes[0].result)
-    made = verify(editor.freeze())
-    assert made.outputs == (graph.nodes[0].result,)
-    assert made.output_names == ("y",)
+    result = verify(editor.freeze())
+    assert result.outputs == (graph.nodes[0].result,)
+    assert result.output_names == ("y",)
 
 
 def test_nodes_are_inserted_before_others():
@@ -271,9 +271,9 @@ def test_nodes_are_inserted_before_others():
         new = exp(node.operands[0]) * b.constant(np.ones(4, np.float32))
     editor.replace_value(node.result, new)
     editor.erase_dead(node)
-    made = verify(editor.freeze())
-    assert [n.op.name for n in made.nodes] == ["matmul", "exp", "mul", "constant", "add"]
-    assert len(made.with_role("constant")) == 1
+    result = verify(editor.freeze())
+    assert [n.op.name for n in result.nodes] == ["matmul", "exp", "mul", "constant", "add"]
+    assert len(result.with_role("constant")) == 1
 
 
 def test_an_error_while_inserting_inserts_nothing():
@@ -285,7 +285,7 @@ def test_an_error_while_inserting_inserts_nothing():
     assert editor.freeze() is graph
 
 
-def test_what_is_read_cannot_be_erased():
+def test_used_nodes_cannot_be_erased():
     graph = small()
     with pytest.raises(GraphError, match="%matmul is still read"):
         graph.edit().erase(graph.nodes[0])

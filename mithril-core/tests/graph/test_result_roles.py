@@ -33,7 +33,7 @@ def test_text_says_roles():
     assert text.splitlines()[-2].startswith("  return y=%tanh, state(steps)=%add, check(0/low)=%add, gradient(w)=%")
 
 
-def test_names_beside_the_usual_one_are_written():
+def test_unusual_names_are_written():
     second = gradients(gradients(counting(), of=["y"]), of=["grad/w"], wrt=["w"])
     assert [(r.name, r.of) for r in second.results_of("gradient")] == [("grad/w", "w"), ("grad/grad/w", "w")]
     assert "gradient(w) grad/grad/w=%" in to_text(second)
@@ -56,9 +56,9 @@ def test_the_editor_keeps_roles():
     with editor.before(None):
         other = operation("exp")(graph.outputs[0])
     editor.replace_value(graph.outputs[0], other)
-    made = editor.freeze()
-    assert made is not graph
-    assert [(r.name, r.role, r.of) for r in made.results] == [(r.name, r.role, r.of) for r in graph.results]
+    result = editor.freeze()
+    assert result is not graph
+    assert [(r.name, r.role, r.of) for r in result.results] == [(r.name, r.role, r.of) for r in graph.results]
 
 
 def test_other_values_need_as_many_as_there_are_results():

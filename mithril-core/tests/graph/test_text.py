@@ -1,4 +1,4 @@
-"""Graph text: what it looks like, and that it reads back to an equal graph, random graphs included."""
+"""Graph text: its form, and round trips, random graphs included."""
 
 from __future__ import annotations
 
@@ -61,29 +61,29 @@ graph net {
 
 @pytest.mark.parametrize("graph", [g for _, g in sample_graphs()], ids=[n for n, _ in sample_graphs()])
 def test_sample_graphs_read_back(graph):
-    made = parse(to_text(graph))
-    assert same(made, graph)
-    assert to_text(made) == to_text(graph)
-    verify(made)
+    result = parse(to_text(graph))
+    assert same(result, graph)
+    assert to_text(result) == to_text(graph)
+    verify(result)
 
 
 def around(write, *inputs):
     with Builder() as b:
-        made = write(*[b.input(f"x{k}", *i) for k, i in enumerate(inputs)])
-    return b.build({"y": made} if not isinstance(made, dict) else made)
+        result = write(*[b.input(f"x{k}", *i) for k, i in enumerate(inputs)])
+    return b.build({"y": result} if not isinstance(result, dict) else result)
 
 
 def read_back(graph):
-    made = parse(str(graph))
-    assert str(made) == str(graph)
-    assert same(made, graph)
-    return made
+    result = parse(str(graph))
+    assert str(result) == str(graph)
+    assert same(result, graph)
+    return result
 
 
 @pytest.mark.parametrize("number", [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, 0.1, 1 / 3, 3.4e38])
 def test_numbers_survive(number):
-    made = read_back(around(lambda x: x * number, ((2,), "float64")))
-    value = made.nodes[0].attributes["value"]
+    result = read_back(around(lambda x: x * number, ((2,), "float64")))
+    value = result.nodes[0].attributes["value"]
     assert (value == number or (math.isnan(value) and math.isnan(number))) and math.copysign(1, value) == math.copysign(
         1, number if not math.isnan(number) else 1
     )
@@ -108,13 +108,13 @@ def test_constants_survive(data):
     b = Builder()
     with b:
         y = neg(b.constant(data)) if data.dtype != bool else b.constant(data) & True
-    made = read_back(b.build({"y": y}))
-    (constant,) = made.with_role("constant")
+    result = read_back(b.build({"y": y}))
+    (constant,) = result.with_role("constant")
     assert constant.data.dtype == data.dtype
     assert constant.data.tobytes() == np.asarray(data, order="C").tobytes()
 
 
-def test_names_that_collide_are_told_apart():
+def test_colliding_names_are_numbered():
     graph = around(lambda x: exp(x), ((2,),))
     graph.nodes[0].result.name = "x0"  # as a pass may leave it
     assert same(parse(str(graph)), graph)
@@ -165,8 +165,8 @@ def test_damaged_text_gives_a_graph_or_an_error_of_ours(data):
     from mithril.base.errors import MithrilError
 
     text = str(dict(sample_graphs())[data.draw(st.sampled_from(["mlp", "symbolic", "control"]))])
-    at = data.draw(st.integers(0, len(text) - 1))
-    damaged = text[:at] + data.draw(st.sampled_from(["", "%", "{", "9", "]", "\n", "=", "é"])) + text[at + 1 :]
+    offset = data.draw(st.integers(0, len(text) - 1))
+    damaged = text[:offset] + data.draw(st.sampled_from(["", "%", "{", "9", "]", "\n", "=", "é"])) + text[offset + 1 :]
     try:
         verify(parse(damaged))
     except MithrilError:
@@ -194,30 +194,30 @@ def graphs(draw):
             kind = draw(st.integers(0, 9))
             number = draw(st.floats(width=32))
             if kind == 0:
-                made = neg(a)
+                result = neg(a)
             elif kind == 1 and a.shape == c.shape:
-                made = draw(st.sampled_from([add, mul]))(a, c)
+                result = draw(st.sampled_from([add, mul]))(a, c)
             elif kind == 2:
-                made = a * number
+                result = a * number
             elif kind == 3 and a.ndim:
-                made = sum(a, axis=draw(st.integers(-a.ndim, a.ndim - 1)), keepdims=draw(st.booleans()))
+                result = sum(a, axis=draw(st.integers(-a.ndim, a.ndim - 1)), keepdims=draw(st.booleans()))
             elif kind == 4 and a.ndim == 2:
-                made = transpose(a, perm=(1, 0))
+                result = transpose(a, perm=(1, 0))
             elif kind == 5 and a.ndim:
-                made = softmax(a, axis=-1)
+                result = softmax(a, axis=-1)
             elif kind == 6 and a.shape == c.shape and a.ndim:
-                made = concat(a, c, axis=0)
+                result = concat(a, c, axis=0)
             elif kind == 7:
-                made = where(a > number, a, c if c.shape == a.shape else a)
+                result = where(a > number, a, c if c.shape == a.shape else a)
             elif kind == 8:
-                made = cond(sum(cast(a, dtype="float32")) > number, lambda a=a: relu(a), lambda a=a: a * 2.0)
+                result = cond(sum(cast(a, dtype="float32")) > number, lambda a=a: relu(a), lambda a=a: a * 2.0)
             else:
-                made = (
+                result = (
                     reshape(a, shape=(1, *a.shape))
                     if a.ndim < 4
                     else slice_(a, starts=(0,), stops=(1,), axes=(0,), steps=(1,))
                 )
-            values.append(made)
+            values.append(result)
         outputs = {f"y{k}": values[draw(st.integers(0, len(values) - 1))] for k in range(draw(st.integers(1, 3)))}
     return b.build(outputs)
 
@@ -227,10 +227,10 @@ def graphs(draw):
 def test_random_graphs_read_back(graph):
     verify(graph)
     text = str(graph)
-    made = parse(text)
-    verify(made)
-    assert str(made) == text
-    assert structural_hash(made) == structural_hash(graph)
+    result = parse(text)
+    verify(result)
+    assert str(result) == text
+    assert structural_hash(result) == structural_hash(graph)
 
 
 @pytest.mark.parametrize("kind", [d.name for d in ALL])
@@ -239,7 +239,7 @@ def test_constants_of_every_dtype_and_rank_read_back(kind):
     arrays = {name: values(as_dtype(kind), shape) for name, shape in SHAPES.items()}
     b = Builder("constants")
     with b:
-        made = {name: b.constant(array) for name, array in arrays.items()}
-    graph = parse(to_text(b.build(made)))
+        result = {name: b.constant(array) for name, array in arrays.items()}
+    graph = parse(to_text(b.build(result)))
     for (name, expected), i in zip(arrays.items(), graph.inputs, strict=True):
         assert difference(name, i.data, expected) == ""

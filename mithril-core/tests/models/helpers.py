@@ -25,12 +25,12 @@ def run(model, inputs, params=None, **options):
     """Outputs, and the parameters and states they were made with."""
     graph = graph_of(model, inputs, **options)
     start = initialize(graph.with_role("param", "state"), 0) | (params or {})
-    given = {n: a for n, a in arrays(inputs).items() if n in {i.name for i in graph.inputs}}
-    return evaluate(graph, {**start, **given}), start
+    arguments = {n: a for n, a in arrays(inputs).items() if n in {i.name for i in graph.inputs}}
+    return evaluate(graph, {**start, **arguments}), start
 
 
 def line_of(function, text):
-    """The line of a function's source that holds a text."""
+    """Return the line number of a function's source that contains a text."""
     import inspect
 
     lines, first = inspect.getsourcelines(function)

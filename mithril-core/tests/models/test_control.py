@@ -71,9 +71,9 @@ def test_uncalled_branches_chain_and_hold_parameters():
     model = Model()
     model |= Tanh()
     model += If("n > 2 and not off", Counter(), Identity(), name="choice")
-    given = {"input": f32(3), "off": np.asarray(False)}
+    arguments = {"input": f32(3), "off": np.asarray(False)}
     for n in (1, 5):
-        inputs = given | {"n": np.int32(n)}
+        inputs = arguments | {"n": np.int32(n)}
         graph = graph_of(model, inputs)
         assert [i.name for i in graph.with_role("param")] == ["choice.then.counter.weight"]
         out, _ = run(model, inputs)
@@ -141,7 +141,7 @@ def test_unknown_loop_variable():
 
 
 @pytest.mark.parametrize(
-    "text, known, value",
+    "text, names, value",
     [
         ("a < b", {"a": 1, "b": 2}, True),
         ("a < b <= 3", {"a": 1, "b": 4}, False),
@@ -150,9 +150,9 @@ def test_unknown_loop_variable():
         ("a / 2", {"a": 3}, 1.5),
     ],
 )
-def test_expressions(text, known, value):
-    assert Expression(text).value(known) == value
-    assert set(Expression(text).names) == set(known)
+def test_expressions(text, names, value):
+    assert Expression(text).value(names) == value
+    assert set(Expression(text).names) == set(names)
 
 
 @pytest.mark.parametrize(

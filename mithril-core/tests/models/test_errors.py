@@ -17,7 +17,7 @@ graph_of, f32, line_of = helpers.graph_of, helpers.f32, helpers.line_of
 
 
 def message(error, test):
-    """The text with this file as FILE and lines relative to the test."""
+    """Replace this file by FILE and make line numbers relative to the test."""
     import re
 
     first = line_of(test, "def ")
@@ -209,7 +209,7 @@ def test_a_model_cannot_contain_itself():
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("value", "text"),
     [
         (None, "a NoneType cannot be compiled\n  accepted: a model, or a single layer"),
         (lambda x: x, "a function cannot be compiled\n  accepted: a model, or a single layer"),
@@ -223,7 +223,7 @@ def test_a_model_cannot_contain_itself():
         ),
     ],
 )
-def test_what_is_no_model(given, text):
+def test_non_models_are_rejected(value, text):
     with pytest.raises(ModelError) as error:
-        flatten(given)
+        flatten(value)
     assert str(error.value) == text

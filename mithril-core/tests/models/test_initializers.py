@@ -74,8 +74,8 @@ def test_inputs_by_name_and_dtype():
     with Builder() as builder:
         builder.param("w", (2, 3), "float16", init="ones")
         builder.param("n", (2,), "int32")
-    made = initialize(builder.inputs, 0)
-    assert {n: a.dtype for n, a in made.items()} == {"w": float16.numpy, "n": np.int32}
+    result = initialize(builder.inputs, 0)
+    assert {n: a.dtype for n, a in result.items()} == {"w": float16.numpy, "n": np.int32}
 
 
 @pytest.mark.parametrize("init", sorted(set(INITIALIZERS) - {"key"}))

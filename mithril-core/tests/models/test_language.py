@@ -1,4 +1,4 @@
-"""Wiring: names, connections, blocks, outputs, sharing; against what NumPy computes."""
+"""Wiring: names, connections, blocks, outputs, sharing; compared with NumPy."""
 
 import importlib.util
 from copy import deepcopy
@@ -214,7 +214,7 @@ def test_outputs_by_name(names, expected):
     assert list(model.outputs) == expected
 
 
-def test_outputs_exposed_chosen_and_asked_for():
+def test_outputs_exposed_set_and_requested():
     model = Model()
     model |= Tanh()(input="input", output=IOKey("h", expose=True))
     model |= Negate()(input="h", output="output")
@@ -281,7 +281,7 @@ def test_layers_inside_layers_are_named_by_attribute():
     assert graph.nodes[1].origin.path == "two.rest.0"
 
 
-def test_depth_is_no_limit():
+def test_depth_is_not_limited():
     model = Model()
     for _ in range(3000):
         model += Tanh()

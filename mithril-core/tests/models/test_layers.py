@@ -116,10 +116,10 @@ def test_embedding():
 # -- convolution --------------------------------------------------------------------------------------------------
 def conv2d(x, w, stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1):
     x = np.pad(x, ((0, 0), (0, 0), (padding[0],) * 2, (padding[1],) * 2))
-    n, c, h, wide = x.shape
+    n, c, h, width = x.shape
     o, _, kh, kw = w.shape
     oh = (h - dilation[0] * (kh - 1) - 1) // stride[0] + 1
-    ow = (wide - dilation[1] * (kw - 1) - 1) // stride[1] + 1
+    ow = (width - dilation[1] * (kw - 1) - 1) // stride[1] + 1
     out = np.zeros((n, o, oh, ow))
     for i, j, k in itertools.product(range(oh), range(ow), range(o)):
         g = k // (o // groups)
@@ -312,12 +312,12 @@ def test_cross_attention_with_a_mask():
     close(out["output"], attention(p, q, m, m, 2, 2, mask, "a."))
 
 
-def test_a_cache_gives_what_the_whole_sequence_gives():
+def test_a_cache_equals_the_full_sequence():
     from mithril.ir.evaluation import evaluate
     from mithril.runtime.initializers import initialize
 
     x = f32(1, 6, 8)
-    whole, p = run(MultiHeadAttention(8, 2, causal=True, rotary=True), {"query": x})
+    full, p = run(MultiHeadAttention(8, 2, causal=True, rotary=True), {"query": x})
     cached = MultiHeadAttention(8, 2, causal=True, rotary=True, cache=10)
     parts, state = [], {}
     for start, stop in ((0, 3), (3, 4), (4, 6)):
@@ -327,7 +327,7 @@ def test_a_cache_gives_what_the_whole_sequence_gives():
         out = evaluate(graph, {**p, **state, **inputs})
         parts.append(out["output"])
         state = {n: out[f"state/{n}"] for n in state}
-    close(np.concatenate(parts, 1), whole["output"])
+    close(np.concatenate(parts, 1), full["output"])
 
 
 def test_a_mask_and_a_cache_hide_alike():
@@ -424,7 +424,7 @@ def test_recurrent(kind, step, bidirectional):
     out, p = run(kind(3, 4, layers=2, bidirectional=bidirectional), {"input": x})
     y, lasts = x, []
     for layer in range(2):
-        both = []
+        outputs = []
         for suffix in ("", "_reverse")[: 1 + bidirectional]:
             names = [f"{n}_l{layer}{suffix}" for n in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
             h = c = np.zeros((2, 4))
@@ -433,8 +433,8 @@ def test_recurrent(kind, step, bidirectional):
                 h, c = step(y[:, t], h, c, *(p[n] for n in names))
                 hs.append(h)
             lasts.append(h)
-            both.append(np.stack(hs[:: -1 if suffix else 1], 1))
-        y = np.concatenate(both, 2)
+            outputs.append(np.stack(hs[:: -1 if suffix else 1], 1))
+        y = np.concatenate(outputs, 2)
     close(out["output"], y)
     close(out["last_hidden"], np.stack(lasts))
     assert ("last_cell" in out) == (kind is LSTM)
@@ -443,7 +443,7 @@ def test_recurrent(kind, step, bidirectional):
 def test_recurrent_goes_on_from_a_state():
     x = f32(2, 6, 3)
     layer = LSTM(4)
-    whole, p = run(layer, {"input": x})
+    full, p = run(layer, {"input": x})
     first, _ = run(layer, {"input": x[:, :4]})
     model = Model()
     start = {"hidden": "h", "cell": "c"}
@@ -453,26 +453,26 @@ def test_recurrent_goes_on_from_a_state():
         {"x": x[:, 4:], "h": first["last_hidden"], "c": first["last_cell"]},
         {f"lstm.{n}": a for n, a in p.items()},
     )
-    close(rest["output"], whole["output"][:, 4:])
+    close(rest["output"], full["output"][:, 4:])
 
 
 # -- metrics, and every layer -------------------------------------------------------------------------------------
 def test_metrics():
     logits = np.array([[3, 1, 0], [0, 2, 1], [1, 0, 2], [5, 4, 0]], np.float32)
     labels = np.array([0, 2, 2, 1], np.int32)
-    given = {"logits": logits, "labels": labels}
-    assert run(Accuracy(), given)[0]["output"] == 0.5
-    assert run(TopKAccuracy(2), given)[0]["output"] == 1.0
+    inputs = {"logits": logits, "labels": labels}
+    assert run(Accuracy(), inputs)[0]["output"] == 0.5
+    assert run(TopKAccuracy(2), inputs)[0]["output"] == 1.0
     matrix = [[1, 0, 0], [1, 0, 0], [0, 1, 1]]
-    np.testing.assert_array_equal(run(ConfusionMatrix(3), given)[0]["output"], matrix)
+    np.testing.assert_array_equal(run(ConfusionMatrix(3), inputs)[0]["output"], matrix)
     binary = {"predictions": np.array([0.9, 0.8, 0.2, 0.1], np.float32), "labels": np.array([1, 0, 1, 0], np.int32)}
     assert run(F1Score(), binary)[0]["output"] == 0.5
-    said = {"predictions": np.array([0.9, 0.8, 0.7, 0.1], np.float32), "labels": np.array([1, 1, 0, 1], np.int32)}
-    close(run(models.Precision(), said)[0]["output"], 2 / 3)
-    close(run(models.Recall(0.75), said)[0]["output"], 2 / 3)
+    predicted = {"predictions": np.array([0.9, 0.8, 0.7, 0.1], np.float32), "labels": np.array([1, 1, 0, 1], np.int32)}
+    close(run(models.Precision(), predicted)[0]["output"], 2 / 3)
+    close(run(models.Recall(0.75), predicted)[0]["output"], 2 / 3)
     chances = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     expected = np.exp(-np.log(chances[np.arange(4), labels]).mean())
-    close(run(models.Perplexity(), given)[0]["output"], expected)
+    close(run(models.Perplexity(), inputs)[0]["output"], expected)
     x, y = f32(9), f32(9, seed=1)
     close(
         run(R2Score(), {"predictions": x, "targets": y})[0]["output"],

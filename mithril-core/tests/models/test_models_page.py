@@ -1,4 +1,4 @@
-"""The code on the page about writing models runs as it stands there."""
+"""The code on the page about writing models runs."""
 
 import importlib.util
 import re

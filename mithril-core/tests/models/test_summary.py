@@ -10,10 +10,10 @@ def model():
     block = Model(name="block")
     block += Conv2d(3, 4, kernel_size=3, name="conv")
     block += Tanh()
-    whole = Model()
-    whole += block
-    whole += Flatten()
-    return whole
+    full = Model()
+    full += block
+    full += Flatten()
+    return full
 
 
 def test_the_whole_table():

@@ -26,11 +26,11 @@ run, graph_of, f32 = helpers.run, helpers.graph_of, helpers.f32
 
 
 def example(name):
-    found = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(found)
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(EXAMPLES))
     try:
-        found.loader.exec_module(module)
+        spec.loader.exec_module(module)
     finally:
         sys.path.remove(str(EXAMPLES))
         sys.modules.pop("everywhere", None)
@@ -84,10 +84,10 @@ def test_resnet18_has_the_parameters_of_its_family():
     assert len(graph.with_role("state")) == 40
 
 
-def test_gpt_token_by_token_gives_what_the_sequence_gives():
+def test_gpt_token_by_token_equals_the_full_sequence():
     gpt = example("gpt").gpt
     tokens = np.random.default_rng(0).integers(0, 50, (2, 6)).astype(np.int32)
-    whole, params = run(gpt(50, 16, 2, 2, 8), {"input": tokens})
+    full, params = run(gpt(50, 16, 2, 2, 8), {"input": tokens})
     cached, parts, state = gpt(50, 16, 2, 2, 8, cache=True), [], {}
     for start, stop in ((0, 3), (3, 4), (4, 6)):
         inputs = {"input": tokens[:, start:stop], "position": np.int32(start)}
@@ -96,7 +96,7 @@ def test_gpt_token_by_token_gives_what_the_sequence_gives():
         out = evaluate(graph, {**params, **state, **inputs})
         parts.append(out["output"])
         state = {n: out[f"state/{n}"] for n in state}
-    np.testing.assert_allclose(np.concatenate(parts, 1), whole["output"], atol=1e-6)
+    np.testing.assert_allclose(np.concatenate(parts, 1), full["output"], atol=1e-6)
     assert "wte.weight" in params
     assert not any(n.startswith("lm_head") for n in params)
 

@@ -24,20 +24,20 @@ CASES = [
 def make(a: Arr, rng):
     kind = dtype(a.dtype)
     if a.values is not None:
-        made = np.array(a.values).reshape(a.shape)
-        return made.astype(np.float64 if kind.is_float else kind.numpy)
+        result = np.array(a.values).reshape(a.shape)
+        return result.astype(np.float64 if kind.is_float else kind.numpy)
     if kind.is_float:
         return rng.uniform(a.low, a.high, a.shape)
     return rng.integers(int(a.low), int(a.high) + 1, a.shape).astype(kind.numpy)
 
 
 def pull(node, cotangents):
-    """One cotangent per operand, by the operation's own gradient or through its body."""
+    """Return one cotangent per operand, by the operation's own gradient or through its body."""
     op = node.op
     if op.gradient is not None:
         single = len(op.results) == 1
-        given = (cotangents[0], node.result) if single else (tuple(cotangents), node.results)
-        return op.gradient(*given, *node.operands, **node.attributes)
+        cotangents_and_results = (cotangents[0], node.result) if single else (tuple(cotangents), node.results)
+        return op.gradient(*cotangents_and_results, *node.operands, **node.attributes)
     if not op.composite:
         assert op.gradient_reason
         return [None] * len(node.operands)
@@ -48,33 +48,33 @@ def pull(node, cotangents):
     return backward(builder.nodes[start:], outputs, cotangents, node.operands)
 
 
-def backward(nodes, outputs, cotangents, wanted):
-    found = {}
+def backward(nodes, outputs, cotangents, targets):
+    cotangents_by_value = {}
 
     def collect(value, g):
         if g is None or value is None:
             return
         assert g.dtype is value.dtype, "a cotangent keeps its operand's dtype"
         assert g.dtype.is_float, "integers have no cotangent"
-        found[value] = found[value] + g if value in found else g
+        cotangents_by_value[value] = cotangents_by_value[value] + g if value in cotangents_by_value else g
 
     for value, g in zip(outputs, cotangents, strict=True):
         collect(value, g)
     for node in reversed(list(nodes)):
-        given = [found.get(r) for r in node.results]
-        if any(g is not None for g in given):
-            for value, g in zip(node.operands, pull(node, given), strict=True):
+        result_cotangents = [cotangents_by_value.get(r) for r in node.results]
+        if any(g is not None for g in result_cotangents):
+            for value, g in zip(node.operands, pull(node, result_cotangents), strict=True):
                 collect(value, g)
-    return [found.get(v) for v in wanted]
+    return [cotangents_by_value.get(v) for v in targets]
 
 
 def numeric(function, arguments, name, step=1e-5):
     base, out = arguments[name], np.zeros(arguments[name].shape)
-    for at in np.ndindex(base.shape):
+    for position in np.ndindex(base.shape):
         high, low = base.copy(), base.copy()
-        high[at] += step
-        low[at] -= step
-        out[at] = (function({**arguments, name: high}) - function({**arguments, name: low})) / (2 * step)
+        high[position] += step
+        low[position] -= step
+        out[position] = (function({**arguments, name: high}) - function({**arguments, name: low})) / (2 * step)
     return out
 
 
@@ -84,16 +84,16 @@ def test_gradients_are_central_differences(op, s):
     arguments = {f"x{k}": make(a, rng) for k, a in enumerate(s.operands)}
     with Builder() as b:
         operands = [b.input(name, x.shape, x.dtype) for name, x in arguments.items()]
-        made = op(*operands, **s.attributes)
-        made = made if isinstance(made, tuple) else (made,)
-        g = [b.input(f"g{k}", y.shape, y.dtype) if y.dtype.is_float else None for k, y in enumerate(made)]
-        first = backward(list(b.nodes), made, g, operands)
-        given = {v: d for v, d in zip(operands, first, strict=True) if d is not None}
-        h = {v: b.input(f"h_{v.name}", v.shape, v.dtype) for v in given}
+        result = op(*operands, **s.attributes)
+        result = result if isinstance(result, tuple) else (result,)
+        g = [b.input(f"g{k}", y.shape, y.dtype) if y.dtype.is_float else None for k, y in enumerate(result)]
+        first = backward(list(b.nodes), result, g, operands)
+        directions = {v: d for v, d in zip(operands, first, strict=True) if d is not None}
+        h = {v: b.input(f"h_{v.name}", v.shape, v.dtype) for v in directions}
         inputs = [v for v in (*operands, *g) if v is not None and v.dtype.is_float]
-        second = backward(list(b.nodes), list(given.values()), list(h.values()), inputs)
-        outputs = {f"y{k}": y for k, y in enumerate(made) if y.dtype.is_float}
-        outputs |= {f"d_{v.name}": d for v, d in given.items()}
+        second = backward(list(b.nodes), list(directions.values()), list(h.values()), inputs)
+        outputs = {f"y{k}": y for k, y in enumerate(result) if y.dtype.is_float}
+        outputs |= {f"d_{v.name}": d for v, d in directions.items()}
         outputs |= {f"dd_{v.name}": d for v, d in zip(inputs, second, strict=True) if d is not None}
         graph = b.build(outputs)
     for value in (*[v for v in g if v is not None], *h.values()):
@@ -108,15 +108,15 @@ def test_gradients_are_central_differences(op, s):
         ran = evaluate(graph, values)
         return sum(np.sum(ran[f"d_{v.name}"] * values[u.name]) for v, u in h.items())
 
-    for value in given:
+    for value in directions:
         if np.size(arguments[value.name]) <= 100:
             expected = numeric(forward, arguments, value.name)
             np.testing.assert_allclose(results[f"d_{value.name}"], expected, rtol=1e-4, atol=1e-6)
     for value in inputs:
-        if given and np.size(arguments[value.name]) <= 40:
+        if directions and np.size(arguments[value.name]) <= 40:
             expected = numeric(gradient, arguments, value.name)
-            made = results.get(f"dd_{value.name}", np.zeros_like(expected))
-            np.testing.assert_allclose(made, expected, rtol=1e-4, atol=1e-6)
+            result = results.get(f"dd_{value.name}", np.zeros_like(expected))
+            np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("mode", ["reflect", "edge"])

@@ -153,7 +153,7 @@ def test_look_ups_and_rows():
     assert (dot.reads_rows(0), dot.reads_rows(1)) == ("rows", "rows")
 
 
-def test_sizes_that_a_guard_makes_equal_are_not_apart():
+def test_sizes_that_a_guard_equates_are_one_factor():
     B = Dim("B", 1, 64)
     axes = node(lambda x, y: x + y, (B, 2), (3, 2)).axes
     assert axes.parallel == ("...0",)
@@ -186,7 +186,7 @@ def test_a_declaration_names_attributes_and_operands_that_exist():
         declare(misnamed)
 
 
-def test_axes_that_lie_are_reported_with_the_sample_and_the_factor():
+def test_wrong_axes_are_reported_with_the_sample_and_the_factor():
     lying = with_axes(operations()["matmul"], "... m? k, ... k n? -> ... m? n? | k max")
     assert "matmul[0]: factor 'k' (max): parts give something else" in false_axes(lying)
 

@@ -1,4 +1,4 @@
-"""Control flow against Python's own, captured values through any depth, and errors that name what differs."""
+"""Control flow compared with Python's, captures at any depth, and errors that name the difference."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ X = np.linspace(-1.0, 1.0, 12, dtype=F).reshape(4, 3)
 
 
 def built(function, *types):
-    """The verified graph of a function, after it has been through text and back."""
+    """Build the verified graph of a function after a round trip through text."""
     with Builder() as b:
-        made = function(*[b.input(f"x{k}", *t) for k, t in enumerate(types)])
-    graph = verify(b.build(made if isinstance(made, dict) else {"y": made}))
+        result = function(*[b.input(f"x{k}", *t) for k, t in enumerate(types)])
+    graph = verify(b.build(result if isinstance(result, dict) else {"y": result}))
     back = parse(str(graph))
     assert same(back, graph)
     assert str(back) == str(graph)
@@ -53,7 +53,7 @@ def test_a_plain_number_takes_the_other_branch_s_dtype():
     assert str(graph.outputs[0].type) == "f16[]"
 
 
-def test_branches_read_what_is_outside():
+def test_branches_capture_outer_values():
     def build(p, x, w):
         k = ops.exp(w)
         return ops.cond(p, lambda: x @ k, lambda: x)
@@ -137,7 +137,7 @@ def test_while_stops_at_its_bound(bound):
     assert run(graph, 5)["y"] == min(5, bound)
 
 
-def test_while_reads_what_is_outside():
+def test_while_captures_outer_values():
     graph = built(
         lambda x, w, stop: ops.while_loop(lambda v: ops.sum(v) < stop, lambda v: v @ w, x), ((3,),), ((3, 3),), ((),)
     )
@@ -198,14 +198,14 @@ def test_scan_against_python(reverse):
 
     graph = built(build, ((4, 3),), ((4,),))
     s = np.array([1, 2, 3, 4], F)
-    got = run(graph, X, s)
+    actual = run(graph, X, s)
     total, before = np.zeros(3, F), [None] * 4
     for k in reversed(range(4)) if reverse else range(4):
         before[k], total = total, total + X[k]
-    np.testing.assert_array_equal(got["total"], total)
-    np.testing.assert_array_equal(got["before"], np.stack(before))
-    np.testing.assert_array_equal(got["scaled"], X * s[:, None])
-    assert got["product"] == 24
+    np.testing.assert_array_equal(actual["total"], total)
+    np.testing.assert_array_equal(actual["before"], np.stack(before))
+    np.testing.assert_array_equal(actual["scaled"], X * s[:, None])
+    assert actual["product"] == 24
 
 
 def test_scan_without_sequences_or_results():
@@ -218,9 +218,9 @@ def test_scan_over_nothing():
         last, ys = ops.scan(lambda c, row: (c + row, ops.sum(row)), np.ones(3, F), x)
         return {"last": last, "ys": ys}
 
-    got = run(built(build, ((0, 3),)), X[:0])
-    np.testing.assert_array_equal(got["last"], np.ones(3))
-    assert got["ys"].shape == (0,)
+    actual = run(built(build, ((0, 3),)), X[:0])
+    np.testing.assert_array_equal(actual["last"], np.ones(3))
+    assert actual["ys"].shape == (0,)
 
 
 def test_scan_of_symbolic_length():
@@ -237,9 +237,9 @@ def test_scan_of_symbolic_length():
     graph = built(build, ((T, B),), ((B,),))
     assert [str(v.type) for v in graph.outputs] == ["f32[B]", "f32[T, B]", "f32[T]"]
     for t, b in ((3, 2), (5, 1), (0, 4)):
-        got = run(graph, np.ones((t, b), F), np.zeros(b, F))
-        assert got["ys"].shape == (t, b)
-        np.testing.assert_array_equal(got["counts"], np.full(t, t * b, F))
+        actual = run(graph, np.ones((t, b), F), np.zeros(b, F))
+        assert actual["ys"].shape == (t, b)
+        np.testing.assert_array_equal(actual["counts"], np.full(t, t * b, F))
 
 
 def test_lengths_that_cannot_be_compared_become_a_guard():
@@ -312,11 +312,11 @@ def test_capture_through_several_levels():
     for p in (True, False):
         np.testing.assert_allclose(run(graph, p, X, w)["y"], expected(p), rtol=1e-6)
     for node, owner in iterate(graph):
-        inside = {i.value for i in owner.inputs} | {v for n in owner.nodes for v in n.results}
-        assert all(v in inside for v in node.operands), node
+        defined = {i.value for i in owner.inputs} | {v for n in owner.nodes for v in n.results}
+        assert all(v in defined for v in node.operands), node
 
 
-def test_what_a_body_declares_belongs_to_the_whole_graph():
+def test_declarations_in_a_body_belong_to_the_graph():
     with Builder() as b:
         x = b.input("x", (4, 3))
 
@@ -359,7 +359,7 @@ def test_a_value_returned_as_it_came_from_outside():
     np.testing.assert_array_equal(run(graph, True, X[0])["y"], X[0])
 
 
-def test_an_error_in_a_body_leaves_the_builder_as_it_was():
+def test_an_error_in_a_body_does_not_change_the_builder():
     with Builder() as b:
         x = b.input("x", (4, 3))
         with pytest.raises(ZeroDivisionError):
@@ -421,9 +421,9 @@ def test_a_barrier_gives_its_operands():
         return {"a": a, "b": b}
 
     graph = built(build, ((3,),), ((2,), "int32"))
-    got = run(graph, X[0], np.array([1, 2], np.int32))
-    np.testing.assert_array_equal(got["a"], X[0])
-    assert got["b"].dtype == np.int32
+    actual = run(graph, X[0], np.array([1, 2], np.int32))
+    np.testing.assert_array_equal(actual["a"], X[0])
+    assert actual["b"].dtype == np.int32
     assert graph.nodes[0].op.opaque
 
 

@@ -29,9 +29,9 @@ CASES = {
 
 
 def attributes_of(case):
-    x, _, given = CASES[case]
+    x, _, settings = CASES[case]
     rank = len(x) - 2
-    filled = {"stride": (1,), "padding": ((0, 0),), "dilation": (1,), "groups": 1, **given}
+    filled = {"stride": (1,), "padding": ((0, 0),), "dilation": (1,), "groups": 1, **settings}
     return {k: v if k == "groups" or len(v) == rank else v * rank for k, v in filled.items()}
 
 
@@ -42,17 +42,17 @@ def operands(case, seed=0):
 
 
 def by_loops(x, w, stride, padding, dilation, groups):
-    """The definition, one result element at a time."""
+    """Compute the definition, one result element at a time."""
     x = np.pad(x, ((0, 0), (0, 0), *padding))
     sizes = [(n - (k - 1) * d - 1) // s + 1 for n, k, s, d in zip(x.shape[2:], w.shape[2:], stride, dilation)]
     out = np.zeros((x.shape[0], w.shape[0], *sizes))
     share_in, share_out = w.shape[1], w.shape[0] // groups
-    for n, o, *at in itertools.product(*map(range, out.shape)):
+    for n, o, *position in itertools.product(*map(range, out.shape)):
         first = o // share_out * share_in
         window = tuple(
-            slice(a * s, a * s + (k - 1) * d + 1, d) for a, s, k, d in zip(at, stride, w.shape[2:], dilation)
+            slice(a * s, a * s + (k - 1) * d + 1, d) for a, s, k, d in zip(position, stride, w.shape[2:], dilation)
         )
-        out[(n, o, *at)] = np.sum(x[(n, slice(first, first + share_in), *window)] * w[o])
+        out[(n, o, *position)] = np.sum(x[(n, slice(first, first + share_in), *window)] * w[o])
     return out
 
 
@@ -69,12 +69,12 @@ def test_the_gradients_are_the_adjoints(case):
     attributes = CASES[case][2]
     y = ops.conv(x, w, **attributes)
     g = np.random.default_rng(1).normal(size=y.shape)
-    whole = np.sum(g * y)
+    total = np.sum(g * y)
     dx = ops.conv_input_grad(g, w, shape=x.shape, **attributes)
     dw = ops.conv_weight_grad(x, g, shape=w.shape, **attributes)
     assert dx.shape == x.shape
     assert dw.shape == w.shape
-    np.testing.assert_allclose([np.sum(dx * x), np.sum(dw * w)], whole, rtol=1e-10)
+    np.testing.assert_allclose([np.sum(dx * x), np.sum(dw * w)], total, rtol=1e-10)
     other = np.random.default_rng(2).normal(size=x.shape)
     np.testing.assert_allclose(np.sum(dx * other), np.sum(g * ops.conv(other, w, **attributes)), rtol=1e-10)
 
@@ -99,11 +99,11 @@ def test_conv_transpose_spreads_each_element(x, w, attributes):
     kernel = w.shape[2:]
     reach = [(n - 1) * s + (k - 1) * d + 1 + e for n, s, k, d, e in zip(x.shape[2:], stride, kernel, dilation, extra)]
     out = np.zeros((x.shape[0], share_out * groups, *reach))
-    for n, c, *at in itertools.product(*map(range, x.shape)):
+    for n, c, *position in itertools.product(*map(range, x.shape)):
         first = c // share_in * share_out
         for k in itertools.product(*map(range, kernel)):
-            to = tuple(a * s + j * d for a, s, j, d in zip(at, stride, k, dilation))
-            out[(n, slice(first, first + share_out), *to)] += x[(n, c, *at)] * w[(c, slice(None), *k)]
+            target = tuple(a * s + j * d for a, s, j, d in zip(position, stride, k, dilation))
+            out[(n, slice(first, first + share_out), *target)] += x[(n, c, *position)] * w[(c, slice(None), *k)]
     out = out[(..., *(slice(a, n - b) for n, (a, b) in zip(reach, padding)))]
     np.testing.assert_allclose(ops.conv_transpose(x, w, **attributes), out, rtol=1e-10)
 
@@ -113,17 +113,17 @@ def test_sixteen_bit_floats_accumulate_in_float32(kind):
     x, w = np.full((1, 4096, 1), 1, kind), np.full((1, 4096, 1), 1, kind)
     assert float(ops.conv(x, w)[0, 0, 0]) == 4096.0
     g = np.full((1, 4096, 1), 1, kind)
-    made = ops.conv_input_grad(g, np.full((4096, 1, 1), 1, kind), shape=(1, 1, 1))
-    assert float(made[0, 0, 0]) == 4096.0
-    assert made.dtype == kind
-    made = ops.conv_weight_grad(np.ones((1, 1, 4096), kind), np.ones((1, 1, 4096), kind), shape=(1, 1, 1))
-    assert float(made[0, 0, 0]) == 4096.0
+    result = ops.conv_input_grad(g, np.full((4096, 1, 1), 1, kind), shape=(1, 1, 1))
+    assert float(result[0, 0, 0]) == 4096.0
+    assert result.dtype == kind
+    result = ops.conv_weight_grad(np.ones((1, 1, 4096), kind), np.ones((1, 1, 4096), kind), shape=(1, 1, 1))
+    assert float(result[0, 0, 0]) == 4096.0
 
 
 def test_integers_keep_their_dtype():
-    made = ops.conv(np.arange(8, dtype=np.int32).reshape(1, 1, 8), np.array([[[1, 2]]], np.int32))
-    assert made.dtype == np.int32
-    assert made.ravel().tolist() == [2, 5, 8, 11, 14, 17, 20]
+    result = ops.conv(np.arange(8, dtype=np.int32).reshape(1, 1, 8), np.array([[[1, 2]]], np.int32))
+    assert result.dtype == np.int32
+    assert result.ravel().tolist() == [2, 5, 8, 11, 14, 17, 20]
 
 
 def test_empty_batch_and_no_channels():

@@ -12,10 +12,10 @@ from mithril.ir.attribute_types import Axes, Axis, Ints  # without the __future_
 
 @pytest.fixture(autouse=True)
 def forget():
-    known = dict(registry._operations)
+    registered = dict(registry._operations)
     yield
     registry._operations.clear()
-    registry._operations.update(known)
+    registry._operations.update(registered)
 
 
 def same(x, **attributes):
@@ -29,7 +29,7 @@ def kind(kinds, attributes):
 def declared(shape=same, dtype=kind, results=("result",)):
     @ml.op(shape=shape, dtype=dtype, results=results)
     def declaring_test(x):
-        """For tests."""
+        """Call the reference, for tests."""
         return x
 
     return declaring_test
@@ -105,7 +105,7 @@ def test_wrong_rules_are_the_authors_mistake(rules, message):
 )
 def test_reference_is_compared_with_the_shape_rule(reference, message):
     def checked_reference(x):
-        """For tests."""
+        """Call the reference, for tests."""
         return reference(x)
 
     op = ml.op(shape=same, dtype=kind)(checked_reference)

@@ -1,4 +1,4 @@
-"""Composites in the place of which their bodies stand: what is kept, what is shared, what is refused."""
+"""Decomposition of composites: kept nodes, shared bodies, rejected graphs."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def everything(node):
 
 def graph_of(function, shape=(2, 3), dtype="float32"):
     with Builder() as b:
-        made = function(b.input("x", shape, dtype))
-    return b.build(made if isinstance(made, dict) else {"y": made})
+        result = function(b.input("x", shape, dtype))
+    return b.build(result if isinstance(result, dict) else {"y": result})
 
 
 def test_the_same_graph_where_nothing_changes():
@@ -49,22 +49,22 @@ def test_the_same_graph_where_nothing_changes():
     assert decompose(looped, primitives) is looped
 
 
-def test_bodies_stand_for_composites():
+def test_bodies_replace_composites():
     graph = graph_of(lambda x: {"a": ops.log2(ops.square(x)), "b": ops.rsqrt(x)})
-    made = verify(decompose(graph, primitives))
-    assert not any(n.op.composite for n in made.nodes)
-    assert made.output_names == ("a", "b")
-    assert made.outputs == graph.outputs  # the very values, so names too
-    before, after = evaluate(graph, {"x": X}), evaluate(made, {"x": X})
+    result = verify(decompose(graph, primitives))
+    assert not any(n.op.composite for n in result.nodes)
+    assert result.output_names == ("a", "b")
+    assert result.outputs == graph.outputs  # the very values, so names too
+    before, after = evaluate(graph, {"x": X}), evaluate(result, {"x": X})
     for name in before:
         np.testing.assert_array_equal(before[name], after[name])
 
 
 def test_only_what_is_not_lowered():
     graph = graph_of(lambda x: ops.rsqrt(ops.square(x)))
-    made = decompose(graph, lambda n: n.op.name != "rsqrt")
-    assert [n.op.name for n in made.nodes] == ["square", "sqrt", "constant", "div"]
-    assert made.nodes[0] is graph.nodes[0]
+    result = decompose(graph, lambda n: n.op.name != "rsqrt")
+    assert [n.op.name for n in result.nodes] == ["square", "sqrt", "constant", "div"]
+    assert result.nodes[0] is graph.nodes[0]
 
 
 def test_bodies_of_bodies(own_op):
@@ -74,15 +74,15 @@ def test_bodies_of_bodies(own_op):
         return ops.square(ops.rsqrt(x)) + ops.square(x)
 
     graph = graph_of(lambda x: outer(outer(x)))
-    made = verify(decompose(graph, primitives))
-    assert not any(n.op.composite for n in made.nodes)
-    np.testing.assert_array_equal(evaluate(graph, {"x": X})["y"], evaluate(made, {"x": X})["y"])
+    result = verify(decompose(graph, primitives))
+    assert not any(n.op.composite for n in result.nodes)
+    np.testing.assert_array_equal(evaluate(graph, {"x": X})["y"], evaluate(result, {"x": X})["y"])
 
 
 def test_names_are_not_taken_twice():
     graph = graph_of(lambda x: ops.square(ops.square(x)) * ops.square(x) * 2.0)
-    made = decompose(graph, primitives)
-    names = [v.name for n in made.nodes for v in n.results]
+    result = decompose(graph, primitives)
+    names = [v.name for n in result.nodes for v in n.results]
     assert len(set(names)) == len(names)
 
 
@@ -92,8 +92,8 @@ def test_origins_and_tags_go_to_the_body():
         x = b.input("x", (2, 3))
         with b.at(origin, {"keep": "float32"}):
             y = ops.log2(x)
-    made = decompose(b.build({"y": y}), primitives)
-    assert [(n.origin, dict(n.tags)) for n in made.nodes] == [(origin, {"keep": "float32"})] * len(made.nodes)
+    result = decompose(b.build({"y": y}), primitives)
+    assert [(n.origin, dict(n.tags)) for n in result.nodes] == [(origin, {"keep": "float32"})] * len(result.nodes)
 
 
 @pytest.mark.parametrize("place", ["middle", "output", "chain"])
@@ -104,16 +104,16 @@ def test_a_body_that_hands_its_operand_through(place):
         "chain": lambda x: ops.stop_gradient(ops.stop_gradient(ops.stop_gradient(ops.exp(x)))) + ops.stop_gradient(x),
     }[place]
     graph = graph_of(build)
-    made = verify(decompose(graph, primitives))
-    assert "stop_gradient" not in [n.op.name for n in made.nodes]
-    assert made.output_names == ("y",)
-    np.testing.assert_array_equal(evaluate(graph, {"x": X})["y"], evaluate(made, {"x": X})["y"])
+    result = verify(decompose(graph, primitives))
+    assert "stop_gradient" not in [n.op.name for n in result.nodes]
+    assert result.output_names == ("y",)
+    np.testing.assert_array_equal(evaluate(graph, {"x": X})["y"], evaluate(result, {"x": X})["y"])
 
 
 def test_a_body_that_gives_one_value_twice(own_op):
     @own_op(name="test.twice", results=("a", "b"))
     def twice(x):
-        """One value as two results."""
+        """Return one value as two results."""
         y = ops.exp(x)
         return y, y
 
@@ -121,11 +121,11 @@ def test_a_body_that_gives_one_value_twice(own_op):
         a, b = twice(x)
         return {"a": a, "b": b, "sum": a + b}
 
-    made = verify(decompose(graph_of(build), primitives))
-    got = evaluate(made, {"x": X})
-    np.testing.assert_array_equal(got["a"], np.exp(X))
-    np.testing.assert_array_equal(got["sum"], 2 * np.exp(X))
-    assert [n.op.name for n in made.nodes] == ["exp", "add"]
+    result = verify(decompose(graph_of(build), primitives))
+    actual = evaluate(result, {"x": X})
+    np.testing.assert_array_equal(actual["a"], np.exp(X))
+    np.testing.assert_array_equal(actual["sum"], 2 * np.exp(X))
+    assert [n.op.name for n in result.nodes] == ["exp", "add"]
 
 
 def test_arrays_of_a_body_become_constants(own_op):
@@ -135,9 +135,9 @@ def test_arrays_of_a_body_become_constants(own_op):
         return x + np.arange(3, dtype=np.float32)
 
     graph = graph_of(lambda x: ops.scan(lambda c, row: (table(c) * row, None), np.ones(3, np.float32), x)[0])
-    made = verify(decompose(graph, primitives))
-    np.testing.assert_array_equal(evaluate(made, {"x": X})["y"], evaluate(graph, {"x": X})["y"])
-    body = next(n for n in made.nodes if n.op.name == "scan").regions[0]
+    result = verify(decompose(graph, primitives))
+    np.testing.assert_array_equal(evaluate(result, {"x": X})["y"], evaluate(graph, {"x": X})["y"])
+    body = next(n for n in result.nodes if n.op.name == "scan").regions[0]
     assert [i.role for i in body.inputs].count("constant") == 1
 
 
@@ -149,12 +149,12 @@ def test_regions_at_any_depth():
         return ops.scan(body, np.zeros(3, np.float32), x)[0]
 
     graph = graph_of(build)
-    made = verify(decompose(graph, primitives))
-    assert not any(n.op.composite for n, _ in iterate(made))
-    np.testing.assert_array_equal(evaluate(made, {"x": X})["y"], evaluate(graph, {"x": X})["y"])
+    result = verify(decompose(graph, primitives))
+    assert not any(n.op.composite for n, _ in iterate(result))
+    np.testing.assert_array_equal(evaluate(result, {"x": X})["y"], evaluate(graph, {"x": X})["y"])
 
 
-def test_what_a_body_assumes_of_sizes_is_kept():
+def test_guards_of_a_body_are_kept():
     with Builder() as b:
         y = ops.square(b.input("x", (Dim("N"),)) + b.input("z", (Dim("M"),)))
     graph = b.build({"y": y})
@@ -179,7 +179,7 @@ def test_all_missing_operations_in_one_error():
     )
 
 
-def test_twice_is_as_good_as_once():
+def test_decomposition_is_idempotent():
     graph = graph_of(lambda x: ops.log2(ops.square(x)))
     once = decompose(graph, primitives)
     assert decompose(once, primitives) is once

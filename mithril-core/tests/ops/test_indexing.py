@@ -18,7 +18,7 @@ POSITIONS = np.array([[0, -1, 9], [-9, 2, 1]], np.int32)
 
 
 def place(i, n):
-    """The rule in words of one position."""
+    """Return the position that an index addresses."""
     return min(max(i + n if i < 0 else i, 0), n - 1)
 
 
@@ -26,11 +26,11 @@ def place(i, n):
 @pytest.mark.parametrize("kind", [np.int8, np.int32, np.int64, np.uint8, np.uint64])
 def test_take(axis, kind):
     positions = (np.abs(POSITIONS) if np.dtype(kind).kind == "u" else POSITIONS).astype(kind)
-    made = ops.take(X, positions, axis=axis)
+    result = ops.take(X, positions, axis=axis)
     n = X.shape[axis]
     flat = [X.take(place(int(i), n), axis) for i in positions.ravel()]
     expected = np.stack(flat, axis).reshape(*X.shape[: axis % 3], 2, 3, *X.shape[axis % 3 + 1 :])
-    np.testing.assert_array_equal(made, expected)
+    np.testing.assert_array_equal(result, expected)
 
 
 def test_take_of_huge_unsigned_positions():
@@ -38,7 +38,7 @@ def test_take_of_huge_unsigned_positions():
     assert ops.take(np.arange(300), np.array([255], np.uint8)).tolist() == [255]
 
 
-def test_take_of_nothing():
+def test_take_with_empty_indices():
     assert ops.take(X, np.zeros((0,), np.int32), axis=1).shape == (3, 0, 5)
     assert ops.take(X[:, :0], np.zeros((2, 0), np.int32), axis=1).shape == (3, 2, 0, 5)
     with pytest.raises(ShapeError) as caught:
@@ -60,10 +60,10 @@ def test_positions_must_be_integers():
 def loop_scatter(x, positions, updates, axis, add):
     out = np.moveaxis(x.copy(), axis, 0)
     count = positions.ndim
-    moved = np.moveaxis(updates, range(axis, axis + count), range(count))
-    for at in np.ndindex(positions.shape):
-        k = place(int(positions[at]), x.shape[axis])
-        out[k] = out[k] + moved[at] if add else moved[at]
+    moved_updates = np.moveaxis(updates, range(axis, axis + count), range(count))
+    for position in np.ndindex(positions.shape):
+        k = place(int(positions[position]), x.shape[axis])
+        out[k] = out[k] + moved_updates[position] if add else moved_updates[position]
     return np.moveaxis(out, 0, axis)
 
 
@@ -73,10 +73,10 @@ def test_scatter_rows(axis, shape):
     rng = np.random.default_rng(0)
     positions = rng.integers(-6, 6, shape).astype(np.int32)
     updates = rng.normal(size=(*X.shape[:axis], *shape, *X.shape[axis + 1 :])).astype(np.float32)
-    made = ops.scatter(X, positions, updates, axis=axis)
-    np.testing.assert_array_equal(made, loop_scatter(X, positions, updates, axis, add=False))
-    made = ops.scatter_add(X, positions, updates, axis=axis)
-    np.testing.assert_allclose(made, loop_scatter(X, positions, updates, axis, add=True), rtol=1e-6)
+    result = ops.scatter(X, positions, updates, axis=axis)
+    np.testing.assert_array_equal(result, loop_scatter(X, positions, updates, axis, add=False))
+    result = ops.scatter_add(X, positions, updates, axis=axis)
+    np.testing.assert_allclose(result, loop_scatter(X, positions, updates, axis, add=True), rtol=1e-6)
 
 
 def test_scatter_does_not_write_into_its_operand():
@@ -94,8 +94,8 @@ def test_the_last_of_several_wins_in_index_order():
 
 
 def test_scatter_promotes_and_checks_updates():
-    made = ops.scatter(np.zeros(3, np.int32), np.array([1]), np.array([2.5], np.float32))
-    assert made.dtype == np.float32
+    result = ops.scatter(np.zeros(3, np.int32), np.array([1]), np.array([2.5], np.float32))
+    assert result.dtype == np.float32
     with pytest.raises(ShapeError, match=r"updates have shape \[2\], expected \[1, 4, 5\]"):
         ops.scatter(X, np.array([1]), np.zeros(2, np.float32))
     with pytest.raises(DTypeError, match="bool elements do not add up"):
@@ -104,8 +104,8 @@ def test_scatter_promotes_and_checks_updates():
 
 @pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
 def test_sixteen_bit_updates_add_up_in_float32(kind):
-    made = ops.scatter_add(np.zeros(1, kind), np.zeros(4096, np.int32), np.full(4096, 1.0, kind))
-    assert float(made[0]) == 4096.0  # in float16 itself 2048 + 1 stays 2048
+    result = ops.scatter_add(np.zeros(1, kind), np.zeros(4096, np.int32), np.full(4096, 1.0, kind))
+    assert float(result[0]) == 4096.0  # in float16 itself 2048 + 1 stays 2048
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
@@ -115,23 +115,23 @@ def test_along_axis(axis):
     shape[axis] = 6
     positions = rng.integers(-8, 8, shape).astype(np.int64)
     updates = rng.normal(size=shape).astype(np.float32)
-    taken = np.empty(shape, np.float32)
+    expected_rows = np.empty(shape, np.float32)
     written, added = X.copy(), X.copy()
-    for at in np.ndindex(*shape):
-        source = list(at)
-        source[axis] = place(int(positions[at]), X.shape[axis])
-        taken[at] = X[tuple(source)]
-        written[tuple(source)] = updates[at]
-        added[tuple(source)] += updates[at]
-    np.testing.assert_array_equal(ops.take_along_axis(X, positions, axis=axis), taken)
+    for position in np.ndindex(*shape):
+        source = list(position)
+        source[axis] = place(int(positions[position]), X.shape[axis])
+        expected_rows[position] = X[tuple(source)]
+        written[tuple(source)] = updates[position]
+        added[tuple(source)] += updates[position]
+    np.testing.assert_array_equal(ops.take_along_axis(X, positions, axis=axis), expected_rows)
     np.testing.assert_array_equal(ops.scatter_along_axis(X, positions, updates, axis=axis), written)
     np.testing.assert_allclose(ops.scatter_add_along_axis(X, positions, updates, axis=axis), added, rtol=1e-5)
 
 
 def test_narrow_positions_reach_along_wide_axes():
     x = np.zeros((300, 2), np.float32)
-    made = ops.scatter_add_along_axis(x, np.ones((300, 1), np.int8), np.ones((300, 1), np.float32), axis=1)
-    np.testing.assert_array_equal(made[:, 1], 1)
+    result = ops.scatter_add_along_axis(x, np.ones((300, 1), np.int8), np.ones((300, 1), np.float32), axis=1)
+    np.testing.assert_array_equal(result[:, 1], 1)
 
 
 def test_along_axis_errors():
@@ -148,11 +148,11 @@ def test_gather_nd(batch, depth):
     rng = np.random.default_rng(2)
     lead = (*X.shape[:batch], 2)
     positions = rng.integers(-7, 7, (*lead, depth)).astype(np.int32)
-    made = ops.gather_nd(X, positions, batch_dims=batch)
-    assert made.shape == (*lead, *X.shape[batch + depth :])
-    for at in np.ndindex(*lead):
-        source = (*at[:batch], *(place(int(i), n) for i, n in zip(positions[at], X.shape[batch:])))
-        np.testing.assert_array_equal(made[at], X[source])
+    result = ops.gather_nd(X, positions, batch_dims=batch)
+    assert result.shape == (*lead, *X.shape[batch + depth :])
+    for position in np.ndindex(*lead):
+        source = (*position[:batch], *(place(int(i), n) for i, n in zip(positions[position], X.shape[batch:])))
+        np.testing.assert_array_equal(result[position], X[source])
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 3])
@@ -161,10 +161,10 @@ def test_scatter_nd(depth):
     positions = rng.integers(-7, 7, (5, 2, depth)).astype(np.int32)
     updates = rng.normal(size=(5, 2, *X.shape[depth:])).astype(np.float32)
     written, added = X.copy(), X.copy()
-    for at in itertools.product(range(5), range(2)):
-        target = tuple(place(int(i), n) for i, n in zip(positions[at], X.shape))
-        written[target] = updates[at]
-        added[target] += updates[at]
+    for position in itertools.product(range(5), range(2)):
+        target = tuple(place(int(i), n) for i, n in zip(positions[position], X.shape))
+        written[target] = updates[position]
+        added[target] += updates[position]
     np.testing.assert_array_equal(ops.scatter_nd(X, positions, updates), written)
     np.testing.assert_allclose(ops.scatter_nd_add(X, positions, updates), added, rtol=1e-5)
 
@@ -195,12 +195,12 @@ def test_dynamic_slices(starts):
     sizes = (2, 1, 4)
     begin = [min(max(s + n if s < 0 else s, 0), n - k) for s, n, k in zip(starts, X.shape, sizes)]
     index = tuple(slice(b, b + k) for b, k in zip(begin, sizes))
-    at = np.array(starts, np.int32)
-    np.testing.assert_array_equal(ops.dynamic_slice(X, at, sizes=sizes), X[index])
+    start_array = np.array(starts, np.int32)
+    np.testing.assert_array_equal(ops.dynamic_slice(X, start_array, sizes=sizes), X[index])
     expected = X.copy()
     expected[index] = -1
-    made = ops.dynamic_update_slice(X, np.full(sizes, -1, np.float32), at)
-    np.testing.assert_array_equal(made, expected)
+    result = ops.dynamic_update_slice(X, np.full(sizes, -1, np.float32), start_array)
+    np.testing.assert_array_equal(result, expected)
 
 
 def test_dynamic_slice_errors():
@@ -213,10 +213,10 @@ def test_dynamic_slice_errors():
 
 
 def test_one_hot():
-    made = ops.one_hot(np.array([[0, 2], [-1, 7]], np.int8), depth=200)
-    assert made.shape == (2, 2, 200)
-    assert made.dtype == np.float32
-    assert [tuple(map(int, i)) for i in np.argwhere(made)] == [(0, 0, 0), (0, 1, 2), (1, 1, 7)]
+    result = ops.one_hot(np.array([[0, 2], [-1, 7]], np.int8), depth=200)
+    assert result.shape == (2, 2, 200)
+    assert result.dtype == np.float32
+    assert [tuple(map(int, i)) for i in np.argwhere(result)] == [(0, 0, 0), (0, 1, 2), (1, 1, 7)]
     assert ops.one_hot(np.int32(1), depth=2, dtype="bool").tolist() == [False, True]
     with pytest.raises(ShapeError, match="cannot have the depth -1"):
         ops.one_hot(np.int32(1), depth=-1)

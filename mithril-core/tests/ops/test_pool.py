@@ -23,14 +23,14 @@ CASES = {
 
 
 def windows(x, kernel, stride=(1,), padding=((0, 0),), dilation=(1,)):
-    """Every window: the place of its result, and the positions within the image that it meets."""
+    """Yield every window: the index of its result, and its positions within the image."""
     rank = x.ndim - 2
     kernel, stride, padding, dilation = (v if len(v) == rank else v * rank for v in (kernel, stride, padding, dilation))
     rows = list(zip(x.shape[2:], kernel, stride, padding, dilation))
     sizes = [(n + a + b - (k - 1) * d - 1) // s + 1 for n, k, s, (a, b), d in rows]
-    for at in np.ndindex(*sizes):
-        axes = [[o * s - a + j * d for j in range(k)] for o, (n, k, s, (a, b), d) in zip(at, rows)]
-        yield at, [p for p in itertools.product(*axes) if all(0 <= i < n for i, n in zip(p, x.shape[2:]))]
+    for position in np.ndindex(*sizes):
+        axes = [[o * s - a + j * d for j in range(k)] for o, (n, k, s, (a, b), d) in zip(position, rows)]
+        yield position, [p for p in itertools.product(*axes) if all(0 <= i < n for i, n in zip(p, x.shape[2:]))]
 
 
 def image(case, seed=0):
@@ -43,27 +43,27 @@ def test_max_pool(case, dilation):
     x, attributes = image(case), {**CASES[case][1], "dilation": (dilation,)}
     if case == "3d" and dilation == 2:
         attributes["kernel"] = (2, 2, 1)
-    made = ops.max_pool(x, **attributes)
-    at = ops.max_pool_positions(x, **attributes)
-    g = np.random.default_rng(1).normal(size=made.shape).astype(np.float32)
+    result = ops.max_pool(x, **attributes)
+    positions = ops.max_pool_positions(x, **attributes)
+    g = np.random.default_rng(1).normal(size=result.shape).astype(np.float32)
     dx = np.zeros_like(x)
-    for place, met in windows(x, **attributes):
+    for place, window in windows(x, **attributes):
         for lead in np.ndindex(*x.shape[:2]):
-            best = max(met, key=lambda p: x[(*lead, *p)])
-            assert made[(*lead, *place)] == x[(*lead, *best)]
-            assert at[(*lead, *place)] == np.ravel_multi_index(best, x.shape[2:])
+            best = max(window, key=lambda p: x[(*lead, *p)])
+            assert result[(*lead, *place)] == x[(*lead, *best)]
+            assert positions[(*lead, *place)] == np.ravel_multi_index(best, x.shape[2:])
             dx[(*lead, *best)] += g[(*lead, *place)]
     np.testing.assert_allclose(ops.max_pool_grad(g, x, **attributes), dx, rtol=1e-5, atol=1e-6)
 
 
 def test_the_first_of_equal_ones_and_the_first_nan_win():
     x = np.array([[[3, 3, 1, nan, nan, 5, -inf, -inf]]], np.float32)
-    made = ops.max_pool(x, kernel=(2,), stride=(2,))
-    np.testing.assert_array_equal(made[0, 0], [3, nan, nan, -inf])
+    result = ops.max_pool(x, kernel=(2,), stride=(2,))
+    np.testing.assert_array_equal(result[0, 0], [3, nan, nan, -inf])
     assert ops.max_pool_positions(x, kernel=(2,), stride=(2,))[0, 0].tolist() == [0, 3, 4, 6]
     g = np.array([[[1, 2, 3, 4]]], np.float32)
-    made = ops.max_pool_grad(g, x, kernel=(2,), stride=(2,))
-    assert made[0, 0].tolist() == [1, 0, 0, 2, 3, 0, 4, 0]
+    result = ops.max_pool_grad(g, x, kernel=(2,), stride=(2,))
+    assert result[0, 0].tolist() == [1, 0, 0, 2, 3, 0, 4, 0]
 
 
 def test_padding_never_wins():
@@ -74,32 +74,32 @@ def test_padding_never_wins():
     assert ops.max_pool(np.zeros((1, 1, 2), np.uint8), **attributes)[0, 0].tolist() == [0] * 3
 
 
-def test_a_window_between_the_elements_gives_to_nobody():
+def test_a_window_between_the_elements_contributes_nothing():
     attributes = {"kernel": (2,), "padding": ((2, 2),), "dilation": (3,)}
     x = np.array([[[7.0]]], np.float32)
-    at = ops.max_pool_positions(x, **attributes)[0, 0].tolist()
-    g = np.ones((1, 1, len(at)), np.float32)
-    assert ops.max_pool_grad(g, x, **attributes)[0, 0].tolist() == [float(sum(p == 0 for p in at))]
-    assert -1 in at
+    positions = ops.max_pool_positions(x, **attributes)[0, 0].tolist()
+    g = np.ones((1, 1, len(positions)), np.float32)
+    assert ops.max_pool_grad(g, x, **attributes)[0, 0].tolist() == [float(sum(p == 0 for p in positions))]
+    assert -1 in positions
 
 
 @pytest.mark.parametrize("include", [True, False])
 @pytest.mark.parametrize("case", CASES)
 def test_avg_pool(case, include):
     x, attributes = image(case), CASES[case][1]
-    made = ops.avg_pool(x, **attributes, count_include_pad=include)
-    g = np.random.default_rng(1).normal(size=made.shape).astype(np.float32)
+    result = ops.avg_pool(x, **attributes, count_include_pad=include)
+    g = np.random.default_rng(1).normal(size=result.shape).astype(np.float32)
     dx = np.zeros_like(x)
     kernel = attributes["kernel"] if len(attributes["kernel"]) == x.ndim - 2 else attributes["kernel"] * (x.ndim - 2)
-    for place, met in windows(x, **attributes):
-        count = np.prod(kernel) if include else len(met)
+    for place, window in windows(x, **attributes):
+        count = np.prod(kernel) if include else len(window)
         for lead in np.ndindex(*x.shape[:2]):
-            expected = sum(x[(*lead, *p)] for p in met) / count
-            np.testing.assert_allclose(made[(*lead, *place)], expected, rtol=1e-4, atol=1e-6)
-            for p in met:
+            expected = sum(x[(*lead, *p)] for p in window) / count
+            np.testing.assert_allclose(result[(*lead, *place)], expected, rtol=1e-4, atol=1e-6)
+            for p in window:
                 dx[(*lead, *p)] += g[(*lead, *place)] / count
-    made = ops.avg_pool_grad(g, shape=x.shape, **attributes, count_include_pad=include)
-    np.testing.assert_allclose(made, dx, rtol=1e-4, atol=1e-6)
+    result = ops.avg_pool_grad(g, shape=x.shape, **attributes, count_include_pad=include)
+    np.testing.assert_allclose(result, dx, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
@@ -107,8 +107,8 @@ def test_sixteen_bit_floats_accumulate_in_float32(kind):
     x = np.full((1, 1, 4096), 32, kind)
     assert float(ops.avg_pool(x, kernel=(4096,))[0, 0, 0]) == 32.0
     assert ops.max_pool(x, kernel=(2,)).dtype == kind
-    made = ops.avg_pool_grad(np.ones((1, 1, 4095), kind), shape=(1, 1, 4096), kernel=(2,))
-    assert made[0, 0, :3].tolist() == [0.5, 1, 1]
+    result = ops.avg_pool_grad(np.ones((1, 1, 4095), kind), shape=(1, 1, 4096), kernel=(2,))
+    assert result[0, 0, :3].tolist() == [0.5, 1, 1]
 
 
 def test_adaptive_windows():
@@ -123,11 +123,11 @@ def test_adaptive_windows():
 
 def test_adaptive_in_two_axes():
     x = np.random.default_rng(0).normal(size=(1, 2, 7, 5))
-    made, most = ops.adaptive_avg_pool(x, size=(3, 2)), ops.adaptive_max_pool(x, size=(3, 2))
+    average, maximum = ops.adaptive_avg_pool(x, size=(3, 2)), ops.adaptive_max_pool(x, size=(3, 2))
     for i, j in itertools.product(range(3), range(2)):
         box = x[:, :, i * 7 // 3 : -(-(i + 1) * 7 // 3), j * 5 // 2 : -(-(j + 1) * 5 // 2)]
-        np.testing.assert_allclose(made[..., i, j], box.mean((2, 3)), rtol=1e-12)
-        np.testing.assert_array_equal(most[..., i, j], box.max((2, 3)))
+        np.testing.assert_allclose(average[..., i, j], box.mean((2, 3)), rtol=1e-12)
+        np.testing.assert_array_equal(maximum[..., i, j], box.max((2, 3)))
     assert ops.adaptive_avg_pool(x.astype(np.float16), size=(3, 2)).dtype == np.float16
 
 

@@ -1,4 +1,4 @@
-"""Whether rows are apart: said of every operation's samples, and held against what the operation computes."""
+"""Row independence: derived for every operation's samples, and compared with computed values."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ def along(value):
 
 
 @pytest.mark.parametrize("name", APART)
-def test_rows_that_are_apart(name):
-    """Said so, and true: the same rows among others give the same."""
+def test_independent_rows(name):
+    """The derived answer is true: rows have the same results among other rows."""
     write, *shapes = APART[name]
     graph = graph_of(write, *shapes)
     assert first_mixed(graph, B) is None
@@ -121,15 +121,15 @@ def test_rows_that_are_apart(name):
         i.name: np.take(more[i.name], range(ROWS), axis=along(i.value)) if B in i.type.shape else more[i.name]
         for i in graph.inputs
     }
-    whole, part = (evaluate(graph, given)["y"] for given in (more, few))
-    np.testing.assert_allclose(np.take(whole, range(ROWS), axis=along(graph.outputs[0])), part, rtol=1e-5, atol=1e-6)
+    full, part = (evaluate(graph, arrays)["y"] for arrays in (more, few))
+    np.testing.assert_allclose(np.take(full, range(ROWS), axis=along(graph.outputs[0])), part, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", MIXED)
 def test_rows_that_are_not(name):
-    write, what, *shapes = MIXED[name]
-    found = first_mixed(graph_of(write, *shapes), B)
-    assert found is not None and found.startswith(what), found
+    write, reason, *shapes = MIXED[name]
+    mixing_node = first_mixed(graph_of(write, *shapes), B)
+    assert mixing_node is not None and mixing_node.startswith(reason), mixing_node
 
 
 def test_an_input_with_rows_along_two_axes():

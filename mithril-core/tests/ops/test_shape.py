@@ -84,9 +84,9 @@ def test_broadcast_to():
 
 
 def test_concat_promotes_and_checks():
-    made = ops.concat(np.ones((1, 2), np.int32), np.zeros((2, 2), np.float16), axis=0)
-    assert made.dtype == np.float16
-    assert made.shape == (3, 2)
+    result = ops.concat(np.ones((1, 2), np.int32), np.zeros((2, 2), np.float16), axis=0)
+    assert result.dtype == np.float16
+    assert result.shape == (3, 2)
     with pytest.raises(ShapeError, match="axis 1 of operands 0 and 1: 2 and 3 differ"):
         ops.concat(np.ones((1, 2)), np.ones((1, 3)), axis=0)
     with pytest.raises(ShapeError, match="operand 1 has rank 1, the first has rank 2"):
@@ -182,7 +182,7 @@ def test_shapes_of_arrays():
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint64", "float16", "bfloat16", "float64"])
 def test_every_dtype_passes_through(dtype):
     x = operation("cast")(X > 5, dtype=dtype)
-    for made in [
+    for result in [
         ops.reshape(x, shape=(-1,)),
         ops.transpose(x),
         ops.concat(x, x),
@@ -192,4 +192,4 @@ def test_every_dtype_passes_through(dtype):
         ops.pad(x, widths=((1, 1),) * 3),
         ops.getitem(x, (0, slice(None, None, -2))),
     ]:
-        assert made.dtype == x.dtype
+        assert result.dtype == x.dtype

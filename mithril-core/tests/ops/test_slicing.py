@@ -1,4 +1,4 @@
-"""Slices, pads, splits and Python indexing against NumPy, and what symbolic sizes make of them."""
+"""Slices, pads, splits and Python indexing against NumPy, and with symbolic sizes."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def test_the_one_form_is_a_python_slice_and_stays():
     with Builder() as b:
         x = b.input("x", (4, 6))
         for start, stop, step in itertools.product(ENDS[1:], ENDS[1:], [1, 2, -1, -3]):
-            made = cut(x, starts=(start,), stops=(stop,), steps=(step,), axes=(-1,))
+            result = cut(x, starts=(start,), stops=(stop,), steps=(step,), axes=(-1,))
             once = dict(b.nodes[-1].attributes)
-            assert made.shape[1] == len(range(6)[once["starts"][0] : once["stops"][0] : step]), once
+            assert result.shape[1] == len(range(6)[once["starts"][0] : once["stops"][0] : step]), once
             cut(x, **once)
             assert b.nodes[-1].attributes == once
 
@@ -168,8 +168,8 @@ def test_pad_of_empty_and_scalar():
 
 def test_split():
     parts = split(X, sizes=(1, 0, 5), axis=1)
-    for made, expected in zip(parts, np.split(X, [1, 1], axis=1), strict=True):
-        np.testing.assert_array_equal(made, expected)
+    for result, expected in zip(parts, np.split(X, [1, 1], axis=1), strict=True):
+        np.testing.assert_array_equal(result, expected)
     with pytest.raises(ShapeError, match=r"split sizes \[1, 2\] add up to 3, but axis 0 has 4"):
         split(X, sizes=(1, 2))
     with pytest.raises(ShapeError, match=r"split sizes \[3, 2\] add up to 5, but axis 0 has 4"):
@@ -212,11 +212,11 @@ def test_backward_slices_of_symbolic_axes_are_clamped_when_the_size_is_known():
                 if size < low:
                     continue
                 x = np.arange(2.0 * size, dtype=np.float32).reshape(2, size)
-                made = evaluate(graph, {"x": x})["y"]
-                np.testing.assert_array_equal(made, x[:, start:stop:step], err_msg=f"{size}: {graph}")
+                result = evaluate(graph, {"x": x})["y"]
+                np.testing.assert_array_equal(result, x[:, start:stop:step], err_msg=f"{size}: {graph}")
                 if all(g.holds({"L": size}) for g in graph.guards):
                     shape = [substitute(d, {"L": size}) for d in graph.outputs[0].shape]
-                    assert list(made.shape) == shape, graph
+                    assert list(result.shape) == shape, graph
 
 
 def test_rolling_a_symbolic_axis():

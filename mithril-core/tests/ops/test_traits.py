@@ -125,5 +125,5 @@ def test_linear_has_the_gradient_of_its_activation(name):
         cotangents = {i.name: np.full(i.type.shape, 1.5) for i in graph.arguments if i.name not in arrays}
         results.append(evaluate(graph, {**arrays, **cotangents}))
     assert len(results[0]) == 4
-    for mine, theirs in zip(results[0].values(), results[1].values(), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-12)
+    for actual, theirs in zip(results[0].values(), results[1].values(), strict=True):
+        np.testing.assert_allclose(actual, theirs, rtol=1e-9, atol=1e-12)

@@ -92,10 +92,10 @@ def test_gradients_are_taken_for_the_same_kinds_and_modes() -> None:
     def both(params: Any, inputs: Any) -> Any:
         return {"y": inputs["x.0"], "grad/w.0": inputs["grad/y"]}
 
-    made = program(both)
-    made.results = Results(("y",), (("w.0", "grad/w.0"),))
+    result = program(both)
+    result.results = Results(("y",), (("w.0", "grad/w.0"),))
     params, inputs, slopes = some(1), some(1, "x"), {"y": np.ones(2, np.float32)}
-    call = GradientCall(made, params, inputs, slopes, None, ("w.0",)).results
+    call = GradientCall(result, params, inputs, slopes, None, ("w.0",)).results
     outputs, gradients = call(some(1), inputs, slopes, None, ("w.0",))
     assert outputs == {"y": inputs["x.0"]}
     assert gradients == {"w.0": slopes["y"]}
@@ -115,12 +115,12 @@ def test_an_executable_may_have_a_better_function() -> None:
 
     params, inputs, calls = some(1), some(2, "x"), Calls(4, Decisions())
     calls.keep(program(Better()), params, inputs)
-    others = [some(1) for _ in range(3)]
-    for p in (*others, params):
+    other_signatures = [some(1) for _ in range(3)]
+    for p in (*other_signatures, params):
         assert calls.last(p, inputs) == total(p, inputs)  # nothing comes again: none is made
     assert [calls.last(params, inputs) for _ in range(3)] == [total(params, inputs), "better", "better"]
-    assert calls.last(others[0], inputs) == total(params, inputs)
-    assert calls.last(others[0], inputs) == total(params, inputs)
+    assert calls.last(other_signatures[0], inputs) == total(params, inputs)
+    assert calls.last(other_signatures[0], inputs) == total(params, inputs)
     assert calls.last(None, inputs) is None
 
 
@@ -152,11 +152,11 @@ def test_threads_see_one_call_or_another_never_a_mixture() -> None:
     def run(which: int, inputs: Any) -> None:
         expected = (("small", 1), ("large", 2))[which]
         for _ in range(3000):
-            found = calls.last({}, inputs)
-            if found is None:
+            record = calls.last({}, inputs)
+            if record is None:
                 calls.keep(programs[which], {}, inputs)
-            elif found != expected:
-                wrong.append(found)
+            elif record != expected:
+                wrong.append(record)
 
     threads = [threading.Thread(target=run, args=arguments) for arguments in ((0, small), (1, large))]
     for thread in threads:

@@ -99,7 +99,7 @@ def test_a_failure_reaches_all_who_wait_and_is_not_kept():
     assert cache.get_or_compute("k", lambda: 5) == 5
 
 
-def test_a_value_that_needs_itself_is_told():
+def test_a_value_that_needs_itself_is_reported():
     cache = LruCache(2)
     with pytest.raises(OptionError, match="asks the cache for 'k' itself"):
         cache.get_or_compute("k", lambda: cache.get_or_compute("k", lambda: 1))

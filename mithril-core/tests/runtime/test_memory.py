@@ -43,23 +43,23 @@ def chain(rows=Dim("B", 1, 8)):
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_graph_is_planned_near_its_peak(name):
-    made = plan(chain(), name, {"B": 8})
-    assert not list(overlapping(made.buffers))
-    assert made.peak <= made.size <= made.total and made.in_place >= 1
-    assert name == "apart" or made.size <= 1.05 * made.peak
-    assert all(made.offset(v) % 64 == 0 for v in made.place)
+    result = plan(chain(), name, {"B": 8})
+    assert not list(overlapping(result.buffers))
+    assert result.peak <= result.size <= result.total and result.in_place >= 1
+    assert name == "apart" or result.size <= 1.05 * result.peak
+    assert all(result.offset(v) % 64 == 0 for v in result.place)
 
 
 def rows_of(buffers):
-    """A strategy of somebody else's: one behind the other."""
-    at = 0
+    """Place buffers in sequence, as a user's strategy."""
+    offset = 0
     for buffer in buffers:
-        buffer.offset, at = at, at + buffer.size
+        buffer.offset, offset = offset, offset + buffer.size
 
 
 def test_strategies_of_others():
-    own = plan(chain(), rows_of, {"B": 8})
-    assert own.strategy == "rows_of" and own.size == sum(b.size for b in own.buffers)
+    custom = plan(chain(), rows_of, {"B": 8})
+    assert custom.strategy == "rows_of" and custom.size == sum(b.size for b in custom.buffers)
     assert find_strategy("mithril.backend.memory_plan:best_fit") is STRATEGIES["best_fit"]
     with pytest.raises(OptionError, match="cannot be loaded: No module named 'nowhere'"):
         find_strategy("nowhere:plan")
@@ -71,16 +71,16 @@ def test_strategies_of_others():
 
 def test_a_limit_names_the_two_numbers_and_the_largest():
     graph = chain()
-    made = plan(graph, "greedy", {"B": 8})
-    check_limit(graph, made, 1 << 20, {"B": 8})
+    result = plan(graph, "greedy", {"B": 8})
+    check_limit(graph, result, 1 << 20, {"B": 8})
     with pytest.raises(MemoryLimitError) as error:
-        check_limit(graph, made, 2000, {"B": 8})
+        check_limit(graph, result, 2000, {"B": 8})
     assert str(error.value).splitlines()[0] == "this program needs 6.46 kB, but max_memory_gb allows 2 kB"
     assert "largest: 'w' f32[32, 32] 4.1 kB; " in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("limit", "expected"),
     [
         (8, 8 * 10**9),
         ("8GB", 8 * 10**9),
@@ -92,14 +92,14 @@ def test_a_limit_names_the_two_numbers_and_the_largest():
         (".5 kB", 500),
     ],
 )
-def test_limits_as_people_write_them(given, expected):
-    assert parse_bytes(given) == expected
+def test_limits_as_people_write_them(limit, expected):
+    assert parse_bytes(limit) == expected
 
 
-@pytest.mark.parametrize("given", ["eight", "8XB", "-1GB", "", -1, float("nan"), float("inf")])
-def test_what_is_no_limit(given):
+@pytest.mark.parametrize("limit", ["eight", "8XB", "-1GB", "", -1, float("nan"), float("inf")])
+def test_invalid_limits_are_rejected(limit):
     with pytest.raises(OptionError):
-        parse_bytes(given)
+        parse_bytes(limit)
 
 
 def test_sizes_for_people():

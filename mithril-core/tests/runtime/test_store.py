@@ -74,14 +74,14 @@ def test_writers_in_several_processes(tmp_path):
     running = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(n)]) for n in (1, 2)]
     store = Store(tmp_path)
     while any(p.poll() is None for p in running):
-        found = store.get(KEY)
-        assert found is None or len(set(found["a"])) == 1
+        entry = store.get(KEY)
+        assert entry is None or len(set(entry["a"])) == 1
     assert all(p.returncode == 0 for p in running)
     assert len(set(store.get(KEY)["a"])) == 1
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_what_a_killed_writer_left_is_swept_up(tmp_path):
+def test_partial_files_of_killed_writers_are_removed(tmp_path):
     store = Store(tmp_path)
     store.put(KEY, {"a": b""})
     left = store._file(KEY).with_name(f".x.{'0' * 16}.part")
