@@ -149,8 +149,8 @@ FLOWS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("inside", ["branch", "branch of a step", "branch of a round"])
-def test_loops_run_for_the_rows_only_that_take_their_branch(inside):
+@pytest.mark.parametrize("place", ["branch", "branch of a step", "branch of a round"])
+def test_loops_run_for_the_rows_only_that_take_their_branch(place):
     """Count the rounds: a row of the other branch would go on to the bound."""
 
     def endless(x):  # but for positive numbers
@@ -160,9 +160,9 @@ def test_loops_run_for_the_rows_only_that_take_their_branch(inside):
         return ops.cond(x > 0.0, lambda: endless(x), lambda: x - 1.0)
 
     def function(x):
-        if inside == "branch of a step":
+        if place == "branch of a step":
             return ops.scan(lambda c, e: (branch(c) * 0.5 + e, None), x, np.zeros(2, np.float32))[0]
-        if inside == "branch of a round":
+        if place == "branch of a round":
             return ops.while_loop(lambda s: s[1] < 2, lambda s: (branch(s[0]) * 0.5, s[1] + 1), (x, 0))[0]
         return branch(x)
 

@@ -71,7 +71,7 @@ def _in_rows(batching: Batching, carried: Sequence[Carried], rows: Sequence[bool
 
 
 def _both(a: Value, b: Value | None) -> Value:
-    return a if b is None else logical_and(a, b)  # type: ignore[no-any-return]
+    return a if b is None else logical_and(a, b)
 
 
 def _chosen(choice: Value, a: Value, b: Value) -> Value:
