@@ -1,4 +1,4 @@
-"""The model language and the layer library; every name is loaded when it is first used."""
+"""The model language and the layer library; each name is imported on first use."""
 
 from mithril.models.language.arguments import (
     expect_size as expect_size,
