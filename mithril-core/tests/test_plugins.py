@@ -60,7 +60,7 @@ def test_descriptor_of_something_absent(plugins):
     with pytest.raises(PluginError) as caught:
         plugins.backend_class("b")
     assert str(caught.value) == (
-        "the backend 'b' of one failed when it was loaded\n"
+        "cannot load the backend 'b' of one\n"
         f"  AttributeError: module '{HERE}' has no attribute 'Missing'\n"
         f"  loading: {HERE}:Missing\n"
         "hint: report it to the authors of one"

@@ -71,7 +71,7 @@ def test_plugin_that_raises_is_isolated_and_shown_on_request(site):
     with pytest.raises(PluginError) as caught:
         plugins.backend_class("bad")
     assert str(caught.value) == (
-        "plugin 'bad' of mithril-bad 2.1 failed when it was imported\n"
+        "cannot import plugin 'bad' of mithril-bad 2.1\n"
         "  RuntimeError: boom\n"
         "  importing: mithril_bad_bad_plugin\n"
         "hint: report it to the authors of mithril-bad; set MITHRIL_DISABLE_PLUGINS=bad to leave it out"
@@ -87,7 +87,7 @@ def test_plugin_that_exits_is_isolated(site):
 def test_missing_dependency_gives_the_pip_line(site):
     site.install("mithril-bad", "import frobnicate", requires=['frobnicate-kit[fast]>=2; python_version > "3"'])
     assert only_problem(site.plugins(), "bad") == (
-        "plugin 'bad' of mithril-bad 1.0 failed when it was imported\n"
+        "cannot import plugin 'bad' of mithril-bad 1.0\n"
         "  ModuleNotFoundError: No module named 'frobnicate'\n"
         "  importing: mithril_bad_bad_plugin\n"
         'hint: pip install "frobnicate-kit[fast]>=2"; or set MITHRIL_DISABLE_PLUGINS=bad to leave it out'
@@ -100,7 +100,7 @@ def test_missing_dependency_of_the_backend_itself(site):
     with pytest.raises(PluginError) as caught:
         site.plugins().backend_class("good")
     assert str(caught.value) == (
-        "the backend 'good' of mithril-good 1.0 failed when it was loaded\n"
+        "cannot load the backend 'good' of mithril-good 1.0\n"
         "  ModuleNotFoundError: No module named 'frobnicate'\n"
         "  loading: fake_backend:FakeBackend\n"
         'hint: pip install "frobnicate-kit>=2"'
@@ -113,8 +113,8 @@ def test_missing_dependency_of_the_backend_itself(site):
 def test_wrong_core_version_is_read_before_importing(site, requirement, side):
     module = site.install("mithril-bad", "raise RuntimeError('imported')", requires=[requirement])
     assert only_problem(site.plugins(), "bad") == (
-        f"plugin 'bad' of mithril-bad 1.0 does not fit mithril-core {mithril.__version__}\n"
-        f"  it requires: {requirement}\n"
+        f"plugin 'bad' of mithril-bad 1.0 is incompatible with mithril-core {mithril.__version__}\n"
+        f"  required: {requirement}\n"
         f"hint: pip install --upgrade {side}; or set MITHRIL_DISABLE_PLUGINS=bad to leave it out"
     )
     assert module not in sys.modules
@@ -153,7 +153,7 @@ def test_misspelt_hook(site):
     site.install("mithril-bad", "from mithril import hookimpl\n@hookimpl\ndef mithril_backend(): return []")
     text = only_problem(site.plugins(), "bad")
     assert text.splitlines()[0] == (
-        "plugin 'bad' of mithril-bad 1.0 defines 'mithril_backend', which is no hook of mithril"
+        "plugin 'bad' of mithril-bad 1.0 defines 'mithril_backend', which is not a hook of mithril"
     )
     assert "did the author mean 'mithril_backends'?" in text
 
@@ -177,8 +177,8 @@ def test_imported_helper_is_not_a_hook(site):
 def test_wrong_parameters(site):
     site.install("mithril-bad", "def mithril_lowerings(backend, device): return []")
     assert only_problem(site.plugins(), "bad") == (
-        "plugin 'bad' of mithril-bad 1.0 implements a hook wrongly\n"
-        "  mithril_lowerings(backend, device); it may take: backend\n"
+        "plugin 'bad' of mithril-bad 1.0 implements a hook with invalid parameters\n"
+        "  mithril_lowerings(backend, device); accepted: backend\n"
         "hint: report it to the authors of mithril-bad; set MITHRIL_DISABLE_PLUGINS=bad to leave it out"
     )
 
@@ -210,7 +210,7 @@ def test_malformed_entry_point(site):
     (next(site.folder.glob("mithril_bad*.dist-info")) / "entry_points.txt").write_text(
         "[mithril]\nbad = some.module:object\n"
     )
-    assert "has a malformed entry point\n  it reads: bad = some.module:object" in only_problem(site.plugins(), "bad")
+    assert "has a malformed entry point\n  entry point: bad = some.module:object" in only_problem(site.plugins(), "bad")
 
 
 def test_unreadable_neighbors_do_not_matter(site):
@@ -228,7 +228,7 @@ def test_two_distributions_with_one_entry_point_name(site):
     with pytest.raises(PluginError) as caught:
         plugins.backend_class("good")
     assert str(caught.value) == (
-        "two distributions bring a plugin named 'good'\n"
+        "two distributions provide a plugin named 'good'\n"
         "  aaa-kit 3.0\n"
         "  mithril-good 1.0\n"
         "hint: pip uninstall one of them, or set MITHRIL_DISABLE_PLUGINS=mithril-good"
@@ -244,7 +244,7 @@ def test_backend_name_belongs_to_the_plugin_of_that_name(site):
         if ask_first:
             assert plugins.backend("good").origin == "mithril-good 1.0"
         assert plugins.backends()["good"].origin == "mithril-good 1.0"
-        assert "it belongs to mithril-good 1.0" in only_problem(plugins, "aaa")
+        assert "the name belongs to mithril-good 1.0" in only_problem(plugins, "aaa")
         assert states(plugins) == {"aaa": "clash", "good": "loaded"}
 
 
@@ -304,7 +304,7 @@ def test_unknown_backend_suggests_and_tells_what_was_not_loaded(site):
     assert str(caught.value) == (
         "unknown backend 'goood'\n"
         "  known: good\n"
-        "  not loaded: mithril-bad 1.0 (plugin 'bad' of mithril-bad 1.0 failed when it was imported)\n"
+        "  not loaded: mithril-bad 1.0 (cannot import plugin 'bad' of mithril-bad 1.0)\n"
         "hint: did you mean 'good'?"
     )
 
@@ -351,7 +351,7 @@ def test_register_and_unregister_by_hand(site):
 
     plugins.register(Mine(), "mine")
     assert plugins.commands()["mine"].origin == "mine"
-    with pytest.raises(PluginError, match="there is a plugin named 'mine' already"):
+    with pytest.raises(PluginError, match="a plugin named 'mine' already exists"):
         plugins.register(Mine(), "mine")
     plugins.unregister("mine")
     assert plugins.commands() == {}

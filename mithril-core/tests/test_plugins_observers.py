@@ -148,7 +148,7 @@ def test_unknown_method_is_an_attribute_error():
 
 
 def test_method_of_a_missing_distribution_names_it():
-    with pytest.raises(AttributeError, match="it comes with mithril-tools: pip install mithril-tools"):
+    with pytest.raises(AttributeError, match="mithril-tools provides it: pip install mithril-tools"):
         compiled().get_profile_stats()
 
 

@@ -1,4 +1,4 @@
-"""A pass: a function from graph to graph, how it is declared and placed."""
+"""Passes: functions from graph to graph, with their declaration and placement."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from mithril.ir import Graph, attribute_text
 
 @dataclass
 class PassContext:
-    """What a pass may know of the compilation it runs in."""
+    """The compilation that a pass runs in."""
 
     backend: Any = None
     target: Any = None
     level: str = "medium"
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     decisions: Decisions = field(default_factory=Decisions)
-    gradients_follow: bool = False  # whether the result is going to be differentiated
+    gradients_follow: bool = False  # whether the result will be differentiated
 
     def record(self, kind: str, message: str, where: object = "") -> None:
-        """Note a decision made on the user's behalf."""
+        """Record a decision."""
         self.decisions.record(kind, message, where)
 
     def option(self, name: str, default: Any = None) -> Any:
-        """An option of ``ml.compile``, or the default where nobody declares it."""
+        """Return an option of ``ml.compile``, or ``default`` if no plugin declares it."""
         return self.options.get(name, default)
 
 
@@ -44,21 +44,21 @@ class Pass:
     after: tuple[str, ...] = ()
     version: int = 1
     summary: str = ""
-    exact: bool = True  # whether results stay equal bit for bit
-    tolerance: float = 1e-4  # of one that is not exact: how far results may part, relative to the largest element
-    keeps_interface: bool = True  # whether inputs and outputs stay as they are
+    exact: bool = True  # whether results are bit-identical
+    tolerance: float = 1e-4  # allowed difference if not exact, relative to the largest element
+    keeps_interface: bool = True  # whether inputs and outputs are unchanged
     origin: str = ""  # distribution, or the user's file and line
-    trusted: bool = False  # whether its own tests show that it leaves its input alone: not checked at each run
-    rules: Any = None  # the RuleSet that it applies, for `mithril explain --rule`
+    trusted: bool = False  # tests prove that the pass does not mutate its input: skip the check at each run
+    rules: Any = None  # the RuleSet of the pass, for `mithril explain --rule`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stage", STAGE_ALIASES.get(self.stage, self.stage))
         if self.stage not in STAGES:
-            what, facts, hint = unknown(f"stage of pass '{self.name}'", self.stage, STAGES)
-            raise PassError(what, facts=facts, hint=hint)
+            message, facts, hint = unknown(f"stage of pass '{self.name}'", self.stage, STAGES)
+            raise PassError(message, facts=facts, hint=hint)
         if self.level is not None and self.level not in PASS_LEVELS:
-            what, facts, hint = unknown(f"level of pass '{self.name}'", str(self.level), PASS_LEVELS)
-            raise PassError(what, facts=facts, hint=hint or "level=None runs the pass only where a user names it")
+            message, facts, hint = unknown(f"level of pass '{self.name}'", str(self.level), PASS_LEVELS)
+            raise PassError(message, facts=facts, hint=hint or "use level=None for a pass that runs only on request")
 
     def __call__(self, graph: Graph, context: PassContext | None = None) -> Graph:
         return self.run(graph, context or PassContext()) if _takes_context(self.run) else self.run(graph)
@@ -114,10 +114,10 @@ def pass_(
     keeps_interface: bool = True,
     rules: Any = None,
 ) -> Any:
-    """Decorator: a function ``graph -> graph`` (or ``(graph, context) -> graph``) as a pass.
+    """Turn a function ``graph -> graph`` (or ``(graph, context) -> graph``) into a pass.
 
-    ``exact=False`` says that results may differ in the last places, or by ``tolerance`` of the largest element.
-    Of a pass that a plugin installs, stage, level, before, after and version stand in its ``PassSpec`` only.
+    ``exact=False`` allows rounding differences of up to ``tolerance`` times the largest element.
+    For an installed pass, set stage, level, before, after and version in its ``PassSpec`` only.
     """
 
     def declare(run: Callable[..., Graph]) -> Pass:
@@ -141,66 +141,59 @@ def pass_(
 
 
 def _place(run: Any) -> str:
-    origin = getattr(run, "origin", None)  # of rules: where their functions are written
+    origin = getattr(run, "origin", None)  # for rules: the location of their functions
     if isinstance(origin, str):
         return origin
     code = getattr(run, "__code__", None) or getattr(type(run).__call__, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
 
 
-def as_pass(given: Any, **placing: Any) -> Pass:
-    """A pass from what a user gives: a pass, a function, an instance of a pass class (a frozen dataclass)."""
-    if isinstance(given, Pass):
-        made = given
-    elif isinstance(given, type):
-        made = as_pass(given())
-    elif callable(given):
-        name = getattr(given, "name", None) or getattr(given, "__name__", type(given).__name__)
-        words = (
-            "stage",
-            "level",
-            "before",
-            "after",
-            "version",
-            "exact",
-            "tolerance",
-        )  # a rule's before and after are functions
-        known = {n: getattr(given, n) for n in words if hasattr(given, n) and not callable(getattr(given, n))}
-        known["keeps_interface"] = getattr(given, "keeps_interface", True)
-        known["rules"] = given if hasattr(given, "rules") else None
-        made = Pass(str(name).replace("_", "-"), given, origin=_place(given), **known)
+def as_pass(value: Any, **placing: Any) -> Pass:
+    """Return `value` as a pass: a pass, a function, or a pass class (a frozen dataclass) or its instance."""
+    if isinstance(value, Pass):
+        result = value
+    elif isinstance(value, type):
+        result = as_pass(value())
+    elif callable(value):
+        name = getattr(value, "name", None) or getattr(value, "__name__", type(value).__name__)
+        words = (*PLACEMENT, "exact", "tolerance")
+        # `before` and `after` of a rewrite rule are functions, not placement
+        settings = {n: getattr(value, n) for n in words if hasattr(value, n) and not callable(getattr(value, n))}
+        settings["keeps_interface"] = getattr(value, "keeps_interface", True)
+        settings["rules"] = value if hasattr(value, "rules") else None
+        result = Pass(str(name).replace("_", "-"), value, origin=_place(value), **settings)
     else:
         raise PassError(
-            f"'{given!r}' is no pass",
+            f"'{value!r}' is not a pass",
             facts=["accepted: a function graph -> graph, a pass object, the name of an installed pass"],
         )
     if not placing:
-        return made
-    values = {f.name: placing.get(f.name, getattr(made, f.name)) for f in fields(Pass)}
+        return result
+    values = {f.name: placing.get(f.name, getattr(result, f.name)) for f in fields(Pass)}
     return Pass(**values)
 
 
 PLACEMENT = ("stage", "level", "before", "after", "version")
 
 
-def placement_of(given: Any) -> list[str]:
-    """Return the words by which a pass places itself, as ``stage='fuse'``; defaults are none."""
-    if isinstance(given, Pass):
+def placement_of(one: Any) -> list[str]:
+    """Return the placement settings of a pass that differ from the defaults, such as ``stage='fuse'``."""
+    if isinstance(one, Pass):
         defaults = {f.name: f.default for f in fields(Pass)}
-        said = {name: getattr(given, name) for name in PLACEMENT if getattr(given, name) != defaults[name]}
+        settings = {name: getattr(one, name) for name in PLACEMENT if getattr(one, name) != defaults[name]}
     else:
-        said = {name: getattr(given, name) for name in PLACEMENT if hasattr(given, name)}
-    return [f"{name}={value!r}" for name, value in said.items() if not callable(value)]
+        settings = {name: getattr(one, name) for name in PLACEMENT if hasattr(one, name)}
+    return [f"{name}={value!r}" for name, value in settings.items() if not callable(value)]
 
 
 def pass_text(one: Pass) -> str:
-    """``fuse{max-nodes=8}``: the name, and the options that differ from their defaults."""
-    made = one.run
-    if not is_dataclass(made) or isinstance(made, type):
+    """Return the name and the options that differ from their defaults: ``fuse{max-nodes=8}``."""
+    implementation = one.run
+    if not is_dataclass(implementation) or isinstance(implementation, type):
         return one.name
     parts = []
-    for f in fields(made):
-        value = getattr(made, f.name)
+    for f in fields(implementation):
+        value = getattr(implementation, f.name)
         if f.default is MISSING or value != f.default:
             parts.append(f"{f.name.replace('_', '-')}={attribute_text(value)}")
     return one.name + (f"{{{', '.join(parts)}}}" if parts else "")

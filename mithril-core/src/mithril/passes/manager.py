@@ -1,4 +1,4 @@
-"""The pass manager: runs passes in order, checks and times each."""
+"""The pass manager, which runs passes in order and checks and times each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Runner = Callable[[Any, Graph, Any, Callable[..., Graph]], Graph]
 
 @dataclass(frozen=True)
 class PassRecord:
-    """What one pass did."""
+    """Node counts and time of one pass."""
 
     name: str
     seconds: float
@@ -29,7 +29,7 @@ class PassRecord:
 
 @dataclass
 class PipelineReport:
-    """What all passes did; print it."""
+    """A printable table of all passes that ran."""
 
     records: list[PassRecord] = field(default_factory=list)
 
@@ -45,7 +45,7 @@ class PipelineReport:
 
 
 class PassManager:
-    """Runs passes in order. After each one the graph is verified; under ``check="numeric"`` also evaluated."""
+    """A pipeline of passes. The graph is verified after each pass and, with ``check="numeric"``, also evaluated."""
 
     def __init__(self, passes: Iterable[Any], *, check: str = "structure") -> None:
         self.passes = ordered([as_pass(p) for p in passes])
@@ -61,7 +61,7 @@ class PassManager:
     def run(
         self, graph: Graph, context: PassContext | None = None, runner: Runner | None = None
     ) -> tuple[Graph, PipelineReport]:
-        """The graph after all passes, and what they did. ``runner(pass, graph, context, run)`` wraps each."""
+        """Run all passes and return the graph and a report. ``runner(pass, graph, context, run)`` wraps each pass."""
         context = context or PassContext()
         report = PipelineReport()
         for one in self.passes:
@@ -82,7 +82,7 @@ class PassManager:
         runner: Runner | None = None,
         done: Sequence[str] = (),
     ) -> Graph:
-        """One pass, with its result checked."""
+        """Run one pass and check its result."""
         context = context or PassContext()
 
         snapshot = None if self.check == "none" or one.trusted else Snapshot(graph)
@@ -93,7 +93,7 @@ class PassManager:
             return result
 
         try:
-            made = last(one, graph, context) if runner is None else runner(one, graph, context, last)
+            new_graph = last(one, graph, context) if runner is None else runner(one, graph, context, last)
         except MithrilError as error:
             raise error.with_facts(*_who(one, done)) from None
         except Exception as error:
@@ -106,8 +106,8 @@ class PassManager:
                 facts=[difference, *_who(one, done)],
                 hint="build new nodes with graph.edit() or node.replaced(...), and return the new graph",
             )
-        self._check(one, graph, made, done)
-        return made
+        self._check(one, graph, new_graph, done)
+        return new_graph
 
     def _check(self, one: Pass, before: Graph, after: Any, done: Sequence[str]) -> None:
         _check_kind(one, after, done)
@@ -117,9 +117,9 @@ class PassManager:
             verify(after, since=before)
         except VerificationError as error:
             raise PassError(
-                f"pass '{one.name}' made a graph that is not sound: {error.what}",
+                f"pass '{one.name}' returned an invalid graph: {error.what}",
                 facts=[*error.facts, *_who(one, done)],
-                hint="this is a mistake of the pass, not of the model",
+                hint="this is a bug in the pass, not in the model",
             ) from error
         if one.keeps_interface:
             _same_interface(one, before, after, done)
@@ -132,7 +132,7 @@ def _check_kind(one: Pass, result: Any, done: Sequence[str]) -> None:
         raise PassError(
             f"pass '{one.name}' returned {type(result).__name__}, expected a graph",
             facts=_who(one, done),
-            hint="return the graph itself where nothing is to change",
+            hint="return the input graph if nothing changes",
         )
 
 
@@ -150,10 +150,10 @@ def _same_interface(one: Pass, before: Graph, after: Graph, done: Sequence[str])
 
     if shape_of(before) != shape_of(after):
         (old_in, old_out), (new_in, new_out) = shape_of(before), shape_of(after)
-        gone = [r for r in (*old_in, *old_out) if r not in (*new_in, *new_out)]
+        removed = [r for r in (*old_in, *old_out) if r not in (*new_in, *new_out)]
         new = [r for r in (*new_in, *new_out) if r not in (*old_in, *old_out)]
         raise PassError(
             f"pass '{one.name}' changed the graph's inputs or outputs",
-            facts=[f"gone: {gone[:5]}", f"new: {new[:5]}", *_who(one, done)],
-            hint="declare keeps_interface=False if that is meant",
+            facts=[f"removed: {removed[:5]}", f"new: {new[:5]}", *_who(one, done)],
+            hint="declare keeps_interface=False if this is intended",
         )

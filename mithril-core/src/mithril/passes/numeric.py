@@ -1,4 +1,4 @@
-"""Whether a pass leaves the results of a graph as they are: evaluated on random arrays, before and after."""
+"""Numeric check of a pass: evaluate the graph on random arrays before and after it."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from mithril.base import PassError, substitute, symbols
 from mithril.ir import Graph, evaluate, rounding_spread
 from mithril.passes.declare import Pass
 
-ROUNDING = 0.04  # of a tolerance is that of each operation: 0.004 for mixed precision, the rounding of bfloat16
-SPREADS = 3  # one sample of rounding may lie this much nearer than another
+ROUNDING = 0.04  # rounding per operation, as a fraction of the tolerance: 0.004 (bfloat16) for mixed precision
+SPREADS = 3  # multiple of the estimated rounding spread that is allowed, as one sample can underestimate it
 
 
 def check_results(one: Pass, before: Graph, after: Graph, origin: Sequence[str]) -> None:
     arguments = random_arguments(before)
     expected = evaluate(before, arguments)
-    got = evaluate(after, {n: a for n, a in arguments.items() if n in {i.name for i in after.inputs}})
+    actual = evaluate(after, {n: a for n, a in arguments.items() if n in {i.name for i in after.inputs}})
     spread: dict[str, float] | None = None
     for name, array in expected.items():
-        other = got[name]
+        other = actual[name]
         if one.exact:
-            same = np.array_equal(array, other, equal_nan=array.dtype.kind == "f")
+            is_equal = np.array_equal(array, other, equal_nan=array.dtype.kind == "f")
         else:
             scale = float(np.max(np.abs(array.astype(np.float64)), initial=1.0)) if array.size else 1.0
-            same = _close(array, other, one.tolerance, 0.1 * one.tolerance * scale)
-            if not same:
+            is_equal = _close(array, other, one.tolerance, 0.1 * one.tolerance * scale)
+            if not is_equal:
                 spread = spread or rounding_spread(before, arguments, ROUNDING * one.tolerance)
-                same = _close(array, other, one.tolerance, 0.1 * one.tolerance * scale + SPREADS * spread[name])
-        if not same:
+                is_equal = _close(array, other, one.tolerance, 0.1 * one.tolerance * scale + SPREADS * spread[name])
+        if not is_equal:
             difference = np.max(np.abs(array.astype(np.float64) - other.astype(np.float64)), initial=0.0)
             raise PassError(
                 f"pass '{one.name}' changes the value of output '{name}'",
                 facts=[f"largest difference {difference:.3g}", "on random inputs", *origin],
-                hint="declare exact=False if the last places may change; otherwise the pass is wrong",
+                hint="declare exact=False if rounding may change; otherwise the pass has a bug",
             )
 
 
@@ -45,7 +45,7 @@ def _close(array: Any, other: Any, relative: float, absolute: float) -> bool:
 
 
 def random_arguments(graph: Graph, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
-    """Random arrays for a graph's inputs; symbolic sizes get small values within their bounds."""
+    """Return random arrays for the inputs of a graph; symbolic sizes get small values within their bounds."""
     rng = np.random.default_rng(seed)
     sizes = {}
     for k, s in enumerate(symbols(*(d for i in graph.inputs for d in i.type.shape))):

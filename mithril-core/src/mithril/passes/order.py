@@ -1,4 +1,4 @@
-"""Passes in running order, and pipelines as text."""
+"""Order of passes in a pipeline, and the text form of pipelines."""
 
 from __future__ import annotations
 
@@ -18,32 +18,33 @@ def pipeline_text(passes: Iterable[Pass]) -> str:
 
 
 def parse_pipeline(text: str, lookup: Callable[[str], Any]) -> list[Pass]:
-    """The passes that ``pipeline_text`` shows; ``lookup`` gives the function or class of a name."""
-    out, at = [], 0
-    while at < len(text):
-        match = _ITEM.match(text, at)
-        if not match or match.end() == at:
+    """Parse the output of ``pipeline_text``; ``lookup`` returns the function or class with a name."""
+    out, position = [], 0
+    while position < len(text):
+        match = _ITEM.match(text, position)
+        if not match or match.end() == position:
             raise PassError(
-                f"cannot read the pipeline at '{text[at : at + 30].strip()}'", hint="it looks like a, b{option=1}, c"
+                f"cannot read the pipeline at '{text[position : position + 30].strip()}'",
+                hint="write it as: a, b{option=1}, c",
             )
-        made = lookup(match[1])
+        implementation = lookup(match[1])
         if match[2]:
             options = parse_attributes(re.sub(r"([\w\-]+)=", lambda m: m[1].replace("-", "_") + "=", match[2]), {})
             try:
-                made = made(**options)
+                implementation = implementation(**options)
             except TypeError as error:
                 raise PassError(f"pass '{match[1]}' does not take these options: {error}") from None
-        out.append(as_pass(made, name=match[1]))
-        at = match.end()
+        out.append(as_pass(implementation, name=match[1]))
+        position = match.end()
     return out
 
 
 def ordered(passes: Sequence[Pass]) -> list[Pass]:
-    """By stage, then so that ``before`` and ``after`` hold, else as given."""
+    """Sort passes by stage, then by ``before`` and ``after``, otherwise in the original order."""
     names = [p.name for p in passes]
     if len(set(names)) != len(names):
         twice = next(n for n in names if names.count(n) > 1)
-        raise PassError(f"the pass '{twice}' is there twice", hint="give one of them another name=")
+        raise PassError(f"pass '{twice}' occurs twice", hint="pass another name= for one of them")
     stages = {p.name: p.stage for p in passes}
     for p in passes:
         for name in (*p.before, *p.after):
@@ -60,37 +61,37 @@ def ordered(passes: Sequence[Pass]) -> list[Pass]:
 
 
 def _sorted(passes: list[Pass]) -> list[Pass]:
-    here = {p.name: p for p in passes}
-    earlier = {p.name: [n for n in p.after if n in here] for p in passes}
+    by_name = {p.name: p for p in passes}
+    earlier = {p.name: [n for n in p.after if n in by_name] for p in passes}
     for p in passes:
         for name in p.before:
-            if name in here:
+            if name in by_name:
                 earlier[name].append(p.name)
     out: list[Pass] = []
     done: set[str] = set()
-    waiting = list(here)
+    waiting = list(by_name)
     while waiting:
         ready = next((n for n in waiting if all(e in done for e in earlier[n])), None)
         if ready is None:
-            circle = _circle(earlier, waiting)
+            cycle = _cycle(earlier, waiting)
             raise PassError(
-                "passes wait for each other in a circle: " + " -> ".join(circle),
-                facts=[_placing(here[name]) for name in dict.fromkeys(circle)],
-                hint=f"leave one of them out: optimizations={{'{circle[0]}': False}}",
+                "cyclic order of passes: " + " -> ".join(cycle),
+                facts=[_placing(by_name[name]) for name in dict.fromkeys(cycle)],
+                hint=f"disable one of them: optimizations={{'{cycle[0]}': False}}",
             )
         waiting.remove(ready)
         done.add(ready)
-        out.append(here[ready])
+        out.append(by_name[ready])
     return out
 
 
 def _placing(one: Pass) -> str:
-    """One line for a circle: the pass, its distribution, and its placement."""
+    """Return one line of a cycle: the pass, its distribution, and its placement."""
     words = [f"{field}={', '.join(getattr(one, field))}" for field in ("before", "after") if getattr(one, field)]
     return f"'{one.name}'" + (f" of {one.origin}" if one.origin else "") + f": {'; '.join(words) or 'no placement'}"
 
 
-def _circle(earlier: Mapping[str, list[str]], waiting: list[str]) -> list[str]:
+def _cycle(earlier: Mapping[str, list[str]], waiting: list[str]) -> list[str]:
     path = [waiting[0]]
     while True:
         following = next(n for n in earlier[path[-1]] if n in waiting)

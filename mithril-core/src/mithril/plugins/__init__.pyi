@@ -1,7 +1,7 @@
-"""What installed plugins offer: hooks, descriptors, loading, tables of names.
+"""Plugins: hooks, descriptors, loading, and tables of the names that plugins provide.
 
-``from mithril import plugins; plugins.backends()``. Nobody else touches pluggy. Listing names imports light plugin
-modules only; asking for one backend imports the module of that plugin and no other."""
+``from mithril import plugins; plugins.backends()``. Only this room uses pluggy. Listing names imports the plugin
+modules but no framework; looking up one backend imports the module of its plugin only."""
 
 from mithril.plugins import pip_hints as pip_hints
 from mithril.plugins.hooks import hookimpl as hookimpl

@@ -1,4 +1,4 @@
-"""Hooks that are called while a model compiles: those that decide (passes, executables) and those that observe."""
+"""Calls of the hooks that run during compilation: deciding hooks (passes, executables) and observing hooks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Runner = Callable[[Any, "Graph", Any], "Graph"]
 
 
 class LastAnswers:
-    """The core's own answers to the two deciding hooks: last in line, doing what the caller handed in."""
+    """The core's implementations of the two deciding hooks, called last: they run the caller's function."""
 
     def __init__(self) -> None:
         self.calls = threading.local()
@@ -45,7 +45,7 @@ class HookCalls:
     _last: LastAnswers
 
     def run_pass(self, pass_: Any, graph: Graph, context: Any, last: Runner) -> Graph:
-        """The graph after ``pass_``: ``last(pass_, graph, context)``, inside whatever plugins wrap around it."""
+        """Return the graph after ``pass_``: ``last(pass_, graph, context)`` inside the wrappers of plugins."""
         hook = self._hooks.get("mithril_run_pass", self)
         if hook is self:
             hook = self._decider("mithril_run_pass")
@@ -57,7 +57,7 @@ class HookCalls:
     def build(
         self, graph: Graph, backend: Any, target: HardwareTarget | None, last: Callable[[Graph, Any, Any], Any]
     ) -> Any:
-        """The executable for ``graph``: ``last(graph, backend, target)``, inside whatever plugins wrap around it."""
+        """Return the executable for ``graph``: ``last(graph, backend, target)`` inside the wrappers of plugins."""
         hook = self._hooks.get("mithril_build", self)
         if hook is self:
             hook = self._decider("mithril_build")
@@ -76,16 +76,16 @@ class HookCalls:
             return self._hooks[name]
 
     def deciders(self) -> list[str]:
-        """Hook and origin of each plugin that takes part in running passes or in building executables."""
+        """Return hook and origin of each plugin that implements a deciding hook."""
         hooks = ("mithril_run_pass", "mithril_build")
         self.loader.load_all()
         return [f"{hook} of {plugin.origin}" for hook in hooks for plugin, _ in self.loader.implementations(hook)]
 
-    def _decide(self, hook: Any, last: Callable[..., Any], **given: Any) -> Any:
+    def _decide(self, hook: Any, last: Callable[..., Any], **arguments: Any) -> Any:
         stack = self._last.calls.__dict__.setdefault("stack", [])
         stack.append(last)
         try:
-            return hook(**given)
+            return hook(**arguments)
         except Exception as error:
             plugin = self._culprit(hook, error)
             if plugin is None:
@@ -95,7 +95,7 @@ class HookCalls:
             stack.pop()
 
     def _culprit(self, hook: Any, error: BaseException) -> Plugin | None:
-        """The plugin whose implementation of ``hook`` the error came out of; None where it was the pass or backend."""
+        """Return the plugin whose implementation of ``hook`` raised, or None if the pass or backend did."""
         codes = {i.function.__code__: i.plugin_name for i in hook.get_hookimpls() if hasattr(i.function, "__code__")}
         trace, name = error.__traceback__, None
         while trace is not None:
@@ -117,19 +117,19 @@ class HookCalls:
         return [one for _, answer in self._observe("mithril_observers", context=context) for one in answer or ()]
 
     def compile_begin(self, context: CompileContext) -> None:
-        """Tell observers that a compile begins."""
+        """Notify observers that a compilation starts."""
         self._observe("mithril_compile_begin", context=context)
 
     def compile_stage(self, context: CompileContext, stage: str, graph: Graph | None) -> None:
-        """Tell observers that a stage has ended."""
+        """Notify observers that a stage has ended."""
         self._observe("mithril_compile_stage", context=context, stage=stage, graph=graph)
 
     def compile_end(self, context: CompileContext, result: Any, error: BaseException | None) -> None:
-        """Tell observers how the compile ended."""
+        """Notify observers of the result of a compilation."""
         self._observe("mithril_compile_end", context=context, result=result, error=error)
 
-    def _observe(self, hook: str, **given: Any) -> list[tuple[Plugin, Any]]:
-        """Call every implementation of a hook; an error of one is reported and stops nothing."""
+    def _observe(self, hook: str, **arguments: Any) -> list[tuple[Plugin, Any]]:
+        """Call every implementation of a hook; report exceptions as warnings."""
         answers = []
         observers = self._hooks.get(hook)
         if observers is None:
@@ -137,9 +137,9 @@ class HookCalls:
             observers = self._hooks[hook] = self.loader.implementations(hook)
         for plugin, implementation in observers:
             try:
-                answers.append((plugin, implementation(**given)))
+                answers.append((plugin, implementation(**arguments)))
             except (TimeoutError, OptionError):
-                raise  # the compile's own time limit, which may strike anywhere; what the user asked for is wrong
+                raise  # the time limit of the compilation, or an invalid option of the user
             except Exception as cause:
                 problem = answer_problem(plugin, hook, cause)
                 self.loader.problem(plugin, problem)
@@ -147,34 +147,34 @@ class HookCalls:
         return answers
 
     def amend_pipeline(self, draft: PipelineDraft, target: HardwareTarget | None, level: str) -> PipelineDraft:
-        """Collect what plugins want changed into ``draft``; contradictions are errors that name both plugins."""
+        """Collect the changes of all plugins in ``draft``; raise PluginError if two plugins conflict."""
         self.loader.load_all()
-        said: dict[str, tuple[Plugin, str]] = {}  # pass -> who spoke of its fate, and what they said
+        decided_by: dict[str, tuple[Plugin, str]] = {}  # pass -> plugin and change
         for plugin, implementation in self.loader.implementations("mithril_amend_pipeline"):
-            own = PipelineDraft(draft.names)
+            plugin_draft = PipelineDraft(draft.names)
             try:
-                implementation(draft=own, target=target, level=level)
+                implementation(draft=plugin_draft, target=target, level=level)
             except Exception as cause:
                 raise _decider_error(plugin, "mithril_amend_pipeline", cause) from cause
-            fates = dict.fromkeys(own.removed, "leave it out") | {
-                name: f"run '{by}' instead" for name, by in own.replaced.items()
+            fates = dict.fromkeys(plugin_draft.removed, "leave it out") | {
+                name: f"run '{by}' instead" for name, by in plugin_draft.replaced.items()
             }
             for name, fate in fates.items():
-                other, other_fate = said.setdefault(name, (plugin, fate))
+                other, other_fate = decided_by.setdefault(name, (plugin, fate))
                 if other_fate != fate:
                     raise PluginError(
                         f"two plugins disagree about the pass '{name}'",
                         facts=[f"{other.origin}: {other_fate}", f"{plugin.origin}: {fate}"],
                         hint=f"set MITHRIL_DISABLE_PLUGINS={plugin.name} to leave one of them out",
                     )
-            verbs = {"add": own.added, "leave out": own.removed}
+            verbs = {"add": plugin_draft.added, "leave out": plugin_draft.removed}
             changes = [f"{verb} '{name}'" for verb, names in verbs.items() for name in names]
-            changes += [f"run '{by}' for '{name}'" for name, by in own.replaced.items()]
+            changes += [f"run '{by}' for '{name}'" for name, by in plugin_draft.replaced.items()]
             if changes:
                 draft.changes.append(f"passes amended by {plugin.origin}: {', '.join(changes)}")
-            draft.added += [name for name in own.added if name not in draft.added]
-            draft.removed += [name for name in own.removed if name not in draft.removed]
-            draft.replaced |= own.replaced
+            draft.added += [name for name in plugin_draft.added if name not in draft.added]
+            draft.removed += [name for name in plugin_draft.removed if name not in draft.removed]
+            draft.replaced |= plugin_draft.replaced
         return draft
 
 

@@ -1,7 +1,7 @@
-"""Finding plugins, importing them one by one, and keeping a broken one from hurting the others.
+"""Plugin discovery and lazy import; a broken plugin does not affect the others.
 
-Written here rather than left to pluggy, whose loader aborts at the first broken plugin, drops the second of two equal
-names in silence, visits in file-system order and accepts misspelt hooks.
+Replaces pluggy's loader, which aborts at the first broken plugin, silently drops the second of two equal names,
+loads in file-system order and accepts misspelled hooks.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 GROUP = "mithril"
 CORE = "core"  # name of the built-in plugin
 HOOKS = tuple(name for name in vars(hooks) if name.startswith("mithril_"))
-SLOW = 5.0  # seconds of importing one plugin after which it is named
+SLOW = 5.0  # seconds of import time after which a plugin is reported
 WRAPPABLE = ("mithril_run_pass", "mithril_build")
 
 
 class PluginWarning(UserWarning):
-    """A plugin misbehaved where that need not stop anything."""
+    """A plugin failed, and the operation continued without it."""
 
 
 def normalized(distribution: str) -> str:
-    """A distribution's name as package indexes compare it."""
+    """Return the name of a distribution in the normalized form of package indexes."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a plugin, or one thing it offers, cannot be used."""
+    """The reason that a plugin, or one of its entries, cannot be used."""
 
     state: str  # "disabled", "broken", "incompatible" or "clash"
     what: str
@@ -52,7 +52,7 @@ class Problem:
     cause: BaseException | None = None
 
     def error(self) -> PluginError:
-        """A fresh error that says so, chained to the cause."""
+        """Return a new error with this message, chained to the cause."""
         error = PluginError(self.what, facts=self.facts, hint=self.hint)
         error.__cause__ = self.cause
         return error
@@ -60,25 +60,25 @@ class Problem:
 
 @dataclass(slots=True)
 class Plugin:
-    """One entry point of the group ``mithril``, or an object registered by hand."""
+    """An entry point of the group ``mithril``, or an object registered manually."""
 
     name: str
     distribution: str
     version: str
-    module: str  # what the entry point names
+    module: str  # dotted path in the entry point
     requires: tuple[str, ...] = ()
-    is_core: bool = False  # the built-in plugin, which answers for the core itself
+    is_core: bool = False  # whether this is the built-in plugin of the core
     loaded: Any = None
     problems: list[Problem] = field(default_factory=list)
 
     @property
     def origin(self) -> str:
-        """Distribution and version, as errors name it."""
+        """Distribution and version, for error messages."""
         return f"{self.distribution} {self.version}".rstrip()
 
     @property
     def first_party(self) -> bool:
-        """Whether an installed distribution of this project provides it: names it claims belong to it."""
+        """Whether an installed distribution of this project provides the plugin: it owns the names it claims."""
         return self.is_core or (bool(self.version) and normalized(self.distribution) in pip_hints.DISTRIBUTIONS)
 
     @property
@@ -88,16 +88,16 @@ class Plugin:
 
     @property
     def usable(self) -> bool:
-        """Whether it may still be, or has been, loaded."""
+        """Whether the plugin is loaded or can still be loaded."""
         return self.loaded is not None or not self.problems
 
     def silence(self) -> str:
-        """What to type to be rid of it."""
+        """Return the hint for disabling the plugin."""
         return f"set MITHRIL_DISABLE_PLUGINS={self.name} to leave it out"
 
 
 class Manager(pluggy.PluginManager):
-    """pluggy's manager, where ``mithril_*`` functions count as hooks even if the ``@hookimpl`` was forgotten."""
+    """pluggy's manager, which also accepts ``mithril_*`` functions without ``@hookimpl``."""
 
     def __init__(self) -> None:
         super().__init__(GROUP)
@@ -113,36 +113,36 @@ class Manager(pluggy.PluginManager):
         return options
 
     def hooks_of(self, plugin: Any) -> dict[str, Any]:
-        """Names of the functions of ``plugin`` that are meant as hooks, with their options."""
-        found = ((name, self.parse_hookimpl_opts(plugin, name)) for name in dir(plugin) if name.startswith("mithril_"))
-        return {name: options for name, options in found if options is not None}
+        """Return the hook functions of ``plugin`` by name, with their options."""
+        pairs = ((name, self.parse_hookimpl_opts(plugin, name)) for name in dir(plugin) if name.startswith("mithril_"))
+        return {name: options for name, options in pairs if options is not None}
 
 
 def find() -> list[Plugin]:
-    """Every installed plugin, sorted by name and distribution; imports none of them."""
+    """Return all installed plugins, sorted by name and distribution, without importing them."""
     from importlib.metadata import distributions
 
-    found: dict[tuple[str, str], Plugin] = {}
+    plugins: dict[tuple[str, str], Plugin] = {}
     shadowing: dict[str, str] = {}  # the first distribution of a name on sys.path is the one Python imports from
     for distribution in distributions():
         try:
             text = distribution.read_text("entry_points.txt")
         except OSError:
-            continue  # a folder that vanished or may not be read belongs to nobody's plugin
+            continue  # the directory was removed or is not readable
         if not text or f"[{GROUP}]" not in text:
             continue
         headers = _headers(distribution)
         name = headers["Name"][0]
-        where = str(distribution.locate_file(""))
-        if shadowing.setdefault(normalized(name), where) != where:
+        location = str(distribution.locate_file(""))
+        if shadowing.setdefault(normalized(name), location) != location:
             continue
         for plugin in _entries(headers, text):
-            found.setdefault((plugin.name, normalized(name)), plugin)
-    return [found[key] for key in sorted(found)]
+            plugins.setdefault((plugin.name, normalized(name)), plugin)
+    return [plugins[key] for key in sorted(plugins)]
 
 
 def _headers(distribution: Distribution) -> dict[str, list[str]]:
-    """Name, version and requirements; the e-mail parser would also read the long description, for ten times as long."""
+    """Return name, version and requirements; skipping the long description is 10x faster than the email parser."""
     text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
     headers: dict[str, list[str]] = {}
     for line in text.partition("\n\n")[0].splitlines():
@@ -165,7 +165,7 @@ def _entries(headers: dict[str, list[str]], text: str) -> Iterator[Plugin]:
                     Problem(
                         "broken",
                         f"plugin '{entry}' of {plugin.origin} has a malformed entry point",
-                        (f"it reads: {line}", "expected: name = package.module"),
+                        (f"entry point: {line}", "expected: name = package.module"),
                         f"report it to the authors of {name}; {plugin.silence()}",
                     )
                 )
@@ -173,12 +173,12 @@ def _entries(headers: dict[str, list[str]], text: str) -> Iterator[Plugin]:
 
 
 def core_version() -> str:
-    """The version of this core."""
+    """Return the version of this core."""
     return __version__
 
 
 def incompatibility(plugin: Plugin, core: str) -> Problem | None:
-    """The problem of a plugin whose ``Requires-Dist: mithril-core`` excludes this core, read before importing it."""
+    """Return the problem if the plugin's ``Requires-Dist: mithril-core`` excludes this core; does not import it."""
     for line in plugin.requires:
         if normalized(re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0]) != "mithril-core":
             continue
@@ -188,75 +188,79 @@ def incompatibility(plugin: Plugin, core: str) -> Problem | None:
         from packaging.version import Version
 
         try:
-            wanted = Requirement(line)
+            requirement = Requirement(line)
         except InvalidRequirement:
-            continue  # pip would have refused it; nothing can be concluded from it
-        if (wanted.marker and not wanted.marker.evaluate({"extra": ""})) or wanted.specifier.contains(core, True):
+            continue  # pip rejects such a requirement, so it does not limit the version
+        if (requirement.marker and not requirement.marker.evaluate({"extra": ""})) or requirement.specifier.contains(
+            core, True
+        ):
             continue
         floors = [
-            Version(s.version.removesuffix(".*")) for s in wanted.specifier if s.operator in (">=", ">", "~=", "==")
+            Version(s.version.removesuffix(".*"))
+            for s in requirement.specifier
+            if s.operator in (">=", ">", "~=", "==")
         ]
         older = any(Version(core) < floor for floor in floors)
         return Problem(
             "incompatible",
-            f"plugin '{plugin.name}' of {plugin.origin} does not fit mithril-core {core}",
-            (f"it requires: {line}",),
+            f"plugin '{plugin.name}' of {plugin.origin} is incompatible with mithril-core {core}",
+            (f"required: {line}",),
             f"pip install --upgrade {'mithril-core' if older else plugin.distribution}; or {plugin.silence()}",
         )
     return None
 
 
 def _plainly_fits(line: str, core: str) -> bool:
-    """Whether a requirement like ``mithril-core>=0.1,<0.2`` obviously holds: importing packaging takes 25 ms."""
+    """Whether a simple requirement (``mithril-core>=0.1,<0.2``) holds; avoids the import of packaging (25 ms)."""
     clauses = re.sub(r"^[A-Za-z0-9._-]+", "", line).strip(" ()").split(",")
-    found = [re.fullmatch(r"\s*(>=|<)\s*(\d+(?:\.\d+)*)\s*", clause) for clause in clauses]
-    if not all(found) or not re.fullmatch(r"\d+(\.\d+)*", core):
+    matches = [re.fullmatch(r"\s*(>=|<)\s*(\d+(?:\.\d+)*)\s*", clause) for clause in clauses]
+    if not all(matches) or not re.fullmatch(r"\d+(\.\d+)*", core):
         return False
-    parts = [(match[1], _numbers(match[2])) for match in found if match]
+    parts = [(match[1], _numbers(match[2])) for match in matches if match]
     return all(_numbers(core) >= floor if sign == ">=" else _numbers(core) < floor for sign, floor in parts)
 
 
 def _numbers(version: str) -> list[int]:
-    """``0.10.0`` as ``[0, 10]``: trailing zeros mean nothing."""
+    """Parse a version without its trailing zeros: ``0.10.0`` is ``[0, 10]``."""
     return [int(part) for part in re.sub(r"(\.0+)+$", "", version).split(".")]
 
 
 def missing_requirement(requires: Iterable[str]) -> str | None:
-    """The first requirement that is not installed at all, as pip would be told it."""
+    """Return the first requirement that is not installed, as an argument of pip."""
     from importlib.metadata import PackageNotFoundError, version
 
     from packaging.requirements import InvalidRequirement, Requirement
 
     for line in requires:
         try:
-            wanted = Requirement(line)
-            if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
-                version(wanted.name)
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                version(requirement.name)
         except InvalidRequirement:
             continue
         except PackageNotFoundError:
-            extras = f"[{','.join(sorted(wanted.extras))}]" if wanted.extras else ""
-            return f"{wanted.name}{extras}{wanted.specifier}"
+            extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+            return f"{requirement.name}{extras}{requirement.specifier}"
     return None
 
 
 def output_to_stderr() -> AbstractContextManager[Any]:
-    """Send what plugins print to stderr: stdout belongs to results, such as those of ``--json``."""
+    """Redirect output of plugins to stderr, because stdout is for results such as ``--json``."""
     return redirect_stdout(sys.stderr)
 
 
 @contextmanager
 def _named_if_slow(plugin: Plugin) -> Iterator[None]:
-    """Name a plugin on stderr that takes seconds to import: otherwise a hang would have no author."""
+    """Report a plugin on stderr if its import takes seconds, so that the cause of a hang is visible."""
 
-    def tell() -> None:
+    def report() -> None:
         sys.stderr.write(
             f"mithril: importing plugin '{plugin.name}' of {plugin.origin} takes longer than {SLOW:g} seconds; "
             f"{plugin.silence()}\n"
         )
         sys.stderr.flush()
 
-    timer = threading.Timer(SLOW, tell)
+    timer = threading.Timer(SLOW, report)
     timer.daemon = True
     timer.start()
     try:
@@ -271,7 +275,7 @@ def _names(setting: str) -> frozenset[str]:
 
 
 class Loader:
-    """The plugins of one process: found once, imported one by one when asked for, each failure kept apart."""
+    """The plugins of one process, discovered once, imported on first use, with separate errors for each."""
 
     def __init__(self, disable: Iterable[str] = (), *, strict: bool | None = None, autoload: bool = True) -> None:
         self._disabled = _names(",".join(disable) + "," + os.environ.get("MITHRIL_DISABLE_PLUGINS", ""))
@@ -306,36 +310,36 @@ class Loader:
                 first_party = [plugin for plugin in rivals if plugin.first_party]
                 for plugin in rivals:
                     if [plugin] == first_party:
-                        continue  # the name is its own: a stranger must not switch it off
+                        continue  # the first-party plugin owns the name, so third parties cannot disable it
                     other = next(rival for rival in rivals if rival is not plugin)
                     plugin.problems.append(
                         Problem(
                             "clash",
-                            f"two distributions bring a plugin named '{name}'",
+                            f"two distributions provide a plugin named '{name}'",
                             tuple(rival.origin for rival in rivals),
                             f"pip uninstall one of them, or set MITHRIL_DISABLE_PLUGINS={other.distribution}",
                         )
                     )
 
     def unknown_disabled(self) -> list[str]:
-        """Return the names that were to be disabled and that no plugin has."""
+        """Return the disabled names that match no plugin."""
         names = {normalized(name) for p in self.plugins for name in (p.name, p.distribution)}
         return sorted(self._disabled - names - {"*"})
 
     def named(self, name: str) -> list[Plugin]:
-        """Plugins whose entry point or distribution has this name."""
-        wanted = normalized(name)
-        return [p for p in self.plugins if wanted in (normalized(p.name), normalized(p.distribution))]
+        """Return the plugins whose entry point or distribution has this name."""
+        key = normalized(name)
+        return [p for p in self.plugins if key in (normalized(p.name), normalized(p.distribution))]
 
     def problem(self, plugin: Plugin, problem: Problem) -> None:
-        """Note what is wrong with a plugin; under ``strict`` it is raised instead."""
+        """Record a problem of a plugin; raise it instead if ``strict``."""
         if problem not in plugin.problems:
             plugin.problems.append(problem)
         if self.strict:
             raise problem.error()
 
     def load(self, plugin: Plugin) -> bool:
-        """Import one plugin; False where it cannot be used (its ``problems`` say why)."""
+        """Import one plugin; return False if it cannot be used (see its ``problems``)."""
         with self.lock:
             if plugin.loaded is not None:
                 return True
@@ -372,12 +376,12 @@ class Loader:
     def _misuse(self, plugin: Plugin, module: Any) -> Problem | None:
         for name, options in self.manager.hooks_of(module).items():
             if name not in HOOKS:
-                near = closest(name, HOOKS)
+                similar = closest(name, HOOKS)
                 return Problem(
                     "broken",
-                    f"plugin '{plugin.name}' of {plugin.origin} defines '{name}', which is no hook of mithril",
-                    ("hooks: " + ", ".join([*near, *(hook for hook in HOOKS if hook not in near)]),),
-                    (f"did the author mean '{near[0]}'? " if near else "")
+                    f"plugin '{plugin.name}' of {plugin.origin} defines '{name}', which is not a hook of mithril",
+                    ("hooks: " + ", ".join([*similar, *(hook for hook in HOOKS if hook not in similar)]),),
+                    (f"did the author mean '{similar[0]}'? " if similar else "")
                     + f"report it to the authors of {plugin.distribution}; {plugin.silence()}",
                 )
             if (options.get("wrapper") or options.get("hookwrapper")) and name not in WRAPPABLE:
@@ -390,7 +394,7 @@ class Loader:
         return None
 
     def load_all(self) -> list[Plugin]:
-        """Import every plugin that can be; those that are loaded, sorted by name."""
+        """Import all usable plugins and return the loaded ones, sorted by name."""
         with self.lock:
             if not self._complete:
                 for plugin in self._everything():
@@ -400,21 +404,21 @@ class Loader:
             return [plugin for plugin in self.plugins if plugin.loaded is not None]
 
     def _everything(self) -> list[Plugin]:
-        """The installed plugins and, where the core has one, the built-in one."""
+        """Return the installed plugins and the built-in plugin, if there is one."""
         return [*([self.core] if self.core.module else []), *self.plugins]
 
     def _sort_manager(self) -> None:
-        """Register anew in one order: what was asked for first must not decide in which order hooks are called."""
+        """Register all plugins again by name, so that the order of hook calls does not depend on first use."""
         self.manager = Manager()
         loaded = [plugin for plugin in self._everything() if plugin.loaded is not None]
         for plugin in reversed(loaded):  # pluggy calls the last registered first
             self.manager.register(plugin.loaded, plugin.name)
 
     def add(self, module: Any, name: str) -> Plugin:
-        """Register an object by hand, as if a distribution of that name had brought it."""
+        """Register an object manually, as a plugin of a distribution with that name."""
         with self.lock:
             if any(plugin.name == name and plugin.usable for plugin in self.plugins):
-                raise PluginError(f"there is a plugin named '{name}' already", hint="choose another name")
+                raise PluginError(f"a plugin named '{name}' already exists", hint="choose another name")
             plugin = Plugin(name, name, "", getattr(module, "__name__", type(module).__name__))
             if not self._register(plugin, module):
                 raise plugin.problems[0].error()
@@ -425,21 +429,21 @@ class Loader:
             return plugin
 
     def remove(self, plugin: Plugin) -> None:
-        """Forget an object registered by hand."""
+        """Unregister an object that was registered manually."""
         with self.lock:
             self.plugins.remove(plugin)
             self.manager.unregister(name=plugin.name)
 
     def implementations(self, hook: str) -> list[tuple[Plugin, Callable[..., Any]]]:
-        """The loaded plugins that implement ``hook``, by name, each with a function that takes the hook's keywords."""
+        """Return the loaded plugins that implement ``hook`` by name, each with a function of the hook's keywords."""
         by_name = {plugin.name: plugin for plugin in self._everything() if plugin.loaded is not None}
-        found = [(by_name[i.plugin_name], _caller(i)) for i in getattr(self.manager.hook, hook).get_hookimpls()]
-        return sorted(found, key=lambda pair: pair[0].name)
+        pairs = [(by_name[i.plugin_name], _caller(i)) for i in getattr(self.manager.hook, hook).get_hookimpls()]
+        return sorted(pairs, key=lambda pair: pair[0].name)
 
 
 def _caller(implementation: pluggy.HookImpl) -> Callable[..., Any]:
     function, names = implementation.function, implementation.argnames
-    return lambda **given: function(*(given[name] for name in names))
+    return lambda **arguments: function(*(arguments[name] for name in names))
 
 
 def _disabled(plugin: Plugin) -> Problem:
@@ -447,19 +451,19 @@ def _disabled(plugin: Plugin) -> Problem:
         "disabled",
         f"plugin '{plugin.name}' of {plugin.origin} is disabled",
         (),
-        "take it out of MITHRIL_DISABLE_PLUGINS (or of the argument that disables it)",
+        "remove it from MITHRIL_DISABLE_PLUGINS (or from the argument that disables it)",
     )
 
 
 def _import_problem(plugin: Plugin, cause: BaseException) -> Problem:
     hint = f"report it to the authors of {plugin.distribution}; {plugin.silence()}"
-    if isinstance(cause, ImportError) and (wanted := missing_requirement(plugin.requires)):
-        hint = f'pip install "{wanted}"; or {plugin.silence()}'
+    if isinstance(cause, ImportError) and (missing := missing_requirement(plugin.requires)):
+        hint = f'pip install "{missing}"; or {plugin.silence()}'
     elif isinstance(cause, ModuleNotFoundError) and cause.name and plugin.module.startswith(cause.name):
         hint = f"pip install --force-reinstall {plugin.distribution}; or {plugin.silence()}"
     return Problem(
         "broken",
-        f"plugin '{plugin.name}' of {plugin.origin} failed when it was imported",
+        f"cannot import plugin '{plugin.name}' of {plugin.origin}",
         (f"{type(cause).__name__}: {cause}", f"importing: {plugin.module}"),
         hint,
         cause,
@@ -472,12 +476,12 @@ def _signature_problem(plugin: Plugin, module: Any, cause: Exception) -> Problem
         function = getattr(module, name, None)
         if inspect.isroutine(function):
             accepted = list(inspect.signature(getattr(hooks, name)).parameters)
-            given = [p for p in inspect.signature(function).parameters if p != "self"]
-            if set(given) - set(accepted):
-                wrong.append(f"{name}({', '.join(given)}); it may take: {', '.join(accepted) or 'nothing'}")
+            parameters = [p for p in inspect.signature(function).parameters if p != "self"]
+            if set(parameters) - set(accepted):
+                wrong.append(f"{name}({', '.join(parameters)}); accepted: {', '.join(accepted) or 'no parameters'}")
     return Problem(
         "broken",
-        f"plugin '{plugin.name}' of {plugin.origin} implements a hook wrongly",
+        f"plugin '{plugin.name}' of {plugin.origin} implements a hook with invalid parameters",
         tuple(wrong) or (str(cause),),
         f"report it to the authors of {plugin.distribution}; {plugin.silence()}",
         cause,

@@ -1,4 +1,4 @@
-"""Every keyword of ``ml.compile``, as its owner declares it by ``mithril_options``; checked before use."""
+"""The options of ``ml.compile``, declared by their owners with ``mithril_options`` and validated before use."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Declared:
 
 
 class Settings(Mapping[str, Any]):
-    """All options with their values, defaults filled in. Reading one marks it as used; ``unused`` are left over."""
+    """All options with their values, including defaults. Reading an option marks it as used, see ``unused``."""
 
     __slots__ = ("_read", "_values", "given")
 
-    def __init__(self, values: Mapping[str, Any], given: Mapping[str, str]) -> None:
+    def __init__(self, values: Mapping[str, Any], keywords: Mapping[str, str]) -> None:
         self._values = dict(values)
         self._read: set[str] = set()
-        self.given = MappingProxyType(dict(given))  # options that the user named -> the keyword they used
+        self.given = MappingProxyType(dict(keywords))  # option that the user passed -> keyword of the call
 
     def __getitem__(self, name: str) -> Any:
         value = self._values[name]
@@ -46,11 +46,11 @@ class Settings(Mapping[str, Any]):
         return len(self._values)
 
     def peek(self) -> dict[str, Any]:
-        """All values, without marking them as used: for cache keys, listings, reports."""
+        """Return all values without marking them as used, for cache keys, listings and reports."""
         return dict(self._values)
 
     def unused(self) -> list[str]:
-        """Keywords that the user gave and nobody has read; of groups, the keys that are left (others are options)."""
+        """Return the user's keywords that were never read; for a dictionary option, with its remaining keys."""
         return [
             _with_keys(keyword, self._values[name]) for name, keyword in self.given.items() if name not in self._read
         ]
@@ -64,14 +64,14 @@ def _with_keys(keyword: str, value: Any) -> str:
 
 
 class OptionRegistry:
-    """All declared options, by name: those of the core and of plugins."""
+    """All declared options of the core and of plugins, by name."""
 
     def __init__(self, source: Plugins | None = None) -> None:
         self._source = source or default
         self.by_name: dict[str, Declared] = {}
         self.aliases: dict[str, str] = {}  # other keyword, or "group.key" -> name
         self.clashes: dict[str, tuple[str, ...]] = {}
-        self.losers: dict[str, str] = {}  # option -> who else declares it, to be recorded where it is used
+        self.losers: dict[str, str] = {}  # option -> another plugin that declares it, recorded on use
         answers = self._source.options()
         claims: dict[str, list[Registered[Option]]] = {}
         for answer in answers:
@@ -96,7 +96,7 @@ class OptionRegistry:
             self.aliases[alias] = option.name
 
     def contested(self, names: Iterable[str]) -> list[str]:
-        """One line for each of these options that another plugin declares too."""
+        """Return one line for each of these options that another plugin also declares."""
         return [
             f"option '{name}' of {self.losers[name]} is not used: the name belongs to {self.by_name[name].owner}"
             for name in names
@@ -104,19 +104,19 @@ class OptionRegistry:
         ]
 
     # ------------------------------------------------------------------------------------------------- resolving
-    def resolve(self, given: Mapping[str, Any]) -> Settings:
-        """The values of all options for what a user gave: known, of the right type, free of contradictions."""
+    def resolve(self, user_options: Mapping[str, Any]) -> Settings:
+        """Return the values of all options; raise OptionError for unknown, mistyped or conflicting user options."""
         spoken: dict[str, tuple[str, Any]] = {}  # option -> keyword used, value
-        for keyword, value in self._flattened(given):
+        for keyword, value in self._flattened(user_options):
             name = self.aliases.get(keyword, keyword)
             if name not in self.by_name:
                 raise self._unknown(keyword)
             if name in spoken and not _same(spoken[name][1], value):
                 first, other = spoken[name]
                 raise OptionError(
-                    f"options '{first}' and '{keyword}' of ml.compile mean the same thing and contradict each other",
+                    f"options '{first}' and '{keyword}' of ml.compile set the same option to different values",
                     facts=[f"{first} = {other!r}", f"{keyword} = {value!r}"],
-                    hint=f"give only '{name}'",
+                    hint=f"pass only '{name}'",
                 )
             declared = self.by_name[name]
             if wrong := mismatch(value, declared.option.type):
@@ -128,42 +128,44 @@ class OptionRegistry:
         return Settings(values, {name: keyword for name, (keyword, _) in spoken.items()})
 
     def _check_keys(self, keyword: str, value: Any, declared: Declared) -> None:
-        """Raise where a dictionary has a key that its option does not, or a value of another type."""
+        """Raise OptionError if a dictionary has an unknown key or a value of the wrong type."""
         keys = declared.option.keys
         for key, item in value.items() if keys and isinstance(value, Mapping) else ():
             if key not in keys:
-                known = [*keys, *(a.partition(".")[2] for a in self.aliases if a.startswith(f"{keyword}."))]
-                what, facts, hint = unknown(f"key of {keyword}", str(key), known)
-                raise OptionError(what, facts=facts, hint=hint)
+                valid_keys = [*keys, *(a.partition(".")[2] for a in self.aliases if a.startswith(f"{keyword}."))]
+                message, facts, hint = unknown(f"key of {keyword}", str(key), valid_keys)
+                raise OptionError(message, facts=facts, hint=hint)
             if wrong := mismatch(item, keys[key]):
                 raise self._mistyped(keyword, f"at [{key!r}]: {wrong}", value, declared)
 
-    def fitted(self, given: Mapping[str, Any], backends: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
-        """Split ``given`` into options for these backends, and keywords for others only with the names of those."""
-        kept: dict[str, Any] = {}
+    def fitted(
+        self, user_options: Mapping[str, Any], backends: Collection[str]
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Split ``user_options`` into options that these backends read, and keywords with the backends that do."""
+        applicable: dict[str, Any] = {}
         foreign: dict[str, str] = {}
-        for keyword, value in self._flattened(given):
+        for keyword, value in self._flattened(user_options):
             owner = keyword.partition(".")[0]
             declared = self.by_name.get(owner) or self.by_name[self.aliases.get(keyword, keyword)]
             readers = declared.option.backends
             if readers and not set(readers) & set(backends):
                 foreign[keyword] = ", ".join(readers)
             elif "." in keyword:
-                kept[self.aliases[keyword]] = value
+                applicable[self.aliases[keyword]] = value
             else:
-                kept[keyword] = value
-        return kept, foreign
+                applicable[keyword] = value
+        return applicable, foreign
 
-    def _flattened(self, given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        """Keywords and values, with the keys that are aliases taken out of the dictionaries they stood in."""
+    def _flattened(self, user_options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        """Yield keywords and values, with dictionary keys that are aliases as separate keywords."""
         grouped = {alias.partition(".")[0] for alias in self.aliases if "." in alias}
-        for keyword, value in given.items():
+        for keyword, value in user_options.items():
             if keyword in grouped and isinstance(value, Mapping):
-                moved = {key: item for key, item in value.items() if f"{keyword}.{key}" in self.aliases}
-                for key, item in moved.items():
+                aliased = {key: item for key, item in value.items() if f"{keyword}.{key}" in self.aliases}
+                for key, item in aliased.items():
                     yield f"{keyword}.{key}", item
-                if not moved or len(moved) < len(value):
-                    yield keyword, {key: item for key, item in value.items() if key not in moved}
+                if not aliased or len(aliased) < len(value):
+                    yield keyword, {key: item for key, item in value.items() if key not in aliased}
             else:
                 yield keyword, value
 
@@ -172,45 +174,45 @@ class OptionRegistry:
             return OptionError(
                 f"option '{keyword}' of ml.compile has more than one owner",
                 facts=["declared by: " + ", ".join(origins)],
-                hint="pip uninstall one of them, or name it in MITHRIL_DISABLE_PLUGINS",
+                hint="pip uninstall one of them, or add it to MITHRIL_DISABLE_PLUGINS",
             )
         owner = option_owner(keyword)
         if owner is not None:
             return self._unowned(keyword, owner)
         words = [*self.by_name, *(alias for alias in self.aliases if "." not in alias)]
-        near = closest(keyword, words)
+        similar = closest(keyword, words)
         return OptionError(
             f"unknown option '{keyword}' of ml.compile",
-            facts=["closest: " + ", ".join(near)] if near else [],
-            hint=f"did you mean '{near[0]}'?" if near else "`mithril options` lists all of them",
+            facts=["closest: " + ", ".join(similar)] if similar else [],
+            hint=f"did you mean '{similar[0]}'?" if similar else "`mithril options` lists all of them",
         )
 
     def _unowned(self, keyword: str, owner: str) -> OptionError:
-        what = f"option '{keyword}' of ml.compile belongs to {owner}"
-        found = self._source.loader.named(owner)
-        if not found:
-            return OptionError(f"{what}, which is not installed", hint=f"pip install {owner}")
-        if problems := found[0].problems:
-            return OptionError(f"{what}, which is not in use", facts=[problems[0].what], hint=problems[0].hint)
+        message = f"option '{keyword}' of ml.compile belongs to {owner}"
+        installed = self._source.loader.named(owner)
+        if not installed:
+            return OptionError(f"{message}, which is not installed", hint=f"pip install {owner}")
+        if problems := installed[0].problems:
+            return OptionError(f"{message}, which is not in use", facts=[problems[0].what], hint=problems[0].hint)
         return OptionError(
-            f"{what}, which does not declare it",
-            facts=[f"installed: {found[0].origin}"],
+            f"{message}, which does not declare it",
+            facts=[f"installed: {installed[0].origin}"],
             hint=f"pip install --upgrade {owner}",
         )
 
     def _mistyped(self, keyword: str, wrong: str, value: Any, declared: Declared) -> OptionError:
-        near = _nearest_choice(value, declared.option.type)
+        suggestion = _nearest_choice(value, declared.option.type)
         return OptionError(
             f"option '{keyword}' of ml.compile: {wrong}",
             facts=[
                 f"{declared.option.name}: {declared.option.help}",
                 f"default: {_plain(declared.option.default)}, owner: {declared.owner}",
             ],
-            hint=f"did you mean {near!r}?" if near else None,
+            hint=f"did you mean {suggestion!r}?" if suggestion else None,
         )
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per option for listings: name, type, default, owner, aliases, help."""
+        """Return one row per option for listings: name, type, default, owner, aliases, help."""
         return [
             {
                 "name": name,
@@ -247,7 +249,7 @@ def _clash(word: str, origins: Sequence[str], plugin: Plugin) -> Problem:
 def _same(left: Any, right: Any) -> bool:
     try:
         return left is right or bool(left == right)
-    except Exception:  # arrays and the like, whose == has no truth value: not known to be the same
+    except Exception:  # the == of arrays has no truth value, so equality is unknown
         return False
 
 
@@ -256,8 +258,8 @@ def _nearest_choice(value: Any, annotation: Any) -> str | None:
     choices += [
         c for a in getattr(annotation, "__args__", ()) for c in getattr(a, "__args__", ()) if isinstance(c, str)
     ]
-    near = closest(value, choices) if isinstance(value, str) else []
-    return near[0] if near else None
+    similar = closest(value, choices) if isinstance(value, str) else []
+    return similar[0] if similar else None
 
 
 def _plain(default: Any) -> str:
@@ -270,13 +272,13 @@ def _registry(generation: object) -> OptionRegistry:
 
 
 def option_registry() -> OptionRegistry:
-    """Return the options of this process; made anew when plugins were reloaded."""
+    """Return the options of this process, rebuilt after plugins were reloaded."""
     return _registry(default.generation())
 
 
-def resolve_options(given: Mapping[str, Any]) -> Settings:
-    """Check what a user gave to ``ml.compile`` and fill in the defaults."""
-    return option_registry().resolve(given)
+def resolve_options(user_options: Mapping[str, Any]) -> Settings:
+    """Validate the user's options of ``ml.compile`` and add the defaults."""
+    return option_registry().resolve(user_options)
 
 
 def default_settings() -> dict[str, Any]:
@@ -284,16 +286,16 @@ def default_settings() -> dict[str, Any]:
     return option_registry().resolve({}).peek()
 
 
-def fitted(given: Mapping[str, Any], backends: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Split what a user gave into options for these backends, and keywords for others only."""
-    return option_registry().fitted(given, backends)
+def fitted(user_options: Mapping[str, Any], backends: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Split the user's options into those for these backends, and keywords for other backends only."""
+    return option_registry().fitted(user_options, backends)
 
 
 def declared_options() -> list[Option]:
-    """Return the options of this process."""
+    """Return the declarations of all options."""
     return [one.option for one in option_registry().by_name.values()]
 
 
 def option_rows() -> list[dict[str, Any]]:
-    """All options for listings."""
+    """Return all options for listings."""
     return option_registry().rows()

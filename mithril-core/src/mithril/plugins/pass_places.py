@@ -1,4 +1,4 @@
-"""Where installed passes stand: ``before`` and ``after`` resolved against the other installed passes."""
+"""Placement of installed passes: ``before`` and ``after`` resolved against the other installed passes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mithril.plugins.tables import Registered, Table
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """``before`` and ``after`` of an installed pass, by real names; ``faults`` describe the names that mean nothing."""
+    """``before`` and ``after`` of an installed pass without aliases; ``faults`` describe names that do not resolve."""
 
     before: tuple[str, ...]
     after: tuple[str, ...]
@@ -39,8 +39,9 @@ def _placement_problem(
 ) -> Problem:
     spec = entry.spec
     if other is None:
-        near = closest(word, [*table.entries, *table.aliases])
-        reason, hint = "no installed pass has that name", f"did the author mean '{near[0]}'? " if near else ""
+        similar = closest(word, [*table.entries, *table.aliases])
+        reason = "no installed pass has that name"
+        hint = f"did the author mean '{similar[0]}'? " if similar else ""
     else:
         reason, hint = f"that pass runs in stage '{other.spec.stage}', not in '{spec.stage}'", ""
     return Problem(

@@ -1,4 +1,4 @@
-"""Lowerings that plugins provide: imported at the first use, and named in every error raised inside."""
+"""Lowerings of plugins, imported on first use and named in the errors that they raise."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 from mithril.base import MithrilError, PluginError
 
-Node = Any  # mithril.ir.Node; naming it here would tie the two rooms into a circle
+Node = Any  # mithril.ir.Node, which cannot be imported here (import cycle)
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """The name of a lowering in errors: operation, backend, distribution with version, and the user's layer."""
+    """The description of a lowering in errors: operation, backend, distribution with version, and user's layer."""
 
     op: str
     backend: str
@@ -52,15 +52,15 @@ class PluginLowering:
     origin: str  # distribution and version
     loads: str
     when: str | None = None  # path of a predicate of the node
-    clash: Callable[[], PluginError] | None = None  # several plugins provide the lowering, and none owns it
+    clash: Callable[[], PluginError] | None = None  # error if several plugins provide the lowering and none owns it
     _loaded: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def label(self, node: Node | None = None) -> Label:
-        """Return the name of this lowering, at a node."""
+        """Return the description of this lowering at a node."""
         return Label(self.op, self.backend, self.origin, "" if node is None else str(node.origin))
 
     def applies(self, node: Node) -> bool:
-        """Whether this lowering is for the node."""
+        """Whether this lowering applies to the node."""
         if self.clash is not None:
             raise self.clash()
         if self.when is None:
@@ -70,7 +70,7 @@ class PluginLowering:
 
     @property
     def target(self) -> Any:
-        """The object that ``loads`` names: a template, a function that writes code, or a kernel on arrays."""
+        """The object named by ``loads``: a template, a function that writes code, or a kernel on arrays."""
         with blamed(self.label()):
             target = self._import(self.loads)
         if not isinstance(target, str) and not callable(target):
@@ -87,27 +87,27 @@ class PluginLowering:
         return self._loaded[path]
 
     def is_writer(self, parameter: str) -> bool:
-        """Whether the first parameter has this name: the mark of functions that write code for a backend."""
+        """Whether the first parameter has this name, which marks functions that write code for a backend."""
         return not isinstance(self.target, str) and next(iter(_parameters(self.target)), "") == parameter
 
     def arguments(self, node: Node, operands: Sequence[Any], values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """Pair the kernel's parameters with operands, and with attributes and ``shape`` and ``dtype`` by name.
+        """Match the kernel's parameters with operands, attributes, ``shape`` and ``dtype`` by name.
 
-        An argument's keyword is empty where it is positional.
+        Positional arguments have an empty keyword.
         """
         op = node.op
-        named = {**values, **({} if op.variadic else dict(zip(op.operands, operands, strict=True)))}
+        values_by_name = {**values, **({} if op.variadic else dict(zip(op.operands, operands, strict=True)))}
         arguments: list[tuple[str, Any]] = []
         for parameter in _parameters(self.target).values():
             if parameter.kind is parameter.VAR_POSITIONAL:
                 arguments += [("", operand) for operand in operands]
-            elif parameter.name in named:
+            elif parameter.name in values_by_name:
                 keyword = parameter.name if parameter.kind is parameter.KEYWORD_ONLY else ""
-                arguments.append((keyword, named[parameter.name]))
+                arguments.append((keyword, values_by_name[parameter.name]))
             elif parameter.kind is not parameter.VAR_KEYWORD and parameter.default is parameter.empty:
                 raise self.label(node).error(
                     f"has the parameter '{parameter.name}', which is neither an operand nor an attribute",
-                    f"known: {', '.join(named)}",
+                    f"known: {', '.join(values_by_name)}",
                 )
         return arguments
 

@@ -1,7 +1,6 @@
-"""The frozen descriptors that plugins answer hooks with, and the two objects that hooks receive.
+"""Descriptors that plugins return from hooks, and the two objects that hooks receive.
 
-Descriptors name heavy things as ``"package.module:attribute"``; these are imported when they are first used, never
-when they are listed.
+Descriptors refer to code as ``"package.module:attribute"``, which is imported on first use and never for listings.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def _check_name(owner: object, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BackendSpec:
-    """A backend. ``class_name`` also becomes a name of the public face: ``ml.JaxBackend``."""
+    """A backend. ``class_name`` is also exported from ``mithril``: ``ml.JaxBackend``."""
 
     name: str
     class_name: str
@@ -46,19 +45,19 @@ class BackendSpec:
 
 @dataclass(frozen=True, slots=True)
 class PassSpec:
-    """A pass. ``level`` is the lowest optimization level that includes it; ``None`` = only where a user names it."""
+    """A pass. ``level`` is the lowest optimization level that includes it, or None if it runs only on request."""
 
     name: str
     loads: str
     stage: str
     level: str | None
     aliases: tuple[str, ...] = ()
-    groups: tuple[str, ...] = ()  # words that switch this pass together with others: optimizations={"fusion": False}
-    favors: str = ""  # "throughput" or "latency": optimize_for= that brings it in; it is left out for the other
-    options: tuple[str, ...] = ()  # options of ml.compile that bring it in where one of them is set
+    groups: tuple[str, ...] = ()  # names that enable or disable several passes: optimizations={"fusion": False}
+    favors: str = ""  # "throughput" or "latency": value of optimize_for= that enables it; the other disables it
+    options: tuple[str, ...] = ()  # options of ml.compile that enable it when set
     before: tuple[str, ...] = ()  # passes of the same stage that must come later
     after: tuple[str, ...] = ()  # passes of the same stage that must come earlier
-    version: int = 1  # raise it when the pass's result changes: it is part of every cache key
+    version: int = 1  # increment when the result of the pass changes: part of every cache key
     summary: str = ""
 
     def __post_init__(self) -> None:
@@ -76,7 +75,7 @@ class PassSpec:
 
 @dataclass(frozen=True, slots=True)
 class HardwareTarget:
-    """A piece of hardware to compile for. Rates are what the vendor states; ``costs`` refine the cost model."""
+    """Hardware to compile for. Rates are the vendor's figures; ``costs`` refine the cost model."""
 
     name: str
     family: str  # the device kind a backend must run on: "cpu", "gpu", "tpu", "mobile", ...
@@ -95,7 +94,7 @@ class HardwareTarget:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Hardware seen on this machine: a target's name, how much it is preferred (higher first), and what was seen."""
+    """A detected hardware target: its name, its rank (the highest wins), and the evidence."""
 
     name: str
     rank: int
@@ -104,7 +103,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class ProfilerSpec:
-    """A way to measure a compiled model, chosen by name."""
+    """A profiler for compiled models, selected by name."""
 
     name: str
     loads: str
@@ -143,38 +142,38 @@ class Option:
             if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
                 raise ValueError(f"Option: {name!r} is not a keyword")
         if not self.name.isidentifier():
-            raise ValueError(f"Option: {self.name!r} is not a keyword; only an alias may name the key of a dictionary")
+            raise ValueError(f"Option: {self.name!r} is not a keyword; only an alias can be 'group.key'")
         if not self.help:
-            raise ValueError(f"Option '{self.name}' needs help: one line that says what it does")
+            raise ValueError(f"Option '{self.name}' requires help: one line that describes it")
         if self.affects not in ("program", "shown"):
             raise ValueError(f"Option '{self.name}': affects={self.affects!r} is neither 'program' nor 'shown'")
 
 
 @dataclass(frozen=True, slots=True)
 class OpsSpec:
-    """A module that declares operations, and their names; it is imported when one of them is first mentioned."""
+    """A module that declares operations, and their names; it is imported on first use of one of them."""
 
     module: str
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, str) or not _MODULE.fullmatch(self.module):
-            raise ValueError(f"OpsSpec: module={self.module!r} is not the name of a module")
+            raise ValueError(f"OpsSpec: module={self.module!r} is not a module name")
         for name in self.names:
             _check_name(self, name)
 
 
 @dataclass(frozen=True, slots=True)
 class Lowering:
-    """How one operation runs on the backend that was asked about. ``loads`` names one of:
+    """The implementation of one operation on the requested backend. ``loads`` names one of:
 
-    * a kernel: a function of arrays whose parameters are named like operands and attributes of the operation
-      (``dtype`` and ``shape`` are those of the result). The arrays are the backend's; on ``ggml`` and ``c`` NumPy's;
-    * a text such as ``"np.sinc({x})"``: an expression of generated Python (``numpy``, ``jax``, ``torch``, ``mlx``);
-    * a function that writes code, told by the name of its first parameter: ``(call: Call) -> str`` for generated
+    * a kernel: a function of arrays whose parameters have the names of operands and attributes of the operation
+      (``dtype`` and ``shape`` are those of the result). Arrays are the backend's, NumPy's on ``ggml`` and ``c``;
+    * a string such as ``"np.sinc({x})"``: an expression of generated Python (``numpy``, ``jax``, ``torch``, ``mlx``);
+    * a function that writes code, recognized by the name of its first parameter: ``(call: Call) -> str`` for generated
       Python, ``(draft, node, *operands)`` for ``ggml``, ``(kernel, name, machine)`` for ``c``.
 
-    ``when`` names a predicate of the node; where it is False, the backend's own lowering applies.
+    ``when`` names a predicate of the node; if it returns False, the backend's own lowering is used.
     """
 
     op: str
@@ -190,9 +189,9 @@ class Lowering:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A name of the public face: ``Export("Trainer", "mithril_train.loop.trainer:Trainer")`` gives ``ml.Trainer``.
+    """A name exported from ``mithril``: ``Export("Trainer", "mithril_train.loop.trainer:Trainer")`` is ``ml.Trainer``.
 
-    With ``on="CompiledModel"`` it is a method of compiled models: the function gets the model first.
+    With ``on="CompiledModel"``, a method of compiled models: the function receives the model as first argument.
     """
 
     name: str
@@ -207,7 +206,7 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class FrontendSpec:
-    """A kind of model that ``ml.compile`` takes. ``accepts`` are qualified names of classes, compared as text.
+    """A model type that ``ml.compile`` accepts. ``accepts`` lists qualified class names, compared as strings.
 
     ``loads`` names a function ``(model, *, outputs, inference) -> Source`` (``mithril.compiler.Source``).
     """
@@ -248,7 +247,7 @@ class FileFormat:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A sub-command of ``mithril``: ``loads`` names a ``click.Command``, imported when it is run."""
+    """A subcommand of ``mithril``: ``loads`` names a ``click.Command``, imported when it runs."""
 
     name: str
     loads: str
@@ -261,7 +260,7 @@ class Command:
 
 @dataclass(slots=True)
 class CompileContext:
-    """One run of ``ml.compile`` as hooks see it. Observers keep their own state in ``scratch`` under their name."""
+    """One run of ``ml.compile``, passed to hooks. Observers store their state in ``scratch`` under their name."""
 
     model: Any
     backend: Any
@@ -273,7 +272,7 @@ class CompileContext:
 
 
 class PipelineDraft:
-    """The passes about to run, and what one plugin wants changed. Changes of all plugins are merged afterwards."""
+    """The passes of a compilation and the changes that one plugin requests; all changes are merged afterwards."""
 
     __slots__ = ("_names", "added", "changes", "removed", "replaced")
 
@@ -282,21 +281,21 @@ class PipelineDraft:
         self.added: list[str] = []
         self.removed: list[str] = []
         self.replaced: dict[str, str] = {}
-        self.changes: list[str] = []  # one line per plugin that changed something, for the decisions
+        self.changes: list[str] = []  # one line per plugin with changes, for the decisions
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the passes chosen by level and options, in running order, before any change."""
+        """Names of the passes selected by level and options, in pipeline order, before any change."""
         return self._names
 
     def add(self, name: str) -> None:
-        """Run the installed pass ``name`` too, at the place its stage gives it."""
+        """Add the installed pass ``name``, placed by its stage."""
         self.added.append(name)
 
     def remove(self, name: str) -> None:
-        """Leave the pass ``name`` out."""
+        """Remove the pass ``name``."""
         self.removed.append(name)
 
     def replace(self, name: str, by: str) -> None:
-        """Run the installed pass ``by`` where ``name`` would have run."""
+        """Run the installed pass ``by`` in place of ``name``."""
         self.replaced[name] = by

@@ -1,4 +1,4 @@
-"""Answers of plugins to listing hooks: checked, settled into tables by name, and loaded when they are asked for."""
+"""Results of the listing hooks: checked, stored in tables by name, and loaded on first use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class Registered(Generic[S]):
-    """A descriptor and the plugin that answered with it."""
+    """A descriptor and the plugin that returned it."""
 
     spec: S
     plugin: Plugin
@@ -29,9 +29,9 @@ class Registered(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class Table(Generic[S]):
-    """Everything of one kind by name; ``aliases`` lead to names.
+    """All entries of one kind by name; ``aliases`` maps other names to names.
 
-    ``clashes`` holds the rivals for names without an owner, ``losers`` those for names that belong to another plugin.
+    ``clashes`` holds the entries that claim a name without an owner, ``losers`` those whose name another plugin owns.
     """
 
     kind: str
@@ -41,7 +41,7 @@ class Table(Generic[S]):
     losers: Mapping[str, tuple[Registered[S], ...]]
 
     def clash_text(self, name: str) -> str | None:
-        """Why some plugin's entry of that name or alias is not in use; None without rivals."""
+        """Return the reason that an entry with that name or alias is not used, or None without conflict."""
         if rivals := self.clashes.get(name):
             origins = ", ".join(sorted({r.origin for r in rivals}))
             return f"{self.kind} '{name}' is not available: claimed by {origins}"
@@ -53,14 +53,14 @@ class Table(Generic[S]):
 
 
 class Answers:
-    """The answers of all plugins, each hook asked once and its answers kept in a table."""
+    """The results of all plugins; each hook is called once and cached in a table."""
 
     loader: Loader
     _tables: dict[str, Any]
     _reserved: dict[str, frozenset[str]]
 
-    def ask(self, hook: str, kind: type[S], only: Plugin | None = None, **given: Any) -> list[Registered[S]]:
-        """Answers of all plugins (or one), by plugin name; a wrong or raising one is noted and left out."""
+    def ask(self, hook: str, kind: type[S], only: Plugin | None = None, **arguments: Any) -> list[Registered[S]]:
+        """Return the results of all plugins (or one), by plugin name; invalid results are recorded as problems."""
         if only is None:
             self.loader.load_all()
         answers = []
@@ -69,7 +69,7 @@ class Answers:
                 continue
             try:
                 with output_to_stderr():
-                    answer = implementation(**given)
+                    answer = implementation(**arguments)
                 specs = list(() if answer is None else answer)
                 for spec in specs:
                     if not isinstance(spec, kind):
@@ -80,20 +80,20 @@ class Answers:
             answers += [Registered(spec, plugin) for spec in specs]
         return answers
 
-    def table(self, hook: str, kind: type[S], what: str) -> Table[S]:
+    def table(self, hook: str, kind: type[S], label: str) -> Table[S]:
         with self.loader.lock:
             table: Table[S] | None = self._tables.get(hook)
             if table is None:
                 answers = self.ask(hook, kind)
-                table = self._tables[hook] = self.settle(what, answers, self._reserved.get(hook, ()))
+                table = self._tables[hook] = self.settle(label, answers, self._reserved.get(hook, ()))
         return table
 
     def reserve(self, hook: str, names: Iterable[str]) -> None:
-        """Declare names that belong to mithril-core: a plugin that answers ``hook`` with one of them is at fault."""
+        """Reserve names for mithril-core: plugins that return one of them from ``hook`` get a problem."""
         self._reserved[hook] = frozenset(names)
         self._tables.pop(hook, None)
 
-    def settle(self, what: str, answers: list[Registered[S]], reserved: Container[str] = frozenset()) -> Table[S]:
+    def settle(self, label: str, answers: list[Registered[S]], reserved: Container[str] = frozenset()) -> Table[S]:
         """Assign each name to its owner, see ``name_owner``. Names in ``reserved`` belong to mithril-core."""
         claims: dict[str, list[Registered[S]]] = {}
         for answer in answers:
@@ -107,29 +107,29 @@ class Answers:
             rivals = claims[name]
             if name in reserved:
                 for rival in rivals:
-                    self.loader.problem(rival.plugin, _reserved_problem(what, name, rival))
+                    self.loader.problem(rival.plugin, _reserved_problem(label, name, rival))
                 continue
             owner = name_owner(name, rivals)
-            others = tuple(r for r in rivals if r is not owner)
-            for loser in others:
-                self.loader.problem(loser.plugin, clash_problem(what, name, rivals, owner))
+            losing = tuple(r for r in rivals if r is not owner)
+            for loser in losing:
+                self.loader.problem(loser.plugin, clash_problem(label, name, rivals, owner))
             if owner is None:
-                clashes[name] = others
+                clashes[name] = losing
                 continue
-            if others:
-                losers[name] = others
+            if losing:
+                losers[name] = losing
             if _name(owner.spec) == name:
                 entries[name] = owner
             else:
                 aliases[name] = _name(owner.spec)
         usable = {alias: name for alias, name in aliases.items() if name in entries}
         known_losers = {name: rivals for name, rivals in losers.items() if name in entries or name in usable}
-        return Table(what, *map(MappingProxyType, (entries, usable, clashes, known_losers)))  # type: ignore[arg-type]
+        return Table(label, *map(MappingProxyType, (entries, usable, clashes, known_losers)))  # type: ignore[arg-type]
 
     def pick(self, table: Table[S], name: str, distribution: str | None = None) -> Registered[S]:
-        """The entry of that name or alias, or the error that says why there is none."""
-        if found := table.entries.get(table.aliases.get(name, name)):
-            return found
+        """Return the entry with that name or alias, or raise the reason that it is missing."""
+        if registered := table.entries.get(table.aliases.get(name, name)):
+            return registered
         if rivals := table.clashes.get(name):
             raise clash_problem(table.kind, name, rivals).error()
         error = self._absent(table.kind, name, [*table.entries, *table.aliases], distribution)
@@ -140,22 +140,22 @@ class Answers:
         for plugin in self.loader.named(distribution or name):
             if plugin.loaded is None and plugin.problems:
                 return plugin.problems[0].error()
-        what, facts, hint = unknown(kind, name, names)
+        message, facts, hint = unknown(kind, name, names)
         if distribution is not None:
             installed = self.loader.named(distribution)
             if installed:
-                what = f"{installed[0].origin} does not offer the {kind} '{name}'"
+                message = f"{installed[0].origin} does not provide the {kind} '{name}'"
                 hint = f"pip install --upgrade {distribution}"
             else:
-                what, hint = f"the {kind} '{name}' is not installed", f"pip install {distribution}"
+                message, hint = f"the {kind} '{name}' is not installed", f"pip install {distribution}"
         elif not names:
-            hint = f"no plugin that offers a {kind} is installed; see `mithril plugins`"
+            hint = f"no installed plugin provides a {kind}; see `mithril plugins`"
         broken = [p for p in self.loader.plugins if p.loaded is None and p.state not in ("disabled", "found")]
         facts += [f"not loaded: {p.origin} ({p.problems[0].what})" for p in broken]
-        return PluginError(what, facts=facts, hint=hint)
+        return PluginError(message, facts=facts, hint=hint)
 
     def load_named(self, kind: str, name: str, loads: str, registered: Registered[Any]) -> Any:
-        """Import what a descriptor names; failures say whose they are and what to type."""
+        """Import the object that a descriptor names; errors name the plugin and a remedy."""
         module, _, path = loads.partition(":")
         plugin = registered.plugin
         try:
@@ -166,11 +166,11 @@ class Answers:
         except MithrilError:
             raise
         except Exception as cause:
-            wanted = missing_requirement(plugin.requires) if isinstance(cause, ImportError) else None
+            missing = missing_requirement(plugin.requires) if isinstance(cause, ImportError) else None
             raise PluginError(
-                f"the {kind} '{name}' of {plugin.origin} failed when it was loaded",
+                f"cannot load the {kind} '{name}' of {plugin.origin}",
                 facts=[f"{type(cause).__name__}: {cause}", f"loading: {loads}"],
-                hint=f'pip install "{wanted}"' if wanted else f"report it to the authors of {plugin.distribution}",
+                hint=f'pip install "{missing}"' if missing else f"report it to the authors of {plugin.distribution}",
             ) from cause
         return value
 
@@ -191,13 +191,13 @@ def answer_problem(plugin: Plugin, hook: str, cause: Exception) -> Problem:
 
 
 def name_owner(name: str, rivals: Sequence[Registered[Any]]) -> Registered[Any] | None:
-    """Return the rival that owns a name: the only one, else the core, the first-party one, the one whose name it is."""
+    """Return the owner of a name: the only claim, else the core, the first-party one, or the plugin of that name."""
     if len(rivals) == 1:
         return rivals[0]
     core = [r for r in rivals if r.plugin.is_core]
     first_party = [r for r in rivals if r.plugin.first_party]
     namesakes = [r for r in rivals if r.plugin.name == name and getattr(r.spec, "name", name) == name]
-    return next((found[0] for found in (core, first_party, namesakes) if len(found) == 1), None)
+    return next((candidates[0] for candidates in (core, first_party, namesakes) if len(candidates) == 1), None)
 
 
 def clash_problem(
@@ -207,10 +207,10 @@ def clash_problem(
     facts = [f"claimed by: {', '.join(origins)}"]
     if owner is not None:
         reason = "a distribution of mithril itself" if owner.plugin.first_party else "whose plugin has that name"
-        facts.append(f"it belongs to {owner.origin}, {reason}")
+        facts.append(f"the name belongs to {owner.origin}, {reason}")
     silence = next((r for r in rivals if r is not owner), rivals[-1]).plugin
-    what = f"the {kind} '{name}' is claimed " + ("by two plugins" if len(origins) > 1 else "twice")
-    return Problem("clash", what, tuple(facts), f"pip uninstall one of them, or {silence.silence()}")
+    message = f"the {kind} '{name}' is claimed " + ("by two plugins" if len(origins) > 1 else "twice")
+    return Problem("clash", message, tuple(facts), f"pip uninstall one of them, or {silence.silence()}")
 
 
 def _reserved_problem(kind: str, name: str, rival: Registered[Any]) -> Problem:
