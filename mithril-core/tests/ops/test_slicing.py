@@ -11,8 +11,9 @@ from mithril.base.dims import Dim, substitute
 from mithril.base.errors import OperationError, ShapeError
 from mithril.ir import Builder, parse, same, verify
 from mithril.ir.evaluation import evaluate
+from mithril.ops.padding import pad
 from mithril.ops.python_indexing import getitem
-from mithril.ops.slicing import END, pad, roll, select, slice as cut, split
+from mithril.ops.slicing import END, roll, select, slice as cut, split
 
 X = np.arange(24, dtype=np.float32).reshape(4, 6)
 ENDS = [None, -9, -6, -3, -1, 0, 1, 3, 5, 6, 8]

@@ -14,12 +14,14 @@ from mithril.ops import (  # noqa: F401
     attention_ops,
     basic,
     convolution,
+    creation,
     dynamic_slices,
     elementwise,
     indexing,
     losses,
     nn,
     norms,
+    padding,
     pool,
     products,
     python_indexing,
@@ -31,12 +33,13 @@ from mithril.ops import (  # noqa: F401
     sorting,
 )
 from mithril.ops.control_flow import BOUNDED, PLACES, cond, if_op, scan, scan_op, while_loop, while_op
+from mithril.ops.creation import size_value
 from mithril.ops.elementwise import CENTRAL, TAIL
 from mithril.ops.nn import ACTIVATIONS
 from mithril.ops.python_indexing import getitem
 from mithril.ops.random import threefry
 from mithril.ops.row_independence import first_mixed
-from mithril.ops.shape import size_value, spread
+from mithril.ops.shape import spread
 
 __all__ = [
     "ACTIVATIONS",

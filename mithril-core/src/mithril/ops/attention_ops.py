@@ -8,10 +8,11 @@ from typing import Any
 from mithril.base import ShapeError, mod
 from mithril.ir import bools, composite, exactly, sample
 from mithril.ops.activations import softmax
+from mithril.ops.creation import iota
 from mithril.ops.elementwise import greater_equal, neg, where
 from mithril.ops.products import matmul
 from mithril.ops.reduction import sum
-from mithril.ops.shape import concat, iota, reshape, stack, transpose
+from mithril.ops.shape import concat, reshape, stack, transpose
 from mithril.ops.slicing import split
 from mithril.ops.upcast import down, kind, up
 
@@ -99,7 +100,7 @@ def _weights(q: Any, k: Any, mask: Any, causal: bool, scale: float | None) -> An
 
 
 def _size(n: Any) -> Any:
-    from mithril.ops.shape import size_value
+    from mithril.ops.creation import size_value
 
     return n if type(n) is int else size_value(value=n)
 

@@ -28,16 +28,12 @@ from mithril.base import (
     floordiv,
     product,
 )
-from mithril.ir import Ints, Pairs, composite, numeric, op, sample
+from mithril.ir import Ints, Pairs, composite, numeric, op, sample, shape_text
 
 Array = np.ndarray[Any, Any]
 
 
 # -- attributes and shapes, shared with pooling --------------------------------------------------------------------
-def _text(shape: Sequence[Any]) -> str:
-    return "[" + ", ".join(map(str, shape)) + "]"
-
-
 def per_axis(attributes: dict[str, Any], names: Sequence[str], rank: int) -> dict[str, Any]:
     """Attributes given once are repeated for each of ``rank`` spatial axes."""
     for name in names:
@@ -87,7 +83,7 @@ def _conv_form(types: Sequence[TensorType | None], attributes: dict[str, Any]) -
 def conv_shape(x: Shape, w: Shape, *, stride: Ints, padding: Pairs, dilation: Ints, groups: int) -> Shape:
     """The result's shape, or an error naming what does not fit."""
     if len(w) != len(x):
-        raise ShapeError(f"the kernel {_text(w)} has rank {len(w)}, the image {_text(x)} has rank {len(x)}")
+        raise ShapeError(f"the kernel {shape_text(w)} has rank {len(w)}, the image {shape_text(x)} has rank {len(x)}")
     out_channels, per_group = w[0], w[1]
     if not assume(per_group * groups, "==", x[1], "a kernel's channels match the image's"):
         whole = x[1] % groups == 0
@@ -116,7 +112,7 @@ def _expect(given: Shape, what: str, expected: Shape) -> None:
     if len(given) != len(expected) or not all(
         assume(a, "==", b, f"the {what} has the result's shape") for a, b in zip(given, expected, strict=True)
     ):
-        raise ShapeError(f"the {what} has shape {_text(given)}, expected {_text(expected)}")
+        raise ShapeError(f"the {what} has shape {shape_text(given)}, expected {shape_text(expected)}")
 
 
 def _cost(image: int, kernel: int) -> Any:

@@ -8,18 +8,21 @@ from typing import Any
 import numpy as np
 
 from mithril.base import Shape, ShapeError, Size, assume, operation
-from mithril.ir import exactly, op, sample
-from mithril.ops.indexing import indexed, take_in_rows, text, wide_positions, zeros_like
-from mithril.ops.shape import concat, full, iota, reshape, size_value, spread
+from mithril.ir import exactly, op, sample, shape_text
+from mithril.ops.creation import full, iota, size_value
+from mithril.ops.indexing import indexed, take_in_rows, wide_positions, zeros_like
+from mithril.ops.shape import concat, reshape, spread
 
 Array = np.ndarray[Any, Any]
 
 
 def _fits(x: Shape, starts: Shape, sizes: Shape) -> None:
     if len(starts) != 1 or starts[0] != len(x):
-        raise ShapeError(f"starts have shape {text(starts)}, expected [{len(x)}]: one per axis of {text(x)}")
+        raise ShapeError(
+            f"starts have shape {shape_text(starts)}, expected [{len(x)}]: one per axis of {shape_text(x)}"
+        )
     if len(sizes) != len(x):
-        raise ShapeError(f"a part {text(sizes)} cannot be taken from {text(x)}: the ranks differ")
+        raise ShapeError(f"a part {shape_text(sizes)} cannot be taken from {shape_text(x)}: the ranks differ")
     for axis, (size, n) in enumerate(zip(sizes, x, strict=True)):
         if not assume(0, "<=", size, "a size is not negative") or not assume(
             size, "<=", n, f"a slice fits axis {axis}"

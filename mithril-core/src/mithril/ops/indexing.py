@@ -24,17 +24,14 @@ from mithril.base import (
     operation,
     product,
 )
-from mithril.ir import Arr, Axis, composite, exactly, expect_equal, ints, op, sample
-from mithril.ops.shape import concat, full, iota, reshape, spread, stack, transpose, unsqueeze
+from mithril.ir import Arr, Axis, composite, exactly, expect_equal, ints, op, sample, shape_text
+from mithril.ops.creation import full, iota
+from mithril.ops.shape import concat, reshape, spread, stack, transpose, unsqueeze
 
 Array = np.ndarray[Any, Any]
 
 
 # -- what the operations share ------------------------------------------------------------------------------------
-def text(shape: Sequence[Any]) -> str:
-    return "[" + ", ".join(map(str, shape)) + "]"
-
-
 def indexed(k: int) -> Any:
     """The first operand's dtype; operand ``k`` holds positions."""
 
@@ -69,7 +66,7 @@ def _reaches(x: Shape, axes: Sequence[int], positions: Shape) -> None:
         if not assume(1, "<=", x[axis], f"axis {axis} has an element to point at"):
             raise ShapeError(
                 f"axis {axis} is empty, so no position points into it",
-                facts=[f"operand {text(x)}, positions {text(positions)}"],
+                facts=[f"operand {shape_text(x)}, positions {shape_text(positions)}"],
             )
 
 
@@ -77,7 +74,7 @@ def _expect_updates(updates: Shape, expected: Shape) -> None:
     if len(updates) != len(expected) or not all(
         assume(a, "==", b, "updates match the places they go to") for a, b in zip(updates, expected, strict=True)
     ):
-        raise ShapeError(f"updates have shape {text(updates)}, expected {text(expected)}")
+        raise ShapeError(f"updates have shape {shape_text(updates)}, expected {shape_text(expected)}")
 
 
 def positions_in(indices: Array, size: int) -> Array:
@@ -269,7 +266,8 @@ def _depth(x: Shape, indices: Shape, batch: int) -> int:
         raise ShapeError(f"the last axis of the positions says how many axes they address: '{depth}' is not known")
     if batch < 0 or batch >= len(indices) or depth + batch > len(x):
         raise ShapeError(
-            f"positions {text(indices)} with {batch} batch axes address more axes than the operand {text(x)} has",
+            f"positions {shape_text(indices)} with {batch} batch axes address more axes than "
+            f"the operand {shape_text(x)} has",
             facts=[f"accepted: batch_dims from 0 to {min(len(indices) - 1, len(x))}, depth up to {len(x) - batch}"],
         )
     return depth

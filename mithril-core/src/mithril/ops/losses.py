@@ -10,10 +10,11 @@ from mithril.ir import Arr, Axis, composite, exactly, expect_paired, ints, posit
 from mithril.ops.activations import log_softmax, softplus
 from mithril.ops.basic import cast
 from mithril.ops.control_flow import stop_gradient
+from mithril.ops.creation import iota
 from mithril.ops.elementwise import abs as abs_, equal, exp, greater, less, log, maximum, minimum, sqrt, where
 from mithril.ops.indexing import take, take_along_axis
 from mithril.ops.reduction import mean, sized, sum
-from mithril.ops.shape import broadcast_to, iota, reshape, squeeze, unsqueeze
+from mithril.ops.shape import broadcast_to, reshape, squeeze, unsqueeze
 from mithril.ops.upcast import down, kind, up
 
 REDUCTIONS = ("mean", "sum", "none")

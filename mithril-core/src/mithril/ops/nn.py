@@ -9,12 +9,13 @@ import numpy as np
 from mithril.base import OperationError, Shape, ShapeError, product, unknown
 from mithril.ir import Op, composite, exactly, ints, sample
 from mithril.ops import activations
+from mithril.ops.creation import full
 from mithril.ops.elementwise import greater_equal, tanh, where
 from mithril.ops.indexing import scatter_add, take
 from mithril.ops.products import matmul
 from mithril.ops.random import KEY, uniform
 from mithril.ops.reduction import sum
-from mithril.ops.shape import full, reshape, transpose
+from mithril.ops.shape import reshape, transpose
 from mithril.ops.upcast import down, kind, up
 
 # Of ``linear``: the operations with an activation's name and a gradient of their own, and two variants.

@@ -24,10 +24,11 @@ from mithril.base import (
     operation,
     product,
 )
-from mithril.ir import Ints, Pairs, always, composite, exactly, floating, numeric, op, sample
+from mithril.ir import Ints, Pairs, always, composite, exactly, floating, numeric, op, sample, shape_text
 from mithril.ops.convolution import accumulating, cropped, per_axis, places, windows, windows_fit
+from mithril.ops.creation import full
 from mithril.ops.indexing import scatter_add_along_axis, take
-from mithril.ops.shape import full, reshape, transpose
+from mithril.ops.shape import reshape, transpose
 
 Array = np.ndarray[Any, Any]
 
@@ -67,8 +68,7 @@ def _expect_cotangent(g: Shape, expected: Shape) -> None:
     if len(g) != len(expected) or not all(
         assume(a, "==", b, "a cotangent has the result's shape") for a, b in zip(g, expected, strict=True)
     ):
-        texts = ["[" + ", ".join(map(str, s)) + "]" for s in (g, expected)]
-        raise ShapeError(f"the cotangent has shape {texts[0]}, expected {texts[1]}")
+        raise ShapeError(f"the cotangent has shape {shape_text(g)}, expected {shape_text(expected)}")
 
 
 def _cost(operand: int) -> Any:

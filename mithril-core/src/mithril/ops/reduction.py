@@ -26,8 +26,9 @@ from mithril.ir import (
     sample,
 )
 from mithril.ops.basic import cast
+from mithril.ops.creation import full, iota, size_value
 from mithril.ops.elementwise import div, equal, exp, log, where
-from mithril.ops.shape import broadcast_to, concat, flip, full, iota, reshape, size_value, transpose
+from mithril.ops.shape import broadcast_to, concat, flip, reshape, transpose
 
 Array = np.ndarray[Any, Any]
 REDUCTIONS = (

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from mithril.base import (
     Dim,
-    DType,
-    DTypeError,
     Shape,
     ShapeError,
     Size,
     TensorType,
     assume,
     equal,
-    float32,
     floordiv,
-    int32,
-    is_static,
     operation,
     product,
 )
@@ -29,22 +23,17 @@ from mithril.ir import (
     Axes,
     Axis,
     Ints,
-    always,
     composite,
     expect_equal,
     like,
     normalize_axis,
-    number,
     op,
     same_shape,
     sample,
+    shape_text,
 )
 from mithril.ops.layout_axes import reshape_axes
 from mithril.ops.slicing import narrow
-
-
-def _text(shape: Sequence[Any]) -> str:
-    return "[" + ", ".join(map(str, shape)) + "]"
 
 
 # -- reshape, transpose, broadcast --------------------------------------------------------------------------------
@@ -54,14 +43,14 @@ def _reshape_form(types: Sequence[TensorType | None], attributes: dict[str, Any]
     if not unknown or types[0] is None:
         return attributes
     if len(unknown) > 1:
-        raise ShapeError(f"a shape may hold one -1, got {_text(shape)}")
+        raise ShapeError(f"a shape may hold one -1, got {shape_text(shape)}")
     total = product(types[0].shape)
     rest = product(d for k, d in enumerate(shape) if k != unknown[0])
     if rest == 0:
-        raise ShapeError(f"the -1 in {_text(shape)} is undetermined beside a size 0", hint="write the size out")
+        raise ShapeError(f"the -1 in {shape_text(shape)} is undetermined beside a size 0", hint="write the size out")
     if type(total) is int and type(rest) is int and total % rest:
         raise ShapeError(
-            f"cannot reshape {_text(types[0].shape)} to {_text(shape)}",
+            f"cannot reshape {shape_text(types[0].shape)} to {shape_text(shape)}",
             facts=[f"{total} elements are no multiple of {rest}"],
         )
     attributes["shape"] = tuple(floordiv(total, rest) if k == unknown[0] else d for k, d in enumerate(shape))
@@ -71,7 +60,7 @@ def _reshape_form(types: Sequence[TensorType | None], attributes: dict[str, Any]
 def _reshape_shape(x: Shape, *, shape: Shape) -> Shape:
     for d in shape:
         if type(d) is int and d < 0:
-            raise ShapeError(f"a shape cannot hold {d}", facts=[f"got {_text(shape)}"], hint="one -1 is found out")
+            raise ShapeError(f"a shape cannot hold {d}", facts=[f"got {shape_text(shape)}"], hint="one -1 is found out")
     total = product(x)
     for k, d in enumerate(shape):
         rest = product(shape[:k] + shape[k + 1 :])
@@ -81,7 +70,8 @@ def _reshape_shape(x: Shape, *, shape: Shape) -> Shape:
     left, right = _without_common(x, shape)
     if not assume(product(left), "==", product(right), "a reshape keeps the number of elements"):
         raise ShapeError(
-            f"cannot reshape {_text(x)} to {_text(shape)}", facts=[f"{total} elements do not make {product(shape)}"]
+            f"cannot reshape {shape_text(x)} to {shape_text(shape)}",
+            facts=[f"{total} elements do not make {product(shape)}"],
         )
     return shape
 
@@ -170,7 +160,7 @@ def _broadcast_shape(x: Shape, *, shape: Shape) -> Shape:
         fits = fits and (n == 1 or assume(n, "==", size, "an array is broadcast to a shape"))
     if not fits:
         raise ShapeError(
-            f"cannot broadcast {_text(x)} to {_text(shape)}",
+            f"cannot broadcast {shape_text(x)} to {shape_text(shape)}",
             facts=["accepted: trailing sizes equal, or 1 in the operand"],
         )
     return shape
@@ -302,7 +292,7 @@ def stack(*xs, axis: int = 0):
     at = normalize_axis(axis, xs[0].ndim + 1)
     for k, x in enumerate(xs[1:], 1):
         if x.ndim != xs[0].ndim:
-            raise ShapeError(f"stack: operand {k} has shape {_text(x.shape)}, the first {_text(xs[0].shape)}")
+            raise ShapeError(f"stack: operand {k} has shape {shape_text(x.shape)}, the first {shape_text(xs[0].shape)}")
     return concat(*[unsqueeze(x, axis=(at,)) for x in xs], axis=at)
 
 
@@ -331,152 +321,6 @@ def repeat(x, *, repeats: int, axis: Axis):
     before, size, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
     wide = broadcast_to(reshape(x, shape=(*before, size, 1, *after)), shape=(*before, size, repeats, *after))
     return reshape(wide, shape=(*before, size * repeats, *after))
-
-
-# -- made from a shape --------------------------------------------------------------------------------------------
-def _made_shape(*, shape: Shape, **_: Any) -> Shape:
-    for d in shape:
-        if type(d) is int and d < 0:
-            raise ShapeError(f"a shape cannot hold {d}", facts=[f"got {_text(shape)}"])
-    return shape
-
-
-def _fills(_: Any, attributes: Mapping[str, Any]) -> DType:
-    kind: DType = attributes["dtype"]
-    value = attributes["value"]
-    if kind.is_integer:
-        low, high = kind.limits
-        if not math.isfinite(value) or int(value) != value or not low <= value <= high:
-            raise DTypeError(f"{value!r} is no {kind}", facts=[f"accepted: whole numbers from {low} to {high}"])
-    return kind
-
-
-@op(
-    shape=_made_shape,
-    dtype=_fills,
-    samples=[sample(shape=(2, 3), value=1.5), sample(shape=(), value=7, dtype="int32", label="scalar")],
-    axes="-> *s | shape=result",
-    moves=True,
-)
-def full(*, shape: Shape, value: number, dtype: DType = float32):
-    """An array whose elements all equal a number."""
-    return np.full(shape, value, dtype.numpy)
-
-
-full.no_vjp("it has no operands")
-
-
-def _iota_shape(*, shape: Shape, axis: int, dtype: DType) -> Shape:
-    if not 0 <= axis < len(shape):
-        raise ShapeError(f"iota counts along axis {axis}, but its shape is {_text(shape)}")
-    return _made_shape(shape=shape)
-
-
-def _iota_form(types: Any, attributes: dict[str, Any]) -> dict[str, Any]:
-    attributes["axis"] = normalize_axis(attributes["axis"], len(attributes["shape"]))
-    return attributes
-
-
-def _countable(dtypes: Any, attributes: Mapping[str, Any]) -> DType:
-    kind: DType = attributes["dtype"]
-    if kind.is_bool:
-        raise DTypeError("iota cannot count in bool", facts=["accepted: integers and floats"])
-    return kind
-
-
-@op(
-    shape=_iota_shape,
-    dtype=_countable,
-    canonical=_iota_form,
-    samples=[sample(shape=(5,)), sample(shape=(2, 3), axis=-1, dtype="float32", label="axis")],
-    axes="-> *s | s[axis] count, shape=result",
-)
-def iota(*, shape: Shape, axis: int = 0, dtype: DType = int32):
-    """0, 1, 2, ... along an axis, the same for all others."""
-    line = np.arange(int(shape[axis])).astype(dtype.numpy)
-    return np.broadcast_to(line.reshape([-1 if k == axis else 1 for k in range(len(shape))]), tuple(map(int, shape)))
-
-
-iota.no_vjp("it has no operands")
-
-
-def _matrix(x: Shape, *, k: int) -> Shape:
-    if len(x) < 2:
-        raise ShapeError(f"a triangle needs a matrix, got rank {len(x)}", facts=["accepted: rank 2 and more"])
-    return x
-
-
-def _triangle(x: np.ndarray[Any, Any], k: int, *, lower: bool) -> np.ndarray[Any, Any]:
-    mask = np.tri(x.shape[-2], x.shape[-1], k if lower else k - 1, dtype=bool)
-    return np.where(mask if lower else ~mask, x, np.zeros((), x.dtype))
-
-
-@op(
-    shape=_matrix,
-    dtype=like,
-    samples=[sample((3, 4)), sample((2, 3, 3), k=-1, label="batch")],
-    axes="... m n -> ... m n | m n whole",
-    moves=True,
-    linear="x",
-)
-def tril(x, *, k: int = 0):
-    """The last two axes on and below diagonal ``k``; zero above."""
-    return _triangle(x, k, lower=True)
-
-
-@tril.vjp
-def _(g, y, x, *, k):
-    return (tril(g, k=k),)
-
-
-@op(
-    shape=_matrix,
-    dtype=like,
-    samples=[sample((3, 4)), sample((2, 3, 3), k=1, label="batch")],
-    axes="... m n -> ... m n | m n whole",
-    moves=True,
-    linear="x",
-)
-def triu(x, *, k: int = 0):
-    """The last two axes on and above diagonal ``k``; zero below."""
-    return _triangle(x, k, lower=False)
-
-
-@triu.vjp
-def _(g, y, x, *, k):
-    return (triu(g, k=k),)
-
-
-@composite(samples=[sample(n=3), sample(n=2, m=4, k=1, dtype="int32", label="shifted")])
-def eye(*, n: Size, m: Size | None = None, k: int = 0, dtype: DType = float32):
-    """Ones on diagonal ``k`` of an n by m matrix (m is n unless given), zeros elsewhere."""
-    shape = (n, n if m is None else m)
-    row, column = iota(shape=shape, axis=0), iota(shape=shape, axis=1)
-    return operation("cast")(operation("equal")(row + k if k else row, column), dtype=dtype)
-
-
-# -- shapes as values ---------------------------------------------------------------------------------------------
-@op(shape=lambda *, value: (), dtype=always(int32), samples=[sample(value=3)], axes="->")
-def size_value(*, value: Size):
-    """A size as an int32 scalar; it is a number once the symbols in it are known."""
-    return np.asarray(value, np.int32)
-
-
-size_value.no_vjp("it has no operands")
-
-
-@composite(samples=[sample((2, 3)), sample((), label="scalar")])
-def shape_of(x):
-    """The sizes as an int32 vector."""
-    if is_static(x.shape):
-        return np.asarray(x.shape, np.int32)
-    return stack(*[size_value(value=d) for d in x.shape])
-
-
-@composite(samples=[sample((2, 3), axis=1)])
-def size_of(x, *, axis: Axis):
-    """The size of one axis as an int32 scalar."""
-    return size_value(value=x.shape[axis])
 
 
 __all__ = [  # noqa: PLE0604

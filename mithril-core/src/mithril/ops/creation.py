@@ -1,0 +1,161 @@
+"""Arrays created from a shape, triangular masks, and sizes as values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mithril.base import DType, DTypeError, Shape, ShapeError, Size, float32, int32, is_static, operation
+from mithril.ir import Axis, always, composite, like, normalize_axis, number, op, sample, shape_text
+from mithril.ops.shape import stack
+
+
+def _made_shape(*, shape: Shape, **_: Any) -> Shape:
+    for d in shape:
+        if type(d) is int and d < 0:
+            raise ShapeError(f"a shape cannot hold {d}", facts=[f"got {shape_text(shape)}"])
+    return shape
+
+
+def _fills(_: Any, attributes: Mapping[str, Any]) -> DType:
+    kind: DType = attributes["dtype"]
+    value = attributes["value"]
+    if kind.is_integer:
+        low, high = kind.limits
+        if not math.isfinite(value) or int(value) != value or not low <= value <= high:
+            raise DTypeError(f"{value!r} is no {kind}", facts=[f"accepted: whole numbers from {low} to {high}"])
+    return kind
+
+
+@op(
+    shape=_made_shape,
+    dtype=_fills,
+    samples=[sample(shape=(2, 3), value=1.5), sample(shape=(), value=7, dtype="int32", label="scalar")],
+    axes="-> *s | shape=result",
+    moves=True,
+)
+def full(*, shape: Shape, value: number, dtype: DType = float32):
+    """An array whose elements all equal a number."""
+    return np.full(shape, value, dtype.numpy)
+
+
+full.no_vjp("it has no operands")
+
+
+def _iota_shape(*, shape: Shape, axis: int, dtype: DType) -> Shape:
+    if not 0 <= axis < len(shape):
+        raise ShapeError(f"iota counts along axis {axis}, but its shape is {shape_text(shape)}")
+    return _made_shape(shape=shape)
+
+
+def _iota_form(types: Any, attributes: dict[str, Any]) -> dict[str, Any]:
+    attributes["axis"] = normalize_axis(attributes["axis"], len(attributes["shape"]))
+    return attributes
+
+
+def _countable(dtypes: Any, attributes: Mapping[str, Any]) -> DType:
+    kind: DType = attributes["dtype"]
+    if kind.is_bool:
+        raise DTypeError("iota cannot count in bool", facts=["accepted: integers and floats"])
+    return kind
+
+
+@op(
+    shape=_iota_shape,
+    dtype=_countable,
+    canonical=_iota_form,
+    samples=[sample(shape=(5,)), sample(shape=(2, 3), axis=-1, dtype="float32", label="axis")],
+    axes="-> *s | s[axis] count, shape=result",
+)
+def iota(*, shape: Shape, axis: int = 0, dtype: DType = int32):
+    """0, 1, 2, ... along an axis, the same for all others."""
+    line = np.arange(int(shape[axis])).astype(dtype.numpy)
+    return np.broadcast_to(line.reshape([-1 if k == axis else 1 for k in range(len(shape))]), tuple(map(int, shape)))
+
+
+iota.no_vjp("it has no operands")
+
+
+def _matrix(x: Shape, *, k: int) -> Shape:
+    if len(x) < 2:
+        raise ShapeError(f"a triangle needs a matrix, got rank {len(x)}", facts=["accepted: rank 2 and more"])
+    return x
+
+
+def _triangle(x: np.ndarray[Any, Any], k: int, *, lower: bool) -> np.ndarray[Any, Any]:
+    mask = np.tri(x.shape[-2], x.shape[-1], k if lower else k - 1, dtype=bool)
+    return np.where(mask if lower else ~mask, x, np.zeros((), x.dtype))
+
+
+@op(
+    shape=_matrix,
+    dtype=like,
+    samples=[sample((3, 4)), sample((2, 3, 3), k=-1, label="batch")],
+    axes="... m n -> ... m n | m n whole",
+    moves=True,
+    linear="x",
+)
+def tril(x, *, k: int = 0):
+    """The last two axes on and below diagonal ``k``; zero above."""
+    return _triangle(x, k, lower=True)
+
+
+@tril.vjp
+def _(g, y, x, *, k):
+    return (tril(g, k=k),)
+
+
+@op(
+    shape=_matrix,
+    dtype=like,
+    samples=[sample((3, 4)), sample((2, 3, 3), k=1, label="batch")],
+    axes="... m n -> ... m n | m n whole",
+    moves=True,
+    linear="x",
+)
+def triu(x, *, k: int = 0):
+    """The last two axes on and above diagonal ``k``; zero below."""
+    return _triangle(x, k, lower=False)
+
+
+@triu.vjp
+def _(g, y, x, *, k):
+    return (triu(g, k=k),)
+
+
+@composite(samples=[sample(n=3), sample(n=2, m=4, k=1, dtype="int32", label="shifted")])
+def eye(*, n: Size, m: Size | None = None, k: int = 0, dtype: DType = float32):
+    """Ones on diagonal ``k`` of an n by m matrix (m is n unless given), zeros elsewhere."""
+    shape = (n, n if m is None else m)
+    row, column = iota(shape=shape, axis=0), iota(shape=shape, axis=1)
+    return operation("cast")(operation("equal")(row + k if k else row, column), dtype=dtype)
+
+
+# -- shapes as values ---------------------------------------------------------------------------------------------
+@op(shape=lambda *, value: (), dtype=always(int32), samples=[sample(value=3)], axes="->")
+def size_value(*, value: Size):
+    """A size as an int32 scalar; it is a number once the symbols in it are known."""
+    return np.asarray(value, np.int32)
+
+
+size_value.no_vjp("it has no operands")
+
+
+@composite(samples=[sample((2, 3)), sample((), label="scalar")])
+def shape_of(x):
+    """The sizes as an int32 vector."""
+    if is_static(x.shape):
+        return np.asarray(x.shape, np.int32)
+    return stack(*[size_value(value=d) for d in x.shape])
+
+
+@composite(samples=[sample((2, 3), axis=1)])
+def size_of(x, *, axis: Axis):
+    """The size of one axis as an int32 scalar."""
+    return size_value(value=x.shape[axis])
+
+
+__all__ = ["eye", "full", "iota", "shape_of", "size_of", "size_value", "tril", "triu"]

@@ -1,0 +1,105 @@
+"""Padding: constant, reflected or repeated elements around an array."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mithril.base import OperationError, Shape, ShapeError, Size, TensorType, assume, at_most, operation
+from mithril.ir import Pairs, like, number, op, sample
+from mithril.ops.slicing import narrow
+
+PAD_MODES = ("constant", "reflect", "edge")
+
+
+def _pad_form(types: Sequence[TensorType | None], attributes: dict[str, Any]) -> dict[str, Any]:
+    if attributes["mode"] != "constant":
+        attributes["value"] = 0
+    return attributes
+
+
+def _pad_shape(x: Shape, *, widths: Any, mode: str, value: Any) -> Shape:
+    if mode not in PAD_MODES:
+        raise OperationError(f"pad has no mode '{mode}'", facts=["known: " + ", ".join(PAD_MODES)])
+    if len(widths) != len(x):
+        raise ShapeError(
+            f"pad got widths for {len(widths)} axes, but the operand has rank {len(x)}",
+            hint="give one (before, after) pair per axis, (0, 0) where nothing is added",
+        )
+    for axis, (size, (before, after)) in enumerate(zip(x, widths, strict=True)):
+        for width in (before, after):
+            if at_most(0, width) is False:
+                raise ShapeError(f"pad width {width} of axis {axis} is negative", hint="use slice to remove elements")
+            if width == 0 or mode == "constant":
+                continue
+            if mode == "edge" and not assume(1, "<=", size, f"axis {axis} has an edge"):
+                raise ShapeError(f"axis {axis} is empty: it has no edge to repeat", hint="use mode='constant'")
+            if mode == "reflect" and not assume(width + 1, "<=", size, f"axis {axis} reflects its own elements"):
+                raise ShapeError(
+                    f"pad width {width} of axis {axis} is too large to reflect its {size} elements",
+                    facts=[f"accepted: at most {size - 1}"],
+                )
+    return tuple(before + size + after for size, (before, after) in zip(x, widths, strict=True))
+
+
+@op(
+    shape=_pad_shape,
+    dtype=like,
+    canonical=_pad_form,
+    samples=[
+        sample((2, 3), widths=((1, 0), (2, 3))),
+        sample((2, 3), widths=((0, 1), (1, 1)), value=1.5, label="value"),
+        sample((3, 4), widths=((2, 1), (0, 3)), mode="reflect", label="reflect"),
+        sample((3, 4), widths=((2, 1), (0, 5)), mode="edge", label="edge"),
+        sample((3, 4), widths=((0, 0), (0, 0)), mode="edge", label="nothing"),
+    ],
+    axes="*x -> *x | x[widths] whole",
+    moves=True,
+)
+def pad(x, *, widths: Pairs, mode: str = "constant", value: number = 0):
+    """Add elements before and after along each axis: a constant, the mirrored inside without the edge, or the edge."""
+    if mode == "constant":
+        out = np.full([b + n + a for n, (b, a) in zip(x.shape, widths, strict=True)], value, x.dtype)
+        out[tuple(builtins.slice(b, b + n) for n, (b, _) in zip(x.shape, widths, strict=True))] = x
+        return out
+    for axis, (before, after) in enumerate(widths):
+        if before or after:
+            n = x.shape[axis]
+            at = np.arange(-int(before), n + int(after))
+            inside = np.clip(at, 0, n - 1)
+            x = np.take(x, inside if mode == "edge" else 2 * inside - at, axis)
+    return x
+
+
+@pad.vjp
+def _(g, y, x, *, widths, mode, value):
+    for axis, (before, after) in enumerate(widths):
+        if before == 0 and after == 0:
+            continue
+        size = x.shape[axis]
+        middle = narrow(g, axis, before, before + size)
+        if mode != "constant" and before != 0:
+            middle = middle + _folded(narrow(g, axis, 0, before), axis, size, mode, first=True)
+        if mode != "constant" and after != 0:
+            last = narrow(g, axis, before + size, before + size + after)
+            middle = middle + _folded(last, axis, size, mode, first=False)
+        g = middle
+    return (g,)
+
+
+def _folded(part: Any, axis: int, size: Size, mode: str, *, first: bool) -> Any:
+    """The cotangent of padded elements, brought back to the elements they were copied from."""
+    if mode == "edge":
+        part, offset = operation("sum")(part, axis=axis, keepdims=True), 0
+    else:
+        part, offset = operation("flip")(part, axis=axis), 1
+    rest = size - part.shape[axis] - offset
+    widths: list[tuple[Size, Size]] = [(0, 0)] * part.ndim
+    widths[axis] = (offset, rest) if first else (rest, offset)
+    return pad(part, widths=tuple(widths))
+
+
+__all__ = ["pad"]
