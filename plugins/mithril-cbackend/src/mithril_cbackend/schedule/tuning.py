@@ -53,8 +53,8 @@ class Operation:
     def all_choices(self, machine: Machine) -> list[str]:
         """Every schedule there is."""
         if self.node.op in CONVOLUTIONS:
-            return direct_convolution.schedules(self.node, machine, most=1 << 10)
-        return cross_depths(self.choices(machine))
+            return direct_convolution.schedules(self.node, machine, max_per_kind=1 << 10)
+        return crossed(self.choices(machine))
 
 
 def cross_depths(choices: list[str]) -> list[str]:

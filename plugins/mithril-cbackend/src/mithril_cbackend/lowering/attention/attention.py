@@ -21,17 +21,17 @@ from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 
 def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
     """One buffer for all parts of all threads."""
-    found = attention_of(kernel.producers, kernel.anchor)
-    assert found is not None
-    elements = sum(Sizes.of(kernel, found, machine).parts(machine).values())
+    match = attention_of(kernel.producers, kernel.anchor)
+    assert match is not None
+    elements = sum(Sizes.of(kernel, match, machine).parts(machine).values())
     return [Value("scratch", TensorType(float32, (machine.threads * elements,)))]
 
 
 def attention(kernel: Kernel, name: str, machine: Machine) -> Any:
     """``softmax(queries @ keys, ...) @ values``."""
     frame = Frame(kernel, name, machine)
-    found = attention_of(kernel.producers, kernel.anchor)
-    assert found is not None
-    sizes = Sizes.of(kernel, found, machine)
-    (InPlace if sizes.in_place else Blocks)(frame, found, sizes).write()
+    match = attention_of(kernel.producers, kernel.anchor)
+    assert match is not None
+    sizes = Sizes.of(kernel, match, machine)
+    (InPlace if sizes.in_place else Blocks)(frame, match, sizes).write()
     return frame.finish()

@@ -70,15 +70,15 @@ def _softmax(producers: Mapping[Value, Node], weights: Value) -> tuple[Node, ...
     exp = div and producer(operand(div), ops.exp)
     total = div and producer(operand(div, 1), ops.sum)
     sub = exp and producer(operand(exp), ops.sub)
-    largest = sub and producer(operand(sub, 1), ops.max)
-    if not (div and exp and total and sub and largest) or weights.dtype is not float32:
+    row_max = sub and producer(operand(sub, 1), ops.max)
+    if not (div and exp and total and sub and row_max) or weights.dtype is not float32:
         return None
     last = (len(weights.shape) - 1,)
-    folds = ((total, exp.result), (largest, operand(sub)))
-    for node, source in folds:
+    reductions = ((total, exp.result), (row_max, operand(sub)))
+    for node, source in reductions:
         if operand(node) is not source or node.attributes["axis"] != last or not node.attributes["keepdims"]:
             return None
-    return (largest, sub, exp, total, div) if shape_of(operand(sub)) == shape_of(weights) else None
+    return (row_max, sub, exp, total, div) if shape_of(operand(sub)) == shape_of(weights) else None
 
 
 def _product_below(producers: Mapping[Value, Node], scores: Value) -> tuple[Node | None, tuple[Node, ...]]:
@@ -129,7 +129,7 @@ def following(graph: Graph, attention: Attention) -> tuple[Node, ...] | None:
 
 def roles(kernel: Kernel, attention: Attention, value: Value) -> set[str]:
     """What a value is for in a kernel: a matrix to be copied, queries, or part of each score."""
-    found: set[str] = set()
+    uses: set[str] = set()
     pending = [value]
     while pending:
         value = pending.pop()
@@ -138,40 +138,42 @@ def roles(kernel: Kernel, attention: Attention, value: Value) -> set[str]:
                 if v is not value:
                     continue
                 if node in (attention.first, attention.second):
-                    found.add("query" if node is attention.first and k == 0 else "matrix")
+                    uses.add("query" if node is attention.first and k == 0 else "matrix")
                 elif node in attention.between:
-                    found.add("score")
+                    uses.add("score")
                 else:
                     pending.append(node.result)
-    return found
+    return uses
 
 
 # -- keys that are not seen ---------------------------------------------------------------------------------------
 def conditions(producers: Mapping[Value, Node], attention: Attention) -> list[Value]:
     """Where these are false, a score is minus infinity."""
-    found: list[Value] = []
+    masks: list[Value] = []
     node = producers.get(attention.scores)
     while node in attention.between and node.op is ops.where and _is_minus_infinity(producers, operand(node, 2)):
         pending = [operand(node)]
         while pending:
             value = pending.pop()
-            made = producers.get(value)
-            if made is not None and made.op is ops.logical_and:
-                pending += [operand(made), operand(made, 1)]
-            elif made is not None and made.op in (ops.reshape, ops.broadcast_to) and _aligned(made):
-                pending.append(operand(made))
+            producer = producers.get(value)
+            if producer is not None and producer.op is ops.logical_and:
+                pending += [operand(producer), operand(producer, 1)]
+            elif producer is not None and producer.op in (ops.reshape, ops.broadcast_to) and _aligned(producer):
+                pending.append(operand(producer))
             else:
-                found.append(value)
+                masks.append(value)
         node = producers.get(operand(node, 1))
-    return found
+    return masks
 
 
 def _aligned(node: Node) -> bool:
     """Whether only axes in front are new, so that places in a matrix stay what they are."""
-    given, made = shape_of(operand(node)), shape_of(node.result)
+    source_shape, result_shape = shape_of(operand(node)), shape_of(node.result)
     if node.op is ops.broadcast_to:
         return True
-    return made[len(made) - len(given) :] == given and len(made) >= len(given)
+    return result_shape[len(result_shape) - len(source_shape) :] == source_shape and len(result_shape) >= len(
+        source_shape
+    )
 
 
 def _is_minus_infinity(producers: Mapping[Value, Node], value: Value) -> bool:
@@ -181,14 +183,14 @@ def _is_minus_infinity(producers: Mapping[Value, Node], value: Value) -> bool:
 
 def of_places(producers: Mapping[Value, Node], values: list[Value]) -> list[Node]:
     """The nodes that make conditions of nothing but places: cheap enough to be part of every kernel that asks."""
-    found: dict[Node, None] = {}
+    nodes: dict[Node, None] = {}
     pending = list(values)
     while pending:
         node = producers.get(pending.pop())
         if node is not None and (node.op in OF_PLACES or is_uniform(node)) and not node.result.dtype.is_float:
-            found[node] = None
+            nodes[node] = None
             pending += [v for v in node.operands if v is not None]
-    return list(found)
+    return list(nodes)
 
 
 def last_seen(producers: Mapping[Value, Node], attention: Attention) -> list[tuple[Value, int]]:
@@ -196,16 +198,16 @@ def last_seen(producers: Mapping[Value, Node], attention: Attention) -> list[tup
 
     They grow from query to query, so that the last query of a block sees all that the others see.
     """
-    found = []
+    limits = []
     for value in conditions(producers, attention):
         node = producers.get(value)
         if node is not None and node.op in COMPARISONS:
-            key, more = COMPARISONS[node.op]
-            keys, seen = operand(node, key), operand(node, 1 - key)
+            key, offset = COMPARISONS[node.op]
+            keys, limit = operand(node, key), operand(node, 1 - key)
             count = shape_of(attention.scores)[-1]
-            if _numbers_of_keys(producers, keys, count) and _grows(producers, seen):
-                found.append((seen, more))
-    return found
+            if _numbers_of_keys(producers, keys, count) and _grows(producers, limit):
+                limits.append((limit, offset))
+    return limits
 
 
 def _numbers_of_keys(producers: Mapping[Value, Node], value: Value, count: int) -> bool:

@@ -47,20 +47,25 @@ class Sizes:
     def of(kernel: Kernel, attention: Attention, machine: Machine) -> Sizes:
         *batch, queries, keys = shape_of(attention.scores)
         inner, outer = shape_of(operand(attention.first))[-1], shape_of(attention.second.result)[-1]
-        own = 0  # axes up to the last that keys or values have
+        head_axes = 0  # axes up to the last that keys or values have
         for product in (attention.first, attention.second):
             lead = shape_of(operand(product, 1))[:-2]
             lead = (*[1] * (len(batch) - len(lead)), *lead)
-            own = max([own, *(k + 1 for k, n in enumerate(lead) if n != 1)])
-        most = min(BLOCK, max(8, SCORES // keys // 8 * 8))
-        block = min(queries, -(-queries // -(-queries // most) // 8) * 8)
+            head_axes = max([head_axes, *(k + 1 for k, n in enumerate(lead) if n != 1)])
+        max_block = min(BLOCK, max(8, SCORES // keys // 8 * 8))
+        block = min(queries, -(-queries // -(-queries // max_block) // 8) * 8)
         tiles = tile_for(block, keys, machine), tile_for(block, outer, machine)
         lanes = machine.lanes()
         strides = [view(kernel.producers, operand(product, 1)) for product in (attention.first, attention.second)]
-        lie = [found is not None and found[1][k] == 1 for found, k in zip(strides, (-2, -1), strict=True)]
-        whole = lanes > 1 and keys >= lanes and inner % lanes == outer % lanes == 0
-        in_place = queries <= FEW and whole and all(lie)
-        return Sizes(tuple(batch[:own]), tuple(batch[own:]), queries, keys, inner, outer, block, *tiles, in_place)
+        unit_strides = [
+            operand_view is not None and operand_view[1][k] == 1
+            for operand_view, k in zip(strides, (-2, -1), strict=True)
+        ]
+        full_vectors = lanes > 1 and keys >= lanes and inner % lanes == outer % lanes == 0
+        in_place = queries <= FEW and full_vectors and all(unit_strides)
+        return Sizes(
+            tuple(batch[:head_axes]), tuple(batch[head_axes:]), queries, keys, inner, outer, block, *tiles, in_place
+        )
 
     @property
     def row(self) -> int:
@@ -70,24 +75,24 @@ class Sizes:
     def parts(self, machine: Machine) -> dict[str, int]:
         """What a thread has buffers for, and how many elements of each, in whole vectors."""
         columns, lanes = self.values_tile.columns, machine.lanes()
-        found = {"query": self.block * self.inner, "scores": self.block * self.row, "factors": self.block}
+        sizes = {"query": self.block * self.inner, "scores": self.block * self.row, "factors": self.block}
         if not self.in_place:
-            found |= {"keys": self.row * self.inner, "values": count(self.outer, columns) * columns * self.keys}
-        return {name: -(-n // lanes) * lanes for name, n in found.items()}
+            sizes |= {"keys": self.row * self.inner, "values": count(self.outer, columns) * columns * self.keys}
+        return {name: -(-n // lanes) * lanes for name, n in sizes.items()}
 
 
 class Blocks:
     """All heads: what is copied for each, then its blocks."""
 
-    def __init__(self, frame: Frame, found: Attention, sizes: Sizes) -> None:
-        self.frame, self.found, self.sizes = frame, found, sizes
+    def __init__(self, frame: Frame, attention: Attention, sizes: Sizes) -> None:
+        self.frame, self.found, self.sizes = frame, attention, sizes
         self.code, self.reader, self.lanes = frame.code, frame.reader, frame.machine.lanes()
-        self.query, self.keys = operand(found.first), operand(found.first, 1)
-        self.values = operand(found.second, 1)
+        self.query, self.keys = operand(attention.first), operand(attention.first, 1)
+        self.values = operand(attention.second, 1)
         producers, nodes = frame.kernel.producers, set(frame.kernel.nodes)
-        self.seen = last_seen(producers, found)
-        apart = {found.first, found.second, *found.softmax, *self.chain}
-        self.vector = vectorizable([n for n in nodes if n not in apart])
+        self.seen = last_seen(producers, attention)
+        excluded = {attention.first, attention.second, *attention.softmax, *self.chain}
+        self.vector = vectorizable([n for n in nodes if n not in excluded])
         self.buffer = frame.outputs[frame.kernel.scratch[0]]
         self.parts = sizes.parts(frame.machine)
 
@@ -116,8 +121,8 @@ class Blocks:
             self.prepare(tuple(head))
             with self.reader.nest("", s.sharing) as sharing:
                 lead = (*head, *sharing)
-                mine = blocks // parts if blocks % parts == 0 else (blocks + parts - 1 - part) // parts
-                with self.reader.loop("block", mine) as k:
+                num_blocks = blocks // parts if blocks % parts == 0 else (blocks + parts - 1 - part) // parts
+                with self.reader.loop("block", num_blocks) as k:
                     first = (k * parts + part) * s.block
                     self.block(lead, self.reader.position(first), s.block)
                 if s.queries % s.block:
@@ -130,18 +135,18 @@ class Blocks:
         if parts == 1:
             self.block(lead, s.queries - rest, rest)
             return
-        mine = t.equal(t.index(part), parts - 1)
-        with self.code.when(mine), self.reader.loop("last", 1):
+        is_last_part = t.equal(t.index(part), parts - 1)
+        with self.code.when(is_last_part), self.reader.loop("last", 1):
             self.block(lead, s.queries - rest, rest)
 
     # -- what all blocks of a head read ---------------------------------------------------------------------------
     def matrix(self, value: Value, head: Index) -> Matrix | None:
         """Where an operand of this head lies, if it is stored."""
-        found = view(self.frame.kernel.producers, value)
-        buffer = None if found is None else self.reader.buffers.get(found[0])
-        if found is None or buffer is None:
+        operand_view = view(self.frame.kernel.producers, value)
+        buffer = None if operand_view is None else self.reader.buffers.get(operand_view[0])
+        if operand_view is None or buffer is None:
             return None
-        *steps, row, column = found[1]
+        *steps, row, column = operand_view[1]
         start: Any = 0
         for i, step in zip(naive_contractions.batch_position(head, shape_of(value)[:-2]), steps, strict=True):
             start = start + i * step
@@ -162,12 +167,12 @@ class Blocks:
             matrix = None if stored is None else stored.from_column(first)
             copy_panel(self.frame, element, matrix, rows, width, panel)
 
-        whole, rest = divmod(columns, tile.columns)
-        if whole:
-            with self.reader.loop("panel", whole) as number:
+        full_panels, rest = divmod(columns, tile.columns)
+        if full_panels:
+            with self.reader.loop("panel", full_panels) as number:
                 copy(number, tile.columns)
         if rest:
-            copy(whole, rest)
+            copy(full_panels, rest)
 
     def prepare(self, head: Index) -> None:
         s, full = self.sizes, (*head, *[0] * len(self.sizes.sharing))
@@ -188,22 +193,22 @@ class Blocks:
         s = self.sizes
         if s.row > s.keys:
             with self.reader.loop("row", rows) as row, self.reader.loop("j", s.row - s.keys) as j:
-                at = self.at["scores"] + row * s.row + (j + s.keys)
-                self.code.store(self.buffer, at, t.const(-math.inf, "float32"))
+                offset = self.at["scores"] + row * s.row + (j + s.keys)
+                self.code.store(self.buffer, offset, t.const(-math.inf, "float32"))
 
     def panels_seen(self, lead: Index, query: Any) -> Any:
         """How many panels of keys a query and those before it see: at least one, so that who sees none gets nan."""
         s, columns = self.sizes, self.sizes.keys_tile.columns
         total = s.row // columns
         panels: Any = total
-        for value, more in self.seen:
+        for value, extra in self.seen:
             keys = self.reader.broadcast(value, (*lead, query, 0))
-            last = clamped(self.reader, keys + (more - 1), 0, s.keys - 1)
-            here = self.reader.position(last // columns + 1)
+            last = clamped(self.reader, keys + (extra - 1), 0, s.keys - 1)
+            visible = self.reader.position(last // columns + 1)
             if isinstance(panels, int):
-                panels = here
+                panels = visible
             else:
-                panels = self.reader.position(t.select(here < panels, here, panels))
+                panels = self.reader.position(t.select(visible < panels, visible, panels))
         return panels
 
     def copy_queries(self, lead: Index, first: Any, rows: int) -> None:
@@ -211,86 +216,89 @@ class Blocks:
         vectors = self.lanes if vectorizable(self.making(self.query)) else 0
         with self.reader.loop("row", rows) as row:
 
-            def copy(at: Index) -> None:
-                there = (*naive_contractions.batch_position(lead, shape[:-2]), first + row, at[-1])
-                to = self.at["query"] + row * inner + at[-1]
-                self.code.store(self.buffer, to, self.reader.at(self.query, there))
+            def copy(index: Index) -> None:
+                source = (*naive_contractions.batch_position(lead, shape[:-2]), first + row, index[-1])
+                target = self.at["query"] + row * inner + index[-1]
+                self.code.store(self.buffer, target, self.reader.at(self.query, source))
 
             inner_loop(self.frame, (), inner, vectors, copy)
 
     def making(self, value: Value) -> list[Any]:
         """The nodes of this kernel that make a value."""
-        producers, found, pending = self.frame.kernel.producers, [], [value]
+        producers, nodes, pending = self.frame.kernel.producers, [], [value]
         while pending:
             node = producers.get(pending.pop())
             if node is not None:
-                found.append(node)
+                nodes.append(node)
                 pending += [v for v in node.operands if v is not None]
-        return found
+        return nodes
 
     def score(self, lead: Index, first: Any, rows: int, panels: Any) -> None:
-        s, tile, made = self.sizes, self.sizes.keys_tile, self.found.first.result
+        s, tile, product = self.sizes, self.sizes.keys_tile, self.found.first.result
 
         def left(row: Any, k: Any) -> t.Expr:
             return t.load(self.buffer, self.at["query"] + row * s.inner + k)
 
-        def one(number: Any, width: int) -> None:
+        def score_panel(number: Any, width: int) -> None:
             begin = number * tile.columns
             panel = Matrix(self.buffer, self.at["keys"] + begin * s.inner, tile.columns, 1)
 
             def emit(row: Any, column: Any, element: t.Expr) -> None:
                 key = begin + column
-                at = (*lead, first + row, key)
-                self.reader.give(made, at, self.code.let(element, made.name))
-                to = self.at["scores"] + row * s.row + key
-                self.code.store(self.buffer, to, self.reader.at(self.found.scores, at))
+                index = (*lead, first + row, key)
+                self.reader.give(product, index, self.code.let(element, product.name))
+                target = self.at["scores"] + row * s.row + key
+                self.code.store(self.buffer, target, self.reader.at(self.found.scores, index))
 
             multiply(self.frame, rows, (s.inner,), tile, left, panel, width, emit, self.vector)
 
-        whole, rest = divmod(s.keys, tile.columns)
+        full_panels, rest = divmod(s.keys, tile.columns)
         if isinstance(panels, int) or not rest:
-            if whole:
-                with self.reader.loop("panel", whole if isinstance(panels, int) else panels) as number:
-                    one(number, tile.columns)
+            if full_panels:
+                with self.reader.loop("panel", full_panels if isinstance(panels, int) else panels) as number:
+                    score_panel(number, tile.columns)
             if rest:
-                one(whole, rest)
+                score_panel(full_panels, rest)
             return
-        if whole:
-            least = t.select(panels < whole, panels, t.index(whole))
-            with self.reader.loop("panel", self.reader.position(least)) as number:
-                one(number, tile.columns)
-        with self.code.when(panels > whole), self.reader.loop("last", 1):
-            one(whole, rest)
+        if full_panels:
+            num_panels = t.select(panels < full_panels, panels, t.index(full_panels))
+            with self.reader.loop("panel", self.reader.position(num_panels)) as number:
+                score_panel(number, tile.columns)
+        with self.code.when(panels > full_panels), self.reader.loop("last", 1):
+            score_panel(full_panels, rest)
 
     def weigh(self, rows: int, panels: Any) -> None:
         """Scores become exp(score - largest), and what divides a row by its sum is kept."""
-        for first, times, together in ((0, rows // TOGETHER, TOGETHER), (rows - rows % TOGETHER, rows % TOGETHER, 1)):
-            if times:
-                with self.reader.loop("row", times) as k:
-                    begin = k * together + first
-                    self.weigh_rows([begin + n for n in range(together)], panels)
+        for first, num_groups, group_size in (
+            (0, rows // TOGETHER, TOGETHER),
+            (rows - rows % TOGETHER, rows % TOGETHER, 1),
+        ):
+            if num_groups:
+                with self.reader.loop("row", num_groups) as k:
+                    begin = k * group_size + first
+                    self.weigh_rows([begin + n for n in range(group_size)], panels)
 
     def weigh_rows(self, rows: list[Any], panels: Any) -> None:
         """Some rows side by side, so that one need not wait for another's sum."""
         code, reader, buffer, row = self.code, self.reader, self.buffer, self.sizes.row
         starts = [reader.position(self.at["scores"] + k * row) for k in rows]
 
-        def larger(best: t.Expr, at: Any, which: int) -> t.Expr:
-            return reductions.fold(code, ops.max, best, t.load(buffer, at), float32)
+        def update_max(best: t.Expr, offset: Any, i: int) -> t.Expr:
+            return reductions.fold(code, ops.max, best, t.load(buffer, offset), float32)
 
-        def more(total: t.Expr, at: Any, which: int) -> t.Expr:
-            score = code.let(t.load(buffer, at) - largest[which], "score")
+        def update_sum(total: t.Expr, offset: Any, i: int) -> t.Expr:
+            score = code.let(t.load(buffer, offset) - row_max[i], "score")
             weight = code.let(vector_math.exp_of_negative(code, score), "weight")
-            code.store(buffer, at, weight)
+            code.store(buffer, offset, weight)
             return total + weight
 
-        largest = self.folded(ops.max, starts, panels, larger)
-        sums = self.folded(ops.sum, starts, panels, more)
+        row_max = self.folded(ops.max, starts, panels, update_max)
+        sums = self.folded(ops.sum, starts, panels, update_sum)
         for k, total in zip(rows, sums, strict=True):
             factor = t.const(1.0, "float32") / total
             code.store(buffer, self.at["factors"] + k, factor)
 
-    def folded(self, op: Op, starts: list[Any], panels: Any, take: Any) -> list[t.Expr]:
+    def folded(self, op: Op, starts: list[Any], panels: Any, update: Any) -> list[t.Expr]:
         """A fold along rows of scores that start here and there."""
         code, reader, columns = self.code, self.reader, self.sizes.keys_tile.columns
         totals = [code.alloc(op.name, columns, "float32") for _ in starts]
@@ -298,14 +306,14 @@ class Blocks:
             with reader.loop("j", columns, t.VECTORIZED) as j:
                 code.store(total, j, reductions.start(op, float32))
         with reader.loop("panel", panels) as number:
-            for which, (start, total) in enumerate(zip(starts, totals, strict=True)):
+            for i, (start, total) in enumerate(zip(starts, totals, strict=True)):
                 for v in range(columns // self.lanes):
                     with reader.loop("j", self.lanes, t.VECTORIZED) as j:
                         slot = j + v * self.lanes
-                        at = start + number * columns + slot
-                        code.store(total, slot, take(t.load(total, slot), at, which))
-        made = [reductions.gathered(self.frame, op, total, columns, float32, 0) for total in totals]
-        return [code.let(x, op.name) for x in made]
+                        offset = start + number * columns + slot
+                        code.store(total, slot, update(t.load(total, slot), offset, i))
+        results = [reductions.gathered(self.frame, op, total, columns, float32, 0) for total in totals]
+        return [code.let(x, op.name) for x in results]
 
     def gather(self, lead: Index, first: Any, rows: int, panels: Any) -> None:
         """Weights times values, each row divided by its sum, stored where the result is wanted."""
@@ -322,23 +330,23 @@ class Blocks:
         def left(row: Any, k: Any) -> t.Expr:
             return t.load(self.buffer, self.at["scores"] + row * s.row + k)
 
-        def one(number: Any, width: int) -> None:
+        def multiply_panel(number: Any, width: int) -> None:
             begin = number * tile.columns
             panel = self.panel_of_values(lead, begin)
 
             def emit(row: Any, column: Any, element: t.Expr) -> None:
                 factor = t.load(self.buffer, self.at["factors"] + row)
-                made = element * factor
-                self.code.store(result.buffer, result.at(row, begin + column), made)
+                scaled = element * factor
+                self.code.store(result.buffer, result.at(row, begin + column), scaled)
 
             multiply(self.frame, rows, (keys,), tile, left, panel, width, emit, column_step == 1)
 
-        whole, rest = divmod(s.outer, tile.columns)
-        if whole:
-            with self.reader.loop("panel", whole) as number:
-                one(number, tile.columns)
+        full_panels, rest = divmod(s.outer, tile.columns)
+        if full_panels:
+            with self.reader.loop("panel", full_panels) as number:
+                multiply_panel(number, tile.columns)
         if rest:
-            one(whole, rest)
+            multiply_panel(full_panels, rest)
 
     def panel_of_values(self, lead: Index, begin: Any) -> Matrix:
         """The panel that starts with a column."""

@@ -23,9 +23,9 @@ class InPlace(Blocks):
         pass
 
     def panel_of_values(self, lead: Index, begin: Any) -> Matrix:
-        found = self.matrix(self.values, lead)
-        assert found is not None
-        return found.from_column(begin)
+        values = self.matrix(self.values, lead)
+        assert values is not None
+        return values.from_column(begin)
 
     def score(self, lead: Index, first: Any, rows: int, panels: Any) -> None:
         s, lanes = self.sizes, self.lanes
@@ -40,23 +40,23 @@ class InPlace(Blocks):
                 self.score_group(lead, first, row, begin, keys)
 
     def score_group(self, lead: Index, first: Any, row: int, begin: Any, keys: Matrix) -> None:
-        s, lanes, code, reader, made = self.sizes, self.lanes, self.code, self.reader, self.found.first.result
-        products, turned = (code.alloc(name, lanes * lanes, "float32") for name in ("products", "turned"))
+        s, lanes, code, reader, product = self.sizes, self.lanes, self.code, self.reader, self.found.first.result
+        products, transposed = (code.alloc(name, lanes * lanes, "float32") for name in ("products", "turned"))
         with reader.loop("key", lanes) as key, reader.loop("j", lanes, t.VECTORIZED) as j:
             parts = [
                 t.load(self.buffer, self.at["query"] + (row * s.inner + k) + j) * keys.element(j + k, begin + key)
                 for k in range(0, s.inner, lanes)
             ]
             code.store(products, key * lanes + j, reduce(add, parts))
-        code.transpose(lanes, products, 0, lanes, turned, 0, lanes)
+        code.transpose(lanes, products, 0, lanes, transposed, 0, lanes)
         sums = code.alloc("sums", lanes, "float32")
         with reader.loop("j", lanes, t.VECTORIZED) as j:
-            parts = [t.load(turned, j + k * lanes) for k in range(lanes)]
+            parts = [t.load(transposed, j + k * lanes) for k in range(lanes)]
             while len(parts) > 1:
                 parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
             code.store(sums, j, parts[0])
         with reader.loop("j", lanes, t.VECTORIZED if self.vector else t.SERIAL) as j:
             key = begin + j
-            at = (*lead, first + row, key)
-            reader.give(made, at, code.let(t.load(sums, j), made.name))
-            code.store(self.buffer, self.at["scores"] + row * s.row + key, reader.at(self.found.scores, at))
+            index = (*lead, first + row, key)
+            reader.give(product, index, code.let(t.load(sums, j), product.name))
+            code.store(self.buffer, self.at["scores"] + row * s.row + key, reader.at(self.found.scores, index))

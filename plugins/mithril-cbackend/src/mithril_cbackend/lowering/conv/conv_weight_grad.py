@@ -79,9 +79,9 @@ class Plan:
 
 
 def plan_of(node: Node) -> Plan:
-    made, inner = shape_of(node.result)[:2]
+    out_channels, in_channels = shape_of(node.result)[:2]
     groups, batch = node.attributes["groups"], shape_of(operand(node))[0]
-    return Plan(batch, groups, made // groups, inner, layout_of(node))
+    return Plan(batch, groups, out_channels // groups, in_channels, layout_of(node))
 
 
 class Products:
@@ -97,8 +97,8 @@ class Products:
         p, frame, columns = self.plan, self.frame, self.tile.columns
         work = p.batch * p.groups * p.made * p.depth * p.pixels // PRODUCTS
         pad(frame, p.layout, self.x, self.padded, p.groups * p.inner, slack(p.layout, self.lanes))
-        whole, rest = divmod(p.made, columns)
-        for first, panels, width in ((0, whole, columns), (whole, 1, rest)):
+        full_panels, rest = divmod(p.made, columns)
+        for first, panels, width in ((0, full_panels, columns), (full_panels, 1, rest)):
             if not panels or not width:
                 continue
             with frame.share("turn", p.groups * panels * p.batch, work) as (_, item):
@@ -126,22 +126,22 @@ class Products:
         p = self.plan
         channel = group * p.made + number * self.tile.columns
         start = (image * (p.groups * p.made) + channel) * p.pixels
-        given = Matrix(self.reader.buffers[self.g], start, 1, p.pixels)
-        copy_panel(self.frame, given.element, given, p.pixels, width, self.cotangents(group, number, image))
+        source = Matrix(self.reader.buffers[self.g], start, 1, p.pixels)
+        copy_panel(self.frame, source.element, source, p.pixels, width, self.cotangents(group, number, image))
 
     def panel(self, group: Any, number: Any, first: Any, depth: int, width: int) -> None:
         """The gradients of a panel of channels: summed up for each slab of each image, then turned back."""
         p, reader, columns = self.plan, self.reader, self.tile.columns
         panel = group * p.panels(self.frame.machine) + number
         sums = Matrix(self.sums, (panel * p.depth + first) * columns, columns, 1)
-        several = p.batch * p.slabs > 1
-        if several:
+        accumulates = p.batch * p.slabs > 1
+        if accumulates:
             with reader.loop("i", depth) as i, reader.loop("j", columns) as j:
                 self.code.store(self.sums, sums.at(i, j), t.const(0, "float32"))
 
         def add(row: Any, column: Any, element: t.Expr) -> None:
-            at = sums.at(row, column)
-            self.code.store(self.sums, at, t.load(self.sums, at) + element if several else element)
+            offset = sums.at(row, column)
+            self.code.store(self.sums, offset, t.load(self.sums, offset) + element if accumulates else element)
 
         with reader.loop("image", p.batch) as image, reader.loop("slab", p.slabs) as slab:
             start = (image * p.groups + group) * p.inner
@@ -149,29 +149,29 @@ class Products:
             def window(row: Any, *pixel: Any) -> t.Expr:
                 channel, *element = reader.split(first + row, (p.inner, *p.layout.kernel))
                 base = (start + channel) * p.layout.channel + p.layout.offset(tuple(element))
-                place = p.layout.rows((slab * p.rows + pixel[0], *pixel[1:]))
-                return self.code.let(t.load(self.padded, base + place), "x")
+                pixel_offset = p.layout.rows((slab * p.rows + pixel[0], *pixel[1:]))
+                return self.code.let(t.load(self.padded, base + pixel_offset), "x")
 
             rest = math.prod(p.layout.result[1:])
-            given = self.cotangents(group, number, image, slab * (p.rows * rest))
+            cotangents = self.cotangents(group, number, image, slab * (p.rows * rest))
             inner = (p.rows, *p.layout.result[1:])
-            multiply(self.frame, depth, inner, self.tile, window, given, width, add, True)
+            multiply(self.frame, depth, inner, self.tile, window, cotangents, width, add, True)
         self.store(group, number, first, sums, depth, width)
 
     def store(self, group: Any, number: Any, first: Any, sums: Matrix, depth: int, width: int) -> None:
         """The sums of a panel, where the gradients of its channels lie: squares turned, the rest one by one."""
         p, reader, lanes = self.plan, self.reader, self.lanes
-        (made,) = self.frame.kernel.outputs
+        (result,) = self.frame.kernel.outputs
         channel = group * p.made + number * self.tile.columns
-        target = Matrix(self.frame.outputs[made], channel * p.depth + first, p.depth, 1)
-        high, wide = (n // lanes * lanes if lanes > 1 else 0 for n in (width, depth))
-        if high and wide:
-            with reader.loop("r", high // lanes) as r, reader.loop("s", wide // lanes) as s:
+        target = Matrix(self.frame.outputs[result], channel * p.depth + first, p.depth, 1)
+        full_width, full_depth = (n // lanes * lanes if lanes > 1 else 0 for n in (width, depth))
+        if full_width and full_depth:
+            with reader.loop("r", full_width // lanes) as r, reader.loop("s", full_depth // lanes) as s:
                 i, j = r * lanes, s * lanes
                 self.code.transpose(
                     lanes, self.sums, sums.at(j, i), sums.row, target.buffer, target.at(i, j), target.row
                 )
-        for begin, end, left, right in ((0, high, wide, depth), (high, width, 0, depth)):
+        for begin, end, left, right in ((0, full_width, full_depth, depth), (full_width, width, 0, depth)):
             with reader.loop("i", end - begin) as i, reader.loop("j", right - left) as j:
                 row, column = i + begin, j + left
                 self.code.store(target.buffer, target.at(row, column), sums.element(column, row))
@@ -191,18 +191,18 @@ class Dots:
         p, frame, reader = self.plan, self.frame, self.reader
         pad(frame, p.layout, self.x, self.padded, p.groups * p.inner, slack(p.layout, self.lanes))
         self.lay_rows()
-        high, wide = divisor(p.made), divisor(p.inner)
-        each = SUMS // (high * wide)
+        num_rows, num_columns = divisor(p.made), divisor(p.inner)
+        num_taps = SUMS // (num_rows * num_columns)
         work = p.batch * p.groups * p.made * p.depth * p.layout.pixels // PRODUCTS
-        whole = (p.groups, p.made // high, p.inner // wide)
-        with reader.loop("block", math.prod(whole), frame.parallel(work)) as block:
-            group, r, c = reader.split(block, whole)
-            with reader.several("abc", p.layout.kernel, each) as places:
-                self.block(group, r * high, c * wide, high, wide, places)
+        grid = (p.groups, p.made // num_rows, p.inner // num_columns)
+        with reader.loop("block", math.prod(grid), frame.parallel(work)) as block:
+            group, r, c = reader.split(block, grid)
+            with reader.several("abc", p.layout.kernel, num_taps) as taps:
+                self.block(group, r * num_rows, c * num_columns, num_rows, num_columns, taps)
 
-    def block(self, group: Any, first: Any, column: Any, high: int, wide: int, places: list[Index]) -> None:
+    def block(self, group: Any, first: Any, column: Any, num_rows: int, num_columns: int, taps: list[Index]) -> None:
         p, reader, code, lanes = self.plan, self.reader, self.code, self.lanes
-        cells = [(r, c, at) for r in range(high) for c in range(wide) for at in places]
+        cells = [(r, c, tap) for r in range(num_rows) for c in range(num_columns) for tap in taps]
         total = code.alloc("total", len(cells) * lanes, "float32")
         for k in range(len(cells)):
             with reader.loop("j", lanes, t.VECTORIZED) as j:
@@ -212,20 +212,20 @@ class Dots:
             start = (image * p.groups + group) * p.inner + column
             with reader.loop("j", lanes, t.VECTORIZED) as j:
                 pixel = step * lanes + j
-                rows = [(lead + r) * (self.steps * lanes) + pixel for r in range(high)]
-                given = [code.let(t.load(self.weighted, row), "g") for row in rows]
-                for k, (r, c, at) in enumerate(cells):
-                    base = (start + c) * p.layout.channel + p.layout.offset(at)
-                    product = given[r] * t.load(self.padded, base + pixel)
-                    here = j + k * lanes
-                    code.store(total, here, t.load(total, here) + product)
-        (made,) = self.frame.kernel.outputs
-        for k, (r, c, at) in enumerate(cells):
+                rows = [(lead + r) * (self.steps * lanes) + pixel for r in range(num_rows)]
+                cotangents = [code.let(t.load(self.weighted, row), "g") for row in rows]
+                for k, (r, c, tap) in enumerate(cells):
+                    base = (start + c) * p.layout.channel + p.layout.offset(tap)
+                    product = cotangents[r] * t.load(self.padded, base + pixel)
+                    slot = j + k * lanes
+                    code.store(total, slot, t.load(total, slot) + product)
+        (result,) = self.frame.kernel.outputs
+        for k, (r, c, tap) in enumerate(cells):
             with reader.loop("l", lanes - 1) as lane:
                 other = t.load(total, lane + 1 + k * lanes)
                 code.store(total, k * lanes, t.load(total, k * lanes) + other)
             channel = group * p.made + first + r
-            self.frame.write(made, (channel, column + c, *at), t.load(total, k * lanes))
+            self.frame.write(result, (channel, column + c, *tap), t.load(total, k * lanes))
 
     def lay_rows(self) -> None:
         """The cotangent's pixels at the flat positions that the padded image uses, zeros between rows."""
@@ -235,9 +235,9 @@ class Dots:
             base = c * length
             with reader.loop("i", length) as i:
                 code.store(self.weighted, base + i, t.const(0, "float32"))
-            at = reader.split(c, (p.batch, channels))
+            index = reader.split(c, (p.batch, channels))
             with reader.nest("yxz", p.layout.result) as inner:
-                code.store(self.weighted, base + p.layout.rows(inner), reader.at(self.g, (*at, *inner)))
+                code.store(self.weighted, base + p.layout.rows(inner), reader.at(self.g, (*index, *inner)))
 
 
 def divisor(count: int) -> int:

@@ -27,14 +27,19 @@ def turning(node: Node, machine: Machine) -> list[Value]:
     """Where kernels are turned."""
     if node.op is ops.conv:
         return []
-    given, made, *sizes = shape_of(operand(node, 1))
-    size = given * math.prod(sizes) * count(made, width(made, machine)) * width(made, machine)
+    cotangent_channels, image_channels, *sizes = shape_of(operand(node, 1))
+    size = (
+        cotangent_channels
+        * math.prod(sizes)
+        * count(image_channels, width(image_channels, machine))
+        * width(image_channels, machine)
+    )
     return [Value("turned", TensorType(float32, (size,)))]
 
 
-def width(made: int, machine: Machine) -> int:
+def width(channels: int, machine: Machine) -> int:
     """Channels of a panel of turned kernels: those of most tiles."""
-    return machine.lanes() * (1 if made <= machine.lanes() else 2)
+    return machine.lanes() * (1 if channels <= machine.lanes() else 2)
 
 
 def turn(frame: Frame) -> None:
@@ -43,20 +48,20 @@ def turn(frame: Frame) -> None:
     Squares, from the first elements of some channels on, reach into the next channel's elements and leave these.
     """
     node, reader, code, lanes = frame.kernel.anchor, frame.reader, frame.code, frame.machine.lanes()
-    given, made, *sizes = shape_of(operand(node, 1))
+    cotangent_channels, image_channels, *sizes = shape_of(operand(node, 1))
     source, target = reader.buffers[operand(node, 1)], frame.outputs[frame.kernel.scratch[-1]]
-    elements, columns = math.prod(sizes), width(made, frame.machine)
-    groups, panels = node.attributes["groups"], count(made, columns)
-    beyond = -elements % lanes  # of the last square
-    squares = max(0, made * elements - beyond) // (elements * lanes) if elements > 1 and lanes > 1 else 0
+    elements, columns = math.prod(sizes), width(image_channels, frame.machine)
+    groups, panels = node.attributes["groups"], count(image_channels, columns)
+    excess = -elements % lanes  # of the last square
+    squares = max(0, image_channels * elements - excess) // (elements * lanes) if elements > 1 and lanes > 1 else 0
 
-    with reader.loop("k", given, frame.parallel(given * made * elements)) as k:
-        group, within = reader.split(k, (groups, given // groups))
-        first = k * made * elements
+    with reader.loop("k", cotangent_channels, frame.parallel(cotangent_channels * image_channels * elements)) as k:
+        group, channel_in_group = reader.split(k, (groups, cotangent_channels // groups))
+        first = k * image_channels * elements
 
-        def place(channel: Any, element: Any) -> Any:
+        def offset_of(channel: Any, element: Any) -> Any:
             panel, lane = reader.split(channel, (panels, columns))
-            row = (group * panels + panel) * (given // groups) + within
+            row = (group * panels + panel) * (cotangent_channels // groups) + channel_in_group
             row = row * elements + (elements - 1 - element)
             return row * columns + lane
 
@@ -67,13 +72,13 @@ def turn(frame: Frame) -> None:
                 start = first + channel * elements + begin
                 code.transpose(lanes, source, start, elements, square, 0, lanes)
                 for e in range(min(lanes, elements - begin)):
-                    at = place(channel, begin + e)
+                    offset = offset_of(channel, begin + e)
                     with reader.loop("j", lanes, t.VECTORIZED) as j:
-                        code.store(target, at + j, t.load(square, e * lanes + j))
-        left = made - squares * lanes
-        with reader.nest("ec", (elements, left)) as (e, c):
+                        code.store(target, offset + j, t.load(square, e * lanes + j))
+        remaining = image_channels - squares * lanes
+        with reader.nest("ec", (elements, remaining)) as (e, c):
             channel = squares * lanes + c
-            code.store(target, place(channel, e), t.load(source, first + channel * elements + e))
+            code.store(target, offset_of(channel, e), t.load(source, first + channel * elements + e))
 
 
 class Kernels:
@@ -81,11 +86,11 @@ class Kernels:
 
     all = True  # elements of a kernel are summed over
 
-    def __init__(self, frame: Frame, made: int, inner: int, elements: int) -> None:
-        self.frame, self.made, self.channels, self.elements = frame, made, inner, elements
+    def __init__(self, frame: Frame, out_channels: int, inner: int, elements: int) -> None:
+        self.frame, self.made, self.channels, self.elements = frame, out_channels, inner, elements
         self.depth = inner * elements
         self.forward = frame.kernel.anchor.op is ops.conv
-        self.columns = width(made, frame.machine)
+        self.columns = width(out_channels, frame.machine)
 
     @property
     def inner(self) -> tuple[int, ...]:
@@ -99,11 +104,11 @@ class Kernels:
             return t.load(buffer, (group * self.made + channel) * self.depth + at[0])
         return self.turned(group, channel, *at)
 
-    def turned(self, group: Any, channel: Any, given: Any, element: Any) -> t.Expr:
+    def turned(self, group: Any, channel: Any, cotangent_channel: Any, element: Any) -> t.Expr:
         """An element where ``turn`` has laid it."""
         elements = math.prod(shape_of(operand(self.frame.kernel.anchor, 1))[2:])
         panel, lane = self.frame.reader.split(channel, (count(self.made, self.columns), self.columns))
-        row = (group * count(self.made, self.columns) + panel) * self.channels + given
+        row = (group * count(self.made, self.columns) + panel) * self.channels + cotangent_channel
         row = row * elements + element
         return t.load(self.frame.outputs[self.frame.kernel.scratch[-1]], row * self.columns + lane)
 
@@ -124,7 +129,7 @@ class Kernels:
             matrix = Matrix(buffer, start, 1, self.depth)
 
         def element(k: Any, j: Any) -> t.Expr:
-            at = (k,) if self.forward else reader.split(k, self.inner)
-            return self.weight(group, first + j, *at)
+            index = (k,) if self.forward else reader.split(k, self.inner)
+            return self.weight(group, first + j, *index)
 
         copy_panel(self.frame, element, matrix, self.depth, width, panel)

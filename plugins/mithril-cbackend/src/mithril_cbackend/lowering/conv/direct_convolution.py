@@ -46,8 +46,8 @@ def _channels(node: Node) -> int:
     """Products per pixel and element of the kernel."""
     name, first = node.op.name, shape_of(operand(node))
     if name == "conv_weight_grad":
-        made = shape_of(node.result)
-        return made[0] * made[1] * first[0]
+        shape = shape_of(node.result)
+        return shape[0] * shape[1] * first[0]
     weights = shape_of(operand(node, 1))
     return weights[0] * weights[1] * first[0]
 
@@ -63,8 +63,8 @@ def _width(layout: Layout, machine: Machine, rows: int) -> int:
 def _rows(node: Node) -> int:
     """Channels of a tile."""
     groups = node.attributes["groups"]
-    made = shape_of(node.result)[1] // groups
-    return next(r for r in (8, 6, 7, 5, 4, 3, 2, 1) if made % r == 0) if made % 8 else 8
+    out_channels = shape_of(node.result)[1] // groups
+    return next(r for r in (8, 6, 7, 5, 4, 3, 2, 1) if out_channels % r == 0) if out_channels % 8 else 8
 
 
 def _apart(node: Node) -> bool:
@@ -82,20 +82,20 @@ def signature(node: Node) -> str:
     return f"{node.op.name} {types} {attributes_text(node.attributes, {})}"
 
 
-def schedules(node: Node, machine: Machine, most: int = 3) -> list[str]:
+def schedules(node: Node, machine: Machine, max_per_kind: int = 3) -> list[str]:
     """What is worth measuring: the tiles of this file, and of the other plans the cheapest of each kind."""
     if node.op is ops.conv_weight_grad or not suits(node) or strided_conv_grad.plan_of(node, machine) is not None:
         return []
 
     def cheapest(plans: Sequence[Dense]) -> list[str]:
-        return [str(p) for p in sorted(plans, key=lambda p: p.cost(machine, True))[:most]]
+        return [str(p) for p in sorted(plans, key=lambda p: p.cost(machine, True))[:max_per_kind]]
 
     by_channel = [p for p in im2col.plans(node) if p.by_channel]
     by_pixel = [p for p in im2col.plans(node) if not p.by_channel]
     return [DIRECT, *cheapest(by_pixel), *cheapest(by_channel), *cheapest(winograd.plans(node, machine))]
 
 
-def planned(kernel: Kernel, machine: Machine, known: bool) -> Plan | None:
+def planned(kernel: Kernel, machine: Machine, constant_weights: bool) -> Plan | None:
     """The plan of another file, where one is possible and costs less than the tiles of this one."""
     node = kernel.anchor
     if not im2col.suits(kernel):
@@ -103,21 +103,21 @@ def planned(kernel: Kernel, machine: Machine, known: bool) -> Plan | None:
     strided = strided_conv_grad.plan_of(node, machine)
     if strided is not None:
         return strided
-    ways: list[Dense] = [*im2col.plans(node), *winograd.plans(node, machine)]
-    chosen = machine.schedules.get(signature(node))
-    if chosen is not None:
-        return next((p for p in ways if str(p) == chosen), None)
+    plans: list[Dense] = [*im2col.plans(node), *winograd.plans(node, machine)]
+    schedule = machine.schedules.get(signature(node))
+    if schedule is not None:
+        return next((p for p in plans if str(p) == schedule), None)
     if machine.compact:
-        sizes = {p: elements(p.scratch(machine, known)) for p in ways}
-        smallest = min(ways, key=lambda p: (sizes[p], p.cost(machine, known)))
-        return smallest if sizes[smallest] < elements(buffers(node, machine, known)) else None
-    layout, found = layout_of(node), min(ways, key=lambda p: p.cost(machine, known))
+        sizes = {p: elements(p.scratch(machine, constant_weights)) for p in plans}
+        smallest = min(plans, key=lambda p: (sizes[p], p.cost(machine, constant_weights)))
+        return smallest if sizes[smallest] < elements(buffers(node, machine, constant_weights)) else None
+    layout, cheapest = layout_of(node), min(plans, key=lambda p: p.cost(machine, constant_weights))
     width, pixels = _width(layout, machine, _rows(node)), math.prod(layout.result)
     batch, depth = shape_of(node.result)[0], _depth(node)
     waste = count(layout.pixels, width) * width / pixels
-    ordering = 0 if known else 2 * depth / (pixels * batch)
+    ordering = 0 if constant_weights else 2 * depth / (pixels * batch)
     direct = 1.08 * waste * depth / (2 * machine.lanes()) + ordering + 1
-    return found if found.cost(machine, known) < direct else None
+    return cheapest if cheapest.cost(machine, constant_weights) < direct else None
 
 
 def _depth(node: Node) -> int:
@@ -128,35 +128,35 @@ def _depth(node: Node) -> int:
 
 def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
     """The padded image, and what the tiles or columns need besides."""
-    node, known = kernel.anchor, bool(kernel.prepared)
+    node, constant_weights = kernel.anchor, bool(kernel.prepared)
     if not suits(node):
         return []
     if node.op is ops.conv_weight_grad:
         return conv_weight_grad.plan_of(node).scratch(machine)
-    found = planned(kernel, machine, known)
-    if found is not None:
-        return [*found.scratch(machine, known), *turning(node, machine)]
-    return buffers(node, machine, known)
+    plan = planned(kernel, machine, constant_weights)
+    if plan is not None:
+        return [*plan.scratch(machine, constant_weights), *turning(node, machine)]
+    return buffers(node, machine, constant_weights)
 
 
 def elements(scratch: Sequence[Value]) -> int:
     return sum(math.prod(shape_of(v)) for v in scratch)
 
 
-def buffers(node: Node, machine: Machine, known: bool) -> list[Value]:
+def buffers(node: Node, machine: Machine, constant_weights: bool) -> list[Value]:
     """Return the buffers of this file's tiles: the padded image, a tile of it for each thread, ordered kernels."""
     layout = layout_of(node)
     batch, channels = shape_of(operand(node))[:2]
     width, rows = _width(layout, machine, _rows(node)), _rows(node)
     images = machine.threads * (channels // node.attributes["groups"]) if _apart(node) else batch * channels
-    made = shape_of(node.result)[1]
+    out_channels = shape_of(node.result)[1]
     scratch = [
         _buffer("padded", images * layout.channel + slack(layout, width)),
         _buffer("tiles", machine.threads * rows * count(layout.pixels, width) * width),
     ]
-    if not known:
+    if not constant_weights:
         depth = math.prod(layout.kernel) * (channels // node.attributes["groups"])
-        scratch.append(_buffer("kernels", made * depth))
+        scratch.append(_buffer("kernels", out_channels * depth))
     return scratch
 
 
@@ -166,13 +166,13 @@ def prepared(kernel: Kernel, weights: np.ndarray[Any, Any], machine: Machine) ->
     if not suits(node) or node.op is not ops.conv:
         return None
     groups = node.attributes["groups"]
-    found = planned(kernel, machine, True)
-    if found is not None:
-        assert not isinstance(found, strided_conv_grad.Plan)
-        return found.prepared(weights, machine)
-    made, depth = weights.shape[0] // groups, math.prod(weights.shape[1:])
+    plan = planned(kernel, machine, True)
+    if plan is not None:
+        assert not isinstance(plan, strided_conv_grad.Plan)
+        return plan.prepared(weights, machine)
+    out_channels, depth = weights.shape[0] // groups, math.prod(weights.shape[1:])
     rows = _rows(node)
-    return np.asarray(weights.reshape(groups * made // rows, rows, depth).swapaxes(1, 2), order="C").reshape(-1)
+    return np.asarray(weights.reshape(groups * out_channels // rows, rows, depth).swapaxes(1, 2), order="C").reshape(-1)
 
 
 def _buffer(name: str, size: int) -> Value:
@@ -189,25 +189,25 @@ def convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
         return simple(kernel, name, machine)
     frame = Frame(kernel, name, machine)
     layout, x, w = layout_of(node), operand(node), operand(node, 1)
-    found = planned(kernel, machine, known=w in kernel.prepared)
-    if found is not None:
+    plan = planned(kernel, machine, constant_weights=w in kernel.prepared)
+    if plan is not None:
         if node.op is ops.conv_input_grad:
             turn(frame)
-        found.write(frame)
+        plan.write(frame)
         return frame.finish()
     groups, rows = node.attributes["groups"], _rows(node)
     batch, channels = shape_of(x)[:2]
-    made, inner = shape_of(node.result)[1] // groups, channels // groups
+    out_channels, inner = shape_of(node.result)[1] // groups, channels // groups
     width, lanes = _width(layout, machine, rows), machine.lanes()
     padded, tiles, *ordered = (frame.outputs[v] for v in kernel.scratch)
     kernels = ordered[0] if ordered else frame.reader.buffers[kernel.prepared[w][0]]
     reader, code = frame.reader, frame.code
     elements = math.prod(layout.kernel)
-    blocks, pixels = made // rows, -(-layout.pixels // width)
-    work = batch * groups * made * inner * layout.pixels * elements // PRODUCTS
+    blocks, pixels = out_channels // rows, -(-layout.pixels // width)
+    work = batch * groups * out_channels * inner * layout.pixels * elements // PRODUCTS
 
-    apart = _apart(node)
-    if not apart:
+    exclusive = _apart(node)
+    if not exclusive:
         pad(frame, layout, x, padded, channels, slack(layout, width))
     if ordered:
         _order_kernels(frame, node, w, kernels, groups, blocks, rows, inner, layout)
@@ -216,11 +216,11 @@ def convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
         image, block = reader.split(item, (batch, groups * blocks))
         group = reader.position(block // blocks) if groups > 1 else 0
         first = group * inner
-        if apart:
+        if exclusive:
             with reader.loop("c", inner) as c:
                 base = (worker * inner + c) * layout.channel
                 pad_channel(frame, layout, x, padded, (image, first + c), base)
-        lead = worker * inner if apart else image * channels + first
+        lead = worker * inner if exclusive else image * channels + first
         first = code.let(t.index(lead * layout.channel), "first")
         length = pixels * width
         begin = worker * (rows * length)
@@ -232,25 +232,25 @@ def convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
                 with reader.loop("j", lanes, t.VECTORIZED) as j:
                     code.store(total, j + slot, t.const(0, "float32"))
             with reader.loop("c", inner) as c:
-                image_at = first + c * layout.channel + pixel
-                kernel_at = (block * inner + c) * (elements * rows)
-                with reader.several("abc", layout.kernel) as places:
-                    for at in places:
-                        e = reader.flat(at, layout.kernel)
-                        offset = code.let(t.index(layout.offset(at)), "offset")
-                        there_at = kernel_at + e * rows
-                        factors = [code.let(t.load(kernels, there_at + r), "w") for r in range(rows)]
+                image_start = first + c * layout.channel + pixel
+                weights_start = (block * inner + c) * (elements * rows)
+                with reader.several("abc", layout.kernel) as taps:
+                    for tap in taps:
+                        tap_number = reader.flat(tap, layout.kernel)
+                        offset = code.let(t.index(layout.offset(tap)), "offset")
+                        tap_start = weights_start + tap_number * rows
+                        factors = [code.let(t.load(kernels, tap_start + r), "w") for r in range(rows)]
                         for r, v, slot in slots:
                             with reader.loop("j", lanes, t.VECTORIZED) as j:
-                                there = image_at + offset + (j + v * lanes)
-                                product = factors[r] * t.load(padded, there)
-                                here = j + slot
-                                code.store(total, here, t.load(total, here) + product)
+                                pixel_offset = image_start + offset + (j + v * lanes)
+                                product = factors[r] * t.load(padded, pixel_offset)
+                                accumulator = j + slot
+                                code.store(total, accumulator, t.load(total, accumulator) + product)
             for r, v, slot in slots:
                 row = begin + r * length
                 with reader.loop("j", lanes, t.VECTORIZED) as j:
-                    there = row + pixel + (j + v * lanes)
-                    code.store(tiles, there, t.load(total, j + slot))
+                    pixel_offset = row + pixel + (j + v * lanes)
+                    code.store(tiles, pixel_offset, t.load(total, j + slot))
         _emit_block(frame, node, layout, image, block, rows, tiles, begin, length)
     return frame.finish()
 
@@ -263,18 +263,18 @@ def _order_kernels(
     backward = node.op is ops.conv_input_grad
     sizes = layout.kernel
     count = math.prod(sizes)
-    made = blocks * rows
+    out_channels = blocks * rows
     with reader.loop("block", groups * blocks) as block, reader.loop("c", inner) as c, reader.loop("r", rows) as r:
         group = reader.position(block // blocks) if groups > 1 else 0
-        within = reader.position(block - group * blocks if groups > 1 else block)
-        row = within * rows + r
-        with reader.nest("abc", sizes) as at:
-            target = ((block * inner + c) * count + reader.flat(at, sizes)) * rows + r
+        block_in_group = reader.position(block - group * blocks if groups > 1 else block)
+        row = block_in_group * rows + r
+        with reader.nest("abc", sizes) as index:
+            target = ((block * inner + c) * count + reader.flat(index, sizes)) * rows + r
             if backward:  # the channels exchanged, the kernel turned around
-                turned = tuple(n - 1 - i for i, n in zip(at, sizes, strict=True))
-                source = (group * inner + c, row, *turned)
+                flipped = tuple(n - 1 - i for i, n in zip(index, sizes, strict=True))
+                source = (group * inner + c, row, *flipped)
             else:
-                source = (group * made + row, c, *at)
+                source = (group * out_channels + row, c, *index)
             code.store(kernels, target, reader.at(w, source))
 
 
@@ -283,24 +283,24 @@ def _emit_block(
 ) -> None:
     """The rows of a block's results, without what was computed between them."""
     lanes = frame.machine.lanes()
-    reader, follow = frame.reader, [n for n in frame.kernel.nodes if n is not node]
+    reader, epilogue = frame.reader, [n for n in frame.kernel.nodes if n is not node]
     *outer, inner = layout.result
-    whole = inner // lanes if vectorizable(follow) else 0
+    num_vectors = inner // lanes if vectorizable(epilogue) else 0
     with reader.loop("r", rows) as r:
         channel = block * rows + r
         base = begin + r * length
 
-        def one(before: Index, place: Any) -> None:
-            at = base + layout.rows((*before, place))
-            frame.emit((image, channel, *before, place), t.load(tiles, at))
+        def emit_pixel(outer_index: Index, column: Any) -> None:
+            offset = base + layout.rows((*outer_index, column))
+            frame.emit((image, channel, *outer_index, column), t.load(tiles, offset))
 
-        with reader.nest("yx", outer) as before:
-            if whole:
-                with reader.loop("v", whole) as v, reader.loop("j", lanes, t.VECTORIZED) as j:
-                    one(before, v * lanes + j)
-            if inner - whole * lanes:
-                with reader.loop("k", inner - whole * lanes) as k:
-                    one(before, k + whole * lanes)
+        with reader.nest("yx", outer) as outer_index:
+            if num_vectors:
+                with reader.loop("v", num_vectors) as v, reader.loop("j", lanes, t.VECTORIZED) as j:
+                    emit_pixel(outer_index, v * lanes + j)
+            if inner - num_vectors * lanes:
+                with reader.loop("k", inner - num_vectors * lanes) as k:
+                    emit_pixel(outer_index, k + num_vectors * lanes)
 
 
 # -- the gradient of the kernel -----------------------------------------------------------------------------------

@@ -82,20 +82,20 @@ class Plan:
         """Elements behind the padded image that may be read."""
         return slack(self.layout, machine.lanes())
 
-    def cost(self, machine: Machine, known: bool) -> float:
+    def cost(self, machine: Machine, constant_weights: bool) -> float:
         """Cycles per element of the result, more or less."""
-        lanes, each = machine.lanes(), self.depth / (2 * machine.lanes())
-        held = self.depth * (self.pixels + self.tile(machine).columns)
-        each *= 1 if self.straight or reading(held) == reading(0) else 1.2  # slower beyond the second cache
+        lanes, cycles = machine.lanes(), self.depth / (2 * machine.lanes())
+        working_set = self.depth * (self.pixels + self.tile(machine).columns)
+        cycles *= 1 if self.straight or reading(working_set) == reading(0) else 1.2  # slower beyond the second cache
         columns = 0 if self.straight else 4 * self.depth / lanes / self.made
         kernels = reading(self.made * self.depth) * self.depth / self.pixels  # once for every slab
         if not self.by_channel:
             scattered = 2 * self.depth / self.pixels if self.backward else 0  # kernels lie by channels of the image
-            return each * count(self.pixels, lanes) * lanes / self.pixels + columns + kernels + scattered
-        packing = 0 if known or self.backward else 0.7 * self.depth / self.pixels
-        return each * count(self.made, lanes) * lanes / self.made + columns + kernels + packing + 2.5
+            return cycles * count(self.pixels, lanes) * lanes / self.pixels + columns + kernels + scattered
+        packing = 0 if constant_weights or self.backward else 0.7 * self.depth / self.pixels
+        return cycles * count(self.made, lanes) * lanes / self.made + columns + kernels + packing + 2.5
 
-    def scratch(self, machine: Machine, known: bool) -> list[Value]:
+    def scratch(self, machine: Machine, constant_weights: bool) -> list[Value]:
         """The padded image; the columns of a slab and a panel of kernels or pixels for every thread."""
         tile, threads = self.tile(machine), machine.threads
         image = self.batch * self.groups * self.inner * self.layout.channel + self.beyond(machine)
@@ -128,18 +128,18 @@ class Plan:
 def plans(node: Node) -> list[Plan]:
     """The ways to cut a node's result."""
     groups, batch, channels = node.attributes["groups"], *shape_of(operand(node))[:2]
-    made, backward = shape_of(node.result)[1] // groups, node.op is ops.conv_input_grad
-    return cuts(batch, groups, made, channels // groups, layout_of(node), backward)
+    out_channels, backward = shape_of(node.result)[1] // groups, node.op is ops.conv_input_grad
+    return cuts(batch, groups, out_channels, channels // groups, layout_of(node), backward)
 
 
-def cuts(batch: int, groups: int, made: int, inner: int, layout: Layout, backward: bool) -> list[Plan]:
+def cuts(batch: int, groups: int, out_channels: int, in_channels: int, layout: Layout, backward: bool) -> list[Plan]:
     """The ways to cut a result."""
-    height, depth, width = layout.result[0], inner * math.prod(layout.kernel), math.prod(layout.result[1:])
-    several = [(height, d) for d in range(2, batch + 1) if batch % d == 0 and d * height * width <= 128]
+    height, depth, width = layout.result[0], in_channels * math.prod(layout.kernel), math.prod(layout.result[1:])
+    image_groups = [(height, d) for d in range(2, batch + 1) if batch % d == 0 and d * height * width <= 128]
     slabs = [(r, 1) for r in range(1, height + 1) if height % r == 0]
-    fitting = [(r, d) for r, d in slabs + several if r * d * width * depth <= HELD] or [(1, 1)]
+    fitting = [(r, d) for r, d in slabs + image_groups if r * d * width * depth <= HELD] or [(1, 1)]
     return [
-        Plan(batch, groups, made, inner, layout, r, d, by_channel, backward)
+        Plan(batch, groups, out_channels, in_channels, layout, r, d, by_channel, backward)
         for by_channel in (False, True)
         for r, d in fitting
         if by_channel or d == 1
@@ -179,14 +179,14 @@ class Columns:
         threads = frame.workers(work, p.made)
         parts = threads if items < threads and p.made % (threads * self.step) == 0 else 1
         with frame.share("slab", items * parts, work) as (worker, item):
-            whole = (p.batch // p.images, p.groups, p.slabs, parts)
-            image, group, slab, part = reader.split(item, whole)
+            grid = (p.batch // p.images, p.groups, p.slabs, parts)
+            image, group, slab, part = reader.split(item, grid)
             image = image * p.images
             if not p.straight:
                 self.lay(worker, image, group, slab)
             first = part * (p.made // parts)
-            multiplied = self.channels if p.by_channel else self.pixels
-            multiplied(worker, image, group, slab, first, p.made // parts)
+            multiply_slab = self.channels if p.by_channel else self.pixels
+            multiply_slab(worker, image, group, slab, first, p.made // parts)
 
     @property
     def step(self) -> int:
@@ -201,21 +201,21 @@ class Columns:
         p, reader, code = self.plan, self.reader, self.code
         layout, base = p.layout, worker * (p.depth * self.length)
         *outer, run = layout.result if len(layout.result) > 1 else (1, p.rows)
-        between = (p.rows, *outer[1:]) if len(layout.result) > 1 else ()
+        outer_sizes = (p.rows, *outer[1:]) if len(layout.result) > 1 else ()
         with reader.loop("c", p.inner) as c, reader.loop("d", p.images) as d:
             channel = (image + d) * (p.groups * p.inner) + (group * p.inner + c)
             source = channel * layout.channel
-            with reader.nest("abc", layout.kernel) as at:
-                row = c * p.elements + reader.flat(at, layout.kernel)
+            with reader.nest("abc", layout.kernel) as tap:
+                row = c * p.elements + reader.flat(tap, layout.kernel)
                 row = base + row * self.length + d * (p.pixels // p.images)
-                offset = code.let(t.index(source + layout.offset(at)), "offset")
-                with reader.nest("yz", between) as y:
+                offset = code.let(t.index(source + layout.offset(tap)), "offset")
+                with reader.nest("yz", outer_sizes) as y:
                     start = (slab * p.rows + y[0], *y[1:], 0) if y else (slab * p.rows,)
-                    there = offset + layout.rows(start)
-                    here = row + reader.flat(y, between) * run
+                    source_start = offset + layout.rows(start)
+                    target = row + reader.flat(y, outer_sizes) * run
                     with reader.loop("v", count(run, self.lanes)) as v, reader.loop("j", self.lanes, t.VECTORIZED) as j:
                         i = v * self.lanes + j
-                        code.store(self.columns, here + i, t.load(self.padded, there + i))
+                        code.store(self.columns, target + i, t.load(self.padded, source_start + i))
 
     def source(self, worker: Any, image: Any, group: Any, slab: Any) -> Matrix:
         """The columns of a slab, as the image itself has them or as they were laid."""
@@ -227,63 +227,63 @@ class Columns:
         start = channel * size + slab * (p.pixels // p.images)
         return Matrix(self.reader.buffers[self.x], start, size, 1)
 
-    def pixels(self, worker: Any, image: Any, group: Any, slab: Any, first: Any, made: int) -> None:
+    def pixels(self, worker: Any, image: Any, group: Any, slab: Any, first: Any, num_channels: int) -> None:
         """Pixels along the vectors."""
         p, source, columns = self.plan, self.source(worker, image, group, slab), self.tile.columns
         begin = slab * p.pixels
 
-        def left(row: Any, *at: Any) -> t.Expr:
-            return self.code.let(self.kernels.weight(group, first + row, *at), "w")
+        def left(row: Any, *index: Any) -> t.Expr:
+            return self.code.let(self.kernels.weight(group, first + row, *index), "w")
 
         def block(number: Any, width: int) -> None:
             panel = source.from_column(number * columns)
             if p.straight:
-                copied = Matrix(self.spare, worker * (p.depth * columns), columns, 1)
-                copy_panel(self.frame, panel.element, panel, p.depth, width, copied)
-                panel = copied
+                copy = Matrix(self.spare, worker * (p.depth * columns), columns, 1)
+                copy_panel(self.frame, panel.element, panel, p.depth, width, copy)
+                panel = copy
 
             def emit(row: Any, column: Any, element: t.Expr) -> None:
                 channel = group * p.made + (first + row)
                 pixel = begin + (number * columns + column)
                 self.emit(image, channel, pixel, element)
 
-            multiply(self.frame, made, self.kernels.inner, self.tile, left, panel, width, emit, self.vector)
+            multiply(self.frame, num_channels, self.kernels.inner, self.tile, left, panel, width, emit, self.vector)
 
         self.blocks(p.pixels, block)
 
     def blocks(self, size: int, block: Any) -> None:
-        whole, rest = divmod(size, self.tile.columns)
-        if whole:
-            with self.reader.loop("block", whole) as number:
+        full_blocks, rest = divmod(size, self.tile.columns)
+        if full_blocks:
+            with self.reader.loop("block", full_blocks) as number:
                 block(number, self.tile.columns)
         if rest:
-            block(whole, rest)
+            block(full_blocks, rest)
 
-    def channels(self, worker: Any, image: Any, group: Any, slab: Any, first: Any, made: int) -> None:
+    def channels(self, worker: Any, image: Any, group: Any, slab: Any, first: Any, num_channels: int) -> None:
         """Channels along the vectors: the product of the columns, transposed, with the kernels."""
-        p, columns, each = self.plan, self.tile.columns, self.plan.pixels // self.plan.images
+        p, columns, pixels_per_image = self.plan, self.tile.columns, self.plan.pixels // self.plan.images
         if p.straight and p.images > 1:
             raise AssertionError("slabs of several images are laid")
-        source, known = self.source(worker, image, group, slab), self.frame.kernel.prepared.get(self.w)
+        source, packed = self.source(worker, image, group, slab), self.frame.kernel.prepared.get(self.w)
 
-        def left(row: Any, *at: Any) -> t.Expr:
-            return self.code.let(source.element(self.reader.flat(at, self.kernels.inner), row), "x")
+        def left(row: Any, *index: Any) -> t.Expr:
+            return self.code.let(source.element(self.reader.flat(index, self.kernels.inner), row), "x")
 
         def block(number: Any, width: int) -> None:
             channel = first + number * columns
-            if known is not None:
+            if packed is not None:
                 size = count(p.made, columns) * columns * p.depth
                 start = group * size + channel * p.depth
-                panel = Matrix(self.reader.buffers[known[0]], start, columns, 1)
+                panel = Matrix(self.reader.buffers[packed[0]], start, columns, 1)
             else:
                 spare = Matrix(self.spare, worker * (columns * p.depth), columns, 1)
                 panel = self.kernels.panel(group, channel, width, spare)
 
             def emit(row: Any, column: Any, element: t.Expr) -> None:
-                d, pixel = self.reader.split(row, (p.images, each)) if p.images > 1 else (0, row)
-                where = group * p.made + (channel + column)
-                self.emit(image + d, where, slab * each + pixel, element)
+                d, pixel = self.reader.split(row, (p.images, pixels_per_image)) if p.images > 1 else (0, row)
+                out_channel = group * p.made + (channel + column)
+                self.emit(image + d, out_channel, slab * pixels_per_image + pixel, element)
 
             multiply(self.frame, p.pixels, self.kernels.inner, self.tile, left, panel, width, emit, False)
 
-        self.blocks(made, block)
+        self.blocks(num_channels, block)

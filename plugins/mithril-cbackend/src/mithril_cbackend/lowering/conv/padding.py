@@ -50,19 +50,19 @@ class Layout:
         """Positions computed: those of the result, and those beyond the ends of rows between them."""
         return self.result[0] * math.prod(self.sizes[1:])
 
-    def offset(self, at: Index) -> Any:
+    def offset(self, index: Index) -> Any:
         """How far from a result's pixel the image's pixel lies that an element of the kernel meets."""
         phase: Any = 0
         flat: Any = 0
-        for k, d, s, n in zip(at, self.dilation, self.stride, self.sizes, strict=True):
+        for k, d, s, n in zip(index, self.dilation, self.stride, self.sizes, strict=True):
             phase = phase * s + k * d % s
             flat = flat * n + k * d // s
         return phase * math.prod(self.sizes) + flat
 
-    def rows(self, at: Index) -> Any:
+    def rows(self, index: Index) -> Any:
         """The flat position of a result's pixel."""
         total: Any = 0
-        for i, n in zip(at, self.sizes, strict=True):
+        for i, n in zip(index, self.sizes, strict=True):
             total = total * n + i
         return total
 
@@ -85,7 +85,7 @@ def slack(layout: Layout, width: int) -> int:
     return (
         2 * width
         + math.prod(layout.sizes)
-        + max((layout.offset(at) for at in every(*map(range, layout.kernel))), default=0)
+        + max((layout.offset(index) for index in every(*map(range, layout.kernel))), default=0)
     )
 
 
@@ -94,50 +94,50 @@ def pad(frame: Frame, layout: Layout, x: Value, padded: Any, channels: int, beyo
     code, reader = frame.code, frame.reader
     batch = shape_of(x)[0]
     with reader.loop("c", batch * channels, frame.parallel(batch * channels * layout.channel)) as c:
-        at = (c // channels, c % channels)
-        pad_channel(frame, layout, x, padded, tuple(reader.position(k) for k in at), c * layout.channel)
+        index = (c // channels, c % channels)
+        pad_channel(frame, layout, x, padded, tuple(reader.position(k) for k in index), c * layout.channel)
     with reader.loop("i", beyond) as i:
         code.store(padded, i + batch * channels * layout.channel, t.const(0, "float32"))
 
 
-def pad_channel(frame: Frame, layout: Layout, x: Value, padded: Any, at: Index, base: Any) -> None:
+def pad_channel(frame: Frame, layout: Layout, x: Value, padded: Any, index: Index, base: Any) -> None:
     """One channel of one image."""
     with frame.reader.loop("i", layout.channel) as i:
         frame.code.store(padded, base + i, t.const(0, "float32"))
     for phase in every(*map(range, layout.stride)):
-        _copy_phase(frame, layout, x, padded, at, base, phase)
+        _copy_phase(frame, layout, x, padded, index, base, phase)
 
 
 def _copy_phase(
-    frame: Frame, layout: Layout, x: Value, padded: Any, at: Index, base: Any, phase: Sequence[int]
+    frame: Frame, layout: Layout, x: Value, padded: Any, index: Index, base: Any, phase: Sequence[int]
 ) -> None:
     """The image's pixels of one phase: along each axis those from ``first`` on, ``step`` apart."""
-    reader, starts, counts, places, jumps, steps, number = frame.reader, [], [], [], [], [], 0
+    reader, starts, counts, positions, jumps, steps, phase_number = frame.reader, [], [], [], [], [], 0
     for n, spread, before, s, p, size in zip(
         layout.image, layout.spread, layout.before, layout.stride, phase, layout.sizes, strict=True
     ):
         # pixel i lies at padded position before + i * spread = place * s + p
-        found = [
+        covered = [
             i for i in range(n) if (before + i * spread - p) % s == 0 and 0 <= (before + i * spread - p) // s < size
         ]
-        if not found:
+        if not covered:
             return
-        starts.append(found[0])
-        counts.append(len(found))
-        steps.append(found[1] - found[0] if len(found) > 1 else 1)
-        places.append((before + found[0] * spread - p) // s)
-        jumps.append((found[1] - found[0]) * spread // s if len(found) > 1 else 1)
-        number = number * s + p
+        starts.append(covered[0])
+        counts.append(len(covered))
+        steps.append(covered[1] - covered[0] if len(covered) > 1 else 1)
+        positions.append((before + covered[0] * spread - p) // s)
+        jumps.append((covered[1] - covered[0]) * spread // s if len(covered) > 1 else 1)
+        phase_number = phase_number * s + p
 
     def source(inner: Index) -> Any:
-        within = tuple(i * step + first for i, step, first in zip(inner, steps, starts, strict=True))
-        return reader.flat((*at, *within), shape_of(x))
+        pixel = tuple(i * step + first for i, step, first in zip(inner, steps, starts, strict=True))
+        return reader.flat((*index, *pixel), shape_of(x))
 
     def target(inner: Index) -> Any:
         flat: Any = 0
-        for i, jump, place, size in zip(inner, jumps, places, layout.sizes, strict=True):
-            flat = flat * size + (i * jump + place)
-        return base + (flat + number * math.prod(layout.sizes))
+        for i, jump, position, size in zip(inner, jumps, positions, layout.sizes, strict=True):
+            flat = flat * size + (i * jump + position)
+        return base + (flat + phase_number * math.prod(layout.sizes))
 
     with reader.nest("yxz", counts[:-1]) as row:
         if steps[-1] == 2 and jumps[-1] == 1 and 1 < frame.machine.lanes() <= counts[-1]:
@@ -147,17 +147,17 @@ def _copy_phase(
                 frame.code.store(padded, target((*row, k)), t.load(reader.buffers[x], source((*row, k))))
 
 
-def _every_second(frame: Frame, source: Any, start: Any, target: Any, to: Any, size: int) -> None:
+def _every_second(frame: Frame, source: Any, source_start: Any, target: Any, target_start: Any, size: int) -> None:
     """Every second element of a row, in vectors; the last of them begins where it ends with the row."""
     lanes, code = frame.machine.lanes(), frame.code
-    chosen = [2 * k if 2 * k < lanes else 2 * k + 1 for k in range(lanes)]  # of two vectors that share an element
+    even_lanes = [2 * k if 2 * k < lanes else 2 * k + 1 for k in range(lanes)]  # of two vectors that share an element
 
-    def one(first: Any) -> None:
-        begin = start + first * 2
+    def copy_vector(first: Any) -> None:
+        begin = source_start + first * 2
         a, b = (t.load(source, t.vector(begin + k, lanes)) for k in (0, lanes - 1))
-        code.store(target, t.vector(to + first, lanes), t.shuffle(a, b, chosen))
+        code.store(target, t.vector(target_start + first, lanes), t.shuffle(a, b, even_lanes))
 
     with frame.reader.loop("v", size // lanes) as v:
-        one(v * lanes)
+        copy_vector(v * lanes)
     if size % lanes:
-        one(size - lanes)
+        copy_vector(size - lanes)

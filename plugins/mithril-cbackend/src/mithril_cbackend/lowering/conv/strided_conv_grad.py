@@ -40,18 +40,18 @@ class Axis:
 def axis_of(first: int, image: int, kernel: int, stride: int, dilation: int, padding: int) -> Axis:
     """Pixel ``first + i * stride`` meets element k at the cotangent's pixel ``i + (first + padding - k * dilation) /
     stride``, where that is whole."""
-    meets = [k for k in range(kernel) if (first + padding - k * dilation) % stride == 0]
+    elements = [k for k in range(kernel) if (first + padding - k * dilation) % stride == 0]
     size = max(0, -(-(image - first) // stride))
-    if not meets:
+    if not elements:
         return Axis(first, size, 0, 1, 0, 0, 1)
-    step = meets[1] - meets[0] if len(meets) > 1 else 1
+    step = elements[1] - elements[0] if len(elements) > 1 else 1
     return Axis(
         first,
         size,
-        meets[-1],
+        elements[-1],
         step,
-        len(meets),
-        (meets[-1] * dilation - first - padding) // stride,
+        len(elements),
+        (elements[-1] * dilation - first - padding) // stride,
         max(1, step * dilation // stride),
     )
 
@@ -64,8 +64,8 @@ class Phase:
     stride: tuple[int, ...]
     plan: im2col.Plan | None
 
-    def pixel(self, at: Index) -> Index:
-        return tuple(i * s + a.first for i, s, a in zip(at, self.stride, self.axes, strict=True))
+    def pixel(self, index: Index) -> Index:
+        return tuple(i * s + a.first for i, s, a in zip(index, self.stride, self.axes, strict=True))
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -80,13 +80,13 @@ class Plan:
     channels: int
     phases: tuple[Phase, ...]
 
-    def scratch(self, machine: Machine, known: bool) -> list[Value]:
+    def scratch(self, machine: Machine, constant_weights: bool) -> list[Value]:
         """One phase uses the buffers after the other."""
-        found = [p.plan.scratch(machine, known) for p in self.phases if p.plan is not None]
-        if not found:
+        buffers = [p.plan.scratch(machine, constant_weights) for p in self.phases if p.plan is not None]
+        if not buffers:
             return []
-        sizes = [max(shape_of(v)[0] for v in alike) for alike in zip(*found, strict=True)]
-        return [Value(v.name, TensorType(float32, (n,))) for v, n in zip(found[0], sizes, strict=True)]
+        sizes = [max(shape_of(v)[0] for v in same_role) for same_role in zip(*buffers, strict=True)]
+        return [Value(v.name, TensorType(float32, (n,))) for v, n in zip(buffers[0], sizes, strict=True)]
 
     def write(self, frame: Frame) -> None:
         for phase in self.phases:
@@ -97,14 +97,14 @@ class Plan:
 
     def nothing(self, frame: Frame, phase: Phase) -> None:
         """Pixels between the windows."""
-        with frame.reader.nest("bcyxz", (self.batch, self.channels, *phase.sizes)) as (image, channel, *at):
-            frame.emit((image, channel, *phase.pixel(tuple(at))), t.const(0, "float32"))
+        with frame.reader.nest("bcyxz", (self.batch, self.channels, *phase.sizes)) as (image, channel, *index):
+            frame.emit((image, channel, *phase.pixel(tuple(index))), t.const(0, "float32"))
 
 
 def multiply(frame: Frame, phase: Phase, plan: im2col.Plan) -> None:
     def emit(image: Any, channel: Any, pixel: Any, element: t.Expr) -> None:
-        at = frame.reader.split(pixel, phase.sizes)
-        frame.emit((image, channel, *phase.pixel(at)), element)
+        index = frame.reader.split(pixel, phase.sizes)
+        frame.emit((image, channel, *phase.pixel(index)), element)
 
     im2col.Columns(frame, plan, Elements(frame, phase, plan), emit, vector=False).write()
 
@@ -118,12 +118,12 @@ class Elements(Kernels):
         super().__init__(frame, plan.made, plan.inner, plan.elements)
         self.axes, self.shape = phase.axes, shape_of(operand(frame.kernel.anchor, 1))[2:]
 
-    def weight(self, group: Any, channel: Any, *at: Any) -> t.Expr:
+    def weight(self, group: Any, channel: Any, *index: Any) -> t.Expr:
         reader = self.frame.reader
-        place = reader.split(at[1], tuple(a.count for a in self.axes))
-        element = tuple(a.last - i * a.step for i, a in zip(place, self.axes, strict=True))
+        tap = reader.split(index[1], tuple(a.count for a in self.axes))
+        element = tuple(a.last - i * a.step for i, a in zip(tap, self.axes, strict=True))
         last = math.prod(self.shape) - 1
-        return self.turned(group, channel, at[0], last - reader.flat(element, self.shape))
+        return self.turned(group, channel, index[0], last - reader.flat(element, self.shape))
 
 
 def plan_of(node: Node, machine: Machine) -> Plan | None:
@@ -155,7 +155,7 @@ def plan_of(node: Node, machine: Machine) -> Plan | None:
         plan = None
         if all(x.count for x in axes):
             groups = a["groups"]
-            found = im2col.cuts(batch, groups, channels // groups, cotangent[1] // groups, layout, backward=True)
-            plan = min(found, key=lambda p: p.cost(machine, False))
+            candidates = im2col.cuts(batch, groups, channels // groups, cotangent[1] // groups, layout, backward=True)
+            plan = min(candidates, key=lambda p: p.cost(machine, False))
         phases.append(Phase(axes, a["stride"], plan))
     return Plan(batch, channels, tuple(phases))

@@ -99,24 +99,29 @@ class Plan:
         """Elements behind the padded image that may be read."""
         return 4 * machine.lanes() + SIDE * self.padded.sizes[1]
 
-    def cost(self, machine: Machine, known: bool) -> float:
+    def cost(self, machine: Machine, constant_weights: bool) -> float:
         """Cycles per element of the result, more or less; comparable to those of the plans by columns."""
         lanes, pixels = machine.lanes(), math.prod(self.layout.result)
-        tiles, (_, wide) = math.prod(self.grid), self.grid
+        tiles, (_, tiles_per_row) = math.prod(self.grid), self.grid
         wasted = count(self.made, lanes) * lanes / self.made
         products = POINTS * self.inner * tiles * wasted / (2 * lanes * pixels)
-        vectors = tiles * count(wide, lanes) * lanes / wide / lanes
+        vectors = tiles * count(tiles_per_row, lanes) * lanes / tiles_per_row / lanes
         image = 70 * self.inner * vectors / (pixels * self.made)
         back = 80 * tiles * wasted / (lanes * pixels)
-        held, kernels = self.tiles * POINTS * (self.inner + self.tile(machine).columns), POINTS * self.inner * self.made
-        moved = 2 * held * self.blocks * reading(held)
-        moved += kernels * (self.blocks - 1) * (reading(kernels) - 0.05)  # one after the other, which is well foreseen
-        packed = 0 if known else POINTS if self.backward else POINTS + 9 + 64 / lanes
-        moved += self.inner * self.made * (3 + packed)
-        return 1.05 * products + image + back + moved / (self.batch * self.made * pixels) + 1
+        working_set, kernels = (
+            self.tiles * POINTS * (self.inner + self.tile(machine).columns),
+            POINTS * self.inner * self.made,
+        )
+        traffic = 2 * working_set * self.blocks * reading(working_set)
+        traffic += (
+            kernels * (self.blocks - 1) * (reading(kernels) - 0.05)
+        )  # one after the other, which is well foreseen
+        packed = 0 if constant_weights else POINTS if self.backward else POINTS + 9 + 64 / lanes
+        traffic += self.inner * self.made * (3 + packed)
+        return 1.05 * products + image + back + traffic / (self.batch * self.made * pixels) + 1
 
     # -- buffers --------------------------------------------------------------------------------------------------
-    def scratch(self, machine: Machine, known: bool) -> list[Value]:
+    def scratch(self, machine: Machine, constant_weights: bool) -> list[Value]:
         threads, lanes = machine.threads, machine.lanes()
         columns = self.tile(machine).columns
         sizes = {
@@ -124,8 +129,8 @@ class Plan:
             "transformed": threads * POINTS * self.point(machine),
             "products": threads * POINTS * self.product(machine),
             "pixels": threads * self.squares(machine) * lanes * lanes * 2,
-            "kernels": 0 if known else self.panels(machine) * POINTS * self.inner * columns,
-            "panel": 0 if known else threads * 9 * self.inner * columns,
+            "kernels": 0 if constant_weights else self.panels(machine) * POINTS * self.inner * columns,
+            "panel": 0 if constant_weights else threads * 9 * self.inner * columns,
         }
         return [Value(n, TensorType(float32, (size,))) for n, size in sizes.items()]
 
@@ -147,12 +152,12 @@ def plans(node: Node, machine: Machine) -> list[Plan]:
     if layout.kernel != (3, 3) or not dense or lanes < SIDE or min(layout.result) < 2:
         return []
     batch, inner = shape_of(operand(node))[:2]
-    whole = Plan(
+    image_plan = Plan(
         batch, shape_of(node.result)[1], inner, layout, count(layout.result[0], 2), 1, node.op is ops.conv_input_grad
     )
-    height = whole.rows
-    slabs = [replace(whole, rows=r) for r in range(1, height + 1) if height % r == 0]
-    return slabs + [replace(whole, images=d) for d in range(2, batch + 1) if batch % d == 0]
+    height = image_plan.rows
+    slabs = [replace(image_plan, rows=r) for r in range(1, height + 1) if height % r == 0]
+    return slabs + [replace(image_plan, images=d) for d in range(2, batch + 1) if batch % d == 0]
 
 
 class Winograd:
@@ -184,20 +189,20 @@ class Winograd:
             image, slab, part = self.reader.split(item, (p.batch // p.images, p.grid[0] // p.rows, parts))
             image = image * p.images
             self.image_transformed(worker, image, slab)
-            whole, rest = divmod(p.made // parts, columns)
-            first = part * whole
-            if whole:
-                with self.reader.loop("panel", whole) as k:
+            full_panels, rest = divmod(p.made // parts, columns)
+            first = part * full_panels
+            if full_panels:
+                with self.reader.loop("panel", full_panels) as k:
                     self.panel(worker, image, slab, first + k, columns)
             if rest:
-                self.panel(worker, image, slab, whole, rest)
+                self.panel(worker, image, slab, full_panels, rest)
 
     # -- kernels --------------------------------------------------------------------------------------------------
     def kernels_transformed(self, work: int) -> None:
         """Kernels that are not known before: a panel as columns of channels, then vector by vector."""
         p, columns = self.plan, self.tile.columns
-        source, whole, rest = Kernels(self.frame, p.made, p.inner, 9), *divmod(p.made, columns)
-        for first, panels, width in ((0, whole, columns), (whole, 1, rest)):
+        source, full_panels, rest = Kernels(self.frame, p.made, p.inner, 9), *divmod(p.made, columns)
+        for first, panels, width in ((0, full_panels, columns), (full_panels, 1, rest)):
             if not panels or not width:
                 continue
             with self.frame.share("panel", panels, work) as (worker, number):
@@ -211,15 +216,15 @@ class Winograd:
         p, columns = self.plan, self.tile.columns
         half = t.const(0.5, "float32")
 
-        def four(a: t.Expr, b: t.Expr, c: t.Expr) -> Numbers:
+        def transform(a: t.Expr, b: t.Expr, c: t.Expr) -> Numbers:
             outer, middle = self.name((a + c) * half), self.name(b * half)
             return [a, self.name(outer + middle), self.name(outer - middle), c]
 
         with self.reader.loop("j", self.lanes, t.VECTORIZED) as j:
             lane = lane + j
             first = c * 9
-            given = [[self.name(panel.element(first + (3 * i + k), lane)) for k in range(3)] for i in range(3)]
-            for k, x in enumerate(twice(four, given)):
+            weights = [[self.name(panel.element(first + (3 * i + k), lane)) for k in range(3)] for i in range(3)]
+            for k, x in enumerate(twice(transform, weights)):
                 row = (number * POINTS + k) * p.inner + c
                 self.code.store(self.kernels, row * columns + lane, x)
 
@@ -234,19 +239,19 @@ class Winograd:
             row = worker * (POINTS * point) + c * p.length(self.machine)
             row = row + (d * p.rows + r) * across
             with reader.loop("v", count(across, lanes)) as v:
-                given = self.code.alloc("given", POINTS * lanes, "float32")
+                pixels = self.code.alloc("given", POINTS * lanes, "float32")
                 for i in range(SIDE):
                     line = first + i * width + v * (2 * lanes)
                     for k in (0, 2):
                         a, b = (t.load(self.padded, t.vector(line + (k + n), lanes)) for n in (0, lanes))
                         for odd in (0, 1):
-                            every_second = t.shuffle(a, b, range(odd, 2 * lanes, 2))
-                            self.code.store(given, t.vector((i * SIDE + k + odd) * lanes, lanes), every_second)
+                            alternate = t.shuffle(a, b, range(odd, 2 * lanes, 2))
+                            self.code.store(pixels, t.vector((i * SIDE + k + odd) * lanes, lanes), alternate)
                 with reader.loop("j", lanes, t.VECTORIZED) as j:
-                    tile = [[t.load(given, (i * SIDE + k) * lanes + j) for k in range(SIDE)] for i in range(SIDE)]
+                    tile = [[t.load(pixels, (i * SIDE + k) * lanes + j) for k in range(SIDE)] for i in range(SIDE)]
                     for k, x in enumerate(twice(self.spread, tile)):
-                        there = row + k * point + (v * lanes + j)
-                        self.code.store(self.transformed, there, x)
+                        target = row + k * point + (v * lanes + j)
+                        self.code.store(self.transformed, target, x)
 
     def spread(self, a: t.Expr, b: t.Expr, c: t.Expr, d: t.Expr) -> Numbers:
         return [self.name(x) for x in (a - c, b + c, c - b, b - d)]
@@ -265,18 +270,18 @@ class Winograd:
             def left(row: Any, c: Any, tiles: Matrix = tiles) -> t.Expr:
                 return self.code.let(tiles.element(c, row), "x")
 
-            def keep(row: Any, column: Any, element: t.Expr, target: Any = target) -> None:
+            def store(row: Any, column: Any, element: t.Expr, target: Any = target) -> None:
                 self.code.store(self.products, target + (row * columns + column), element)
 
             panel = Matrix(self.kernels, start, columns, 1)
-            multiply(self.frame, p.tiles, (p.inner,), self.tile, left, panel, width, keep, True)
-        whole, rest = divmod(width, self.lanes)
+            multiply(self.frame, p.tiles, (p.inner,), self.tile, left, panel, width, store, True)
+        full_vectors, rest = divmod(width, self.lanes)
         first = number * columns
-        if whole:
-            with reader.loop("v", whole) as v:
+        if full_vectors:
+            with reader.loop("v", full_vectors) as v:
                 self.results(worker, image, slab, first, v * self.lanes, self.lanes)
         if rest:
-            self.results(worker, image, slab, first, whole * self.lanes, rest)
+            self.results(worker, image, slab, first, full_vectors * self.lanes, rest)
 
     def results(self, worker: Any, image: Any, slab: Any, first: Any, lane: Any, channels: int) -> None:
         """A vector of channels: tiles transformed back to pixels, and what follows the convolution."""
@@ -286,9 +291,9 @@ class Winograd:
         with reader.loop("d", p.images) as d:
             self.pixels(worker, d * (p.rows * p.grid[1]), lane, base)
             with reader.loop("s", p.squares(self.machine)) as s:
-                here = base + s * (lanes * lanes)
-                there = base + (s * lanes + lanes * size)
-                self.code.transpose(lanes, self.lines, here, lanes, self.lines, there, size)
+                source_offset = base + s * (lanes * lanes)
+                target_offset = base + (s * lanes + lanes * size)
+                self.code.transpose(lanes, self.lines, source_offset, lanes, self.lines, target_offset, size)
             height, width = p.layout.result
             odd = height % 2
             with reader.loop("r", channels) as r:
@@ -296,12 +301,12 @@ class Winograd:
                 channel = first + (lane + r)
 
                 def emit(begin: int, end: int, line: Any = line, channel: Any = channel) -> None:
-                    def one(i: Any) -> None:
+                    def emit_pixel(i: Any) -> None:
                         pixel = slab * p.pixels + (i + begin)
                         element = t.load(self.lines, line + (i + begin))
                         self.frame.emit((image + d, channel, pixel), element)
 
-                    inner_loop(self.frame, (), end - begin, lanes if self.vector else 0, lambda at: one(*at))
+                    inner_loop(self.frame, (), end - begin, lanes if self.vector else 0, lambda at: emit_pixel(*at))
 
                 emit(0, p.pixels - odd * width)
                 if odd and not isinstance(slab, int):  # only the last block lacks its last row
@@ -316,7 +321,7 @@ class Winograd:
         p, lanes, columns = self.plan, self.lanes, self.tile.columns
         width, across, product = p.layout.result[1], p.grid[1], p.product(self.machine)
 
-        def two(a: t.Expr, b: t.Expr, c: t.Expr, d: t.Expr) -> Numbers:
+        def transform(a: t.Expr, b: t.Expr, c: t.Expr, d: t.Expr) -> Numbers:
             return [self.name(self.name(a + b) + c), self.name(self.name(b - c) - d)]
 
         with self.reader.loop("y", p.rows) as y, self.reader.loop("x", across) as x:
@@ -325,13 +330,13 @@ class Winograd:
             source = worker * (POINTS * product) + (row * columns + lane)
             target = y * (2 * width) + column * 2
             with self.reader.loop("j", lanes, t.VECTORIZED) as j:
-                given = [
+                point_values = [
                     [self.name(t.load(self.products, source + (i * SIDE + k) * product + j)) for k in range(SIDE)]
                     for i in range(SIDE)
                 ]
-                for k, made in enumerate(twice(two, given)):
+                for k, value in enumerate(twice(transform, point_values)):
                     pixel = target + (k // 2 * width + k % 2)
-                    self.code.store(self.lines, base + (pixel * lanes + j), made)
+                    self.code.store(self.lines, base + (pixel * lanes + j), value)
 
     def name(self, x: t.Expr) -> t.Expr:
         return self.code.let(x)

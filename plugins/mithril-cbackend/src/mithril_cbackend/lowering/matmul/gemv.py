@@ -46,22 +46,22 @@ def straight(product: Product, kernel: Kernel) -> bool:
     return neighbors and (len(several) < 2 or kernel.outputs == [kernel.anchor.result])
 
 
-def emit(frame: Frame, product: Product, at: Index, row: Any, column: Any, total: t.Expr) -> None:
+def emit(frame: Frame, product: Product, batch_index: Index, row: Any, column: Any, total: t.Expr) -> None:
     """A sum is complete."""
     reader, result = frame.reader, frame.kernel.anchor.result
     element = rounded(frame.code, t.cast(total, computed(result.dtype)), result.dtype)
     if frame.kernel.outputs == [result]:
-        frame.write_flat(result, product.flat(reader, at, row, column), element)
+        frame.write_flat(result, product.flat(reader, batch_index, row, column), element)
     else:
-        frame.emit(product.position(reader, at, row, column), element)
+        frame.emit(product.position(reader, batch_index, row, column), element)
 
 
-def _left(frame: Frame, product: Product, at: Index) -> Any:
+def _left(frame: Frame, product: Product, batch_index: Index) -> Any:
     """Elements of the left operand."""
-    reader, lies = frame.reader, stored(product.left, frame.kernel.producers)
-    if lies is None:
-        return lambda row, k: product.left.element(reader, at, row, k)
-    matrix = lies.matrix(at, product.kind, reader)
+    reader, strided = frame.reader, stored(product.left, frame.kernel.producers)
+    if strided is None:
+        return lambda row, k: product.left.element(reader, batch_index, row, k)
+    matrix = strided.matrix(batch_index, product.kind, reader)
     return matrix.element
 
 
@@ -72,7 +72,7 @@ def by_column(frame: Frame, product: Product) -> None:
     lanes = frame.machine.lanes(kind.bits)
     block = next(b for b in (8, 4, 2, 1) if product.n % b == 0 and rows * b <= 2 * FEW)
     cells = [(i, c) for i in range(rows) for c in range(block)]
-    whole, rest = divmod(product.k, lanes)
+    num_vectors, rest = divmod(product.k, lanes)
     right = stored(product.right, frame.kernel.producers)
     assert right is not None
     blocks = product.n // block
@@ -81,29 +81,29 @@ def by_column(frame: Frame, product: Product) -> None:
         reader.loop("m", product.matrices, kinds.get(0, t.SERIAL)) as m,
         reader.loop("n", blocks, kinds.get(1, t.SERIAL)) as n,
     ):
-        at = reader.split(m, product.batch)
-        matrix, left = right.matrix(at, kind, reader), _left(frame, product, at)
+        batch_index = reader.split(m, product.batch)
+        matrix, left = right.matrix(batch_index, kind, reader), _left(frame, product, batch_index)
         column = n * block
         total = code.alloc("total", len(cells) * lanes, kind.name)
 
         def add(slot: int, lane: Any, i: int, c: int, k: Any) -> None:
-            place = slot * lanes + lane
-            made = scalar_ops.mul(code, left(i, k), matrix.element(column + c, k), kind)
-            code.store(total, place, scalar_ops.add(code, t.load(total, place), made, kind))
+            offset = slot * lanes + lane
+            term = scalar_ops.mul(code, left(i, k), matrix.element(column + c, k), kind)
+            code.store(total, offset, scalar_ops.add(code, t.load(total, offset), term, kind))
 
         for slot in range(len(cells)):
             with reader.loop("j", lanes, t.VECTORIZED) as j:
                 code.store(total, slot * lanes + j, t.const(0, kind.name))
-        with reader.loop("k", whole) as k:
+        with reader.loop("k", num_vectors) as k:
             for slot, (i, c) in enumerate(cells):
                 with reader.loop("j", lanes, t.VECTORIZED) as j:
                     add(slot, j, i, c, k * lanes + j)
         if rest:
             with reader.loop("r", rest) as r:
                 for slot, (i, c) in enumerate(cells):
-                    add(slot, 0, i, c, whole * lanes + r)
+                    add(slot, 0, i, c, num_vectors * lanes + r)
         for slot, (i, c) in enumerate(cells):
-            emit(frame, product, at, i, column + c, _folded(frame, total, slot * lanes, lanes, product))
+            emit(frame, product, batch_index, i, column + c, _folded(frame, total, slot * lanes, lanes, product))
 
 
 def _folded(frame: Frame, total: t.Buffer, first: int, lanes: int, product: Product) -> t.Expr:
@@ -111,10 +111,10 @@ def _folded(frame: Frame, total: t.Buffer, first: int, lanes: int, product: Prod
     while lanes > 1:
         lanes //= 2
         with frame.reader.loop("j", lanes, t.VECTORIZED if lanes > 1 else t.SERIAL) as j:
-            at = j + first
-            other = t.load(total, at + lanes)
-            made = scalar_ops.add(frame.code, t.load(total, at), other, product.kind)
-            frame.code.store(total, at, made)
+            offset = j + first
+            other = t.load(total, offset + lanes)
+            pair_sum = scalar_ops.add(frame.code, t.load(total, offset), other, product.kind)
+            frame.code.store(total, offset, pair_sum)
     return t.load(total, first)
 
 
@@ -122,12 +122,12 @@ def _folded(frame: Frame, total: t.Buffer, first: int, lanes: int, product: Prod
 def by_row(frame: Frame, product: Product) -> None:
     """Sums of as many columns as stay in the first cache; to them, the right operand's rows are added."""
     lanes, threads = frame.machine.lanes(product.kind.bits), frame.workers(product.work, product.n)
-    most = SUMS * 8 // product.kind.bits // product.m
-    shares = threads if product.matrices < threads else 1
-    width = -(-product.n // max(-(-product.n // most), shares))
+    max_width = SUMS * 8 // product.kind.bits // product.m
+    splits = threads if product.matrices < threads else 1
+    width = -(-product.n // max(-(-product.n // max_width), splits))
     width = -(-width // lanes) * lanes
-    whole, rest = divmod(product.n, width)
-    for first, chunks, size in ((0, whole, width), (whole * width, 1, rest)):
+    full_chunks, rest = divmod(product.n, width)
+    for first, chunks, size in ((0, full_chunks, width), (full_chunks * width, 1, rest)):
         if chunks and size:
             _chunks(frame, product, first, chunks, size)
 
@@ -137,40 +137,42 @@ def _chunks(frame: Frame, product: Product, first: int, chunks: int, size: int) 
     right = stored(product.right, frame.kernel.producers)
     assert right is not None
     vector = vectorizable([n for n in frame.kernel.nodes if n is not frame.kernel.anchor])
-    pitch = -(-size // lanes) * lanes
-    pieces = [(0, size // lanes, lanes, t.VECTORIZED), (size // lanes * lanes, 1, size % lanes, t.SERIAL)]
+    row_stride = -(-size // lanes) * lanes
+    segments = [(0, size // lanes, lanes, t.VECTORIZED), (size // lanes * lanes, 1, size % lanes, t.SERIAL)]
     work = product.work * size * chunks // product.n
     with frame.share("chunk", product.matrices * chunks, work) as (_, item):
-        *at, chunk = reader.split(item, (*product.batch, chunks))
+        *batch_index, chunk = reader.split(item, (*product.batch, chunks))
         begin = first + chunk * size
-        matrix = right.matrix(tuple(at), kind, reader).turned().from_column(begin)
-        left = _left(frame, product, tuple(at))
-        total = code.alloc("total", product.m * pitch, kind.name)
+        matrix = right.matrix(tuple(batch_index), kind, reader).turned().from_column(begin)
+        left = _left(frame, product, tuple(batch_index))
+        total = code.alloc("total", product.m * row_stride, kind.name)
 
         def add(k: Any, count: int) -> None:
             """So many rows, from ``k`` on."""
             factors = [[code.let(left(i, k + u), "a") for u in range(count)] for i in range(product.m)]
-            for start, vectors, width, how in pieces:
-                with reader.loop("v", vectors) as v, reader.loop("j", width, how) as j:
+            for start, vectors, width, loop_kind in segments:
+                with reader.loop("v", vectors) as v, reader.loop("j", width, loop_kind) as j:
                     column = v * lanes + start + j
                     for i in range(product.m):
-                        made = t.load(total, i * pitch + column)
+                        accumulated = t.load(total, i * row_stride + column)
                         for u in range(count):
                             b = matrix.element(k + u, column)
-                            made = scalar_ops.add(code, made, scalar_ops.mul(code, factors[i][u], b, kind), kind)
-                        code.store(total, i * pitch + column, made)
+                            accumulated = scalar_ops.add(
+                                code, accumulated, scalar_ops.mul(code, factors[i][u], b, kind), kind
+                            )
+                        code.store(total, i * row_stride + column, accumulated)
 
-        with reader.loop("v", product.m * pitch // lanes) as v, reader.loop("j", lanes, t.VECTORIZED) as j:
+        with reader.loop("v", product.m * row_stride // lanes) as v, reader.loop("j", lanes, t.VECTORIZED) as j:
             code.store(total, v * lanes + j, t.const(0, kind.name))
-        whole, rest = divmod(product.k, TOGETHER)
-        with reader.loop("k", whole) as k:
+        full_groups, rest = divmod(product.k, TOGETHER)
+        with reader.loop("k", full_groups) as k:
             add(k * TOGETHER, TOGETHER)
         if rest:
             with reader.loop("k", 1) as _:
-                add(whole * TOGETHER, rest)
+                add(full_groups * TOGETHER, rest)
         for i in range(product.m):
-            for start, count, width, how in pieces:
-                kept = how if vector and straight(product, frame.kernel) else t.SERIAL
-                with reader.loop("v", count) as v, reader.loop("j", width, kept) as j:
+            for start, count, width, loop_kind in segments:
+                store_kind = loop_kind if vector and straight(product, frame.kernel) else t.SERIAL
+                with reader.loop("v", count) as v, reader.loop("j", width, store_kind) as j:
                     column = v * lanes + start + j
-                    emit(frame, product, tuple(at), i, begin + column, t.load(total, i * pitch + column))
+                    emit(frame, product, tuple(batch_index), i, begin + column, t.load(total, i * row_stride + column))

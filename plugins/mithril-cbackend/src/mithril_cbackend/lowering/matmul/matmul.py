@@ -58,14 +58,14 @@ class Plan:
 
 def plan_of(product: Product, kernel: Kernel, machine: Machine) -> Plan:
     bits = product.kind.bits
-    chosen = [int(n) for n in machine.schedules.get(str(product), "").split("x") if n]
-    tile = Tile(*chosen[:2]) if chosen else tile_for(product.m, product.n, machine, bits)
-    limit = chosen[2] if len(chosen) > 2 else deepest(tile, product, machine)
+    schedule = [int(n) for n in machine.schedules.get(str(product), "").split("x") if n]
+    tile = Tile(*schedule[:2]) if schedule else tile_for(product.m, product.n, machine, bits)
+    limit = schedule[2] if len(schedule) > 2 else deepest(tile, product, machine)
     parts = count(product.k, limit)
     depth = product.k if parts == 1 else -(-product.k // (parts * 16)) * 16
     panels = count(product.n, tile.columns)
-    far = product.m * depth * bits // 8 > machine.cache // 2
-    group = max(1, min(GROUP, panels // machine.threads)) if far else 1
+    exceeds_cache = product.m * depth * bits // 8 > machine.cache // 2
+    group = max(1, min(GROUP, panels // machine.threads)) if exceeds_cache else 1
     copied = product.m if worth_copying(stored(product.left, kernel.producers), product, panels, machine) else 0
     if copied > ROWS:
         copied = -(-product.m // (count(product.m, ROWS) * STRIP)) * STRIP
@@ -81,8 +81,8 @@ def worth_copying(left: Stored | None, product: Product, panels: int, machine: M
     """Whether rows are read so often, or lie so badly, that a copy costs less."""
     if left is None or left.value.dtype is not product.kind:
         return panels > 1
-    far = left.summed != 1 and product.m * product.k * product.kind.bits // 8 > machine.cache
-    return far and panels > GROUP
+    exceeds_cache = left.summed != 1 and product.m * product.k * product.kind.bits // 8 > machine.cache
+    return exceeds_cache and panels > GROUP
 
 
 def schedules(node: Node, machine: Machine) -> list[str]:
@@ -91,16 +91,16 @@ def schedules(node: Node, machine: Machine) -> list[str]:
     if product is None:
         return []
     lanes, registers = machine.lanes(product.kind.bits), 32 if machine.vector_bytes == 64 else 16
-    sizes = [(rows, wide) for wide in (1, 2, 3, 4) for rows in (1, 2, 4, 6, 8, 12, 14, 16)]
+    sizes = [(rows, vectors) for vectors in (1, 2, 3, 4) for rows in (1, 2, 4, 6, 8, 12, 14, 16)]
     fitting = [
-        Tile(rows, wide * lanes)
-        for rows, wide in sizes
-        if rows <= product.m and (wide - 1) * lanes < product.n and rows * wide + wide + 1 <= registers
-        if 2 * rows * wide >= min(registers, 2 * product.m)
+        Tile(rows, vectors * lanes)
+        for rows, vectors in sizes
+        if rows <= product.m and (vectors - 1) * lanes < product.n and rows * vectors + vectors + 1 <= registers
+        if 2 * rows * vectors >= min(registers, 2 * product.m)
     ]
-    usual = tile_for(product.m, product.n, machine, product.kind.bits)
+    default = tile_for(product.m, product.n, machine, product.kind.bits)
     depths = [d for d in (256, 512, 1024, 2048) if d < product.k]
-    parts = [f"{usual.rows}x{usual.columns}x{d}" for d in (*depths, product.k)] if depths else []
+    parts = [f"{default.rows}x{default.columns}x{d}" for d in (*depths, product.k)] if depths else []
     return [f"{tile.rows}x{tile.columns}" for tile in fitting] + parts
 
 
@@ -110,11 +110,11 @@ def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
     if product is None or gemv.suits(kernel, product, machine):
         return []
     plan, threads = plan_of(product, kernel, machine), machine.threads
-    waiting = plan.depth < product.k and holds(kernel, product) is None
+    needs_sums = plan.depth < product.k and holds(kernel, product) is None
     sizes = {
         "panel": threads * plan.group * plan.tile.columns * plan.depth,
         "rows": plan.copied * plan.pitch * (threads if apart(product, machine) else 1),
-        "sums": product.matrices * product.m * product.n if waiting else 0,
+        "sums": product.matrices * product.m * product.n if needs_sums else 0,
     }
     return [Value(name, TensorType(product.kind, (size,))) for name, size in sizes.items() if size]
 
@@ -154,9 +154,9 @@ def matmul(kernel: Kernel, name: str, machine: Machine) -> Any:
     return frame.finish()
 
 
-def segments(whole: int, size: int) -> list[tuple[int, int, int]]:
+def segments(total: int, size: int) -> list[tuple[int, int, int]]:
     """Parts of a size, and what is left: where they begin, how many there are, how large they are."""
-    parts, rest = divmod(whole, size)
+    parts, rest = divmod(total, size)
     return [s for s in ((0, parts, size), (parts * size, 1, rest)) if s[1] and s[2]]
 
 
@@ -181,43 +181,43 @@ class Tiles:
             with self.frame.share("matrix", p.matrices, p.work) as (self.worker, item):
                 self.matrix(self.reader.split(item, p.batch))
         else:
-            with self.reader.nest("", p.batch) as at:
-                self.matrix(at)
+            with self.reader.nest("", p.batch) as batch_index:
+                self.matrix(batch_index)
 
     @contextmanager
     def share(self, name: str, items: int, work: int) -> Iterator[tuple[Any, Any]]:
         """A loop over items, dealt out to the threads unless each of them has a matrix of its own."""
         if self.worker is None:
-            with self.frame.share(name, items, work) as found:
-                yield found
+            with self.frame.share(name, items, work) as indices:
+                yield indices
         else:
             with self.reader.loop(name, items) as i:
                 yield self.worker, i
 
-    def matrix(self, at: Index) -> None:
+    def matrix(self, batch_index: Index) -> None:
         p, plan, columns = self.product, self.plan, self.plan.tile.columns
         if not plan.copied:  # every thread forms its sums to their ends: they wait for each other once
             for first, panels, width in segments(p.n, columns):
                 with self.groups(first // columns, panels, width, p.m, p.work // p.matrices) as group:
-                    for loop in self.parts(at, 0, p.m):
+                    for loop in self.parts(batch_index, 0, p.m):
                         with loop as part:
                             part.multiply(group)
             return
         for first_row, blocks, rows in segments(p.m, plan.copied):
             with self.reader.loop("block", blocks) as block:
-                for loop in self.parts(at, first_row + block * rows, rows):
+                for loop in self.parts(batch_index, first_row + block * rows, rows):
                     with loop as part:
                         part.copy_left()
                         for first, panels, width in segments(p.n, columns):
                             with self.groups(first // columns, panels, width, rows, part.work) as group:
                                 part.multiply(group)
 
-    def parts(self, at: Index, row: Any, rows: int) -> Iterator[AbstractContextManager[Part]]:
+    def parts(self, batch_index: Index, row: Any, rows: int) -> Iterator[AbstractContextManager[Part]]:
         """Loops over parts of what is summed over."""
         k = self.product.k
 
         @contextmanager
-        def over(first: int, parts: int, depth: int) -> Iterator[Part]:
+        def over_parts(first: int, parts: int, depth: int) -> Iterator[Part]:
             with self.reader.loop("part", parts) as i:
                 start: Any = first == 0
                 if start and parts > 1:
@@ -225,9 +225,9 @@ class Tiles:
                 last: Any = first + parts * depth == k
                 if last and parts > 1:
                     last = t.equal(i, parts - 1)
-                yield Part(self, at, row, first + i * depth, rows, depth, start, last)
+                yield Part(self, batch_index, row, first + i * depth, rows, depth, start, last)
 
-        return (over(*segment) for segment in segments(k, self.plan.depth))
+        return (over_parts(*segment) for segment in segments(k, self.plan.depth))
 
     @contextmanager
     def groups(self, first: int, panels: int, width: int, rows: int, work: int) -> Iterator[Group]:
@@ -237,16 +237,16 @@ class Tiles:
         items = count(panels, group)
         threads = self.frame.workers(work, rows) if self.worker is None else 1
         uneven = items % threads != 0 and items < 4 * threads
-        shares = threads if uneven and rows % threads == 0 and rows // threads >= plan.tile.rows else 1
-        with self.share("group", items * shares, work) as (worker, item):
-            number, share = self.reader.split(item, (items, shares))
+        splits = threads if uneven and rows % threads == 0 and rows // threads >= plan.tile.rows else 1
+        with self.share("group", items * splits, work) as (worker, item):
+            number, split = self.reader.split(item, (items, splits))
             number = number * group
-            here: Any = group
+            group_size: Any = group
             if panels % group:
                 left = panels - number
-                here = t.select(left < group, left, t.index(group))
-            mine = rows // shares
-            yield Group(worker * plan.group, number + first, here, width, share * mine, mine)
+                group_size = t.select(left < group, left, t.index(group))
+            group_rows = rows // splits
+            yield Group(worker * plan.group, number + first, group_size, width, split * group_rows, group_rows)
 
 
 @dataclass(frozen=True)
@@ -286,12 +286,12 @@ class Part:
         if copied:
             with s.reader.loop("panel", group.panels) as i:
                 self.copy_panel(group.number + i, group.place + i, width)
-        for loop, high in tiles(s.frame, group.rows, s.plan.tile):
+        for loop, tile_rows in tiles(s.frame, group.rows, s.plan.tile):
             with loop as row, s.reader.loop("panel", group.panels) as i:
                 number = group.number + i
                 panel = self.panel(group.place + i) if copied else self.stored_panel(number, width)
                 assert panel is not None
-                self.tile(group.row + row, high, number, panel, width)
+                self.tile(group.row + row, tile_rows, number, panel, width)
 
     # -- the left operand -----------------------------------------------------------------------------------------
     def copy_left(self) -> None:
@@ -330,11 +330,11 @@ class Part:
     def in_place(self, width: int, rows: int) -> bool:
         """Whether tiles read panels where they lie: in order, and not so often that widening each time costs more."""
         s = self.tiles
-        panel, few = self.stored_panel(0, width), rows <= s.plan.tile.rows
+        panel, fits_tile = self.stored_panel(0, width), rows <= s.plan.tile.rows
         if panel is None or panel.column != 1:
             return False
-        known = s.product.right.value in s.frame.kernel.prepared
-        return (few and (known or width % s.lanes == 0)) or (known and panel.dtype is panel.kind)
+        is_packed = s.product.right.value in s.frame.kernel.prepared
+        return (fits_tile and (is_packed or width % s.lanes == 0)) or (is_packed and panel.dtype is panel.kind)
 
     def stored_panel(self, number: Any, width: int) -> Matrix | None:
         """Where the elements of a panel come from, if they are stored; [k, column]."""
@@ -349,13 +349,13 @@ class Part:
         matrix = s.right.matrix(self.at, p.kind, s.reader).turned()
         return matrix.part(self.begin, number * columns)
 
-    def panel(self, place: Any) -> Matrix:
+    def panel(self, slot: Any) -> Matrix:
         """One that has been copied."""
         s, columns = self.tiles, self.tiles.plan.tile.columns
-        start = place * (columns * s.plan.depth)
+        start = slot * (columns * s.plan.depth)
         return Matrix(s.scratch["panel"], start, columns, 1, s.product.kind, s.product.kind)
 
-    def copy_panel(self, number: Any, place: Any, width: int) -> None:
+    def copy_panel(self, number: Any, slot: Any, width: int) -> None:
         s = self.tiles
         matrix, column = self.stored_panel(number, width), number * s.plan.tile.columns
 
@@ -364,20 +364,20 @@ class Part:
                 return matrix.element(i, j)
             return s.product.right.element(s.reader, self.at, column + j, self.begin + i)
 
-        copy_panel(s.frame, element, matrix, self.depth, width, self.panel(place))
+        copy_panel(s.frame, element, matrix, self.depth, width, self.panel(slot))
 
     # -- the result -----------------------------------------------------------------------------------------------
-    def tile(self, row: Any, high: int, number: Any, panel: Matrix, width: int) -> None:
+    def tile(self, row: Any, tile_rows: int, number: Any, panel: Matrix, width: int) -> None:
         s, p = self.tiles, self.tiles.product
         column = number * s.plan.tile.columns
 
         def emit(i: Any, j: Any, element: t.Expr) -> None:
             gemv.emit(s.frame, p, self.at, self.row + i, column + j, element)
 
-        def waiting(i: Any, j: Any) -> tuple[t.Buffer, Any]:
-            held = holds(s.frame.kernel, p)
-            buffer = s.scratch["sums"] if held is None else s.frame.outputs[held]
+        def sum_slot(i: Any, j: Any) -> tuple[t.Buffer, Any]:
+            result = holds(s.frame.kernel, p)
+            buffer = s.scratch["sums"] if result is None else s.frame.outputs[result]
             return buffer, p.flat(s.reader, self.at, self.row + i, column + j)
 
-        sums = None if self.depth == p.k else Sums(waiting, self.first, self.last)
-        multiply_tile(s.frame, row, high, (self.depth,), self.left, panel, width, emit, s.vector, sums)
+        sums = None if self.depth == p.k else Sums(sum_slot, self.first, self.last)
+        multiply_tile(s.frame, row, tile_rows, (self.depth,), self.left, panel, width, emit, s.vector, sums)

@@ -39,12 +39,14 @@ class Side:
         """Rows of the left operand, columns of the right one."""
         return math.prod(self.sizes(self.free))
 
-    def element(self, reader: Reader, at: Index, free: t.Expr, summed: t.Expr) -> t.Expr:
+    def element(self, reader: Reader, batch_index: Index, free: t.Expr, summed: t.Expr) -> t.Expr:
         """Of matrix ``at``."""
-        where: dict[int, t.Expr] = {axis: i for axis, i in zip(self.batch, at, strict=True) if axis is not None}
+        index: dict[int, t.Expr] = {
+            axis: i for axis, i in zip(self.batch, batch_index, strict=True) if axis is not None
+        }
         for axes, i in ((self.free, free), (self.summed, summed)):
-            where |= zip(axes, reader.split(i, self.sizes(axes)), strict=True)
-        return reader.at(self.value, tuple(where.get(k, 0) for k in range(len(self.value.shape))))
+            index |= zip(axes, reader.split(i, self.sizes(axes)), strict=True)
+        return reader.at(self.value, tuple(index.get(k, 0) for k in range(len(self.value.shape))))
 
 
 @dataclass(frozen=True)
@@ -77,17 +79,17 @@ class Product:
     def work(self) -> int:
         return self.matrices * self.m * self.n * self.k // PRODUCTS
 
-    def flat(self, reader: Reader, at: Index, row: t.Expr, column: t.Expr) -> Any:
+    def flat(self, reader: Reader, batch_index: Index, row: t.Expr, column: t.Expr) -> Any:
         """Return the offset of an element of the result."""
         rows, columns = (self.n, self.m) if self.turned else (self.m, self.n)
         first, second = (column, row) if self.turned else (row, column)
-        return (reader.flat(at, self.batch) * rows + first) * columns + second
+        return (reader.flat(batch_index, self.batch) * rows + first) * columns + second
 
-    def position(self, reader: Reader, at: Index, row: t.Expr, column: t.Expr) -> Index:
+    def position(self, reader: Reader, batch_index: Index, row: t.Expr, column: t.Expr) -> Index:
         """The position of an element of the result."""
         parts = [reader.split(i, s.sizes(s.free)) for i, s in ((row, self.left), (column, self.right))]
         first, second = reversed(parts) if self.turned else parts
-        return (*at, *first, *second)
+        return (*batch_index, *first, *second)
 
     def __str__(self) -> str:
         """What tells schedules apart."""
@@ -107,12 +109,16 @@ def accumulator(dtype: DType) -> DType:
 
 def product_of(node: Node) -> Product | None:
     """How a node is a product of matrices; None where simple loops do better."""
-    found = {"matmul": _matmul, "dot": _dot}[node.op.name](node)
-    if found.n < 4 <= found.m:  # a matrix times a vector: the vector times the matrix's transpose
-        found = replace(found, left=found.right, right=found.left, turned=True)
-    if 0 in (found.m, found.n, found.k, found.matrices) or found.n < 4 or found.m * found.n * found.k < LEAST:
+    product = {"matmul": _matmul, "dot": _dot}[node.op.name](node)
+    if product.n < 4 <= product.m:  # a matrix times a vector: the vector times the matrix's transpose
+        product = replace(product, left=product.right, right=product.left, turned=True)
+    if (
+        0 in (product.m, product.n, product.k, product.matrices)
+        or product.n < 4
+        or product.m * product.n * product.k < LEAST
+    ):
         return None
-    return found
+    return product
 
 
 def _matmul(node: Node) -> Product:
@@ -157,10 +163,10 @@ class Stored:
     free: int
     summed: int
 
-    def matrix(self, at: Index, kind: DType, reader: Reader) -> Matrix:
+    def matrix(self, batch_index: Index, kind: DType, reader: Reader) -> Matrix:
         """One of the matrices, its rows along what is free."""
         start: Any = 0
-        for i, step in zip(at, self.batch, strict=True):
+        for i, step in zip(batch_index, self.batch, strict=True):
             start = start + i * step
         return Matrix(reader.buffers[self.value], start, self.free, self.summed, self.value.dtype, kind)
 
@@ -169,12 +175,12 @@ def stored(side: Side, producers: Mapping[Value, Node]) -> Stored | None:
     """Where a side lies; None where its elements are computed, or its axes are no single step apart."""
     value, shape = side.value, shape_of(side.value)
     order = list(range(len(shape)))  # axes of the side, as axes of what is stored
-    while (made := producers.get(value)) is not None:
-        source = operand(made) if made.op in (ops.transpose, ops.cast) else None
-        if source is None or not (made.op is ops.transpose or widens(source.dtype, value.dtype)):
+    while (producer := producers.get(value)) is not None:
+        source = operand(producer) if producer.op in (ops.transpose, ops.cast) else None
+        if source is None or not (producer.op is ops.transpose or widens(source.dtype, value.dtype)):
             return None
-        if made.op is ops.transpose:
-            order = [made.attributes["perm"][k] for k in order]
+        if producer.op is ops.transpose:
+            order = [producer.attributes["perm"][k] for k in order]
         value = source
     sizes = shape_of(value)
     steps = [math.prod(sizes[order[k] + 1 :]) for k in range(len(shape))]
@@ -184,18 +190,22 @@ def stored(side: Side, producers: Mapping[Value, Node]) -> Stored | None:
     return Stored(value, tuple(0 if axis is None else steps[axis] for axis in side.batch), free, summed)
 
 
-def widens(source: DType, to: DType) -> bool:
+def widens(source: DType, target: DType) -> bool:
     """Whether a cast changes no number, and only how it is held."""
-    if to not in (float32, float64):
+    if target not in (float32, float64):
         return False
-    return source.bits < to.bits if source.is_float else source.is_integer and source.bits < (24, 53)[to is float64]
+    return (
+        source.bits < target.bits
+        if source.is_float
+        else source.is_integer and source.bits < (24, 53)[target is float64]
+    )
 
 
 def _step(axes: tuple[int, ...], shape: tuple[int, ...], steps: list[int]) -> int | None:
     """How far apart neighbors along several axes lie, if they can be counted as one."""
-    long = [k for k in axes if shape[k] != 1]
-    if not long:
+    axes_over_one = [k for k in axes if shape[k] != 1]
+    if not axes_over_one:
         return 1
-    if any(steps[a] != steps[b] * shape[b] for a, b in pairwise(long)):
+    if any(steps[a] != steps[b] * shape[b] for a, b in pairwise(axes_over_one)):
         return None
-    return steps[long[-1]]
+    return steps[axes_over_one[-1]]

@@ -88,23 +88,29 @@ def copy_panel(frame: Frame, element: Element, matrix: Matrix | None, k: int, wi
     """k rows of ``width`` columns, zeros up to whole vectors. ``matrix`` tells where they lie, if stored."""
     code, reader, lanes = frame.code, frame.reader, frame.machine.lanes(panel.kind.bits)
 
-    def one(i: Any, j: Any) -> None:
+    def copy_element(i: Any, j: Any) -> None:
         code.store(panel.buffer, panel.at(i, j), element(i, j))
 
-    turned = matrix is not None and matrix.row == 1 and matrix.column != 1 and lanes > 1 and panel.kind is float32
-    squares, left = divmod(k, lanes) if turned else (0, k)
-    whole = width // lanes * lanes
-    if squares and whole:
+    is_transposed = (
+        matrix is not None and matrix.row == 1 and matrix.column != 1 and lanes > 1 and panel.kind is float32
+    )
+    squares, left = divmod(k, lanes) if is_transposed else (0, k)
+    full_width = width // lanes * lanes
+    if squares and full_width:
         assert matrix is not None
-        with reader.loop("s", squares) as s, reader.loop("v", whole // lanes) as v:
+        with reader.loop("s", squares) as s, reader.loop("v", full_width // lanes) as v:
             _turn_square(frame, matrix.part(s * lanes, v * lanes), panel, s * lanes, v)
-    if left and whole:
+    if left and full_width:
         kind = t.VECTORIZED if matrix is not None and matrix.column == 1 else t.SERIAL
-        with reader.loop("k", left) as i, reader.loop("v", whole // lanes) as v, reader.loop("j", lanes, kind) as j:
-            one(i + squares * lanes, v * lanes + j)
-    if width > whole:
-        with reader.loop("j", width - whole) as j, reader.loop("k", k) as i:
-            one(i, j + whole)
+        with (
+            reader.loop("k", left) as i,
+            reader.loop("v", full_width // lanes) as v,
+            reader.loop("j", lanes, kind) as j,
+        ):
+            copy_element(i + squares * lanes, v * lanes + j)
+    if width > full_width:
+        with reader.loop("j", width - full_width) as j, reader.loop("k", k) as i:
+            copy_element(i, j + full_width)
         with reader.loop("j", -width % lanes) as j, reader.loop("k", k) as i:
             code.store(panel.buffer, panel.at(i, j + width), t.const(0, panel.kind.name))
 
@@ -112,12 +118,12 @@ def copy_panel(frame: Frame, element: Element, matrix: Matrix | None, k: int, wi
 def _turn_square(frame: Frame, matrix: Matrix, panel: Matrix, row: Any, vector: Any) -> None:
     """A square of columns, each of which lies in a row, as rows; elements of other dtypes are widened beside it."""
     code, reader, lanes = frame.code, frame.reader, frame.machine.lanes()
-    buffer, at, step = matrix.buffer, matrix.start, matrix.column
+    buffer, start, step = matrix.buffer, matrix.start, matrix.column
     if matrix.dtype is not float32:
-        buffer, at, step = code.alloc("square", lanes * lanes, "float32"), 0, lanes
+        buffer, start, step = code.alloc("square", lanes * lanes, "float32"), 0, lanes
         with reader.loop("c", lanes) as c, reader.loop("j", lanes, t.VECTORIZED) as j:
             code.store(buffer, c * lanes + j, matrix.element(j, c))
-    code.transpose(lanes, buffer, at, step, panel.buffer, panel.at(row, vector * lanes), panel.row)
+    code.transpose(lanes, buffer, start, step, panel.buffer, panel.at(row, vector * lanes), panel.row)
 
 
 @dataclass(frozen=True)
@@ -154,17 +160,17 @@ def multiply(
 
 def tiles(frame: Frame, m: int, tile: Tile) -> Iterator[tuple[AbstractContextManager[Any], int]]:
     """Loops over tiles of all rows, each giving its first row, and how many rows its tiles have."""
-    whole, rest = divmod(m, tile.rows)
+    full_tiles, rest = divmod(m, tile.rows)
 
     @contextmanager
-    def over_whole() -> Iterator[Any]:
-        with frame.reader.loop("tile", whole) as i:
+    def over_full_tiles() -> Iterator[Any]:
+        with frame.reader.loop("tile", full_tiles) as i:
             yield i * tile.rows
 
-    if whole:
-        yield over_whole(), tile.rows
+    if full_tiles:
+        yield over_full_tiles(), tile.rows
     if rest:
-        yield nullcontext(whole * tile.rows), rest
+        yield nullcontext(full_tiles * tile.rows), rest
 
 
 def multiply_tile(
@@ -191,21 +197,21 @@ def multiply_tile(
             with reader.loop("j", lanes, t.VECTORIZED) as j:
                 code.store(total, j + slot, t.const(0, kind.name))
 
-    def each(do: Callable[[Any, Any, Any], None], vector: bool) -> None:
+    def each(action: Callable[[Any, Any, Any], None], vector: bool) -> None:
         for i, v, slot in cells:
             size = min(lanes, width - v * lanes)
             with reader.loop("j", size, t.VECTORIZED if vector and size == lanes else t.SERIAL) as j:
-                do(row + i, j + v * lanes, j + slot)
+                action(row + i, j + v * lanes, j + slot)
 
     def resume(i: Any, j: Any, slot: Any) -> None:
         assert sums is not None
         code.store(total, slot, t.load(*sums.at(i, j)))
 
-    def keep(i: Any, j: Any, slot: Any) -> None:
+    def save(i: Any, j: Any, slot: Any) -> None:
         assert sums is not None
         code.store(*sums.at(i, j), t.load(total, slot))
 
-    def give(i: Any, j: Any, slot: Any) -> None:
+    def finish(i: Any, j: Any, slot: Any) -> None:
         emit(i, j, t.load(total, slot))
 
     if sums is None or (width % lanes and sums.first is not True):
@@ -217,10 +223,10 @@ def multiply_tile(
         for i, v, slot in cells:
             with reader.loop("j", lanes, t.VECTORIZED) as j:
                 b = panel.element(reader.flat(k, inner), j + v * lanes)
-                at = j + slot
+                offset = j + slot
                 product = mul(code, elements[i], b, kind)
-                code.store(total, at, add(code, t.load(total, at), product, kind))
+                code.store(total, offset, add(code, t.load(total, offset), product, kind))
     if sums is None:
-        each(give, vector)
+        each(finish, vector)
     else:
-        reader.either(sums.last, lambda: each(give, vector), lambda: each(keep, True))
+        reader.either(sums.last, lambda: each(finish, vector), lambda: each(save, True))

@@ -22,17 +22,17 @@ def accumulate(frame: Frame, result: Value, inner: Sequence[int], terms: Terms) 
     """``result[at] = sum of a * b over inner``; ``terms`` says a and b at both positions, and whether they count."""
     code, reader, dtype = frame.code, frame.reader, result.dtype
     shape, zero = shape_of(result), t.const(0, computed(dtype))
-    with reader.nest("", shape, frame.kinds(shape, math.prod(shape) * math.prod(inner))) as at:
+    with reader.nest("", shape, frame.kinds(shape, math.prod(shape) * math.prod(inner))) as index:
         total = code.alloc("total", 1, computed(dtype))
         code.store(total, 0, zero)
         if 0 not in inner:
-            with reader.nest("abcdefgh", inner) as within:
-                a, b, conditions = terms(at, within)
+            with reader.nest("abcdefgh", inner) as inner_index:
+                a, b, conditions = terms(index, inner_index)
                 product = scalar_ops.mul(code, a, b, dtype)
                 if conditions:
                     product = t.select(conjunction(conditions), product, zero)
                 code.store(total, 0, scalar_ops.add(code, t.load(total, 0), product, dtype))
-        frame.emit(at, rounded(code, t.load(total, 0), dtype))
+        frame.emit(index, rounded(code, t.load(total, 0), dtype))
     return frame.finish()
 
 
@@ -43,25 +43,25 @@ def matmul(kernel: Kernel, name: str, machine: Machine) -> Any:
     a, b = operand(node), operand(node, 1)
     left, right = shape_of(a), shape_of(b)
 
-    def terms(at: Index, within: Index) -> Any:
+    def terms(index: Index, inner_index: Index) -> Any:
         rows = 0 if len(left) == 1 else 1
         columns = 0 if len(right) == 1 else 1
-        batch = at[: len(at) - rows - columns]
-        row = at[len(batch) : len(batch) + rows]
-        column = at[len(at) - columns :] if columns else ()
+        batch = index[: len(index) - rows - columns]
+        row = index[len(batch) : len(batch) + rows]
+        column = index[len(index) - columns :] if columns else ()
         return (
-            frame.reader.at(a, (*batch_position(batch, left[:-2]), *row, within[0])),
-            frame.reader.at(b, (*batch_position(batch, right[:-2]), within[0], *column)),
+            frame.reader.at(a, (*batch_position(batch, left[:-2]), *row, inner_index[0])),
+            frame.reader.at(b, (*batch_position(batch, right[:-2]), inner_index[0], *column)),
             [],
         )
 
     return accumulate(frame, node.result, [left[-1]], terms)
 
 
-def batch_position(at: Index, shape: Sequence[int]) -> Index:
+def batch_position(index: Index, shape: Sequence[int]) -> Index:
     """Which matrix of an operand meets a matrix of the result."""
-    lead = len(at) - len(shape)
-    return tuple(0 if n == 1 else at[lead + k] for k, n in enumerate(shape))
+    lead = len(index) - len(shape)
+    return tuple(0 if n == 1 else index[lead + k] for k, n in enumerate(shape))
 
 
 def dot(kernel: Kernel, name: str, machine: Machine) -> Any:
@@ -73,15 +73,15 @@ def dot(kernel: Kernel, name: str, machine: Machine) -> Any:
     free_a = [k for k in range(len(a.shape)) if k not in (*w["contract_a"], *w["batch_a"])]
     free_b = [k for k in range(len(b.shape)) if k not in (*w["contract_b"], *w["batch_b"])]
 
-    def terms(at: Index, within: Index) -> Any:
-        batch = at[: len(w["batch_a"])]
-        left = at[len(batch) : len(batch) + len(free_a)]
-        right = at[len(batch) + len(free_a) :]
-        where_a = dict(zip((*w["batch_a"], *free_a, *w["contract_a"]), (*batch, *left, *within), strict=True))
-        where_b = dict(zip((*w["batch_b"], *free_b, *w["contract_b"]), (*batch, *right, *within), strict=True))
+    def terms(index: Index, inner_index: Index) -> Any:
+        batch = index[: len(w["batch_a"])]
+        left = index[len(batch) : len(batch) + len(free_a)]
+        right = index[len(batch) + len(free_a) :]
+        index_a = dict(zip((*w["batch_a"], *free_a, *w["contract_a"]), (*batch, *left, *inner_index), strict=True))
+        index_b = dict(zip((*w["batch_b"], *free_b, *w["contract_b"]), (*batch, *right, *inner_index), strict=True))
         return (
-            frame.reader.at(a, tuple(where_a[k] for k in range(len(a.shape)))),
-            frame.reader.at(b, tuple(where_b[k] for k in range(len(b.shape)))),
+            frame.reader.at(a, tuple(index_a[k] for k in range(len(a.shape)))),
+            frame.reader.at(b, tuple(index_b[k] for k in range(len(b.shape)))),
             [],
         )
 
@@ -101,11 +101,13 @@ def conv(kernel: Kernel, name: str, machine: Machine) -> Any:
     x, w = operand(node), operand(node, 1)
     image, weights = shape_of(x), shape_of(w)
 
-    def terms(at: Index, within: Index) -> Any:
-        first = _group(node, at[1], weights[0]) * weights[1]
-        place, inside = place_in_window(frame, at[2:], within[1:], image[2:], a["stride"], a["padding"], a["dilation"])
-        element = frame.reader.at(x, (at[0], first + within[0], *place))
-        return element, frame.reader.at(w, (at[1], *within)), inside
+    def terms(index: Index, inner_index: Index) -> Any:
+        first = _group(node, index[1], weights[0]) * weights[1]
+        position, conditions = place_in_window(
+            frame, index[2:], inner_index[1:], image[2:], a["stride"], a["padding"], a["dilation"]
+        )
+        element = frame.reader.at(x, (index[0], first + inner_index[0], *position))
+        return element, frame.reader.at(w, (index[1], *inner_index)), conditions
 
     return accumulate(frame, node.result, weights[1:], terms)
 
@@ -115,16 +117,18 @@ def conv_input_grad(kernel: Kernel, name: str, machine: Machine) -> Any:
     frame = Frame(kernel, name, machine)
     node, a = kernel.anchor, kernel.anchor.attributes
     g, w = operand(node), operand(node, 1)
-    image, weights, made = shape_of(node.result), shape_of(w), shape_of(g)
+    image, weights, windows = shape_of(node.result), shape_of(w), shape_of(g)
     per_group = weights[0] // a["groups"]
 
-    def terms(at: Index, within: Index) -> Any:
-        group = _group(node, at[1], image[1])
-        channel = group * per_group + within[0]
-        inner = at[1] - group * weights[1]
-        place, there = windows_over(frame, at[2:], within[1:], made[2:], a["stride"], a["padding"], a["dilation"])
-        element = frame.reader.at(g, (at[0], channel, *place))
-        return element, frame.reader.at(w, (channel, inner, *within[1:])), there
+    def terms(index: Index, inner_index: Index) -> Any:
+        group = _group(node, index[1], image[1])
+        channel = group * per_group + inner_index[0]
+        inner = index[1] - group * weights[1]
+        window, conditions = windows_over(
+            frame, index[2:], inner_index[1:], windows[2:], a["stride"], a["padding"], a["dilation"]
+        )
+        element = frame.reader.at(g, (index[0], channel, *window))
+        return element, frame.reader.at(w, (channel, inner, *inner_index[1:])), conditions
 
     return accumulate(frame, node.result, (per_group, *weights[2:]), terms)
 
@@ -134,12 +138,14 @@ def conv_weight_grad(kernel: Kernel, name: str, machine: Machine) -> Any:
     frame = Frame(kernel, name, machine)
     node, a = kernel.anchor, kernel.anchor.attributes
     x, g = operand(node), operand(node, 1)
-    image, weights, made = shape_of(x), shape_of(node.result), shape_of(g)
+    image, weights, windows = shape_of(x), shape_of(node.result), shape_of(g)
 
-    def terms(at: Index, within: Index) -> Any:
-        first = _group(node, at[0], weights[0]) * weights[1]
-        place, inside = place_in_window(frame, within[1:], at[2:], image[2:], a["stride"], a["padding"], a["dilation"])
-        element = frame.reader.at(x, (within[0], first + at[1], *place))
-        return element, frame.reader.at(g, (within[0], at[0], *within[1:])), inside
+    def terms(index: Index, inner_index: Index) -> Any:
+        first = _group(node, index[0], weights[0]) * weights[1]
+        position, conditions = place_in_window(
+            frame, inner_index[1:], index[2:], image[2:], a["stride"], a["padding"], a["dilation"]
+        )
+        element = frame.reader.at(x, (inner_index[0], first + index[1], *position))
+        return element, frame.reader.at(g, (inner_index[0], index[0], *inner_index[1:])), conditions
 
-    return accumulate(frame, node.result, (made[0], *made[2:]), terms)
+    return accumulate(frame, node.result, (windows[0], *windows[2:]), terms)

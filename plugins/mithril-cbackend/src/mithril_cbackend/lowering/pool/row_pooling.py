@@ -47,9 +47,9 @@ class Line:
     @property
     def length(self) -> int:
         """As much as windows reach, in whole vectors of every part."""
-        reached = (self.result - 1) * self.stride + (self.kernel - 1) * self.dilation + 1
-        whole = self.stride * self.lanes
-        return -(-max(reached, self.before + self.image) // whole) * whole
+        extent = (self.result - 1) * self.stride + (self.kernel - 1) * self.dilation + 1
+        granularity = self.stride * self.lanes
+        return -(-max(extent, self.before + self.image) // granularity) * granularity
 
     @property
     def size(self) -> int:
@@ -68,8 +68,8 @@ class Line:
 def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
     """A buffer for every thread."""
     node = kernel.anchor
-    held = as_dtype(reductions.accumulator(operand(node).dtype))
-    return [Value("line", TensorType(held, (machine.threads * Line.of(node, machine).size,)))]
+    dtype = as_dtype(reductions.accumulator(operand(node).dtype))
+    return [Value("line", TensorType(dtype, (machine.threads * Line.of(node, machine).size,)))]
 
 
 def fold_windows(frame: Frame, op: Op, window: Callable[..., Any], emit: Emit) -> None:
@@ -89,42 +89,42 @@ class Lines:
     def write(self, emit: Emit) -> None:
         result = shape_of(self.node.result)
         with self.frame.share("line", math.prod(result[:-1]), math.prod(result)) as (worker, item):
-            at = self.reader.split(item, result[:-1])
+            index = self.reader.split(item, result[:-1])
             start = worker * self.line.size
-            self.fold_lines(at, start)
+            self.fold_lines(index, start)
             self.take_apart(start)
-            self.fold_along(at, start, emit)
+            self.fold_along(index, start, emit)
 
     def vectors(self, size: int) -> Iterator[tuple[Any, int]]:
         """Loops over the vectors of a line, ever shorter ones: the place of each first element, and how many follow."""
         begin, lanes = 0, self.line.lanes
         while begin < size:
-            times = (size - begin) // lanes
-            if times:
-                with self.reader.loop("i", times) as i:
+            num_vectors = (size - begin) // lanes
+            if num_vectors:
+                with self.reader.loop("i", num_vectors) as i:
                     yield i * lanes + begin, lanes
-            begin, lanes = begin + times * lanes, lanes // 2
+            begin, lanes = begin + num_vectors * lanes, lanes // 2
 
-    def fold_in(self, buffer: t.Buffer, at: Any, x: t.Expr) -> None:
+    def fold_in(self, buffer: t.Buffer, offset: Any, x: t.Expr) -> None:
         """One more element, or one in every lane."""
-        known = reductions.read(buffer, at, self.dtype)
-        self.code.store(buffer, at, reductions.held(reductions.fold(self.code, self.op, known, x, self.dtype)))
+        current = reductions.read(buffer, offset, self.dtype)
+        self.code.store(buffer, offset, reductions.held(reductions.fold(self.code, self.op, current, x, self.dtype)))
 
-    def fold_lines(self, at: Index, start: Any) -> None:
+    def fold_lines(self, index: Index, start: Any) -> None:
         first = reductions.held(reductions.start(self.op, self.dtype))
         for begin, lanes in self.vectors(self.line.length):
             with self.reader.loop("j", lanes, t.VECTORIZED) as j:
                 self.code.store(self.buffer, start + (begin + j), first)
         with self.reader.several("abcde", self.node.attributes["kernel"][:-1]) as offsets:
             for offset in offsets:
-                place, inside = self.window(at[2:], offset)
-                there = self.code.when(conjunction(inside)) if inside else nullcontext()
-                with there, self.reader.loop("line", 1):
+                position, conditions = self.window(index[2:], offset)
+                guard = self.code.when(conjunction(conditions)) if conditions else nullcontext()
+                with guard, self.reader.loop("line", 1):
                     for begin, lanes in self.vectors(self.line.image):
                         with self.reader.loop("j", lanes, t.VECTORIZED) as j:
                             w = begin + j
-                            to = start + (w + self.line.before)
-                            self.fold_in(self.buffer, to, self.reader.at(self.x, (*at[:2], *place, w)))
+                            target = start + (w + self.line.before)
+                            self.fold_in(self.buffer, target, self.reader.at(self.x, (*index[:2], *position, w)))
 
     def take_apart(self, start: Any) -> None:
         """Every so manieth element of the line, one after the other."""
@@ -136,23 +136,23 @@ class Lines:
                 begin = start + v * (2 * lanes)
                 a, b = (t.load(self.buffer, t.vector(begin + k, lanes)) for k in (0, lanes))
                 for part in (0, 1):
-                    to = start + v * lanes + (length + part * (length // 2))
-                    self.code.store(self.buffer, t.vector(to, lanes), t.shuffle(a, b, range(part, 2 * lanes, 2)))
+                    target = start + v * lanes + (length + part * (length // 2))
+                    self.code.store(self.buffer, t.vector(target, lanes), t.shuffle(a, b, range(part, 2 * lanes, 2)))
             return
         with self.reader.loop("k", length // s) as k, self.reader.loop("part", s) as part:
-            to = start + k + (part * (length // s) + length)
-            self.code.store(self.buffer, to, t.load(self.buffer, start + (k * s + part)))
+            target = start + k + (part * (length // s) + length)
+            self.code.store(self.buffer, target, t.load(self.buffer, start + (k * s + part)))
 
-    def fold_along(self, at: Index, start: Any, emit: Emit) -> None:
+    def fold_along(self, index: Index, start: Any, emit: Emit) -> None:
         code, reader, accumulator = self.code, self.reader, reductions.accumulator(self.dtype)
         for begin, lanes in self.vectors(self.line.result):
             total = code.alloc("total", lanes, accumulator)
             with reader.loop("j", lanes, t.VECTORIZED) as j:
                 code.store(total, j, reductions.held(reductions.start(self.op, self.dtype)))
-            with reader.several("k", [self.line.kernel]) as places:
-                for (k,) in places:
+            with reader.several("k", [self.line.kernel]) as positions:
+                for (k,) in positions:
                     first = start + (begin + self.line.place(k))
                     with reader.loop("j", lanes, t.VECTORIZED) as j:
                         self.fold_in(total, j, reductions.read(self.buffer, first + j, self.dtype))
             with reader.loop("j", lanes, t.VECTORIZED) as j:
-                emit((*at, begin + j), reductions.read(total, j, self.dtype))
+                emit((*index, begin + j), reductions.read(total, j, self.dtype))

@@ -26,24 +26,24 @@ def cumulative(kernel: Kernel, name: str, machine: Machine) -> Any:
     op, dtype, shape = ops.sum if node.op is ops.cumsum else ops.prod, x.dtype, shape_of(x)
     work = math.prod(shape) * len(kernel.nodes)
 
-    def run(at: dict[int, Any], begin: Any, width: int, vector: bool) -> None:
+    def run(index: dict[int, Any], begin: Any, width: int, vector: bool) -> None:
         """Along the axis, for so many neighbors."""
         kind = t.VECTORIZED if vector else t.SERIAL
         total = code.alloc("total", width, reductions.accumulator(dtype))
         with reader.loop("j", width, kind) as j:
             code.store(total, j, reductions.start(op, dtype))
         with reader.loop("r", shape[axis]) as r, reader.loop("j", width, kind) as j:
-            place = shape[axis] - 1 - r if node.attributes["reverse"] else r
-            full = {len(shape) - 1: reader.position(begin + j), **at, axis: place}
-            here = tuple(full[k] for k in range(len(shape)))
-            before = code.let(t.load(total, j), "before")
-            after = code.let(reductions.fold(code, op, before, reader.at(x, here), dtype), "after")
-            frame.write(node.result, here, rounded(code, before if node.attributes["exclusive"] else after, dtype))
-            code.store(total, j, after)
+            position = shape[axis] - 1 - r if node.attributes["reverse"] else r
+            full = {len(shape) - 1: reader.position(begin + j), **index, axis: position}
+            index = tuple(full[k] for k in range(len(shape)))
+            previous = code.let(t.load(total, j), "before")
+            current = code.let(reductions.fold(code, op, previous, reader.at(x, index), dtype), "after")
+            frame.write(node.result, index, rounded(code, previous if node.attributes["exclusive"] else current, dtype))
+            code.store(total, j, current)
 
     if axis == len(shape) - 1:
-        with reader.nest("", shape[:-1], frame.kinds(shape[:-1], work)) as at:
-            run(dict(enumerate(at)), 0, 1, False)
+        with reader.nest("", shape[:-1], frame.kinds(shape[:-1], work)) as index:
+            run(dict(enumerate(index)), 0, 1, False)
     else:
         vectors = vectorizable([n for n in kernel.nodes if n is not node])
         lanes = machine.lanes(max(dtype.bits, 32)) if vectors else 0
@@ -75,50 +75,54 @@ def sorting(kernel: Kernel, name: str, machine: Machine) -> Any:
     x, axis, descending = operand(node), node.attributes["axis"], node.attributes["descending"]
     shape, n = shape_of(x), shape_of(x)[axis]
     scratch = frame.outputs[kernel.scratch[0]]
-    kept = [k for k in range(len(shape)) if k != axis]
+    outer_axes = [k for k in range(len(shape)) if k != axis]
     passes = max(n - 1, 0).bit_length()
-    with reader.nest("", [shape[k] for k in kept]) as found:
-        at = dict(zip(kept, found, strict=True))
+    with reader.nest("", [shape[k] for k in outer_axes]) as outer_index:
+        coordinates = dict(zip(outer_axes, outer_index, strict=True))
 
-        def there(place: Any) -> Index:
-            return tuple({**at, axis: place}[k] for k in range(len(shape)))
+        def index_of(position: Any) -> Index:
+            return tuple({**coordinates, axis: position}[k] for k in range(len(shape)))
 
         with reader.loop("i", n) as i:
             code.store(scratch, i, t.index(i))
         for k in range(passes):
             source, target = (0, n) if k % 2 == 0 else (n, 0)
-            _merge(frame, scratch, source, target, 1 << k, n, lambda p, q: _before(frame, x, there, p, q, descending))
+            _merge(
+                frame, scratch, source, target, 1 << k, n, lambda p, q: _before(frame, x, index_of, p, q, descending)
+            )
         sorted_at = n if passes % 2 else 0
         with reader.loop("i", n) as i:
-            place = code.let(t.load(scratch, i + sorted_at), "place")
-            frame.write(node.result, there(i), place if node.op is ops.argsort else reader.at(x, there(place)))
+            position = code.let(t.load(scratch, i + sorted_at), "place")
+            frame.write(
+                node.result, index_of(i), position if node.op is ops.argsort else reader.at(x, index_of(position))
+            )
     return frame.finish()
 
 
-def _before(frame: Frame, x: Any, there: Any, p: t.Expr, q: t.Expr, descending: bool) -> t.Expr:
-    a, b = frame.reader.at(x, there(p)), frame.reader.at(x, there(q))
+def _before(frame: Frame, x: Any, index_of: Any, p: t.Expr, q: t.Expr, descending: bool) -> t.Expr:
+    a, b = frame.reader.at(x, index_of(p)), frame.reader.at(x, index_of(q))
     return comes_before(a, b, x.dtype, descending)
 
 
-def _merge(frame: Frame, scratch: Any, source: int, target: int, width: int, n: int, before: Any) -> None:
-    """Neighboring sorted runs of a width become one."""
+def _merge(frame: Frame, scratch: Any, source: int, target: int, width: int, n: int, precedes: Any) -> None:
+    """Neighbouring sorted runs of a width become one."""
     code, reader = frame.code, frame.reader
 
-    def least(a: t.Expr, b: int) -> t.Expr:
+    def minimum(a: t.Expr, b: int) -> t.Expr:
         return t.select(a < b, a, t.index(b))
 
     with reader.loop("run", -(-n // (2 * width))) as run:
         begin = code.let(t.index(run * (2 * width)), "begin")
-        middle = code.let(least(begin + width, n), "middle")
-        end = code.let(least(begin + 2 * width, n), "end")
+        middle = code.let(minimum(begin + width, n), "middle")
+        end = code.let(minimum(begin + 2 * width, n), "end")
         left, right = code.alloc("left", 1, "int32"), code.alloc("right", 1, "int32")
         code.store(left, 0, begin)
         code.store(right, 0, middle)
         with reader.loop("k", end - begin) as k:
             i, j = code.let(t.load(left, 0), "i"), code.let(t.load(right, 0), "j")
-            p = code.let(t.load(scratch, least(i, n - 1) + source), "p")
-            q = code.let(t.load(scratch, least(j, n - 1) + source), "q")
-            stays = (j >= end) | ~before(q, p)
+            p = code.let(t.load(scratch, minimum(i, n - 1) + source), "p")
+            q = code.let(t.load(scratch, minimum(j, n - 1) + source), "q")
+            stays = (j >= end) | ~precedes(q, p)
             first = code.let((i < middle) & stays, "first")
             code.store(scratch, begin + k + target, t.select(first, p, q))
             code.store(left, 0, t.select(first, i + 1, i))

@@ -44,36 +44,36 @@ class Passes:
 def passes_of(kernel: Kernel) -> Passes:
     """Each fold as early as what it needs is known."""
     width = shape_of(kernel.outputs[0])[-1]
-    number: dict[Value, int] = {}
+    stages: dict[Value, int] = {}
     for node in kernel.nodes:
-        known = max((number.get(v, 0) for v in node.operands if v is not None), default=0)
-        number[node.result] = known + (node.op in reductions.FOLDS)
-    count = max(number.values()) + 1
+        stage = max((stages.get(v, 0) for v in node.operands if v is not None), default=0)
+        stages[node.result] = stage + (node.op in reductions.FOLDS)
+    count = max(stages.values()) + 1
     folds: list[list[Node]] = [[] for _ in range(count)]
-    narrow: list[list[Value]] = [[] for _ in range(count)]
+    per_row: list[list[Value]] = [[] for _ in range(count)]
     needed: dict[Value, set[int]] = {v: {count - 1} for v in kernel.outputs}
     for node in kernel.nodes:
         if node.op in reductions.FOLDS:
-            folds[number[node.result] - 1].append(node)
-            needed.setdefault(operand(node), set()).add(number[node.result] - 1)
+            folds[stages[node.result] - 1].append(node)
+            needed.setdefault(operand(node), set()).add(stages[node.result] - 1)
         elif is_narrow(node.result, width):
-            narrow[number[node.result] - 1].append(node.result)
-    kept: list[list[Value]] = [[] for _ in range(count)]
+            per_row[stages[node.result] - 1].append(node.result)
+    saved: list[list[Value]] = [[] for _ in range(count)]
     shortcuts: list[list[Node]] = [[] for _ in range(count)]
     for node in reversed(kernel.nodes):
-        times = needed.get(node.result)
-        if times is None or node.op in reductions.FOLDS or is_narrow(node.result, width):
+        passes = needed.get(node.result)
+        if passes is None or node.op in reductions.FOLDS or is_narrow(node.result, width):
             continue
-        if is_expensive(node, EXPENSIVE) and len(times) > 1:
-            kept[min(times)].append(node.result)
-            times = {min(times)}
+        if is_expensive(node, EXPENSIVE) and len(passes) > 1:
+            saved[min(passes)].append(node.result)
+            passes = {min(passes)}
         if is_by_narrow(node, width) or is_of_negative(kernel, node):
-            for k in times:
+            for k in passes:
                 shortcuts[k].insert(0, node)
         for v in node.operands:
             if v is not None:
-                needed.setdefault(v, set()).update(times)
-    return Passes(folds, kept, narrow, shortcuts)
+                needed.setdefault(v, set()).update(passes)
+    return Passes(folds, saved, per_row, shortcuts)
 
 
 def is_of_rows(node: Node) -> bool:
@@ -91,8 +91,8 @@ def is_of_negative(kernel: Kernel, node: Node) -> bool:
     sub = kernel.producers.get(operand(node)) if node.op is ops.exp and node.result.dtype is float32 else None
     if sub is None or sub.op is not ops.sub:
         return False
-    largest = kernel.producers.get(operand(sub, 1))
-    return largest is not None and largest.op is ops.max and operand(largest) is operand(sub)
+    row_max = kernel.producers.get(operand(sub, 1))
+    return row_max is not None and row_max.op is ops.max and operand(row_max) is operand(sub)
 
 
 def is_narrow(value: Value, width: int) -> bool:
@@ -132,62 +132,67 @@ class Rows:
         lead = self.shape[:-1]
         work = math.prod(self.shape) * len(self.frame.kernel.nodes)
         with self.frame.share("row", math.prod(lead), work) as (worker, row):
-            at = self.reader.split(row, lead)
+            index = self.reader.split(row, lead)
             start = worker * self.width
             for k in range(len(self.passes.folds)):
-                self.along(k, at, start)
+                self.along(k, index, start)
 
-    def reciprocal(self, value: Value, at: Index) -> t.Expr:
-        return self.code.let(t.const(1.0, "float32") / self.reader.broadcast(value, (*at, 0)), "factor")
+    def reciprocal(self, value: Value, index: Index) -> t.Expr:
+        return self.code.let(t.const(1.0, "float32") / self.reader.broadcast(value, (*index, 0)), "factor")
 
     def dear(self, k: int) -> bool:
         """Whether a pass computes much per element, so that it never waits for its sums."""
         return bool(self.passes.kept[k]) or k + 1 == len(self.passes.folds)
 
-    def along(self, k: int, at: Index, start: Any) -> None:
+    def along(self, k: int, index: Index, start: Any) -> None:
         """Once along a row."""
         code, reader, folds = self.code, self.reader, self.passes.folds[k]
         shortcuts = self.passes.shortcuts[k]
-        factors = {n: self.reciprocal(operand(n, 1), at) for n in shortcuts if n.op is ops.div}
-        known = [v for values in self.passes.kept[:k] for v in values]
-        whole = self.width // self.lanes if self.lanes > 1 else 0
-        ways = WAYS if whole >= 2 * WAYS and folds and not self.dear(k) else 1
-        totals = [code.alloc("total", ways * self.lanes, reductions.accumulator(operand(n).dtype)) for n in folds]
+        factors = {n: self.reciprocal(operand(n, 1), index) for n in shortcuts if n.op is ops.div}
+        saved = [v for values in self.passes.kept[:k] for v in values]
+        num_vectors = self.width // self.lanes if self.lanes > 1 else 0
+        unroll = WAYS if num_vectors >= 2 * WAYS and folds and not self.dear(k) else 1
+        totals = [code.alloc("total", unroll * self.lanes, reductions.accumulator(operand(n).dtype)) for n in folds]
         for node, total in zip(folds, totals, strict=True):
-            for way in range(ways):
+            for slot in range(unroll):
                 with reader.loop("l", self.lanes, t.VECTORIZED) as lane:
                     first = reductions.start(node.op, operand(node).dtype)
-                    code.store(total, lane + way * self.lanes, first)
+                    code.store(total, lane + slot * self.lanes, first)
 
         def element(i: Any, lane: Any) -> None:
-            there = (*at, i)
-            for v in known:
-                reader.give(v, there, code.let(t.load(self.buffers[v], start + i), "kept"))
+            element_index = (*index, i)
+            for v in saved:
+                reader.give(v, element_index, code.let(t.load(self.buffers[v], start + i), "kept"))
             for node in shortcuts:
-                x = reader.broadcast(operand(node), there)
-                made = x * factors[node] if node in factors else vector_math.exp_of_negative(code, x)
-                reader.give(node.result, there, code.let(made, node.result.name))
+                x = reader.broadcast(operand(node), element_index)
+                result = x * factors[node] if node in factors else vector_math.exp_of_negative(code, x)
+                reader.give(node.result, element_index, code.let(result, node.result.name))
             for v in self.passes.kept[k]:
-                code.store(self.buffers[v], start + i, reader.at(v, there))
+                code.store(self.buffers[v], start + i, reader.at(v, element_index))
             for node, total in zip(folds, totals, strict=True):
-                x, dtype = reader.at(operand(node), there), operand(node).dtype
+                x, dtype = reader.at(operand(node), element_index), operand(node).dtype
                 code.store(total, lane, reductions.fold(code, node.op, t.load(total, lane), x, dtype))
             if k + 1 == len(self.passes.folds):
                 for v in self.frame.kernel.outputs:
-                    self.frame.write(v, there, reader.at(v, there))
+                    self.frame.write(v, element_index, reader.at(v, element_index))
 
-        for offset, times, ways_here in ((0, whole // ways, ways), (whole - whole % ways, whole % ways, 1)):
-            if times:
-                with reader.loop("i", times) as i:
-                    for way in range(ways_here):
+        for offset, num_groups, group in (
+            (0, num_vectors // unroll, unroll),
+            (num_vectors - num_vectors % unroll, num_vectors % unroll, 1),
+        ):
+            if num_groups:
+                with reader.loop("i", num_groups) as i:
+                    for slot in range(group):
                         with reader.loop("j", self.lanes, t.VECTORIZED) as j:
-                            vector = i * ways_here + (offset + way)
-                            element(vector * self.lanes + j, j + way * self.lanes)
-        if self.width - whole * self.lanes:
-            with reader.loop("r", self.width - whole * self.lanes) as r:
-                element(r + whole * self.lanes, 0)
+                            vector = i * group + (offset + slot)
+                            element(vector * self.lanes + j, j + slot * self.lanes)
+        if self.width - num_vectors * self.lanes:
+            with reader.loop("r", self.width - num_vectors * self.lanes) as r:
+                element(r + num_vectors * self.lanes, 0)
         for node, total in zip(folds, totals, strict=True):
-            made = reductions.gathered(self.frame, node.op, total, ways * self.lanes, operand(node).dtype, self.width)
-            reader.give(node.result, (*at, 0), code.let(made, node.result.name))
+            result = reductions.gathered(
+                self.frame, node.op, total, unroll * self.lanes, operand(node).dtype, self.width
+            )
+            reader.give(node.result, (*index, 0), code.let(result, node.result.name))
         for v in self.passes.narrow[k]:
-            reader.at(v, (*at, 0))
+            reader.at(v, (*index, 0))

@@ -57,8 +57,8 @@ def held(x: t.Expr) -> t.Expr:
     return t.cast(x, "uint8") if x.dtype == "bool" else x
 
 
-def read(buffer: t.Buffer, at: Any, dtype: DType) -> t.Expr:
-    x = t.load(buffer, at)
+def read(buffer: t.Buffer, offset: Any, dtype: DType) -> t.Expr:
+    x = t.load(buffer, offset)
     return t.not_equal(x, t.const(0, "uint8")) if dtype.is_bool else x
 
 
@@ -92,51 +92,54 @@ def reduction(kernel: Kernel, name: str, machine: Machine) -> Any:
     return frame.finish()
 
 
-def _kept(node: Node, shape: tuple[int, ...], axes: tuple[int, ...], at: dict[int, Any]) -> Index:
+def _kept(node: Node, shape: tuple[int, ...], axes: tuple[int, ...], coordinates: dict[int, Any]) -> Index:
     """The result's position."""
     if node.attributes["keepdims"]:
-        return tuple(0 if k in axes else at[k] for k in range(len(shape)))
-    return tuple(at[k] for k in range(len(shape)) if k not in axes)
+        return tuple(0 if k in axes else coordinates[k] for k in range(len(shape)))
+    return tuple(coordinates[k] for k in range(len(shape)) if k not in axes)
 
 
 def _along(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tuple[int, ...], lanes: int) -> None:
     op, dtype, code, reader = node.op, x.dtype, frame.code, frame.reader
-    kept = [k for k in range(len(shape)) if k not in axes]
-    outer, inner = [k for k in axes if k != len(shape) - 1], shape[-1] if shape else 1
+    outer_axes = [k for k in range(len(shape)) if k not in axes]
+    reduced_outer, inner = [k for k in axes if k != len(shape) - 1], shape[-1] if shape else 1
     count = math.prod(shape[k] for k in axes)
     work = math.prod(shape) * len(frame.kernel.nodes)
     lanes = lanes if inner >= lanes else 0
-    sizes = [shape[k] for k in kept]
+    sizes = [shape[k] for k in outer_axes]
     with reader.nest("", sizes, frame.kinds(sizes, work)) as positions:
-        at = dict(zip(kept, positions, strict=True))
-        ways = WAYS if lanes and inner >= 2 * WAYS * lanes else 1
-        width = ways * max(lanes, 1)
+        coordinates = dict(zip(outer_axes, positions, strict=True))
+        unroll = WAYS if lanes and inner >= 2 * WAYS * lanes else 1
+        width = unroll * max(lanes, 1)
         total = code.alloc("total", width, accumulator(dtype))
         with reader.loop("l", width, t.VECTORIZED if lanes else t.SERIAL) as lane:
             code.store(total, lane, held(start(op, dtype)))
 
-        def take(lane: Any, place: Any, rest: Index) -> None:
-            full = {**at, **dict(zip(outer, rest, strict=True)), len(shape) - 1: place}
+        def accumulate(lane: Any, position: Any, rest: Index) -> None:
+            full = {**coordinates, **dict(zip(reduced_outer, rest, strict=True)), len(shape) - 1: position}
             element = reader.at(x, tuple(full[k] for k in range(len(shape))))
             code.store(total, lane, held(fold(code, op, read(total, lane, dtype), element, dtype)))
 
         if count:
-            with reader.nest("", [shape[k] for k in outer]) as rest:
-                whole = inner // lanes if lanes else 0
-                for first, times, many in ((0, whole // ways, ways), (whole - whole % ways, whole % ways, 1)):
-                    if times:
-                        with reader.loop("i", times) as i:
-                            for way in range(many):
+            with reader.nest("", [shape[k] for k in reduced_outer]) as rest:
+                num_vectors = inner // lanes if lanes else 0
+                for first, num_groups, group in (
+                    (0, num_vectors // unroll, unroll),
+                    (num_vectors - num_vectors % unroll, num_vectors % unroll, 1),
+                ):
+                    if num_groups:
+                        with reader.loop("i", num_groups) as i:
+                            for slot in range(group):
                                 with reader.loop("j", lanes, t.VECTORIZED) as j:
-                                    vector = i * many + (first + way)
-                                    place = reader.position(vector * lanes + j)
-                                    take(j + way * lanes, place, rest)
-                left = inner - whole * lanes
-                if left:
-                    with reader.loop("k", left) as k:
-                        take(0, reader.position(k + whole * lanes) if whole else k, rest)
-        made = gathered(frame, op, total, width, dtype, count)
-        frame.emit(_kept(node, shape, axes, at), made)
+                                    vector = i * group + (first + slot)
+                                    position = reader.position(vector * lanes + j)
+                                    accumulate(j + slot * lanes, position, rest)
+                remaining = inner - num_vectors * lanes
+                if remaining:
+                    with reader.loop("k", remaining) as k:
+                        accumulate(0, reader.position(k + num_vectors * lanes) if num_vectors else k, rest)
+        result = gathered(frame, op, total, width, dtype, count)
+        frame.emit(_kept(node, shape, axes, coordinates), result)
 
 
 def _across(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tuple[int, ...], lanes: int) -> None:
@@ -146,21 +149,21 @@ def _across(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tu
     count = math.prod(shape[k] for k in axes)
     work = math.prod(shape) * len(frame.kernel.nodes)
 
-    def block(at: dict[int, Any], begin: Any, width: int, vector: bool) -> None:
+    def block(coordinates: dict[int, Any], begin: Any, width: int, vector: bool) -> None:
         kind = t.VECTORIZED if vector else t.SERIAL
         total = code.alloc("total", width, accumulator(dtype))
         with reader.loop("l", width, kind) as lane:
             code.store(total, lane, held(start(op, dtype)))
         with reader.nest("", [shape[k] for k in axes]) as positions:
-            there = {**at, **dict(zip(axes, positions, strict=True))}
+            element_coordinates = {**coordinates, **dict(zip(axes, positions, strict=True))}
             with reader.loop("j", width, kind) as j:
-                full = {**there, last: reader.position(begin + j)}
+                full = {**element_coordinates, last: reader.position(begin + j)}
                 element = reader.at(x, tuple(full[k] for k in range(len(shape))))
                 code.store(total, j, held(fold(code, op, read(total, j, dtype), element, dtype)))
         with reader.loop("l", width, kind) as lane:
-            full = {**at, last: reader.position(begin + lane)}
-            made = finished(code, op, code.let(read(total, lane, dtype)), dtype, count)
-            frame.emit(_kept(node, shape, axes, full), made)
+            full = {**coordinates, last: reader.position(begin + lane)}
+            result = finished(code, op, code.let(read(total, lane, dtype)), dtype, count)
+            frame.emit(_kept(node, shape, axes, full), result)
 
     side_by_side(frame, shape, axes, lanes, work, block)
 
@@ -170,22 +173,22 @@ def side_by_side(
 ) -> None:
     """Loops over all axes but some, the last one of which is cut into blocks: vectors, and what is left one by one."""
     reader, last = frame.reader, len(shape) - 1
-    kept, inner = [k for k in range(last) if k not in axes], shape[-1]
-    if 0 in [shape[k] for k in (*kept, last)]:
+    outer_axes, inner = [k for k in range(last) if k not in axes], shape[-1]
+    if 0 in [shape[k] for k in (*outer_axes, last)]:
         return
     width = lanes * max(1, min(WAYS, inner // lanes)) if lanes and inner >= lanes else 0
     blocks = inner // width if width else 0
-    sizes = [shape[k] for k in kept]
+    sizes = [shape[k] for k in outer_axes]
     with reader.nest("", sizes, frame.kinds(sizes, work)) as positions:
-        at = dict(zip(kept, positions, strict=True))
+        coordinates = dict(zip(outer_axes, positions, strict=True))
         kind = frame.parallel(work) if math.prod(sizes) == 1 else t.SERIAL
         if blocks:
             with reader.loop("b", blocks, kind) as b:
-                block(at, b * width, width, True)
-        left = inner - blocks * width
-        if left:
-            with reader.loop("b", left) as b:
-                block(at, b + blocks * width, 1, False)
+                block(coordinates, b * width, width, True)
+        remaining = inner - blocks * width
+        if remaining:
+            with reader.loop("b", remaining) as b:
+                block(coordinates, b + blocks * width, 1, False)
 
 
 class Extreme:
@@ -198,32 +201,32 @@ class Extreme:
         self.best = self.code.alloc("best", lanes, accumulator(self.dtype))
         self.place = self.code.alloc("place", lanes, "int32")
 
-    def begin(self, lane: Any, element: t.Expr, place: Any) -> None:
+    def begin(self, lane: Any, element: t.Expr, position: Any) -> None:
         self.code.store(self.best, lane, held(element))
-        self.code.store(self.place, lane, t.index(place))
+        self.code.store(self.place, lane, t.index(position))
 
-    def consider(self, lane: Any, element: t.Expr, place: Any) -> None:
+    def consider(self, lane: Any, element: t.Expr, position: Any) -> None:
         """One more element, from a place behind those considered."""
-        element, known = self.code.let(held(element)), self.code.let(t.load(self.best, lane))
-        self._keep(lane, self.beats(element, known), element, place)
+        element, current = self.code.let(held(element)), self.code.let(t.load(self.best, lane))
+        self._keep(lane, self.beats(element, current), element, position)
 
-    def beats(self, element: t.Expr, known: t.Expr) -> t.Expr:
-        better = t.binary(self.wins, element, known)
+    def beats(self, element: t.Expr, current: t.Expr) -> t.Expr:
+        better = t.binary(self.wins, element, current)
         if not self.dtype.is_float:
             return better
-        return better | t.isnan(element) & ~t.isnan(known)
+        return better | t.isnan(element) & ~t.isnan(current)
 
     def join(self, lane: Any) -> None:
         """Lane 0 takes over what another has found: of equals, what comes first."""
-        best, place = self.code.let(t.load(self.best, lane)), self.code.let(t.load(self.place, lane))
-        known, before = self.code.let(t.load(self.best, 0)), place < t.load(self.place, 0)
-        as_good = ~self.beats(known, best)
-        self._keep(0, self.beats(best, known) | as_good & before, best, place)
+        best, position = self.code.let(t.load(self.best, lane)), self.code.let(t.load(self.place, lane))
+        current, is_earlier = self.code.let(t.load(self.best, 0)), position < t.load(self.place, 0)
+        is_tie = ~self.beats(current, best)
+        self._keep(0, self.beats(best, current) | is_tie & is_earlier, best, position)
 
-    def _keep(self, lane: Any, better: t.Expr, element: t.Expr, place: Any) -> None:
+    def _keep(self, lane: Any, better: t.Expr, element: t.Expr, position: Any) -> None:
         better = self.code.let(better, "better")
         self.code.store(self.best, lane, t.select(better, element, t.load(self.best, lane)))
-        self.code.store(self.place, lane, t.select(better, t.index(place), t.load(self.place, lane)))
+        self.code.store(self.place, lane, t.select(better, t.index(position), t.load(self.place, lane)))
 
 
 @lowers(ops.argmax, ops.argmin)
@@ -240,20 +243,20 @@ def positions(kernel: Kernel, name: str, machine: Machine) -> Any:
 def _search_across(frame: Frame, node: Node, shape: tuple[int, ...], axis: int, lanes: int) -> None:
     reader, x, last = frame.reader, operand(node), len(shape) - 1
 
-    def block(at: dict[int, Any], begin: Any, width: int, vector: bool) -> None:
-        kind, found = t.VECTORIZED if vector else t.SERIAL, Extreme(frame, width)
+    def block(coordinates: dict[int, Any], begin: Any, width: int, vector: bool) -> None:
+        kind, extreme = t.VECTORIZED if vector else t.SERIAL, Extreme(frame, width)
 
         def element(r: Any, j: Any) -> t.Expr:
-            full = {**at, axis: r, last: reader.position(begin + j)}
+            full = {**coordinates, axis: r, last: reader.position(begin + j)}
             return reader.at(x, tuple(full[k] for k in range(len(shape))))
 
         with reader.loop("j", width, kind) as j:
-            found.begin(j, element(0, j), 0)
+            extreme.begin(j, element(0, j), 0)
         with reader.loop("r", shape[axis]) as r, reader.loop("j", width, kind) as j:
-            found.consider(j, element(r, j), r)
+            extreme.consider(j, element(r, j), r)
         with reader.loop("j", width, kind) as j:
-            full = {**at, last: reader.position(begin + j)}
-            frame.emit(_kept(node, shape, (axis,), full), t.load(found.place, j))
+            full = {**coordinates, last: reader.position(begin + j)}
+            frame.emit(_kept(node, shape, (axis,), full), t.load(extreme.place, j))
 
     side_by_side(frame, shape, (axis,), lanes, math.prod(shape), block)
 
@@ -261,19 +264,19 @@ def _search_across(frame: Frame, node: Node, shape: tuple[int, ...], axis: int, 
 def _search_along(frame: Frame, node: Node, shape: tuple[int, ...], axis: int, lanes: int) -> None:
     reader, x, lead = frame.reader, operand(node), shape[:-1]
     lanes = lanes if shape[axis] >= lanes else 1
-    whole = shape[axis] // lanes
-    with reader.nest("", lead, frame.kinds(lead, math.prod(shape))) as at:
-        found = Extreme(frame, lanes)
+    num_vectors = shape[axis] // lanes
+    with reader.nest("", lead, frame.kinds(lead, math.prod(shape))) as index:
+        extreme = Extreme(frame, lanes)
         with reader.loop("j", lanes, t.VECTORIZED) as j:
-            found.begin(j, reader.at(x, (*at, j)), j)
-        with reader.loop("i", whole) as i, reader.loop("j", lanes, t.VECTORIZED) as j:
-            place = reader.position(i * lanes + j)
-            found.consider(j, reader.at(x, (*at, place)), place)
+            extreme.begin(j, reader.at(x, (*index, j)), j)
+        with reader.loop("i", num_vectors) as i, reader.loop("j", lanes, t.VECTORIZED) as j:
+            position = reader.position(i * lanes + j)
+            extreme.consider(j, reader.at(x, (*index, position)), position)
         if lanes > 1:
             with reader.loop("l", lanes - 1) as lane:
-                found.join(lane + 1)
+                extreme.join(lane + 1)
         if shape[axis] % lanes:
             with reader.loop("r", shape[axis] % lanes) as r:
-                place = reader.position(r + whole * lanes)
-                found.consider(0, reader.at(x, (*at, place)), place)
-        frame.emit(_kept(node, shape, (axis,), dict(enumerate(at))), t.load(found.place, 0))
+                position = reader.position(r + num_vectors * lanes)
+                extreme.consider(0, reader.at(x, (*index, position)), position)
+        frame.emit(_kept(node, shape, (axis,), dict(enumerate(index))), t.load(extreme.place, 0))
