@@ -113,7 +113,7 @@ def test_it_is_chosen_where_there_are_channels_enough() -> None:
         arrays = {"x": random(1, channels, size, size), "w": random(channels, channels, 3, 3)}
         graph = graph_of(lambda x, w: conv(x, w, **DENSE), arrays)
         (kernel,) = program.write(graph, machine).kernels.values()
-        return direct_convolution.planned(kernel, machine, constant_weights=True)
+        return direct_convolution.cheaper_plan(kernel, machine, constant_weights=True)
 
     assert isinstance(chosen(64, 28), winograd.Plan)
     assert not isinstance(chosen(4, 28), winograd.Plan)

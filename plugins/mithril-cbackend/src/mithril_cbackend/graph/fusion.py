@@ -96,7 +96,11 @@ class FusionPlanner:
             attention_pattern = (
                 attention_match.attention_of(self.graph.producers, node) if node.op is ops.matmul else None
             )
-            chain = None if attention_pattern is None else attention_match.following(self.graph, attention_pattern)
+            chain = (
+                None
+                if attention_pattern is None
+                else attention_match.trailing_layout_ops(self.graph, attention_pattern)
+            )
             if attention_pattern is not None and any(plugin_lowering(n) for n in (*attention_pattern.inner, node)):
                 continue
             if attention_pattern is not None and chain is not None:
@@ -262,7 +266,7 @@ class FusionPlanner:
     def _add_attention(self, pattern: Attention, chain: tuple[Node, ...]) -> None:
         """One kernel for an attention, and for the conditions in it that are made of places only."""
         producers = self.graph.producers
-        places = attention_match.of_places(producers, [operand(n) for n in pattern.between if n.op is ops.where])
+        places = attention_match.position_nodes(producers, [operand(n) for n in pattern.between if n.op is ops.where])
         nodes = [*pattern.inner, pattern.second, *chain, *places]
         last = chain[-1] if chain else pattern.second
         kernel = Kernel(attention.attention, nodes, [last.result], pattern.second, kind=attention.attention.__name__)
@@ -336,7 +340,7 @@ def fuses_into_matmul_operand(node: Node) -> bool:
     if node.op is ops.cast:
         source = node.operands[0]
         assert source is not None
-        return matmul_form.widens(source.dtype, node.result.dtype)
+        return matmul_form.is_lossless_cast(source.dtype, node.result.dtype)
     return node.op is ops.transpose
 
 

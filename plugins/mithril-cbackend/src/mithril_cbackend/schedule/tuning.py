@@ -54,7 +54,7 @@ class Operation:
         """Every schedule there is."""
         if self.node.op in CONVOLUTIONS:
             return direct_convolution.schedules(self.node, machine, max_per_kind=1 << 10)
-        return crossed(self.choices(machine))
+        return cross_depths(self.choices(machine))
 
 
 def cross_depths(choices: list[str]) -> list[str]:

@@ -13,8 +13,8 @@ from typing import Any
 from mithril.base import TensorType, float32
 from mithril.ir import Value
 from mithril_cbackend.lowering.attention.attention_match import attention_of
-from mithril_cbackend.lowering.attention.blocked_attention import Blocks, Sizes
-from mithril_cbackend.lowering.attention.decode_attention import InPlace
+from mithril_cbackend.lowering.attention.blocked_attention import BlockedAttention, Sizes
+from mithril_cbackend.lowering.attention.decode_attention import DecodeAttention
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 
@@ -33,5 +33,5 @@ def attention(kernel: Kernel, name: str, machine: Machine) -> Any:
     match = attention_of(kernel.producers, kernel.anchor)
     assert match is not None
     sizes = Sizes.of(kernel, match, machine)
-    (InPlace if sizes.in_place else Blocks)(frame, match, sizes).write()
+    (DecodeAttention if sizes.in_place else BlockedAttention)(frame, match, sizes).write()
     return frame.finish()

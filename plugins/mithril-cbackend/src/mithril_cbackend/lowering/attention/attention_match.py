@@ -22,7 +22,7 @@ COMPARISONS = {  # which operand is the place of a key, and how many keys more t
     ops.greater: (1, 0),
     ops.less: (0, 0),
 }
-OF_PLACES = (*COMPARISONS, ops.iota, ops.size_value, ops.add, ops.logical_and, ops.reshape, ops.broadcast_to)
+POSITION_OPS = (*COMPARISONS, ops.iota, ops.size_value, ops.add, ops.logical_and, ops.reshape, ops.broadcast_to)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def attention_of(producers: Mapping[Value, Node], second: Node) -> Attention | N
     if softmax is None:
         return None
     scores = operand(softmax[0])
-    first, between = _product_below(producers, scores)
+    first, between = _score_product(producers, scores)
     if first is None or len(shape_of(operand(first))) < 2 or len(shape_of(operand(first, 1))) < 2:
         return None
     sizes = (*shape, shape_of(operand(first))[-1], *shape_of(operand(second, 1)))
@@ -81,7 +81,7 @@ def _softmax(producers: Mapping[Value, Node], weights: Value) -> tuple[Node, ...
     return (row_max, sub, exp, total, div) if shape_of(operand(sub)) == shape_of(weights) else None
 
 
-def _product_below(producers: Mapping[Value, Node], scores: Value) -> tuple[Node | None, tuple[Node, ...]]:
+def _score_product(producers: Mapping[Value, Node], scores: Value) -> tuple[Node | None, tuple[Node, ...]]:
     """The one product of the scores' shape that they come from, and the element-wise nodes in between."""
     shape = shape_of(scores)
     products: dict[Node, None] = {}
@@ -105,7 +105,7 @@ def _product_below(producers: Mapping[Value, Node], scores: Value) -> tuple[Node
     return first, tuple(n for n in chain if n.result in depends)
 
 
-def following(graph: Graph, attention: Attention) -> tuple[Node, ...] | None:
+def trailing_layout_ops(graph: Graph, attention: Attention) -> tuple[Node, ...] | None:
     """Transposes and reshapes of the result that only change where it is stored; None where the weights are needed."""
     inner = set(attention.inner)
     results = {n.result for n in inner}
@@ -181,19 +181,19 @@ def _is_minus_infinity(producers: Mapping[Value, Node], value: Value) -> bool:
     return node is not None and is_uniform(node) and node.attributes["value"] == -float("inf")
 
 
-def of_places(producers: Mapping[Value, Node], values: list[Value]) -> list[Node]:
+def position_nodes(producers: Mapping[Value, Node], values: list[Value]) -> list[Node]:
     """The nodes that make conditions of nothing but places: cheap enough to be part of every kernel that asks."""
     nodes: dict[Node, None] = {}
     pending = list(values)
     while pending:
         node = producers.get(pending.pop())
-        if node is not None and (node.op in OF_PLACES or is_uniform(node)) and not node.result.dtype.is_float:
+        if node is not None and (node.op in POSITION_OPS or is_uniform(node)) and not node.result.dtype.is_float:
             nodes[node] = None
             pending += [v for v in node.operands if v is not None]
     return list(nodes)
 
 
-def last_seen(producers: Mapping[Value, Node], attention: Attention) -> list[tuple[Value, int]]:
+def causal_limits(producers: Mapping[Value, Node], attention: Attention) -> list[tuple[Value, int]]:
     """Values that say for each query how many keys are seen at most, and what is to be added to them.
 
     They grow from query to query, so that the last query of a block sees all that the others see.
@@ -205,19 +205,19 @@ def last_seen(producers: Mapping[Value, Node], attention: Attention) -> list[tup
             key, offset = COMPARISONS[node.op]
             keys, limit = operand(node, key), operand(node, 1 - key)
             count = shape_of(attention.scores)[-1]
-            if _numbers_of_keys(producers, keys, count) and _grows(producers, limit):
+            if _counts_keys(producers, keys, count) and _is_nondecreasing(producers, limit):
                 limits.append((limit, offset))
     return limits
 
 
-def _numbers_of_keys(producers: Mapping[Value, Node], value: Value, count: int) -> bool:
+def _counts_keys(producers: Mapping[Value, Node], value: Value, count: int) -> bool:
     node, shape = producers.get(value), shape_of(value)
     if node is None or node.op is not ops.iota:
         return False
     return bool(node.attributes["axis"] == len(shape) - 1 and shape[-1] == count)
 
 
-def _grows(producers: Mapping[Value, Node], value: Value) -> bool:
+def _is_nondecreasing(producers: Mapping[Value, Node], value: Value) -> bool:
     """Whether a value is the same for all keys, and larger for later queries, or the same."""
     if value.dtype is not int32:
         return False

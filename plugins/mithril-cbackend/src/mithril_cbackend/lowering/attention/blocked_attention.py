@@ -1,4 +1,4 @@
-"""Blocks of queries of an attention: their scores, their weights, and what these make of the values."""
+"""BlockedAttention of queries of an attention: their scores, their weights, and what these make of the values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mithril import ops
 from mithril.base import float32
 from mithril.ir import Op, Value
 from mithril_cbackend import tir as t
-from mithril_cbackend.lowering.attention.attention_match import Attention, last_seen
+from mithril_cbackend.lowering.attention.attention_match import Attention, causal_limits
 from mithril_cbackend.lowering.element import vector_math
 from mithril_cbackend.lowering.element.element_reader import Index, clamped, operand, shape_of
 from mithril_cbackend.lowering.element.elementwise import inner_loop
@@ -24,8 +24,8 @@ from mithril_cbackend.lowering.rows import reductions
 
 BLOCK = 32  # queries
 SCORES = 1 << 15  # elements of a block's scores, about: they share the second cache with keys and values
-TOGETHER = 4  # rows of scores that become weights side by side
-FEW = 3  # queries that keys are not worth copying for
+ROWS_AT_ONCE = 4  # rows of scores that become weights side by side
+MAX_DECODE_QUERIES = 3  # queries that keys are not worth copying for
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Sizes:
             for operand_view, k in zip(strides, (-2, -1), strict=True)
         ]
         full_vectors = lanes > 1 and keys >= lanes and inner % lanes == outer % lanes == 0
-        in_place = queries <= FEW and full_vectors and all(unit_strides)
+        in_place = queries <= MAX_DECODE_QUERIES and full_vectors and all(unit_strides)
         return Sizes(
             tuple(batch[:head_axes]), tuple(batch[head_axes:]), queries, keys, inner, outer, block, *tiles, in_place
         )
@@ -81,16 +81,16 @@ class Sizes:
         return {name: -(-n // lanes) * lanes for name, n in sizes.items()}
 
 
-class Blocks:
+class BlockedAttention:
     """All heads: what is copied for each, then its blocks."""
 
     def __init__(self, frame: Frame, attention: Attention, sizes: Sizes) -> None:
-        self.frame, self.found, self.sizes = frame, attention, sizes
+        self.frame, self.attention, self.sizes = frame, attention, sizes
         self.code, self.reader, self.lanes = frame.code, frame.reader, frame.machine.lanes()
         self.query, self.keys = operand(attention.first), operand(attention.first, 1)
         self.values = operand(attention.second, 1)
         producers, nodes = frame.kernel.producers, set(frame.kernel.nodes)
-        self.seen = last_seen(producers, attention)
+        self.limits = causal_limits(producers, attention)
         excluded = {attention.first, attention.second, *attention.softmax, *self.chain}
         self.vector = vectorizable([n for n in nodes if n not in excluded])
         self.buffer = frame.outputs[frame.kernel.scratch[0]]
@@ -100,7 +100,7 @@ class Blocks:
     def chain(self) -> list[Any]:
         """What follows the second product."""
         producers, value, chain = self.frame.kernel.producers, self.frame.kernel.outputs[0], []
-        while value is not self.found.second.result:
+        while value is not self.attention.second.result:
             chain.append(producers[value])
             value = operand(producers[value])
         return chain[::-1]
@@ -115,9 +115,9 @@ class Blocks:
         with frame.share("head", heads * parts, work) as (worker, item):
             *head, part = self.reader.split(item, (*s.heads, parts))
             start = worker * sum(self.parts.values())
-            self.at: dict[str, Any] = {}
+            self.offsets: dict[str, Any] = {}
             for name, elements in self.parts.items():
-                self.at[name], start = start, start + elements
+                self.offsets[name], start = start, start + elements
             self.prepare(tuple(head))
             with self.reader.nest("", s.sharing) as sharing:
                 lead = (*head, *sharing)
@@ -159,7 +159,7 @@ class Blocks:
 
         def copy(number: Any, width: int) -> None:
             first = number * tile.columns
-            panel = Matrix(self.buffer, self.at[part] + number * size, tile.columns, 1)
+            panel = Matrix(self.buffer, self.offsets[part] + number * size, tile.columns, 1)
 
             def element(i: Any, j: Any) -> t.Expr:
                 return self.reader.at(value, (*lead, i, first + j))
@@ -181,27 +181,27 @@ class Blocks:
 
     # -- a block of queries ---------------------------------------------------------------------------------------
     def block(self, lead: Index, first: Any, rows: int) -> None:
-        panels = self.panels_seen(lead, first + (rows - 1))
+        panels = self.visible_panels(lead, first + (rows - 1))
         self.copy_queries(lead, first, rows)
-        self.hide_behind_last_key(rows)
+        self.mask_tail(rows)
         self.score(lead, first, rows, panels)
-        self.weigh(rows, panels)
-        self.gather(lead, first, rows, panels)
+        self.softmax_block(rows, panels)
+        self.multiply_values(lead, first, rows, panels)
 
-    def hide_behind_last_key(self, rows: int) -> None:
+    def mask_tail(self, rows: int) -> None:
         """The rest of the last panel counts nothing."""
         s = self.sizes
         if s.row > s.keys:
             with self.reader.loop("row", rows) as row, self.reader.loop("j", s.row - s.keys) as j:
-                offset = self.at["scores"] + row * s.row + (j + s.keys)
+                offset = self.offsets["scores"] + row * s.row + (j + s.keys)
                 self.code.store(self.buffer, offset, t.const(-math.inf, "float32"))
 
-    def panels_seen(self, lead: Index, query: Any) -> Any:
+    def visible_panels(self, lead: Index, query: Any) -> Any:
         """How many panels of keys a query and those before it see: at least one, so that who sees none gets nan."""
         s, columns = self.sizes, self.sizes.keys_tile.columns
         total = s.row // columns
         panels: Any = total
-        for value, extra in self.seen:
+        for value, extra in self.limits:
             keys = self.reader.broadcast(value, (*lead, query, 0))
             last = clamped(self.reader, keys + (extra - 1), 0, s.keys - 1)
             visible = self.reader.position(last // columns + 1)
@@ -213,17 +213,17 @@ class Blocks:
 
     def copy_queries(self, lead: Index, first: Any, rows: int) -> None:
         shape, inner = shape_of(self.query), self.sizes.inner
-        vectors = self.lanes if vectorizable(self.making(self.query)) else 0
+        vectors = self.lanes if vectorizable(self.nodes_of(self.query)) else 0
         with self.reader.loop("row", rows) as row:
 
             def copy(index: Index) -> None:
                 source = (*naive_contractions.batch_position(lead, shape[:-2]), first + row, index[-1])
-                target = self.at["query"] + row * inner + index[-1]
+                target = self.offsets["query"] + row * inner + index[-1]
                 self.code.store(self.buffer, target, self.reader.at(self.query, source))
 
             inner_loop(self.frame, (), inner, vectors, copy)
 
-    def making(self, value: Value) -> list[Any]:
+    def nodes_of(self, value: Value) -> list[Any]:
         """The nodes of this kernel that make a value."""
         producers, nodes, pending = self.frame.kernel.producers, [], [value]
         while pending:
@@ -234,21 +234,21 @@ class Blocks:
         return nodes
 
     def score(self, lead: Index, first: Any, rows: int, panels: Any) -> None:
-        s, tile, product = self.sizes, self.sizes.keys_tile, self.found.first.result
+        s, tile, product = self.sizes, self.sizes.keys_tile, self.attention.first.result
 
         def left(row: Any, k: Any) -> t.Expr:
-            return t.load(self.buffer, self.at["query"] + row * s.inner + k)
+            return t.load(self.buffer, self.offsets["query"] + row * s.inner + k)
 
         def score_panel(number: Any, width: int) -> None:
             begin = number * tile.columns
-            panel = Matrix(self.buffer, self.at["keys"] + begin * s.inner, tile.columns, 1)
+            panel = Matrix(self.buffer, self.offsets["keys"] + begin * s.inner, tile.columns, 1)
 
             def emit(row: Any, column: Any, element: t.Expr) -> None:
                 key = begin + column
                 index = (*lead, first + row, key)
                 self.reader.give(product, index, self.code.let(element, product.name))
-                target = self.at["scores"] + row * s.row + key
-                self.code.store(self.buffer, target, self.reader.at(self.found.scores, index))
+                target = self.offsets["scores"] + row * s.row + key
+                self.code.store(self.buffer, target, self.reader.at(self.attention.scores, index))
 
             multiply(self.frame, rows, (s.inner,), tile, left, panel, width, emit, self.vector)
 
@@ -267,21 +267,21 @@ class Blocks:
         with self.code.when(panels > full_panels), self.reader.loop("last", 1):
             score_panel(full_panels, rest)
 
-    def weigh(self, rows: int, panels: Any) -> None:
+    def softmax_block(self, rows: int, panels: Any) -> None:
         """Scores become exp(score - largest), and what divides a row by its sum is kept."""
         for first, num_groups, group_size in (
-            (0, rows // TOGETHER, TOGETHER),
-            (rows - rows % TOGETHER, rows % TOGETHER, 1),
+            (0, rows // ROWS_AT_ONCE, ROWS_AT_ONCE),
+            (rows - rows % ROWS_AT_ONCE, rows % ROWS_AT_ONCE, 1),
         ):
             if num_groups:
                 with self.reader.loop("row", num_groups) as k:
                     begin = k * group_size + first
-                    self.weigh_rows([begin + n for n in range(group_size)], panels)
+                    self.softmax_rows([begin + n for n in range(group_size)], panels)
 
-    def weigh_rows(self, rows: list[Any], panels: Any) -> None:
+    def softmax_rows(self, rows: list[Any], panels: Any) -> None:
         """Some rows side by side, so that one need not wait for another's sum."""
         code, reader, buffer, row = self.code, self.reader, self.buffer, self.sizes.row
-        starts = [reader.position(self.at["scores"] + k * row) for k in rows]
+        starts = [reader.position(self.offsets["scores"] + k * row) for k in rows]
 
         def update_max(best: t.Expr, offset: Any, i: int) -> t.Expr:
             return reductions.fold(code, ops.max, best, t.load(buffer, offset), float32)
@@ -292,19 +292,19 @@ class Blocks:
             code.store(buffer, offset, weight)
             return total + weight
 
-        row_max = self.folded(ops.max, starts, panels, update_max)
-        sums = self.folded(ops.sum, starts, panels, update_sum)
+        row_max = self.reduce_rows(ops.max, starts, panels, update_max)
+        sums = self.reduce_rows(ops.sum, starts, panels, update_sum)
         for k, total in zip(rows, sums, strict=True):
             factor = t.const(1.0, "float32") / total
-            code.store(buffer, self.at["factors"] + k, factor)
+            code.store(buffer, self.offsets["factors"] + k, factor)
 
-    def folded(self, op: Op, starts: list[Any], panels: Any, update: Any) -> list[t.Expr]:
+    def reduce_rows(self, op: Op, starts: list[Any], panels: Any, update: Any) -> list[t.Expr]:
         """A fold along rows of scores that start here and there."""
         code, reader, columns = self.code, self.reader, self.sizes.keys_tile.columns
         totals = [code.alloc(op.name, columns, "float32") for _ in starts]
         for total in totals:
             with reader.loop("j", columns, t.VECTORIZED) as j:
-                code.store(total, j, reductions.start(op, float32))
+                code.store(total, j, reductions.identity(op, float32))
         with reader.loop("panel", panels) as number:
             for i, (start, total) in enumerate(zip(starts, totals, strict=True)):
                 for v in range(columns // self.lanes):
@@ -312,14 +312,14 @@ class Blocks:
                         slot = j + v * self.lanes
                         offset = start + number * columns + slot
                         code.store(total, slot, update(t.load(total, slot), offset, i))
-        results = [reductions.gathered(self.frame, op, total, columns, float32, 0) for total in totals]
+        results = [reductions.reduce_lanes(self.frame, op, total, columns, float32, 0) for total in totals]
         return [code.let(x, op.name) for x in results]
 
-    def gather(self, lead: Index, first: Any, rows: int, panels: Any) -> None:
+    def multiply_values(self, lead: Index, first: Any, rows: int, panels: Any) -> None:
         """Weights times values, each row divided by its sum, stored where the result is wanted."""
         s, tile = self.sizes, self.sizes.values_tile
-        keys = self.keys_in(panels)
-        strides = placed(self.chain, self.found.second.result)
+        keys = self.num_keys(panels)
+        strides = placed(self.chain, self.attention.second.result)
         assert strides is not None
         *steps, row_step, column_step = strides
         start = first * row_step
@@ -328,16 +328,16 @@ class Blocks:
         result = Matrix(self.frame.outputs[self.frame.kernel.outputs[0]], start, row_step, column_step)
 
         def left(row: Any, k: Any) -> t.Expr:
-            return t.load(self.buffer, self.at["scores"] + row * s.row + k)
+            return t.load(self.buffer, self.offsets["scores"] + row * s.row + k)
 
         def multiply_panel(number: Any, width: int) -> None:
             begin = number * tile.columns
             panel = self.panel_of_values(lead, begin)
 
             def emit(row: Any, column: Any, element: t.Expr) -> None:
-                factor = t.load(self.buffer, self.at["factors"] + row)
+                factor = t.load(self.buffer, self.offsets["factors"] + row)
                 scaled = element * factor
-                self.code.store(result.buffer, result.at(row, begin + column), scaled)
+                self.code.store(result.buffer, result.offset(row, begin + column), scaled)
 
             multiply(self.frame, rows, (keys,), tile, left, panel, width, emit, column_step == 1)
 
@@ -350,10 +350,10 @@ class Blocks:
 
     def panel_of_values(self, lead: Index, begin: Any) -> Matrix:
         """The panel that starts with a column."""
-        start = self.at["values"] + begin * self.sizes.keys
+        start = self.offsets["values"] + begin * self.sizes.keys
         return Matrix(self.buffer, start, self.sizes.values_tile.columns, 1)
 
-    def keys_in(self, panels: Any) -> Any:
+    def num_keys(self, panels: Any) -> Any:
         """How many keys so many panels have."""
         s, columns = self.sizes, self.sizes.keys_tile.columns
         if isinstance(panels, int):

@@ -11,12 +11,12 @@ from operator import add
 from typing import Any
 
 from mithril_cbackend import tir as t
-from mithril_cbackend.lowering.attention.blocked_attention import Blocks
+from mithril_cbackend.lowering.attention.blocked_attention import BlockedAttention
 from mithril_cbackend.lowering.element.element_reader import Index, clamped
 from mithril_cbackend.lowering.matmul.microkernel import Matrix
 
 
-class InPlace(Blocks):
+class DecodeAttention(BlockedAttention):
     """Of a head whose keys and values lie as vectors want them."""
 
     def prepare(self, head: Index) -> None:
@@ -40,11 +40,11 @@ class InPlace(Blocks):
                 self.score_group(lead, first, row, begin, keys)
 
     def score_group(self, lead: Index, first: Any, row: int, begin: Any, keys: Matrix) -> None:
-        s, lanes, code, reader, product = self.sizes, self.lanes, self.code, self.reader, self.found.first.result
+        s, lanes, code, reader, product = self.sizes, self.lanes, self.code, self.reader, self.attention.first.result
         products, transposed = (code.alloc(name, lanes * lanes, "float32") for name in ("products", "turned"))
         with reader.loop("key", lanes) as key, reader.loop("j", lanes, t.VECTORIZED) as j:
             parts = [
-                t.load(self.buffer, self.at["query"] + (row * s.inner + k) + j) * keys.element(j + k, begin + key)
+                t.load(self.buffer, self.offsets["query"] + (row * s.inner + k) + j) * keys.element(j + k, begin + key)
                 for k in range(0, s.inner, lanes)
             ]
             code.store(products, key * lanes + j, reduce(add, parts))
@@ -59,4 +59,4 @@ class InPlace(Blocks):
             key = begin + j
             index = (*lead, first + row, key)
             reader.give(product, index, code.let(t.load(sums, j), product.name))
-            code.store(self.buffer, self.at["scores"] + row * s.row + key, reader.at(self.found.scores, index))
+            code.store(self.buffer, self.offsets["scores"] + row * s.row + key, reader.at(self.attention.scores, index))

@@ -14,13 +14,13 @@ from typing import Any
 from mithril.base import TensorType, float32
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
-from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad, slack
+from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad, overread
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Machine
 from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, copy_panel, count, multiply, tile_for
 
-SUMS = 25  # vectors of sums that registers hold beside the rest
-HELD = 320  # pixels whose cotangents, of a panel of channels, stay in the first cache
+ACCUMULATORS = 25  # vectors of sums that registers hold beside the rest
+CACHED_PIXELS = 320  # pixels whose cotangents, of a panel of channels, stay in the first cache
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Plan:
 
     batch: int
     groups: int
-    made: int  # channels of a group's cotangent
+    out_channels: int  # channels of a group's cotangent
     inner: int  # channels of a group's image
     layout: Layout
 
@@ -46,36 +46,38 @@ class Plan:
     def rows(self) -> int:
         """Of the cotangent, in a slab."""
         height, *rest = self.layout.result
-        return max((r for r in range(1, height + 1) if height % r == 0 and r * math.prod(rest) <= HELD), default=1)
+        return max(
+            (r for r in range(1, height + 1) if height % r == 0 and r * math.prod(rest) <= CACHED_PIXELS), default=1
+        )
 
     @property
     def slabs(self) -> int:
         return self.layout.result[0] // self.rows
 
     def tile(self, machine: Machine) -> Tile:
-        return tile_for(self.depth, self.made, machine)
+        return tile_for(self.depth, self.out_channels, machine)
 
     def panels(self, machine: Machine) -> int:
         """Of a group."""
-        return count(self.made, self.tile(machine).columns)
+        return count(self.out_channels, self.tile(machine).columns)
 
-    def by_product(self, machine: Machine) -> bool:
+    def uses_matmul(self, machine: Machine) -> bool:
         """Whether there are channels enough to run along vectors."""
-        return 2 * self.made >= machine.lanes()
+        return 2 * self.out_channels >= machine.lanes()
 
     def scratch(self, machine: Machine) -> list[Value]:
         """The padded image, then the turned cotangents and the sums, or the cotangents with zeros between rows."""
         lanes, images = machine.lanes(), self.batch * self.groups
-        sizes = {"padded": images * self.inner * self.layout.channel + slack(self.layout, lanes)}
-        if self.by_product(machine):
+        sizes = {"padded": images * self.inner * self.layout.channel + overread(self.layout, lanes)}
+        if self.uses_matmul(machine):
             columns = self.groups * self.panels(machine) * self.tile(machine).columns
             sizes |= {"turned": columns * self.batch * self.pixels, "sums": columns * self.depth}
         else:
-            sizes["weighted"] = images * self.made * count(self.layout.pixels, lanes) * lanes
+            sizes["weighted"] = images * self.out_channels * count(self.layout.pixels, lanes) * lanes
         return [Value(n, TensorType(float32, (size,))) for n, size in sizes.items()]
 
     def write(self, frame: Frame) -> None:
-        (Products if self.by_product(frame.machine) else Dots)(frame, self).write()
+        (Products if self.uses_matmul(frame.machine) else Dots)(frame, self).write()
 
 
 def plan_of(node: Node) -> Plan:
@@ -91,19 +93,19 @@ class Products:
         self.frame, self.plan, self.reader, self.code = frame, plan, frame.reader, frame.code
         self.x, self.g = operand(frame.kernel.anchor), operand(frame.kernel.anchor, 1)
         self.tile, self.lanes = plan.tile(frame.machine), frame.machine.lanes()
-        self.padded, self.turned, self.sums = (frame.outputs[v] for v in frame.kernel.scratch)
+        self.padded, self.transposed, self.sums = (frame.outputs[v] for v in frame.kernel.scratch)
 
     def write(self) -> None:
         p, frame, columns = self.plan, self.frame, self.tile.columns
-        work = p.batch * p.groups * p.made * p.depth * p.pixels // PRODUCTS
-        pad(frame, p.layout, self.x, self.padded, p.groups * p.inner, slack(p.layout, self.lanes))
-        full_panels, rest = divmod(p.made, columns)
+        work = p.batch * p.groups * p.out_channels * p.depth * p.pixels // PRODUCTS
+        pad(frame, p.layout, self.x, self.padded, p.groups * p.inner, overread(p.layout, self.lanes))
+        full_panels, rest = divmod(p.out_channels, columns)
         for first, panels, width in ((0, full_panels, columns), (full_panels, 1, rest)):
             if not panels or not width:
                 continue
             with frame.share("turn", p.groups * panels * p.batch, work) as (_, item):
                 group, number, image = self.reader.split(item, (p.groups, panels, p.batch))
-                self.turn(group, number + first, image, width)
+                self.transpose(group, number + first, image, width)
             parts = self.parts(panels, work)
             with frame.share("panel", p.groups * panels * parts, work) as (_, item):
                 group, number, part = self.reader.split(item, (p.groups, panels, parts))
@@ -120,12 +122,12 @@ class Products:
         p, columns = self.plan, self.tile.columns
         panel = group * p.panels(self.frame.machine) + number
         start = ((panel * p.batch + image) * p.pixels + pixel) * columns
-        return Matrix(self.turned, start, columns, 1)
+        return Matrix(self.transposed, start, columns, 1)
 
-    def turn(self, group: Any, number: Any, image: Any, width: int) -> None:
+    def transpose(self, group: Any, number: Any, image: Any, width: int) -> None:
         p = self.plan
-        channel = group * p.made + number * self.tile.columns
-        start = (image * (p.groups * p.made) + channel) * p.pixels
+        channel = group * p.out_channels + number * self.tile.columns
+        start = (image * (p.groups * p.out_channels) + channel) * p.pixels
         source = Matrix(self.reader.buffers[self.g], start, 1, p.pixels)
         copy_panel(self.frame, source.element, source, p.pixels, width, self.cotangents(group, number, image))
 
@@ -137,10 +139,10 @@ class Products:
         accumulates = p.batch * p.slabs > 1
         if accumulates:
             with reader.loop("i", depth) as i, reader.loop("j", columns) as j:
-                self.code.store(self.sums, sums.at(i, j), t.const(0, "float32"))
+                self.code.store(self.sums, sums.offset(i, j), t.const(0, "float32"))
 
         def add(row: Any, column: Any, element: t.Expr) -> None:
-            offset = sums.at(row, column)
+            offset = sums.offset(row, column)
             self.code.store(self.sums, offset, t.load(self.sums, offset) + element if accumulates else element)
 
         with reader.loop("image", p.batch) as image, reader.loop("slab", p.slabs) as slab:
@@ -162,19 +164,19 @@ class Products:
         """The sums of a panel, where the gradients of its channels lie: squares turned, the rest one by one."""
         p, reader, lanes = self.plan, self.reader, self.lanes
         (result,) = self.frame.kernel.outputs
-        channel = group * p.made + number * self.tile.columns
+        channel = group * p.out_channels + number * self.tile.columns
         target = Matrix(self.frame.outputs[result], channel * p.depth + first, p.depth, 1)
         full_width, full_depth = (n // lanes * lanes if lanes > 1 else 0 for n in (width, depth))
         if full_width and full_depth:
             with reader.loop("r", full_width // lanes) as r, reader.loop("s", full_depth // lanes) as s:
                 i, j = r * lanes, s * lanes
                 self.code.transpose(
-                    lanes, self.sums, sums.at(j, i), sums.row, target.buffer, target.at(i, j), target.row
+                    lanes, self.sums, sums.offset(j, i), sums.row, target.buffer, target.offset(i, j), target.row
                 )
         for begin, end, left, right in ((0, full_width, full_depth, depth), (full_width, width, 0, depth)):
             with reader.loop("i", end - begin) as i, reader.loop("j", right - left) as j:
                 row, column = i + begin, j + left
-                self.code.store(target.buffer, target.at(row, column), sums.element(column, row))
+                self.code.store(target.buffer, target.offset(row, column), sums.element(column, row))
 
 
 class Dots:
@@ -189,12 +191,12 @@ class Dots:
 
     def write(self) -> None:
         p, frame, reader = self.plan, self.frame, self.reader
-        pad(frame, p.layout, self.x, self.padded, p.groups * p.inner, slack(p.layout, self.lanes))
-        self.lay_rows()
-        num_rows, num_columns = divisor(p.made), divisor(p.inner)
-        num_taps = SUMS // (num_rows * num_columns)
-        work = p.batch * p.groups * p.made * p.depth * p.layout.pixels // PRODUCTS
-        grid = (p.groups, p.made // num_rows, p.inner // num_columns)
+        pad(frame, p.layout, self.x, self.padded, p.groups * p.inner, overread(p.layout, self.lanes))
+        self.spread_cotangent()
+        num_rows, num_columns = divisor(p.out_channels), divisor(p.inner)
+        num_taps = ACCUMULATORS // (num_rows * num_columns)
+        work = p.batch * p.groups * p.out_channels * p.depth * p.layout.pixels // PRODUCTS
+        grid = (p.groups, p.out_channels // num_rows, p.inner // num_columns)
         with reader.loop("block", math.prod(grid), frame.parallel(work)) as block:
             group, r, c = reader.split(block, grid)
             with reader.several("abc", p.layout.kernel, num_taps) as taps:
@@ -208,7 +210,7 @@ class Dots:
             with reader.loop("j", lanes, t.VECTORIZED) as j:
                 code.store(total, j + k * lanes, t.const(0, "float32"))
         with reader.loop("image", p.batch) as image, reader.loop("p", self.steps) as step:
-            lead = (image * p.groups + group) * p.made + first
+            lead = (image * p.groups + group) * p.out_channels + first
             start = (image * p.groups + group) * p.inner + column
             with reader.loop("j", lanes, t.VECTORIZED) as j:
                 pixel = step * lanes + j
@@ -224,13 +226,13 @@ class Dots:
             with reader.loop("l", lanes - 1) as lane:
                 other = t.load(total, lane + 1 + k * lanes)
                 code.store(total, k * lanes, t.load(total, k * lanes) + other)
-            channel = group * p.made + first + r
+            channel = group * p.out_channels + first + r
             self.frame.write(result, (channel, column + c, *tap), t.load(total, k * lanes))
 
-    def lay_rows(self) -> None:
+    def spread_cotangent(self) -> None:
         """The cotangent's pixels at the flat positions that the padded image uses, zeros between rows."""
         p, reader, code = self.plan, self.reader, self.code
-        length, channels = self.steps * self.lanes, p.groups * p.made
+        length, channels = self.steps * self.lanes, p.groups * p.out_channels
         with reader.loop("c", p.batch * channels, self.frame.parallel(p.batch * channels * length)) as c:
             base = c * length
             with reader.loop("i", length) as i:

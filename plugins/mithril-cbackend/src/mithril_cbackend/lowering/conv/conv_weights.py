@@ -18,12 +18,12 @@ from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.matmul.microkernel import Matrix, copy_panel, count
 
 
-def reading(size: int) -> float:
+def read_cycles(size: int) -> float:
     """Cycles for each of so many elements that are read again and again, from the cache that holds them."""
     return 0.06 if size < 1 << 17 else 0.1 if size < 1 << 22 else 0.45
 
 
-def turning(node: Node, machine: Machine) -> list[Value]:
+def transposed_weights(node: Node, machine: Machine) -> list[Value]:
     """Where kernels are turned."""
     if node.op is ops.conv:
         return []
@@ -42,7 +42,7 @@ def width(channels: int, machine: Machine) -> int:
     return machine.lanes() * (1 if channels <= machine.lanes() else 2)
 
 
-def turn(frame: Frame) -> None:
+def transpose_weights(frame: Frame) -> None:
     """By group, panel, the cotangent's channel, element, the last one first, and the panel's channel.
 
     Squares, from the first elements of some channels on, reach into the next channel's elements and leave these.
@@ -81,13 +81,13 @@ def turn(frame: Frame) -> None:
             code.store(target, offset_of(channel, e), t.load(source, first + channel * elements + e))
 
 
-class Kernels:
+class WeightMatrix:
     """Of groups with so many channels of the result and of the image, and elements of a kernel."""
 
-    all = True  # elements of a kernel are summed over
+    covers_kernel = True  # elements of a kernel are summed over
 
     def __init__(self, frame: Frame, out_channels: int, inner: int, elements: int) -> None:
-        self.frame, self.made, self.channels, self.elements = frame, out_channels, inner, elements
+        self.frame, self.out_channels, self.channels, self.elements = frame, out_channels, inner, elements
         self.depth = inner * elements
         self.forward = frame.kernel.anchor.op is ops.conv
         self.columns = width(out_channels, frame.machine)
@@ -97,25 +97,25 @@ class Kernels:
         """What is summed over."""
         return (self.depth,) if self.forward else (self.channels, self.elements)
 
-    def weight(self, group: Any, channel: Any, *at: Any) -> t.Expr:
+    def weight(self, group: Any, channel: Any, *index: Any) -> t.Expr:
         """An element: forward by number, to the image by channel and element, the last one first."""
         if self.forward:
             buffer = self.frame.reader.buffers[operand(self.frame.kernel.anchor, 1)]
-            return t.load(buffer, (group * self.made + channel) * self.depth + at[0])
-        return self.turned(group, channel, *at)
+            return t.load(buffer, (group * self.out_channels + channel) * self.depth + index[0])
+        return self.transposed(group, channel, *index)
 
-    def turned(self, group: Any, channel: Any, cotangent_channel: Any, element: Any) -> t.Expr:
+    def transposed(self, group: Any, channel: Any, cotangent_channel: Any, element: Any) -> t.Expr:
         """An element where ``turn`` has laid it."""
         elements = math.prod(shape_of(operand(self.frame.kernel.anchor, 1))[2:])
-        panel, lane = self.frame.reader.split(channel, (count(self.made, self.columns), self.columns))
-        row = (group * count(self.made, self.columns) + panel) * self.channels + cotangent_channel
+        panel, lane = self.frame.reader.split(channel, (count(self.out_channels, self.columns), self.columns))
+        row = (group * count(self.out_channels, self.columns) + panel) * self.channels + cotangent_channel
         row = row * elements + element
         return t.load(self.frame.outputs[self.frame.kernel.scratch[-1]], row * self.columns + lane)
 
     def panel(self, group: Any, first: Any, width: int, spare: Matrix) -> Matrix:
         """The columns of ``width`` channels, the first of a panel: as they have been turned, or copied."""
-        if not self.forward and self.all and spare.row == self.columns:
-            start = group * (count(self.made, self.columns) * self.columns) + first
+        if not self.forward and self.covers_kernel and spare.row == self.columns:
+            start = group * (count(self.out_channels, self.columns) * self.columns) + first
             return Matrix(self.frame.outputs[self.frame.kernel.scratch[-1]], start * self.depth, spare.row, 1)
         self.copy(group, first, width, spare)
         return spare
@@ -125,7 +125,7 @@ class Kernels:
         reader, matrix = self.frame.reader, None
         if self.forward:
             buffer = reader.buffers[operand(self.frame.kernel.anchor, 1)]
-            start = (group * self.made + first) * self.depth
+            start = (group * self.out_channels + first) * self.depth
             matrix = Matrix(buffer, start, 1, self.depth)
 
         def element(k: Any, j: Any) -> t.Expr:

@@ -17,8 +17,8 @@ from mithril.base import TensorType, float32
 from mithril.ir import Node, Value, attributes_text
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv import conv_weight_grad, im2col, strided_conv_grad, winograd
-from mithril_cbackend.lowering.conv.conv_weights import turn, turning
-from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad, pad_channel, slack
+from mithril_cbackend.lowering.conv.conv_weights import transpose_weights, transposed_weights
+from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad, pad_channel, overread
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Machine
@@ -28,10 +28,10 @@ from mithril_cbackend.lowering.matmul.microkernel import count
 
 Dense = im2col.Plan | winograd.Plan
 Plan = Dense | strided_conv_grad.Plan
-WORK = 1 << 13  # below so many products the simple loops are good enough
+MIN_PRODUCTS = 1 << 13  # below so many products the simple loops are good enough
 
 
-def suits(node: Node) -> bool:
+def is_supported(node: Node) -> bool:
     """Whether the tiles take it: float32, and enough to do."""
     if node.result.dtype is not float32 or any(
         0 in shape_of(v) for v in (*node.operands, node.result) if v is not None
@@ -39,7 +39,7 @@ def suits(node: Node) -> bool:
         return False
     layout = layout_of(node)
     work = math.prod(layout.result) * math.prod(layout.kernel) * _channels(node)
-    return work >= WORK and math.prod(layout.kernel) <= 256
+    return work >= MIN_PRODUCTS and math.prod(layout.kernel) <= 256
 
 
 def _channels(node: Node) -> int:
@@ -67,7 +67,7 @@ def _rows(node: Node) -> int:
     return next(r for r in (8, 6, 7, 5, 4, 3, 2, 1) if out_channels % r == 0) if out_channels % 8 else 8
 
 
-def _apart(node: Node) -> bool:
+def exclusive_channels(node: Node) -> bool:
     """Whether each channel of the image is read by one block only, which then pads it for itself."""
     groups = node.attributes["groups"]
     return bool(groups > 1 and shape_of(node.result)[1] // groups == _rows(node))
@@ -84,7 +84,11 @@ def signature(node: Node) -> str:
 
 def schedules(node: Node, machine: Machine, max_per_kind: int = 3) -> list[str]:
     """What is worth measuring: the tiles of this file, and of the other plans the cheapest of each kind."""
-    if node.op is ops.conv_weight_grad or not suits(node) or strided_conv_grad.plan_of(node, machine) is not None:
+    if (
+        node.op is ops.conv_weight_grad
+        or not is_supported(node)
+        or strided_conv_grad.plan_of(node, machine) is not None
+    ):
         return []
 
     def cheapest(plans: Sequence[Dense]) -> list[str]:
@@ -95,10 +99,10 @@ def schedules(node: Node, machine: Machine, max_per_kind: int = 3) -> list[str]:
     return [DIRECT, *cheapest(by_pixel), *cheapest(by_channel), *cheapest(winograd.plans(node, machine))]
 
 
-def planned(kernel: Kernel, machine: Machine, constant_weights: bool) -> Plan | None:
+def cheaper_plan(kernel: Kernel, machine: Machine, constant_weights: bool) -> Plan | None:
     """The plan of another file, where one is possible and costs less than the tiles of this one."""
     node = kernel.anchor
-    if not im2col.suits(kernel):
+    if not im2col.is_supported(kernel):
         return None
     strided = strided_conv_grad.plan_of(node, machine)
     if strided is not None:
@@ -129,13 +133,13 @@ def _depth(node: Node) -> int:
 def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
     """The padded image, and what the tiles or columns need besides."""
     node, constant_weights = kernel.anchor, bool(kernel.prepared)
-    if not suits(node):
+    if not is_supported(node):
         return []
     if node.op is ops.conv_weight_grad:
         return conv_weight_grad.plan_of(node).scratch(machine)
-    plan = planned(kernel, machine, constant_weights)
+    plan = cheaper_plan(kernel, machine, constant_weights)
     if plan is not None:
-        return [*plan.scratch(machine, constant_weights), *turning(node, machine)]
+        return [*plan.scratch(machine, constant_weights), *transposed_weights(node, machine)]
     return buffers(node, machine, constant_weights)
 
 
@@ -148,10 +152,10 @@ def buffers(node: Node, machine: Machine, constant_weights: bool) -> list[Value]
     layout = layout_of(node)
     batch, channels = shape_of(operand(node))[:2]
     width, rows = _width(layout, machine, _rows(node)), _rows(node)
-    images = machine.threads * (channels // node.attributes["groups"]) if _apart(node) else batch * channels
+    images = machine.threads * (channels // node.attributes["groups"]) if exclusive_channels(node) else batch * channels
     out_channels = shape_of(node.result)[1]
     scratch = [
-        _buffer("padded", images * layout.channel + slack(layout, width)),
+        _buffer("padded", images * layout.channel + overread(layout, width)),
         _buffer("tiles", machine.threads * rows * count(layout.pixels, width) * width),
     ]
     if not constant_weights:
@@ -161,12 +165,12 @@ def buffers(node: Node, machine: Machine, constant_weights: bool) -> list[Value]
 
 
 def prepared(kernel: Kernel, weights: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any] | None:
-    """Kernels that are known now in the order in which they are read; None where that is the order they have."""
+    """WeightMatrix that are known now in the order in which they are read; None where that is the order they have."""
     node = kernel.anchor
-    if not suits(node) or node.op is not ops.conv:
+    if not is_supported(node) or node.op is not ops.conv:
         return None
     groups = node.attributes["groups"]
-    plan = planned(kernel, machine, True)
+    plan = cheaper_plan(kernel, machine, True)
     if plan is not None:
         assert not isinstance(plan, strided_conv_grad.Plan)
         return plan.prepared(weights, machine)
@@ -184,15 +188,15 @@ def _buffer(name: str, size: int) -> Value:
 def convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
     """conv and conv_input_grad."""
     node = kernel.anchor
-    if not suits(node):
+    if not is_supported(node):
         simple = naive_contractions.conv if node.op is ops.conv else naive_contractions.conv_input_grad
         return simple(kernel, name, machine)
     frame = Frame(kernel, name, machine)
     layout, x, w = layout_of(node), operand(node), operand(node, 1)
-    plan = planned(kernel, machine, constant_weights=w in kernel.prepared)
+    plan = cheaper_plan(kernel, machine, constant_weights=w in kernel.prepared)
     if plan is not None:
         if node.op is ops.conv_input_grad:
-            turn(frame)
+            transpose_weights(frame)
         plan.write(frame)
         return frame.finish()
     groups, rows = node.attributes["groups"], _rows(node)
@@ -206,9 +210,9 @@ def convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
     blocks, pixels = out_channels // rows, -(-layout.pixels // width)
     work = batch * groups * out_channels * inner * layout.pixels * elements // PRODUCTS
 
-    exclusive = _apart(node)
+    exclusive = exclusive_channels(node)
     if not exclusive:
-        pad(frame, layout, x, padded, channels, slack(layout, width))
+        pad(frame, layout, x, padded, channels, overread(layout, width))
     if ordered:
         _order_kernels(frame, node, w, kernels, groups, blocks, rows, inner, layout)
 
@@ -258,7 +262,7 @@ def convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
 def _order_kernels(
     frame: Frame, node: Node, w: Value, kernels: Any, groups: int, blocks: int, rows: int, inner: int, layout: Layout
 ) -> None:
-    """Kernels in the order in which the tiles read them: by block, channel and element, a tile's channels together."""
+    """WeightMatrix in the order in which the tiles read them: by block, channel and element, a tile's channels together."""
     reader, code = frame.reader, frame.code
     backward = node.op is ops.conv_input_grad
     sizes = layout.kernel
@@ -308,7 +312,7 @@ def _emit_block(
 def weight_gradient(kernel: Kernel, name: str, machine: Machine) -> Any:
     """conv_weight_grad."""
     node = kernel.anchor
-    if not suits(node):
+    if not is_supported(node):
         return naive_contractions.conv_weight_grad(kernel, name, machine)
     frame = Frame(kernel, name, machine)
     conv_weight_grad.plan_of(node).write(frame)

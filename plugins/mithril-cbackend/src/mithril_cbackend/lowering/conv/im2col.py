@@ -17,8 +17,8 @@ from mithril import ops
 from mithril.base import TensorType, float32
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
-from mithril_cbackend.lowering.conv.conv_weights import Kernels, reading
-from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad, slack
+from mithril_cbackend.lowering.conv.conv_weights import WeightMatrix, read_cycles
+from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad, overread
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.elementwise import aligned_values, merge, merged
 from mithril_cbackend.lowering.element.kernel import Kernel
@@ -26,7 +26,7 @@ from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Ma
 from mithril_cbackend.lowering.element.vectorization import vectorizable
 from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, copy_panel, count, multiply, pack, tile_for
 
-HELD = 1 << 18  # elements of columns that stay in the second cache beside the kernels
+CACHED_ELEMENTS = 1 << 18  # elements of columns that stay in the second cache beside the kernels
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Plan:
 
     batch: int
     groups: int
-    made: int  # channels of a group's result
+    out_channels: int  # channels of a group's result
     inner: int  # channels of a group's image
     layout: Layout
     rows: int  # of the result, in a slab
@@ -55,7 +55,7 @@ class Plan:
         return self.inner * self.elements
 
     @property
-    def straight(self) -> bool:
+    def reads_image(self) -> bool:
         """Whether the image needs no padding: its pixels are the columns."""
         layout = self.layout
         fits = layout.sizes == layout.image == layout.result and not any(layout.before)
@@ -71,46 +71,48 @@ class Plan:
         return self.layout.result[0] // self.rows
 
     def tile(self, machine: Machine) -> Tile:
-        sizes = (self.pixels, self.made) if self.by_channel else (self.made, self.pixels)
+        sizes = (self.pixels, self.out_channels) if self.by_channel else (self.out_channels, self.pixels)
         return tile_for(*sizes, machine)
 
     def length(self, machine: Machine) -> int:
         """Elements of a row of columns: an odd number of vectors, so that rows do not compete for places in caches."""
         return (count(self.pixels + machine.lanes(), machine.lanes()) | 1) * machine.lanes()
 
-    def beyond(self, machine: Machine) -> int:
+    def overread(self, machine: Machine) -> int:
         """Elements behind the padded image that may be read."""
-        return slack(self.layout, machine.lanes())
+        return overread(self.layout, machine.lanes())
 
     def cost(self, machine: Machine, constant_weights: bool) -> float:
         """Cycles per element of the result, more or less."""
         lanes, cycles = machine.lanes(), self.depth / (2 * machine.lanes())
         working_set = self.depth * (self.pixels + self.tile(machine).columns)
-        cycles *= 1 if self.straight or reading(working_set) == reading(0) else 1.2  # slower beyond the second cache
-        columns = 0 if self.straight else 4 * self.depth / lanes / self.made
-        kernels = reading(self.made * self.depth) * self.depth / self.pixels  # once for every slab
+        cycles *= (
+            1 if self.reads_image or read_cycles(working_set) == read_cycles(0) else 1.2
+        )  # slower beyond the second cache
+        columns = 0 if self.reads_image else 4 * self.depth / lanes / self.out_channels
+        kernels = read_cycles(self.out_channels * self.depth) * self.depth / self.pixels  # once for every slab
         if not self.by_channel:
             scattered = 2 * self.depth / self.pixels if self.backward else 0  # kernels lie by channels of the image
             return cycles * count(self.pixels, lanes) * lanes / self.pixels + columns + kernels + scattered
         packing = 0 if constant_weights or self.backward else 0.7 * self.depth / self.pixels
-        return cycles * count(self.made, lanes) * lanes / self.made + columns + kernels + packing + 2.5
+        return cycles * count(self.out_channels, lanes) * lanes / self.out_channels + columns + kernels + packing + 2.5
 
     def scratch(self, machine: Machine, constant_weights: bool) -> list[Value]:
         """The padded image; the columns of a slab and a panel of kernels or pixels for every thread."""
         tile, threads = self.tile(machine), machine.threads
-        image = self.batch * self.groups * self.inner * self.layout.channel + self.beyond(machine)
+        image = self.batch * self.groups * self.inner * self.layout.channel + self.overread(machine)
         sizes = {
-            "padded": 0 if self.straight else image,
-            "columns": 0 if self.straight else threads * self.depth * self.length(machine),
-            "panel": threads * self.depth * tile.columns if self.by_channel or self.straight else 0,
+            "padded": 0 if self.reads_image else image,
+            "columns": 0 if self.reads_image else threads * self.depth * self.length(machine),
+            "panel": threads * self.depth * tile.columns if self.by_channel or self.reads_image else 0,
         }
         return [Value(n, TensorType(float32, (size,))) for n, size in sizes.items()]
 
     def prepared(self, weights: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any] | None:
-        """Kernels as panels of channels; None where they are read as they lie."""
+        """WeightMatrix as panels of channels; None where they are read as they lie."""
         if not self.by_channel:
             return None
-        matrices = weights.reshape(self.groups, self.made, self.depth).swapaxes(1, 2)
+        matrices = weights.reshape(self.groups, self.out_channels, self.depth).swapaxes(1, 2)
         return np.concatenate([pack(m, self.tile(machine).columns) for m in matrices])
 
     def write(self, frame: Frame) -> None:
@@ -122,22 +124,24 @@ class Plan:
             frame.emit((image, channel, pixel), element)
 
         vector = vectorizable([n for n in frame.kernel.nodes if n is not node])
-        Columns(frame, self, Kernels(frame, self.made, self.inner, self.elements), emit, vector).write()
+        Columns(frame, self, WeightMatrix(frame, self.out_channels, self.inner, self.elements), emit, vector).write()
 
 
 def plans(node: Node) -> list[Plan]:
     """The ways to cut a node's result."""
     groups, batch, channels = node.attributes["groups"], *shape_of(operand(node))[:2]
     out_channels, backward = shape_of(node.result)[1] // groups, node.op is ops.conv_input_grad
-    return cuts(batch, groups, out_channels, channels // groups, layout_of(node), backward)
+    return plans_for(batch, groups, out_channels, channels // groups, layout_of(node), backward)
 
 
-def cuts(batch: int, groups: int, out_channels: int, in_channels: int, layout: Layout, backward: bool) -> list[Plan]:
+def plans_for(
+    batch: int, groups: int, out_channels: int, in_channels: int, layout: Layout, backward: bool
+) -> list[Plan]:
     """The ways to cut a result."""
     height, depth, width = layout.result[0], in_channels * math.prod(layout.kernel), math.prod(layout.result[1:])
     image_groups = [(height, d) for d in range(2, batch + 1) if batch % d == 0 and d * height * width <= 128]
     slabs = [(r, 1) for r in range(1, height + 1) if height % r == 0]
-    fitting = [(r, d) for r, d in slabs + image_groups if r * d * width * depth <= HELD] or [(1, 1)]
+    fitting = [(r, d) for r, d in slabs + image_groups if r * d * width * depth <= CACHED_ELEMENTS] or [(1, 1)]
     return [
         Plan(batch, groups, out_channels, in_channels, layout, r, d, by_channel, backward)
         for by_channel in (False, True)
@@ -146,7 +150,7 @@ def cuts(batch: int, groups: int, out_channels: int, in_channels: int, layout: L
     ]
 
 
-def suits(kernel: Kernel) -> bool:
+def is_supported(kernel: Kernel) -> bool:
     """Whether all that follows can be done on pixels by their numbers, and reads neither operand."""
     node, values = kernel.anchor, aligned_values(kernel)
     if values is None or any(v in values for v in node.operands):
@@ -161,39 +165,39 @@ Emit = Callable[[Any, Any, Any, t.Expr], None]  # image, channel, pixel, element
 class Columns:
     """The loops over slabs, groups and tiles."""
 
-    def __init__(self, frame: Frame, plan: Plan, kernels: Kernels, emit: Emit, vector: bool) -> None:
+    def __init__(self, frame: Frame, plan: Plan, kernels: WeightMatrix, emit: Emit, vector: bool) -> None:
         self.frame, self.plan, self.reader, self.code = frame, plan, frame.reader, frame.code
         self.kernels, self.emit, self.vector = kernels, emit, vector and not plan.by_channel
         self.x, self.w = operand(frame.kernel.anchor), operand(frame.kernel.anchor, 1)
-        self.padded, self.columns, self.spare = (frame.outputs[v] for v in frame.kernel.scratch[:3])
+        self.padded, self.columns, self.panel_buffer = (frame.outputs[v] for v in frame.kernel.scratch[:3])
         self.tile, self.length = plan.tile(frame.machine), plan.length(frame.machine)
         self.lanes = frame.machine.lanes()
 
     def write(self) -> None:
         p, frame, reader = self.plan, self.frame, self.reader
-        if not p.straight:
-            pad(frame, p.layout, self.x, self.padded, p.groups * p.inner, p.beyond(frame.machine))
+        if not p.reads_image:
+            pad(frame, p.layout, self.x, self.padded, p.groups * p.inner, p.overread(frame.machine))
         pixels = math.prod(p.layout.result)
-        work = p.batch * p.groups * p.made * p.depth * pixels // PRODUCTS
+        work = p.batch * p.groups * p.out_channels * p.depth * pixels // PRODUCTS
         items = (p.batch // p.images) * p.groups * p.slabs
-        threads = frame.workers(work, p.made)
-        parts = threads if items < threads and p.made % (threads * self.step) == 0 else 1
+        threads = frame.workers(work, p.out_channels)
+        parts = threads if items < threads and p.out_channels % (threads * self.step) == 0 else 1
         with frame.share("slab", items * parts, work) as (worker, item):
             grid = (p.batch // p.images, p.groups, p.slabs, parts)
             image, group, slab, part = reader.split(item, grid)
             image = image * p.images
-            if not p.straight:
-                self.lay(worker, image, group, slab)
-            first = part * (p.made // parts)
+            if not p.reads_image:
+                self.pack_columns(worker, image, group, slab)
+            first = part * (p.out_channels // parts)
             multiply_slab = self.channels if p.by_channel else self.pixels
-            multiply_slab(worker, image, group, slab, first, p.made // parts)
+            multiply_slab(worker, image, group, slab, first, p.out_channels // parts)
 
     @property
     def step(self) -> int:
         """Channels that are computed together."""
         return self.tile.columns if self.plan.by_channel else self.tile.rows
 
-    def lay(self, worker: Any, image: Any, group: Any, slab: Any) -> None:
+    def pack_columns(self, worker: Any, image: Any, group: Any, slab: Any) -> None:
         """Columns: for every channel and element of the kernel the pixels that it meets, rows without their borders.
 
         Whole vectors are copied; what they have too much is written over by the next row.
@@ -220,7 +224,7 @@ class Columns:
     def source(self, worker: Any, image: Any, group: Any, slab: Any) -> Matrix:
         """The columns of a slab, as the image itself has them or as they were laid."""
         p = self.plan
-        if not p.straight:
+        if not p.reads_image:
             return Matrix(self.columns, worker * (p.depth * self.length), self.length, 1)
         size = math.prod(p.layout.result)
         channel = (image * p.groups + group) * p.inner
@@ -237,13 +241,13 @@ class Columns:
 
         def block(number: Any, width: int) -> None:
             panel = source.from_column(number * columns)
-            if p.straight:
-                copy = Matrix(self.spare, worker * (p.depth * columns), columns, 1)
+            if p.reads_image:
+                copy = Matrix(self.panel_buffer, worker * (p.depth * columns), columns, 1)
                 copy_panel(self.frame, panel.element, panel, p.depth, width, copy)
                 panel = copy
 
             def emit(row: Any, column: Any, element: t.Expr) -> None:
-                channel = group * p.made + (first + row)
+                channel = group * p.out_channels + (first + row)
                 pixel = begin + (number * columns + column)
                 self.emit(image, channel, pixel, element)
 
@@ -262,7 +266,7 @@ class Columns:
     def channels(self, worker: Any, image: Any, group: Any, slab: Any, first: Any, num_channels: int) -> None:
         """Channels along the vectors: the product of the columns, transposed, with the kernels."""
         p, columns, pixels_per_image = self.plan, self.tile.columns, self.plan.pixels // self.plan.images
-        if p.straight and p.images > 1:
+        if p.reads_image and p.images > 1:
             raise AssertionError("slabs of several images are laid")
         source, packed = self.source(worker, image, group, slab), self.frame.kernel.prepared.get(self.w)
 
@@ -272,16 +276,16 @@ class Columns:
         def block(number: Any, width: int) -> None:
             channel = first + number * columns
             if packed is not None:
-                size = count(p.made, columns) * columns * p.depth
+                size = count(p.out_channels, columns) * columns * p.depth
                 start = group * size + channel * p.depth
                 panel = Matrix(self.reader.buffers[packed[0]], start, columns, 1)
             else:
-                spare = Matrix(self.spare, worker * (columns * p.depth), columns, 1)
+                spare = Matrix(self.panel_buffer, worker * (columns * p.depth), columns, 1)
                 panel = self.kernels.panel(group, channel, width, spare)
 
             def emit(row: Any, column: Any, element: t.Expr) -> None:
                 d, pixel = self.reader.split(row, (p.images, pixels_per_image)) if p.images > 1 else (0, row)
-                out_channel = group * p.made + (channel + column)
+                out_channel = group * p.out_channels + (channel + column)
                 self.emit(image + d, out_channel, slab * pixels_per_image + pixel, element)
 
             multiply(self.frame, p.pixels, self.kernels.inner, self.tile, left, panel, width, emit, False)

@@ -80,7 +80,7 @@ def layout_of(node: Node) -> Layout:
     return Layout(image, (1,) * len(image), before, a["stride"], a["dilation"], kernel, result)
 
 
-def slack(layout: Layout, width: int) -> int:
+def overread(layout: Layout, width: int) -> int:
     """Elements that may be read beyond the last channel."""
     return (
         2 * width
@@ -89,14 +89,14 @@ def slack(layout: Layout, width: int) -> int:
     )
 
 
-def pad(frame: Frame, layout: Layout, x: Value, padded: Any, channels: int, beyond: int) -> None:
+def pad(frame: Frame, layout: Layout, x: Value, padded: Any, channels: int, overread: int) -> None:
     """Zeros, then the image's pixels where they belong."""
     code, reader = frame.code, frame.reader
     batch = shape_of(x)[0]
     with reader.loop("c", batch * channels, frame.parallel(batch * channels * layout.channel)) as c:
         index = (c // channels, c % channels)
         pad_channel(frame, layout, x, padded, tuple(reader.position(k) for k in index), c * layout.channel)
-    with reader.loop("i", beyond) as i:
+    with reader.loop("i", overread) as i:
         code.store(padded, i + batch * channels * layout.channel, t.const(0, "float32"))
 
 
@@ -141,13 +141,13 @@ def _copy_phase(
 
     with reader.nest("yxz", counts[:-1]) as row:
         if steps[-1] == 2 and jumps[-1] == 1 and 1 < frame.machine.lanes() <= counts[-1]:
-            _every_second(frame, reader.buffers[x], source((*row, 0)), padded, target((*row, 0)), counts[-1])
+            _copy_every_second(frame, reader.buffers[x], source((*row, 0)), padded, target((*row, 0)), counts[-1])
         else:
             with reader.loop("k", counts[-1]) as k:
                 frame.code.store(padded, target((*row, k)), t.load(reader.buffers[x], source((*row, k))))
 
 
-def _every_second(frame: Frame, source: Any, source_start: Any, target: Any, target_start: Any, size: int) -> None:
+def _copy_every_second(frame: Frame, source: Any, source_start: Any, target: Any, target_start: Any, size: int) -> None:
     """Every second element of a row, in vectors; the last of them begins where it ends with the row."""
     lanes, code = frame.machine.lanes(), frame.code
     even_lanes = [2 * k if 2 * k < lanes else 2 * k + 1 for k in range(lanes)]  # of two vectors that share an element

@@ -16,12 +16,12 @@ from mithril.base import TensorType, float32
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv import im2col
-from mithril_cbackend.lowering.conv.conv_weights import Kernels
+from mithril_cbackend.lowering.conv.conv_weights import WeightMatrix
 from mithril_cbackend.lowering.conv.padding import Layout
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 
-FEW = 4  # channels of a group
+MIN_CHANNELS = 4  # channels of a group
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,11 @@ class Plan:
     def write(self, frame: Frame) -> None:
         for phase in self.phases:
             if phase.plan is None:
-                self.nothing(frame, phase)
+                self.emit_zeros(frame, phase)
             else:
                 multiply(frame, phase, phase.plan)
 
-    def nothing(self, frame: Frame, phase: Phase) -> None:
+    def emit_zeros(self, frame: Frame, phase: Phase) -> None:
         """Pixels between the windows."""
         with frame.reader.nest("bcyxz", (self.batch, self.channels, *phase.sizes)) as (image, channel, *index):
             frame.emit((image, channel, *phase.pixel(tuple(index))), t.const(0, "float32"))
@@ -106,16 +106,16 @@ def multiply(frame: Frame, phase: Phase, plan: im2col.Plan) -> None:
         index = frame.reader.split(pixel, phase.sizes)
         frame.emit((image, channel, *phase.pixel(index)), element)
 
-    im2col.Columns(frame, plan, Elements(frame, phase, plan), emit, vector=False).write()
+    im2col.Columns(frame, plan, PhaseWeights(frame, phase, plan), emit, vector=False).write()
 
 
-class Elements(Kernels):
+class PhaseWeights(WeightMatrix):
     """The elements of the kernels that a phase meets."""
 
-    all = False
+    covers_kernel = False
 
     def __init__(self, frame: Frame, phase: Phase, plan: im2col.Plan) -> None:
-        super().__init__(frame, plan.made, plan.inner, plan.elements)
+        super().__init__(frame, plan.out_channels, plan.inner, plan.elements)
         self.axes, self.shape = phase.axes, shape_of(operand(frame.kernel.anchor, 1))[2:]
 
     def weight(self, group: Any, channel: Any, *index: Any) -> t.Expr:
@@ -123,7 +123,7 @@ class Elements(Kernels):
         tap = reader.split(index[1], tuple(a.count for a in self.axes))
         element = tuple(a.last - i * a.step for i, a in zip(tap, self.axes, strict=True))
         last = math.prod(self.shape) - 1
-        return self.turned(group, channel, index[0], last - reader.flat(element, self.shape))
+        return self.transposed(group, channel, index[0], last - reader.flat(element, self.shape))
 
 
 def plan_of(node: Node, machine: Machine) -> Plan | None:
@@ -132,7 +132,7 @@ def plan_of(node: Node, machine: Machine) -> Plan | None:
         return None
     a, (batch, channels, *image) = node.attributes, shape_of(node.result)
     cotangent, kernel = shape_of(operand(node)), shape_of(operand(node, 1))[2:]
-    if min(channels, cotangent[1]) < FEW * a["groups"]:
+    if min(channels, cotangent[1]) < MIN_CHANNELS * a["groups"]:
         return None
     phases = []
     for first in every(*map(range, a["stride"])):
@@ -155,7 +155,9 @@ def plan_of(node: Node, machine: Machine) -> Plan | None:
         plan = None
         if all(x.count for x in axes):
             groups = a["groups"]
-            candidates = im2col.cuts(batch, groups, channels // groups, cotangent[1] // groups, layout, backward=True)
+            candidates = im2col.plans_for(
+                batch, groups, channels // groups, cotangent[1] // groups, layout, backward=True
+            )
             plan = min(candidates, key=lambda p: p.cost(machine, False))
         phases.append(Phase(axes, a["stride"], plan))
     return Plan(batch, channels, tuple(phases))

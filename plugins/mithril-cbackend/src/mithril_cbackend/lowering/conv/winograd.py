@@ -19,7 +19,7 @@ from mithril import ops
 from mithril.base import TensorType, float32
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
-from mithril_cbackend.lowering.conv.conv_weights import Kernels, reading
+from mithril_cbackend.lowering.conv.conv_weights import WeightMatrix, read_cycles
 from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.elementwise import aligned_values, inner_loop, merge
@@ -38,7 +38,7 @@ class Plan:
     """A convolution in blocks: rows of tiles of one image, or whole images."""
 
     batch: int
-    made: int  # channels of the result
+    out_channels: int  # channels of the result
     inner: int  # channels of the image
     layout: Layout
     rows: int  # of tiles, in a block
@@ -75,10 +75,10 @@ class Plan:
         return 2 * self.rows * self.layout.result[1]
 
     def tile(self, machine: Machine) -> Tile:
-        return tile_for(self.tiles, self.made, machine)
+        return tile_for(self.tiles, self.out_channels, machine)
 
     def panels(self, machine: Machine) -> int:
-        return count(self.made, self.tile(machine).columns)
+        return count(self.out_channels, self.tile(machine).columns)
 
     def length(self, machine: Machine) -> int:
         """Elements of a row of transformed pixels: room for a whole vector at the end, and an odd number of vectors."""
@@ -95,7 +95,7 @@ class Plan:
         """Vectors of pixels of one channel."""
         return count(self.pixels + 2, machine.lanes())
 
-    def beyond(self, machine: Machine) -> int:
+    def overread(self, machine: Machine) -> int:
         """Elements behind the padded image that may be read."""
         return 4 * machine.lanes() + SIDE * self.padded.sizes[1]
 
@@ -103,29 +103,29 @@ class Plan:
         """Cycles per element of the result, more or less; comparable to those of the plans by columns."""
         lanes, pixels = machine.lanes(), math.prod(self.layout.result)
         tiles, (_, tiles_per_row) = math.prod(self.grid), self.grid
-        wasted = count(self.made, lanes) * lanes / self.made
+        wasted = count(self.out_channels, lanes) * lanes / self.out_channels
         products = POINTS * self.inner * tiles * wasted / (2 * lanes * pixels)
         vectors = tiles * count(tiles_per_row, lanes) * lanes / tiles_per_row / lanes
-        image = 70 * self.inner * vectors / (pixels * self.made)
+        image = 70 * self.inner * vectors / (pixels * self.out_channels)
         back = 80 * tiles * wasted / (lanes * pixels)
         working_set, kernels = (
             self.tiles * POINTS * (self.inner + self.tile(machine).columns),
-            POINTS * self.inner * self.made,
+            POINTS * self.inner * self.out_channels,
         )
-        traffic = 2 * working_set * self.blocks * reading(working_set)
+        traffic = 2 * working_set * self.blocks * read_cycles(working_set)
         traffic += (
-            kernels * (self.blocks - 1) * (reading(kernels) - 0.05)
+            kernels * (self.blocks - 1) * (read_cycles(kernels) - 0.05)
         )  # one after the other, which is well foreseen
         packed = 0 if constant_weights else POINTS if self.backward else POINTS + 9 + 64 / lanes
-        traffic += self.inner * self.made * (3 + packed)
-        return 1.05 * products + image + back + traffic / (self.batch * self.made * pixels) + 1
+        traffic += self.inner * self.out_channels * (3 + packed)
+        return 1.05 * products + image + back + traffic / (self.batch * self.out_channels * pixels) + 1
 
     # -- buffers --------------------------------------------------------------------------------------------------
     def scratch(self, machine: Machine, constant_weights: bool) -> list[Value]:
         threads, lanes = machine.threads, machine.lanes()
         columns = self.tile(machine).columns
         sizes = {
-            "padded": self.batch * self.inner * self.padded.channel + self.beyond(machine),
+            "padded": self.batch * self.inner * self.padded.channel + self.overread(machine),
             "transformed": threads * POINTS * self.point(machine),
             "products": threads * POINTS * self.product(machine),
             "pixels": threads * self.squares(machine) * lanes * lanes * 2,
@@ -135,9 +135,9 @@ class Plan:
         return [Value(n, TensorType(float32, (size,))) for n, size in sizes.items()]
 
     def prepared(self, weights: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any]:
-        """Kernels transformed, in panels of channels: by panel, point, channel of the image and channel."""
+        """WeightMatrix transformed, in panels of channels: by panel, point, channel of the image and channel."""
         transformed = np.einsum("ia,jb,mcab->ijcm", KERNEL, KERNEL, weights.astype(np.float64)).astype(np.float32)
-        columns, shape = self.tile(machine).columns, (POINTS, self.inner, self.made)
+        columns, shape = self.tile(machine).columns, (POINTS, self.inner, self.out_channels)
         packed = [pack(m, columns).reshape(-1, self.inner, columns) for m in transformed.reshape(shape)]
         return np.asarray(np.stack(packed, axis=1), order="C").reshape(-1)
 
@@ -168,7 +168,7 @@ class Winograd:
         self.node, self.machine, self.lanes = frame.kernel.anchor, frame.machine, frame.machine.lanes()
         self.tile = plan.tile(self.machine)
         self.x, self.w = operand(self.node), operand(self.node, 1)
-        self.padded, self.transformed, self.products, self.lines, self.kernels, self.spare = (
+        self.padded, self.transformed, self.products, self.lines, self.kernels, self.panel_buffer = (
             frame.outputs[v] for v in frame.kernel.scratch[:6]
         )
         if self.w in frame.kernel.prepared:
@@ -178,18 +178,18 @@ class Winograd:
 
     def write(self) -> None:
         p, frame = self.plan, self.frame
-        work = p.batch * p.made * POINTS * p.inner * math.prod(p.grid) // PRODUCTS
+        work = p.batch * p.out_channels * POINTS * p.inner * math.prod(p.grid) // PRODUCTS
         if self.w not in frame.kernel.prepared:
-            self.kernels_transformed(work)
-        pad(frame, p.padded, self.x, self.padded, p.inner, p.beyond(self.machine))
+            self.transform_kernels(work)
+        pad(frame, p.padded, self.x, self.padded, p.inner, p.overread(self.machine))
         panels, columns = p.panels(self.machine), self.tile.columns
         threads = frame.workers(work, p.blocks * panels)
-        parts = threads if p.blocks < threads and p.made % (threads * columns) == 0 else 1
+        parts = threads if p.blocks < threads and p.out_channels % (threads * columns) == 0 else 1
         with frame.share("block", p.blocks * parts, work) as (worker, item):
             image, slab, part = self.reader.split(item, (p.batch // p.images, p.grid[0] // p.rows, parts))
             image = image * p.images
-            self.image_transformed(worker, image, slab)
-            full_panels, rest = divmod(p.made // parts, columns)
+            self.transform_image(worker, image, slab)
+            full_panels, rest = divmod(p.out_channels // parts, columns)
             first = part * full_panels
             if full_panels:
                 with self.reader.loop("panel", full_panels) as k:
@@ -198,21 +198,24 @@ class Winograd:
                 self.panel(worker, image, slab, full_panels, rest)
 
     # -- kernels --------------------------------------------------------------------------------------------------
-    def kernels_transformed(self, work: int) -> None:
-        """Kernels that are not known before: a panel as columns of channels, then vector by vector."""
+    def transform_kernels(self, work: int) -> None:
+        """WeightMatrix that are not known before: a panel as columns of channels, then vector by vector."""
         p, columns = self.plan, self.tile.columns
-        source, full_panels, rest = Kernels(self.frame, p.made, p.inner, 9), *divmod(p.made, columns)
+        source, full_panels, rest = (
+            WeightMatrix(self.frame, p.out_channels, p.inner, 9),
+            *divmod(p.out_channels, columns),
+        )
         for first, panels, width in ((0, full_panels, columns), (full_panels, 1, rest)):
             if not panels or not width:
                 continue
             with self.frame.share("panel", panels, work) as (worker, number):
                 number = number + first
-                spare = Matrix(self.spare, worker * (source.depth * columns), columns, 1)
+                spare = Matrix(self.panel_buffer, worker * (source.depth * columns), columns, 1)
                 panel = source.panel(0, number * columns, width, spare)
                 with self.reader.loop("c", p.inner) as c, self.reader.loop("v", count(width, self.lanes)) as v:
-                    self.kernel_transformed(panel, number, c, v * self.lanes)
+                    self.transform_kernel(panel, number, c, v * self.lanes)
 
-    def kernel_transformed(self, panel: Matrix, number: Any, c: Any, lane: Any) -> None:
+    def transform_kernel(self, panel: Matrix, number: Any, c: Any, lane: Any) -> None:
         p, columns = self.plan, self.tile.columns
         half = t.const(0.5, "float32")
 
@@ -224,12 +227,12 @@ class Winograd:
             lane = lane + j
             first = c * 9
             weights = [[self.name(panel.element(first + (3 * i + k), lane)) for k in range(3)] for i in range(3)]
-            for k, x in enumerate(twice(transform, weights)):
+            for k, x in enumerate(transform_2d(transform, weights)):
                 row = (number * POINTS + k) * p.inner + c
                 self.code.store(self.kernels, row * columns + lane, x)
 
     # -- pixels ---------------------------------------------------------------------------------------------------
-    def image_transformed(self, worker: Any, image: Any, slab: Any) -> None:
+    def transform_image(self, worker: Any, image: Any, slab: Any) -> None:
         """Vectors of tiles of a row, for every channel; what a row's last has too much the next row overwrites."""
         p, reader, lanes = self.plan, self.reader, self.lanes
         width, across, point = p.padded.sizes[1], p.grid[1], p.point(self.machine)
@@ -249,11 +252,11 @@ class Winograd:
                             self.code.store(pixels, t.vector((i * SIDE + k + odd) * lanes, lanes), alternate)
                 with reader.loop("j", lanes, t.VECTORIZED) as j:
                     tile = [[t.load(pixels, (i * SIDE + k) * lanes + j) for k in range(SIDE)] for i in range(SIDE)]
-                    for k, x in enumerate(twice(self.spread, tile)):
+                    for k, x in enumerate(transform_2d(self.input_transform, tile)):
                         target = row + k * point + (v * lanes + j)
                         self.code.store(self.transformed, target, x)
 
-    def spread(self, a: t.Expr, b: t.Expr, c: t.Expr, d: t.Expr) -> Numbers:
+    def input_transform(self, a: t.Expr, b: t.Expr, c: t.Expr, d: t.Expr) -> Numbers:
         return [self.name(x) for x in (a - c, b + c, c - b, b - d)]
 
     # -- products -------------------------------------------------------------------------------------------------
@@ -279,11 +282,11 @@ class Winograd:
         first = number * columns
         if full_vectors:
             with reader.loop("v", full_vectors) as v:
-                self.results(worker, image, slab, first, v * self.lanes, self.lanes)
+                self.emit_results(worker, image, slab, first, v * self.lanes, self.lanes)
         if rest:
-            self.results(worker, image, slab, first, full_vectors * self.lanes, rest)
+            self.emit_results(worker, image, slab, first, full_vectors * self.lanes, rest)
 
-    def results(self, worker: Any, image: Any, slab: Any, first: Any, lane: Any, channels: int) -> None:
+    def emit_results(self, worker: Any, image: Any, slab: Any, first: Any, lane: Any, channels: int) -> None:
         """A vector of channels: tiles transformed back to pixels, and what follows the convolution."""
         p, reader, lanes = self.plan, self.reader, self.lanes
         size = p.squares(self.machine) * lanes
@@ -334,7 +337,7 @@ class Winograd:
                     [self.name(t.load(self.products, source + (i * SIDE + k) * product + j)) for k in range(SIDE)]
                     for i in range(SIDE)
                 ]
-                for k, value in enumerate(twice(transform, point_values)):
+                for k, value in enumerate(transform_2d(transform, point_values)):
                     pixel = target + (k // 2 * width + k % 2)
                     self.code.store(self.lines, base + (pixel * lanes + j), value)
 
@@ -342,7 +345,7 @@ class Winograd:
         return self.code.let(x)
 
 
-def twice(line: Callable[..., Numbers], square: Sequence[Numbers]) -> Numbers:
+def transform_2d(line: Callable[..., Numbers], square: Sequence[Numbers]) -> Numbers:
     """A square transformed along both axes, row after row."""
     half = [line(*column) for column in zip(*square, strict=True)]
     return [x for row in zip(*half, strict=True) for x in line(*row)]

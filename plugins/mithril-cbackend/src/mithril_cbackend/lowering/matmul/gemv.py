@@ -15,34 +15,34 @@ from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import computed, rounded
 from mithril_cbackend.lowering.element.vectorization import vectorizable
-from mithril_cbackend.lowering.matmul.matmul_form import Product, stored
+from mithril_cbackend.lowering.matmul.matmul_form import Product, strided_operand
 
-FEW = 8  # rows
-TOGETHER = 8  # rows of the right operand that are added at a time
-SUMS = 1 << 14  # bytes of sums that stay in the first cache
+MAX_ROWS = 8  # rows
+UNROLL = 8  # rows of the right operand that are added at a time
+ACCUMULATOR_BYTES = 1 << 14  # bytes of sums that stay in the first cache
 
 
-def suits(kernel: Kernel, product: Product, machine: Machine) -> bool:
+def is_supported(kernel: Kernel, product: Product, machine: Machine) -> bool:
     """Whether a product is done here."""
-    if product.m > FEW or product.right.value in kernel.prepared:
+    if product.m > MAX_ROWS or product.right.value in kernel.prepared:
         return False
-    right, lanes = stored(product.right, kernel.producers), machine.lanes(product.kind.bits)
+    right, lanes = strided_operand(product.right, kernel.producers), machine.lanes(product.kind.bits)
     if right is None:
         return False
     return (right.summed == 1 and product.k >= lanes) or (right.free == 1 and product.n >= 4 * lanes)
 
 
 def write(frame: Frame, product: Product) -> None:
-    right = stored(product.right, frame.kernel.producers)
+    right = strided_operand(product.right, frame.kernel.producers)
     assert right is not None
     (by_column if right.summed == 1 and product.k >= frame.machine.lanes(product.kind.bits) else by_row)(frame, product)
 
 
 # -- results ------------------------------------------------------------------------------------------------------
-def straight(product: Product, kernel: Kernel) -> bool:
+def is_contiguous(product: Product, kernel: Kernel) -> bool:
     """Whether neighbors in a row of the result are neighbors in memory, and for all that follows."""
     several = [n for n in product.right.sizes(product.right.free) if n != 1]
-    neighbors = not product.turned or product.m == 1
+    neighbors = not product.transposed or product.m == 1
     return neighbors and (len(several) < 2 or kernel.outputs == [kernel.anchor.result])
 
 
@@ -58,7 +58,7 @@ def emit(frame: Frame, product: Product, batch_index: Index, row: Any, column: A
 
 def _left(frame: Frame, product: Product, batch_index: Index) -> Any:
     """Elements of the left operand."""
-    reader, strided = frame.reader, stored(product.left, frame.kernel.producers)
+    reader, strided = frame.reader, strided_operand(product.left, frame.kernel.producers)
     if strided is None:
         return lambda row, k: product.left.element(reader, batch_index, row, k)
     matrix = strided.matrix(batch_index, product.kind, reader)
@@ -70,10 +70,10 @@ def by_column(frame: Frame, product: Product) -> None:
     """Each element a product of two rows of memory; a few columns at a time, so that rows are read for all of them."""
     code, reader, kind, rows = frame.code, frame.reader, product.kind, product.m
     lanes = frame.machine.lanes(kind.bits)
-    block = next(b for b in (8, 4, 2, 1) if product.n % b == 0 and rows * b <= 2 * FEW)
+    block = next(b for b in (8, 4, 2, 1) if product.n % b == 0 and rows * b <= 2 * MAX_ROWS)
     cells = [(i, c) for i in range(rows) for c in range(block)]
     num_vectors, rest = divmod(product.k, lanes)
-    right = stored(product.right, frame.kernel.producers)
+    right = strided_operand(product.right, frame.kernel.producers)
     assert right is not None
     blocks = product.n // block
     kinds = frame.kinds((product.matrices, blocks), product.work)
@@ -103,10 +103,12 @@ def by_column(frame: Frame, product: Product) -> None:
                 for slot, (i, c) in enumerate(cells):
                     add(slot, 0, i, c, num_vectors * lanes + r)
         for slot, (i, c) in enumerate(cells):
-            emit(frame, product, batch_index, i, column + c, _folded(frame, total, slot * lanes, lanes, product))
+            emit(
+                frame, product, batch_index, i, column + c, _horizontal_sum(frame, total, slot * lanes, lanes, product)
+            )
 
 
-def _folded(frame: Frame, total: t.Buffer, first: int, lanes: int, product: Product) -> t.Expr:
+def _horizontal_sum(frame: Frame, total: t.Buffer, first: int, lanes: int, product: Product) -> t.Expr:
     """The sum of a vector's elements, by halves."""
     while lanes > 1:
         lanes //= 2
@@ -120,9 +122,9 @@ def _folded(frame: Frame, total: t.Buffer, first: int, lanes: int, product: Prod
 
 # -- rows ---------------------------------------------------------------------------------------------------------
 def by_row(frame: Frame, product: Product) -> None:
-    """Sums of as many columns as stay in the first cache; to them, the right operand's rows are added."""
+    """PartialSums of as many columns as stay in the first cache; to them, the right operand's rows are added."""
     lanes, threads = frame.machine.lanes(product.kind.bits), frame.workers(product.work, product.n)
-    max_width = SUMS * 8 // product.kind.bits // product.m
+    max_width = ACCUMULATOR_BYTES * 8 // product.kind.bits // product.m
     splits = threads if product.matrices < threads else 1
     width = -(-product.n // max(-(-product.n // max_width), splits))
     width = -(-width // lanes) * lanes
@@ -134,7 +136,7 @@ def by_row(frame: Frame, product: Product) -> None:
 
 def _chunks(frame: Frame, product: Product, first: int, chunks: int, size: int) -> None:
     code, reader, kind, lanes = frame.code, frame.reader, product.kind, frame.machine.lanes(product.kind.bits)
-    right = stored(product.right, frame.kernel.producers)
+    right = strided_operand(product.right, frame.kernel.producers)
     assert right is not None
     vector = vectorizable([n for n in frame.kernel.nodes if n is not frame.kernel.anchor])
     row_stride = -(-size // lanes) * lanes
@@ -143,7 +145,7 @@ def _chunks(frame: Frame, product: Product, first: int, chunks: int, size: int) 
     with frame.share("chunk", product.matrices * chunks, work) as (_, item):
         *batch_index, chunk = reader.split(item, (*product.batch, chunks))
         begin = first + chunk * size
-        matrix = right.matrix(tuple(batch_index), kind, reader).turned().from_column(begin)
+        matrix = right.matrix(tuple(batch_index), kind, reader).transposed().from_column(begin)
         left = _left(frame, product, tuple(batch_index))
         total = code.alloc("total", product.m * row_stride, kind.name)
 
@@ -164,15 +166,15 @@ def _chunks(frame: Frame, product: Product, first: int, chunks: int, size: int) 
 
         with reader.loop("v", product.m * row_stride // lanes) as v, reader.loop("j", lanes, t.VECTORIZED) as j:
             code.store(total, v * lanes + j, t.const(0, kind.name))
-        full_groups, rest = divmod(product.k, TOGETHER)
+        full_groups, rest = divmod(product.k, UNROLL)
         with reader.loop("k", full_groups) as k:
-            add(k * TOGETHER, TOGETHER)
+            add(k * UNROLL, UNROLL)
         if rest:
             with reader.loop("k", 1) as _:
-                add(full_groups * TOGETHER, rest)
+                add(full_groups * UNROLL, rest)
         for i in range(product.m):
             for start, count, width, loop_kind in segments:
-                store_kind = loop_kind if vector and straight(product, frame.kernel) else t.SERIAL
+                store_kind = loop_kind if vector and is_contiguous(product, frame.kernel) else t.SERIAL
                 with reader.loop("v", count) as v, reader.loop("j", width, store_kind) as j:
                     column = v * lanes + start + j
                     emit(frame, product, tuple(batch_index), i, begin + column, t.load(total, i * row_stride + column))

@@ -23,10 +23,10 @@ from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.element.vectorization import vectorizable
 from mithril_cbackend.lowering.matmul import gemv, naive_contractions
-from mithril_cbackend.lowering.matmul.matmul_form import Product, Stored, product_of, stored
+from mithril_cbackend.lowering.matmul.matmul_form import Product, StridedOperand, product_of, strided_operand
 from mithril_cbackend.lowering.matmul.microkernel import (
     Matrix,
-    Sums,
+    PartialSums,
     Tile,
     copy_panel,
     count,
@@ -51,7 +51,7 @@ class Plan:
     copied: int  # rows of the left operand that are copied at a time, so that they lie as tiles read them; or 0
 
     @property
-    def pitch(self) -> int:
+    def row_stride(self) -> int:
         """From one copied row to the next: whole vectors, and no power of two, whose rows would share cache lines."""
         return -(-self.depth // 16) * 16 + 16
 
@@ -60,24 +60,26 @@ def plan_of(product: Product, kernel: Kernel, machine: Machine) -> Plan:
     bits = product.kind.bits
     schedule = [int(n) for n in machine.schedules.get(str(product), "").split("x") if n]
     tile = Tile(*schedule[:2]) if schedule else tile_for(product.m, product.n, machine, bits)
-    limit = schedule[2] if len(schedule) > 2 else deepest(tile, product, machine)
+    limit = schedule[2] if len(schedule) > 2 else max_depth(tile, product, machine)
     parts = count(product.k, limit)
     depth = product.k if parts == 1 else -(-product.k // (parts * 16)) * 16
     panels = count(product.n, tile.columns)
     exceeds_cache = product.m * depth * bits // 8 > machine.cache // 2
     group = max(1, min(GROUP, panels // machine.threads)) if exceeds_cache else 1
-    copied = product.m if worth_copying(stored(product.left, kernel.producers), product, panels, machine) else 0
+    copied = (
+        product.m if should_copy_rows(strided_operand(product.left, kernel.producers), product, panels, machine) else 0
+    )
     if copied > ROWS:
         copied = -(-product.m // (count(product.m, ROWS) * STRIP)) * STRIP
     return Plan(tile, depth, group, copied)
 
 
-def deepest(tile: Tile, product: Product, machine: Machine) -> int:
+def max_depth(tile: Tile, product: Product, machine: Machine) -> int:
     """What is summed at a time, so that a group of panels fills no more than a quarter of the second cache."""
     return max(64, machine.cache * 8 // (4 * GROUP * tile.columns * product.kind.bits))
 
 
-def worth_copying(left: Stored | None, product: Product, panels: int, machine: Machine) -> bool:
+def should_copy_rows(left: StridedOperand | None, product: Product, panels: int, machine: Machine) -> bool:
     """Whether rows are read so often, or lie so badly, that a copy costs less."""
     if left is None or left.value.dtype is not product.kind:
         return panels > 1
@@ -107,24 +109,24 @@ def schedules(node: Node, machine: Machine) -> list[str]:
 def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
     """Panels for every thread; copied rows of the left operand; sums, where no result can hold them meanwhile."""
     product = product_of(kernel.anchor)
-    if product is None or gemv.suits(kernel, product, machine):
+    if product is None or gemv.is_supported(kernel, product, machine):
         return []
     plan, threads = plan_of(product, kernel, machine), machine.threads
-    needs_sums = plan.depth < product.k and holds(kernel, product) is None
+    needs_sums = plan.depth < product.k and result_for_sums(kernel, product) is None
     sizes = {
         "panel": threads * plan.group * plan.tile.columns * plan.depth,
-        "rows": plan.copied * plan.pitch * (threads if apart(product, machine) else 1),
+        "rows": plan.copied * plan.row_stride * (threads if per_thread_matrices(product, machine) else 1),
         "sums": product.matrices * product.m * product.n if needs_sums else 0,
     }
     return [Value(name, TensorType(product.kind, (size,))) for name, size in sizes.items() if size]
 
 
-def apart(product: Product, machine: Machine) -> bool:
+def per_thread_matrices(product: Product, machine: Machine) -> bool:
     """Whether every thread has matrices of its own."""
     return product.matrices > 1 and (product.matrices % machine.threads == 0 or product.matrices >= 4 * machine.threads)
 
 
-def holds(kernel: Kernel, product: Product) -> Value | None:
+def result_for_sums(kernel: Kernel, product: Product) -> Value | None:
     """A result in which sums can wait until they are complete."""
     fits = (v for v in kernel.outputs if v.dtype is product.kind and shape_of(v) == shape_of(kernel.anchor.result))
     return next(fits, None)
@@ -133,7 +135,7 @@ def holds(kernel: Kernel, product: Product) -> Value | None:
 def prepared(kernel: Kernel, right: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any] | None:
     """The panels of a right operand that is known now; None where they are not used."""
     product = product_of(kernel.anchor)
-    if product is None or product.batch or product.turned or right.ndim != 2:
+    if product is None or product.batch or product.transposed or right.ndim != 2:
         return None
     return pack(right, plan_of(product, kernel, machine).tile.columns)
 
@@ -147,7 +149,7 @@ def matmul(kernel: Kernel, name: str, machine: Machine) -> Any:
         simple = naive_contractions.matmul if kernel.anchor.op is ops.matmul else naive_contractions.dot
         return simple(kernel, name, machine)
     frame = Frame(kernel, name, machine)
-    if gemv.suits(kernel, product, machine):
+    if gemv.is_supported(kernel, product, machine):
         gemv.write(frame, product)
     else:
         Tiles(frame, product).write()
@@ -168,16 +170,16 @@ class Tiles:
         self.frame, self.product, self.reader = frame, product, frame.reader
         self.plan = plan_of(product, kernel, machine)
         self.lanes = machine.lanes(product.kind.bits)
-        self.left, self.right = (stored(side, kernel.producers) for side in (product.left, product.right))
+        self.left, self.right = (strided_operand(side, kernel.producers) for side in (product.left, product.right))
         feeding = {product.left.value, product.right.value}
         follow = [n for n in kernel.nodes if n is not kernel.anchor and n.result not in feeding]
-        self.vector = vectorizable(follow) and gemv.straight(product, kernel)
+        self.vector = vectorizable(follow) and gemv.is_contiguous(product, kernel)
         self.scratch = {v.name: frame.outputs[v] for v in kernel.scratch}
         self.worker: Any = None  # which one works on the matrix at hand, if not all do
 
     def write(self) -> None:
         p = self.product
-        if apart(p, self.frame.machine):
+        if per_thread_matrices(p, self.frame.machine):
             with self.frame.share("matrix", p.matrices, p.work) as (self.worker, item):
                 self.matrix(self.reader.split(item, p.batch))
         else:
@@ -253,7 +255,7 @@ class Tiles:
 class Group:
     """Panels that follow each other, and the rows that meet them."""
 
-    place: Any  # of the first one's copy
+    slot: Any  # of the first one's copy
     number: Any
     panels: Any
     width: int
@@ -266,7 +268,7 @@ class Part:
     """Some rows of one matrix's product, and some of what is summed over."""
 
     tiles: Tiles
-    at: Index
+    batch_index: Index
     row: Any
     begin: Any
     rows: int
@@ -282,14 +284,14 @@ class Part:
     def multiply(self, group: Group) -> None:
         """All products with a group of panels."""
         s, width = self.tiles, group.width
-        copied = not self.in_place(width, group.rows)
+        copied = not self.reads_in_place(width, group.rows)
         if copied:
             with s.reader.loop("panel", group.panels) as i:
-                self.copy_panel(group.number + i, group.place + i, width)
+                self.copy_panel(group.number + i, group.slot + i, width)
         for loop, tile_rows in tiles(s.frame, group.rows, s.plan.tile):
             with loop as row, s.reader.loop("panel", group.panels) as i:
                 number = group.number + i
-                panel = self.panel(group.place + i) if copied else self.stored_panel(number, width)
+                panel = self.panel(group.slot + i) if copied else self.stored_panel(number, width)
                 assert panel is not None
                 self.tile(group.row + row, tile_rows, number, panel, width)
 
@@ -303,19 +305,21 @@ class Part:
     def copy_rows(self, first: Any, rows: int) -> None:
         s = self.tiles
         row = self.row + first
-        matrix = None if s.left is None else s.left.matrix(self.at, s.product.kind, s.reader).part(row, self.begin)
+        matrix = (
+            None if s.left is None else s.left.matrix(self.batch_index, s.product.kind, s.reader).part(row, self.begin)
+        )
 
         def element(i: Any, j: Any) -> t.Expr:
             if matrix is not None:
                 return matrix.element(i, j)
-            return s.product.left.element(s.reader, self.at, row + i, self.begin + j)
+            return s.product.left.element(s.reader, self.batch_index, row + i, self.begin + j)
 
         copy_panel(s.frame, element, matrix, rows, self.depth, self.copy().part(first, 0))
 
     def copy(self) -> Matrix:
-        s, pitch = self.tiles, self.tiles.plan.pitch
-        start = (s.worker or 0) * (s.plan.copied * pitch)
-        return Matrix(s.scratch["rows"], start, pitch, 1, s.product.kind, s.product.kind)
+        s, row_stride = self.tiles, self.tiles.plan.row_stride
+        start = (s.worker or 0) * (s.plan.copied * row_stride)
+        return Matrix(s.scratch["rows"], start, row_stride, 1, s.product.kind, s.product.kind)
 
     def left(self, row: Any, k: Any) -> t.Expr:
         s = self.tiles
@@ -323,11 +327,11 @@ class Part:
             return s.reader.code.let(self.copy().element(row, k))
         row, k = self.row + row, self.begin + k
         if s.left is None:
-            return s.product.left.element(s.reader, self.at, row, k)
-        return s.reader.code.let(s.left.matrix(self.at, s.product.kind, s.reader).element(row, k))
+            return s.product.left.element(s.reader, self.batch_index, row, k)
+        return s.reader.code.let(s.left.matrix(self.batch_index, s.product.kind, s.reader).element(row, k))
 
     # -- the right operand ----------------------------------------------------------------------------------------
-    def in_place(self, width: int, rows: int) -> bool:
+    def reads_in_place(self, width: int, rows: int) -> bool:
         """Whether tiles read panels where they lie: in order, and not so often that widening each time costs more."""
         s = self.tiles
         panel, fits_tile = self.stored_panel(0, width), rows <= s.plan.tile.rows
@@ -346,7 +350,7 @@ class Part:
             return matrix.part(self.begin, 0)
         if s.right is None:
             return None
-        matrix = s.right.matrix(self.at, p.kind, s.reader).turned()
+        matrix = s.right.matrix(self.batch_index, p.kind, s.reader).transposed()
         return matrix.part(self.begin, number * columns)
 
     def panel(self, slot: Any) -> Matrix:
@@ -362,7 +366,7 @@ class Part:
         def element(i: Any, j: Any) -> t.Expr:
             if matrix is not None:
                 return matrix.element(i, j)
-            return s.product.right.element(s.reader, self.at, column + j, self.begin + i)
+            return s.product.right.element(s.reader, self.batch_index, column + j, self.begin + i)
 
         copy_panel(s.frame, element, matrix, self.depth, width, self.panel(slot))
 
@@ -372,12 +376,12 @@ class Part:
         column = number * s.plan.tile.columns
 
         def emit(i: Any, j: Any, element: t.Expr) -> None:
-            gemv.emit(s.frame, p, self.at, self.row + i, column + j, element)
+            gemv.emit(s.frame, p, self.batch_index, self.row + i, column + j, element)
 
         def sum_slot(i: Any, j: Any) -> tuple[t.Buffer, Any]:
-            result = holds(s.frame.kernel, p)
+            result = result_for_sums(s.frame.kernel, p)
             buffer = s.scratch["sums"] if result is None else s.frame.outputs[result]
-            return buffer, p.flat(s.reader, self.at, self.row + i, column + j)
+            return buffer, p.flat(s.reader, self.batch_index, self.row + i, column + j)
 
-        sums = None if self.depth == p.k else Sums(sum_slot, self.first, self.last)
+        sums = None if self.depth == p.k else PartialSums(sum_slot, self.first, self.last)
         multiply_tile(s.frame, row, tile_rows, (self.depth,), self.left, panel, width, emit, s.vector, sums)

@@ -18,11 +18,11 @@ from mithril_cbackend.lowering.element.element_reader import Index, Reader, oper
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS
 from mithril_cbackend.lowering.matmul.microkernel import Matrix
 
-LEAST = 512  # multiplications; fewer are not worth a tile
+MIN_PRODUCTS = 512  # multiplications; fewer are not worth a tile
 
 
 @dataclass(frozen=True)
-class Side:
+class MatmulOperand:
     """An operand: which of its axes count matrices (None: all share one), which stay, which are summed over."""
 
     value: Value
@@ -53,11 +53,11 @@ class Side:
 class Product:
     """``batch`` times [m, k] @ [k, n]; the result's axes are the batch's, the left operand's, the right one's."""
 
-    left: Side
-    right: Side
+    left: MatmulOperand
+    right: MatmulOperand
     batch: tuple[int, ...]
     kind: DType  # in which sums are formed
-    turned: bool = False  # the result has its right operand's axes before the left one's
+    transposed: bool = False  # the result has its right operand's axes before the left one's
 
     @property
     def m(self) -> int:
@@ -81,14 +81,14 @@ class Product:
 
     def flat(self, reader: Reader, batch_index: Index, row: t.Expr, column: t.Expr) -> Any:
         """Return the offset of an element of the result."""
-        rows, columns = (self.n, self.m) if self.turned else (self.m, self.n)
-        first, second = (column, row) if self.turned else (row, column)
+        rows, columns = (self.n, self.m) if self.transposed else (self.m, self.n)
+        first, second = (column, row) if self.transposed else (row, column)
         return (reader.flat(batch_index, self.batch) * rows + first) * columns + second
 
     def position(self, reader: Reader, batch_index: Index, row: t.Expr, column: t.Expr) -> Index:
         """The position of an element of the result."""
         parts = [reader.split(i, s.sizes(s.free)) for i, s in ((row, self.left), (column, self.right))]
-        first, second = reversed(parts) if self.turned else parts
+        first, second = reversed(parts) if self.transposed else parts
         return (*batch_index, *first, *second)
 
     def __str__(self) -> str:
@@ -111,11 +111,11 @@ def product_of(node: Node) -> Product | None:
     """How a node is a product of matrices; None where simple loops do better."""
     product = {"matmul": _matmul, "dot": _dot}[node.op.name](node)
     if product.n < 4 <= product.m:  # a matrix times a vector: the vector times the matrix's transpose
-        product = replace(product, left=product.right, right=product.left, turned=True)
+        product = replace(product, left=product.right, right=product.left, transposed=True)
     if (
         0 in (product.m, product.n, product.k, product.matrices)
         or product.n < 4
-        or product.m * product.n * product.k < LEAST
+        or product.m * product.n * product.k < MIN_PRODUCTS
     ):
         return None
     return product
@@ -129,10 +129,13 @@ def _matmul(node: Node) -> Product:
     inner = (max(len(right) - 2, 0),)
     kind = accumulator(node.result.dtype)
     if len(right) <= 2:  # rows of all matrices follow each other
-        return Product(Side(a, (), tuple(range(rows)), (rows,)), Side(b, (), column, inner), (), kind)
+        return Product(MatmulOperand(a, (), tuple(range(rows)), (rows,)), MatmulOperand(b, (), column, inner), (), kind)
     batch = np.broadcast_shapes(left[:-2], right[:-2])
     free = (len(left) - 2,) if len(left) > 1 else ()
-    sides = Side(a, _batch(left, batch), free, (len(left) - 1,)), Side(b, _batch(right, batch), column, inner)
+    sides = (
+        MatmulOperand(a, _batch(left, batch), free, (len(left) - 1,)),
+        MatmulOperand(b, _batch(right, batch), column, inner),
+    )
     return Product(*sides, batch, kind)
 
 
@@ -146,16 +149,16 @@ def _batch(shape: tuple[int, ...], batch: tuple[int, ...]) -> tuple[int | None, 
 def _dot(node: Node) -> Product:
     a, b, w = operand(node), operand(node, 1), node.attributes
 
-    def side(value: Value, summed: tuple[int, ...], batch: tuple[int, ...]) -> Side:
+    def side(value: Value, summed: tuple[int, ...], batch: tuple[int, ...]) -> MatmulOperand:
         free = tuple(k for k in range(len(value.shape)) if k not in (*summed, *batch))
-        return Side(value, tuple(batch), free, tuple(summed))
+        return MatmulOperand(value, tuple(batch), free, tuple(summed))
 
     left, right = side(a, w["contract_a"], w["batch_a"]), side(b, w["contract_b"], w["batch_b"])
     return Product(left, right, left.sizes(w["batch_a"]), accumulator(node.result.dtype))
 
 
 @dataclass(frozen=True)
-class Stored:
+class StridedOperand:
     """A side whose elements are those of a stored value: as they are, transposed, or narrower than computed with."""
 
     value: Value
@@ -171,13 +174,13 @@ class Stored:
         return Matrix(reader.buffers[self.value], start, self.free, self.summed, self.value.dtype, kind)
 
 
-def stored(side: Side, producers: Mapping[Value, Node]) -> Stored | None:
+def strided_operand(side: MatmulOperand, producers: Mapping[Value, Node]) -> StridedOperand | None:
     """Where a side lies; None where its elements are computed, or its axes are no single step apart."""
     value, shape = side.value, shape_of(side.value)
     order = list(range(len(shape)))  # axes of the side, as axes of what is stored
     while (producer := producers.get(value)) is not None:
         source = operand(producer) if producer.op in (ops.transpose, ops.cast) else None
-        if source is None or not (producer.op is ops.transpose or widens(source.dtype, value.dtype)):
+        if source is None or not (producer.op is ops.transpose or is_lossless_cast(source.dtype, value.dtype)):
             return None
         if producer.op is ops.transpose:
             order = [producer.attributes["perm"][k] for k in order]
@@ -187,10 +190,10 @@ def stored(side: Side, producers: Mapping[Value, Node]) -> Stored | None:
     free, summed = _step(side.free, shape, steps), _step(side.summed, shape, steps)
     if free is None or summed is None:
         return None
-    return Stored(value, tuple(0 if axis is None else steps[axis] for axis in side.batch), free, summed)
+    return StridedOperand(value, tuple(0 if axis is None else steps[axis] for axis in side.batch), free, summed)
 
 
-def widens(source: DType, target: DType) -> bool:
+def is_lossless_cast(source: DType, target: DType) -> bool:
     """Whether a cast changes no number, and only how it is held."""
     if target not in (float32, float64):
         return False

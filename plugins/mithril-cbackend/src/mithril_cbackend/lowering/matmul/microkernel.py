@@ -66,22 +66,24 @@ class Matrix:
     dtype: DType = float32
     kind: DType = float32
 
-    def at(self, i: Any, j: Any) -> Any:
+    def offset(self, i: Any, j: Any) -> Any:
         return self.start + (i * self.row + j * self.column)
 
     def part(self, i: Any, j: Any) -> Matrix:
         """What is below a row and right of a column, those included."""
-        return replace(self, start=self.at(i, j))
+        return replace(self, start=self.offset(i, j))
 
     def from_column(self, j: Any) -> Matrix:
         return self.part(0, j)
 
-    def turned(self) -> Matrix:
+    def transposed(self) -> Matrix:
         """Rows as columns."""
         return replace(self, row=self.column, column=self.row)
 
     def element(self, i: Any, j: Any) -> t.Expr:
-        return t.cast(storage_dtypes.load(self.buffer, self.at(i, j), self.dtype), storage_dtypes.computed(self.kind))
+        return t.cast(
+            storage_dtypes.load(self.buffer, self.offset(i, j), self.dtype), storage_dtypes.computed(self.kind)
+        )
 
 
 def copy_panel(frame: Frame, element: Element, matrix: Matrix | None, k: int, width: int, panel: Matrix) -> None:
@@ -89,7 +91,7 @@ def copy_panel(frame: Frame, element: Element, matrix: Matrix | None, k: int, wi
     code, reader, lanes = frame.code, frame.reader, frame.machine.lanes(panel.kind.bits)
 
     def copy_element(i: Any, j: Any) -> None:
-        code.store(panel.buffer, panel.at(i, j), element(i, j))
+        code.store(panel.buffer, panel.offset(i, j), element(i, j))
 
     is_transposed = (
         matrix is not None and matrix.row == 1 and matrix.column != 1 and lanes > 1 and panel.kind is float32
@@ -99,7 +101,7 @@ def copy_panel(frame: Frame, element: Element, matrix: Matrix | None, k: int, wi
     if squares and full_width:
         assert matrix is not None
         with reader.loop("s", squares) as s, reader.loop("v", full_width // lanes) as v:
-            _turn_square(frame, matrix.part(s * lanes, v * lanes), panel, s * lanes, v)
+            _transpose_square(frame, matrix.part(s * lanes, v * lanes), panel, s * lanes, v)
     if left and full_width:
         kind = t.VECTORIZED if matrix is not None and matrix.column == 1 else t.SERIAL
         with (
@@ -112,10 +114,10 @@ def copy_panel(frame: Frame, element: Element, matrix: Matrix | None, k: int, wi
         with reader.loop("j", width - full_width) as j, reader.loop("k", k) as i:
             copy_element(i, j + full_width)
         with reader.loop("j", -width % lanes) as j, reader.loop("k", k) as i:
-            code.store(panel.buffer, panel.at(i, j + width), t.const(0, panel.kind.name))
+            code.store(panel.buffer, panel.offset(i, j + width), t.const(0, panel.kind.name))
 
 
-def _turn_square(frame: Frame, matrix: Matrix, panel: Matrix, row: Any, vector: Any) -> None:
+def _transpose_square(frame: Frame, matrix: Matrix, panel: Matrix, row: Any, vector: Any) -> None:
     """A square of columns, each of which lies in a row, as rows; elements of other dtypes are widened beside it."""
     code, reader, lanes = frame.code, frame.reader, frame.machine.lanes()
     buffer, start, step = matrix.buffer, matrix.start, matrix.column
@@ -123,17 +125,17 @@ def _turn_square(frame: Frame, matrix: Matrix, panel: Matrix, row: Any, vector: 
         buffer, start, step = code.alloc("square", lanes * lanes, "float32"), 0, lanes
         with reader.loop("c", lanes) as c, reader.loop("j", lanes, t.VECTORIZED) as j:
             code.store(buffer, c * lanes + j, matrix.element(j, c))
-    code.transpose(lanes, buffer, start, step, panel.buffer, panel.at(row, vector * lanes), panel.row)
+    code.transpose(lanes, buffer, start, step, panel.buffer, panel.offset(row, vector * lanes), panel.row)
 
 
 @dataclass(frozen=True)
-class Sums:
+class PartialSums:
     """Where sums wait while only a part of what is summed over has been added to them.
 
     ``first`` and ``last`` say whether the part at hand is the first or the last one: bools, or expressions.
     """
 
-    at: Callable[[Any, Any], tuple[t.Buffer, Any]]  # row, column -> where
+    slot: Callable[[Any, Any], tuple[t.Buffer, Any]]  # row, column -> where
     first: Any
     last: Any
 
@@ -183,7 +185,7 @@ def multiply_tile(
     width: int,
     emit: Emit,
     vector: bool,
-    sums: Sums | None = None,
+    sums: PartialSums | None = None,
 ) -> None:
     """The rows from ``row`` on over one panel."""
     code, reader, kind = frame.code, frame.reader, panel.kind
@@ -205,11 +207,11 @@ def multiply_tile(
 
     def resume(i: Any, j: Any, slot: Any) -> None:
         assert sums is not None
-        code.store(total, slot, t.load(*sums.at(i, j)))
+        code.store(total, slot, t.load(*sums.slot(i, j)))
 
     def save(i: Any, j: Any, slot: Any) -> None:
         assert sums is not None
-        code.store(*sums.at(i, j), t.load(total, slot))
+        code.store(*sums.slot(i, j), t.load(total, slot))
 
     def finish(i: Any, j: Any, slot: Any) -> None:
         emit(i, j, t.load(total, slot))

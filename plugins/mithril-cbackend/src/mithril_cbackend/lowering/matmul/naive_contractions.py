@@ -13,7 +13,7 @@ from mithril_cbackend.lowering.element.element_reader import Index, conjunction,
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import computed, rounded
-from mithril_cbackend.lowering.pool.pooling import place_in_window, windows_over
+from mithril_cbackend.lowering.pool.pooling import element_in_window, windows_containing
 
 Terms = Callable[[Index, Index], tuple[t.Expr, t.Expr, list[t.Expr]]]
 
@@ -103,7 +103,7 @@ def conv(kernel: Kernel, name: str, machine: Machine) -> Any:
 
     def terms(index: Index, inner_index: Index) -> Any:
         first = _group(node, index[1], weights[0]) * weights[1]
-        position, conditions = place_in_window(
+        position, conditions = element_in_window(
             frame, index[2:], inner_index[1:], image[2:], a["stride"], a["padding"], a["dilation"]
         )
         element = frame.reader.at(x, (index[0], first + inner_index[0], *position))
@@ -124,7 +124,7 @@ def conv_input_grad(kernel: Kernel, name: str, machine: Machine) -> Any:
         group = _group(node, index[1], image[1])
         channel = group * per_group + inner_index[0]
         inner = index[1] - group * weights[1]
-        window, conditions = windows_over(
+        window, conditions = windows_containing(
             frame, index[2:], inner_index[1:], windows[2:], a["stride"], a["padding"], a["dilation"]
         )
         element = frame.reader.at(g, (index[0], channel, *window))
@@ -142,7 +142,7 @@ def conv_weight_grad(kernel: Kernel, name: str, machine: Machine) -> Any:
 
     def terms(index: Index, inner_index: Index) -> Any:
         first = _group(node, index[0], weights[0]) * weights[1]
-        position, conditions = place_in_window(
+        position, conditions = element_in_window(
             frame, inner_index[1:], index[2:], image[2:], a["stride"], a["padding"], a["dilation"]
         )
         element = frame.reader.at(x, (inner_index[0], first + index[1], *position))

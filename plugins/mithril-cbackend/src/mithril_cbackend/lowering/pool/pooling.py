@@ -17,7 +17,7 @@ from mithril_cbackend.lowering.pool import row_pooling
 from mithril_cbackend.lowering.rows import reductions
 
 
-def place_in_window(
+def element_in_window(
     frame: Frame, index: Index, offset: Index, shape: Sequence[int], stride: Any, padding: Any, dilation: Any
 ) -> tuple[Index, list[t.Expr]]:
     """Where an element of a window lies, moved inside the image, and the conditions that it lay there before."""
@@ -32,11 +32,11 @@ def place_in_window(
     return tuple(positions), conditions
 
 
-def line_in_window(frame: Frame, index: Index, offset: Index) -> tuple[Index, list[t.Expr]]:
+def line_of_window(frame: Frame, index: Index, offset: Index) -> tuple[Index, list[t.Expr]]:
     """Where a line of a window lies in the image, and whether it lies there."""
     a, shape = frame.kernel.anchor.attributes, shape_of(operand(frame.kernel.anchor))
     sizes = (shape[2:-1], a["stride"][:-1], a["padding"][:-1], a.get("dilation", [1] * len(shape[2:]))[:-1])
-    return place_in_window(frame, index, offset, *sizes)
+    return element_in_window(frame, index, offset, *sizes)
 
 
 @lowers(ops.max_pool, scratch=row_pooling.scratch)
@@ -47,7 +47,7 @@ def max_pool(kernel: Kernel, name: str, machine: Machine) -> Any:
     def emit(index: Index, element: t.Expr) -> None:
         frame.write(kernel.anchor.result, index, element)
 
-    row_pooling.fold_windows(frame, ops.max, partial(line_in_window, frame), emit)
+    row_pooling.fold_windows(frame, ops.max, partial(line_of_window, frame), emit)
     return frame.finish()
 
 
@@ -60,10 +60,10 @@ def max_pool_positions(kernel: Kernel, name: str, machine: Machine) -> Any:
     shape, result, dtype = shape_of(x), shape_of(node.result), x.dtype
     with reader.nest("", result, frame.kinds(result, math.prod(result))) as index:
         best, number = code.alloc("best", 1, reductions.accumulator(dtype)), code.alloc("number", 1, "int32")
-        code.store(best, 0, reductions.start(ops.max, dtype))
+        code.store(best, 0, reductions.identity(ops.max, dtype))
         code.store(number, 0, t.index(-1))
         with reader.nest("abcdef", a["kernel"]) as offset:
-            position, conditions = place_in_window(
+            position, conditions = element_in_window(
                 frame, index[2:], offset, shape[2:], a["stride"], a["padding"], a["dilation"]
             )
             element, current = reader.at(x, (*index[:2], *position)), t.load(best, 0)
@@ -104,11 +104,11 @@ def average_pool(kernel: Kernel, name: str, machine: Machine) -> Any:
         count = t.cast(_count(frame, index[2:], node.attributes, spatial), computed(dtype))
         frame.write(node.result, index, rounded(frame.code, element / count, dtype))
 
-    row_pooling.fold_windows(frame, ops.sum, partial(line_in_window, frame), emit)
+    row_pooling.fold_windows(frame, ops.sum, partial(line_of_window, frame), emit)
     return frame.finish()
 
 
-def windows_over(
+def windows_containing(
     frame: Frame, index: Index, offset: Index, result: Sequence[int], stride: Any, padding: Any, dilation: Any
 ) -> tuple[Index, list[t.Expr]]:
     """The windows in which an element of the image has a given place, moved inside, and whether they exist."""
@@ -140,7 +140,7 @@ def average_pool_grad(kernel: Kernel, name: str, machine: Machine) -> Any:
         if 0 not in shape_of(g):
             with reader.nest("abcdef", a["kernel"]) as offset:
                 ones = (1,) * len(offset)
-                window, conditions = windows_over(
+                window, conditions = windows_containing(
                     frame, index[2:], offset, shape_of(g)[2:], a["stride"], a["padding"], ones
                 )
                 count = t.cast(_count(frame, window, a, shape[2:]), computed(dtype))

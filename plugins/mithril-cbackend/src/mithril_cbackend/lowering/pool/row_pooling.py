@@ -56,7 +56,7 @@ class Line:
         """Of a thread's buffer: the line, and the line taken apart."""
         return self.length if self.stride == 1 else 2 * self.length
 
-    def place(self, k: Any) -> Any:
+    def offset(self, k: Any) -> Any:
         """Where in the buffer the elements stand that windows have in place ``k``, one after the other."""
         k = k * self.dilation
         if self.stride == 1:
@@ -92,7 +92,7 @@ class Lines:
             index = self.reader.split(item, result[:-1])
             start = worker * self.line.size
             self.fold_lines(index, start)
-            self.take_apart(start)
+            self.deinterleave(start)
             self.fold_along(index, start, emit)
 
     def vectors(self, size: int) -> Iterator[tuple[Any, int]]:
@@ -107,11 +107,13 @@ class Lines:
 
     def fold_in(self, buffer: t.Buffer, offset: Any, x: t.Expr) -> None:
         """One more element, or one in every lane."""
-        current = reductions.read(buffer, offset, self.dtype)
-        self.code.store(buffer, offset, reductions.held(reductions.fold(self.code, self.op, current, x, self.dtype)))
+        current = reductions.load_element(buffer, offset, self.dtype)
+        self.code.store(
+            buffer, offset, reductions.to_stored(reductions.fold(self.code, self.op, current, x, self.dtype))
+        )
 
     def fold_lines(self, index: Index, start: Any) -> None:
-        first = reductions.held(reductions.start(self.op, self.dtype))
+        first = reductions.to_stored(reductions.identity(self.op, self.dtype))
         for begin, lanes in self.vectors(self.line.length):
             with self.reader.loop("j", lanes, t.VECTORIZED) as j:
                 self.code.store(self.buffer, start + (begin + j), first)
@@ -126,7 +128,7 @@ class Lines:
                             target = start + (w + self.line.before)
                             self.fold_in(self.buffer, target, self.reader.at(self.x, (*index[:2], *position, w)))
 
-    def take_apart(self, start: Any) -> None:
+    def deinterleave(self, start: Any) -> None:
         """Every so manieth element of the line, one after the other."""
         s, length, lanes = self.line.stride, self.line.length, self.line.lanes
         if s == 1:
@@ -148,11 +150,11 @@ class Lines:
         for begin, lanes in self.vectors(self.line.result):
             total = code.alloc("total", lanes, accumulator)
             with reader.loop("j", lanes, t.VECTORIZED) as j:
-                code.store(total, j, reductions.held(reductions.start(self.op, self.dtype)))
+                code.store(total, j, reductions.to_stored(reductions.identity(self.op, self.dtype)))
             with reader.several("k", [self.line.kernel]) as positions:
                 for (k,) in positions:
-                    first = start + (begin + self.line.place(k))
+                    first = start + (begin + self.line.offset(k))
                     with reader.loop("j", lanes, t.VECTORIZED) as j:
-                        self.fold_in(total, j, reductions.read(self.buffer, first + j, self.dtype))
+                        self.fold_in(total, j, reductions.load_element(self.buffer, first + j, self.dtype))
             with reader.loop("j", lanes, t.VECTORIZED) as j:
-                emit((*index, begin + j), reductions.read(total, j, self.dtype))
+                emit((*index, begin + j), reductions.load_element(total, j, self.dtype))

@@ -26,15 +26,15 @@ def cumulative(kernel: Kernel, name: str, machine: Machine) -> Any:
     op, dtype, shape = ops.sum if node.op is ops.cumsum else ops.prod, x.dtype, shape_of(x)
     work = math.prod(shape) * len(kernel.nodes)
 
-    def run(index: dict[int, Any], begin: Any, width: int, vector: bool) -> None:
+    def run(coordinates: dict[int, Any], begin: Any, width: int, vector: bool) -> None:
         """Along the axis, for so many neighbors."""
         kind = t.VECTORIZED if vector else t.SERIAL
         total = code.alloc("total", width, reductions.accumulator(dtype))
         with reader.loop("j", width, kind) as j:
-            code.store(total, j, reductions.start(op, dtype))
+            code.store(total, j, reductions.identity(op, dtype))
         with reader.loop("r", shape[axis]) as r, reader.loop("j", width, kind) as j:
             position = shape[axis] - 1 - r if node.attributes["reverse"] else r
-            full = {len(shape) - 1: reader.position(begin + j), **index, axis: position}
+            full = {len(shape) - 1: reader.position(begin + j), **coordinates, axis: position}
             index = tuple(full[k] for k in range(len(shape)))
             previous = code.let(t.load(total, j), "before")
             current = code.let(reductions.fold(code, op, previous, reader.at(x, index), dtype), "after")
@@ -47,7 +47,7 @@ def cumulative(kernel: Kernel, name: str, machine: Machine) -> Any:
     else:
         vectors = vectorizable([n for n in kernel.nodes if n is not node])
         lanes = machine.lanes(max(dtype.bits, 32)) if vectors else 0
-        reductions.side_by_side(frame, shape, (axis,), lanes, work, run)
+        reductions.over_blocks(frame, shape, (axis,), lanes, work, run)
     return frame.finish()
 
 

@@ -23,7 +23,7 @@ from mithril_cbackend.lowering.element.storage_dtypes import computed
 from mithril_cbackend.lowering.element.vectorization import is_plain, vectorizable
 from mithril_cbackend.lowering.rows import reductions
 
-WAYS = 4  # accumulators side by side where a pass does little else than folding
+UNROLL = 4  # accumulators side by side where a pass does little else than folding
 EXPENSIVE = 12.0  # operations per element from which a value is computed once for all passes of a row
 
 
@@ -32,13 +32,13 @@ class Passes:
     """What is done each time along a row; the last time gives the results."""
 
     folds: list[list[Node]]
-    kept: list[list[Value]]  # elements that are stored on the way, to be read the next times
-    narrow: list[list[Value]]  # what follows for the row as a whole from the folds of one time
+    saved: list[list[Value]]  # elements that are stored on the way, to be read the next times
+    per_row: list[list[Value]]  # what follows for the row as a whole from the folds of one time
     shortcuts: list[list[Node]]  # divisions by what a row has one of, exponentials of elements less the row's largest
 
     @property
-    def all_kept(self) -> list[Value]:
-        return [v for values in self.kept for v in values]
+    def all_saved(self) -> list[Value]:
+        return [v for values in self.saved for v in values]
 
 
 def passes_of(kernel: Kernel) -> Passes:
@@ -56,18 +56,18 @@ def passes_of(kernel: Kernel) -> Passes:
         if node.op in reductions.FOLDS:
             folds[stages[node.result] - 1].append(node)
             needed.setdefault(operand(node), set()).add(stages[node.result] - 1)
-        elif is_narrow(node.result, width):
+        elif is_per_row(node.result, width):
             per_row[stages[node.result] - 1].append(node.result)
     saved: list[list[Value]] = [[] for _ in range(count)]
     shortcuts: list[list[Node]] = [[] for _ in range(count)]
     for node in reversed(kernel.nodes):
         passes = needed.get(node.result)
-        if passes is None or node.op in reductions.FOLDS or is_narrow(node.result, width):
+        if passes is None or node.op in reductions.FOLDS or is_per_row(node.result, width):
             continue
         if is_expensive(node, EXPENSIVE) and len(passes) > 1:
             saved[min(passes)].append(node.result)
             passes = {min(passes)}
-        if is_by_narrow(node, width) or is_of_negative(kernel, node):
+        if is_division_per_row(node, width) or is_of_negative(kernel, node):
             for k in passes:
                 shortcuts[k].insert(0, node)
         for v in node.operands:
@@ -81,9 +81,9 @@ def is_of_rows(node: Node) -> bool:
     return node.op in reductions.FOLDS or is_plain(node)
 
 
-def is_by_narrow(node: Node, width: int) -> bool:
+def is_division_per_row(node: Node, width: int) -> bool:
     """Whether a node divides elements by what a row has one of."""
-    return node.op is ops.div and node.result.dtype is float32 and is_narrow(operand(node, 1), width)
+    return node.op is ops.div and node.result.dtype is float32 and is_per_row(operand(node, 1), width)
 
 
 def is_of_negative(kernel: Kernel, node: Node) -> bool:
@@ -95,7 +95,7 @@ def is_of_negative(kernel: Kernel, node: Node) -> bool:
     return row_max is not None and row_max.op is ops.max and operand(row_max) is operand(sub)
 
 
-def is_narrow(value: Value, width: int) -> bool:
+def is_per_row(value: Value, width: int) -> bool:
     """Whether a row has one of these."""
     shape = shape_of(value)
     return bool(shape) and shape[-1] == 1 and width != 1
@@ -104,7 +104,7 @@ def is_narrow(value: Value, width: int) -> bool:
 def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
     """A row of each kept value for every thread."""
     width = shape_of(kernel.outputs[0])[-1]
-    values = passes_of(kernel).all_kept
+    values = passes_of(kernel).all_saved
     return [Value("row", TensorType(as_dtype(computed(v.dtype)), (machine.threads * width,))) for v in values]
 
 
@@ -121,7 +121,7 @@ class Rows:
         kernel = frame.kernel
         self.shape = shape_of(kernel.outputs[0])
         self.width = self.shape[-1]
-        self.buffers = dict(zip(passes.all_kept, (frame.outputs[v] for v in kernel.scratch), strict=True))
+        self.buffers = dict(zip(passes.all_saved, (frame.outputs[v] for v in kernel.scratch), strict=True))
         vectors = vectorizable([n for n in kernel.nodes if n.op not in reductions.FOLDS])
         bits = max(v.dtype.bits for n in kernel.nodes for v in n.results)
         self.lanes = frame.machine.lanes(max(bits, 32)) if vectors else 1
@@ -140,23 +140,23 @@ class Rows:
     def reciprocal(self, value: Value, index: Index) -> t.Expr:
         return self.code.let(t.const(1.0, "float32") / self.reader.broadcast(value, (*index, 0)), "factor")
 
-    def dear(self, k: int) -> bool:
+    def is_compute_bound(self, k: int) -> bool:
         """Whether a pass computes much per element, so that it never waits for its sums."""
-        return bool(self.passes.kept[k]) or k + 1 == len(self.passes.folds)
+        return bool(self.passes.saved[k]) or k + 1 == len(self.passes.folds)
 
     def along(self, k: int, index: Index, start: Any) -> None:
         """Once along a row."""
         code, reader, folds = self.code, self.reader, self.passes.folds[k]
         shortcuts = self.passes.shortcuts[k]
         factors = {n: self.reciprocal(operand(n, 1), index) for n in shortcuts if n.op is ops.div}
-        saved = [v for values in self.passes.kept[:k] for v in values]
+        saved = [v for values in self.passes.saved[:k] for v in values]
         num_vectors = self.width // self.lanes if self.lanes > 1 else 0
-        unroll = WAYS if num_vectors >= 2 * WAYS and folds and not self.dear(k) else 1
+        unroll = UNROLL if num_vectors >= 2 * UNROLL and folds and not self.is_compute_bound(k) else 1
         totals = [code.alloc("total", unroll * self.lanes, reductions.accumulator(operand(n).dtype)) for n in folds]
         for node, total in zip(folds, totals, strict=True):
             for slot in range(unroll):
                 with reader.loop("l", self.lanes, t.VECTORIZED) as lane:
-                    first = reductions.start(node.op, operand(node).dtype)
+                    first = reductions.identity(node.op, operand(node).dtype)
                     code.store(total, lane + slot * self.lanes, first)
 
         def element(i: Any, lane: Any) -> None:
@@ -167,7 +167,7 @@ class Rows:
                 x = reader.broadcast(operand(node), element_index)
                 result = x * factors[node] if node in factors else vector_math.exp_of_negative(code, x)
                 reader.give(node.result, element_index, code.let(result, node.result.name))
-            for v in self.passes.kept[k]:
+            for v in self.passes.saved[k]:
                 code.store(self.buffers[v], start + i, reader.at(v, element_index))
             for node, total in zip(folds, totals, strict=True):
                 x, dtype = reader.at(operand(node), element_index), operand(node).dtype
@@ -190,9 +190,9 @@ class Rows:
             with reader.loop("r", self.width - num_vectors * self.lanes) as r:
                 element(r + num_vectors * self.lanes, 0)
         for node, total in zip(folds, totals, strict=True):
-            result = reductions.gathered(
+            result = reductions.reduce_lanes(
                 self.frame, node.op, total, unroll * self.lanes, operand(node).dtype, self.width
             )
             reader.give(node.result, (*index, 0), code.let(result, node.result.name))
-        for v in self.passes.narrow[k]:
+        for v in self.passes.per_row[k]:
             reader.at(v, (*index, 0))

@@ -19,10 +19,10 @@ from mithril_cbackend.lowering.element.vectorization import vectorizable
 
 Block = Callable[[dict[int, Any], Any, int, bool], None]  # positions, first element, how many, whether vectors
 FOLDS = (ops.sum, ops.mean, ops.prod, ops.max, ops.min, ops.any, ops.all)
-WAYS = 4  # vectors side by side, more than it takes to fold in one element
+UNROLL = 4  # vectors side by side, more than it takes to fold in one element
 
 
-def start(op: Op, dtype: DType) -> t.Expr:
+def identity(op: Op, dtype: DType) -> t.Expr:
     """What a reduction of nothing gives."""
     if op in (ops.any, ops.all):
         return t.const(op is ops.all, "bool")
@@ -42,7 +42,7 @@ def fold(code: t.Code, op: Op, total: t.Expr, x: t.Expr, dtype: DType) -> t.Expr
     return (scalar_ops.mul if op is ops.prod else scalar_ops.add)(code, total, x, dtype)
 
 
-def finished(code: t.Code, op: Op, total: t.Expr, dtype: DType, count: int) -> t.Expr:
+def finalize(code: t.Code, op: Op, total: t.Expr, dtype: DType, count: int) -> t.Expr:
     if op is ops.mean:
         total = total / t.const(count, computed(dtype))
     return rounded(code, total, dtype)
@@ -53,24 +53,24 @@ def accumulator(dtype: DType) -> str:
     return "uint8" if dtype.is_bool else computed(dtype)
 
 
-def held(x: t.Expr) -> t.Expr:
+def to_stored(x: t.Expr) -> t.Expr:
     return t.cast(x, "uint8") if x.dtype == "bool" else x
 
 
-def read(buffer: t.Buffer, offset: Any, dtype: DType) -> t.Expr:
+def load_element(buffer: t.Buffer, offset: Any, dtype: DType) -> t.Expr:
     x = t.load(buffer, offset)
     return t.not_equal(x, t.const(0, "uint8")) if dtype.is_bool else x
 
 
-def gathered(frame: Frame, op: Op, total: Any, lanes: int, dtype: DType, count: int) -> t.Expr:
+def reduce_lanes(frame: Frame, op: Op, total: Any, lanes: int, dtype: DType, count: int) -> t.Expr:
     """What the lanes of an accumulator come to: halves are folded together until one element is left."""
     code, reader = frame.code, frame.reader
     while lanes > 1:
         lanes //= 2
         with reader.loop("l", lanes, t.VECTORIZED) as lane:
-            other = code.let(read(total, lane + lanes, dtype))
-            code.store(total, lane, held(fold(code, op, read(total, lane, dtype), other, dtype)))
-    return finished(code, op, read(total, 0, dtype), dtype, count)
+            other = code.let(load_element(total, lane + lanes, dtype))
+            code.store(total, lane, to_stored(fold(code, op, load_element(total, lane, dtype), other, dtype)))
+    return finalize(code, op, load_element(total, 0, dtype), dtype, count)
 
 
 @lowers(*FOLDS, is_producer=True, reads_once=True)
@@ -92,7 +92,7 @@ def reduction(kernel: Kernel, name: str, machine: Machine) -> Any:
     return frame.finish()
 
 
-def _kept(node: Node, shape: tuple[int, ...], axes: tuple[int, ...], coordinates: dict[int, Any]) -> Index:
+def _result_index(node: Node, shape: tuple[int, ...], axes: tuple[int, ...], coordinates: dict[int, Any]) -> Index:
     """The result's position."""
     if node.attributes["keepdims"]:
         return tuple(0 if k in axes else coordinates[k] for k in range(len(shape)))
@@ -109,16 +109,16 @@ def _along(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tup
     sizes = [shape[k] for k in outer_axes]
     with reader.nest("", sizes, frame.kinds(sizes, work)) as positions:
         coordinates = dict(zip(outer_axes, positions, strict=True))
-        unroll = WAYS if lanes and inner >= 2 * WAYS * lanes else 1
+        unroll = UNROLL if lanes and inner >= 2 * UNROLL * lanes else 1
         width = unroll * max(lanes, 1)
         total = code.alloc("total", width, accumulator(dtype))
         with reader.loop("l", width, t.VECTORIZED if lanes else t.SERIAL) as lane:
-            code.store(total, lane, held(start(op, dtype)))
+            code.store(total, lane, to_stored(identity(op, dtype)))
 
         def accumulate(lane: Any, position: Any, rest: Index) -> None:
             full = {**coordinates, **dict(zip(reduced_outer, rest, strict=True)), len(shape) - 1: position}
             element = reader.at(x, tuple(full[k] for k in range(len(shape))))
-            code.store(total, lane, held(fold(code, op, read(total, lane, dtype), element, dtype)))
+            code.store(total, lane, to_stored(fold(code, op, load_element(total, lane, dtype), element, dtype)))
 
         if count:
             with reader.nest("", [shape[k] for k in reduced_outer]) as rest:
@@ -138,8 +138,8 @@ def _along(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tup
                 if remaining:
                     with reader.loop("k", remaining) as k:
                         accumulate(0, reader.position(k + num_vectors * lanes) if num_vectors else k, rest)
-        result = gathered(frame, op, total, width, dtype, count)
-        frame.emit(_kept(node, shape, axes, coordinates), result)
+        result = reduce_lanes(frame, op, total, width, dtype, count)
+        frame.emit(_result_index(node, shape, axes, coordinates), result)
 
 
 def _across(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tuple[int, ...], lanes: int) -> None:
@@ -153,22 +153,22 @@ def _across(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tu
         kind = t.VECTORIZED if vector else t.SERIAL
         total = code.alloc("total", width, accumulator(dtype))
         with reader.loop("l", width, kind) as lane:
-            code.store(total, lane, held(start(op, dtype)))
+            code.store(total, lane, to_stored(identity(op, dtype)))
         with reader.nest("", [shape[k] for k in axes]) as positions:
             element_coordinates = {**coordinates, **dict(zip(axes, positions, strict=True))}
             with reader.loop("j", width, kind) as j:
                 full = {**element_coordinates, last: reader.position(begin + j)}
                 element = reader.at(x, tuple(full[k] for k in range(len(shape))))
-                code.store(total, j, held(fold(code, op, read(total, j, dtype), element, dtype)))
+                code.store(total, j, to_stored(fold(code, op, load_element(total, j, dtype), element, dtype)))
         with reader.loop("l", width, kind) as lane:
             full = {**coordinates, last: reader.position(begin + lane)}
-            result = finished(code, op, code.let(read(total, lane, dtype)), dtype, count)
-            frame.emit(_kept(node, shape, axes, full), result)
+            result = finalize(code, op, code.let(load_element(total, lane, dtype)), dtype, count)
+            frame.emit(_result_index(node, shape, axes, full), result)
 
-    side_by_side(frame, shape, axes, lanes, work, block)
+    over_blocks(frame, shape, axes, lanes, work, block)
 
 
-def side_by_side(
+def over_blocks(
     frame: Frame, shape: tuple[int, ...], axes: tuple[int, ...], lanes: int, work: int, block: Block
 ) -> None:
     """Loops over all axes but some, the last one of which is cut into blocks: vectors, and what is left one by one."""
@@ -176,7 +176,7 @@ def side_by_side(
     outer_axes, inner = [k for k in range(last) if k not in axes], shape[-1]
     if 0 in [shape[k] for k in (*outer_axes, last)]:
         return
-    width = lanes * max(1, min(WAYS, inner // lanes)) if lanes and inner >= lanes else 0
+    width = lanes * max(1, min(UNROLL, inner // lanes)) if lanes and inner >= lanes else 0
     blocks = inner // width if width else 0
     sizes = [shape[k] for k in outer_axes]
     with reader.nest("", sizes, frame.kinds(sizes, work)) as positions:
@@ -199,16 +199,16 @@ class Extreme:
         self.code, self.reader, self.dtype = frame.code, frame.reader, operand(node).dtype
         self.wins = "gt" if node.op is ops.argmax else "lt"
         self.best = self.code.alloc("best", lanes, accumulator(self.dtype))
-        self.place = self.code.alloc("place", lanes, "int32")
+        self.position = self.code.alloc("place", lanes, "int32")
 
     def begin(self, lane: Any, element: t.Expr, position: Any) -> None:
-        self.code.store(self.best, lane, held(element))
-        self.code.store(self.place, lane, t.index(position))
+        self.code.store(self.best, lane, to_stored(element))
+        self.code.store(self.position, lane, t.index(position))
 
     def consider(self, lane: Any, element: t.Expr, position: Any) -> None:
         """One more element, from a place behind those considered."""
-        element, current = self.code.let(held(element)), self.code.let(t.load(self.best, lane))
-        self._keep(lane, self.beats(element, current), element, position)
+        element, current = self.code.let(to_stored(element)), self.code.let(t.load(self.best, lane))
+        self._update(lane, self.beats(element, current), element, position)
 
     def beats(self, element: t.Expr, current: t.Expr) -> t.Expr:
         better = t.binary(self.wins, element, current)
@@ -216,17 +216,17 @@ class Extreme:
             return better
         return better | t.isnan(element) & ~t.isnan(current)
 
-    def join(self, lane: Any) -> None:
+    def merge(self, lane: Any) -> None:
         """Lane 0 takes over what another has found: of equals, what comes first."""
-        best, position = self.code.let(t.load(self.best, lane)), self.code.let(t.load(self.place, lane))
-        current, is_earlier = self.code.let(t.load(self.best, 0)), position < t.load(self.place, 0)
+        best, position = self.code.let(t.load(self.best, lane)), self.code.let(t.load(self.position, lane))
+        current, is_earlier = self.code.let(t.load(self.best, 0)), position < t.load(self.position, 0)
         is_tie = ~self.beats(current, best)
-        self._keep(0, self.beats(best, current) | is_tie & is_earlier, best, position)
+        self._update(0, self.beats(best, current) | is_tie & is_earlier, best, position)
 
-    def _keep(self, lane: Any, better: t.Expr, element: t.Expr, position: Any) -> None:
+    def _update(self, lane: Any, better: t.Expr, element: t.Expr, position: Any) -> None:
         better = self.code.let(better, "better")
         self.code.store(self.best, lane, t.select(better, element, t.load(self.best, lane)))
-        self.code.store(self.place, lane, t.select(better, t.index(position), t.load(self.place, lane)))
+        self.code.store(self.position, lane, t.select(better, t.index(position), t.load(self.position, lane)))
 
 
 @lowers(ops.argmax, ops.argmin)
@@ -256,9 +256,9 @@ def _search_across(frame: Frame, node: Node, shape: tuple[int, ...], axis: int, 
             extreme.consider(j, element(r, j), r)
         with reader.loop("j", width, kind) as j:
             full = {**coordinates, last: reader.position(begin + j)}
-            frame.emit(_kept(node, shape, (axis,), full), t.load(extreme.place, j))
+            frame.emit(_result_index(node, shape, (axis,), full), t.load(extreme.position, j))
 
-    side_by_side(frame, shape, (axis,), lanes, math.prod(shape), block)
+    over_blocks(frame, shape, (axis,), lanes, math.prod(shape), block)
 
 
 def _search_along(frame: Frame, node: Node, shape: tuple[int, ...], axis: int, lanes: int) -> None:
@@ -274,9 +274,9 @@ def _search_along(frame: Frame, node: Node, shape: tuple[int, ...], axis: int, l
             extreme.consider(j, reader.at(x, (*index, position)), position)
         if lanes > 1:
             with reader.loop("l", lanes - 1) as lane:
-                extreme.join(lane + 1)
+                extreme.merge(lane + 1)
         if shape[axis] % lanes:
             with reader.loop("r", shape[axis] % lanes) as r:
                 position = reader.position(r + num_vectors * lanes)
                 extreme.consider(0, reader.at(x, (*index, position)), position)
-        frame.emit(_kept(node, shape, (axis,), dict(enumerate(index))), t.load(extreme.place, 0))
+        frame.emit(_result_index(node, shape, (axis,), dict(enumerate(index))), t.load(extreme.position, 0))
