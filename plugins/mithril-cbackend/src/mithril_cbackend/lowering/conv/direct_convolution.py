@@ -18,7 +18,7 @@ from mithril.ir import Node, Value, attributes_text
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv import conv_weight_grad, im2col, strided_conv_grad, winograd
 from mithril_cbackend.lowering.conv.conv_weights import transpose_weights, transposed_weights
-from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad, pad_channel, overread
+from mithril_cbackend.lowering.conv.padding import Layout, layout_of, overread, pad, pad_channel
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Machine

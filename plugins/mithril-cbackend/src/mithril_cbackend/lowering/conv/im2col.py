@@ -18,7 +18,7 @@ from mithril.base import TensorType, float32
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv.conv_weights import WeightMatrix, read_cycles
-from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad, overread
+from mithril_cbackend.lowering.conv.padding import Layout, layout_of, overread, pad
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.elementwise import aligned_values, merge, merged
 from mithril_cbackend.lowering.element.kernel import Kernel
