@@ -262,7 +262,7 @@ def convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
 def _order_kernels(
     frame: Frame, node: Node, w: Value, kernels: Any, groups: int, blocks: int, rows: int, inner: int, layout: Layout
 ) -> None:
-    """WeightMatrix in the order in which the tiles read them: by block, channel and element, a tile's channels together."""
+    """Pack the kernels in the order in which the tiles read them: [block, channel, element, channel of the tile]."""
     reader, code = frame.reader, frame.code
     backward = node.op is ops.conv_input_grad
     sizes = layout.kernel
