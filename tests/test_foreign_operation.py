@@ -158,7 +158,7 @@ def test_its_weights_are_quantized(acme):
 
 
 def test_an_operation_without_axes_is_reported():
-    """It runs on whole operands, and the decisions say so, once."""
+    """It runs on full operands, and the decisions say so, once."""
 
     @declare.op(name="acme.silent", shape=lambda x: x, dtype=numeric, samples=[sample((2, 3))])
     def silent(x):
@@ -174,7 +174,7 @@ def test_an_operation_without_axes_is_reported():
     try:
         compiled = ml.compile(Silent(), "numpy", shapes={"input": (2, 3)})
         messages = [d.message for d in compiled.decisions.of("choice") if "acme.silent" in d.message]
-        assert messages == ["operation 'acme.silent' declares no axes: it runs on whole operands"]
+        assert messages == ["operation 'acme.silent' declares no axes: it runs on full operands"]
     finally:
         operations_table().pop("acme.silent")
 

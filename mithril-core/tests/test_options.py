@@ -107,7 +107,7 @@ def test_wrong_choice(core):
     assert refused(core, optimization_level="hihg") == (
         "option 'optimization_level' of ml.compile: "
         "expected 'none' or 'low' or 'medium' or 'high', got 'hihg' (str)\n"
-        "  optimization_level: Which passes run; see `mithril passes`.\n"
+        "  optimization_level: Set of passes to run; `mithril passes` lists the passes of each level.\n"
         "  default: 'medium', owner: mithril-core\n"
         "hint: did you mean 'high'?"
     )
@@ -253,7 +253,8 @@ def test_rows_are_ready_for_a_table(core):
         "default": "None",
         "owner": "mithril-core",
         "aliases": ["hints.inference_priority"],
-        "help": "Throughput joins products of one operand; latency leaves them apart and rounds no batches up.",
+        "help": "Optimize for throughput (merges matmuls that share an operand) or latency (does not merge them, "
+        "and compiles exact batch sizes).",
     }
 
 

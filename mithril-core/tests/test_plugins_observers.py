@@ -125,7 +125,7 @@ def compiled(**options):
 def test_advice_is_taken_and_recorded():
     model = compiled(optimization_level="high")
     assert model.options["seed"] == 3
-    assert "as mithril-adviser 1.0 found: seed=3" in str(model.decisions)
+    assert "options from mithril-adviser 1.0: seed=3" in str(model.decisions)
 
 
 def test_advice_does_not_override_user_options():

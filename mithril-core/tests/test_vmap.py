@@ -277,7 +277,7 @@ def test_a_state_that_differs_between_rows_must_be_said_to():
         ({"in_axes": 2}, "in_axes of 'x' is 2.*-2 to 1"),
         ({"in_axes": {"x": None}}, "no input has rows"),
         ({"out_axes": {"y": None}}, "output 'y' differs between rows"),
-        ({"in_axes": (0,)}, "goes by name"),
+        ({"in_axes": (0,)}, "requires names"),
         ({"size": "B"}, "'B' is one of the graph's own"),
     ],
 )

@@ -124,7 +124,9 @@ def test_level_high_uses_tuned_options(tmp_path, monkeypatch):
     ml.tune(net(), "numpy", {"x": X}, choices=choices, seconds=0.1, store=tmp_path)
     compiled_model = high()
     assert compiled_model.options["optimization_level"] == "low"
-    assert "as mithril-tools 0.1.0 found: optimization_level='low', semantics='portable'" in compiled_model.explain()
+    assert (
+        "options from mithril-tools 0.1.0: optimization_level='low', semantics='portable'" in compiled_model.explain()
+    )
     assert high((4, 8)).options["optimization_level"] == "high"  # other shapes are another question
     assert high(("B", 8)).options["optimization_level"] == "high"
     assert high(semantics="native").options["semantics"] == "native"  # options of the user are not overridden

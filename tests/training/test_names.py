@@ -41,7 +41,7 @@ def test_inputs_of_other_names_get_the_usual_remedy():
     model = Model()
     model |= Linear(3)(input="tokens", output="y")
     model |= ml.models.Add()(left="y", right="other", output="z")
-    with pytest.raises(ml.ShapeError, match=r"hint: give it when compiling, shapes={'other'"):
+    with pytest.raises(ml.ShapeError, match=r"hint: pass it to ml.compile, shapes={'other'"):
         ml.compile(model, "numpy", shapes={"tokens": [5, 4]}).randomize_params()
 
 

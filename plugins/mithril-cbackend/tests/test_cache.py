@@ -101,7 +101,7 @@ def test_without_a_linker_the_model_runs_and_says_that_nothing_is_kept(tmp_path,
     monkeypatch.setattr(program_cache, "HOST", toolchains.Toolchain(("no-such-compiler",), "", ""))
     made = compiled(tmp_path)
     assert made({"input": X})["output"].shape == (5, 10)
-    assert "backend 'c' cannot keep this program" in str(made.decisions)
+    assert "backend 'c' cannot save this program" in str(made.decisions)
 
 
 def test_a_damaged_entry_is_made_anew(tmp_path, monkeypatch):
@@ -110,7 +110,7 @@ def test_a_damaged_entry_is_made_anew(tmp_path, monkeypatch):
     monkeypatch.setattr(program_cache.Layout, "load", lambda parts: load({**parts, "layout": b"{}"}))
     made = compiled(tmp_path)
     np.testing.assert_array_equal(made({"input": X})["output"], expected)
-    assert "could not be read and is made anew" in str(made.decisions)
+    assert "recompiled, as the entry cannot be read" in str(made.decisions)
 
 
 SCRIPT = """

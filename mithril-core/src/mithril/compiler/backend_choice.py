@@ -1,4 +1,4 @@
-"""The backend that a user means: an instance, a class or a name."""
+"""Resolution of the ``backend`` argument: an instance, a class or a name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def backend_names(backend: Backend, settings: Settings) -> set[str]:
 
 
 def make_backend(backend: Backend | type[Backend] | str, settings: Settings) -> Backend:
-    """The backend instance that was meant."""
+    """Return the backend instance for an instance, a class or a name."""
     if isinstance(backend, str):
         backend = plugins.backend_class(backend)
     if isinstance(backend, type) and issubclass(backend, Backend):
@@ -25,11 +25,11 @@ def make_backend(backend: Backend | type[Backend] | str, settings: Settings) -> 
         precision = settings["precision"]
         if precision and backend.precision not in (None, precision):
             raise OptionError(
-                f"precision='{precision}' contradicts the backend's own precision '{backend.precision}'",
-                hint="give it in one place",
+                f"precision='{precision}' conflicts with the backend's precision '{backend.precision}'",
+                hint="pass precision only once",
             )
         return backend.with_precision(precision) if precision and backend.precision is None else backend
     raise BackendError(
-        f"{backend!r} is no backend",
+        f"expected a backend instance, class or name, got {backend!r}",
         facts=["accepted: a backend instance such as ml.NumpyBackend(), its class, or its name"],
     )

@@ -1,4 +1,4 @@
-"""``timeout=`` of ``ml.compile``."""
+"""The option ``timeout=`` of ``ml.compile``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mithril.base import CompileTimeoutError
 
 
 class Deadline:
-    """``timeout=``: checked between steps and passes, and by an alarm where the platform has one."""
+    """A time limit, checked between steps and passes and, where supported, by an alarm signal."""
 
     def __init__(self, seconds: float | None) -> None:
         self.seconds = seconds

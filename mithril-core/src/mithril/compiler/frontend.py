@@ -1,7 +1,7 @@
-"""Frontends: how a model of some kind becomes a graph. ``mithril.models`` is the first, a ``Graph`` the second.
+"""Frontends, which convert models to graphs: for layers (``mithril.models``), graphs, and transformed models.
 
 A frontend is a function ``source(model, *, outputs, inference) -> Source``, named by a ``FrontendSpec``. The compiler
-knows models through their source only.
+accesses models only through their source.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mithril.base import DType, TensorType
 from mithril.ir import Graph, Input
 from mithril.plugins import FrontendSpec
 
-# The core's own frontends; a model of no known kind goes to the first, which says what is accepted.
+# Frontends of the core; the first one also receives unsupported models and raises the error.
 CORE = (
     FrontendSpec("models", ("mithril.models.language.layer.Layer",), "mithril.models.frontend:LayerSource"),
     FrontendSpec("graph", ("mithril.ir.core.Graph",), "mithril.compiler.graph_source:GraphSource"),
@@ -31,34 +31,34 @@ CORE = (
 
 
 class InputDeclaration(Protocol):
-    """An input of a model, as declared."""
+    """The declaration of a model input."""
 
     @property
     def name(self) -> str: ...
     @property
-    def shape(self) -> tuple[Any, ...] | None: ...  # numbers, names, dims, None for any size; None: unknown rank
+    def shape(self) -> tuple[Any, ...] | None: ...  # ints, names, dims, None for any size; None: unknown rank
     @property
     def dtype(self) -> DType | None: ...
     @property
-    def where(self) -> str: ...  # the layer that reads it first, and the user's line
+    def where(self) -> str: ...  # the first layer that uses the input, and the user's line
     @property
     def required(self) -> bool: ...
     @property
-    def alike(self) -> str: ...  # a connection of nearly the same name that a layer produces, or ""
+    def alike(self) -> str: ...  # a similar name of a connection that a layer produces, or ""
 
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """How a model is to be traced."""
+    """Settings for tracing a model."""
 
     training: bool = False
-    constants: Mapping[str, Any] = field(default_factory=dict)  # inputs fixed to values
-    trainable: Collection[str] = ()  # names or patterns of the inputs to differentiate by; empty: all parameters
-    dtype: DType | None = None  # of parameters whose dtype no input decides
+    constants: Mapping[str, Any] = field(default_factory=dict)  # inputs with constant values
+    trainable: Collection[str] = ()  # names or patterns of the inputs to differentiate; empty: all parameters
+    dtype: DType | None = None  # default dtype of parameters
 
 
 class Source(Protocol):
-    """One model, as the compiler sees it."""
+    """The compiler's interface to a model."""
 
     name: str
     inference: bool
@@ -68,10 +68,10 @@ class Source(Protocol):
     @property
     def outputs(self) -> Sequence[str]: ...
     @property
-    def layers(self) -> Sequence[str]: ...  # their paths
+    def layers(self) -> Sequence[str]: ...  # paths of the layers
 
     def expects(self, name: str) -> tuple[tuple[Any, ...] | None, Any] | None:
-        """Return the shape and dtype that the first reader of an input expects, or None if nothing is known."""
+        """Return the shape and dtype that the first user of an input expects, or None if unknown."""
 
     def graph(self, types: Mapping[str, TensorType], request: TraceRequest) -> Graph:
         """Return the typed graph for inputs of these types."""
@@ -83,14 +83,14 @@ class Source(Protocol):
 
 
 def is_model(target: Any) -> bool:
-    """Whether some frontend accepts an object of this class."""
+    """Whether a frontend accepts an object of this class."""
     classes = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(target).__mro__}
     specs = [*CORE, *(registered.spec for registered in plugins.frontends().values())]
     return any(classes.intersection(spec.accepts) for spec in specs)
 
 
 def source_of(model: Any, *, outputs: Sequence[str] | None, inference: bool) -> Source:
-    """Return the source of a model, by the frontend that accepts its class."""
+    """Return the source of a model, created by the frontend that accepts its class."""
     classes = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(model).__mro__}
     frontend = _frontend(classes)
     source: Source = frontend(model, outputs=outputs, inference=inference)

@@ -1,4 +1,4 @@
-"""The second frontend: graphs."""
+"""The frontend for graphs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Declared:
 
 
 class GraphSource:
-    """A graph with inputs, parameters and states as it has them."""
+    """The source of a graph, with the graph's own inputs, parameters and states."""
 
     def __init__(self, graph: Graph, *, outputs: Sequence[str] | None = None, inference: bool = False) -> None:
         self.name = graph.name
@@ -64,7 +64,7 @@ class GraphSource:
         if changed:
             if not all(is_static(shape) for shape in changed.values()):
                 raise ShapeError(
-                    "the shapes of a graph's inputs are those it was built with, or sizes for their symbols",
+                    "shapes of graph inputs can only replace symbolic sizes by numbers",
                     facts=[f"'{n}' is {declared[n]}" for n in changed],
                 )
             sizes = bind({n: declared[n].shape for n in changed}, {n: tuple(map(int, s)) for n, s in changed.items()})

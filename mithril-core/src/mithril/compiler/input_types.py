@@ -1,4 +1,4 @@
-"""What is known of a model's inputs before the first call: declarations, shapes=, types=, hints."""
+"""Types of model inputs before the first call, from declarations, shapes=, types= and hints."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from mithril.runtime import InputSpec
 
 
 def input_specs(source: Source, settings: Mapping[str, Any]) -> dict[str, InputSpec]:
-    """One spec per input that callers give, from what the model and the options say of it."""
+    """Return one spec per input of a call, from the model's declarations and the options."""
     shapes, types, fixed = settings["shapes"], settings["types"], settings["constants"]
     declared = {d.name: d for d in source.inputs}
-    for option, given in (("shapes", shapes), ("types", types)):
-        for name in given:
+    for option, declarations in (("shapes", shapes), ("types", types)):
+        for name in declarations:
             if name not in declared:
-                what, facts, hint = unknown(f"input in {option}=", name, list(declared))
-                raise OptionError(what, facts=facts, hint=hint)
+                message, facts, hint = unknown(f"input in {option}=", name, list(declared))
+                raise OptionError(message, facts=facts, hint=hint)
     batch = _batch_range(settings["hints"])
     specs = {}
     for name, d in declared.items():
@@ -38,23 +38,23 @@ def _is_unbounded(size: Size) -> bool:
 
 
 def _batch_range(hints: Mapping[str, Any]) -> tuple[int, int] | None:
-    given = hints.get("input_batch_size_range")
-    if given is None:
+    bounds = hints.get("input_batch_size_range")
+    if bounds is None:
         return None
-    if not isinstance(given, Sequence) or len(given) != 2 or not all(isinstance(n, int) for n in given):
-        raise OptionError(f"hints: input_batch_size_range={given!r} is no pair of sizes", hint="write (1, 32)")
-    low, high = given
+    if not isinstance(bounds, Sequence) or len(bounds) != 2 or not all(isinstance(n, int) for n in bounds):
+        raise OptionError(f"hints: input_batch_size_range={bounds!r} is not a pair of sizes", hint="write (1, 32)")
+    low, high = bounds
     if not 0 <= low <= high:
-        raise OptionError(f"hints: input_batch_size_range={given!r} is empty", hint="write (smallest, largest)")
+        raise OptionError(f"hints: input_batch_size_range={bounds!r} is empty", hint="write (smallest, largest)")
     return low, high
 
 
-def _shape(name: str, given: Any) -> Shape | None:
-    """Numbers, names, dims and None (any size, each its own) as sizes."""
-    if given is None:
+def _shape(name: str, shape: Any) -> Shape | None:
+    """Convert ints, names, dims and None (a new symbol) to sizes."""
+    if shape is None:
         return None
     sizes: list[Size] = []
-    for axis, size in enumerate(given):
+    for axis, size in enumerate(shape):
         if size is None:
             sizes.append(Dim(f"{re.sub(r'[^0-9A-Za-z_]', '_', name)}_{axis}"))
         elif isinstance(size, str):
@@ -64,27 +64,27 @@ def _shape(name: str, given: Any) -> Shape | None:
         else:
             raise OptionError(
                 f"shapes: axis {axis} of '{name}' cannot be {size!r}",
-                facts=["accepted: a number, a name, None for any size, a Dim"],
+                facts=["accepted: an int, a name, a Dim, None for any size"],
             )
     return tuple(sizes)
 
 
-def _merged(name: str, declared: Shape | None, given: Shape | None) -> Shape | None:
-    """What the option says, checked against what the model declares."""
-    if declared is None or given is None:
-        return given if given is not None else declared
-    if len(declared) != len(given) or any(
-        type(a) is int and type(b) is int and a != b for a, b in zip(declared, given, strict=True)
+def _merged(name: str, declared: Shape | None, requested: Shape | None) -> Shape | None:
+    """Merge the shape from the options with the declared shape; raise OptionError if they conflict."""
+    if declared is None or requested is None:
+        return requested if requested is not None else declared
+    if len(declared) != len(requested) or any(
+        type(a) is int and type(b) is int and a != b for a, b in zip(declared, requested, strict=True)
     ):
         raise OptionError(
-            f"shapes: '{name}' contradicts the model",
-            facts=[f"model: [{', '.join(map(str, declared))}]", f"shapes=: [{', '.join(map(str, given))}]"],
+            f"shapes: '{name}' conflicts with the model",
+            facts=[f"model: [{', '.join(map(str, declared))}]", f"shapes=: [{', '.join(map(str, requested))}]"],
         )
-    return tuple(a if type(a) is int else b for a, b in zip(declared, given, strict=True))
+    return tuple(a if type(a) is int else b for a, b in zip(declared, requested, strict=True))
 
 
 def known_types(specs: Mapping[str, InputSpec], default: DType) -> dict[str, TensorType] | None:
-    """The types of all inputs, undeclared dtypes taken for the default; None where a shape is not known."""
+    """Return the types of all inputs with default dtypes where undeclared, or None if a shape is unknown."""
     types = {}
     for name, spec in specs.items():
         if name == TRAINING_FLAG and spec.shape is None:
@@ -101,9 +101,9 @@ TRAINING_FLAG = "is_training"
 
 
 def probe_types(specs: Mapping[str, InputSpec], source: Source, default: DType) -> dict[str, TensorType]:
-    """Types good enough to learn the parameters' shapes from: unknown sizes are symbols.
+    """Return input types for inferring parameter shapes, with symbols for unknown sizes.
 
-    An input of unknown rank gets the rank that the first layer reading it expects.
+    An input of unknown rank gets the rank that its first user expects.
     """
     types = dict[str, TensorType]()
     for name, spec in specs.items():
@@ -121,7 +121,7 @@ def probe_types(specs: Mapping[str, InputSpec], source: Source, default: DType) 
 
 
 def _expected(name: str, source: Source) -> tuple[Shape | None, DType | None] | None:
-    """Shape and dtype that the first reader of an input expects."""
+    """Return the shape and dtype that the first user of an input expects."""
     expected = source.expects(name)
     if expected is None:
         return None
@@ -136,6 +136,6 @@ def _unknown(spec: InputSpec) -> Exception:
         f"Cannot infer shape for tensor '{spec.name}'",
         facts=[spec.where],
         hint=spec.misspelling
-        or f"give it when compiling, shapes={{'{spec.name}': [None, ...]}}, or call the model on data first: "
+        or f"pass it to ml.compile, shapes={{'{spec.name}': [None, ...]}}, or call the model on data first: "
         f"compiled.randomize_params(inputs={{'{spec.name}': x}})",
     )

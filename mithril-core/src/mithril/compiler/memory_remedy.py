@@ -1,4 +1,4 @@
-"""Remedies for a program that does not fit ``max_memory_gb``, each of them tried: checkpointing, a smaller batch."""
+"""Tested remedies for programs that exceed ``max_memory_gb``: checkpointing, a smaller batch."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from mithril.ir import Graph
 from mithril.passes import PassContext
 from mithril.runtime import MemoryUse, ProgramMemory, largest_sizes, memory_use
 
-PLANNED = ("arena", "library")  # backends whose figure is exact once a program is built
+PLANNED = ("arena", "library")  # backends whose estimate is exact after the build
 CHECKPOINTING = "gradient-checkpointing"
 
 
 def check_memory(memory: ProgramMemory, settings: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> None:
-    """Raise where a program does not fit ``max_memory_gb``, for these sizes or the largest that it may have."""
+    """Raise MemoryLimitError if a program exceeds ``max_memory_gb`` for these sizes, or its largest ones."""
     if settings.get("max_memory_gb") is None:
-        return  # without looking at the graph, which may be text still
+        return  # do not access the graph, which may not be parsed yet
     sizes = largest_sizes(memory.graph) if sizes is None else sizes
     if sizes is not None:
         _hold(memory.at(sizes), memory.graph, memory.backend, settings, sizes)
 
 
 def check_arguments(graph: Graph, backend: Backend, settings: Mapping[str, Any]) -> None:
-    """Raise before anything is built where a graph cannot fit: by its arguments alone if an exact figure follows."""
+    """Raise MemoryLimitError before the build; if an exact check follows, only for the size of the arguments."""
     if settings.get("max_memory_gb") is None or (sizes := largest_sizes(graph)) is None:
         return
     use = memory_use(graph, backend, sizes)
@@ -46,7 +46,7 @@ def _hold(
 def remedy(
     graph: Graph, backend: Backend, settings: Mapping[str, Any], use: MemoryUse, limit: int, sizes: Mapping[str, int]
 ) -> str:
-    """Return the hint for a program of this memory."""
+    """Return the hint for a program that exceeds the limit."""
     if CHECKPOINTING in plugins.passes() and not settings.get("gradient_checkpointing"):
         context = PassContext(backend=backend, options={"checkpoint_segments": None})
         smaller = plugins.load_pass(CHECKPOINTING)(graph, context)
@@ -62,7 +62,7 @@ def remedy(
 
 
 def _batch_that_fits(graph: Graph, use: MemoryUse, limit: int, sizes: Mapping[str, int]) -> int | None:
-    """Return the largest first axis of the inputs that fits, if all but the parameters grow with it."""
+    """Return the largest batch that fits, assuming that all memory except parameters scales with it."""
     heads = {i.type.shape[0] for i in graph.with_role("input") if i.type.shape}
     if len(heads) != 1:
         return None
@@ -74,15 +74,15 @@ def _batch_that_fits(graph: Graph, use: MemoryUse, limit: int, sizes: Mapping[st
 
 
 def over_limit(use: MemoryUse, graph: Graph, limit: int, sizes: Mapping[str, int] | None = None) -> MemoryLimitError:
-    """Return the error of a program that does not fit, with its largest values."""
+    """Return the error for a program that exceeds the limit, with its largest values."""
     values = [
         (nbytes(v.type, sizes), v)
         for v in (*(v for n in graph.nodes for v in n.results), *(i.value for i in graph.inputs))
     ]
     largest = sorted(values, key=lambda row: -row[0])[:5]
-    about = "" if use.exact else "about "
+    qualifier = "" if use.exact else "about "
     return MemoryLimitError(
-        f"this program needs {about}{human(use.peak)}, but max_memory_gb allows {human(limit)}",
+        f"this program needs {qualifier}{human(use.peak)}, but max_memory_gb allows {human(limit)}",
         facts=[
             f"parameters and inputs {human(use.outside)}; values and results {human(use.workspace)} ({use.source})",
             "largest: " + "; ".join(f"'{v.name}' {v.type} {human(size)}" for size, v in largest),

@@ -1,4 +1,4 @@
-"""Models under ``vmap`` and derivatives: how declarations of inputs, types and initial values change."""
+"""Model transformations: how ``vmap`` and derivatives change inputs, types and initial values."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _thawed(axes: Frozen) -> int | dict[str, Axis]:
 
 @dataclass(frozen=True)
 class Rows:
-    """The change of ``vmap``."""
+    """The transformation ``vmap``."""
 
     in_axes: Frozen
     out_axes: Frozen
@@ -120,14 +120,14 @@ class Rows:
 
 @dataclass(frozen=True)
 class Derivative:
-    """The change of derivatives."""
+    """A derivative transformation."""
 
     kind: str
     of: tuple[str, ...] | None
     wrt: tuple[str, ...] | None
 
     def _seeds(self, inner: Source) -> dict[str, InputOf]:
-        """Return the inputs that the derivative adds, by name: tangents or cotangents."""
+        """Return the tangents or cotangents that the derivative adds to the inputs, by name."""
         declared = {d.name: d for d in inner.inputs}
         if self.kind == "vjp":
             outputs = inner.outputs if self.of is None else self.of
@@ -157,8 +157,8 @@ class Derivative:
         return {n: t for n, t in types.items() if n not in seeds}
 
     def apply(self, graph: Graph, types: Types) -> Graph:
-        of = self.of[0] if self.of and self.kind in SCALAR else self.of
-        derived = GRAPHS[self.kind](graph, of, self.wrt)
+        outputs = self.of[0] if self.of and self.kind in SCALAR else self.of
+        derived = GRAPHS[self.kind](graph, outputs, self.wrt)
         for i in derived.arguments[len(graph.arguments) :]:
             t = types.get(i.name, i.type)
             with collect_guards():

@@ -1,6 +1,6 @@
-"""Observers of a compilation, which plugins bring: told when stages and passes end.
+"""Observers of a compilation, provided by plugins and notified when stages and passes end.
 
-An observer is chosen when ``ml.compile`` begins and lives as long as the compiled model, which may make more programs.
+Observers are created when ``ml.compile`` starts and live as long as the compiled model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """Told when a stage and a pass have ended, and how the compilation ended. ``seconds`` is what it took."""
+    """The interface of observers: notified at the end of each stage, each pass and the compilation."""
 
     def stage(self, name: str, graph: Graph | None, start: float, seconds: float) -> None: ...
 
@@ -35,11 +35,11 @@ class Observers:
 
     @property
     def watchers(self) -> tuple[Watcher, ...]:
-        """The watchers of the model's calls that observers of its compilation bring along."""
+        """Watchers of the model's calls, from the observers of its compilation."""
         return tuple(o.watcher for o in self.watching_now if hasattr(o, "watcher"))
 
     def stage(self, name: str, graph: Graph | None) -> None:
-        """A stage has ended; it began where the one before ended."""
+        """Notify observers that a stage has ended, which started at the end of the previous stage."""
         if self.watching_now:
             start, self._mark = self._mark, time.perf_counter()
             for observer in self.watching_now:
@@ -47,12 +47,12 @@ class Observers:
             self._mark = time.perf_counter()
 
     def passed(self, name: str, before: Graph, after: Graph, start: float, seconds: float) -> None:
-        """A pass has ended."""
+        """Notify observers that a pass has ended."""
         for observer in self.watching_now:
             observer.passed(name, before, after, start, seconds)
 
     def begin(self) -> None:
-        """Another program is about to be made: the time since the last one is nobody's."""
+        """Restart the clock before compiling another program."""
         self._mark = time.perf_counter()
 
     def end(self, result: Any, error: BaseException | None) -> None:

@@ -1,4 +1,4 @@
-"""Options of ``ml.compile`` that the core itself honours, answered by the built-in plugin ``core``."""
+"""Options of ``ml.compile`` that the core implements, declared by the built-in plugin ``core``."""
 
 from __future__ import annotations
 
@@ -16,153 +16,187 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @hookimpl
 def mithril_options() -> Sequence[Option]:
-    """Keywords that need no plugin."""
+    """Return the options of the core."""
     return [
         Option(
             "autodiff",
             Literal["graph", "native"],
             "graph",
-            "Gradients as a graph that passes see, or by the backend's own autograd.",
+            "Compute gradients in the graph, where passes optimize them, or with the backend's autograd.",
         ),
         Option(
             "backend_map",
             Mapping[str, Any],
             _NOTHING,
-            "Sub-models to run elsewhere: the name set with set_attribute('backend', name) -> backend.",
+            "Run submodels on other backends: a mapping from the name in set_attribute('backend', name) to a backend.",
         ),
-        Option("cache", bool, False, "Keep what was compiled on disk and use it again.", affects="shown"),
+        Option("cache", bool, False, "Cache compiled programs on disk.", affects="shown"),
         Option(
-            "cache_dir", Path | None, None, "Folder of the cache; None is the user's cache folder.", affects="shown"
+            "cache_dir",
+            Path | None,
+            None,
+            "Directory of the cache; None selects the user's cache directory.",
+            affects="shown",
         ),
         Option(
             "checks",
             bool,
             False,
-            "Raise where an index lies outside of what it indexes; else it is moved to the nearest inside.",
+            "Raise an error for indices out of range; without checks they are clamped to the valid range.",
         ),
         Option(
             "code_transformers",
             Sequence[Callable[[str], str]],
             (),
-            "Functions code -> code, applied to the generated source in order.",
+            "Functions (code -> code) to apply to the generated source, in order.",
         ),
-        Option("constants", Mapping[str, Any], _NOTHING, "Inputs whose values are fixed now: name -> array."),
         Option(
-            "custom_passes", Sequence[Any], (), "Functions graph -> graph, pass objects, or names of installed passes."
+            "constants", Mapping[str, Any], _NOTHING, "Inputs to replace by constants: a mapping from name to array."
         ),
-        Option("dynamic_control_flow", bool, True, "False: every branch and loop must resolve at compile time."),
+        Option(
+            "custom_passes",
+            Sequence[Any],
+            (),
+            "Additional passes: functions (graph -> graph), pass objects, or names of installed passes.",
+        ),
+        Option(
+            "dynamic_control_flow",
+            bool,
+            True,
+            "Allow branches and loops at run time; False requires that they resolve at compile time.",
+        ),
         Option(
             "file_path",
             Path | None,
             None,
-            "Write the generated source to this file; with gradients to net.grad.py beside net.py.",
+            "Write the generated source to this file; programs with gradients go to net.grad.py next to net.py.",
             affects="shown",
         ),
-        Option("graph_optimization", bool, False, "True: at least optimization_level 'medium'."),
+        Option("graph_optimization", bool, False, "Raise optimization_level to at least 'medium'."),
         Option(
             "hints",
             Mapping[str, Any],
             _NOTHING,
-            "Expectations of the inputs.",
+            "Expected properties of the inputs.",
             keys={"input_batch_size_range": Sequence[int]},
         ),
-        Option("inference", bool, False, "No gradients; dropout off, batch norm with its running statistics."),
+        Option(
+            "inference",
+            bool,
+            False,
+            "Compile for inference only: no gradients, no dropout, running statistics in batch norm.",
+        ),
         Option(
             "jit",
             bool | None,
             None,
-            "Compile with the backend's just-in-time compiler; None is the backend's best choice.",
+            "Use the backend's just-in-time compiler; None selects the backend's default.",
         ),
         Option("jit_options", Mapping[str, Any], _NOTHING, "Options of the backend's just-in-time compiler."),
         Option(
-            "max_memory_gb", float | str | None, None, "Refuse programs and calls that need more: 8, '8GB', '512MiB'."
+            "max_memory_gb",
+            float | str | None,
+            None,
+            "Reject programs and calls that need more memory: 8, '8GB', '512MiB'.",
         ),
         Option(
             "memory_planning",
             bool | str | Callable[..., Any],
             True,
-            "Plan of the arena: 'smallest' (True), 'greedy', 'best_fit', 'apart' (False), 'module:function', function.",
+            "Strategy for the arena: 'smallest' (True), 'greedy', 'best_fit', 'apart' (False: no reuse of memory), "
+            "'module:function', or a function.",
             ("optimizations.memory_planning",),
         ),
         Option(
             "max_programs",
             Positive,
             64,
-            "Programs kept for calls of different shapes; the least recently used goes first.",
+            "Maximum number of cached programs for calls with different shapes; the least recently used is evicted.",
             affects="shown",
         ),
         Option(
             "num_threads",
             Positive | None,
             None,
-            "Threads the backend may use; None leaves its own default.",
+            "Maximum number of threads of the backend; None keeps the backend's default.",
             ("cpu_options.num_threads",),
         ),
         Option(
             "optimization_level",
             Literal["none", "low", "medium", "high"],
             "medium",
-            "Which passes run; see `mithril passes`.",
+            "Set of passes to run; `mithril passes` lists the passes of each level.",
         ),
         Option(
             "optimizations",
             Mapping[str, bool],
             _NOTHING,
-            "Single passes switched on or off on top of the level: {'fusion': False}.",
+            "Passes or groups of passes to enable or disable in addition to the level: {'fusion': False}.",
         ),
         Option(
             "optimize_for",
             Literal["throughput", "latency"] | None,
             None,
-            "Throughput joins products of one operand; latency leaves them apart and rounds no batches up.",
+            "Optimize for throughput (merges matmuls that share an operand) or latency (does not merge them, "
+            "and compiles exact batch sizes).",
             ("hints.inference_priority",),
         ),
         Option(
-            "outputs", Sequence[str] | None, None, "Names of the values to return; None is what the model declares."
+            "outputs",
+            Sequence[str] | None,
+            None,
+            "Names of the values to return; None selects the outputs that the model declares.",
         ),
         Option(
             "precision",
             Literal["float32", "float16", "bfloat16"] | None,
             None,
-            "Dtype of the parameters and the computation; None keeps the model's.",
+            "Dtype of parameters and computation; None keeps the dtypes of the model.",
         ),
-        Option("seed", int | None, None, "Seed of the parameters and of random operations."),
+        Option("seed", int | None, None, "Seed for the initial parameters and random operations."),
         Option(
             "semantics",
             Literal["portable", "native"],
             "portable",
-            "One meaning on all backends, or the backend's own where it is faster.",
+            "Use the same semantics on all backends, or the backend's own semantics where they are faster.",
         ),
         Option(
             "shapes",
             Mapping[str, Sequence[int | str | Dim | None]],
             _NOTHING,
-            "Shapes of inputs; per axis a size, a name, None for any size, or a Dim with bounds.",
+            "Shapes of inputs: for each axis a size, a name, a Dim with bounds, or None for any size.",
         ),
-        Option("static_inference", bool, False, "Inference with parameters, shapes and memory fixed now."),
-        Option("static_shapes", bool, False, "An error where a shape stays symbolic."),
-        Option("static_types", bool, False, "An error where a dtype would be promoted."),
-        Option("strict", bool, False, "Whatever would only be noted in compiled.decisions is an error."),
-        Option("target_hardware", str | None, None, "Hardware to compile for; see `mithril plugins`."),
-        Option("template_path", Path | None, None, "Jinja2 template to write the source with.", file=True),
+        Option(
+            "static_inference", bool, False, "Compile for inference with constant parameters, shapes and memory layout."
+        ),
+        Option("static_shapes", bool, False, "Raise an error if a shape is symbolic."),
+        Option("static_types", bool, False, "Raise an error if a dtype would be promoted."),
+        Option(
+            "strict",
+            bool,
+            False,
+            "Raise an error for fallbacks, ignored options and downgrades instead of recording a decision.",
+        ),
+        Option("target_hardware", str | None, None, "Hardware to compile for; `mithril plugins` lists the targets."),
+        Option("template_path", Path | None, None, "Jinja2 template for the generated source.", file=True),
         Option(
             "timeout",
             Annotated[float, Least(0, open=True)] | None,
             None,
-            "Seconds after which compiling gives up.",
+            "Time limit of compilation in seconds.",
             affects="shown",
         ),
         Option(
             "trainable",
             Sequence[str] | None,
             None,
-            "Names or patterns of the inputs to differentiate by; None is all parameters.",
+            "Names or patterns of the inputs to differentiate with respect to; None selects all parameters.",
         ),
-        Option("types", Mapping[str, Any], _NOTHING, "Dtypes of inputs: name -> dtype."),
+        Option("types", Mapping[str, Any], _NOTHING, "Dtypes of inputs: a mapping from name to dtype."),
         Option(
             "verify",
             Literal["none", "structure", "numeric"],
             "structure",
-            "What is checked after each pass: nothing, the graph, or its values too.",
+            "Check after each pass: nothing, the structure of the graph, or also its values on random inputs.",
         ),
     ]

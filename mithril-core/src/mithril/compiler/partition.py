@@ -1,7 +1,7 @@
-"""``backend_map``: parts of a model on other backends, arrays handed over at the borders.
+"""Partitioning of a graph over several backends for ``backend_map``, with array transfers between segments.
 
-A sub-model says where it wants to run with ``set_attribute("backend", "torch")``; the map says which backend that is.
-The graph is cut into as few pieces as its order allows; gradients run where their layers do.
+``set_attribute("backend", "torch")`` of a submodel names a backend of the map. The graph is cut into as few segments
+as its order allows; gradients run on the backend of their layer.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ TAG = "backend"
 
 @dataclass(slots=True)
 class Piece:
-    """A run of operations on one backend."""
+    """A segment of the graph: consecutive operations on one backend."""
 
     backend: Backend
     executable: Executable
-    given: tuple[tuple[str, Value], ...]  # name inside -> value of the whole
+    given: tuple[tuple[str, Value], ...]  # name in the segment, value of the full graph
     made: tuple[tuple[str, Value], ...]
 
 
-def places(graph: Graph, default: Backend, others: Mapping[str, Backend]) -> dict[Node, Backend]:
-    """The backend of every node but constants; a name that the map does not have is an error."""
-    found = {}
+def places(graph: Graph, default: Backend, backend_map: Mapping[str, Backend]) -> dict[Node, Backend]:
+    """Return the backend of every node except constants; raise OptionError for a name that is not in the map."""
+    assignment = {}
     for node in graph.nodes:
         if node.is_constant:
             continue
         name = node.tags.get(TAG)
-        if name is None or (name == default.name and name not in others):
-            found[node] = default
-        elif name in others:
-            found[node] = others[name]
+        if name is None or (name == default.name and name not in backend_map):
+            assignment[node] = default
+        elif name in backend_map:
+            assignment[node] = backend_map[name]
         else:
-            what, facts, hint = unknown("backend in backend_map", str(name), list(others))
-            raise OptionError(what, facts=[*facts, f"wanted by {node.origin}"], hint=hint)
-    return found
+            message, facts, hint = unknown("backend in backend_map", str(name), list(backend_map))
+            raise OptionError(message, facts=[*facts, f"requested by {node.origin}"], hint=hint)
+    return assignment
 
 
 def pieces(graph: Graph, where: Mapping[Node, Backend]) -> list[tuple[Backend, list[Node]]]:
-    """Nodes in a valid order, gathered so that the backend changes as seldom as that allows."""
+    """Group nodes into segments in topological order, with few changes of the backend."""
     waiting = {n: len({graph.producers[v] for v in n.operands if v in graph.producers} & where.keys()) for n in where}
     ready: dict[int, deque[Node]] = {}
     backends = {id(b): b for b in where.values()}
@@ -72,15 +72,15 @@ def pieces(graph: Graph, where: Mapping[Node, Backend]) -> list[tuple[Backend, l
 
 
 class Partitioned:
-    """The executable of a graph on several backends; arrays come and go as the first one's."""
+    """The executable of a graph on several backends; arguments and results are arrays of the default backend."""
 
-    def __init__(self, graph: Graph, default: Backend, others: Mapping[str, Backend], build: Build) -> None:
+    def __init__(self, graph: Graph, default: Backend, backend_map: Mapping[str, Backend], build: Build) -> None:
         self.graph = graph
         self.default = default
-        where = places(graph, default, others)
+        assignment = places(graph, default, backend_map)
         rank = {n: k for k, n in enumerate(graph.nodes)}
         self._pieces = [
-            self._piece(backend, sorted(run, key=rank.__getitem__), build) for backend, run in pieces(graph, where)
+            self._piece(backend, sorted(run, key=rank.__getitem__), build) for backend, run in pieces(graph, assignment)
         ]
         constants = [n for n in graph.nodes if n.is_constant and n.result in set(graph.outputs)]
         if constants:
@@ -89,7 +89,7 @@ class Partitioned:
 
     @property
     def source(self) -> str | None:
-        """The generated sources, one after the other."""
+        """The generated sources of all segments."""
         texts = [p.executable.source for p in self._pieces]
         return "\n\n".join(t for t in texts if t) or None
 
@@ -98,25 +98,25 @@ class Partitioned:
         return frozenset().union(*(p.executable.lowered for p in self._pieces))
 
     def _piece(self, backend: Backend, run: list[Node], build: Build) -> Piece:
-        inside = {v for n in run for v in n.results}
+        local_values = {v for n in run for v in n.results}
         scalars = [
             node
             for node in dict.fromkeys(self.graph.producers.get(v) for n in run for v in n.operands if v is not None)
             if node is not None and node.is_constant and node not in run
         ]
-        known = inside | {n.result for n in scalars}
-        outer = list(dict.fromkeys(v for n in run for v in n.operands if v is not None and v not in known))
+        available = local_values | {n.result for n in scalars}
+        outer = list(dict.fromkeys(v for n in run for v in n.operands if v is not None and v not in available))
         inputs = tuple(self.graph.input_of.get(v) or Input(v) for v in outer)
-        outputs, own = set(self.graph.outputs), set(run)
-        wanted = outputs | {v for v in inside if any(u not in own for u in self.graph.users.get(v, ()))}
-        made = [v for n in run for v in n.results if v in wanted]
-        names = tuple(f"r{k}" for k in range(len(made)))
+        outputs, nodes = set(self.graph.outputs), set(run)
+        live = outputs | {v for v in local_values if any(u not in nodes for u in self.graph.users.get(v, ()))}
+        produced = [v for n in run for v in n.results if v in live]
+        names = tuple(f"r{k}" for k in range(len(produced)))
         title = f"{self.graph.name}_{backend.name}"
-        results = tuple(Output(v, name) for name, v in zip(names, made, strict=True))
+        results = tuple(Output(v, name) for name, v in zip(names, produced, strict=True))
         graph = Graph(inputs, (*scalars, *run), results, title, self.graph.guards)
         executable = build(graph, backend)
-        given = tuple((i.name, i.value) for i in inputs if i.role != "constant")
-        return Piece(backend, executable, given, tuple(zip(names, made, strict=True)))
+        operands = tuple((i.name, i.value) for i in inputs if i.role != "constant")
+        return Piece(backend, executable, operands, tuple(zip(names, produced, strict=True)))
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         values: dict[Value, Any] = {}
@@ -128,9 +128,9 @@ class Partitioned:
             own_params: dict[str, Any] = {}
             own_inputs: dict[str, Any] = {}
             for name, value in piece.given:
-                given = self.graph.input_of.get(value)
-                array = self._handed(values[value], home[value], piece.backend, given)
-                (own_params if given is not None and given.role == "param" else own_inputs)[name] = array
+                declaration = self.graph.input_of.get(value)
+                array = self._handed(values[value], home[value], piece.backend, declaration)
+                (own_params if declaration is not None and declaration.role == "param" else own_inputs)[name] = array
             results = piece.executable(own_params, own_inputs)
             for name, value in piece.made:
                 values[value], home[value] = results[name], piece.backend
@@ -139,16 +139,16 @@ class Partitioned:
             for name, v in zip(self.graph.output_names, self.graph.outputs, strict=True)
         }
 
-    def _handed(self, array: Any, source: Backend, target: Backend, given: Input | None) -> Any:
-        """An array over the border: without a copy where both sides speak DLPack. Parameters are handed over once."""
+    def _handed(self, array: Any, source: Backend, target: Backend, declaration: Input | None) -> Any:
+        """Transfer an array to another backend, without a copy if both support DLPack; parameters only once."""
         if source is target or target.is_array(array):
             return array
-        key = (given.name, id(target)) if given is not None and given.role == "param" else None
+        key = (declaration.name, id(target)) if declaration is not None and declaration.role == "param" else None
         if key is not None:
-            known = self._converted.get(key)
-            if known is not None and known[0] is array:
-                return known[1]
-        made = target.array(array if hasattr(array, "__dlpack__") else source.to_numpy(array))
+            cached = self._converted.get(key)
+            if cached is not None and cached[0] is array:
+                return cached[1]
+        converted = target.array(array if hasattr(array, "__dlpack__") else source.to_numpy(array))
         if key is not None:
-            self._converted[key] = array, made
-        return made
+            self._converted[key] = array, converted
+        return converted

@@ -1,4 +1,4 @@
-"""Which passes run: the level's, switched by ``optimizations=``, joined by ``custom_passes=``, amended by plugins."""
+"""Selection of passes: those of the level, changed by ``optimizations=``, ``custom_passes=`` and plugins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHECKS = {"none": "none", "structure": "structure", "numeric": "numeric"}
 
 
 def optimization_level(settings: Mapping[str, Any]) -> str:
-    """The level in force: ``graph_optimization=True`` means medium at least."""
+    """Return the effective level: at least medium with ``graph_optimization=True``."""
     level: str = settings["optimization_level"]
     if settings["graph_optimization"] and LEVELS.index(level) < LEVELS.index("medium"):
         return "medium"
@@ -22,20 +22,20 @@ def optimization_level(settings: Mapping[str, Any]) -> str:
 
 
 def make_pipeline(settings: Mapping[str, Any], context: CompileContext) -> PassManager:
-    """The passes of one compilation, in order."""
+    """Return the passes of one compilation, in order."""
     passes = [installed(p) if isinstance(p, str) else custom(p) for p in chosen(settings, context)]
     return PassManager(_distinct(passes, context), check=CHECKS[settings["verify"]])
 
 
 def chosen(settings: Mapping[str, Any], context: CompileContext) -> list[Any]:
-    """The passes of one compilation by name, the user's own as they are; nothing is imported, names are checked."""
+    """Return the names of the passes and the custom passes of one compilation; check names without imports."""
     names = level_passes(context.level)
     names += [n for n in dict.fromkeys((*context.backend.passes, *asked_for(settings))) if n not in names]
     names = _prioritized(names, settings["optimize_for"], context)
-    for name, wanted in switches(settings["optimizations"]).items():
-        if wanted and name not in names:
+    for name, enabled in switches(settings["optimizations"]).items():
+        if enabled and name not in names:
             names.append(name)
-        elif not wanted and name in names:
+        elif not enabled and name in names:
             names.remove(name)
     draft = plugins.amend_pipeline(PipelineDraft(names), context.target, context.level)
     for change in draft.changes:
@@ -53,21 +53,21 @@ def chosen(settings: Mapping[str, Any], context: CompileContext) -> list[Any]:
 
 
 def _prioritized(names: list[str], priority: str | None, context: CompileContext) -> list[str]:
-    """Add the passes that favor what ``optimize_for`` names, and leave out those that favor the other."""
+    """Add the passes that favor the value of ``optimize_for``, and remove those that favor the other value."""
     if priority is None:
         return names
-    favored = {name: found.spec.favors for name, found in plugins.passes().items() if found.spec.favors}
-    chosen = [n for n in names if favored.get(n, priority) == priority]
-    chosen += [n for n, favors in favored.items() if favors == priority and n not in chosen]
-    added, dropped = sorted(set(chosen) - set(names)), sorted(set(names) - set(chosen))
-    what = [f"with {', '.join(added)}"] * bool(added) + [f"without {', '.join(dropped)}"] * bool(dropped)
-    text = ", ".join(what) or "the passes of this level are those for it"
+    favored = {name: entry.spec.favors for name, entry in plugins.passes().items() if entry.spec.favors}
+    selection = [n for n in names if favored.get(n, priority) == priority]
+    selection += [n for n, favors in favored.items() if favors == priority and n not in selection]
+    added, dropped = sorted(set(selection) - set(names)), sorted(set(names) - set(selection))
+    changes = [f"with {', '.join(added)}"] * bool(added) + [f"without {', '.join(dropped)}"] * bool(dropped)
+    text = ", ".join(changes) or "no change of the passes of this level"
     context.decisions.record("choice", f"optimize_for='{priority}': {text}")
-    return chosen
+    return selection
 
 
 def _record_providers(names: Iterable[str], context: CompileContext) -> None:
-    """Record third parties' passes, and each pass that a clash of names or a void placement affects."""
+    """Record third-party passes, and passes affected by name conflicts or invalid placements."""
     table = plugins.pass_table()
     rank = LEVELS.index(context.level)
     for name in names:
@@ -88,7 +88,7 @@ def _record_providers(names: Iterable[str], context: CompileContext) -> None:
 
 
 def record_clashes(context: CompileContext) -> None:
-    """Record each plugin that claims the name of this compilation's backend, target or options in vain."""
+    """Record each plugin whose claim to a name of this compilation's backend, target or options is ignored."""
     settings: Any = context.options
     tables = {"mithril_backends": context.backend.name, "mithril_targets": settings["target_hardware"]}
     texts = [plugins.clash_text(hook, name) for hook, name in tables.items() if name]
@@ -98,73 +98,73 @@ def record_clashes(context: CompileContext) -> None:
 
 
 def record_fault(context: CompileContext, message: str) -> None:
-    """Record what a plugin's mistake changes in this compilation, and warn once."""
+    """Record how a plugin's error affects this compilation, and warn once."""
     context.decisions.record("ignored", message, warning=PluginWarning)
 
 
 def level_passes(level: str) -> list[str]:
-    """Names of the installed passes that a level includes."""
+    """Return the names of the installed passes that a level includes."""
     rank = LEVELS.index(level)
     return sorted(
-        name for name, found in plugins.passes().items() if found.spec.level and LEVELS.index(found.spec.level) <= rank
+        name for name, entry in plugins.passes().items() if entry.spec.level and LEVELS.index(entry.spec.level) <= rank
     )
 
 
 def asked_for(settings: Mapping[str, Any]) -> list[str]:
-    """Names of the installed passes whose own option is set."""
+    """Return the names of the installed passes that are enabled by an option."""
     names = set()
-    for name, found in plugins.passes().items():
-        for option in found.spec.options:  # all of them are read, so that none counts as ignored
+    for name, entry in plugins.passes().items():
+        for option in entry.spec.options:  # read all of them, so that none is reported as ignored
             if settings.get(option):
                 names.add(name)
     return sorted(names)
 
 
-def switches(given: Mapping[str, bool]) -> dict[str, bool]:
-    """``optimizations={...}`` with aliases resolved; unknown names and contradictions are errors."""
+def switches(requested: Mapping[str, bool]) -> dict[str, bool]:
+    """Return ``optimizations={...}`` with aliases resolved; raise OptionError for unknown names and conflicts."""
     names, aliases = plugins.passes(), plugins.pass_aliases()
     groups = _groups()
     out: dict[str, bool] = {}
     grouped: dict[str, bool] = {}
-    for word, wanted in given.items():
+    for word, enabled in requested.items():
         for member in groups.get(word, ()):
-            if not wanted or names[member].spec.level in ("low", "medium"):
-                grouped[member] = grouped.get(member, True) and wanted
+            if not enabled or names[member].spec.level in ("low", "medium"):
+                grouped[member] = grouped.get(member, True) and enabled
         if word in groups:
             continue
         name = aliases.get(word, word)
         if name not in names:
-            known = [*names, *aliases, *groups]
-            what, facts, hint = unknown("optimization", word, known)
+            valid_names = [*names, *aliases, *groups]
+            message, facts, hint = unknown("optimization", word, valid_names)
             raise OptionError(
-                what,
+                message,
                 facts=facts,
-                hint=hint or (None if known else "pip install mithril-passes brings the standard passes"),
+                hint=hint or (None if valid_names else "pip install mithril-passes provides the standard passes"),
             )
-        if out.setdefault(name, bool(wanted)) != bool(wanted):
-            raise OptionError(f"optimizations switch '{name}' both on and off", facts=[f"given: {dict(given)}"])
+        if out.setdefault(name, bool(enabled)) != bool(enabled):
+            raise OptionError(f"optimizations both enable and disable '{name}'", facts=[f"got: {dict(requested)}"])
     return {**grouped, **out}
 
 
 def _groups() -> dict[str, list[str]]:
-    """Return the words that switch several passes, with these passes."""
-    found: dict[str, list[str]] = {}
+    """Return the groups of passes by name."""
+    groups: dict[str, list[str]] = {}
     for name, entry in plugins.passes().items():
         for word in entry.spec.groups:
-            found.setdefault(word, []).append(name)
-    return found
+            groups.setdefault(word, []).append(name)
+    return groups
 
 
 def installed(name: str) -> Pass:
-    """An installed pass, placed as its descriptor says."""
-    found = plugins.pass_spec(name)
-    spec, place = found.spec, plugins.pass_placement(name)
+    """Load an installed pass, placed by its descriptor."""
+    entry = plugins.pass_spec(name)
+    spec, place = entry.spec, plugins.pass_placement(name)
     loaded = plugins.load_pass(name)
     if repeated := placement_of(loaded):
         raise PassError(
-            f"pass '{spec.name}' of {found.origin} is placed twice: by its PassSpec, and by {', '.join(repeated)}",
+            f"pass '{spec.name}' of {entry.origin} is placed twice: by its PassSpec, and by {', '.join(repeated)}",
             facts=[f"loaded from: {spec.loads}"],
-            hint=f"report it to the authors of {found.plugin.distribution}: only the PassSpec places an installed pass",
+            hint=f"report it to the authors of {entry.plugin.distribution}: only the PassSpec places an installed pass",
         )
     return as_pass(
         loaded,
@@ -175,14 +175,14 @@ def installed(name: str) -> Pass:
         after=place.after,
         version=spec.version,
         summary=spec.summary,
-        origin=found.origin,
-        trusted=found.plugin.first_party,
+        origin=entry.origin,
+        trusted=entry.plugin.first_party,
     )
 
 
-def custom(given: Any) -> Pass:
-    """A pass given to ``ml.compile``: placed by what it says of itself, else after the cleaning passes."""
-    one = as_pass(given)
+def custom(value: Any) -> Pass:
+    """Return a custom pass of ``ml.compile``, placed by its own declaration or after the cleanup passes."""
+    one = as_pass(value)
     aliases, entries = plugins.pass_aliases(), plugins.passes()
     names = {f: tuple(aliases.get(n, n) for n in getattr(one, f)) for f in ("before", "after")}
     for field, words in names.items():
@@ -192,13 +192,13 @@ def custom(given: Any) -> Pass:
                 raise PassError(
                     f"pass '{one.name}' says {field}='{word}', but '{word}' runs in stage '{other.spec.stage}'",
                     facts=[f"'{one.name}' runs in stage '{one.stage}'", f"stages, in order: {', '.join(STAGES)}"],
-                    hint=f"place it with stage='{other.spec.stage}', or leave {field}= out",
+                    hint=f"set stage='{other.spec.stage}', or omit {field}=",
                 )
     return one if (names["before"], names["after"]) == (one.before, one.after) else as_pass(one, **names)
 
 
 def _distinct(passes: list[Pass], context: CompileContext) -> list[Pass]:
-    """Number the user's passes that share a name; check the names they are placed by."""
+    """Number the custom passes that share a name, and check their ``before`` and ``after``."""
     seen: dict[str, int] = {}
     out = []
     for one in passes:
@@ -212,6 +212,6 @@ def _distinct(passes: list[Pass], context: CompileContext) -> list[Pass]:
     for one in out:
         for word in (*one.before, *one.after):
             if word not in names:
-                what, facts, hint = unknown(f"pass in before= or after= of pass '{one.name}':", word, names)
-                raise PassError(what, facts=facts, hint=hint or "`mithril passes` lists the installed passes")
+                message, facts, hint = unknown(f"pass in before= or after= of pass '{one.name}':", word, names)
+                raise PassError(message, facts=facts, hint=hint or "`mithril passes` lists the installed passes")
     return out

@@ -1,8 +1,8 @@
-"""``cache=True``: programs kept on disk, found again by everything that went into them.
+"""On-disk cache of compiled programs (``cache=True``), keyed by all inputs of the compilation.
 
-The key holds the model layer by layer, the types of its inputs, the options, the passes with their versions, plugins,
-libraries, the files of the packages that take part, templates. An entry holds graphs and generated source as text,
-machine code, names, decisions, signed by the user's own key (base/disk_cache.py). Nothing is unpickled.
+The key covers the model layer by layer, input types, options, passes with versions, plugins, libraries, the files of
+the packages involved, and templates. An entry holds graphs and generated source as text, machine code, names and
+decisions, signed with the user's key (base/disk_cache.py). Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class ProgramCache:
-    """The programs of one compiled model in a store."""
+    """The cached programs of one compiled model."""
 
     def __init__(self, context: CompileContext, source: Source, passes: Sequence[Any]) -> None:
         options = context.options
@@ -60,36 +60,36 @@ class ProgramCache:
     def _fingerprint(self, source: Source, passes: Sequence[Any]) -> str | None:
         settings: Any = self.context.options
         values = settings.peek()
-        chosen = {option.name: values[option.name] for option in self.declared if option.affects == "program"}
+        relevant = {option.name: values[option.name] for option in self.declared if option.affects == "program"}
         try:
             return fingerprint(
                 source,
-                chosen,
+                relevant,
                 self._input_files(),
                 type(self.backend),
                 self.backend.identity(),
                 list(passes),
                 self.context.target,
                 self.context.level,
-                _world(self.backend.name),
+                _environment_key(self.backend.name),
             )
         except NoFingerprint as what:
-            self.decisions.record("ignored", f"cache: {what} has no fingerprint, so nothing is kept")
+            self.decisions.record("ignored", f"cache: {what} has no fingerprint, so programs are not cached")
             return None
 
     def _input_files(self) -> list[Any]:
-        """Return the contents of the files that options name as input: an edited file makes another program."""
+        """Return the contents of files that options read, so that an edited file changes the key."""
         options = self.context.options
         paths = [options[option.name] for option in self.declared if option.file]
         contents = [Path(path).read_bytes() for path in paths if path is not None]
         path = options["template_path"]
         texts = template_texts(path) if path is not None else {}
         if texts is None:
-            raise NoFingerprint(f"the template '{path}', which includes others by names that it computes,")
+            raise NoFingerprint(f"the template '{path}', which includes templates with computed names,")
         return [contents, texts]
 
     def key(self, request: Request) -> str | None:
-        """Of one program; None where it cannot be kept."""
+        """Return the cache key of a program, or None if it cannot be cached."""
         if self._base is None:
             return None
         kind = request.kind
@@ -97,7 +97,7 @@ class ProgramCache:
         return fingerprint(self._base, types, kind.training, kind.of, kind.wrt, dict(request.constants))
 
     def load(self, request: Request) -> Program | None:
-        """The program, if it was made before."""
+        """Return the cached program, or None."""
         key = self.key(request) if self.reads else None
         parts = self.store.get(key) if key is not None else None
         if parts is None:
@@ -105,20 +105,20 @@ class ProgramCache:
         try:
             return self._read(parts, request)
         except (MithrilError, ValueError, KeyError, TypeError, EOFError) as error:
-            self.decisions.record("choice", f"cache: an entry could not be read and is made anew ({error})")
+            self.decisions.record("choice", f"cache: recompiled, as the entry cannot be read ({error})")
             return None
 
     def save(self, program: Program, decisions: Sequence[Decision]) -> None:
-        """Keep a program, if its backend can hand it out."""
+        """Save a program, if its backend supports it."""
         key = self.key(program.request)
         executable = self.backend.dump(program.executable) if key is not None else None
         if key is None or executable is None:
             if key is not None:
-                self.decisions.record("ignored", f"cache: backend '{self.backend.name}' cannot keep this program")
+                self.decisions.record("ignored", f"cache: backend '{self.backend.name}' cannot save this program")
             return
         report: PipelineReport | None = program.report
         interface = program.interface
-        about = {
+        description = {
             "results": asdict(program.results),
             "bounds": [[type(b).__name__, *astuple(b)] for b in (program.checked.checks if program.checked else ())],
             "params": _rows(interface.params),
@@ -131,7 +131,7 @@ class ProgramCache:
         self.store.put(
             key,
             {
-                "about": json.dumps(about).encode(),
+                "about": json.dumps(description).encode(),
                 "guards": to_text(_only_guards(program.traced), origins=False).encode(),
                 "traced": to_text(program.traced).encode(),
                 "graph": to_text(program.graph).encode(),
@@ -141,12 +141,12 @@ class ProgramCache:
         )
 
     def _read(self, parts: Mapping[str, bytes], request: Request) -> Program:
-        about = json.loads(parts["about"])
-        limits = {name: (low, high) for name, low, high in about["limits"]}
+        description = json.loads(parts["about"])
+        limits = {name: (low, high) for name, low, high in description["limits"]}
         interface = Interface(
-            _types(about["params"], limits),
-            _types(about["states"], limits),
-            _types(about["outputs"], limits),
+            _types(description["params"], limits),
+            _types(description["states"], limits),
+            _types(description["outputs"], limits),
             parse(parts["guards"].decode()).guards,
         )
         prefix = "executable/"
@@ -155,26 +155,26 @@ class ProgramCache:
             Deferred(parts["lowered"].decode()),
             self._options,
         )
-        for kind, message, where in about["decisions"]:
-            self.decisions.record(kind, message, where)
+        for kind, message, location in description["decisions"]:
+            self.decisions.record(kind, message, location)
         program = Program(
             request,
             Deferred(parts["traced"].decode()),
             Deferred(parts["graph"].decode()),
             interface,
             executable,
-            _results(about["results"]),
-            PipelineReport([PassRecord(*row) for row in about["report"]]),
+            _results(description["results"]),
+            PipelineReport([PassRecord(*row) for row in description["report"]]),
             backend=self.backend,
         )
-        if bounds := [KINDS[kind](*fields) for kind, *fields in about["bounds"]]:
+        if bounds := [KINDS[kind](*fields) for kind, *fields in description["bounds"]]:
             program.checked = Checked(executable, bounds, program.types, self.backend)
         return program
 
 
-def _results(about: Mapping[str, Any]) -> Results:
-    pairs = {role: tuple((of, name) for of, name in about[role]) for role in ("gradients", "states")}
-    return Results(tuple(about["outputs"]), **pairs)
+def _results(description: Mapping[str, Any]) -> Results:
+    pairs = {role: tuple((target, name) for target, name in description[role]) for role in ("gradients", "states")}
+    return Results(tuple(description["outputs"]), **pairs)
 
 
 def _rows(types: Mapping[str, TensorType]) -> list[list[Any]]:
@@ -182,7 +182,7 @@ def _rows(types: Mapping[str, TensorType]) -> list[list[Any]]:
 
 
 def _types(rows: Sequence[Any], limits: Mapping[str, tuple[int, int | None]]) -> dict[str, TensorType]:
-    """Types from names and numbers; sizes that are words are read as dims."""
+    """Parse types from names and sizes; strings are dims."""
     return {
         name: TensorType(as_dtype(kind), tuple(d if isinstance(d, int) else parse_dim(d, limits) for d in shape))
         for name, kind, shape in rows
@@ -190,29 +190,29 @@ def _types(rows: Sequence[Any], limits: Mapping[str, tuple[int, int | None]]) ->
 
 
 def _only_guards(graph: Graph) -> Graph:
-    """What is assumed of sizes, with the inputs that these are sizes of."""
+    """Return a graph of the guards and the inputs whose sizes they refer to."""
     return Graph(graph.with_role("input", "cotangent"), (), (), "guards", graph.guards)
 
 
 def new_decisions(decisions: Decisions, before: int) -> list[Decision]:
-    """What was recorded since there were ``before`` of them."""
+    """Return the decisions after the first ``before``."""
     return list(decisions)[before:]
 
 
-def _world(backend: str) -> list[str]:
-    """Everything installed that may change what is made."""
-    found = [f"python {sys.version}", f"mithril {__version__} {package_stamp('mithril')}"]
+def _environment_key(backend: str) -> list[str]:
+    """Return the installed versions that affect compiled programs."""
+    versions = [f"python {sys.version}", f"mithril {__version__} {package_stamp('mithril')}"]
     for plugin in plugins.found():
         if plugin.state != "disabled":
             stamp = package_stamp(plugin.module.partition(".")[0]) if plugin.version else ""
-            found.append(f"{plugin.distribution} {plugin.version} {stamp}")
+            versions.append(f"{plugin.distribution} {plugin.version} {stamp}")
     entry = plugins.backends().get(backend)
-    found += _versions("mithril-core")
-    return found + (_versions(entry.plugin.distribution) if entry is not None else [])
+    versions += _versions("mithril-core")
+    return versions + (_versions(entry.plugin.distribution) if entry is not None else [])
 
 
 def _versions(distribution: str) -> list[str]:
-    """Return the installed versions of a distribution's dependencies, from metadata: nothing is imported."""
+    """Return the installed versions of a distribution's dependencies from metadata, without imports."""
     try:
         requirements = metadata.requires(distribution) or []
     except metadata.PackageNotFoundError:
@@ -220,6 +220,6 @@ def _versions(distribution: str) -> list[str]:
     names = sorted({re.split(r"[^\w.-]", text, maxsplit=1)[0] for text in requirements if "extra ==" not in text})
     versions = []
     for name in names:
-        with contextlib.suppress(metadata.PackageNotFoundError):  # of an extra, or for another platform
+        with contextlib.suppress(metadata.PackageNotFoundError):  # a requirement of an extra or of another platform
             versions.append(f"{name} {metadata.version(name)}")
     return versions

@@ -1,4 +1,4 @@
-"""Options that contradict each other or the model, and patterns without a match: errors before anything is compiled."""
+"""Checks before compilation: options that conflict with each other or the model, and patterns without a match."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from mithril.runtime import InputSpec
 
 WITHOUT_ARENA = {
     "frees": "has no arena: it frees each value after its last use",
-    "holds": "has no arena: it holds values until a call ends",
-    "library": "has no arena of its own: its compiler plans memory",
+    "holds": "has no arena: it keeps values until the end of a call",
+    "library": "has no arena: its compiler plans memory",
 }
 
 
 def check_sizes(settings: Mapping[str, Any], specs: Mapping[str, InputSpec]) -> None:
-    """Raise where declared sizes contradict the range of batches, or the fixed shapes of ``static_inference``."""
+    """Raise OptionError if declared sizes conflict with the batch range or with ``static_inference``."""
     sizes = {name: spec.shape[0] for name, spec in specs.items() if spec.shape}
     if wrong := outside_of_batches(settings, sizes):
         name = next(iter(sizes))
@@ -40,14 +40,14 @@ def check_sizes(settings: Mapping[str, Any], specs: Mapping[str, InputSpec]) -> 
         if settings["static_inference"] and spec.shape is not None and not is_static(spec.shape):
             open_sizes = ", ".join(map(str, spec.shape))
             raise OptionError(
-                f"static_inference=True fixes all shapes, but '{name}' has an open size: [{open_sizes}]",
+                f"static_inference=True requires static shapes, but '{name}' has a symbolic size: [{open_sizes}]",
                 facts=[spec.where] if spec.where else [],
-                hint="give numbers in shapes=, or use inference=True, which serves any size",
+                hint="pass ints in shapes=, or use inference=True, which supports all sizes",
             )
 
 
 def outside_of_batches(settings: Mapping[str, Any], sizes: Mapping[str, Any]) -> str | None:
-    """Describe the first of these first sizes, by input, where none of them fits the hint's range of batches."""
+    """Return an error message if all first sizes of inputs are outside the hint's batch range, else None."""
     batch = settings["hints"].get("input_batch_size_range")
     if (
         batch is None
@@ -60,7 +60,7 @@ def outside_of_batches(settings: Mapping[str, Any], sizes: Mapping[str, Any]) ->
 
 
 def check_layers(settings: Mapping[str, Any], options: Iterable[Option], graph: Graph, leaves: Iterable[str]) -> None:
-    """Raise where a pattern of layer names, in a dictionary of any option, matches no layer of the model."""
+    """Raise OptionError if a pattern of layer names in a dictionary option matches no layer of the model."""
     patterns = [
         (f"{option.name}['{key}']", pattern)
         for option in options
@@ -71,12 +71,12 @@ def check_layers(settings: Mapping[str, Any], options: Iterable[Option], graph: 
     if not patterns:
         return
     names = {path for leaf in (*leaves, *(node.origin.path for node, _ in iterate(graph))) for path in _parents(leaf)}
-    for where, pattern in patterns:
-        require_match(where, "layer", pattern, names)
+    for option_key, pattern in patterns:
+        require_match(option_key, "layer", pattern, names)
 
 
 def check_trainable(patterns: Sequence[str] | None, graph: Graph) -> None:
-    """Raise where a pattern of ``trainable`` matches no parameter and no input."""
+    """Raise OptionError if a pattern of ``trainable`` matches no parameter and no input."""
     names = {i.name for i in graph.with_role("param", "input")}
     for pattern in patterns or ():
         require_match("trainable", "parameter or input", pattern, names)
@@ -89,7 +89,7 @@ def note_graph(graph: Graph, settings: Mapping[str, Any], decisions: Decisions) 
 
 
 def note_places(graph: Graph, settings: Mapping[str, Any], decisions: Decisions) -> None:
-    """Record layers that name a backend where ``backend_map`` was not given."""
+    """Record layers with the attribute 'backend' if ``backend_map`` is not set."""
     if settings["backend_map"]:
         return
     for name, path in {node.tags[TAG]: node.origin.path for node, _ in iterate(graph) if TAG in node.tags}.items():
@@ -99,40 +99,40 @@ def note_places(graph: Graph, settings: Mapping[str, Any], decisions: Decisions)
 
 
 def note_axes(graph: Graph, decisions: Decisions) -> None:
-    """Record operations that declare no axes: nothing can be derived for them, so they are treated as whole."""
+    """Record operations that declare no axes: they are never split, as no property can be derived for them."""
     ops: dict[Any, None] = dict.fromkeys(node.op for node, _ in iterate(graph))
     for op in ops:
         silent = op.declared_axes is None and not (op.no_axes or op.composite or op.elementwise)
         if silent:
-            decisions.record("choice", f"operation '{op.name}' declares no axes: it runs on whole operands")
+            decisions.record("choice", f"operation '{op.name}' declares no axes: it runs on full operands")
 
 
 def note_planning(settings: Mapping[str, Any], backend: Backend, decisions: Decisions) -> None:
-    """Check ``memory_planning``, and record it where a backend has no arena to plan."""
-    chosen = settings["memory_planning"]
-    if not isinstance(chosen, bool):
-        find_strategy(chosen)
+    """Check ``memory_planning``, and record it as ignored if the backend has no arena."""
+    strategy = settings["memory_planning"]
+    if not isinstance(strategy, bool):
+        find_strategy(strategy)
     memory = backend.capabilities.memory
-    if chosen is not True and memory != "arena":
-        decisions.record("ignored", f"memory_planning={chosen!r}: backend '{backend.name}' {WITHOUT_ARENA[memory]}")
+    if strategy is not True and memory != "arena":
+        decisions.record("ignored", f"memory_planning={strategy!r}: backend '{backend.name}' {WITHOUT_ARENA[memory]}")
 
 
 FILES = ("file_path", "dump_graph", "visualize", "save_intermediates", "profile_output", "cache")
 
 
 def note_deferred(settings: Mapping[str, Any], decisions: Decisions) -> None:
-    """Record files that are written with the first program, which waits for the shapes of a call."""
+    """Record output files that are deferred to the first call because shapes are unknown."""
     values = settings.peek() if hasattr(settings, "peek") else settings
-    if asked := [name for name in FILES if values.get(name)]:
+    if requested := [name for name in FILES if values.get(name)]:
         decisions.record(
-            "deferred", f"{', '.join(asked)}: written at the first call, as shapes= does not give all sizes"
+            "deferred", f"{', '.join(requested)}: written at the first call, as shapes= does not define all sizes"
         )
 
 
 def note_precision(settings: Mapping[str, Any], backend: Backend, decisions: Decisions) -> None:
-    """Record inputs whose declared dtype keeps a program from computing in ``precision``."""
-    for name, given in settings["types"].items():
-        kind = as_dtype(given)
+    """Record inputs whose declared dtype prevents computation in ``precision``."""
+    for name, declared in settings["types"].items():
+        kind = as_dtype(declared)
         if backend.precision is not None and kind.is_float and kind is not backend.dtype:
             decisions.record(
                 "downgrade",
@@ -141,8 +141,8 @@ def note_precision(settings: Mapping[str, Any], backend: Backend, decisions: Dec
             )
 
 
-def _listed(given: Any) -> Sequence[str]:
-    return (given,) if isinstance(given, str) else tuple(given)
+def _listed(patterns: Any) -> Sequence[str]:
+    return (patterns,) if isinstance(patterns, str) else tuple(patterns)
 
 
 def _parents(path: str) -> list[str]:
@@ -160,7 +160,7 @@ def require_static(graph: Graph) -> None:
             raise ShapeError(
                 f"Cannot infer shape for tensor '{i.name}'",
                 facts=[f"static_shapes=True, but it is {i.type}"],
-                hint=f"give numbers: shapes={{'{i.name}': [...]}}",
+                hint=f"pass ints: shapes={{'{i.name}': [...]}}",
             )
     for node in graph.nodes:
         for value in node.results:
@@ -175,9 +175,9 @@ def require_derived_gradients(graph: Graph) -> None:
         op = node.op
         if op.surrogate:
             raise GradientError(
-                f"autodiff='native' would differentiate what '{op.name}' computes, and lose its own gradient",
+                f"autodiff='native' would ignore the custom gradient of '{op.name}'",
                 facts=[str(node.origin), op.doc.splitlines()[0]],
-                hint="leave autodiff='native' out",
+                hint="omit autodiff='native'",
             )
 
 
@@ -189,7 +189,7 @@ def require_no_promotion(graph: Graph) -> None:
             raise OptionError(
                 f"static_types=True, but '{source.name}' is promoted from {source.dtype} to {target.dtype}",
                 facts=[_origin(node)],
-                hint="give matching dtypes with types=, or write the cast",
+                hint="pass matching dtypes with types=, or add a cast",
             )
 
 
@@ -204,7 +204,7 @@ def require_no_control_flow(graph: Graph) -> None:
 
 
 def note_target_memory(graph: Graph, target: HardwareTarget | None, decisions: Decisions) -> None:
-    """Record that what a program reads and writes is larger than the target's memory."""
+    """Record that inputs and outputs of a program exceed the target's memory."""
     values = [*(i.type for i in graph.inputs), *(v.type for v in graph.outputs)]
     if target is None or target.memory is None or not all(t.is_static for t in values):
         return

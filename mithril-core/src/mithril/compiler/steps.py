@@ -1,7 +1,7 @@
-"""``ml.compile``: seven steps from a model to something that runs.
+"""``ml.compile``: seven steps from a model to an executable program.
 
 flatten -> resolve terminals -> infer shapes -> infer types -> optimize -> generate code -> build functions. The first
-two happen once per model; the others once per program, that is per set of input types a model is called with.
+two run once per model, the others once per program, that is for each combination of input types.
 """
 
 from __future__ import annotations
@@ -75,24 +75,24 @@ Names = tuple[str, ...]
 def compile(model: Any, backend: Backend | type[Backend] | str, **options: Any) -> CompiledModel:
     """Compile ``model`` for ``backend`` (an instance, a class or a name such as ``"jax"``).
 
-    `mithril options` lists the keywords and who owns them. Where the shapes of the inputs are known, compilation
-    happens now; otherwise at the first call, once per signature.
+    `mithril options` lists the keywords and their owners. If the shapes of the inputs are known, the model is compiled
+    immediately; otherwise at the first call, once per signature.
     """
     settings = resolve_options(options)
-    made = make_backend(backend, settings)
+    instance = make_backend(backend, settings)
     decisions = Decisions(strict=settings["strict"])
-    own, foreign = fitted(options, backend_names(made, settings))
+    applicable, foreign = fitted(options, backend_names(instance, settings))
     if foreign:
-        settings = resolve_options(own)
+        settings = resolve_options(applicable)
         for keyword, readers in foreign.items():
-            what = f"nothing on backend '{made.name}' reads the option {keyword}, which is for: {readers}"
-            decisions.record("ignored", what)
-    for origin, advice in plugins.advise(model, made, settings, options):
-        own |= advice
-        settings = resolve_options(own)
-        made = make_backend(backend, settings)
-        decisions.record("choice", f"as {origin} found: {', '.join(f'{n}={v!r}' for n, v in advice.items())}")
-    context = CompileContext(model, made, settings, optimization_level(settings), None, decisions)
+            message = f"nothing on backend '{instance.name}' reads the option {keyword}, which is for: {readers}"
+            decisions.record("ignored", message)
+    for origin, advice in plugins.advise(model, instance, settings, options):
+        applicable |= advice
+        settings = resolve_options(applicable)
+        instance = make_backend(backend, settings)
+        decisions.record("choice", f"options from {origin}: {', '.join(f'{n}={v!r}' for n, v in advice.items())}")
+    context = CompileContext(model, instance, settings, optimization_level(settings), None, decisions)
     observers = Observers(context)
     plugins.compile_begin(context)
     try:
@@ -107,19 +107,19 @@ def compile(model: Any, backend: Backend | type[Backend] | str, **options: Any) 
 
 
 class _Optimized(NamedTuple):
-    """What steps three to five make."""
+    """The result of steps three to five."""
 
     traced: Graph
     graph: Graph
     results: Results
     wrt: Names
-    native: bool  # whether gradients are left to the backend's framework
+    native: bool  # whether the backend's framework computes gradients
     report: PipelineReport
-    checks: list[Any]  # of runtime.checking and runtime.bounds
+    checks: list[Any]  # of runtime.index_checks and runtime.bounds
 
 
 class Compiler:
-    """One model on one backend: makes programs on request."""
+    """The compiler of one model for one backend, which creates programs on request."""
 
     def __init__(self, context: CompileContext, settings: Settings, observers: Observers) -> None:
         self.observers = observers
@@ -130,18 +130,18 @@ class Compiler:
         self.context.target = self._target()
         self.deadline = Deadline(settings["timeout"])
         self._buckets: dict[bool, Buckets | None] = {}
-        self._written: set[str] = set()  # kinds of programs that file_path was written for
-        self._typed = False  # whether the last program asked for was traced
-        self._quiet = 0  # depth of work that is no step of making a program, which observers do not see
+        self._written: set[str] = set()  # kinds of programs written to file_path
+        self._typed = False  # whether the last requested program was traced
+        self._quiet = 0  # nesting depth of work that is not reported to observers
 
     def start(self) -> CompiledModel:
-        """Steps one and two; then, where all input types are known, the rest for the first program."""
+        """Run steps one and two and, if all input types are known, compile the first program."""
         settings = self.settings
         with self.deadline:
             self.inference = settings["inference"] or settings["static_inference"]
             self.source = source_of(self.context.model, outputs=settings["outputs"], inference=self.inference)
             self._stage("flatten", None)
-            passes = chosen(settings, self.context)  # what is wrong with their names is said now, not at the first call
+            passes = chosen(settings, self.context)  # fail early on invalid names
             record_clashes(self.context)
             for decider in plugins.deciders():
                 self.decisions.record("choice", f"{decider} takes part")
@@ -150,10 +150,10 @@ class Compiler:
             note_precision(settings, self.backend, self.decisions)
             check_sizes(settings, self.specs)
             self._stage("resolve", None)
-            kept = settings["cache"] and not settings["checks"]
-            self.cache = ProgramCache(self.context, self.source, passes) if kept else None
-            if settings["cache"] and not kept:
-                self.decisions.record("ignored", "cache=True: programs with checks are not kept")
+            is_cached = settings["cache"] and not settings["checks"]
+            self.cache = ProgramCache(self.context, self.source, passes) if is_cached else None
+            if settings["cache"] and not is_cached:
+                self.decisions.record("ignored", "cache=True: programs with checks are not cached")
             seed, limit = settings["seed"] or 0, settings["max_programs"]
             compiled = CompiledModel(
                 self.backend,
@@ -168,7 +168,7 @@ class Compiler:
         return compiled
 
     def _prepare(self, compiled: CompiledModel) -> None:
-        """The first program, where enough is known to make it now."""
+        """Compile the first program if the input types are known."""
         types = known_types(self.specs, self.backend.dtype)
         if types is None or not (self.backend.capabilities.symbolic or all(t.is_static for t in types.values())):
             note_deferred(self.settings, self.decisions)
@@ -177,7 +177,7 @@ class Compiler:
                 raise ShapeError(
                     f"Cannot infer shape for tensor '{name}'",
                     facts=[spec.where],
-                    hint=f"static_shapes=True needs all of them: shapes={{'{name}': [...]}}",
+                    hint=f"static_shapes=True requires all sizes: shapes={{'{name}': [...]}}",
                 )
             return
         if self.settings["trainable"]:
@@ -193,39 +193,39 @@ class Compiler:
 
     # -- a program ---------------------------------------------------------------------------------------------------
     def specialize(self, request: Request) -> Program:
-        """Steps three to seven for one set of input types; or what the cache kept of them."""
+        """Return the program for one combination of input types, from the cache or by steps three to seven."""
         with self.deadline:
-            kept = self.cache.load(request) if self.cache is not None else None
-            if kept is not None:
+            cached = self.cache.load(request) if self.cache is not None else None
+            if cached is not None:
                 self._stage("cached", None)
-                return kept
-            known = len(self.decisions)
-            made = self._optimized(request)
-            executable = self.build(made.graph, (request.kind.of, made.wrt) if made.native else None)
+                return cached
+            num_decisions = len(self.decisions)
+            optimized = self._optimized(request)
+            executable = self.build(optimized.graph, (request.kind.of, optimized.wrt) if optimized.native else None)
             self._note_file("gradients" if request.kind.of else "", request)
-        interface = Interface.of(made.traced, made.graph)
+        interface = Interface.of(optimized.traced, optimized.graph)
         program = Program(
             request,
-            Deferred(made.traced),
-            Deferred(made.graph),
+            Deferred(optimized.traced),
+            Deferred(optimized.graph),
             interface,
             executable,
-            made.results,
-            made.report,
+            optimized.results,
+            optimized.report,
             backend=self.backend,
         )
         check_memory(program.memory, self.settings)
         self._report_unused()
-        if made.checks:
-            program.checked = Checked(executable, made.checks, program.types, self.backend)
+        if optimized.checks:
+            program.checked = Checked(executable, optimized.checks, program.types, self.backend)
         if self.cache is not None:
-            self.cache.save(program, new_decisions(self.decisions, known))
+            self.cache.save(program, new_decisions(self.decisions, num_decisions))
         if request.binding:
             self._release(program)
         return program
 
     def _release(self, program: Program) -> None:
-        """Let go of graphs that hold weights: the executable has its own copy. They are compiled again to be shown."""
+        """Release graphs that contain weights, which the executable has copied; they are recompiled on access."""
         request = program.request
 
         def graphs() -> _Optimized:
@@ -239,14 +239,16 @@ class Compiler:
             release(lambda: self.lowered(request))
 
     def buckets(self, training: bool) -> Buckets | None:
-        """The sizes that batches are rounded up to, where hints bound them and the backend compiles for each."""
+        """Return the batch buckets if hints bound the batch and the backend compiles for each size, else None."""
         if training not in self._buckets:
-            wanted = self.backend.capabilities.recompiles and "input_batch_size_range" in self.settings["hints"]
-            if wanted and self.settings["optimize_for"] == "latency":
-                self.decisions.record("choice", "optimize_for='latency': each batch size gets a program of its own")
-                wanted = False
+            is_bucketed = self.backend.capabilities.recompiles and "input_batch_size_range" in self.settings["hints"]
+            if is_bucketed and self.settings["optimize_for"] == "latency":
+                self.decisions.record("choice", "optimize_for='latency': each batch size is compiled separately")
+                is_bucketed = False
             types = (
-                known_types(self.specs, self.backend.dtype) if wanted and self.settings["jit"] is not False else None
+                known_types(self.specs, self.backend.dtype)
+                if is_bucketed and self.settings["jit"] is not False
+                else None
             )
             with self._quietly():
                 graph = None if types is None else self.trace(types, training=training)
@@ -254,16 +256,16 @@ class Compiler:
         return self._buckets[training]
 
     def lowered(self, request: Request) -> Graph:
-        """Steps three to five, and what the backend would be given to generate code from."""
+        """Run steps three to five and return the decomposed graph, the input of code generation."""
         with self.deadline, self._quietly():
             graph = self._optimized(request).graph
             options = BuildOptions(self.settings, inference=self.inference, decisions=self.decisions)
             return self._decomposed(graph, self.backend, options)
 
     def _decomposed(self, graph: Graph, backend: Backend, options: BuildOptions) -> Graph:
-        """What the backend lowers; and nothing twice, as a body repeats what its gradient or its neighbor computes."""
-        made = backend.decomposed(graph, options)
-        return made if made is graph else self.optimize(made, only="clean")[0]
+        """Decompose a graph to operations of the backend; clean it, as decompositions repeat subexpressions."""
+        decomposed = backend.decomposed(graph, options)
+        return decomposed if decomposed is graph else self.optimize(decomposed, only="clean")[0]
 
     def _optimized(self, request: Request) -> _Optimized:
         self.observers.begin()
@@ -279,44 +281,44 @@ class Compiler:
         self._stage("types", traced)
         kind = request.kind
         graph, checks = self._with_checks(traced)
-        found: Sequence[Output] = ()
-        wrt = kind.wrt if kind.wrt is not None else self._differentiated(traced) if kind.of else ()
+        derivatives: Sequence[Output] = ()
+        wrt = kind.wrt if kind.wrt is not None else self._default_wrt(traced) if kind.of else ()
         native = self.settings["autodiff"] == "native" and bool(kind.of)
         if kind.of:
             if native:
-                found = [result("gradient", name, traced.input(name).value) for name in wrt]
+                derivatives = [result("gradient", name, traced.input(name).value) for name in wrt]
             else:
-                # Fusion first: a composite's own gradient is better than that of its parts.
+                # Fuse first: the gradient of a composite is better than that of its decomposition.
                 before = self.optimize(graph, only="fuse", then_gradients=True)[0]
                 graph = gradients(before, kind.of, wrt)
-                found = graph.results[len(before.results) :]
+                derivatives = graph.results[len(before.results) :]
                 self._stage("gradients", graph)
         graph, report = self.optimize(graph, then_gradients=native)
         self._stage("optimize", graph)
         note_target_memory(graph, self.context.target, self.decisions)
         if native:
             require_derived_gradients(graph)
-        return _Optimized(traced, graph, Results.of(traced, found), wrt, native, report, checks)
+        return _Optimized(traced, graph, Results.of(traced, derivatives), wrt, native, report, checks)
 
     def _with_checks(self, traced: Graph) -> tuple[Graph, list[Any]]:
-        """The graph with results to look at: whether loops were cut off, and indices where ``checks=True``."""
+        """Add the results of run-time checks to the graph: loop bounds and, with ``checks=True``, indices."""
         graph, bounds = with_bounds(traced)
         if not self.settings["checks"]:
             return graph, [*bounds]
-        graph, checks, inside = with_checks(graph)
-        if inside:
-            self.decisions.record("ignored", "checks=True does not look at indices inside of branches and loops")
+        graph, checks, has_regions = with_checks(graph)
+        if has_regions:
+            self.decisions.record("ignored", "checks=True does not check indices inside branches and loops")
         return graph, [*bounds, *checks]
 
     def _report_unused(self) -> None:
-        """Options that nobody has read once there is a program: said, never silently dropped."""
+        """Record the options that were never read during compilation."""
         unused = self.settings.unused()
         if unused:
-            what = f"nothing on backend '{self.backend.name}' reads the option {', '.join(unused)}"
-            self.decisions.record("ignored", what)
+            message = f"nothing on backend '{self.backend.name}' reads the option {', '.join(unused)}"
+            self.decisions.record("ignored", message)
 
     def trace(self, types: Mapping[str, Any], *, training: bool) -> Graph:
-        """Steps three and four: the typed graph."""
+        """Run steps three and four and return the typed graph."""
         settings = self.settings
         request = TraceRequest(
             training=training and not self.inference,
@@ -336,17 +338,17 @@ class Compiler:
         return graph
 
     def probe(self, types: Mapping[str, TensorType] | None) -> Graph:
-        """The interface: names, parameters and their shapes. Without types, with what the layers expect."""
-        chosen = types if types is not None else probe_types(self.specs, self.source, self.backend.dtype)
+        """Return a graph of the interface: names, parameters and shapes; default types are those the layers expect."""
+        input_types = types if types is not None else probe_types(self.specs, self.source, self.backend.dtype)
         with self._quietly():
-            return self.trace(chosen, training=not self.inference)
+            return self.trace(input_types, training=not self.inference)
 
     def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
-        """Initial values of parameters and states, as the model gives them."""
+        """Return the model's initial values of parameters and states."""
         return self.source.initial(inputs, seed)
 
     def pipeline(self) -> tuple[PassManager, PassContext]:
-        """The passes of the level, as the user and plugins amended them, and what they may know."""
+        """Return the passes of the level with the changes of user and plugins, and their context."""
         context = PassContext(
             backend=self.backend,
             target=self.context.target,
@@ -357,7 +359,7 @@ class Compiler:
         return make_pipeline(self.settings, self.context), context
 
     def optimize(self, graph: Graph, only: str = "", *, then_gradients: bool = False) -> tuple[Graph, PipelineReport]:
-        """Step five: the passes; or those of one stage."""
+        """Run step five: all passes, or those of the stage ``only``."""
         manager, context = self.pipeline()
         context.gradients_follow = then_gradients
         manager = PassManager([p for p in manager.passes if only in ("", p.stage)], check=manager.check)
@@ -372,31 +374,31 @@ class Compiler:
         return after
 
     def _note_file(self, part: str, request: Request) -> None:
-        """Record a further program that is written to the same file."""
+        """Record that another program overwrites the same file."""
         if self.settings.peek()["file_path"] is not None:
             if part in self._written:
                 types = ", ".join(f"{n}: {t}" for n, t in request.types)
                 self.decisions.record(
-                    "choice", f"file_path holds the newest program{part and ' with '}{part}, for {types}"
+                    "choice", f"file_path contains the latest program{part and ' with '}{part}, for {types}"
                 )
             self._written.add(part)
 
     def build(self, graph: Graph, native: tuple[Names, Names] | None = None) -> Executable:
-        """Steps six and seven: decompose to what the backend lowers, generate, build.
+        """Run steps six and seven: decompose to operations of the backend, generate code, build.
 
-        ``native`` (outputs with cotangents, inputs to differentiate by) leaves gradients to the backend's framework.
+        With ``native`` (outputs with cotangents, inputs to differentiate) the backend's framework computes gradients.
         """
         options = BuildOptions(self.settings, inference=self.inference, decisions=self.decisions)
-        others = {name: make_backend(b, self.settings) for name, b in self.settings["backend_map"].items()}
-        if others and native is not None:
-            raise OptionError("autodiff='native' differentiates on one backend only, and backend_map names others")
+        backend_map = {name: make_backend(b, self.settings) for name, b in self.settings["backend_map"].items()}
+        if backend_map and native is not None:
+            raise OptionError("autodiff='native' requires a single backend, but backend_map names others")
 
         def single(graph: Graph, backend: Backend) -> Executable:
             return backend.build(self._decomposed(graph, backend, options), options)
 
         def last(graph: Graph, backend: Backend, target: HardwareTarget | None) -> Any:
-            if others:
-                return Partitioned(graph, backend, others, single)
+            if backend_map:
+                return Partitioned(graph, backend, backend_map, single)
             lowered = self._decomposed(graph, backend, options)
             self._stage("generate", lowered)
             check_arguments(lowered, self.backend, self.settings)
@@ -409,7 +411,7 @@ class Compiler:
         return executable
 
     def check_call(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Raise where a call's sizes do not fit the hint's batches, or an open program of them ``max_memory_gb``."""
+        """Raise an error if the sizes of a call are outside the hint's batch range or exceed ``max_memory_gb``."""
         if wrong := outside_of_batches(self.settings, {n: shape[0] for n, shape in shapes.items() if shape}):
             raise InputError(wrong)
         if self.settings.get("max_memory_gb") is not None and largest_sizes(program.memory.graph) is None:
@@ -417,9 +419,9 @@ class Compiler:
             sizes = bind({n: t.shape for n, t in types.items()}, {n: shapes[n] for n in types})
             check_memory(program.memory, self.settings, sizes)
 
-    # -- small things ------------------------------------------------------------------------------------------------
-    def _differentiated(self, graph: Graph) -> tuple[str, ...]:
-        """What gradients are taken of by default: parameters, and inputs the user made trainable."""
+    # -- helpers -----------------------------------------------------------------------------------------------------
+    def _default_wrt(self, graph: Graph) -> tuple[str, ...]:
+        """Return the inputs that are differentiated by default: parameters and trainable inputs."""
         return tuple(
             i.name
             for i in graph.with_role("param", "input")
@@ -434,12 +436,12 @@ class Compiler:
         families = self.backend.capabilities.families
         if target.family not in families:
             raise BackendError(
-                f"target_hardware='{name}' contradicts the backend's device",
+                f"target_hardware='{name}' conflicts with the backend's device",
                 facts=[
-                    f"'{name}' is of the family '{target.family}'",
+                    f"'{name}' belongs to the family '{target.family}'",
                     f"{self.backend!r} runs on: {', '.join(families)}",
                 ],
-                hint="choose a backend and device of that family, or leave target_hardware out",
+                hint="choose a backend and device of that family, or omit target_hardware",
             )
         return target
 
@@ -459,7 +461,7 @@ class Compiler:
 
 
 def baked(graph: Graph, arrays: Mapping[str, Any]) -> Graph:
-    """The graph with parameters and state as constants of these values."""
+    """Return the graph with parameters and state replaced by constants."""
 
     def constant(i: Input) -> Input:
         if i.role not in ("param", "state") or i.name not in arrays:

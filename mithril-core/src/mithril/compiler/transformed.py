@@ -1,4 +1,4 @@
-"""Models under a transformation of graphs: traced first, then changed; the third frontend."""
+"""The frontend for transformed models, which traces the model and then transforms its graph."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class InputOf:
 
 
 class Change(Protocol):
-    """A transformation of models: of the declarations of their inputs, and of their graphs."""
+    """A transformation of models: how it changes input declarations and graphs."""
 
     def inputs(self, inner: Source) -> Sequence[InputOf]:
         """Return the inputs of the transformed model."""
 
     def outputs(self, inner: Source) -> Sequence[str]:
-        """Return the names of its outputs, as far as they are known without types."""
+        """Return the names of the outputs that are known without types."""
 
     def inner_types(self, inner: Source, types: Types) -> dict[str, TensorType]:
-        """Return the types of the inputs of the model within, for those of the transformed model."""
+        """Return the input types of the inner model for those of the transformed model."""
 
     def apply(self, graph: Graph, types: Types) -> Graph:
         """Return the graph of the transformed model."""
@@ -49,7 +49,7 @@ class Change(Protocol):
 
 @dataclass(frozen=True)
 class Transformed:
-    """A model under a transformation, such as ``ml.vmap(model)``; it is compiled, trained and transformed like one."""
+    """A transformed model, such as ``ml.vmap(model)``; it can be compiled, trained and transformed like a model."""
 
     model: Any
     change: Change
@@ -59,7 +59,7 @@ class Transformed:
 
 
 class TransformedSource:
-    """A transformed model, as the compiler sees it."""
+    """The source of a transformed model."""
 
     def __init__(self, model: Transformed, *, outputs: Sequence[str] | None = None, inference: bool = False) -> None:
         self.change = model.change
@@ -83,10 +83,10 @@ class TransformedSource:
         return None
 
     def graph(self, types: Types, request: TraceRequest) -> Graph:
-        """Return the graph; inputs fixed to values are fixed after the transformation."""
+        """Return the transformed graph; constant inputs are replaced after the transformation."""
         declared = {d.name: d for d in self.inputs}
         fixed = {n: np.asarray(x) for n, x in request.constants.items()}
-        flags = {n: x for n, x in request.constants.items() if isinstance(x, bool)}  # decide what is traced
+        flags = {n: x for n, x in request.constants.items() if isinstance(x, bool)}  # affect tracing
         for name, x in fixed.items():
             kind = declared[name].dtype if name in declared else None
             types = {**types, name: TensorType(kind or _default(x), x.shape)}

@@ -1,4 +1,4 @@
-"""The transformations of the public face: of graphs, of models, and of Python functions of values."""
+"""Public transformations of graphs, models, and Python functions of values."""
 
 from __future__ import annotations
 
@@ -36,12 +36,11 @@ Axes = int | Sequence[Axis] | Mapping[str, Axis]
 
 @checked()
 def vmap(target: Any, in_axes: Axes = 0, out_axes: Axes = 0, size: int | str | Dim | None = None) -> Any:
-    """Return the version for all rows at once of a graph, a model or a Python function of values that is for one row.
+    """Vectorize a graph, a model or a Python function of values over a new axis.
 
-    ``in_axes`` says where the inputs have their rows: an axis for all inputs, or a mapping from names or patterns to
-    axes, with None if an input is the same for all rows. Parameters and states are the same for all rows unless they
-    are named. ``out_axes`` says the same of the outputs. For functions both go by position. ``size`` is the number of
-    rows, if no input has it.
+    ``in_axes`` is the mapped axis of all inputs, or a mapping from names or patterns to axes, with None for inputs that
+    are shared by all rows. Parameters and states are shared unless they are named. ``out_axes`` is the same for the
+    outputs. For functions, both are positional. ``size`` is the number of rows, required if no input is mapped.
     """
     if isinstance(target, Graph):
         return vmap_graph(target, _by_name("in_axes", in_axes), _by_name("out_axes", out_axes), size)
@@ -51,7 +50,7 @@ def vmap(target: Any, in_axes: Axes = 0, out_axes: Axes = 0, size: int | str | D
     if callable(target):
         for name, axes in (("in_axes", in_axes), ("out_axes", out_axes)):
             if isinstance(axes, Mapping):
-                raise GraphError(f"{name} of a function goes by position", hint=f"write {name}=(0, None)")
+                raise GraphError(f"{name} of a function is positional", hint=f"write {name}=(0, None)")
         return vmap_function(target, in_axes, out_axes, size)  # type: ignore[arg-type]
     raise _not_transformable(target)
 
@@ -61,65 +60,65 @@ Wrt = int | str | Sequence[int | str] | None
 
 
 @checked()
-def grad(target: Any, of: str | None = None, wrt: Wrt = None) -> Any:
-    """Differentiate a scalar output ``of`` by the inputs ``wrt``.
+def grad(target: Any, of: str | None = None, wrt: Wrt = None) -> Any:  # english: ok
+    """Differentiate a scalar output ``of`` with respect to the inputs ``wrt``.
 
-    The graph or model has the gradients as further outputs; the function returns them. ``wrt`` are names of inputs (the
-    parameters, else all floats), of functions numbers or names of arguments (0).
+    The new graph or model has the gradients as additional outputs; the function returns them. ``wrt`` are names of
+    inputs (default: the parameters, else all floats); for functions, positions or names of arguments (default: 0).
     """
     return _derived("grad", target, of, wrt)
 
 
 @checked()
-def vjp(target: Any, of: Names = None, wrt: Wrt = None) -> Any:
-    """Multiply cotangents of the outputs with the Jacobian: reverse mode.
+def vjp(target: Any, of: Names = None, wrt: Wrt = None) -> Any:  # english: ok
+    """Compute vector-Jacobian products: cotangents of the outputs times the Jacobian (reverse mode).
 
-    The graph or model has an input for the cotangent of each output; the function is called as
+    The new graph or model has an input for the cotangent of each output; the function is called as
     ``ml.vjp(f)(x, cotangents=c)`` and returns values and products.
     """
     return _derived("vjp", target, of, wrt)
 
 
 @checked()
-def jvp(target: Any, of: Names = None, wrt: Wrt = None) -> Any:
-    """Multiply the Jacobian with tangents of the inputs: forward mode.
+def jvp(target: Any, of: Names = None, wrt: Wrt = None) -> Any:  # english: ok
+    """Compute Jacobian-vector products: the Jacobian times tangents of the inputs (forward mode).
 
-    The graph or model has the inputs ``tangent/<input>`` and the outputs ``tangent/<output>``; the function is called
-    as ``ml.jvp(f)(x, tangents=t)`` and returns values and products.
+    The new graph or model has the inputs ``tangent/<input>`` and the outputs ``tangent/<output>``; the function is
+    called as ``ml.jvp(f)(x, tangents=t)`` and returns values and products.
     """
     return _derived("jvp", target, of, wrt)
 
 
 @checked()
-def jacobian(target: Any, of: Names = None, wrt: Wrt = None) -> Any:
-    """Compute Jacobians: their shape is that of the output, then that of the input.
+def jacobian(target: Any, of: Names = None, wrt: Wrt = None) -> Any:  # english: ok
+    """Compute Jacobians of shape [*output shape, *input shape].
 
-    The graph or model has the outputs ``jacobian/<output>/<input>``; the function returns them.
+    The new graph or model has the outputs ``jacobian/<output>/<input>``; the function returns them.
     """
     return _derived("jacobian", target, of, wrt)
 
 
 @checked()
-def hvp(target: Any, of: str | None = None, wrt: Wrt = None) -> Any:
-    """Multiply the Hessian of a scalar output with tangents of the inputs.
+def hvp(target: Any, of: str | None = None, wrt: Wrt = None) -> Any:  # english: ok
+    """Compute Hessian-vector products of a scalar output with tangents of the inputs.
 
-    The graph or model has the inputs ``tangent/<input>``, and the gradients and ``hvp/<input>`` as outputs; the
+    The new graph or model has the inputs ``tangent/<input>`` and the gradients and ``hvp/<input>`` as outputs; the
     function is called as ``ml.hvp(f)(x, tangents=t)``.
     """
     return _derived("hvp", target, of, wrt)
 
 
 @checked()
-def hessian(target: Any, of: str | None = None, wrt: Wrt = None) -> Any:
-    """Compute the second derivatives of a scalar output.
+def hessian(target: Any, of: str | None = None, wrt: Wrt = None) -> Any:  # english: ok
+    """Compute the Hessian of a scalar output.
 
-    The graph or model has the gradients and ``hessian/<input>`` as outputs, ``hessian/<input>/<other input>`` of pairs;
-    the function returns them.
+    The new graph or model has the outputs gradients, ``hessian/<input>`` and, for pairs of inputs,
+    ``hessian/<input>/<other input>``; the function returns them.
     """
     return _derived("hessian", target, of, wrt)
 
 
-def _derived(kind: str, target: Any, of: Names, wrt: Wrt) -> Any:
+def _derived(kind: str, target: Any, of: Names, wrt: Wrt) -> Any:  # english: ok
     if isinstance(target, Graph):
         return GRAPHS[kind](target, of, _input_names(wrt))
     if is_model(target):
@@ -128,7 +127,7 @@ def _derived(kind: str, target: Any, of: Names, wrt: Wrt) -> Any:
         return Transformed(target, Derivative(kind, outputs, None if names is None else tuple(names)))
     if callable(target):
         if of is not None:
-            raise GraphError("'of' names an output of a graph or model; all results of a function count")
+            raise GraphError("'of' requires a graph or model; derivatives of a function use all results")
         return FUNCTIONS[kind](target, 0 if wrt is None else wrt)
     raise _not_transformable(target)
 
@@ -138,7 +137,7 @@ def _input_names(wrt: Wrt) -> list[str] | None:
         return None
     names = [wrt] if isinstance(wrt, (int, str)) else list(wrt)
     if not all(isinstance(name, str) for name in names):
-        raise GraphError(f"wrt={wrt!r} goes by name for graphs and models", hint="write wrt=['x']")
+        raise GraphError(f"wrt={wrt!r}: graphs and models require names", hint="write wrt=['x']")
     return names  # type: ignore[return-value]
 
 
@@ -152,4 +151,4 @@ def _not_transformable(target: Any) -> GraphError:
 def _by_name(argument: str, axes: Axes) -> int | Mapping[str, Axis]:
     if isinstance(axes, (int, Mapping)):
         return axes
-    raise GraphError(f"{argument} of graphs and models goes by name", hint=f"write {argument}={{'x': 0}}")
+    raise GraphError(f"{argument} of graphs and models requires names", hint=f"write {argument}={{'x': 0}}")

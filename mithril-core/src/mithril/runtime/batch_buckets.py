@@ -71,21 +71,21 @@ class Bucketed:
     backend: Backend
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        made = self.executable(params, self.buckets.filled(self.backend, inputs))
-        return self.buckets.cut(self.backend, made, self.buckets.rows(inputs))
+        results = self.executable(params, self.buckets.filled(self.backend, inputs))
+        return self.buckets.cut(self.backend, results, self.buckets.rows(inputs))
 
 
 def find_buckets(graph: Graph, decisions: Decisions) -> Buckets | None:
     """The buckets for a traced graph whose inputs have one bounded symbol for the number of their rows."""
-    found = symbols(*(n for i in graph.inputs for n in i.type.shape))
-    if len(found) != 1 or found[0].high is None:
+    free_symbols = symbols(*(n for i in graph.inputs for n in i.type.shape))
+    if len(free_symbols) != 1 or free_symbols[0].high is None:
         return None
-    rows = Dim(found[0].name, found[0].low, found[0].high)
+    rows = Dim(free_symbols[0].name, free_symbols[0].low, free_symbols[0].high)
     mixed = first_mixed(graph, rows)
     if mixed is not None:
         decisions.record("choice", f"batches keep their sizes, each compiled for itself: {mixed} needs all rows")
         return None
-    sizes = _sizes(found[0])
+    sizes = _sizes(free_symbols[0])
     text = ", ".join(map(str, sizes))
     decisions.record("choice", f"batches are filled up to {text} rows, so that few sizes are compiled")
     outputs = dict(zip(graph.output_names, graph.outputs, strict=True))

@@ -122,8 +122,8 @@ def _outside(node: Node) -> Value:
     from mithril import ops
 
     places, size = node.result, int(node.tags[PLACES].partition(" ")[0])
-    outside = ops.logical_or(ops.less(places, 0), ops.greater_equal(places, size))
-    flag: Value = ops.cast(ops.any(outside), dtype=FLAG.dtype)
+    invalid = ops.logical_or(ops.less(places, 0), ops.greater_equal(places, size))
+    flag: Value = ops.cast(ops.any(invalid), dtype=FLAG.dtype)
     return flag
 
 
@@ -158,11 +158,11 @@ def _with_flag(region: Graph, place: int | None) -> Graph:
     editor = marked.edit()
     values = [flag for _, flag in flags]
     if place is not None:
-        own = [k for k, i in enumerate(inputs) if i.role != "constant"]
+        captured = [k for k, i in enumerate(inputs) if i.role != "constant"]
         used = {i.name for i in inputs} | {v.name for n in marked.nodes for v in n.results}
         name = next(n for k in range(len(used) + 1) if (n := f"cut_off_{k}") not in used)
         before = Value(name, FLAG)
-        inputs.insert(own[place] if place < len(own) else len(inputs), Input(before))
+        inputs.insert(captured[place] if place < len(captured) else len(inputs), Input(before))
         values.insert(0, before)
     if place is not None and region.name == "condition":
         return marked.replaced(inputs=tuple(inputs))
@@ -170,10 +170,10 @@ def _with_flag(region: Graph, place: int | None) -> Graph:
         flag = values[0] if values else ops.full(shape=(), value=0, dtype=FLAG.dtype)
         for other in values[1:]:
             flag = ops.maximum(flag, other)
-    where = len(marked.outputs) if place is None else place
+    position = len(marked.outputs) if place is None else place
     changed = editor.freeze()
     widened: Graph = changed.replaced(
         inputs=(*inputs, *changed.inputs[len(marked.inputs) :]),
-        results=(*changed.results[:where], Output(flag, "cut_off"), *changed.results[where:]),
+        results=(*changed.results[:position], Output(flag, "cut_off"), *changed.results[position:]),
     )
     return widened

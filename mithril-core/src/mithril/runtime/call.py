@@ -185,9 +185,9 @@ class Calls:
         program = record[0]
         with self._lock:
             self._calls[key] = record
-            same = [k for k, (p, _) in self._calls.items() if p is program] if self.sizes else []
-            if len(same) > self.limit:
-                self._forget_sizes(program, same[:-1])
+            shared = [k for k, (p, _) in self._calls.items() if p is program] if self.sizes else []
+            if len(shared) > self.limit:
+                self._forget_sizes(program, shared[:-1])
             while len(self._calls) > CALLS * self.limit:
                 self._calls.popitem(last=False)
 
@@ -204,13 +204,13 @@ class Calls:
         """Return the program for a request. Threads that ask meanwhile wait for the one that makes it."""
         while True:
             with self._lock:
-                known = self._programs.get(request)
-                if known is not None:
+                cached = self._programs.get(request)
+                if cached is not None:
                     self._programs.move_to_end(request)
-                    return known[1]
+                    return cached[1]
                 event = self._making.get(request)
                 if event is None:
-                    mine = self._making[request] = threading.Event()
+                    ready = self._making[request] = threading.Event()
                     break
             event.wait()
         try:
@@ -223,7 +223,7 @@ class Calls:
         finally:
             with self._lock:
                 del self._making[request]
-            mine.set()
+            ready.set()
 
     def _evict(self) -> None:
         while len(self._programs) > self.limit:
@@ -244,8 +244,8 @@ class Calls:
                 del self._programs[request]
             self._drop_calls(lambda program: bool(program.request.binding))
 
-    def _drop_calls(self, chosen: Callable[[Program], bool]) -> None:
-        for key in [k for k, (program, _) in self._calls.items() if chosen(program)]:
+    def _drop_calls(self, matches: Callable[[Program], bool]) -> None:
+        for key in [k for k, (program, _) in self._calls.items() if matches(program)]:
             del self._calls[key]
 
 

@@ -82,29 +82,29 @@ class Calling:
         train = bool(cotangents is not None if training is None else training)
         if train and self.inference:
             raise InputError("this model was compiled with inference=True: it has no training mode and no gradients")
-        given = self.with_defaults(inputs, train, params)
-        of = self._cotangent_names(cotangents, given, train)
-        kind = Kind(train, of, None if wrt is None or not of else tuple(wrt))
-        program, arrays, checked, arguments = self.prepared(given, params, state, kind, bound)
-        if of:
-            arguments.update(self._cotangents(program, cotangents, of, arrays))
+        actual = self.with_defaults(inputs, train, params)
+        differentiated = self._cotangent_names(cotangents, actual, train)
+        kind = Kind(train, differentiated, None if wrt is None or not differentiated else tuple(wrt))
+        program, arrays, checked, arguments = self.prepared(actual, params, state, kind, bound)
+        if differentiated:
+            arguments.update(self._cotangents(program, cotangents, differentiated, arrays))
         results = self._run(program, checked, arguments)
         plain = state is None and not program.interface.states and not self.watching
         if plain and checked is params and isinstance(params, dict) and _are_same(arrays, inputs):
-            if not of and not train:
+            if not differentiated and not train:
                 self.calls.keep(program, params, arrays)
-            elif of and isinstance(cotangents, Mapping) and (wrt is None or isinstance(wrt, tuple)):
-                unchanged = all(arguments[cotangent_name(n)] is cotangents[n] for n in of)
+            elif differentiated and isinstance(cotangents, Mapping) and (wrt is None or isinstance(wrt, tuple)):
+                unchanged = all(arguments[cotangent_name(n)] is cotangents[n] for n in differentiated)
                 if unchanged:
                     self.calls.keep_gradients(program, params, arrays, cotangents, training, wrt)
-        return _split(results, of, state, program)
+        return _split(results, differentiated, state, program)
 
     def prepared(
-        self, given: Arrays, params: Arrays, state: Arrays | None, kind: Kind, bound: Bound | None = None
+        self, arguments: Arrays, params: Arrays, state: Arrays | None, kind: Kind, bound: Bound | None = None
     ) -> tuple[Program, dict[str, Any], Arrays, dict[str, Any]]:
         """Return the program for a call, its inputs as the backend's arrays, its parameters, its other arguments."""
-        program, types = self.program(given, kind, bound)
-        arrays = {name: self._convert(name, given[name], t) for name, t in types.items()}
+        program, types = self.program(arguments, kind, bound)
+        arrays = {name: self._convert(name, arguments[name], t) for name, t in types.items()}
         checked = self.parameters.checked(program, params)
         return program, arrays, checked, {**arrays, **self.parameters.checked_state(program, state)}
 
@@ -130,38 +130,38 @@ class Calling:
                 "inputs must be a dictionary of arrays by name",
                 facts=[f"expected: {', '.join(self.specs)}", f"got: {type(inputs).__name__}"],
             )
-        given = dict(inputs)
+        arguments = dict(inputs)
         if "is_training" in self.specs:
-            given.setdefault("is_training", np.asarray(training))
-        expected = {n: s for n, s in self.specs.items() if s.required or n in given}
-        missing_or_unknown("input", expected, given, params)
-        return {name: given[name] for name in expected}
+            arguments.setdefault("is_training", np.asarray(training))
+        expected = {n: s for n, s in self.specs.items() if s.required or n in arguments}
+        missing_or_unknown("input", expected, arguments, params)
+        return {name: arguments[name] for name in expected}
 
     def needs_params(self, inputs: Any) -> bool:
         """Whether the model has parameters; where that depends on shapes, those of the inputs of this call tell."""
         try:
             return bool(self.parameters.types)
         except ShapeError:
-            given = self.with_defaults({} if inputs is None else inputs, False)
-            types = {n: settle(self.specs[n], array_type(n, x), self.backend.dtype) for n, x in given.items()}
+            arguments = self.with_defaults({} if inputs is None else inputs, False)
+            types = {n: settle(self.specs[n], array_type(n, x), self.backend.dtype) for n, x in arguments.items()}
             return bool(self.compiler.probe(types).with_role("param"))
 
     def program(
-        self, given: Mapping[str, Any], kind: Kind, bound: Bound | None = None
+        self, arguments: Mapping[str, Any], kind: Kind, bound: Bound | None = None
     ) -> tuple[Program, dict[str, TensorType]]:
         """Return the program for these inputs, and the exact types that they are converted to."""
-        actual = {name: array_type(name, x) for name, x in given.items()}
+        actual = {name: array_type(name, x) for name, x in arguments.items()}
         binding = bound.number if bound is not None else 0
         key = (tuple(actual.values()), kind, binding)
-        known = self.calls.call(key)
-        if known is not None:
-            return known
-        settled = {name: settle(self.specs[name], t, self.backend.dtype) for name, t in actual.items()}
-        self._check_declared(settled, actual)
-        concrete = {n: TensorType(t.dtype, actual[n].shape) for n, t in settled.items()}
+        cached = self.calls.call(key)
+        if cached is not None:
+            return cached
+        resolved = {name: settle(self.specs[name], t, self.backend.dtype) for name, t in actual.items()}
+        self._check_declared(resolved, actual)
+        concrete = {n: TensorType(t.dtype, actual[n].shape) for n, t in resolved.items()}
         buckets = self.compiler.buckets(kind.training) if not kind.of else None
         symbolic = self.backend.capabilities.symbolic
-        types = settled if symbolic else concrete if buckets is None else buckets.rounded(concrete)
+        types = resolved if symbolic else concrete if buckets is None else buckets.rounded(concrete)
         constants = bound.constants if bound is not None and bound.constants is not None else {}
         program = self.made(Request(tuple(types.items()), kind, binding, constants))
         runs = program.checked or program.executable
@@ -172,14 +172,14 @@ class Calling:
         self.calls.remember(key, (program, concrete))
         return program, concrete
 
-    def _check_declared(self, settled: Mapping[str, TensorType], actual: Mapping[str, TensorType]) -> None:
+    def _check_declared(self, resolved: Mapping[str, TensorType], actual: Mapping[str, TensorType]) -> None:
         """Given shapes against declared ones, before anything is compiled for them."""
         guards: Sequence[Any] = ()
-        if not self.backend.capabilities.symbolic and not all(t.is_static for t in settled.values()):
+        if not self.backend.capabilities.symbolic and not all(t.is_static for t in resolved.values()):
             # Programs for exact sizes have no guards; sizes must fit nevertheless as on other backends.
             with suppress(MithrilError):  # a model that only exact sizes decide
-                guards = self.compiler.probe(settled).guards
-        check_shapes(guards, settled, {n: t.shape for n, t in actual.items()})  # type: ignore[misc]
+                guards = self.compiler.probe(resolved).guards
+        check_shapes(guards, resolved, {n: t.shape for n, t in actual.items()})  # type: ignore[misc]
 
     def made(self, request: Request) -> Program:
         """Return the program for a request, compiled where there is none."""
@@ -194,22 +194,22 @@ class Calling:
             self.decisions.record("specialized", f"program {self.calls.made} for {shapes} ({mode}{extra})")
         return program
 
-    def _convert(self, name: str, x: Any, wanted: TensorType) -> Any:
+    def _convert(self, name: str, x: Any, expected: TensorType) -> Any:
         backend = self.backend
-        if backend.is_array(x) and x.dtype == backend.native_dtype(wanted.dtype):
+        if backend.is_array(x) and x.dtype == backend.native_dtype(expected.dtype):
             return x
-        if hasattr(x, "__dlpack__") and not isinstance(x, np.ndarray) and array_type(name, x).dtype is wanted.dtype:
+        if hasattr(x, "__dlpack__") and not isinstance(x, np.ndarray) and array_type(name, x).dtype is expected.dtype:
             self.decisions.record("cast", f"input '{name}' comes as {type(x).__module__.split('.')[0]} array")
             return backend.array(x)
-        rounds = self.parameters.rounds(wanted.dtype)
+        rounds = self.parameters.rounds(expected.dtype)
         if rounds and backend.is_array(x) and array_type(name, x).dtype.is_float:
-            self.decisions.record("cast", f"input '{name}' is converted to {wanted.dtype}, the backend's precision")
-            return backend.array(x, dtype=wanted.dtype)
+            self.decisions.record("cast", f"input '{name}' is converted to {expected.dtype}, the backend's precision")
+            return backend.array(x, dtype=expected.dtype)
         array = as_numpy(name, to_numpy(x) if hasattr(x, "dtype") else x)
-        return backend.array(adapt(name, array, wanted.dtype, self.decisions, rounds=rounds))
+        return backend.array(adapt(name, array, expected.dtype, self.decisions, rounds=rounds))
 
     # -- gradients ---------------------------------------------------------------------------------------------------
-    def _cotangent_names(self, cotangents: Any, given: Mapping[str, Any], training: bool) -> tuple[str, ...]:
+    def _cotangent_names(self, cotangents: Any, arguments: Mapping[str, Any], training: bool) -> tuple[str, ...]:
         if cotangents is None:
             return ()
         if isinstance(cotangents, str):
@@ -217,7 +217,7 @@ class Calling:
         elif isinstance(cotangents, Mapping):
             names = list(cotangents)
         else:
-            outputs = self._output_names(given, training)
+            outputs = self._output_names(arguments, training)
             if len(outputs) != 1:
                 raise InputError(
                     "output_gradients must say which output each belongs to",
@@ -225,29 +225,31 @@ class Calling:
                     hint="output_gradients={'" + outputs[0] + "': g}",
                 )
             return tuple(outputs)
-        known = self._output_names(given, training)
+        output_names = self._output_names(arguments, training)
         for name in names:
-            if name not in known:
-                message, facts, hint = unknown("output", name, known)
+            if name not in output_names:
+                message, facts, hint = unknown("output", name, output_names)
                 raise InputError(message, facts=facts, hint=hint)
         return tuple(names)
 
-    def _output_names(self, given: Mapping[str, Any], training: bool) -> list[str]:
+    def _output_names(self, arguments: Mapping[str, Any], training: bool) -> list[str]:
         if self.parameters.input_types is None:
-            self.program(given, Kind(training))
+            self.program(arguments, Kind(training))
         return [r.name for r in self.parameters.interface.results if r.role != "state"]
 
     def _cotangents(
-        self, program: Program, given: Any, of: tuple[str, ...], arrays: Mapping[str, Any]
+        self, program: Program, cotangents: Any, differentiated: tuple[str, ...], arrays: Mapping[str, Any]
     ) -> dict[str, Any]:
         sizes = check_shapes(program.interface.guards, program.types, {n: tuple(a.shape) for n, a in arrays.items()})
         types = program.interface.outputs
         out = {}
-        for name in of:
+        for name in differentiated:
             expected = types[name]
             shape = tuple(int(substitute(d, sizes)) for d in expected.shape)
-            if isinstance(given, str) or (isinstance(given, Mapping) and isinstance(given[name], (int, float))):
-                scale = 1.0 if isinstance(given, str) else float(given[name])
+            if isinstance(cotangents, str) or (
+                isinstance(cotangents, Mapping) and isinstance(cotangents[name], (int, float))
+            ):
+                scale = 1.0 if isinstance(cotangents, str) else float(cotangents[name])
                 if shape != ():
                     raise InputError(
                         f"output '{name}' is no scalar, so its gradient needs an array",
@@ -256,11 +258,11 @@ class Calling:
                     )
                 out[cotangent_name(name)] = self.backend.array(np.full(shape, scale, expected.dtype.numpy))
                 continue
-            x = given[name] if isinstance(given, Mapping) else given
-            found = array_type(f"output_gradients['{name}']", x)
-            if found.shape != shape:
+            x = cotangents[name] if isinstance(cotangents, Mapping) else cotangents
+            actual = array_type(f"output_gradients['{name}']", x)
+            if actual.shape != shape:
                 raise InputError(
-                    f"the gradient of output '{name}' has shape {list(found.shape)}, expected {list(shape)}",
+                    f"the gradient of output '{name}' has shape {list(actual.shape)}, expected {list(shape)}",
                 )
             out[cotangent_name(name)] = self._convert(f"output_gradients['{name}']", x, expected)
         return out
@@ -271,13 +273,13 @@ def _are_same(arrays: Mapping[str, Any], inputs: Arrays) -> bool:
     return isinstance(inputs, Mapping) and all(x is inputs.get(name) for name, x in arrays.items())
 
 
-def _split(results: Mapping[str, Any], of: tuple[str, ...], state: Arrays | None, program: Program) -> Any:
+def _split(results: Mapping[str, Any], differentiated: tuple[str, ...], state: Arrays | None, program: Program) -> Any:
     """Return outputs, and with them gradients and new state where the caller requested these."""
     names = program.results
     if state is None and names.only_outputs:
         return results
     parts: list[Any] = [{n: results[n] for n in names.outputs}]  # in order: not every backend keeps it
-    if of:
+    if differentiated:
         parts.append({owner: results[n] for owner, n in names.gradients})
     if state is not None:
         parts.append({**state, **{owner: results[n] for owner, n in names.states}})

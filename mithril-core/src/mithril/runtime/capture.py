@@ -25,35 +25,37 @@ def capture(
     """The model's own graph, before any pass, run with these values as its outputs."""
     program, arguments = model.bound_call(params, inputs, state=state, training=training)
     graph = program.traced
-    given = {i.name for i in graph.inputs}
-    inner = {v.name: v for node in graph.nodes for v in node.results if v.name not in given}
-    inner |= {n: v for n, v in zip(graph.output_names, graph.outputs, strict=True) if n not in given}
-    wanted = list(names) if names is not None else [n for n in model.get_shapes() if n in inner]
-    for name in wanted:
+    inner_inputs = {i.name for i in graph.inputs}
+    inner = {v.name: v for node in graph.nodes for v in node.results if v.name not in inner_inputs}
+    inner |= {n: v for n, v in zip(graph.output_names, graph.outputs, strict=True) if n not in inner_inputs}
+    requested = list(names) if names is not None else [n for n in model.get_shapes() if n in inner]
+    for name in requested:
         if name not in inner:
-            what, facts, hint = unknown("value of the model", name, list(inner))
-            raise InputError(what, facts=facts, hint=hint)
-    part = until(graph, [inner[n] for n in wanted], wanted)
+            message, facts, hint = unknown("value of the model", name, list(inner))
+            raise InputError(message, facts=facts, hint=hint)
+    part = until(graph, [inner[n] for n in requested], requested)
     options = BuildOptions(jit=False)
     executable = model.backend.build(model.backend.decomposed(part, options), options)
     needed = {i.name: i.role for i in part.arguments}
-    own = {n: arguments[n] for n, role in needed.items() if role == "param"}
-    made: dict[str, Any] = executable(own, {n: arguments[n] for n, role in needed.items() if role != "param"})
+    needed_params = {n: arguments[n] for n, role in needed.items() if role == "param"}
+    results: dict[str, Any] = executable(
+        needed_params, {n: arguments[n] for n, role in needed.items() if role != "param"}
+    )
     folder = model.options.get("intermediate_dir")
     if model.options.get("save_intermediates") and folder is not None:
-        arrays = {n: model.backend.to_numpy(a) for n, a in made.items()}
+        arrays = {n: model.backend.to_numpy(a) for n, a in results.items()}
         Path(folder).mkdir(parents=True, exist_ok=True)
         save_file(arrays, Path(folder) / "values.safetensors", {"format": "mithril"})
-    return made
+    return results
 
 
 def until(graph: Graph, values: Collection[Value], names: Collection[str]) -> Graph:
     """The part of the graph that computes some values, as its outputs."""
-    needed, kept = set(values), []
+    needed, nodes = set(values), []
     for node in reversed(graph.nodes):
         if any(r in needed for r in node.results):
-            kept.append(node)
+            nodes.append(node)
             needed.update(v for v in node.operands if v is not None)
     inputs: tuple[Input, ...] = tuple(i for i in graph.inputs if i.value in needed)
     results = tuple(Output(v, name) for name, v in zip(names, values, strict=True))
-    return Graph(inputs, tuple(reversed(kept)), results, graph.name, graph.guards)
+    return Graph(inputs, tuple(reversed(nodes)), results, graph.name, graph.guards)

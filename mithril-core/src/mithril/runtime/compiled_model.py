@@ -130,9 +130,9 @@ class CompiledModel:
         usual = state is None or isinstance(state, Mapping), training is None or isinstance(training, (bool, np.bool_))
         if not all(usual) or isinstance(wrt, str) or not isinstance(wrt, Collection | None):
             check_call("evaluate", CompiledModel.evaluate, (), {"state": state, "training": training, "wrt": wrt}, {})
-        given = {} if params is None else params
+        arguments = {} if params is None else params
         inputs = {} if inputs is None else inputs
-        return self._calling.evaluate(given, inputs, output_gradients, state, training, wrt, bound)
+        return self._calling.evaluate(arguments, inputs, output_gradients, state, training, wrt, bound)
 
     def __call__(
         self,
@@ -169,9 +169,9 @@ class CompiledModel:
         self, params: Arrays | None, inputs: Arrays, *, state: Arrays | None = None, training: bool = False
     ) -> tuple[Program, dict[str, Any]]:
         """The program that a call without gradients runs, and all of its arguments by name."""
-        chosen = params if params is not None else self.params or {}
-        given = self._calling.with_defaults(inputs, training, chosen)
-        program, _, checked_params, arguments = self._calling.prepared(given, chosen, state, Kind(training))
+        values = params if params is not None else self.params or {}
+        complete = self._calling.with_defaults(inputs, training, values)
+        program, _, checked_params, arguments = self._calling.prepared(complete, values, state, Kind(training))
         return program, {**checked_params, **arguments}
 
     def prepare(self, types: Mapping[str, TensorType]) -> None:
@@ -298,9 +298,9 @@ class CompiledModel:
     def program_for(self, gradients: bool) -> Program | None:
         """Return the newest program with gradients or without, and compile it where input types are known."""
         programs = self.programs
-        known = [p for p in programs if bool(p.request.kind.of) is gradients]
-        if known or not programs:
-            return known[-1] if known else None
+        matching = [p for p in programs if bool(p.request.kind.of) is gradients]
+        if matching or not programs:
+            return matching[-1] if matching else None
         return self._calling.made(inspection.request_for(programs, gradients))
 
     @property

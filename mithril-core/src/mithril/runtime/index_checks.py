@@ -71,16 +71,18 @@ def with_checks(graph: Graph) -> tuple[Graph, list[Check], bool]:
                 indices = lookup.written()
                 # With a zero among them, which is always inside, so that there is something even in an empty batch.
                 flat = ops.reshape(indices, shape=(numel(indices.shape),))
-                some = ops.concat(flat, ops.full(shape=(1,), value=0, dtype=flat.dtype), axis=0)
-                low = result("check", f"{len(checks)}/low", ops.min(some))
-                high = result("check", f"{len(checks)}/high", ops.max(some))
+                extended = ops.concat(flat, ops.full(shape=(1,), value=0, dtype=flat.dtype), axis=0)
+                low = result("check", f"{len(checks)}/low", ops.min(extended))
+                high = result("check", f"{len(checks)}/high", ops.max(extended))
                 extra += [low, high]
             checks.append(Check(low.name, high.name, lookup.size, node.op.name, str(node.origin), lookup.negative))
-    inside = any(True for node in graph.nodes for region in node.regions for n, _ in iterate(region) if any(lookups(n)))
+    in_regions = any(
+        True for node in graph.nodes for region in node.regions for n, _ in iterate(region) if any(lookups(n))
+    )
     if not checks:
-        return graph, checks, inside
-    made = editor.freeze()
-    return made.replaced(results=(*made.results, *extra)), checks, inside
+        return graph, checks, in_regions
+    new_graph = editor.freeze()
+    return new_graph.replaced(results=(*new_graph.results, *extra)), checks, in_regions
 
 
 @dataclass(frozen=True)
@@ -115,9 +117,9 @@ def lookups(node: Node) -> Iterator[Lookup]:
     op = node.op
     if op.labels is not None:
         labels = op.operands.index(op.labels)
-        named = operand(0 if labels else 1)  # the table or the scores that they name a part of
+        indexed = operand(0 if labels else 1)  # the table or the scores that they name a part of
         if operand(labels).dtype.is_integer:
-            size = named.shape[node.attributes.get("axis", 0)]
+            size = indexed.shape[node.attributes.get("axis", 0)]
             tokens = "axis" not in node.attributes  # class labels do not count from the end
             yield Lookup(operand(labels), size, ignored=node.attributes.get("ignore_index"), negative=tokens)
     elif op.moves or op.linear:
@@ -158,21 +160,21 @@ class GivenIndices:
 
 def given_indices(graph: Graph) -> tuple[GivenIndices, ...]:
     """The inputs that hold labels or tokens, and what they index. Other look-ups may count on being moved inside."""
-    found: dict[GivenIndices, None] = {}
+    checks: dict[GivenIndices, None] = {}
     inputs = {i.value: i.name for i in graph.with_role("input")}
     for node in graph.nodes:
         for lookup in lookups(node) if node.op.labels else ():
             value = lookup.indices
-            while (made := graph.producers.get(value)) is not None and is_unchanged(made):
-                source = made.operands[made.results.index(value)]  # a barrier has one result for each operand
+            while (producer := graph.producers.get(value)) is not None and is_unchanged(producer):
+                source = producer.operands[producer.results.index(value)]  # a barrier has one result for each operand
                 assert source is not None
                 value = source
             plain = lookup.component is None and isinstance(lookup.size, int)
             if plain and value in inputs and value.dtype.is_integer:
                 size: Any = lookup.size
                 origin = str(node.origin)
-                found[GivenIndices(inputs[value], size, lookup.ignored, node.op.name, origin, lookup.negative)] = None
-    return tuple(found)
+                checks[GivenIndices(inputs[value], size, lookup.ignored, node.op.name, origin, lookup.negative)] = None
+    return tuple(checks)
 
 
 @dataclass(frozen=True)

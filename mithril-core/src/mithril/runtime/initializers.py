@@ -37,8 +37,8 @@ def initial(name: str, type: TensorType, init: str, seed: int) -> Array:
         )
     shape: tuple[int, ...] = type.shape  # type: ignore[assignment]
     function, arguments = parse(init)
-    made = function(Draws(seed, name), shape, **dict(arguments))
-    return np.asarray(made, dtype=type.dtype.numpy, order="C").reshape(shape)
+    array = function(Draws(seed, name), shape, **dict(arguments))
+    return np.asarray(array, dtype=type.dtype.numpy, order="C").reshape(shape)
 
 
 @lru_cache(maxsize=4096)
@@ -46,23 +46,23 @@ def parse(init: str) -> tuple[Initializer, tuple[tuple[str, Any], ...]]:
     """The function and its keyword arguments."""
     name = init.partition("(")[0]
     if name not in INITIALIZERS:
-        what, facts, hint = unknown("initializer", name, list(INITIALIZERS))
-        raise ModelError(what, facts=facts, hint=hint)
+        message, facts, hint = unknown("initializer", name, list(INITIALIZERS))
+        raise ModelError(message, facts=facts, hint=hint)
     function = INITIALIZERS[name]
-    known = [p for p in inspect.signature(function).parameters if p not in ("draws", "shape")]
+    parameters = [p for p in inspect.signature(function).parameters if p not in ("draws", "shape")]
     try:
         call = ast.parse(init, mode="eval").body
         pairs = [(k.arg, ast.literal_eval(k.value)) for k in call.keywords] if isinstance(call, ast.Call) else []
-        given = tuple((str(n), v) for n, v in pairs)
-        if (isinstance(call, ast.Call) and call.args) or any(n not in known for n, _ in given):
+        arguments = tuple((str(n), v) for n, v in pairs)
+        if (isinstance(call, ast.Call) and call.args) or any(n not in parameters for n, _ in arguments):
             raise ValueError("arguments are given by name")
     except (SyntaxError, ValueError) as error:
         raise ModelError(
             f"cannot read the initializer '{init}'",
-            facts=[str(error), f"arguments of {name}: {', '.join(known) or 'none'}"],
+            facts=[str(error), f"arguments of {name}: {', '.join(parameters) or 'none'}"],
             hint="write it like 'normal(std=0.02)'",
         ) from None
-    return function, given
+    return function, arguments
 
 
 class Draws:
@@ -77,10 +77,10 @@ class Draws:
 
     def next(self) -> Draws:
         """Fresh numbers, independent of these."""
-        made = object.__new__(Draws)
+        child = object.__new__(Draws)
         a, b = threefry(self.key, np.full(1, 0xFFFFFFFF, np.uint32), np.zeros(1, np.uint32))
-        made.key = np.concatenate([a, b])
-        return made
+        child.key = np.concatenate([a, b])
+        return child
 
     def _blocks(self, pairs: int) -> Iterable[tuple[slice, Array, Array]]:
         for start in range(0, pairs, BLOCK):
@@ -93,9 +93,9 @@ class Draws:
         """Floats in [0, 1) of 24 bits."""
         pairs = (n + 1) // 2
         out = np.empty((2, pairs), np.float32)
-        for where, a, b in self._blocks(pairs):
+        for block, a, b in self._blocks(pairs):
             for row, word in enumerate((a, b)):
-                np.multiply(word >> np.uint32(8), np.float32(2.0**-24), out=out[row, where], casting="unsafe")
+                np.multiply(word >> np.uint32(8), np.float32(2.0**-24), out=out[row, block], casting="unsafe")
         return out.reshape(-1)[:n]
 
     def normal(self, n: int) -> Array:
@@ -103,11 +103,11 @@ class Draws:
         pairs = (n + 1) // 2
         out = np.empty((2, pairs), np.float32)
         scale, turn = np.float32(2.0**-24), np.float32(2.0**-24 * 2 * math.pi)
-        for where, a, b in self._blocks(pairs):
+        for block, a, b in self._blocks(pairs):
             radius = np.sqrt(np.float32(-2) * np.log(((a >> np.uint32(8)) + np.uint32(1)).astype(np.float32) * scale))
             angle = (b >> np.uint32(8)).astype(np.float32) * turn
-            np.multiply(radius, np.cos(angle), out=out[0, where])
-            np.multiply(radius, np.sin(angle), out=out[1, where])
+            np.multiply(radius, np.cos(angle), out=out[0, block])
+            np.multiply(radius, np.sin(angle), out=out[1, block])
         return out.reshape(-1)[:n]
 
 
@@ -220,8 +220,8 @@ def orthogonal(draws: Draws, shape: tuple[int, ...], gain: float = 1.0) -> Array
     flat = draws.normal(rows * columns).astype(np.float64).reshape(max(rows, columns), min(rows, columns))
     q, r = np.linalg.qr(flat)
     q = q * np.sign(np.diagonal(r))
-    made: Array = gain * (q if rows >= columns else q.T)
-    return made
+    matrix: Array = gain * (q if rows >= columns else q.T)
+    return matrix
 
 
 @initializer

@@ -19,19 +19,19 @@ class Lowering(Protocol):
 
 def named_types(interface: Graph) -> dict[str, TensorType]:
     """Return types of inputs, outputs and inner values that the user named; names of operations are left out."""
-    found = {i.name: i.type for i in interface.arguments}
+    types = {i.name: i.type for i in interface.arguments}
     for node in interface.nodes:
         stem = node.op.name.rpartition(".")[2]
-        found.update((v.name, v.type) for v in node.results if v.name.rstrip("0123456789_") != stem)
-    found.update((r.name, r.type) for r in interface.results if r.role != "state")
-    return found
+        types.update((v.name, v.type) for v in node.results if v.name.rstrip("0123456789_") != stem)
+    types.update((r.name, r.type) for r in interface.results if r.role != "state")
+    return types
 
 
 def request_for(programs: tuple[Program, ...], gradients: bool) -> Request:
     """Return a request like that of the newest program, with gradients of all outputs or without."""
     newest = programs[-1]
-    of = tuple(n for n, t in newest.interface.outputs.items() if t.dtype.is_float)
-    return Request(newest.request.types, Kind(True, of) if gradients else Kind())
+    outputs = tuple(n for n, t in newest.interface.outputs.items() if t.dtype.is_float)
+    return Request(newest.request.types, Kind(True, outputs) if gradients else Kind())
 
 
 def concrete(program: Program, shapes: Mapping[str, tuple[int, ...]], compiler: Lowering) -> Graph:

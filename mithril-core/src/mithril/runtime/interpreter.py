@@ -36,10 +36,12 @@ class Stepped:
         scalars = {n.result: n for n in graph.nodes if n.is_constant}
         nodes = [n for n in graph.nodes if not n.is_constant]
         last = {v: k for k, n in enumerate(nodes) for v in n.operands if v is not None}
-        kept = {*graph.outputs, *self._constants, *scalars}
+        retained = {*graph.outputs, *self._constants, *scalars}
         self._steps = [
             self._step(
-                n, scalars, tuple(v for v in dict.fromkeys(n.operands) if v in last and last[v] == k and v not in kept)
+                n,
+                scalars,
+                tuple(v for v in dict.fromkeys(n.operands) if v in last and last[v] == k and v not in retained),
             )
             for k, n in enumerate(nodes)
         ]
@@ -69,10 +71,10 @@ class Stepped:
     def _build(self, node: Node, arrays: list[Value], scalars: Mapping[Value, Node]) -> Any:
         inner = {v: Value(f"a{k}", v.type) for k, v in enumerate(arrays)}
         before = [scalars[v] for v in dict.fromkeys(node.operands) if v is not None and v in scalars]
-        made = node.replaced(operands=tuple(None if v is None else inner.get(v, v) for v in node.operands))
+        clone = node.replaced(operands=tuple(None if v is None else inner.get(v, v) for v in node.operands))
         graph = Graph(
             tuple(Input(v) for v in inner.values()),
-            (*before, made),
+            (*before, clone),
             tuple(Output(v, f"r{k}") for k, v in enumerate(node.results)),
             node.op.name,
         )
@@ -85,13 +87,13 @@ class Stepped:
         for i in self.graph.arguments:
             values[i.value] = arguments[i.name]
         for step in self._steps:
-            given = {name: values[v] for name, v in step.operands}
+            operands = {name: values[v] for name, v in step.operands}
             start = clock()
-            made = step.run({}, given)
-            backend.synchronize(made)
+            results = step.run({}, operands)
+            backend.synchronize(results)
             seconds = clock() - start
             for name, value in step.results:
-                values[value] = made[name]
+                values[value] = results[name]
             if watch is not None:
                 watch(step.node, start, seconds)
             for value in step.dead:

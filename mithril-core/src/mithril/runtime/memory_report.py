@@ -110,8 +110,8 @@ def report(graph: Graph, backend: Backend, use: MemoryUse, sizes: Mapping[str, i
         return rows.setdefault(path or "(model)", LayerMemory(path or "(model)"))
 
     views = views_of(graph, backend)
-    own = [node for node in graph.nodes if not node.is_constant and node not in views]
-    for node in own:
+    allocating = [node for node in graph.nodes if not node.is_constant and node not in views]
+    for node in allocating:
         row(node.origin.path).activations += sum(nbytes(v.type, sizes) for v in node.results)
     for i in graph.inputs:
         size = nbytes(i.type, sizes)
@@ -124,7 +124,7 @@ def report(graph: Graph, backend: Backend, use: MemoryUse, sizes: Mapping[str, i
         size = nbytes(r.type, sizes)
         gradients += size
         row(r.of.rpartition(".")[0]).gradients += size
-    values = {v.name: nbytes(v.type, sizes) for n in own for v in n.results}
+    values = {v.name: nbytes(v.type, sizes) for n in allocating for v in n.results}
     values |= {i.name: nbytes(i.type, sizes) for i in graph.inputs}
     return MemoryReport(
         list(rows.values()),
@@ -133,6 +133,6 @@ def report(graph: Graph, backend: Backend, use: MemoryUse, sizes: Mapping[str, i
         use.state,
         gradients,
         use,
-        sum(nbytes(v.type, sizes) for n in own for v in n.results),
+        sum(nbytes(v.type, sizes) for n in allocating for v in n.results),
         sorted(values.items(), key=lambda pair: -pair[1])[:5],
     )

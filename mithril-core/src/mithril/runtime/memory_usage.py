@@ -57,8 +57,8 @@ class MemoryUse:
 def _said(error: tuple[float, float] | None) -> str:
     if error is None:
         return "whose error was not measured"
-    least, most = error
-    return f"{-least:.0%} under to {most:.0%} over measurements of small networks"
+    low, high = error
+    return f"{-low:.0%} under to {high:.0%} over measurements of small networks"
 
 
 class ProgramMemory:
@@ -146,7 +146,7 @@ def _working(node: Node, backend: Backend, sizes: Mapping[str, int] | None) -> i
 
 def largest_sizes(graph: Graph) -> Mapping[str, int] | None:
     """Return open sizes at their upper bounds; None if one has no bound."""
-    found = symbols(*(d for i in graph.inputs for d in i.type.shape))
-    if any(s.high is None for s in found):
+    free_symbols = symbols(*(d for i in graph.inputs for d in i.type.shape))
+    if any(s.high is None for s in free_symbols):
         return None
-    return {s.name: int(s.high) for s in found if s.high is not None}
+    return {s.name: int(s.high) for s in free_symbols if s.high is not None}

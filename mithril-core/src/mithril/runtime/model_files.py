@@ -46,9 +46,9 @@ def export(compiled: Compiled, path: str | os.PathLike[str], *, format: str | No
 def _folder_format(backend: Backend) -> str | None:
     """Return the name of the format that folders are written in, or None if none or several could be meant."""
     folders = {name: set(entry.spec.backends) for name, entry in plugins.formats().items() if not entry.spec.suffixes}
-    own = [name for name, backends in folders.items() if backends & backend.names()]
-    meant = own or list(folders)
-    return meant[0] if len(meant) == 1 else None
+    native = [name for name, backends in folders.items() if backends & backend.names()]
+    candidates = native or list(folders)
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def _is_folder(path: str) -> bool:

@@ -185,12 +185,12 @@ class Parameters:
     # -- files -------------------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike[str], params: Arrays | None, state: Arrays | None) -> None:
         """Write parameters, the bound ones if none are given, and state as safetensors."""
-        chosen = params if params is not None else self.bound.values if self.bound is not None else None
-        if chosen is None:
+        values = params if params is not None else self.bound.values if self.bound is not None else None
+        if values is None:
             raise InputError("there are no parameters to save", hint="save(path, params), or bind(params) before")
-        missing_or_unknown("parameter", self.types, chosen)
+        missing_or_unknown("parameter", self.types, values)
         states = (state if state is not None else self.state) or {}
-        tensors = {name: self.backend.to_numpy(x) for name, x in (*chosen.items(), *states.items())}
+        tensors = {name: self.backend.to_numpy(x) for name, x in (*values.items(), *states.items())}
         weight_files.save_file(tensors, path, {"format": "mithril", "states": json.dumps(sorted(states))})
 
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -209,13 +209,13 @@ class Parameters:
     def load_state_dict(self, tensors: Arrays, strict: bool) -> weight_files.LoadReport:
         """Bind those tensors that belong to the model."""
         expected, states = self.types, self.state_types
-        found, report = weight_files.match({**expected, **{n: t for n, t in states.items() if n in tensors}}, tensors)
+        arrays, report = weight_files.match({**expected, **{n: t for n, t in states.items() if n in tensors}}, tensors)
         if strict and not report.complete:
             raise _unfit("the state dictionary", report, "tensors")
         base = self.bound.values if self.bound is not None else self.initial("param", None)
         array = self.backend.array
-        params = {n: array(found[n]) if n in found else base[n] for n in expected}
-        self._bind_loaded(params, {n: found[n] for n in states if n in found})
+        params = {n: array(arrays[n]) if n in arrays else base[n] for n in expected}
+        self._bind_loaded(params, {n: arrays[n] for n in states if n in arrays})
         return report
 
     def _bind_loaded(self, params: Arrays, states: Arrays) -> None:

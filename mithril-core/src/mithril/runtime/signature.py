@@ -51,23 +51,23 @@ class InputSpec:
 
 
 def missing_or_unknown(
-    kind: str, wanted: Mapping[str, Any], given: Mapping[str, Any], params: Mapping[str, Any] | None = None
+    kind: str, expected: Mapping[str, Any], actual: Mapping[str, Any], params: Mapping[str, Any] | None = None
 ) -> None:
     """Raise unless ``given`` has exactly the wanted names. Inputs may have been put among ``params`` by mistake."""
-    missing = [name for name in wanted if name not in given]
-    extra = [name for name in given if name not in wanted]
+    missing = [name for name in expected if name not in actual]
+    extra = [name for name in actual if name not in expected]
     if not missing and not extra:
         return
     facts, hint = [], None
     for name in missing[:8]:
-        near = closest(name, extra, 1)
-        facts.append(f"missing: '{name}'" + (f" (there is a '{near[0]}')" if near else ""))
+        similar = closest(name, extra, 1)
+        facts.append(f"missing: '{name}'" + (f" (there is a '{similar[0]}')" if similar else ""))
     facts += [f"unknown: '{name}'" for name in extra[:8]]
     if len(missing) + len(extra) > 8:
         facts.append(f"({len(missing)} missing, {len(extra)} unknown in all)")
-    facts.append("expected: " + (", ".join(list(wanted)[:20]) + (", ..." if len(wanted) > 20 else "") or "none"))
+    facts.append("expected: " + (", ".join(list(expected)[:20]) + (", ..." if len(expected) > 20 else "") or "none"))
     if kind == "input":
-        hint = next((spec.misspelling for n in missing if (spec := wanted[n]).misspelling), None)
+        hint = next((spec.misspelling for n in missing if (spec := expected[n]).misspelling), None)
         if misplaced := [n for n in missing if isinstance(params, Mapping) and n in params]:
             hint = f"'{misplaced[0]}' is an input, trainable or not: move it from the parameters to the inputs"
     if missing and kind == "parameter":
@@ -111,39 +111,39 @@ def as_numpy(name: str, x: Any) -> np.ndarray[Any, Any]:
 
 
 def adapt(
-    name: str, array: np.ndarray[Any, Any], wanted: DType, decisions: Decisions, *, rounds: bool = False
+    name: str, array: np.ndarray[Any, Any], target: DType, decisions: Decisions, *, rounds: bool = False
 ) -> np.ndarray[Any, Any]:
     """The array with the wanted dtype where that loses nothing or, with ``rounds``, only places; else an error."""
-    given = as_dtype(array.dtype)
-    if given is wanted:
+    source = as_dtype(array.dtype)
+    if source is target:
         return array
-    if given.is_bool or (given.is_integer and wanted.is_float) or (rounds and given.is_float and wanted.is_float):
-        decisions.record("cast", f"input '{name}' given as {given} is converted to {wanted}")
-        return array.astype(wanted.numpy)
-    if given.is_integer and wanted.is_integer:
-        low, high = wanted.limits
+    if source.is_bool or (source.is_integer and target.is_float) or (rounds and source.is_float and target.is_float):
+        decisions.record("cast", f"input '{name}' given as {source} is converted to {target}")
+        return array.astype(target.numpy)
+    if source.is_integer and target.is_integer:
+        low, high = target.limits
         if array.size and (int(array.min()) < low or int(array.max()) > high):
             raise InputError(
-                f"input '{name}' has values that do not fit {wanted}",
-                facts=[f"given {given} from {array.min()} to {array.max()}", f"{wanted} holds {low} to {high}"],
+                f"input '{name}' has values that do not fit {target}",
+                facts=[f"given {source} from {array.min()} to {array.max()}", f"{target} holds {low} to {high}"],
             )
-        decisions.record("cast", f"input '{name}' given as {given} is converted to {wanted}")
-        return array.astype(wanted.numpy)
+        decisions.record("cast", f"input '{name}' given as {source} is converted to {target}")
+        return array.astype(target.numpy)
     raise InputError(
-        f"Type mismatch: expected {wanted}, got {given}",
+        f"Type mismatch: expected {target}, got {source}",
         facts=[f"input '{name}', shape {list(array.shape)}"],
-        hint=f"convert it (x.astype('{wanted}')), or compile with types={{'{name}': '{given}'}}",
+        hint=f"convert it (x.astype('{target}')), or compile with types={{'{name}': '{source}'}}",
     )
 
 
-def settle(spec: InputSpec, given: TensorType, default_float: DType) -> TensorType:
+def settle(spec: InputSpec, actual: TensorType, default_float: DType) -> TensorType:
     """The type a program is made for: what was declared where it was, else what was given."""
-    shape: Shape = spec.shape if spec.shape is not None else given.shape
-    if spec.dtype is not None and (spec.declared or spec.dtype.is_float == given.dtype.is_float):
+    shape: Shape = spec.shape if spec.shape is not None else actual.shape
+    if spec.dtype is not None and (spec.declared or spec.dtype.is_float == actual.dtype.is_float):
         return TensorType(spec.dtype, shape)
-    if given.dtype.is_float:
+    if actual.dtype.is_float:
         return TensorType(default_float, shape)
-    return TensorType(int32 if given.dtype.name == "int64" else given.dtype, shape)
+    return TensorType(int32 if actual.dtype.name == "int64" else actual.dtype, shape)
 
 
 def check_shapes(

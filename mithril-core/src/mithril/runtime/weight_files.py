@@ -79,23 +79,23 @@ class LoadReport:
 
 
 def match(
-    wanted: Mapping[str, TensorType], given: Mapping[str, Any]
+    declared: Mapping[str, TensorType], actual: Mapping[str, Any]
 ) -> tuple[dict[str, np.ndarray[Any, Any]], LoadReport]:
     """Tensors of a state dictionary that fit the model by name and shape, and a report of the rest."""
     report = LoadReport()
     out: dict[str, np.ndarray[Any, Any]] = {}
-    for name, expected in wanted.items():
-        if name not in given:
-            near = closest(name, [g for g in given if g not in wanted], 1)
-            report.missing.append(name + (f" (is it '{near[0]}'?)" if near else ""))
+    for name, expected in declared.items():
+        if name not in actual:
+            similar = closest(name, [g for g in actual if g not in declared], 1)
+            report.missing.append(name + (f" (is it '{similar[0]}'?)" if similar else ""))
             continue
-        array = to_numpy(given[name])
+        array = to_numpy(actual[name])
         if array.shape != expected.shape:
             report.mismatched.append(f"{name}: expected {list(expected.shape)}, got {list(array.shape)}")
             continue
         out[name] = array.astype(expected.dtype.numpy, copy=False)
         report.loaded.append(name)
-    for name in given:
-        if name not in wanted:
+    for name in actual:
+        if name not in declared:
             (report.ignored if name.endswith(COUNTERS) else report.unexpected).append(name)
     return out, report
